@@ -1,0 +1,65 @@
+# make demo: see it run. make test: the whole suite. The rest is for contributors.
+# Python 3.11+ with its venv module is all that is needed; other interpreter: make PYTHON=...
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip -qq --disable-pip-version-check
+COMBOS ?=
+
+.DELETE_ON_ERROR:
+.PHONY: demo test check matrix wheel format clean
+
+# The demo site on http://localhost:8000, stopped by Ctrl-C. PORT and DATABASE_URL are heeded.
+demo: $(VENV)/demo.stamp
+	@$(RUN) manage.py demo
+
+# The suite on SQLite and PostgreSQL, then the wheel. PYTEST_ADDOPTS="-k name" picks tests.
+test: $(VENV)/test.stamp
+	@$(RUN) -m tests.suite
+
+# Style, types, layers, migrations, Django's own checks.
+check: export DATABASE_URL = sqlite://:memory:
+check: $(VENV)/dev.stamp
+	@$(RUN) -m ruff check
+	@$(RUN) -m ruff format --check
+	@$(RUN) -m mypy
+	@$(VENV)/bin/lint-imports --no-logo
+	@$(RUN) manage.py makemigrations --check --dry-run
+	@$(RUN) manage.py check --fail-level WARNING
+	@echo "check: style, types, layers, migrations and system checks are in order"
+
+# The suite under each pair of Python and Django; COMBOS="3.12/6.1" picks some.
+matrix:
+	@$(PYTHON) -m tests.suite matrix $(COMBOS)
+
+# The wheel in dist/, and the tests that install it.
+wheel: $(VENV)/test.stamp
+	@$(PIP) wheel --no-deps --wheel-dir dist .
+	@$(RUN) -m tests.suite wheel
+
+format: $(VENV)/dev.stamp
+	@$(RUN) -m ruff check --fix
+	@$(RUN) -m ruff format
+
+clean:
+	rm -rf $(VENV) .matrix dist
+
+$(VENV)/venv.stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer, please")'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --upgrade 'pip>=25.1'
+	@touch $@
+
+$(VENV)/demo.stamp: $(VENV)/venv.stamp pyproject.toml
+	@echo "installing into $(VENV) ..."
+	@$(PIP) install --editable '.[demo]'
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/demo.stamp
+	@$(PIP) install --group test
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/test.stamp
+	@$(PIP) install --group dev
+	@touch $@

@@ -1,0 +1,58 @@
+"""Who may see and do what: closed by default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib.auth.decorators import login_required, permission_required
+from django.http import HttpRequest, HttpResponseBase
+from django.utils.cache import patch_vary_headers
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_POST, require_safe
+
+View = Callable[..., HttpResponseBase]
+
+#: What live.js sends with a poll. The answer is then the page without its frame.
+LIVE_HEADER = "X-Live"
+
+
+def page(permission: str) -> Callable[[View], View]:
+    """A view that only reads. Nobody without ``permission`` sees it: an anonymous visitor is
+    sent to sign in, anyone else gets 403."""
+
+    def decorate(view: View) -> View:
+        def with_headers(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            response = view(request, *args, **kwargs)
+            patch_vary_headers(response, [LIVE_HEADER])  # type: ignore[arg-type]
+            return response
+
+        with_headers.__name__ = view.__name__
+        with_headers.__doc__ = view.__doc__
+        return never_cache(require_safe(_guarded(permission, with_headers)))
+
+    return decorate
+
+
+def verb(permission: str) -> Callable[[View], View]:
+    """A view that changes something: only by POST, only with ``permission``."""
+
+    def decorate(view: View) -> View:
+        return never_cache(require_POST(_guarded(permission, view)))
+
+    return decorate
+
+
+def is_live(request: HttpRequest) -> bool:
+    """Whether ``request`` is a poll of live.js."""
+    return LIVE_HEADER in request.headers
+
+
+def user_name(request: HttpRequest) -> str:
+    """Under what name the ledgers remember the user of ``request``."""
+    return request.user.get_username()
+
+
+def _guarded(permission: str, view: View) -> View:
+    allowed = permission_required(permission, raise_exception=True)(view)  # type: ignore[type-var]
+    return login_required(allowed)

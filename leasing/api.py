@@ -1,0 +1,233 @@
+"""The lease routes, as clients of the public sample service know them.
+
+A lease is shown with ``created_at`` the moment of its latest grant, which a new grant of the
+same resource moves on while the id stays. Beside the named leases the lists show those of every
+other leasable model, under ids such as ``task:17``; they are taken and given back by the verbs
+of their own routes.
+
+Here the holder's name alone finds the term that a request is about: it suffices in the
+compatible mode, where there is nothing else, and for now for signed-in users who may change
+leases as well. What is then done, is done with the grant of the row that was found.
+"""
+
+from __future__ import annotations
+
+import heapq
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from django.db.models import F
+from django.http import Http404, HttpRequest
+from ninja import Router, Status
+from ninja.errors import HttpError
+from pydantic import BaseModel, Field
+
+from leasing.exceptions import LeaseLost
+from leasing.functions import EPOCH
+from leasing.http import BAD_BODY, LeasingAPI, answers
+from leasing.http_access import Access
+from leasing.http_json import BothSpellings, Limit, Moment, Notice, Request
+from leasing.leasables import find_row, listed
+from leasing.models import Leasable, Lease, leasable_models
+from leasing.names import check_name
+
+#: Names that belong to leases of other models: nobody takes them through these routes.
+RESERVED = "/api/tasks/"
+
+may_see, may_change = Access("leasing.view_lease"), Access("leasing.change_lease")
+
+router = Router(tags=["leases"])
+
+
+class Term(Request):
+    """Whose term of what."""
+
+    resource: str
+    holder: str
+
+
+class Acquire(Term):
+    """A wish for a lease."""
+
+    ttl: float | None = Field(None, description="Seconds, within the site's bounds.")
+
+
+class LeaseOut(BothSpellings):
+    """A lease. Times are null while there is nothing to say: ``expires_at`` too, of a lease
+    that nobody ever had."""
+
+    id: int | str
+    resource: str
+    holder: str
+    created_at: Moment | None
+    renewed_at: Moment | None
+    released_at: Moment | None
+    expires_at: Moment | None
+    fencing_token: int = Field(description="Rises with every grant, for all time.")
+    grants: int = Field(description="How often it was granted.")
+
+    @classmethod
+    def of(cls, row: Leasable) -> LeaseOut:
+        """The lease of ``row``, of whatever model."""
+        return cls(
+            id=row.pk if isinstance(row, Lease) else row.lease_id,
+            resource=row.lease_resource,
+            holder=row.holder,
+            created_at=row.acquired_at or getattr(row, "created_at", None),
+            renewed_at=row.renewed_at,
+            released_at=row.released_at,
+            expires_at=row.expires_at if row.grants else None,
+            fencing_token=row.fencing_token,
+            grants=row.grants,
+        )
+
+
+class LeaseList(BaseModel):
+    """Some leases, newest first."""
+
+    leases: list[LeaseOut]
+
+
+@router.get("/healthz", auth=None, response=Notice, tags=["health"])
+@router.api_operation(["HEAD"], "/healthz", auth=None, response=Notice, include_in_schema=False)
+def healthz(request: HttpRequest) -> Notice:
+    """Whether this process answers. Asks the database nothing."""
+    return Notice(message="ok")
+
+
+@router.get("/leases", auth=may_see, response=answers({200: LeaseList}, 400))
+def list_leases(request: HttpRequest, limit: Limit = 100) -> LeaseList:
+    """Leases in whatever state."""
+    return newest("all", limit)
+
+
+@router.get("/leases/active", auth=may_see, response=answers({200: LeaseList}, 400))
+def list_active_leases(request: HttpRequest, limit: Limit = 100) -> LeaseList:
+    """Leases that are held now."""
+    return newest("active", limit)
+
+
+@router.get("/leases/expired", auth=may_see, response=answers({200: LeaseList}, 400))
+def list_expired_leases(request: HttpRequest, limit: Limit = 100) -> LeaseList:
+    """Leases whose holder neither renewed nor released them in time."""
+    return newest("expired", limit)
+
+
+@router.get("/leases/renewed", auth=may_see, response=answers({200: LeaseList}, 400))
+def list_renewed_leases(request: HttpRequest, limit: Limit = 100) -> LeaseList:
+    """Leases whose latest grant was renewed, whatever became of it."""
+    return newest("renewed", limit)
+
+
+@router.get("/leases/released", auth=may_see, response=answers({200: LeaseList}, 400))
+def list_released_leases(request: HttpRequest, limit: Limit = 100) -> LeaseList:
+    """Leases that were given back, or taken back by an operator."""
+    return newest("released", limit)
+
+
+@router.post("/leases", auth=may_change, response=answers({201: LeaseOut}, *BAD_BODY, 409))
+def acquire_lease(request: HttpRequest, body: Acquire) -> Status[LeaseOut]:
+    """Take a lease. 409 while anybody holds it, the same holder too."""
+    refuse_reserved(body.resource)
+    lease = Lease.objects.acquire(body.resource, holder=body.holder, ttl=body.ttl)
+    return Status(201, LeaseOut.of(lease))
+
+
+@router.put(
+    "/leases/renew", auth=may_change, response=answers({201: LeaseOut}, *BAD_BODY, 404, 409)
+)
+def renew_lease(request: HttpRequest, body: Term) -> Status[LeaseOut]:
+    """Move the deadline to the lease's ttl from now."""
+    lease = term_of(body)
+    try:
+        return Status(201, LeaseOut.of(Lease.objects.renew(lease)))
+    except LeaseLost as loss:
+        raise HttpError(404, str(loss)) from loss
+
+
+@router.delete(
+    "/leases/release", auth=may_change, response=answers({201: LeaseOut}, *BAD_BODY, 404, 409)
+)
+def release_lease(request: HttpRequest, body: Term) -> Status[LeaseOut]:
+    """Give a lease back at once."""
+    return Status(201, LeaseOut.of(release(term_of(body))))
+
+
+@router.get("/leases/{lease_id}", auth=may_see, response=answers({200: LeaseOut}, 404))
+def get_lease(request: HttpRequest, lease_id: str) -> LeaseOut:
+    """One lease: 17 is a named one, task:17 that of a task."""
+    return LeaseOut.of(find(lease_id))
+
+
+@router.delete(
+    "/leases/{lease_id}", auth=may_change, response=answers({200: Notice}, *BAD_BODY, 404, 409)
+)
+def release_lease_by_id(request: HttpRequest, lease_id: str, body: Term) -> Notice:
+    """Give back the lease with that id, if it is the holder's one of that resource."""
+    lease = term_of(body)
+    if lease.lease_id != lease_id:
+        raise HttpError(404, f"The lease {lease_id} is not that of {body.resource}.")
+    release(lease)
+    return Notice(message=f"{lease.resource} was released.")
+
+
+def newest(state: str, limit: int) -> LeaseList:
+    """The ``limit`` newest leases in ``state``, of all leasable models together.
+
+    Each model gives its own newest rows, by time of the grant and then by key; what lies
+    behind the last row shown can be found by these two again.
+    """
+    pages = [page_of(model, state, limit) for model in leasable_models()]
+    merged = heapq.merge(*pages, key=granted_at, reverse=True)
+    return LeaseList(leases=[LeaseOut.of(row) for row in islice(merged, limit)])
+
+
+def page_of(model: type[Leasable], state: str, limit: int) -> list[Leasable]:
+    """The newest rows of one model."""
+    rows: Any = listed(model)
+    rows = rows if state == "all" else getattr(rows, state)()
+    return list(rows.order_by(F("acquired_at").desc(nulls_last=True), "-pk")[:limit])
+
+
+def granted_at(row: Leasable) -> datetime:
+    """When the latest grant of ``row`` was made; never comes first of all times."""
+    return row.acquired_at or EPOCH
+
+
+def find(lease_id: str) -> Leasable:
+    """The row of that lease. Raises Http404."""
+    if lease_id.isprintable():
+        row = find_row(lease_id)
+        if row.lease_id == lease_id:  # 1_7 is 17 to Python.
+            return row
+    raise Http404("There is no such lease.")
+
+
+def term_of(body: Term) -> Lease:
+    """The named lease that the holder has or had, with its grant. HttpError: 404 if there is
+    none, or it was released; 409 if the name is not for these routes. InvalidResource."""
+    refuse_reserved(body.resource)
+    resource, holder = check_name(body.resource, "resource"), check_name(body.holder, "holder")
+    lease = Lease.objects.all().home().filter(resource=resource, holder=holder).first()
+    if lease is None or lease.released_at is not None:
+        raise HttpError(404, f"{holder} has no lease of {resource}.")
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def release(lease: Lease) -> Lease:
+    """Give ``lease`` back. HttpError 404 if its time is over."""
+    try:
+        return Lease.objects.release(lease)
+    except LeaseLost as loss:
+        raise HttpError(404, str(loss)) from loss
+
+
+def refuse_reserved(resource: str) -> None:
+    """Raise HttpError 409 if ``resource`` is the name of another model's lease."""
+    if resource.startswith(RESERVED):
+        raise HttpError(409, f"{resource} is leased through the routes of the task itself.")
+
+
+__all__ = ["LeasingAPI", "router"]

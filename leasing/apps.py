@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class LeasingConfig(AppConfig):
+    name = "leasing"
+    verbose_name = "Leasing"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        import atexit
+
+        from leasing import checks, log
+        from leasing.keeper import keeper
+
+        checks.register_all()
+        log.connect()
+        atexit.register(keeper.stop)

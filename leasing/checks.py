@@ -1,0 +1,189 @@
+"""System checks: settings that cannot mean what was meant, and databases set up to lose."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+from collections.abc import Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.db import connections
+
+from leasing.conf import AppSettings, leasing_settings
+
+
+def register_all() -> None:
+    """Called when the app is ready."""
+    register(Tags.compatibility)(check_settings)
+    register(Tags.security)(check_api_access)
+    register(Tags.models)(check_leasable_models)
+    register(Tags.database)(check_databases)
+    register(check_sqlite_mode)
+
+
+def unknown_settings(app_settings: AppSettings, code: str) -> list[CheckMessage]:
+    """An error for each key that is no setting, with the one that was probably meant."""
+    known = app_settings.known()
+    messages: list[CheckMessage] = []
+    for key in app_settings.given():
+        if key not in known:
+            close = difflib.get_close_matches(str(key).upper(), known, n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
+            messages.append(
+                Error(f"{app_settings.name} has no setting {key!r}.", hint=hint, id=code)
+            )
+    return messages
+
+
+def check_settings(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """LEASING: names, types and bounds."""
+    messages = unknown_settings(leasing_settings, "leasing.E001")
+    messages += [
+        Error(f"LEASING[{key!r}] must be a number of seconds, not {value!r}.", id="leasing.E002")
+        for key in ("TTL", "MIN_TTL", "MAX_TTL", "RENEW_EVERY", "JITTER", "MARGIN")
+        if not _is_number(value := getattr(leasing_settings, key), key)
+    ]
+    if messages:
+        return messages
+    return _check_bounds()
+
+
+def _is_number(value: object, key: str) -> bool:
+    if value is None:
+        return key in ("RENEW_EVERY", "MARGIN")
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def _check_bounds() -> list[CheckMessage]:
+    conf = leasing_settings
+    messages: list[CheckMessage] = []
+    if not 0 < conf.MIN_TTL <= conf.TTL <= conf.MAX_TTL:
+        messages.append(Error("LEASING needs 0 < MIN_TTL <= TTL <= MAX_TTL.", id="leasing.E003"))
+    if conf.RENEW_EVERY is not None and conf.RENEW_EVERY > conf.TTL / 2:
+        messages.append(
+            Error(
+                "LEASING['RENEW_EVERY'] is more than half of TTL.",
+                hint="One renewal that comes late would already lose the lease.",
+                id="leasing.E004",
+            )
+        )
+    if conf.JITTER > 0.5:
+        messages.append(Error("LEASING['JITTER'] must be at most 0.5.", id="leasing.E005"))
+    if conf.DATABASE not in connections.settings:
+        messages.append(
+            Error(f"LEASING['DATABASE'] names no database: {conf.DATABASE!r}.", id="leasing.E006")
+        )
+    if conf.API_ACCESS not in ("closed", "compatible"):
+        messages.append(
+            Error("LEASING['API_ACCESS'] must be 'closed' or 'compatible'.", id="leasing.E007")
+        )
+    return messages + _check_hosts()
+
+
+def _check_hosts() -> list[CheckMessage]:
+    messages: list[CheckMessage] = []
+    for network in leasing_settings.API_COMPATIBLE_HOSTS:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError:
+            messages.append(
+                Error(
+                    f"LEASING['API_COMPATIBLE_HOSTS'] has {network!r}, which is no network.",
+                    id="leasing.E008",
+                )
+            )
+    return messages
+
+
+def check_api_access(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Say so when the API answers without credentials."""
+    if leasing_settings.API_ACCESS != "compatible":
+        return []
+    hosts = ", ".join(leasing_settings.API_COMPATIBLE_HOSTS)
+    return [
+        Warning(
+            f"The lease and task API answers without credentials to {hosts}.",
+            hint="LEASING['API_ACCESS'] = 'closed' ends that.",
+            id="leasing.W001",
+        )
+    ]
+
+
+def check_leasable_models(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Every leasable model has the constraints and a queryset with the verbs."""
+    from leasing.models import leasable_models
+    from leasing.querysets import LeasableQuerySet
+
+    messages: list[CheckMessage] = []
+    for model in leasable_models():
+        names = {constraint.name for constraint in model._meta.constraints}
+        prefix = f"{model._meta.app_label}_{model._meta.model_name}"
+        if f"{prefix}_granted_or_never" not in names:
+            messages.append(
+                Error(
+                    f"{model._meta.label} lacks the constraints of Leasable.",
+                    hint="Write `class Meta(Leasable.Meta):`.",
+                    obj=model,
+                    id="leasing.E009",
+                )
+            )
+        if not isinstance(model._default_manager.all(), LeasableQuerySet):
+            messages.append(
+                Error(
+                    f"The default manager of {model._meta.label} has no lease verbs.",
+                    hint="Derive its queryset from leasing.querysets.LeasableQuerySet.",
+                    obj=model,
+                    id="leasing.E010",
+                )
+            )
+    return messages
+
+
+def check_sqlite_mode(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """SQLite takes its write lock at BEGIN, or fails under load with "database is locked"."""
+    database = connections.settings.get(leasing_settings.DATABASE, {})
+    if "sqlite3" not in database.get("ENGINE", ""):
+        return []
+    if database.get("OPTIONS", {}).get("transaction_mode") == "IMMEDIATE":
+        return []
+    return [
+        Warning(
+            "The SQLite database of leases does not begin its transactions IMMEDIATE.",
+            hint='Set OPTIONS["transaction_mode"] = "IMMEDIATE", and '
+            'OPTIONS["init_command"] = "PRAGMA journal_mode=WAL;".',
+            id="leasing.W002",
+        )
+    ]
+
+
+def check_databases(
+    app_configs: Sequence[AppConfig] | None = None,
+    databases: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> list[CheckMessage]:
+    """Ask the database itself whether it keeps what it acknowledges."""
+    using = leasing_settings.DATABASE
+    if using not in (databases or ()) or connections[using].vendor != "postgresql":
+        return []
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT current_setting('fsync'), current_setting('synchronous_commit')")
+        fsync, synchronous_commit = cursor.fetchone()
+    if fsync == "on" and synchronous_commit != "off":
+        return []
+    return [
+        Warning(
+            "PostgreSQL may forget grants that it has acknowledged.",
+            hint="Turn fsync and synchronous_commit on, for leases at least.",
+            id="leasing.W003",
+        )
+    ]

@@ -1,0 +1,63 @@
+"""Settings with their types and defaults, read live from ``settings.LEASING``.
+
+``override_settings`` works at once, because nothing is copied at import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+from django.conf import settings
+
+
+class AppSettings:
+    """The upper-case attributes of a subclass are the defaults of one settings dictionary."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattribute__(self, key: str) -> Any:
+        if key.isupper() and hasattr(type(self), key):
+            given = self.given()
+            if key in given:
+                return given[key]
+        return super().__getattribute__(key)
+
+    def given(self) -> Mapping[str, Any]:
+        """What the project has set."""
+        return getattr(settings, self.name, None) or {}
+
+    @classmethod
+    def known(cls) -> dict[str, Any]:
+        """Every setting's name with its type."""
+        return {key: hint for key, hint in get_type_hints(cls).items() if key.isupper()}
+
+
+class LeasingSettings(AppSettings):
+    """``settings.LEASING``. Times are in seconds."""
+
+    #: How long a lease lasts when the caller does not say.
+    TTL: float = 30.0
+    #: Bounds for a ttl that a caller does say.
+    MIN_TTL: float = 1.0
+    MAX_TTL: float = 86_400.0
+    #: How often a hold is renewed; None is a third of its ttl.
+    RENEW_EVERY: float | None = None
+    #: Each renewal comes earlier or later by up to this share, so that processes spread out.
+    JITTER: float = 0.15
+    #: How long before the database's expiry a holder stops believing; None is the larger of
+    #: 0.2 s (a round trip) and 2 % of the ttl (clocks that run at different rates).
+    MARGIN: float | None = None
+    #: The database of leases.
+    DATABASE: str = "default"
+    #: Names this process as a holder; None is ``host:pid:random``.
+    HOLDER: Callable[[], str] | None = None
+    #: "closed": the API wants a signed-in user with permission. "compatible": clients of the
+    #: public sample service, without credentials, from API_COMPATIBLE_HOSTS only.
+    API_ACCESS: str = "closed"
+    #: Networks from which the compatible mode answers.
+    API_COMPATIBLE_HOSTS: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
+
+
+leasing_settings = LeasingSettings("LEASING")

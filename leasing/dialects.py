@@ -1,0 +1,105 @@
+"""The few things that differ between databases, each beside its portable form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from django.db import connections, models, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from leasing.exceptions import LeaseInTransaction
+
+Rows = TypeVar("Rows", bound="models.QuerySet[Any, Any]")
+
+
+def lock(rows: Rows, *, skip_locked: bool = False) -> Rows:
+    """Lock ``rows`` until the transaction ends, as weakly as updating them allows.
+
+    PostgreSQL's plain FOR UPDATE would wait for inserts of child rows too. SQLite has no row
+    locks and Django drops the clause without a word: there the write lock that IMMEDIATE takes
+    at BEGIN serves, and the conditions of the update that follows.
+    """
+    features = connections[rows.db].features
+    return rows.select_for_update(
+        skip_locked=skip_locked and features.has_select_for_update_skip_locked,
+        no_key=features.has_select_for_no_key_update,
+    )
+
+
+def limit_waiting(using: str, seconds: float) -> None:
+    """Let the statements of this transaction fail rather than wait longer than ``seconds``.
+
+    Set for the transaction alone, which is what a pooler between here and the server keeps.
+    """
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        return
+    milliseconds = str(max(1, int(seconds * 1000)))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT set_config(name, %s, true)"
+            " FROM unnest(ARRAY['lock_timeout', 'statement_timeout']) AS name",
+            [milliseconds],
+        )
+
+
+def refuse_transaction(using: str) -> None:
+    """Raise LeaseInTransaction inside an atomic block, or with autocommit off.
+
+    The blocks that Django's own TestCase wraps around a test do not count.
+    """
+    connection = connections[using]
+    blocks = connection.atomic_blocks
+    inside = connection.in_atomic_block and not (
+        blocks and getattr(blocks[-1], "_from_testcase", False)
+    )
+    if inside or not (connection.in_atomic_block or connection.get_autocommit()):
+        raise LeaseInTransaction
+
+
+def in_transaction(using: str) -> bool:
+    """Whether what is written now could still be rolled back by the caller."""
+    try:
+        refuse_transaction(using)
+    except LeaseInTransaction:
+        return True
+    return False
+
+
+def after_commit(using: str, call: Callable[[], object]) -> None:
+    """``call`` once what was written is there to stay; at once outside of transactions."""
+    if in_transaction(using):
+        transaction.on_commit(call, using=using, robust=True)
+    else:
+        call()
+
+
+def private_connection(using: str, patience: float) -> BaseDatabaseWrapper:
+    """A connection for one thread alone, outside any pool, that gives up on a dead network.
+
+    ``patience`` is how many seconds a connect or an unanswered packet may take. It is kept
+    whatever CONN_MAX_AGE says, and the thread that asked for it closes it.
+    """
+    connection = connections[using].copy()
+    connection.is_private_to_keeper = True  # type: ignore[attr-defined]
+    connection.settings_dict["CONN_MAX_AGE"] = None
+    connection.settings_dict["CONN_HEALTH_CHECKS"] = False
+    options = connection.settings_dict.setdefault("OPTIONS", {})
+    options.pop("pool", None)
+    if connection.vendor == "postgresql":
+        options.setdefault("connect_timeout", max(2, int(patience)))
+        options.setdefault("tcp_user_timeout", max(1000, int(patience * 1000)))
+    return connection
+
+
+def use_private_connection(using: str, patience: float) -> None:
+    """Make every query of this thread to ``using`` go over one private connection."""
+    if not getattr(connections[using], "is_private_to_keeper", False):
+        connections[using] = private_connection(using, patience)
+
+
+def durable(using: str) -> transaction.Atomic:
+    """A transaction of its own: refused inside another."""
+    refuse_transaction(using)
+    return transaction.atomic(using=using)

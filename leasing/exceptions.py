@@ -1,0 +1,66 @@
+"""What can go wrong with a lease.
+
+LeaseError
+├── LeaseHeld           someone holds it; names the holder and the expiry
+├── LeaseLost           the term you act in is over
+├── LeaseInTransaction  asked for inside an atomic block
+├── InvalidResource     the name of a resource or a holder is unusable
+└── InvalidTTL          the ttl is not a number, or out of bounds
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+
+class LeaseError(Exception):
+    """Something is wrong with a lease."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or type(self).__doc__)
+
+
+class LeaseHeld(LeaseError):
+    """Someone else holds the lease."""
+
+    def __init__(self, resource: str, holder: str = "", expires_at: datetime | None = None) -> None:
+        self.resource = resource
+        self.holder = holder
+        self.expires_at = expires_at
+        who = f"held by {holder}" if holder else "being acquired by someone else"
+        until = f" until {expires_at.isoformat()}" if expires_at else ""
+        super().__init__(f"{resource} is {who}{until}.")
+
+    def __reduce__(self) -> tuple[type[LeaseHeld], tuple[str, str, datetime | None]]:
+        return type(self), (self.resource, self.holder, self.expires_at)
+
+
+class LeaseLost(LeaseError):
+    """The lease is no longer yours."""
+
+    def __init__(self, resource: str, reason: str) -> None:
+        self.resource = resource
+        self.reason = reason
+        super().__init__(f"{resource} was lost: {reason}.")
+
+    def __reduce__(self) -> tuple[type[LeaseLost], tuple[str, str]]:
+        return type(self), (self.resource, self.reason)
+
+
+class LeaseInTransaction(LeaseError):
+    """A lease cannot be taken inside a transaction.
+
+    If the transaction rolled back after the fencing token was used, the same token would be
+    granted twice; and a lease released before the outer commit lets the next holder read what
+    is not yet written. Take the lease first, then open the transaction:
+    ``with hold: with transaction.atomic(): ...``. A view under ATOMIC_REQUESTS needs
+    ``@transaction.non_atomic_requests``.
+    """
+
+
+class InvalidResource(LeaseError, ValueError):
+    """A name is not 1 to 200 printable characters."""
+
+
+class InvalidTTL(LeaseError, ValueError):
+    """A ttl is not a number of seconds within the configured bounds."""

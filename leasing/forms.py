@@ -1,0 +1,89 @@
+"""One form for each verb and each list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+
+from leasing.models import LeaseState
+from leasing.paging import Cursor, InvalidCursor
+
+REASON_LENGTH = 500
+
+
+class CursorField(forms.CharField):
+    """The place in a list, as ``Cursor.encode`` wrote it."""
+
+    default_error_messages = {
+        "invalid": "This address names no page of the list. Begin at the newest."
+    }
+
+    def clean(self, value: Any) -> Cursor | None:
+        text = super().clean(value)
+        if not text:
+            return None
+        try:
+            return Cursor.decode(text)
+        except InvalidCursor as error:
+            raise forms.ValidationError(self.error_messages["invalid"], code="invalid") from error
+
+
+class LeaseFilter(forms.Form):
+    """Which leases to list. ``state=renewed`` is every state with ``renewed`` ticked: renewed
+    is a property beside the state and combines with each."""
+
+    ALL, RENEWED = "all", "renewed"
+    STATES = (
+        (ALL, "All"),
+        (LeaseState.ACTIVE.value, "Active"),
+        (LeaseState.EXPIRED.value, "Expired"),
+        (LeaseState.RELEASED.value, "Released"),
+    )
+
+    state = forms.ChoiceField(
+        choices=(*STATES, (RENEWED, "Renewed")),
+        required=False,
+        error_messages={
+            "invalid_choice": "There is no state “%(value)s”. "
+            "The states are active, expired, renewed and released."
+        },
+    )
+    renewed = forms.BooleanField(required=False)
+    q = forms.CharField(max_length=200, required=False, label="Name")
+    at = CursorField(required=False)
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or {}
+        if cleaned.get("state") == self.RENEWED:
+            cleaned |= {"state": self.ALL, "renewed": True}
+        elif cleaned.get("state") == "":
+            cleaned["state"] = self.ALL
+        return cleaned
+
+
+class EventsFilter(forms.Form):
+    """Which events of a lease to list."""
+
+    at = CursorField(required=False)
+
+
+class ReasonForm(forms.Form):
+    """Why an operator does something; the ledger keeps it."""
+
+    reason = forms.CharField(
+        max_length=REASON_LENGTH,
+        required=False,
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+    )
+
+
+class RevokeForm(ReasonForm):
+    """Take a lease from its holder."""
+
+    reason = forms.CharField(
+        max_length=REASON_LENGTH,
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+        help_text="It is kept with the lease's events, beside your name.",
+        error_messages={"required": "Say why: whoever looks at this next wants to know."},
+    )

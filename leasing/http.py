@@ -1,0 +1,181 @@
+"""What the lease and the task routes share: one API, one shape of errors, one table of them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
+from django.core.signals import got_request_exception
+from django.db import InterfaceError, OperationalError, connections, transaction
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, UnreadablePostError
+from django.urls import URLPattern, URLResolver, re_path
+from django.utils.cache import add_never_cache_headers
+from django.utils.log import log_response
+from ninja import NinjaAPI
+from ninja.errors import HttpError, ValidationError
+
+from leasing.exceptions import InvalidResource, InvalidTTL, LeaseHeld, LeaseLost
+from leasing.http_access import Access
+from leasing.http_json import BodyParser, Error, refuse_body
+
+View = Callable[..., HttpResponseBase]
+
+_AWAY = "The database cannot be reached at the moment. Try again."
+
+#: Which status an error answers, and with which text; an empty one is the error's own. What is
+#: in no line, nor any of its base classes, is a fault of ours: 500.
+ERRORS: dict[type[Exception], tuple[int, str]] = {
+    LeaseHeld: (409, ""),
+    LeaseLost: (409, ""),
+    InvalidResource: (400, ""),
+    InvalidTTL: (400, ""),
+    OperationalError: (503, _AWAY),
+    InterfaceError: (503, _AWAY),
+    Http404: (404, ""),
+    PermissionDenied: (403, "You may not do that."),
+    RequestDataTooBig: (413, "The body is too large."),
+    SuspiciousOperation: (400, "The request was refused."),
+    UnreadablePostError: (400, "The body ended too soon."),
+}
+
+#: After how many seconds to try again when the database is away.
+RETRY_AFTER = 1
+
+#: Statuses of requests with a body that is not what was asked for.
+BAD_BODY = (400, 413, 415)
+
+
+def answers(good: dict[int, Any], *bad: int) -> dict[int, Any]:
+    """The answers of a route for the OpenAPI document: ``good`` ones by status with their
+    model, the statuses of ``bad`` ones, and those that every route may give."""
+    return {**dict.fromkeys((401, 403, *bad, 503), Error), **good}
+
+
+class LeasingAPI(NinjaAPI):
+    """The API that the routers of ``leasing.api`` and ``tasks.api`` are mounted on::
+
+        api = LeasingAPI()
+        api.add_router("", leasing.api.router)
+        api.add_router("", tasks.api.router)
+        urlpatterns = [path("api/", api.urls)]
+
+    Every error is ``{"error": "..."}``. Bodies are JSON objects. Access is closed by default:
+    a route that does not say who may call it is for those who may change leases. There is no
+    page of documentation, which would load scripts from elsewhere; ``openapi.json`` is served
+    to those who may see leases. Arguments are those of NinjaAPI.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        given = {
+            "title": "Leases and tasks",
+            "urls_namespace": "leasing-api",
+            "docs_url": None,
+            "docs_decorator": self._for_readers,
+            "auth": Access("leasing.change_lease"),
+            "parser": BodyParser(),
+        }
+        super().__init__(**(given | options))
+
+    @property
+    def urls(self) -> tuple[list[URLResolver | URLPattern], str, str]:
+        patterns, app_name, namespace = super().urls
+        for pattern in patterns:
+            assert isinstance(pattern, URLPattern)
+            view = self.not_found if pattern.name == "api-root" else pattern.callback
+            pattern.callback = self._guarded(view)
+        patterns.append(re_path("", self._guarded(self.not_found)))
+        return patterns, app_name, namespace
+
+    def get_openapi_operation_id(self, operation: Any) -> str:
+        return str(operation.view_func.__name__)
+
+    def set_default_exception_handlers(self) -> None:
+        self.add_exception_handler(Exception, self._answer_error)
+
+    def refuse(self, request: HttpRequest, status: int, text: str) -> HttpResponse:
+        """The answer of every error."""
+        return self.create_response(request, {"error": text}, status=status)
+
+    def not_found(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        """For every path that is none of ours."""
+        return self.refuse(request, 404, "There is no such address.")
+
+    def _guarded(self, view: View) -> View:
+        """``view`` with everything that goes wrong told in our words, and outside of
+        transactions: a lease cannot be taken in one (see LeaseInTransaction)."""
+
+        def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            try:
+                refuse_body(request)
+                response = view(request, *args, **kwargs)
+            except Exception as error:
+                response = self.on_exception(request, error)
+            if response.status_code == 405:
+                response = self._not_allowed(request, response)
+            add_never_cache_headers(response)
+            return response
+
+        # Access asks for the token itself, of those who come with a session.
+        guarded.csrf_exempt = True  # type: ignore[attr-defined]
+        for alias in connections:
+            guarded = transaction.non_atomic_requests(using=alias)(guarded)
+        return guarded
+
+    def _not_allowed(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponse:
+        allowed = ", ".join(sorted(response.headers["Allow"].split(", ")))
+        refusal = self.refuse(request, 405, f"{request.method} is not possible here: {allowed}.")
+        refusal.headers["Allow"] = allowed
+        return refusal
+
+    def _for_readers(self, view: Any) -> Any:
+        may_read = Access("leasing.view_lease")
+
+        @functools.wraps(view)
+        def for_readers(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            may_read(request)
+            answer: HttpResponseBase = view(request, *args, **kwargs)
+            return answer
+
+        return for_readers
+
+    def _answer_error(self, request: HttpRequest, error: Any) -> HttpResponse:
+        if isinstance(error, ValidationError):
+            return self.refuse(request, 400, _what_is_wrong(error))
+        if isinstance(error, HttpError):
+            # What the parser raised comes wrapped into ninja's own words.
+            cause = error.__cause__
+            error = cause if isinstance(cause, HttpError) else error
+            return self.refuse(request, error.status_code, str(error))
+        for kind in type(error).__mro__:
+            if kind in ERRORS:
+                status, text = ERRORS[kind]
+                response = self.refuse(request, status, text or str(error))
+                if status == 503:
+                    response.headers["Retry-After"] = str(math.ceil(RETRY_AFTER))
+                return response
+        return self._answer_fault(request, error)
+
+    def _answer_fault(self, request: HttpRequest, error: Exception) -> HttpResponse:
+        """A fault of ours: told to the log and to Django's listeners, not to the client."""
+        got_request_exception.send(sender=None, request=request)
+        response = self.refuse(request, 500, "Something went wrong here. It was logged.")
+        log_response(
+            "%s: %s",
+            "Internal Server Error",
+            request.path,
+            response=response,
+            request=request,
+            exception=error,
+        )
+        return response
+
+
+def _what_is_wrong(error: ValidationError) -> str:
+    """All complaints in one line, each with the field that it is about."""
+    complaints = (
+        f"{each['loc'][-1]}: {each['msg'].removeprefix('Value error, ')}" for each in error.errors
+    )
+    return "; ".join(complaints) + "."

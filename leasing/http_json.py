@@ -1,0 +1,192 @@
+"""JSON in and out of the API: what a request's body may be, and how answers are spelled."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Any, ClassVar, NoReturn
+
+from django.http import HttpRequest
+from ninja import Query
+from ninja.errors import HttpError
+from ninja.parser import Parser
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    WithJsonSchema,
+    model_serializer,
+)
+from pydantic.alias_generators import to_camel
+
+from leasing.conf import leasing_settings
+
+#: How many bytes a body may have.
+MAX_BODY = 64 * 1024
+#: How deep objects and lists may be nested: SQLite's JSON stops at 1,000, and so does Python.
+MAX_DEPTH = 64
+#: How many characters a number may have.
+MAX_NUMBER = 300
+
+#: Methods whose body nobody reads.
+_BODILESS = ("GET", "HEAD")
+
+
+def refuse_body(request: HttpRequest) -> None:
+    """Raise HttpError if the headers already say that the body is too large or no JSON.
+
+    A form is refused before anybody reads it: any page of any site may send one without asking
+    the browser's leave.
+    """
+    length = _content_length(request)
+    if length > MAX_BODY:
+        _refuse_size()
+    has_body = length > 0 or "Transfer-Encoding" in request.headers
+    if has_body and request.method not in _BODILESS and request.content_type != "application/json":
+        raise HttpError(415, "The body must be JSON, with Content-Type application/json.")
+
+
+def _content_length(request: HttpRequest) -> int:
+    try:
+        return int(request.headers.get("Content-Length") or 0)
+    except ValueError:
+        return 0
+
+
+def _refuse_size() -> NoReturn:
+    raise HttpError(413, f"The body must not have more than {MAX_BODY} bytes.")
+
+
+class BodyParser(Parser):
+    """Reads a JSON object that every supported database could store; anything else is a 400.
+
+    Fields that nobody asked for are left alone: existing clients may send some.
+    """
+
+    def parse_body(self, request: HttpRequest) -> dict[str, Any]:
+        if len(request.body) > MAX_BODY:
+            _refuse_size()
+        try:
+            body = json.loads(
+                request.body.decode(),
+                parse_constant=_refuse_constant,
+                parse_float=_float,
+                parse_int=_int,
+            )
+        except RecursionError as error:
+            raise HttpError(400, _TOO_DEEP) from error
+        except ValueError as error:
+            raise HttpError(400, f"The body is not JSON: {error}.") from error
+        if not isinstance(body, dict):
+            raise HttpError(400, "The body must be a JSON object.")
+        _check_inside(body)
+        return body
+
+
+_TOO_DEEP = f"The body is nested more than {MAX_DEPTH} deep."
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if len(text) > MAX_NUMBER or not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number
+
+
+def _int(text: str) -> int:
+    if len(text) > MAX_NUMBER:
+        raise ValueError("a number is too large")
+    return int(text)
+
+
+def _check_inside(body: dict[str, Any]) -> None:
+    """Level by level, so that depth needs no stack."""
+    level: list[Any] = [body]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for value in level for inner in _inside(value)]
+        if not level:
+            return
+    raise HttpError(400, _TOO_DEEP)
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, str):
+        if "\0" in value or any("\ud800" <= c <= "\udfff" for c in value):
+            raise HttpError(400, "The body has a NUL or half a surrogate pair in a string.")
+    elif isinstance(value, dict):
+        yield from value.keys()
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+def _utc_milliseconds(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+#: A time in an answer: ISO 8601, UTC, milliseconds, Z.
+Moment = Annotated[
+    datetime,
+    PlainSerializer(_utc_milliseconds, return_type=str),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+
+#: How many rows a list shows.
+Limit = Annotated[int, Query(ge=1, le=1000, description="How many at most, newest first.")]
+
+
+class Request(BaseModel):
+    """A body. A string is a string and a number a number: nothing is converted."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Error(BaseModel):
+    """What every refusal answers."""
+
+    error: str
+
+
+class Notice(BaseModel):
+    """What there is to say when there is nothing to show."""
+
+    message: str
+
+
+def _document_both(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    assert issubclass(model, BothSpellings)
+    properties = schema["properties"]
+    for name in list(properties):
+        if (sample := model.sample_spelling(name)) != name:
+            text = f"{name}, for clients of the sample service. In the compatible mode only."
+            properties[sample] = {**properties[name], "title": sample, "description": text}
+
+
+class BothSpellings(BaseModel):
+    """An answer in snake case, and in the compatible mode beside it in the sample's camel case:
+    its clients read now one, now the other."""
+
+    model_config = ConfigDict(json_schema_extra=_document_both)
+
+    #: Where the sample's word is not the camel case of ours.
+    SAMPLE: ClassVar[dict[str, str]] = {}
+
+    @classmethod
+    def sample_spelling(cls, name: str) -> str:
+        """What the sample calls the field ``name``."""
+        return cls.SAMPLE.get(name) or to_camel(name)
+
+    # Without a return type, the document shows the fields instead of "some object".
+    @model_serializer(mode="wrap")
+    def _in_both(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
+        fields: dict[str, Any] = handler(self)
+        if leasing_settings.API_ACCESS == "compatible":
+            fields |= {self.sample_spelling(name): value for name, value in fields.items()}
+        return fields

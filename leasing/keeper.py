@@ -1,0 +1,353 @@
+"""The keeper renews everything this process holds, and says what was lost.
+
+Terms
+    hold      one grant this process believes it has
+    due       the moment on the holder's clock at which a hold is to be renewed
+    trust     until when the holder may believe: ``sent_at + ttl - margin``, where ``sent_at``
+              was read before the request that the database answered was sent. The database
+              counts the ttl from a later moment, so trust always ends first.
+
+Threads, all daemons, started when the first hold comes and never before
+    renewer   renews what is due, many holds in one statement, on a connection of its own
+    watchdog  declares holds lost whose trust has run out. It never touches a connection, so a
+              renewal that hangs in the network delays nothing
+    teller    calls ``on_lost`` and sends signals, so that a slow callback delays nobody
+
+What happens when it fails
+    A renewal that raises is tried again, sooner, with backoff; ``draining`` is true meanwhile
+    and whoever starts new work should not. It never extends trust: only an answer does.
+    Rows that were locked by someone else count as neither renewed nor lost and are tried again
+    shortly. A fork drops every hold in the child.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import queue
+import random
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+
+from django.db import connections
+
+from leasing.clock import clock as holder_clock
+from leasing.conf import leasing_settings
+
+logger = logging.getLogger("leasing.keeper")
+
+#: Holds renewed by one statement.
+BATCH = 1000
+#: Notes for the ledger that wait while the database is away; the oldest give way.
+MAX_NOTES = 1000
+#: Seconds until notes that the database did not take are tried again.
+NOTE_PAUSE = 1.0
+#: Seconds that interpreter exit waits for a renewal under way.
+EXIT_PATIENCE = 1.0
+
+
+@dataclass
+class Renewals:
+    """The answer to a renewal of many. Keys in neither were locked by someone else."""
+
+    renewed: dict[Any, datetime] = field(default_factory=dict)
+    lost: dict[Any, str] = field(default_factory=dict)
+
+
+class Store(Hashable, Protocol):
+    """Where grants stand. Holds of equal stores are renewed together."""
+
+    def open(self) -> None:
+        """Called on the renewing thread before its first request."""
+
+    def close(self) -> None:
+        """Called on the renewing thread when nothing is left to renew."""
+
+    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
+        """Renew each key's grant; give up after ``timeout`` seconds."""
+
+
+class Renewable(Protocol):
+    """What the keeper sees of a hold."""
+
+    @property
+    def store(self) -> Store: ...
+    @property
+    def key(self) -> Any: ...
+    @property
+    def grant_id(self) -> uuid.UUID: ...
+    @property
+    def interval(self) -> float: ...
+
+    due_at: float
+    trusted_until: float
+
+    def renewed(self, sent_at: float, expires_at: datetime) -> None: ...
+    def lose(self, reason: str) -> None: ...
+    def forget(self) -> None: ...
+
+
+class Keeper:
+    """Renews holds until they are discarded or lost. Every process has one: ``keeper``.
+
+    ``clock`` and ``threads`` are for tests: without threads, ``renew_due`` and
+    ``declare_lost`` are called by hand.
+    """
+
+    def __init__(self, clock: Callable[[], float] = holder_clock, threads: bool = True) -> None:
+        self.clock = clock
+        self._with_threads = threads
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.RLock()
+        self._renewer_wakes = threading.Condition(self._lock)
+        self._watchdog_wakes = threading.Condition(self._lock)
+        self._holds: dict[int, Renewable] = {}
+        self._notes: deque[Callable[[], object]] = deque(maxlen=MAX_NOTES)
+        self._tales: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._failures: dict[Store, int] = {}
+        self._open_stores: set[Store] = set()
+        self._threads: list[threading.Thread] = []
+        self._notes_due_at = 0.0
+        # The threads keep the event they were started with: one that outlasts the stop (its
+        # renewal hangs) must not go on beside those of the next start.
+        self._stopped = threading.Event()
+
+    # What holds call
+
+    def add(self, hold: Renewable) -> None:
+        """Renew ``hold`` from now on."""
+        with self._lock:
+            self._holds[id(hold)] = hold
+            self._start()
+            self._renewer_wakes.notify()
+            self._watchdog_wakes.notify()
+
+    def discard(self, hold: Renewable) -> None:
+        """Stop renewing ``hold``."""
+        with self._lock:
+            self._holds.pop(id(hold), None)
+            if not self._holds:
+                self._failures.clear()
+                self._renewer_wakes.notify()
+
+    def soon(self, note: Callable[[], object]) -> None:
+        """Run ``note`` on the renewing thread, over its connection; tried again while the
+        database is away."""
+        with self._lock:
+            self._notes.append(note)
+            self._start()
+            self._renewer_wakes.notify()
+
+    def tell(self, tale: Callable[[], object]) -> None:
+        """Run ``tale`` apart from renewing and watching, after those that came before."""
+        if self._with_threads:
+            self._tales.put(tale)
+        else:
+            tale()
+
+    @property
+    def draining(self) -> bool:
+        """True from the first renewal that failed until one succeeds: start nothing new."""
+        return bool(self._failures)
+
+    def next_due(self, sent_at: float, interval: float) -> float:
+        """When to renew what was granted or renewed by a request sent at ``sent_at``."""
+        return sent_at + interval * self._jitter()
+
+    # Renewing
+
+    def renew_due(self) -> None:
+        """Renew what is due, or so nearly due that it can ride along."""
+        now = self.clock()
+        with self._lock:
+            due = [h for h in self._holds.values() if h.due_at <= now + h.interval / 10]
+        for store, holds in _in_batches(due):
+            self._renew(store, holds)
+
+    def _renew(self, store: Store, holds: dict[Any, Renewable]) -> None:
+        interval = min(hold.interval for hold in holds.values())
+        grants = {key: hold.grant_id for key, hold in holds.items()}
+        sent_at = self.clock()
+        try:
+            self._open(store)
+            answer = store.renew(grants, interval)
+        except Exception as error:
+            self._try_again(store, holds.values(), interval, error)
+            return
+        if self._failures.pop(store, None):
+            logger.info("renewals succeed again")
+        jitter = self._jitter()
+        for key, hold in holds.items():
+            if hold.grant_id != grants[key]:
+                continue  # left and entered again meanwhile: the answer is about another term
+            if key in answer.renewed:
+                hold.renewed(sent_at, answer.renewed[key])
+                hold.due_at = sent_at + hold.interval * jitter
+            elif key in answer.lost:
+                hold.lose(answer.lost[key])
+            else:
+                hold.due_at = self.clock() + hold.interval * random.uniform(0.02, 0.05)
+
+    def _try_again(
+        self, store: Store, holds: Iterable[Renewable], interval: float, error: Exception
+    ) -> None:
+        failures = self._failures[store] = self._failures.get(store, 0) + 1
+        pause = min(interval / 2, 0.1 * 2 ** min(failures, 10))
+        logger.warning("a renewal failed, again in about %.1f s: %s", pause, error)
+        due_at = self.clock() + pause * random.uniform(0.5, 1)
+        for hold in holds:
+            hold.due_at = due_at
+
+    def _jitter(self) -> float:
+        spread = leasing_settings.JITTER
+        return random.uniform(1 - spread, 1 + spread)
+
+    def _open(self, store: Store) -> None:
+        if self._with_threads and store not in self._open_stores:
+            store.open()
+            self._open_stores.add(store)
+
+    def _close_stores(self) -> None:
+        stores, self._open_stores = self._open_stores, set()
+        for store in stores:
+            store.close()
+
+    def _write_notes(self) -> bool:
+        """Write what waits for the ledger. False when the database did not take it."""
+        while self._notes:
+            note = self._notes[0]
+            try:
+                note()
+            except Exception as error:
+                logger.warning("a note for the ledger waits: %s", error)
+                self._notes_due_at = self.clock() + NOTE_PAUSE
+                connections.close_all()
+                return False
+            if self._notes and self._notes[0] is note:
+                self._notes.popleft()
+        return True
+
+    # Watching
+
+    def declare_lost(self) -> None:
+        """Tell the holds whose trust has run out."""
+        now = self.clock()
+        with self._lock:
+            over = [hold for hold in self._holds.values() if hold.trusted_until <= now]
+        for hold in over:
+            hold.lose("it was not renewed in time")
+
+    # Threads
+
+    def _start(self) -> None:
+        if self._threads or not self._with_threads or self._stopped.is_set():
+            return
+        self._start_thread("renewer", self._renewer, self._stopped)
+        self._start_thread("watchdog", self._watchdog, self._stopped)
+        self._start_thread("teller", self._teller, self._tales)
+
+    def _start_thread(self, name: str, work: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=work, args=args, name=f"leasing-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _renewer(self, stopped: threading.Event) -> None:
+        while self._wait_for_work(stopped):
+            try:
+                self.renew_due()
+                if self.clock() >= self._notes_due_at:
+                    self._write_notes()
+            except Exception:  # pragma: no cover - a fault of ours must not end all renewals
+                logger.exception("the keeper failed, and goes on")
+        self._write_notes()
+        self._close_stores()
+        connections.close_all()
+
+    def _wait_for_work(self, stopped: threading.Event) -> bool:
+        """Sleep until something is due or came new. False when the keeper was stopped."""
+        with self._lock:
+            idle = not self._holds and not self._notes
+        if idle:
+            self._close_stores()
+            connections.close_all()
+        with self._lock:
+            wait = self._until_due()
+            if not stopped.is_set() and (wait is None or wait > 0):
+                self._renewer_wakes.wait(wait)
+            return not stopped.is_set()
+
+    def _until_due(self) -> float | None:
+        """Seconds until a renewal or a note is due; None when there is nothing to do."""
+        due_at = [hold.due_at for hold in self._holds.values()]
+        if self._notes:
+            due_at.append(self._notes_due_at)
+        # A hold whose renewals were stalled on purpose is due at infinity.
+        until = min(due_at, default=math.inf) - self.clock()
+        return None if until == math.inf else max(0.0, until)
+
+    def _watchdog(self, stopped: threading.Event) -> None:
+        while True:
+            with self._lock:
+                # Looked at under the lock: a stop in between would wake nobody.
+                if stopped.is_set():
+                    return
+                ends = min((h.trusted_until for h in self._holds.values()), default=None)
+                wait = None if ends is None else max(0.0, ends - self.clock())
+                if wait is None or wait > 0:
+                    self._watchdog_wakes.wait(wait)
+            self.declare_lost()
+
+    def _teller(self, tales: queue.SimpleQueue[Callable[[], object] | None]) -> None:
+        while (tale := tales.get()) is not None:
+            try:
+                tale()
+            except Exception:
+                logger.exception("a callback on a lost hold failed")
+            finally:
+                connections.close_all()
+
+    def stop(self) -> None:
+        """End the threads; what is held runs out by itself. For exit, and for tests."""
+        with self._lock:
+            self._stopped.set()
+            self._renewer_wakes.notify_all()
+            self._watchdog_wakes.notify_all()
+            self._tales.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(EXIT_PATIENCE)
+        self._reset()
+
+    def after_fork(self) -> None:
+        """In a child: the parent's holds are not ours, and its locks may be held for ever."""
+        holds = list(self._holds.values())
+        self._reset()
+        for hold in holds:
+            hold.forget()
+
+
+def _in_batches(holds: Iterable[Renewable]) -> Iterator[tuple[Store, dict[Any, Renewable]]]:
+    """Group ``holds`` by store into batches in which each key stands once."""
+    batches: dict[Store, list[dict[Any, Renewable]]] = {}
+    for hold in holds:
+        of_store = batches.setdefault(hold.store, [{}])
+        if len(of_store[-1]) >= BATCH or hold.key in of_store[-1]:
+            of_store.append({})
+        of_store[-1][hold.key] = hold
+    for store, parts in batches.items():
+        for part in parts:
+            yield store, part
+
+
+keeper = Keeper()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=keeper.after_fork)

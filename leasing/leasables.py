@@ -1,0 +1,56 @@
+"""Rows of every leasable model, found and listed without knowing the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.db.models import Q
+from django.http import Http404
+
+from leasing.models import Leasable, Lease, leasable_models
+
+#: Columns of these kinds may be large; lists do without them.
+_LARGE = (models.JSONField, models.TextField, models.BinaryField)
+
+
+def find_row(lease_id: str) -> Leasable:
+    """The row whose ``lease_id`` that is, with ``state`` and ``now``: "17" is a named lease,
+    "task:17" a task. Raises Http404."""
+    name, _, key = lease_id.rpartition(":")
+    for model in leasable_models():
+        if name == ("" if model is Lease else model._meta.model_name):
+            try:
+                row: Leasable = rows_of(model).with_state().get(pk=key)
+            except (model.DoesNotExist, ValidationError, ValueError, OverflowError) as error:
+                raise Http404("There is no such lease.") from error
+            return row
+    raise Http404("There is no such lease.")
+
+
+def rows_of(model: type[Leasable]) -> Any:
+    """Every row of ``model`` in the database of leases."""
+    return model.objects.all().home()
+
+
+def listed(model: type[Leasable]) -> Any:
+    """The rows of ``model`` that have a lease to speak of, without their large columns.
+
+    Every named lease is listed; of other models only the rows that somebody has held.
+    """
+    rows = rows_of(model) if model is Lease else rows_of(model).filter(grants__gt=0)
+    large = [f.name for f in model._meta.concrete_fields if isinstance(f, _LARGE)]
+    return rows.defer(*large)
+
+
+def matching(model: type[Leasable], name: str) -> Q:
+    """The rows of ``model`` that a search for ``name`` finds: named leases by how their name
+    begins, others by their key ("17", "task:17" or "/api/tasks/17")."""
+    if model is Lease:
+        return Q(resource__startswith=name)
+    key = name.rpartition(":")[2].rpartition("/")[2]
+    try:
+        return Q(pk=model._meta.pk.to_python(key))
+    except (ValidationError, ValueError, OverflowError):
+        return Q(pk__in=[])

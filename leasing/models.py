@@ -1,0 +1,194 @@
+"""Rows that can be held for a while: ``Leasable`` for any model, ``Lease`` for named resources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from django.apps import apps
+from django.db import models
+from django.db.models import F, Q
+
+from leasing.functions import EPOCH, DbNow
+from leasing.querysets import LEASE_FIELDS, LeasableQuerySet, LeaseQuerySet, LeaseState
+
+
+class Leasable(models.Model):
+    """A row that one holder at a time may own, until a deadline.
+
+    The row is *free* until it is acquired, then *active* until ``expires_at`` passes (expired)
+    or it is given back (released). Holder and grant stay on the row afterwards, until the next
+    grant, so that a late holder hears what became of its term.
+
+    The columns here are written by the queryset's verbs alone: ``save()`` and ``bulk_update()``
+    leave them out, because a stale instance saved would put the old holder back. A subclass
+    with a ``Meta`` of its own inherits ``Leasable.Meta``, for its constraints.
+    """
+
+    #: Who holds or last held the row; empty when nobody ever did.
+    holder = models.CharField(max_length=200, blank=True, default="", editable=False)
+    #: Chosen by the holder's process for each grant: the proof of its term.
+    grant_id = models.UUIDField(null=True, default=None, editable=False)
+    #: Rises with every grant and revocation, for all time; for resources outside the database.
+    fencing_token = models.BigIntegerField(default=0, editable=False)
+    #: How often the row was granted: the small number that people are shown.
+    grants = models.PositiveIntegerField(default=0, editable=False)
+    #: How far each renewal moves the deadline.
+    ttl = models.DurationField(default=timedelta(seconds=30), editable=False)
+    acquired_at = models.DateTimeField(null=True, default=None, editable=False)
+    renewed_at = models.DateTimeField(null=True, default=None, editable=False)
+    renewals = models.PositiveIntegerField(default=0, editable=False)
+    released_at = models.DateTimeField(null=True, default=None, editable=False)
+    #: Held while this lies ahead. Never null, and in no index: renewals stay cheap that way.
+    expires_at = models.DateTimeField(default=EPOCH, editable=False)
+
+    objects: ClassVar[models.Manager[Any]] = LeasableQuerySet.as_manager()
+
+    if TYPE_CHECKING:  # annotated by with_state()
+        state: str
+        now: datetime
+
+    class Meta:
+        abstract = True
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="%(app_label)s_%(class)s_granted_or_never",
+                condition=Q(grants=0, holder="", grant_id=None, acquired_at=None, expires_at=EPOCH)
+                | (
+                    Q(grants__gt=0, grant_id__isnull=False, acquired_at__isnull=False)
+                    & ~Q(holder="")
+                ),
+            ),
+            models.CheckConstraint(
+                name="%(app_label)s_%(class)s_renewed_or_not",
+                condition=Q(renewals=0, renewed_at=None)
+                | Q(renewals__gt=0, renewed_at__isnull=False, grants__gt=0),
+            ),
+            models.CheckConstraint(
+                name="%(app_label)s_%(class)s_released_is_over",
+                condition=Q(released_at=None) | Q(released_at__gte=F("expires_at"), grants__gt=0),
+            ),
+            models.CheckConstraint(
+                name="%(app_label)s_%(class)s_ttl_is_positive",
+                condition=Q(ttl__gt=timedelta(0)),
+            ),
+        ]
+
+    def _do_update(self, base_qs: Any, using: Any, pk_val: Any, values: Any, *rest: Any) -> Any:
+        # Every way in which save() may update a row ends here.
+        kept = [value for value in values if value[0].name not in LEASE_FIELDS]
+        return super()._do_update(base_qs, using, pk_val, kept, *rest)
+
+    @property
+    def lease_id(self) -> str:
+        """What the API and the pages call this row's lease."""
+        return f"{self._meta.model_name}:{self.pk}"
+
+    @property
+    def lease_resource(self) -> str:
+        """What the API and the pages say is leased."""
+        return f"{self._meta.label_lower}:{self.pk}"
+
+    def lease_state(self, now: datetime) -> LeaseState:
+        """The state of the lease at ``now``, which is the database's clock."""
+        if not self.grants:
+            return LeaseState.FREE
+        if self.released_at is not None:
+            return LeaseState.RELEASED
+        return LeaseState.ACTIVE if self.expires_at > now else LeaseState.EXPIRED
+
+
+class Lease(Leasable):
+    """A lease on a resource that has a name."""
+
+    id = models.BigAutoField(primary_key=True)
+    resource = models.CharField(max_length=200, unique=True, editable=False)
+    created_at = models.DateTimeField(db_default=DbNow(), editable=False)
+
+    objects: ClassVar = LeaseQuerySet.as_manager()
+
+    class Meta(Leasable.Meta):
+        permissions: ClassVar = [("revoke_lease", "Can take a lease from its holder")]
+
+    def __str__(self) -> str:
+        return self.resource
+
+    @property
+    def lease_id(self) -> str:
+        return str(self.pk)
+
+    @property
+    def lease_resource(self) -> str:
+        return self.resource
+
+
+class EventKind(models.TextChoices):
+    """What happened to a lease."""
+
+    ACQUIRED = "acquired"
+    TAKEN_OVER = "taken_over", "taken over"
+    RELEASED = "released"
+    REVOKED = "revoked"
+    LOST = "lost"
+    REFUSED = "refused", "write refused"
+
+
+class LeaseEvent(models.Model):
+    """What happened to a lease, in the order of ``id``. Rows are only ever added.
+
+    Model and key stand as text, so that the history outlives the row.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    model = models.CharField(max_length=100)
+    key = models.CharField(max_length=100)
+    resource = models.CharField(max_length=250)
+    kind = models.CharField(max_length=12, choices=EventKind)
+    holder = models.CharField(max_length=200, blank=True, default="")
+    previous_holder = models.CharField(max_length=200, blank=True, default="")
+    grant_id = models.UUIDField(null=True, default=None)
+    fencing_token = models.BigIntegerField(default=0)
+    at = models.DateTimeField(db_default=DbNow())
+    reason = models.CharField(max_length=500, blank=True, default="")
+    actor = models.CharField(max_length=200, blank=True, default="")
+
+    class Meta:
+        indexes: ClassVar = [
+            models.Index("resource", F("id").desc(), name="leasing_event_of_resource")
+        ]
+        ordering: ClassVar = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.resource} {self.get_kind_display()}"
+
+    @classmethod
+    def of(cls, row: Leasable, kind: EventKind | str, **fields: Any) -> Self:
+        """An unsaved event about ``row`` as it stands."""
+        fields = {
+            "holder": row.holder,
+            "grant_id": row.grant_id,
+            "fencing_token": row.fencing_token,
+        } | fields
+        return cls(
+            model=row._meta.label_lower,
+            key=str(row.pk),
+            resource=row.lease_resource,
+            kind=kind,
+            **fields,
+        )
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        if not self._state.adding:
+            raise TypeError("A lease event is never changed.")
+        super().save(*args, **kwargs)
+
+
+def leasable_models() -> list[type[Leasable]]:
+    """Every installed model whose rows can be leased, ``Lease`` first."""
+    found: Iterable[type[models.Model]] = apps.get_models()
+    own = [m for m in found if issubclass(m, Leasable) and m is not Lease and not m._meta.proxy]
+    return [Lease, *own]
+
+
+__all__ = ["EventKind", "Leasable", "Lease", "LeaseEvent", "LeaseState", "leasable_models"]

@@ -1,0 +1,66 @@
+"""The names of resources and holders, and how long a lease may last."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from datetime import timedelta
+
+from leasing.conf import leasing_settings
+from leasing.exceptions import InvalidResource, InvalidTTL
+
+MAX_NAME = 200
+
+_process_name: tuple[int, str] | None = None
+
+
+def check_name(value: object, what: str) -> str:
+    """Return ``value`` if it can name something: 1 to 200 printable characters, no space at
+    either end. ``what`` names it in the error.
+
+    Raises InvalidResource.
+    """
+    if not isinstance(value, str):
+        raise InvalidResource(f"The {what} must be a string, not {type(value).__name__}.")
+    if not 1 <= len(value) <= MAX_NAME:
+        raise InvalidResource(f"The {what} must have 1 to {MAX_NAME} characters.")
+    if not value.isprintable():
+        raise InvalidResource(f"The {what} must not contain control characters.")
+    if value != value.strip():
+        raise InvalidResource(f"The {what} must not begin or end with a space.")
+    return value
+
+
+def check_ttl(ttl: float | timedelta | None) -> timedelta:
+    """Return ``ttl`` (seconds, a timedelta, or None for the setting TTL) as a timedelta.
+
+    Raises InvalidTTL when it is no number or lies outside MIN_TTL and MAX_TTL.
+    """
+    if ttl is None:
+        ttl = leasing_settings.TTL
+    if isinstance(ttl, timedelta):
+        ttl = ttl.total_seconds()
+    if isinstance(ttl, bool) or not isinstance(ttl, int | float):
+        raise InvalidTTL("The ttl must be a number of seconds.")
+    lowest, highest = leasing_settings.MIN_TTL, leasing_settings.MAX_TTL
+    # NaN, the infinities and whole numbers too large for a float fail this comparison too.
+    if not lowest <= ttl <= highest:
+        raise InvalidTTL(f"The ttl must be between {lowest:g} and {highest:g} seconds.")
+    return timedelta(seconds=ttl)
+
+
+def default_holder() -> str:
+    """The name of this process as a holder.
+
+    The host's name alone would make two processes of one host one holder, so the process id
+    and a random part stand behind it; a forked child gets a name of its own.
+    """
+    custom = leasing_settings.HOLDER
+    if custom is not None:
+        return check_name(custom(), "holder")
+    global _process_name
+    if _process_name is None or _process_name[0] != os.getpid():
+        host = "".join(c for c in socket.gethostname() if c.isprintable()).strip() or "host"
+        _process_name = os.getpid(), f"{host[:150]}:{os.getpid()}:{secrets.token_hex(4)}"
+    return _process_name[1]

@@ -1,0 +1,68 @@
+"""The pages' menu, and which page shows a row. An app adds its own where it has its addresses,
+so that leasing knows no other app."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Model
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
+
+
+@dataclass(frozen=True, order=True)
+class Entry:
+    """A place in the menu; ``place`` orders them."""
+
+    place: int
+    view: str
+    label: str
+    icon: str
+    permission: str
+    #: Names of views that lie behind this entry.
+    inside: tuple[str, ...] = ()
+
+
+_entries: dict[str, Entry] = {}
+_row_views: dict[str, str] = {}
+
+
+def add(*entries: Entry) -> None:
+    """Put ``entries`` into the menu; one for each view."""
+    _entries.update({entry.view: entry for entry in entries})
+
+
+def add_row_page(label: str, view: str) -> None:
+    """Rows of the model ``label`` ("tasks.task") are shown by ``view``, by primary key."""
+    _row_views[label] = view
+
+
+def row_url(row: Model) -> str:
+    """Where ``row`` is shown: the page that was added for its model, else what its
+    ``get_absolute_url`` says, else nothing."""
+    view = _row_views.get(row._meta.label_lower)
+    if view:
+        try:
+            return reverse(view, args=[row.pk])
+        except NoReverseMatch:
+            return ""
+    own = getattr(row, "get_absolute_url", None)
+    return str(own()) if own else ""
+
+
+def menu(request: HttpRequest) -> list[dict[str, Any]]:
+    """What the user of ``request`` may open, in order, of what this site has mounted."""
+    match = request.resolver_match
+    here = f"{match.app_name}:{match.url_name}" if match else ""
+    shown = []
+    for entry in sorted(_entries.values()):
+        if not request.user.has_perm(entry.permission):
+            continue
+        try:
+            url = reverse(entry.view)
+        except NoReverseMatch:
+            continue
+        current = "page" if here == entry.view else "true" if here in entry.inside else ""
+        shown.append({"entry": entry, "url": url, "current": current})
+    return shown

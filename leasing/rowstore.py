@@ -1,0 +1,82 @@
+"""Grants that stand in rows of the database, for holds and the keeper."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from django.db import Error, connections
+
+from leasing import signals
+from leasing.dialects import in_transaction, use_private_connection
+from leasing.hold import Grant
+from leasing.keeper import Renewals, keeper
+
+if TYPE_CHECKING:
+    from leasing.models import Leasable
+    from leasing.querysets import LeasableQuerySet
+
+
+@dataclass(frozen=True)
+class RowStore:
+    """Keeps grants that stand in rows of ``model``: what a Hold and the keeper work with."""
+
+    model: type[Leasable]
+    using: str
+    patience: float = field(default=10.0, compare=False)
+
+    def open(self) -> None:
+        """Give this thread a connection of its own."""
+        use_private_connection(self.using, self.patience)
+
+    def close(self) -> None:
+        """Drop this thread's connection: the next query makes a new one."""
+        connections[self.using].close()
+
+    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
+        try:
+            return self._rows().renew_many(grants, timeout)
+        except Error:
+            # A connection that failed once is not trusted with the next renewal.
+            if not connections[self.using].in_atomic_block:
+                self.close()
+            raise
+
+    def release(self, grant: Grant) -> None:
+        self._rows().release(grant.row)
+
+    def lost(self, grant: Grant, reason: str) -> None:
+        # Never from here: this thread tells every loss of this process, and the database that
+        # was silent about the renewal may be as silent about the note.
+        rows = self._rows().home()
+        keeper.soon(lambda: rows.record("lost", grant.row, reason=reason))
+        signals.send(signals.lost, grant.row, reason=reason)
+
+    def _rows(self) -> LeasableQuerySet[Any]:
+        rows: LeasableQuerySet[Any] = self.model._default_manager.using(self.using)
+        return rows
+
+
+def grant_of(row: Leasable) -> Grant:
+    """The grant that ``row`` was just read with."""
+    assert row.grant_id is not None
+    return Grant(
+        key=row.pk,
+        grant_id=row.grant_id,
+        fencing_token=row.fencing_token,
+        holder=row.holder,
+        resource=row.lease_resource,
+        ttl=row.ttl.total_seconds(),
+        expires_at=row.expires_at,
+        row=row,
+    )
+
+
+def write_apart(using: str, write: Callable[[], object]) -> None:
+    """Write a note so that a rollback by the caller does not erase it."""
+    if in_transaction(using):
+        keeper.soon(write)
+    else:
+        write()

@@ -1,0 +1,73 @@
+"""Signs of states: icon, word and colour together, so that none has to carry it alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from leasing.conf import leasing_settings
+from leasing.hold import margin
+from leasing.models import EventKind, Leasable, LeaseState
+
+
+@dataclass(frozen=True)
+class Sign:
+    """How a state is shown.
+
+    ``tone`` is ok, info, warn, crit or mute; ``icon`` names a symbol of ``icons.svg``; ``mark``
+    is one character that stands for the icon where there is only text (the admin).
+    """
+
+    word: str
+    tone: str
+    icon: str
+    mark: str
+
+
+FREE: Final = Sign("free", "mute", "circle", "○")
+ACTIVE: Final = Sign("active", "ok", "lock", "●")
+LATE: Final = Sign("late", "warn", "clock", "◔")
+EXPIRED: Final = Sign("expired", "warn", "alert", "▲")
+RELEASED: Final = Sign("released", "mute", "unlock", "◌")
+
+LEASE_SIGNS: Final = {
+    LeaseState.FREE: FREE,
+    LeaseState.ACTIVE: ACTIVE,
+    LeaseState.EXPIRED: EXPIRED,
+    LeaseState.RELEASED: RELEASED,
+}
+
+EVENT_SIGNS: Final = {
+    EventKind.ACQUIRED: Sign("acquired", "ok", "lock", "●"),
+    EventKind.TAKEN_OVER: Sign("taken over", "warn", "swap", "⇄"),
+    EventKind.RELEASED: Sign("released", "mute", "unlock", "◌"),
+    EventKind.REVOKED: Sign("revoked", "warn", "shield", "◆"),
+    EventKind.LOST: Sign("lost", "crit", "alert", "▲"),
+    EventKind.REFUSED: Sign("write refused", "crit", "slash", "⊘"),
+}
+
+UNKNOWN: Final = Sign("unknown", "mute", "circle", "?")
+
+
+def is_late(row: Leasable, now: datetime) -> bool:
+    """Whether the holder of an active ``row`` has missed one renewal by ``now``."""
+    ttl = row.ttl.total_seconds()
+    configured = leasing_settings.RENEW_EVERY
+    every = ttl / 3 if configured is None else min(configured, ttl / 2)
+    latest = every * (1 + leasing_settings.JITTER) + margin(ttl)
+    return (row.expires_at - now).total_seconds() < ttl - latest
+
+
+def lease_sign(row: Leasable, now: datetime) -> Sign:
+    """The sign of the lease of ``row`` at ``now``, which is the database's clock."""
+    state = row.lease_state(now)
+    if state == LeaseState.ACTIVE and row.renewals and is_late(row, now):
+        return LATE
+    return LEASE_SIGNS[state]
+
+
+def event_sign(kind: str) -> Sign:
+    """The sign of an event; a kind that a later version wrote is shown as it is called."""
+    known = EVENT_SIGNS.get(kind)  # type: ignore[call-overload]
+    return known or Sign(kind, UNKNOWN.tone, UNKNOWN.icon, UNKNOWN.mark)

@@ -1,0 +1,168 @@
+"""Tags of the operator's pages: times that tick, signs, icons, the menu."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from typing import Any
+
+from django import template
+from django.template.context import RequestContext
+from django.urls import NoReverseMatch, reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from leasing import navigation, wording
+from leasing.access import is_live
+from leasing.models import Leasable
+from leasing.signs import Sign, lease_sign
+
+register = template.Library()
+
+#: Longer JSON than this is cut: a browser would choke on it, and nobody reads it there.
+JSON_SHOWN = 50_000
+
+
+@register.simple_tag
+def icon(name: str, label: str = "") -> SafeString:
+    """The symbol ``name`` of icons.svg; decoration unless a ``label`` gives it a meaning."""
+    if label:
+        return format_html(
+            '<svg class="icon" role="img" aria-label="{}"><use href="#i-{}"/></svg>', label, name
+        )
+    return format_html('<svg class="icon" aria-hidden="true"><use href="#i-{}"/></svg>', name)
+
+
+@register.simple_tag
+def badge(sign: Sign) -> SafeString:
+    """The ``sign`` of a state."""
+    return format_html(
+        '<span class="badge tone-{}">{}{}</span>', sign.tone, icon(sign.icon), sign.word
+    )
+
+
+@register.simple_tag
+def lease_badge(row: Leasable, now: datetime) -> SafeString:
+    """The sign of the lease of ``row``, at the time it was read or else at ``now``."""
+    return badge(lease_sign(row, getattr(row, "now", now)))
+
+
+@register.simple_tag
+def lease_end(row: Leasable, now: datetime, ahead: str = "") -> SafeString:
+    """Until when ``row`` is held, or since when it no longer is."""
+    if not row.grants:
+        return _nothing()
+    if row.released_at is not None:
+        return format_html('<span class="end">ended {}</span>', moment(row.released_at, now))
+    return deadline(row.expires_at, now, ahead)
+
+
+@register.simple_tag
+def remaining_bar(row: Leasable, now: datetime, tone: str = "ok") -> SafeString:
+    """How much of the ttl of an active ``row`` is left, as a bar that shrinks."""
+    share = max(0.0, min(100.0, 100 * ((row.expires_at - now) / row.ttl)))
+    return format_html(
+        '<svg class="remaining tone-{}" role="img" aria-label="{} % of its time is left">'
+        '<rect width="{}%" height="100%" rx="3" data-until="{}" data-ttl="{}"/></svg>',
+        tone,
+        round(share),
+        f"{share:.1f}",
+        row.expires_at.isoformat(timespec="milliseconds"),
+        f"{row.ttl.total_seconds():.3f}",
+    )
+
+
+@register.simple_tag
+def moment(value: datetime | None, now: datetime) -> SafeString:
+    """How long ago (or ahead) ``value`` is; the exact time on hovering."""
+    if value is None:
+        return _nothing()
+    return format_html(
+        '<time datetime="{}" title="{}" data-moment>{}</time>',
+        value.isoformat(timespec="milliseconds"),
+        wording.stamp(value),
+        wording.ago(value, now),
+    )
+
+
+@register.simple_tag
+def exactly(value: datetime | None, now: datetime) -> SafeString:
+    """``value`` as date and time, and how long ago it is."""
+    if value is None:
+        return _nothing()
+    return format_html('{} <span class="aside">{}</span>', wording.stamp(value), moment(value, now))
+
+
+@register.simple_tag
+def deadline(
+    value: datetime | None, now: datetime, ahead: str = "", past: str = "expired"
+) -> SafeString:
+    """A countdown to ``value``: "``ahead`` in 3 s", and once it has passed "``past`` 3 s ago"."""
+    if value is None:
+        return _nothing()
+    return format_html(
+        '<time datetime="{}" title="{}" data-deadline="{}" data-past="{}">{}</time>',
+        value.isoformat(timespec="milliseconds"),
+        wording.stamp(value),
+        ahead,
+        past,
+        wording.until(value, now, ahead, past),
+    )
+
+
+@register.simple_tag
+def fact(value: Any, now: datetime) -> SafeString | str:
+    """A value of an explanation: a moment ticks, anything else is text."""
+    if isinstance(value, datetime):
+        return deadline(value, now) if value > now else moment(value, now)
+    if isinstance(value, timedelta):
+        return wording.span(value)
+    return "–" if value in (None, "") else str(value)
+
+
+@register.filter
+def span(value: timedelta | float) -> str:
+    """A length of time in words."""
+    return wording.span(value)
+
+
+@register.filter
+def plural(count: int, one: str) -> str:
+    """``count`` with the noun ``one``, in the plural where it has to be."""
+    return wording.plural(count, one)
+
+
+@register.filter
+def pretty_json(value: Any) -> str:
+    """``value`` as indented JSON. The template escapes it, as it does any text."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    if len(text) <= JSON_SHOWN:
+        return text
+    return f"{text[:JSON_SHOWN]}\n… cut: {len(text) - JSON_SHOWN:,} more characters"
+
+
+@register.simple_tag(takes_context=True)
+def menu(context: RequestContext) -> list[dict[str, Any]]:
+    """The entries of the menu that this user may open."""
+    return navigation.menu(context["request"]) if "request" in context else []
+
+
+@register.simple_tag(takes_context=True)
+def live(context: RequestContext) -> bool:
+    """Whether the page is rendered for a poll, which wants it without its frame."""
+    return "request" in context and is_live(context["request"])
+
+
+@register.simple_tag
+def address(*names: str) -> str:
+    """The address of the first of ``names`` that this site has mounted, else nothing."""
+    for name in names:
+        try:
+            return reverse(name)
+        except NoReverseMatch:
+            continue
+    return ""
+
+
+def _nothing() -> SafeString:
+    return format_html('<span class="aside">{}</span>', "–")

@@ -1,0 +1,56 @@
+"""Times and counts in words, for the pages and the admin.
+
+``static/leasing/live.js`` counts on with the same words between two polls.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+
+MINUTE, HOUR, DAY = 60, 3_600, 86_400
+
+
+def span(length: float | timedelta) -> str:
+    """How long ``length`` (seconds or a timedelta) is, in its two greatest units."""
+    seconds = length.total_seconds() if isinstance(length, timedelta) else length
+    whole = int(abs(seconds))
+    if whole < MINUTE:
+        return f"{whole} s"
+    if whole < HOUR:
+        return _two(whole, MINUTE, "min", 1, "s")
+    if whole < DAY:
+        return _two(whole, HOUR, "h", MINUTE, "min")
+    return _two(whole, DAY, "d", HOUR, "h")
+
+
+def _two(whole: int, large: int, large_name: str, small: int, small_name: str) -> str:
+    count, rest = divmod(whole, large)
+    fine = rest // small
+    return f"{count} {large_name} {fine} {small_name}" if fine else f"{count} {large_name}"
+
+
+def ago(moment: datetime, now: datetime) -> str:
+    """How far ``moment`` lies from ``now``, whichever comes first."""
+    seconds = (now - moment).total_seconds()
+    if seconds <= -1:
+        return f"in {span(seconds)}"
+    return "just now" if seconds < 1 else f"{span(seconds)} ago"
+
+
+def until(deadline: datetime, now: datetime, ahead: str = "", past: str = "expired") -> str:
+    """How far ahead ``deadline`` lies ("``ahead`` in 3 s"), or how long it is past ("expired
+    3 s ago")."""
+    seconds = (deadline - now).total_seconds()
+    return f"{ahead} in {span(seconds)}".lstrip() if seconds > 0 else f"{past} {span(seconds)} ago"
+
+
+def stamp(moment: datetime) -> str:
+    """``moment`` to the second in the current time zone, which it names."""
+    return timezone.localtime(moment).strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """``1 task``, ``2 tasks``, ``12,000 tasks``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.management import call_command
+from django.core.management.base import BaseCommand
+
+from project.supervisor import Supervisor
+from tasks.shutdown import on_stop_signal
+
+USER = "demo"
+#: Short, so that a visitor sees crashed work recovered within the first minute.
+TTL = 10
+
+
+class Command(BaseCommand):
+    help = "The whole thing in one terminal: web server, two workers with chaos, the generator."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        port = os.environ.get("PORT") or "8000"
+        parser.add_argument("--port", type=int, default=int(port), help="default: PORT, or 8000")
+
+    def handle(self, **options: Any) -> None:
+        call_command("migrate", verbosity=0, interactive=False)
+        password = self._make_user()
+        address = f"127.0.0.1:{options['port']}"
+        worker = ["run_worker", "--skip-checks", "--chaos", "--stop-timeout", "5"]
+        generator = ["run_generator", "--skip-checks", "--start", "--shortest", "1"]
+        demo = Supervisor(
+            [
+                ("web", ["runserver", "--skip-checks", "--noreload", address]),
+                ("worker-1", [*worker, "--name", "worker-1"]),
+                ("worker-2", [*worker, "--name", "worker-2"]),
+                ("generator", [*generator, "--longest", "6", "--name", "generator-1"]),
+            ],
+            env={
+                "DEBUG": "true",
+                "DJANGO_RUNSERVER_HIDE_WARNING": "true",
+                "LEASING_API_ACCESS": "compatible",
+                "LEASING_TTL": os.environ.get("LEASING_TTL") or str(TTL),
+            },
+            out=sys.stdout,
+        )
+        self._greet(address, password)
+        on_stop_signal(demo.stop)
+        demo.run()
+        self.stdout.write("The demo has stopped.")
+
+    def _make_user(self) -> str:
+        """The demo's own superuser, with a password for this start alone."""
+        password = os.environ.get("DEMO_PASSWORD") or secrets.token_urlsafe(6)
+        user, _ = get_user_model()._default_manager.get_or_create(
+            username=USER, defaults={"is_staff": True, "is_superuser": True}
+        )
+        user.set_password(password)
+        user.save()
+        return password
+
+    def _greet(self, address: str, password: str) -> None:
+        self.stdout.write(
+            f"""
+  Pages   http://{address}/ops/
+  Admin   http://{address}/admin/
+  API     http://{address}/api/leases/active   (open to this machine only)
+  Sign in as {USER} with the password {password}
+
+  Two workers share the tasks; 5 % of tasks crash their worker, 10 % stall. Ctrl-C ends it.
+"""
+        )

@@ -1,0 +1,142 @@
+"""Settings of the demo site. The environment, or a file .env, decides; see .env.example.
+
+Without either the site is a private one: SQLite beside manage.py, answering to this machine
+only, with a secret key of its own making.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import django
+import environ
+from django.core.exceptions import ImproperlyConfigured
+
+from project.secret import kept_key
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+
+env = environ.Env()
+env.read_env(BASE_DIR / ".env")
+
+# Who may ask
+
+LOOPBACK = ["localhost", "127.0.0.1", "[::1]"]
+DEBUG = env.bool("DEBUG", default=False)
+ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=LOOPBACK)
+PRIVATE = set(ALLOWED_HOSTS) <= set(LOOPBACK)
+
+SECRET_KEY = env.str("SECRET_KEY", default="")
+if not SECRET_KEY:
+    if not PRIVATE:
+        raise ImproperlyConfigured("Set SECRET_KEY: ALLOWED_HOSTS opens the site to others.")
+    SECRET_KEY = kept_key(BASE_DIR / ".secret_key")
+
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = not (PRIVATE or DEBUG)
+X_FRAME_OPTIONS = "DENY"
+SECURE_CSP = {
+    "default-src": ["'none'"],
+    "script-src": ["'self'"],
+    "style-src": ["'self'"],
+    "img-src": ["'self'"],
+    "connect-src": ["'self'"],
+    "form-action": ["'self'"],
+    "frame-ancestors": ["'none'"],
+    "base-uri": ["'none'"],
+}
+
+LOGIN_URL = "login"
+LOGIN_REDIRECT_URL = "tasks:overview"
+LOGOUT_REDIRECT_URL = "login"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in ("MinimumLengthValidator", "CommonPasswordValidator", "NumericPasswordValidator")
+]
+
+# What it is made of
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django_extensions",
+    "leasing",
+    "tasks",
+    "project",  # the demo's own command
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.middleware.csp.ContentSecurityPolicyMiddleware"
+    if django.VERSION >= (6, 0)
+    else "project.csp.ContentSecurityPolicyMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+ROOT_URLCONF = "project.urls"
+WSGI_APPLICATION = "project.wsgi.application"
+ASGI_APPLICATION = "project.asgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+STATIC_URL = "static/"
+STATIC_ROOT = BASE_DIR / "staticfiles"
+LANGUAGE_CODE = "en"
+TIME_ZONE = "UTC"
+USE_TZ = True
+
+# What it keeps
+
+DATABASES: dict[str, dict[str, Any]] = {
+    "default": env.db_url("DATABASE_URL", default=f"sqlite:///{BASE_DIR / 'db.sqlite3'}")
+}
+if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    # Several processes write: each takes the write lock at its first statement and waits for
+    # it, where SQLite's defaults answer "database is locked".
+    DATABASES["default"]["OPTIONS"] = {
+        "transaction_mode": "IMMEDIATE",
+        "timeout": 20,
+        "init_command": "PRAGMA journal_mode=WAL;PRAGMA synchronous=NORMAL;",
+    }
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+LEASING: dict[str, Any] = {"API_ACCESS": env.str("LEASING_API_ACCESS", default="closed")}
+if ttl := env.str("LEASING_TTL", default=""):
+    LEASING["TTL"] = float(ttl)
+
+# What it says
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {
+        "line": {
+            "format": "%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+            "datefmt": "%H:%M:%S",
+        }
+    },
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["console"], "level": "WARNING"},
+    "loggers": {
+        "django": {"level": "INFO"},
+        "django.server": {"level": "WARNING"},  # each open page asks every two seconds
+        "leasing": {"level": "INFO"},
+        "tasks": {"level": "INFO"},
+    },
+}

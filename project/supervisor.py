@@ -1,0 +1,116 @@
+"""Runs the demo's processes in one terminal: starts again what died, stops all in good order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+#: Seconds before a process that died is started again, as a platform would.
+RESTART_AFTER = 1.0
+#: Seconds that the processes get to end in good order.
+STOP_TIMEOUT = 15.0
+
+MANAGE = Path(__file__).parent.parent / "manage.py"
+COLOURS = (36, 32, 33, 35, 34, 31)
+
+
+@dataclass
+class Child:
+    """One process of the demo, under a name that stands before each of its lines."""
+
+    name: str
+    arguments: Sequence[str]
+    process: subprocess.Popen[str] | None = field(default=None, repr=False)
+    restart_at: float = 0.0
+
+
+class Supervisor:
+    """Keeps ``children`` (name and ``manage.py`` arguments) running until ``stop``."""
+
+    def __init__(
+        self, children: Sequence[tuple[str, Sequence[str]]], env: Mapping[str, str], out: IO[str]
+    ) -> None:
+        self.children = [Child(name, arguments) for name, arguments in children]
+        self.env = {**os.environ, **env, "PYTHONUNBUFFERED": "1"}
+        self.out = out
+        self._width = max(len(child.name) for child in self.children)
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """End ``run``."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Start the children, start again those that die, and end them all after ``stop``."""
+        try:
+            while not self._stopping.wait(0.1):
+                for child in self.children:
+                    self._look_after(child)
+        finally:
+            self._stop_all()
+
+    def say(self, name: str, line: str) -> None:
+        """Print one line under ``name``."""
+        with self._lock:
+            self.out.write(f"{self._prefix(name)} {line}\n")
+            self.out.flush()
+
+    def _look_after(self, child: Child) -> None:
+        if child.process is None:
+            if time.monotonic() >= child.restart_at:
+                self._start(child)
+        elif (code := child.process.poll()) is not None:
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            self.say(child.name, f"died ({how}), and is started again")
+            child.process = None
+            child.restart_at = time.monotonic() + RESTART_AFTER
+
+    def _start(self, child: Child) -> None:
+        child.process = subprocess.Popen(
+            [sys.executable, str(MANAGE), *child.arguments],
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            # Ctrl-C is for the supervisor, which then ends each child once.
+            start_new_session=True,
+        )
+        pipe = child.process.stdout
+        assert pipe is not None
+        threading.Thread(target=self._pass_on, args=(child.name, pipe), daemon=True).start()
+
+    def _pass_on(self, name: str, pipe: IO[str]) -> None:
+        with pipe:
+            for line in pipe:
+                self.say(name, line.rstrip("\n"))
+
+    def _stop_all(self) -> None:
+        running = [child.process for child in self.children if child.process]
+        for process in running:
+            process.terminate()
+        deadline = time.monotonic() + STOP_TIMEOUT
+        for process in running:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _prefix(self, name: str) -> str:
+        text = f"{name:<{self._width}} |"
+        if not self.out.isatty():
+            return text
+        places = [child.name for child in self.children]
+        colour = COLOURS[places.index(name) % len(COLOURS)] if name in places else 1
+        return f"\x1b[{colour}m{text}\x1b[0m"

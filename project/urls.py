@@ -1,0 +1,24 @@
+"""Addresses of the demo site."""
+
+from django.contrib import admin
+from django.contrib.auth.views import LoginView, LogoutView
+from django.urls import include, path
+from django.views.generic import RedirectView
+
+from leasing.api import LeasingAPI
+from leasing.api import router as leasing_router
+from tasks.api import router as tasks_router
+
+api = LeasingAPI(urls_namespace="api")
+api.add_router("", leasing_router)
+api.add_router("", tasks_router)
+
+urlpatterns = [
+    path("", RedirectView.as_view(pattern_name="tasks:overview"), name="home"),
+    path("ops/", include("leasing.urls")),
+    path("ops/", include("tasks.urls")),
+    path("api/", api.urls),
+    path("admin/", admin.site.urls),
+    path("login/", LoginView.as_view(), name="login"),
+    path("logout/", LogoutView.as_view(), name="logout"),
+]

@@ -1,0 +1,147 @@
+"""The JSON of tasks and the generator: what is asked, what is answered."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+)
+
+from leasing.http_json import BothSpellings, Moment, Request
+from tasks.models import Task
+
+
+def _only_text(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError("must be text, ISO 8601 with a time zone")
+    return value
+
+
+def _storable(moment: datetime) -> datetime:
+    # At either end of the calendar a change of zone would leave it.
+    if not 1970 <= moment.year <= 9998:
+        raise ValueError("the year must be 1970 to 9998")
+    return moment
+
+
+Given = Annotated[
+    AwareDatetime, Field(strict=False), BeforeValidator(_only_text), AfterValidator(_storable)
+]
+
+
+class Processor(Request):
+    """Who works."""
+
+    processor: str
+
+
+class Complete(Processor):
+    """What came of a task."""
+
+    task_output: Any = Field(
+        None,
+        validation_alias=AliasChoices("task_output", "taskOutput"),
+        description="Any JSON.",
+    )
+
+
+class Fail(Processor):
+    """Why a task did not end well."""
+
+    error: str = Field(min_length=1)
+
+
+class Enqueue(Request):
+    """A task to be."""
+
+    name: str = Field(description="Of a registered handler.")
+    data: dict[str, Any] | None = Field(None, description="The handler's keyword arguments.")
+    queue: str | None = Field(None, description="The handler's own by default.")
+    priority: int = Field(0, ge=-32768, le=32767, description="Higher goes first.")
+    scheduled_at: Given | None = Field(None, description="Not before then.")
+    unique_key: str | None = Field(None, description="At most one unended task has it.")
+    max_attempts: int | None = Field(None, ge=1, le=32767)
+
+
+class TaskOut(BothSpellings):
+    """A task with its lease. ``processor`` is the holder."""
+
+    SAMPLE: ClassVar[dict[str, str]] = {
+        "last_heartbeat_at": "lastHeartBeatAt",
+        "must_heartbeat_before": "mustHeartBeatBefore",
+    }
+
+    id: int
+    name: str
+    queue: str
+    status: str
+    priority: int
+    attempts: int
+    max_attempts: int
+    task_data: Any
+    scheduled_at: Moment
+    created_at: Moment
+    processor: str | None
+    last_heartbeat_at: Moment | None
+    must_heartbeat_before: Moment | None
+    started_at: Moment | None
+    processed_at: Moment | None
+    task_output: Any
+    last_error: str
+    fencing_token: int = Field(description="Rises with every grant, for all time.")
+    grants: int = Field(description="How often it was granted.")
+
+    @classmethod
+    def of(cls, task: Task) -> TaskOut:
+        """``task`` as it was read."""
+        return cls(
+            id=task.pk,
+            name=task.name,
+            queue=task.queue,
+            status=task.status,
+            priority=task.priority,
+            attempts=task.attempts,
+            max_attempts=task.max_attempts,
+            task_data=task.task_data,
+            scheduled_at=task.scheduled_at,
+            created_at=task.created_at,
+            processor=task.holder or None,
+            last_heartbeat_at=task.renewed_at or task.acquired_at,
+            must_heartbeat_before=task.expires_at if task.grants else None,
+            started_at=task.started_at,
+            processed_at=task.processed_at,
+            task_output=task.task_output,
+            last_error=task.last_error,
+            fencing_token=task.fencing_token,
+            grants=task.grants,
+        )
+
+
+class TaskAnswer(BaseModel):
+    """One task."""
+
+    task: TaskOut
+
+
+class TaskList(BaseModel):
+    """Some tasks, newest first."""
+
+    tasks: list[TaskOut]
+
+
+class GeneratorOut(BothSpellings):
+    """What the generator is wished to do, and what it does."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    is_running: bool
+    status: Literal["STARTED", "RUNNING", "STOPPED"]
+    message: str

@@ -1,0 +1,83 @@
+"""System checks: settings that cannot mean what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.core.checks import CheckMessage, Error, Tags, register
+
+from leasing.checks import unknown_settings
+from leasing.exceptions import InvalidResource
+from leasing.names import check_name
+from tasks import registry
+from tasks.conf import task_settings
+
+
+def register_all() -> None:
+    """Called when the app is ready."""
+    register(Tags.compatibility)(check_settings)
+
+
+def check_settings(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """TASK_QUEUE: names, types and bounds, and that each handler's queue exists."""
+    messages = unknown_settings(task_settings, "tasks.E001")
+    return messages or [*_check_numbers(), *_check_backoff(), *_check_queues()]
+
+
+def _check_numbers() -> list[CheckMessage]:
+    messages: list[CheckMessage] = [
+        Error(f"TASK_QUEUE[{key!r}] must be more than 0 seconds.", id="tasks.E002")
+        for key in ("SWEEP_EVERY", "POLL_EVERY")
+        if not _is_number(getattr(task_settings, key)) or getattr(task_settings, key) <= 0
+    ]
+    if not _is_number(task_settings.STOP_TIMEOUT) or task_settings.STOP_TIMEOUT < 0:
+        messages.append(
+            Error("TASK_QUEUE['STOP_TIMEOUT'] must be a number of seconds.", id="tasks.E003")
+        )
+    if not isinstance(task_settings.MAX_ATTEMPTS, int) or task_settings.MAX_ATTEMPTS < 1:
+        messages.append(Error("TASK_QUEUE['MAX_ATTEMPTS'] must be at least 1.", id="tasks.E004"))
+    return messages
+
+
+def _check_backoff() -> list[CheckMessage]:
+    given = task_settings.BACKOFF
+    if (
+        isinstance(given, Mapping)
+        and set(given) == {"base", "cap"}
+        and all(_is_number(value) and value >= 0 for value in given.values())
+    ):
+        return []
+    return [
+        Error("TASK_QUEUE['BACKOFF'] must be {'base': seconds, 'cap': seconds}.", id="tasks.E005")
+    ]
+
+
+def _check_queues() -> list[CheckMessage]:
+    queues = task_settings.QUEUES
+    if not queues or isinstance(queues, str):
+        return [Error("TASK_QUEUE['QUEUES'] must list at least one queue.", id="tasks.E006")]
+    messages: list[CheckMessage] = []
+    for queue in queues:
+        try:
+            check_name(queue, "queue")
+        except InvalidResource as error:
+            messages.append(Error(f"TASK_QUEUE['QUEUES']: {error}", id="tasks.E007"))
+    for name in registry.names():
+        queue = registry.find(name).queue
+        if queue not in queues:
+            messages.append(
+                Error(
+                    f"The handler {name!r} names the queue {queue!r}, which is not in "
+                    "TASK_QUEUE['QUEUES'].",
+                    id="tasks.E008",
+                )
+            )
+    return messages
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

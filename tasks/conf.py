@@ -1,0 +1,27 @@
+"""``settings.TASK_QUEUE`` with types and defaults, read live. (Django owns ``TASKS``.)"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from leasing.conf import AppSettings
+
+
+class TaskQueueSettings(AppSettings):
+    """``settings.TASK_QUEUE``. Times are in seconds."""
+
+    #: How often a task is tried when neither the caller nor its handler says.
+    MAX_ATTEMPTS: int = 10
+    #: Waiting before a retry: at random up to ``base`` * 2 ** (attempt - 1), at most ``cap``.
+    BACKOFF: Mapping[str, float] = {"base": 1.0, "cap": 3600.0}
+    #: Every queue there is. Others are refused, so that a typo does not hide tasks.
+    QUEUES: tuple[str, ...] = ("default",)
+    #: How often each worker looks for tasks whose holder is gone.
+    SWEEP_EVERY: float = 1.0
+    #: How often an idle worker looks for tasks.
+    POLL_EVERY: float = 1.0
+    #: How long a worker that was asked to stop lets its tasks run on.
+    STOP_TIMEOUT: float = 30.0
+
+
+task_settings = TaskQueueSettings("TASK_QUEUE")

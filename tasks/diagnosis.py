@@ -1,0 +1,233 @@
+"""Why a task is where it is: one function for pages, admin, API and command line.
+
+Every diagnosis answers in one order: why (``headline``), who holds it and until when
+(``facts``), what happens next (``next``), what can be done (``actions``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from django.db.models import Count
+
+from leasing.conf import leasing_settings
+from leasing.functions import database_now
+from tasks.models import Task, Worker, WorkerState
+from tasks.querysets import TaskStatus
+
+#: A running task is late when this share of its ttl passed without a sign of life: a third is
+#: the pace of renewals, so one was missed.
+LATE_SHARE = 0.5
+#: How many workers are looked at.
+MOST_WORKERS = 1000
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something an operator can do, and what follows from it."""
+
+    name: str
+    label: str
+    consequence: str
+
+
+REVOKE = Action(
+    "revoke",
+    "Take it from its holder",
+    "Another worker may start while this one still runs. Its result will be refused, its side "
+    "effects will not be undone.",
+)
+RETRY = Action(
+    "retry",
+    "Retry",
+    "It is set ready now, with one attempt more if they were used up.",
+)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What an operator needs to know of one task."""
+
+    code: str
+    severity: str
+    headline: str
+    next: str
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The workers that were seen lately, and what they hold: read once for many tasks."""
+
+    now: datetime
+    workers: dict[str, Worker]
+    running: dict[str, int]
+
+    @property
+    def someone_sweeps(self) -> bool:
+        return any(worker.sweeps for worker in self.workers.values())
+
+    def serving(self, queue: str) -> list[Worker]:
+        return [worker for worker in self.workers.values() if queue in worker.queues]
+
+    def free_threads(self, workers: list[Worker]) -> int:
+        return sum(max(0, w.concurrency - self.running.get(w.name, 0)) for w in workers)
+
+    def is_live(self, name: str) -> bool:
+        worker = self.workers.get(name)
+        return worker is not None and getattr(worker, "state", "") == WorkerState.LIVE
+
+
+def look_around() -> Surroundings:
+    """Read what ``diagnose`` needs to know beside the task: three queries."""
+    using = leasing_settings.DATABASE
+    present = Worker.objects.using(using).present().with_state().order_by("id")[:MOST_WORKERS]
+    held = Task.objects.using(using).running().values("holder").annotate(tasks=Count("id"))
+    return Surroundings(
+        now=database_now(using),
+        workers={worker.name: worker for worker in present},
+        running={row["holder"]: row["tasks"] for row in held[:MOST_WORKERS]},
+    )
+
+
+def diagnose(
+    task: Task, now: datetime | None = None, around: Surroundings | None = None
+) -> Diagnosis:
+    """Explain ``task`` at ``now`` (the database's clock). ``around`` spares the queries when
+    many tasks are explained."""
+    around = around or look_around()
+    now = now or around.now
+    if task.status == TaskStatus.RUNNING:
+        if task.expires_at <= now:
+            return _expired(task, now, around)
+        return _held(task, now, around)
+    if task.status == TaskStatus.READY:
+        if task.scheduled_at > now:
+            return _later(task, now)
+        return _waiting(task, now, around)
+    return _ended(task)
+
+
+def _held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
+    facts = _holder_facts(task, now)
+    silent = now - (task.renewed_at or task.acquired_at or now)
+    if silent <= task.ttl * LATE_SHARE:
+        headline = f"{task.holder} is working on it, and its heartbeats arrive."
+        next_ = "It ends when its handler returns."
+        return Diagnosis("running_ok", "ok", headline, next_, facts, [REVOKE])
+    next_ = f"If no heartbeat comes within {_span(task.expires_at - now)}, it is recovered."
+    if task.holder in around.workers:
+        headline = f"{task.holder} is alive, but the last heartbeat was {_span(silent)} ago."
+        return Diagnosis("late", "warning", headline, next_, facts, [REVOKE])
+    headline = (
+        f"{task.holder} has sent no heartbeat for {_span(silent)}, and is no worker that was "
+        "seen lately."
+    )
+    return Diagnosis("holder_gone", "warning", headline, next_, facts, [REVOKE])
+
+
+def _expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
+    facts = _holder_facts(task, now)
+    since = _span(now - task.expires_at)
+    if not around.someone_sweeps:
+        headline = (
+            f"{task.holder} let its lease expire {since} ago, and no worker runs that would "
+            "recover the task."
+        )
+        next_ = (
+            "This will not heal by itself: start a worker (manage.py run_worker), or a "
+            "controller (manage.py run_recovery)."
+        )
+        return Diagnosis("no_recoverer", "critical", headline, next_, facts, [REVOKE])
+    end = "dead: it was its last attempt" if task.attempts >= task.max_attempts else "ready again"
+    next_ = f"The next sweep, about a second away, makes it {end}. A late result is refused."
+    if around.is_live(task.holder):
+        headline = (
+            f"{task.holder} is alive, but did not renew this task: its lease expired {since} ago."
+        )
+        return Diagnosis("expired_holder_alive", "warning", headline, next_, facts, [REVOKE])
+    headline = f"{task.holder} is gone: its lease expired {since} ago."
+    return Diagnosis("expired_unclaimed", "warning", headline, next_, facts, [REVOKE])
+
+
+def _later(task: Task, now: datetime) -> Diagnosis:
+    wait = _span(task.scheduled_at - now)
+    facts = [("Not before", _moment(task.scheduled_at)), *_attempt_facts(task)]
+    if not task.last_error:
+        headline = f"It was enqueued to start in {wait}."
+        return Diagnosis("scheduled", "info", headline, "Then a worker may claim it.", facts)
+    headline = f"Its last attempt ended badly, and it waits {wait} for the next."
+    next_ = f"Attempt {task.attempts + 1} of {task.max_attempts} follows then."
+    facts.append(("Last error", task.last_error))
+    return Diagnosis("backoff", "info", headline, next_, facts)
+
+
+def _waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
+    facts = [("Due since", _span(now - task.scheduled_at)), *_attempt_facts(task)]
+    serving = around.serving(task.queue)
+    able = [worker for worker in serving if task.name in worker.handlers]
+    if not serving:
+        headline = f"No worker was seen lately that serves the queue {task.queue}."
+        next_ = "It waits until one is started: manage.py run_worker."
+        return Diagnosis("no_worker", "critical", headline, next_, facts)
+    if not able:
+        headline = f"No worker of the queue {task.queue} has code for {task.name}."
+        next_ = "Each worker that claims it gives it back for a minute, until one has the code."
+        return Diagnosis("unknown_task", "critical", headline, next_, facts)
+    if not around.free_threads(able):
+        headline = f"Every thread of the {len(able)} workers that could run it is busy."
+        next_ = "It starts when one of them is free; tasks of higher priority go first."
+        return Diagnosis("saturated", "info", headline, next_, facts)
+    headline = "It is due, and a worker is free to take it."
+    return Diagnosis("due", "ok", headline, "It is claimed at the next poll.", facts)
+
+
+def _ended(task: Task) -> Diagnosis:
+    facts = [("Ended", _moment(task.processed_at)), *_attempt_facts(task)]
+    if task.status == TaskStatus.SUCCEEDED:
+        headline = f"It was completed by {task.holder}."
+        return Diagnosis("done", "ok", headline, "Nothing more.", facts)
+    if task.status == TaskStatus.CANCELLED:
+        return Diagnosis("cancelled", "info", "It was cancelled.", "Nothing more.", facts, [RETRY])
+    facts.append(("Last error", task.last_error))
+    next_ = "Nothing, until someone retries it."
+    if task.attempts >= task.max_attempts:
+        headline = f"All {task.max_attempts} attempts were used up."
+        return Diagnosis("exhausted", "critical", headline, next_, facts, [RETRY])
+    headline = "Its handler gave up: the error is not one that another attempt would mend."
+    return Diagnosis("given_up", "critical", headline, next_, facts, [RETRY])
+
+
+def _holder_facts(task: Task, now: datetime) -> list[tuple[str, str]]:
+    ahead = task.expires_at - now
+    until = f"in {_span(ahead)}" if ahead > timedelta(0) else f"{_span(-ahead)} ago"
+    return [
+        ("Held by", task.holder),
+        ("Since", _moment(task.acquired_at)),
+        ("Last heartbeat", _moment(task.renewed_at or task.acquired_at)),
+        ("Until", f"{_moment(task.expires_at)}, {until}"),
+        *_attempt_facts(task),
+    ]
+
+
+def _attempt_facts(task: Task) -> list[tuple[str, str]]:
+    return [("Attempts", f"{task.attempts} of {task.max_attempts}")]
+
+
+def _moment(moment: datetime | None) -> str:
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment else "never"
+
+
+def _span(span: timedelta) -> str:
+    """A duration for people, in its two largest units at most."""
+    seconds = max(0.0, span.total_seconds())
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    for size, name, smaller, part in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {name} {int(seconds % size // smaller)} {part}"
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,68 @@
+"""One form for each verb and each list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+
+from leasing.forms import CursorField, ReasonForm
+
+_UNKNOWN_STATE = {"invalid_choice": "There is no state “%(value)s”. Choose one of the tabs."}
+
+
+class StateFilter(forms.Form):
+    """Rows in one state, a page of them. The first of ``STATES`` is the default."""
+
+    STATES: tuple[tuple[str, str], ...] = ()
+
+    state = forms.ChoiceField(required=False, error_messages=_UNKNOWN_STATE)
+    at = CursorField(required=False)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["state"].choices = self.STATES  # type: ignore[attr-defined]
+
+    def clean_state(self) -> str:
+        return self.cleaned_data["state"] or self.STATES[0][0]
+
+
+class TaskFilter(StateFilter):
+    """Which tasks to list."""
+
+    STATES = (
+        ("all", "All"),
+        ("ready", "Ready"),
+        ("scheduled", "Scheduled"),
+        ("running", "Running"),
+        ("stuck", "Stuck"),
+        ("succeeded", "Succeeded"),
+        ("failed", "Failed"),
+        ("cancelled", "Cancelled"),
+    )
+
+    q = forms.CharField(max_length=200, required=False, label="Name or id")
+
+
+class WorkerFilter(StateFilter):
+    """Which workers to list."""
+
+    STATES = (("present", "Present"), ("gone", "Gone"), ("stopped", "Stopped"))
+
+
+class PageFilter(forms.Form):
+    """Which page of a list that has no other choices."""
+
+    at = CursorField(required=False)
+
+
+class RetryForm(forms.Form):
+    """Set a failed or cancelled task ready again. There is nothing to say about it."""
+
+
+class StartGeneratorForm(ReasonForm):
+    """Wish that tasks are generated."""
+
+
+class StopGeneratorForm(ReasonForm):
+    """Wish that no more tasks are generated."""

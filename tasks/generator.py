@@ -1,0 +1,190 @@
+"""The generator: one process of many that makes sample tasks, while it is wished to.
+
+Start and stop write one row, the wish, from any process; its revision rises each time. Who
+generates is decided by the lease ``tasks.generator``: one instance has it, the others stand by
+and take over when it is gone. Every batch is stored in one transaction that locks the wish and
+the lease first, so a stop that was committed *is* stopped, and a generator that lost its lease
+stores nothing. Acknowledging a wish is for display.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from django.db import Error, close_old_connections, connections, transaction
+from django.db.models import F
+
+from leasing.conf import leasing_settings
+from leasing.dialects import lock
+from leasing.exceptions import LeaseHeld, LeaseLost
+from leasing.functions import DbNow
+from leasing.hold import Hold
+from leasing.models import Lease, LeaseState
+from tasks.models import GeneratorWish, Task
+from tasks.sample import LONGEST, SHORTEST, SLEEP
+
+logger = logging.getLogger("tasks.generator")
+
+RESOURCE = "tasks.generator"
+#: Seconds between looks of an instance that stands by, and at most between batches.
+TICK = 0.5
+#: Seconds between tries while the database is away.
+LONGEST_PAUSE = 15.0
+
+
+@dataclass(frozen=True)
+class GeneratorStatus:
+    """What the generator is wished to do, and what it does."""
+
+    is_running: bool
+    status: str
+    message: str
+    wish: GeneratorWish | None
+    lease: Lease | None
+
+
+def generator_status() -> GeneratorStatus:
+    """STARTED is wished and not yet producing, RUNNING producing, STOPPED otherwise.
+
+    Read from the database alone, so every instance gives the same answer.
+    """
+    using = leasing_settings.DATABASE
+    wish = GeneratorWish.objects.using(using).first()
+    lease = Lease.objects.using(using).with_state().filter(resource=RESOURCE).first()
+    holder = lease.holder if lease and lease.state == LeaseState.ACTIVE else ""
+    if wish is None or not wish.wanted:
+        return GeneratorStatus(False, "STOPPED", _stopped_message(wish, holder), wish, lease)
+    seen = wish.acknowledged_revision == wish.revision and wish.acknowledged_by == holder
+    if holder and seen:
+        message = f"The generator is running on {holder}."
+        return GeneratorStatus(True, "RUNNING", message, wish, lease)
+    message = "The generator is started, and no instance has taken it up yet."
+    return GeneratorStatus(True, "STARTED", message, wish, lease)
+
+
+def _stopped_message(wish: GeneratorWish | None, holder: str) -> str:
+    if wish is None or not wish.revision:
+        return "The generator was never started."
+    by = f" by {wish.changed_by}" if wish.changed_by else ""
+    if holder and wish.acknowledged_revision < wish.revision:
+        return f"The generator was stopped{by}; {holder} has not acknowledged it yet."
+    return f"The generator was stopped{by}."
+
+
+def start_generator(by: str = "", reason: str = "") -> GeneratorStatus:
+    """Wish tasks to be generated."""
+    _wish(True, by, reason)
+    return generator_status()
+
+
+def stop_generator(by: str = "", reason: str = "") -> GeneratorStatus:
+    """Wish no more tasks to be generated. When this returns, none will be."""
+    _wish(False, by, reason)
+    return generator_status()
+
+
+def start_unless_asked() -> None:
+    """Make the first wish, if nobody ever made one."""
+    using = leasing_settings.DATABASE
+    with transaction.atomic(using=using):
+        if _locked_wish(using).revision == 0:
+            _wish(True, "run_generator", "started with the first generator")
+
+
+def _wish(wanted: bool, by: str, reason: str) -> None:
+    using = leasing_settings.DATABASE
+    with transaction.atomic(using=using):
+        wish = _locked_wish(using)
+        if wish.revision and wish.wanted == wanted:
+            return
+        GeneratorWish.objects.using(using).update(
+            wanted=wanted,
+            revision=F("revision") + 1,
+            changed_by=by[:200],
+            changed_at=DbNow(),
+            reason=reason[:500],
+        )
+
+
+def _locked_wish(using: str) -> GeneratorWish:
+    wishes = GeneratorWish.objects.using(using)
+    wishes.bulk_create([GeneratorWish()], ignore_conflicts=True)
+    return lock(wishes.all()).get()
+
+
+@dataclass
+class Generator:
+    """One instance. ``rate`` is in tasks a second; each sleeps ``shortest`` to ``longest``
+    seconds; ``queue`` None is the sample handler's."""
+
+    rate: float = 1.0
+    shortest: float = SHORTEST
+    longest: float = LONGEST
+    queue: str | None = None
+    ttl: float | None = None
+    name: str | None = None
+
+    def run(self, stopping: threading.Event) -> None:
+        """Stand by, or generate, until ``stopping``."""
+        failures = 0
+        while not stopping.is_set():
+            try:
+                close_old_connections()
+                self._take_turn(stopping)
+                failures = 0
+            except Error as error:
+                failures += 1
+                connections.close_all()
+                logger.warning("the database did not answer, again: %s", error)
+            stopping.wait(min(LONGEST_PAUSE, TICK * 2.0 ** min(failures, 6)))
+        connections.close_all()
+
+    def _take_turn(self, stopping: threading.Event) -> None:
+        """Generate for as long as it is wished and the lease is held."""
+        if not GeneratorWish.objects.using(leasing_settings.DATABASE).filter(wanted=True).exists():
+            return
+        try:
+            with Lease.objects.hold(RESOURCE, ttl=self.ttl, holder=self.name) as hold:
+                logger.info("%s generates", hold.holder)
+                self._generate(hold, stopping)
+        except LeaseHeld as held:
+            logger.debug("standing by: %s", held)
+        except LeaseLost as loss:
+            logger.warning("standing by: %s", loss)
+
+    def _generate(self, hold: Hold, stopping: threading.Event) -> None:
+        interval = min(TICK, max(0.1, 1 / self.rate))
+        owed = 1.0
+        while not stopping.is_set() and self.batch(hold, int(owed)):
+            owed += interval * self.rate - int(owed)
+            hold.lost.wait(interval)
+            hold.ensure()
+
+    def batch(self, hold: Hold, size: int) -> bool:
+        """Store ``size`` tasks under the proof of ``hold``, and acknowledge the wish. Returns
+        whether more are wished. Raises LeaseLost."""
+        using = leasing_settings.DATABASE
+        with transaction.atomic(using=using):
+            wish = _locked_wish(using)
+            mine = Lease.objects.using(using).filter(pk=hold.key, grant_id=hold.grant_id)
+            list(lock(mine).values_list("pk"))
+            if not mine.active().exists():
+                raise LeaseLost(RESOURCE, "its row is no longer this generator's")
+            if wish.acknowledged_revision != wish.revision or wish.acknowledged_by != hold.holder:
+                GeneratorWish.objects.using(using).update(
+                    acknowledged_revision=F("revision"),
+                    acknowledged_by=hold.holder,
+                    acknowledged_at=DbNow(),
+                )
+            if wish.wanted and size:
+                Task.objects.using(using).enqueue_many(
+                    SLEEP, [self._data() for _ in range(size)], queue=self.queue
+                )
+        return wish.wanted
+
+    def _data(self, uniform: Callable[[float, float], float] = random.uniform) -> dict[str, float]:
+        return {"sleep_duration_seconds": round(uniform(self.shortest, self.longest), 1)}

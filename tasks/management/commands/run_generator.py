@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import threading
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from leasing.exceptions import InvalidTTL
+from leasing.names import check_ttl
+from tasks.exceptions import UnknownQueue
+from tasks.generator import Generator, start_unless_asked
+from tasks.querysets import check_queue
+from tasks.sample import LONGEST, SHORTEST
+from tasks.shutdown import on_stop_signal
+
+
+class Command(BaseCommand):
+    help = (
+        "Generate sample tasks while it is wished (POST /api/generator/start, or the generator's "
+        "page). Start several: one generates, the others stand by."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--rate", type=float, default=1.0, help="tasks a second (default 1)")
+        parser.add_argument("--shortest", type=float, default=SHORTEST, metavar="SECONDS")
+        parser.add_argument("--longest", type=float, default=LONGEST, metavar="SECONDS")
+        parser.add_argument("--queue", help="the queue to put them in (default: the handler's)")
+        parser.add_argument("--ttl", type=float, help="seconds that the generator's lease lasts")
+        parser.add_argument("--name", help="what this instance is called")
+        parser.add_argument(
+            "--start", action="store_true", help="start at once, if nobody ever said start or stop"
+        )
+
+    def handle(self, **options: Any) -> None:
+        if not 0 < options["rate"] <= 10_000:
+            raise CommandError("--rate must be more than 0 and at most 10000.")
+        if not 0 <= options["shortest"] <= options["longest"] <= LONGEST:
+            raise CommandError(f"Durations must be from 0 to {LONGEST} seconds.")
+        try:
+            check_ttl(options["ttl"])
+            if options["queue"]:
+                check_queue(options["queue"])
+        except (InvalidTTL, UnknownQueue) as error:
+            raise CommandError(str(error)) from error
+        if options["start"]:
+            start_unless_asked()
+        stopping = threading.Event()
+        on_stop_signal(stopping.set)
+        Generator(
+            rate=options["rate"],
+            shortest=options["shortest"],
+            longest=options["longest"],
+            queue=options["queue"],
+            ttl=options["ttl"],
+            name=options["name"],
+        ).run(stopping)

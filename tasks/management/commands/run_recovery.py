@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import threading
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from tasks import recovery
+from tasks.shutdown import on_stop_signal
+
+
+class Command(BaseCommand):
+    help = "Recover tasks whose holder is gone. Every worker does so too; this is one alone."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--once", action="store_true", help="sweep once, say how many, and end")
+
+    def handle(self, **options: Any) -> None:
+        if options["once"]:
+            self.stdout.write(f"{recovery.sweep()} recovered")
+            return
+        stopping = threading.Event()
+        on_stop_signal(stopping.set)
+        recovery.run_until(stopping)

@@ -1,0 +1,279 @@
+"""Tasks, their attempts, the workers, and what the generator is wished to do."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from django.db import models
+from django.db.models import Case, F, Q, Value, When
+
+from leasing.functions import DbNow
+from leasing.models import Leasable
+from tasks.querysets import TaskQuerySet, TaskStatus
+
+
+class Task(Leasable):
+    """A piece of work for one worker at a time.
+
+    While it is running, the row's own lease says who works on it and until when; a worker that
+    is gone stops renewing, and recovery sets the task ready again.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    #: Which handler runs it; looked up in the registry, never imported.
+    name = models.CharField(max_length=200)
+    queue = models.CharField(max_length=200, default="default")
+    task_data = models.JSONField(default=dict, blank=True)
+    #: Higher goes first.
+    priority = models.SmallIntegerField(default=0)
+    status = models.CharField(max_length=10, choices=TaskStatus, default=TaskStatus.READY)
+    #: Not before this moment: when it was enqueued, delayed until, or is to be retried.
+    scheduled_at = models.DateTimeField(db_default=DbNow())
+    created_at = models.DateTimeField(db_default=DbNow())
+    #: The first claim.
+    started_at = models.DateTimeField(null=True, default=None)
+    #: When it ended, in whatever way.
+    processed_at = models.DateTimeField(null=True, default=None)
+    #: Counted at the claim, and nowhere else.
+    attempts = models.PositiveIntegerField(default=0)
+    max_attempts = models.PositiveIntegerField(default=10)
+    task_output = models.JSONField(null=True, default=None, blank=True)
+    last_error = models.TextField(blank=True, default="")
+    #: At most one task that has not ended has it; null once it ended.
+    unique_key = models.CharField(max_length=200, null=True, default=None, unique=True)
+    #: How many enqueues its unique key turned away.
+    duplicates = models.PositiveIntegerField(default=0)
+
+    objects: ClassVar = TaskQuerySet.as_manager()
+
+    class Meta(Leasable.Meta):
+        permissions: ClassVar = [("retry_task", "Can set a failed task ready again")]
+        constraints: ClassVar = [
+            *Leasable.Meta.constraints,
+            models.CheckConstraint(
+                name="tasks_task_status_is_known", condition=Q(status__in=TaskStatus.values)
+            ),
+            models.CheckConstraint(
+                name="tasks_task_running_is_leased",
+                condition=~Q(status=TaskStatus.RUNNING)
+                | Q(grants__gt=0, released_at=None, started_at__isnull=False, attempts__gt=0),
+            ),
+            models.CheckConstraint(
+                name="tasks_task_ended_is_dated",
+                condition=Q(status__in=TaskStatus.ended(), processed_at__isnull=False)
+                | Q(processed_at=None) & ~Q(status__in=TaskStatus.ended()),
+            ),
+            models.CheckConstraint(
+                name="tasks_task_attempts_are_limited",
+                condition=Q(attempts__lt=F("max_attempts"))
+                | Q(attempts=F("max_attempts")) & ~Q(status=TaskStatus.READY),
+            ),
+            models.CheckConstraint(
+                name="tasks_task_ended_frees_its_key",
+                condition=Q(unique_key=None) | ~Q(status__in=TaskStatus.ended()),
+            ),
+        ]
+        # Nothing that a heartbeat writes stands in an index or its condition.
+        indexes: ClassVar = [
+            models.Index(
+                F("queue"),
+                F("priority").desc(),
+                F("scheduled_at"),
+                F("id"),
+                name="tasks_task_to_claim",
+                condition=Q(status=TaskStatus.READY),
+            ),
+            models.Index(
+                fields=["id"],
+                name="tasks_task_running",
+                condition=Q(status=TaskStatus.RUNNING),
+            ),
+            models.Index(
+                fields=["id"],
+                name="tasks_task_failed",
+                condition=Q(status=TaskStatus.FAILED),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.pk}"
+
+    @property
+    def lease_resource(self) -> str:
+        return f"/api/tasks/{self.pk}"
+
+
+class AttemptOutcome(models.TextChoices):
+    """How an attempt ended that did not end well."""
+
+    FAILED = "failed"
+    LOST = "lost"
+    RETURNED = "returned"
+
+
+class TaskAttempt(models.Model):
+    """An attempt that ended otherwise than well. The good one is the task's own row."""
+
+    id = models.BigAutoField(primary_key=True)
+    task = models.ForeignKey(Task, on_delete=models.CASCADE, related_name="attempt_set")
+    number = models.PositiveIntegerField()
+    grant_id = models.UUIDField()
+    fencing_token = models.BigIntegerField()
+    holder = models.CharField(max_length=200)
+    started_at = models.DateTimeField()
+    ended_at = models.DateTimeField(db_default=DbNow())
+    outcome = models.CharField(max_length=8, choices=AttemptOutcome)
+    error = models.TextField(blank=True, default="")
+    traceback = models.TextField(blank=True, default="")
+    #: When a late write of this attempt was refused, and which.
+    refused_at = models.DateTimeField(null=True, default=None)
+    refused_verb = models.CharField(max_length=20, blank=True, default="")
+
+    class Meta:
+        ordering: ClassVar = ["id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["task", "grant_id"], name="tasks_attempt_of_grant"),
+            models.CheckConstraint(
+                name="tasks_attempt_refusal_is_whole",
+                condition=Q(refused_at=None, refused_verb="")
+                | Q(refused_at__isnull=False) & ~Q(refused_verb=""),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"attempt {self.number} of task {self.task_id}"
+
+    @classmethod
+    def of(cls, task: Task, outcome: str, error: str = "", traceback: str = "") -> TaskAttempt:
+        """An unsaved record of the attempt whose grant ``task`` carries."""
+        assert task.grant_id is not None and task.acquired_at is not None
+        return cls(
+            task_id=task.pk,
+            number=task.attempts,
+            grant_id=task.grant_id,
+            fencing_token=task.fencing_token,
+            holder=task.holder,
+            started_at=task.acquired_at,
+            outcome=outcome,
+            error=error,
+            traceback=traceback,
+        )
+
+
+class WorkerState(models.TextChoices):
+    """What a worker's last sign of life says."""
+
+    LIVE = "live"
+    LATE = "late"
+    GONE = "gone"
+    STOPPED = "stopped"
+
+
+class WorkerQuerySet(models.QuerySet["Worker"]):
+    """Worker processes."""
+
+    def with_state(self) -> WorkerQuerySet:
+        """Annotate ``state`` (a WorkerState) and ``now`` by the database's clock."""
+        return self.annotate(
+            now=DbNow(),
+            state=Case(
+                When(stopped_at__isnull=False, then=Value(WorkerState.STOPPED.value)),
+                When(last_seen_at__lt=DbNow() - Worker.GONE_AFTER, then=Value("gone")),
+                When(last_seen_at__lt=DbNow() - Worker.LATE_AFTER, then=Value("late")),
+                default=Value(WorkerState.LIVE.value),
+                output_field=models.CharField(),
+            ),
+        )
+
+    def present(self) -> WorkerQuerySet:
+        """Workers that were seen lately and have not stopped."""
+        return self.filter(stopped_at=None, last_seen_at__gte=DbNow() - Worker.GONE_AFTER)
+
+    def register(self, name: str, **what: Any) -> None:
+        """Note that a worker called ``name`` has started, as the ``what`` columns say."""
+        started = {"started_at": DbNow(), "last_seen_at": DbNow(), "stopped_at": None}
+        self.update_or_create(name=name, defaults=what | started)
+
+    def forget_gone(self) -> None:
+        """Delete workers that have not been seen for a day."""
+        self.filter(last_seen_at__lt=DbNow() - Worker.FORGOTTEN_AFTER).delete()
+
+    def seen(self, name: str) -> int:
+        """Note a sign of life of the worker called ``name``."""
+        return self.filter(name=name).update(last_seen_at=DbNow(), stopped_at=None)
+
+    def sign_off(self, name: str) -> int:
+        """Note that the worker called ``name`` has stopped."""
+        return self.filter(name=name).update(last_seen_at=DbNow(), stopped_at=DbNow())
+
+
+class Worker(models.Model):
+    """A worker process: what it serves, and when it was last seen."""
+
+    SEEN_EVERY = timedelta(seconds=2)
+    LATE_AFTER = timedelta(seconds=6)
+    GONE_AFTER = timedelta(seconds=20)
+    FORGOTTEN_AFTER = timedelta(days=1)
+
+    id = models.BigAutoField(primary_key=True)
+    #: The holder's name on its tasks.
+    name = models.CharField(max_length=200, unique=True)
+    hostname = models.CharField(max_length=255)
+    pid = models.PositiveIntegerField()
+    queues = models.JSONField(default=list)
+    #: The names of the tasks it has code for.
+    handlers = models.JSONField(default=list)
+    concurrency = models.PositiveIntegerField(default=0)
+    #: Whether it runs recovery.
+    sweeps = models.BooleanField(default=True)
+    started_at = models.DateTimeField(db_default=DbNow())
+    last_seen_at = models.DateTimeField(db_default=DbNow())
+    stopped_at = models.DateTimeField(null=True, default=None)
+
+    objects = WorkerQuerySet.as_manager()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class GeneratorWish(models.Model):
+    """The one row that says whether tasks are to be generated, and what became of the wish."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1, editable=False)
+    wanted = models.BooleanField(default=False)
+    #: Rises with each start and stop.
+    revision = models.PositiveIntegerField(default=0)
+    changed_by = models.CharField(max_length=200, blank=True, default="")
+    changed_at = models.DateTimeField(db_default=DbNow())
+    reason = models.CharField(max_length=500, blank=True, default="")
+    #: The latest revision that the generator has seen, and which process that was.
+    acknowledged_revision = models.PositiveIntegerField(default=0)
+    acknowledged_by = models.CharField(max_length=200, blank=True, default="")
+    acknowledged_at = models.DateTimeField(null=True, default=None)
+
+    class Meta:
+        verbose_name_plural = "generator wishes"
+        permissions: ClassVar = [("control_generator", "Can start and stop the generator")]
+        constraints: ClassVar = [
+            models.CheckConstraint(name="tasks_generator_wish_is_one", condition=Q(id=1)),
+            models.CheckConstraint(
+                name="tasks_generator_wish_acknowledged_is_made",
+                condition=Q(acknowledged_revision__lte=F("revision")),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return "started" if self.wanted else "stopped"
+
+
+__all__ = [
+    "AttemptOutcome",
+    "GeneratorWish",
+    "Task",
+    "TaskAttempt",
+    "TaskStatus",
+    "Worker",
+    "WorkerQuerySet",
+    "WorkerState",
+]

@@ -1,0 +1,66 @@
+"""What may be stored as a task's data and output."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tasks.exceptions import NotSerializable
+
+#: How many objects and lists may stand one inside the other. Each parser on the way has a limit
+#: of its own, some of them lower when read than when written; this one is below them all.
+MAX_DEPTH = 200
+
+
+def check_json(value: Any, what: str) -> Any:
+    """Return ``value`` if it is JSON that every supported database stores and gives back.
+
+    Raises NotSerializable for other types, NaN and infinities, NUL characters, lone surrogates,
+    and nesting or numbers that the parser refuses.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NotSerializable(f"The {what} is not JSON: {error}") from error
+    if text.count("{") + text.count("[") > MAX_DEPTH and _is_deep(value):
+        raise NotSerializable(f"The {what} is nested more than {MAX_DEPTH} deep.")
+    if "\\u0000" in text and _has_nul(value):
+        raise NotSerializable(f"The {what} contains a NUL character.")
+    return value
+
+
+def check_data(data: Any) -> dict[str, Any]:
+    """Return ``data`` as the keyword arguments of a handler; None is none.
+
+    Raises NotSerializable unless it is a JSON object.
+    """
+    if data is None:
+        return {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise NotSerializable("The data of a task must be a JSON object.")
+    checked: dict[str, Any] = check_json(data, "data")
+    return checked
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for outer in level for inner in _inside(outer)]
+    return bool(level)
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def _has_nul(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\0" in value
+    if isinstance(value, dict):
+        return any(_has_nul(key) or _has_nul(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return any(_has_nul(item) for item in value)
+    return False

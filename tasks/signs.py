@@ -1,0 +1,64 @@
+"""Signs of tasks, attempts, workers and the generator. See ``leasing.signs``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from leasing.signs import LATE, UNKNOWN, Sign, is_late
+from tasks.models import AttemptOutcome, Task, TaskStatus, WorkerState
+
+READY: Final = Sign("ready", "mute", "circle", "○")
+SCHEDULED: Final = Sign("scheduled", "mute", "clock", "◷")
+RETRYING: Final = Sign("waits to retry", "warn", "retry", "↻")
+RUNNING: Final = Sign("running", "info", "play", "▶")
+STUCK: Final = Sign("stuck", "crit", "alert", "▲")
+SUCCEEDED: Final = Sign("succeeded", "ok", "check", "✓")
+FAILED: Final = Sign("failed", "crit", "cross", "✕")
+CANCELLED: Final = Sign("cancelled", "mute", "slash", "⊘")
+
+TASK_SIGNS: Final = {
+    TaskStatus.READY: READY,
+    TaskStatus.RUNNING: RUNNING,
+    TaskStatus.SUCCEEDED: SUCCEEDED,
+    TaskStatus.FAILED: FAILED,
+    TaskStatus.CANCELLED: CANCELLED,
+}
+
+ATTEMPT_SIGNS: Final = {
+    AttemptOutcome.FAILED: Sign("failed", "crit", "cross", "✕"),
+    AttemptOutcome.LOST: Sign("lost", "warn", "alert", "▲"),
+    AttemptOutcome.RETURNED: Sign("given back", "mute", "unlock", "◌"),
+}
+
+WORKER_SIGNS: Final = {
+    WorkerState.LIVE: Sign("live", "ok", "check", "●"),
+    WorkerState.LATE: LATE,
+    WorkerState.GONE: Sign("gone", "crit", "alert", "▲"),
+    WorkerState.STOPPED: Sign("stopped", "mute", "stop", "■"),
+}
+
+GENERATOR_SIGNS: Final = {
+    "RUNNING": Sign("running", "ok", "play", "▶"),
+    "STARTED": Sign("started, not yet producing", "info", "clock", "◷"),
+    "STOPPED": Sign("stopped", "mute", "stop", "■"),
+}
+
+#: How grave a diagnosis is.
+SEVERITY_SIGNS: Final = {
+    "ok": Sign("all is well", "ok", "check", "✓"),
+    "info": Sign("for information", "info", "info", "i"),
+    "warning": Sign("warning", "warn", "alert", "!"),
+    "critical": Sign("critical", "crit", "alert", "▲"),
+}
+
+
+def task_sign(task: Task, now: datetime) -> Sign:
+    """The sign of ``task`` at ``now``, which is the database's clock."""
+    if task.status == TaskStatus.RUNNING:
+        if task.expires_at <= now:
+            return STUCK
+        return LATE if is_late(task, now) else RUNNING
+    if task.status == TaskStatus.READY and task.scheduled_at > now:
+        return RETRYING if task.attempts else SCHEDULED
+    return TASK_SIGNS.get(TaskStatus(task.status), UNKNOWN)

@@ -1,0 +1,34 @@
+"""Addresses of the pages about tasks, workers and the generator."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from leasing import navigation
+from leasing.navigation import Entry
+from tasks import views
+
+app_name = "tasks"
+
+SEE_TASKS, SEE_WORKERS = "tasks.view_task", "tasks.view_worker"
+
+navigation.add(
+    Entry(10, "tasks:overview", "Overview", "pulse", SEE_TASKS),
+    Entry(20, "tasks:list", "Tasks", "stack", SEE_TASKS, ("tasks:detail", "tasks:retry")),
+    Entry(30, "tasks:stuck", "Stuck", "alert", SEE_TASKS),
+    Entry(50, "tasks:workers", "Workers", "workers", SEE_WORKERS),
+    Entry(60, "tasks:generator", "Generator", "bolt", SEE_TASKS),
+)
+navigation.add_row_page("tasks.task", "tasks:detail")
+
+urlpatterns = [
+    path("", views.overview, name="overview"),
+    path("tasks/", views.task_list, name="list"),
+    path("tasks/stuck/", views.stuck, name="stuck"),
+    path("tasks/<int:pk>/", views.task_detail, name="detail"),
+    path("tasks/<int:pk>/retry/", views.retry, name="retry"),
+    path("workers/", views.workers, name="workers"),
+    path("generator/", views.generator, name="generator"),
+    path("generator/start/", views.generator_start, name="generator_start"),
+    path("generator/stop/", views.generator_stop, name="generator_stop"),
+]

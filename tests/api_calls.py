@@ -1,0 +1,62 @@
+"""Calls of the API in tests, and what every answer must look like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.test import Client
+
+#: Every route with a body, and the fields it cannot do without.
+BODIES: list[tuple[str, str, dict[str, Any]]] = [
+    ("POST", "/leases", {"resource": "crane:1", "holder": "me"}),
+    ("PUT", "/leases/renew", {"resource": "crane:1", "holder": "me"}),
+    ("DELETE", "/leases/release", {"resource": "crane:1", "holder": "me"}),
+    ("DELETE", "/leases/1", {"resource": "crane:1", "holder": "me"}),
+    ("POST", "/tasks", {"name": "sample.sleep"}),
+    ("POST", "/tasks/next", {"processor": "me"}),
+    ("PUT", "/tasks/1/heartbeat", {"processor": "me"}),
+    ("PUT", "/tasks/1/complete", {"processor": "me"}),
+    ("PUT", "/tasks/1/fail", {"processor": "me", "error": "it broke"}),
+]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back."""
+
+    status: int
+    body: Any
+    headers: Mapping[str, str]
+
+
+def call(
+    client: Client,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    content_type: str = "application/json",
+    **extra: Any,
+) -> Answer:
+    """Ask the API for ``path`` below /api with ``body``: bytes as they are, None for nothing,
+    anything else as JSON. Fails unless the answer has the form of an answer."""
+    raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    response = client.generic(method, f"/api{path}", raw, content_type=content_type, **extra)
+    answer = Answer(response.status_code, json.loads(response.content), response.headers)
+    assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
+    assert "no-store" in answer.headers["Cache-Control"]
+    check_form(answer)
+    return answer
+
+
+def check_form(answer: Answer) -> None:
+    """An error is ``{"error": text}``, and one of the two 409 of a task a notice."""
+    assert isinstance(answer.body, dict)
+    if answer.status >= 400 and "status" not in answer.body:
+        (key,) = answer.body
+        assert key == "error" or (answer.status == 409 and key == "message")
+        assert isinstance(answer.body[key], str)
+        assert answer.body[key]

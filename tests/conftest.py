@@ -1,0 +1,65 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from django.db import connection
+
+from tests.plugin import DATABASE
+from tests.processes import Process
+
+
+class Spawn(Protocol):
+    """Start ``python *args`` on the test database; keywords are added to its environment."""
+
+    def __call__(self, args: Sequence[str], **env: str) -> Process: ...
+
+
+@pytest.fixture(scope="session")
+def django_db_keepdb(request: pytest.FixtureRequest) -> bool:
+    """Leave a throw-away database to its end: dropping it fails while a thread is connected."""
+    return request.config.stash[DATABASE].throw_away or bool(request.config.getvalue("reuse_db"))
+
+
+@pytest.fixture
+def process_env(request: pytest.FixtureRequest, transactional_db: None) -> dict[str, str]:
+    """The environment of a process that works on the test database.
+
+    The test runs without a surrounding transaction, or the process would see none of its rows.
+    """
+    database = request.config.stash[DATABASE]
+    return {
+        **os.environ,
+        "DATABASE_URL": database.named(str(connection.settings_dict["NAME"])),
+        "PYTHONWARNINGS": "error",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+@pytest.fixture
+def spawn(process_env: dict[str, str], tmp_path: Path) -> Iterator[Spawn]:
+    """Starts processes on the test database, and ends them all with the test.
+
+    ``spawn(["manage.py", "run_worker"], LEASING_TTL="2")`` returns a ``Process``. What each
+    printed is shown when the test fails.
+    """
+    processes: list[Process] = []
+
+    def start(args: Sequence[str], **env: str) -> Process:
+        log = tmp_path / f"process-{len(processes)}.log"
+        processes.append(Process(args, {**process_env, **env}, log))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.resume()
+            process.terminate()  # all at once, so that their ends do not add up
+    for process in processes:
+        process.end()
+        print(f"--- {process.name}, ended {process.returncode}\n{process.output}")

@@ -1,0 +1,155 @@
+"""Rows for tests, brought into their state by the verbs: no test begins where no life leads."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import factory
+from factory.django import DjangoModelFactory
+
+from leasing.clock import clock
+from leasing.functions import DbNow, after, database_now
+from leasing.models import Lease, LeaseState
+from tasks import querysets, registry
+from tasks.exceptions import GiveUp
+from tasks.models import Task, TaskStatus, Worker, WorkerState
+from tasks.sample import SLEEP
+from tests.leasing.support import expire
+
+
+class LeaseFactory(DjangoModelFactory[Lease]):
+    """A lease as the database has it.
+
+    ``LeaseFactory(resource=..., holder=..., ttl=..., renewals=..., state=...)``, where ``state``
+    is a LeaseState, or "revoked" for one that an operator took back. Active by default.
+    """
+
+    class Meta:
+        model = Lease
+
+    resource = factory.Sequence(lambda n: f"berth:{n}")
+    holder = factory.Sequence(lambda n: f"worker-{n}")
+    ttl = 30.0
+    renewals = 0
+    state: str = LeaseState.ACTIVE
+
+    @classmethod
+    def _create(cls, model_class: type[Lease], *args: Any, **kwargs: Any) -> Lease:
+        state, renewals, resource = (kwargs.pop(k) for k in ("state", "renewals", "resource"))
+        if state == LeaseState.FREE:
+            return model_class.objects.create(resource=resource)
+        lease = model_class.objects.acquire(resource, **kwargs)
+        for _ in range(renewals):
+            model_class.objects.renew(lease)
+        _end(lease, state)
+        lease.refresh_from_db()
+        return lease
+
+
+def _end(lease: Lease, state: str) -> None:
+    match state:
+        case LeaseState.ACTIVE:
+            pass
+        case LeaseState.EXPIRED:
+            expire(lease)
+        case LeaseState.RELEASED:
+            Lease.objects.release(lease)
+        case "revoked":
+            Lease.objects.filter(pk=lease.pk).revoke("by the factory", "factory")
+        case _:
+            raise ValueError(f"A lease is never {state!r}.")
+
+
+class TaskFactory(DjangoModelFactory[Task]):
+    """A task as the database has it; for a running one the instance is its holder's.
+
+    ``state`` is ready (the default), scheduled, running, stuck, succeeded, dead (attempts
+    exhausted), given_up, cancelled, retrying (failed once, waits), recovered (lost once, ready)
+    or returned. ``holder`` and ``ttl`` are of its only claim; everything else goes to
+    ``enqueue``.
+    """
+
+    class Meta:
+        model = Task
+
+    name = SLEEP
+    data: Any = factory.LazyFunction(lambda: {"sleep_duration_seconds": 1})
+    holder = factory.Sequence(lambda n: f"worker-{n}")
+    ttl = 30.0
+    state = "ready"
+
+    @classmethod
+    def _create(cls, model_class: type[Task], *args: Any, **kwargs: Any) -> Task:
+        state, holder, ttl = (kwargs.pop(k) for k in ("state", "holder", "ttl"))
+        if state == "scheduled":
+            kwargs.setdefault("scheduled_at", database_now("default") + timedelta(hours=1))
+        if state == "dead":
+            kwargs["max_attempts"] = 1
+        task = model_class.objects.enqueue(kwargs.pop("name"), kwargs.pop("data"), **kwargs)
+        if state not in ("ready", "scheduled", "cancelled"):
+            task = claimed(task, holder, ttl)
+        _bring(task, state)
+        task.refresh_from_db()
+        return task
+
+
+def claimed(task: Task, holder: str, ttl: float = 30.0) -> Task:
+    """``task``, which is ready, as ``holder`` has claimed it."""
+    # Or the claim would recover what the test has prepared.
+    swept_at = querysets._swept_at
+    swept_at["default"] = max(clock(), swept_at.get("default", 0.0))
+    (mine,) = Task.objects.filter(pk=task.pk).claim(holder, ttl=ttl)
+    return mine
+
+
+def _bring(task: Task, state: str) -> None:
+    row = Task.objects.filter(pk=task.pk)
+    match state:
+        case "ready" | "scheduled" | "running":
+            pass
+        case "stuck":
+            expire(task)
+        case "succeeded":
+            Task.objects.complete(task, {"slept_seconds": 1})
+        case "dead" | "retrying":
+            Task.objects.fail(task, ValueError("no luck"))
+        case "given_up":
+            Task.objects.fail(task, GiveUp("no hope"))
+        case "cancelled":
+            row.update(status=TaskStatus.CANCELLED, processed_at=DbNow())
+        case "recovered":
+            expire(task)
+            row.recover()
+        case "returned":
+            Task.objects.give_back(task, "its worker was stopped")
+        case _:
+            raise ValueError(f"A task is never {state!r}.")
+
+
+class WorkerFactory(DjangoModelFactory[Worker]):
+    """A worker's row. ``state`` is a WorkerState, live by default."""
+
+    class Meta:
+        model = Worker
+
+    name = factory.Sequence(lambda n: f"worker-{n}")
+    hostname = "host-1"
+    pid = factory.Sequence(lambda n: 1000 + n)
+    queues = factory.LazyFunction(lambda: ["default"])
+    handlers = factory.LazyFunction(registry.names)
+    concurrency = 4
+    state: str = WorkerState.LIVE
+
+    @classmethod
+    def _create(cls, model_class: type[Worker], *args: Any, **kwargs: Any) -> Worker:
+        state = kwargs.pop("state")
+        worker = model_class.objects.create(**kwargs)
+        row = model_class.objects.filter(pk=worker.pk)
+        age = {WorkerState.LATE: model_class.LATE_AFTER, WorkerState.GONE: model_class.GONE_AFTER}
+        if state in age:
+            row.update(last_seen_at=after(-age[state] - timedelta(seconds=1)))
+        elif state == WorkerState.STOPPED:
+            row.sign_off(worker.name)
+        worker.refresh_from_db()
+        return worker

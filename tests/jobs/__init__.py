@@ -1,0 +1,1 @@
+"""An app of the tests: handlers that do as a test says, in whatever process runs them."""

@@ -1,0 +1,231 @@
+"""What several tests of leases need."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from django.db import connection, connections, transaction
+
+from leasing.hold import Grant, Hold
+from leasing.keeper import Keeper, Renewals
+from leasing.models import Leasable, Lease, LeaseEvent
+from leasing.querysets import LEASE_FIELDS, granting
+from leasing.functions import after
+from leasing.rowstore import RowStore, grant_of
+
+Result = TypeVar("Result")
+
+#: Long enough for a loaded machine; nothing waits that long when all is well.
+PATIENCE = 20.0
+
+
+# What others do to a row
+
+
+def expire(lease: Leasable) -> None:
+    """Let the deadline of ``lease`` pass, in the database only."""
+    rows = type(lease)._default_manager.filter(pk=lease.pk)
+    rows.update(expires_at=after(timedelta(seconds=-1)))
+
+
+def usurp(lease: Leasable, holder: str = "thief") -> None:
+    """Grant the row of ``lease`` to ``holder``, whoever holds it."""
+    rows = type(lease)._default_manager.filter(pk=lease.pk)
+    rows.update(grant_id=uuid.uuid4(), **granting(holder, timedelta(seconds=60)))
+
+
+def release_ahead_of_the_clock(lease: Leasable) -> None:
+    """Mark the row released, by a clock that has since been set back: the deadline still lies
+    ahead, and only ``released_at`` says that the term is over."""
+    rows = type(lease)._default_manager.filter(pk=lease.pk)
+    rows.update(
+        released_at=after(timedelta(seconds=60)), expires_at=after(timedelta(seconds=50))
+    )
+
+
+def stored(lease: Leasable) -> dict[str, Any]:
+    """The lease columns of the row as the database has them."""
+    return type(lease)._default_manager.filter(pk=lease.pk).values(*LEASE_FIELDS).get()
+
+
+def events(resource: str) -> list[str]:
+    """What the ledger says happened to ``resource``, oldest first."""
+    of_resource = LeaseEvent.objects.filter(resource=resource)
+    return list(of_resource.order_by("id").values_list("kind", flat=True))
+
+
+@contextmanager
+def just_before_the_update(meanwhile: Callable[[], object]) -> Iterator[None]:
+    """Do ``meanwhile`` between a verb's lock and its update, as could happen on a database
+    without row locks. Fails when the verb sends no update."""
+    with _when("UPDATE", meanwhile, before=True):
+        yield
+
+
+@contextmanager
+def just_after_the_commit(meanwhile: Callable[[], object]) -> Iterator[None]:
+    """Do ``meanwhile`` when a verb has committed, but has not returned. For tests that run in
+    a transaction, where the verb's own is a savepoint."""
+    with _when("RELEASE SAVEPOINT", meanwhile, before=False):
+        yield
+
+
+@contextmanager
+def _when(statement: str, meanwhile: Callable[[], object], before: bool) -> Iterator[None]:
+    waiting = [meanwhile]
+
+    def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        its_time = bool(waiting) and sql.startswith(statement)
+        if its_time and before:
+            waiting.pop()()
+        result = execute(sql, params, many, context)
+        if its_time and not before:
+            waiting.pop()()
+        return result
+
+    with connection.execute_wrapper(wrapper):
+        yield
+    assert not waiting, f"no {statement} was sent"
+
+
+class OtherSession:
+    """A second session on the database: its own thread, its own connection."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._transaction: transaction.Atomic | None = None
+
+    def start(self, work: Callable[..., Result], *args: Any) -> Future[Result]:
+        return self._thread.submit(work, *args)
+
+    def run(self, work: Callable[..., Result], *args: Any) -> Result:
+        return self.start(work, *args).result(PATIENCE)
+
+    def begin(self) -> None:
+        self._transaction = transaction.atomic()
+        self.run(self._transaction.__enter__)
+
+    def commit(self) -> None:
+        if self._transaction is not None:
+            self.run(self._transaction.__exit__, None, None, None)
+            self._transaction = None
+
+    def lock(self, lease: Lease) -> None:
+        """Begin a transaction and lock the row of ``lease`` in it."""
+        self.begin()
+        rows = Lease.objects.filter(pk=lease.pk).select_for_update()
+        self.run(lambda: list(rows))
+
+    def close(self) -> None:
+        self.commit()
+        self.run(connections.close_all)
+        self._thread.shutdown()
+
+
+# Holds without a database, keepers without time
+
+
+class FakeClock:
+    """The holder's clock, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def far_away() -> datetime:
+    return datetime(2100, 1, 1, tzinfo=UTC)
+
+
+class FakeStore:
+    """A store that answers what it is told to: by default, that all was renewed."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[Mapping[Any, uuid.UUID]], Renewals] = self.renew_all
+        self.calls: list[dict[Any, uuid.UUID]] = []
+        self.timeouts: list[float] = []
+        self.opened: list[threading.Thread] = []
+        self.closed: list[threading.Thread] = []
+        self.released: list[Grant] = []
+        self.losses: list[str] = []
+        self.release_error: Exception | None = None
+
+    def open(self) -> None:
+        self.opened.append(threading.current_thread())
+
+    def close(self) -> None:
+        self.closed.append(threading.current_thread())
+
+    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
+        self.calls.append(dict(grants))
+        self.timeouts.append(timeout)
+        return self.answer(grants)
+
+    def release(self, grant: Grant) -> None:
+        if self.release_error is not None:
+            raise self.release_error
+        self.released.append(grant)
+
+    def lost(self, grant: Grant, reason: str) -> None:
+        self.losses.append(reason)
+
+    @staticmethod
+    def renew_all(grants: Mapping[Any, uuid.UUID]) -> Renewals:
+        return Renewals(renewed=dict.fromkeys(grants, far_away()))
+
+    @staticmethod
+    def lose_all(grants: Mapping[Any, uuid.UUID]) -> Renewals:
+        return Renewals(lost=dict.fromkeys(grants, "thief has it"))
+
+    @staticmethod
+    def all_busy(grants: Mapping[Any, uuid.UUID]) -> Renewals:
+        return Renewals()
+
+    @staticmethod
+    def fail(grants: Mapping[Any, uuid.UUID]) -> Renewals:
+        raise ConnectionError("the database is away")
+
+
+def granted(key: Any = 1, ttl: float = 30.0) -> Grant:
+    """A grant that no database knows."""
+    return Grant(
+        key=key,
+        grant_id=uuid.uuid4(),
+        fencing_token=7,
+        holder="me",
+        resource=f"crane:{key}",
+        ttl=ttl,
+        expires_at=far_away(),
+        row=None,
+    )
+
+
+def hold_of(
+    store: FakeStore, keeper: Keeper, key: Any = 1, ttl: float = 30.0, on_lost: Any = None
+) -> Hold:
+    """A hold that gets a grant from ``store``, not yet entered."""
+    return Hold(store, lambda: granted(key, ttl), on_lost=on_lost, keeper=keeper)
+
+
+def row_hold(
+    keeper: Keeper, resource: str = "crane:1", ttl: float = 30.0, on_lost: Any = None
+) -> Hold:
+    """A hold on a row of the database that ``keeper`` renews, not yet entered."""
+    store = RowStore(Lease, "default")
+    return Hold(
+        store,
+        lambda: grant_of(Lease.objects.acquire(resource, ttl=ttl)),
+        on_lost=on_lost,
+        keeper=keeper,
+    )

@@ -1,0 +1,344 @@
+"""Acquiring a named lease."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from leasing import querysets
+from leasing.exceptions import InvalidResource, InvalidTTL, LeaseHeld
+from leasing.models import Lease, LeaseEvent
+from tests.factories import LeaseFactory
+from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import events, expire, just_before_the_update, stored, usurp
+
+pytestmark = pytest.mark.django_db
+
+
+def test_acquiring_a_new_name_creates_the_row_and_holds_it() -> None:
+    lease = Lease.objects.acquire("crane:1", holder="ann", ttl=10)
+
+    assert (lease.resource, lease.holder, lease.grants) == ("crane:1", "ann", 1)
+    assert lease.ttl == timedelta(seconds=10)
+    assert lease.expires_at - lease.acquired_at == timedelta(seconds=10)
+    assert isinstance(lease.grant_id, uuid.UUID)
+    assert (lease.renewals, lease.renewed_at, lease.released_at) == (0, None, None)
+    assert list(Lease.objects.active()) == [lease]
+
+
+def test_what_acquire_returns_is_what_the_database_has() -> None:
+    lease = Lease.objects.acquire("crane:1", holder="ann")
+
+    assert stored(lease) == {field: getattr(lease, field) for field in stored(lease)}
+
+
+def test_a_held_lease_is_refused_and_the_error_names_holder_and_expiry() -> None:
+    held = LeaseFactory(resource="crane:1", holder="ann")
+
+    with pytest.raises(LeaseHeld) as refusal:
+        Lease.objects.acquire("crane:1", holder="bob")
+
+    error = refusal.value
+    assert (error.resource, error.holder, error.expires_at) == ("crane:1", "ann", held.expires_at)
+    assert str(error) == f"crane:1 is held by ann until {held.expires_at.isoformat()}."
+    assert events("crane:1") == ["acquired"]
+
+
+def test_the_same_holder_cannot_acquire_twice() -> None:
+    before = stored(LeaseFactory(resource="crane:1", holder="ann"))
+
+    with pytest.raises(LeaseHeld, match="held by ann"):
+        Lease.objects.acquire("crane:1", holder="ann")
+
+    assert stored(Lease.objects.get()) == before
+
+
+def test_another_resource_is_another_lease() -> None:
+    LeaseFactory(resource="crane:1")
+
+    assert Lease.objects.acquire("crane:2").grants == 1
+
+
+def test_names_are_compared_case_sensitively() -> None:
+    LeaseFactory(resource="crane:a")
+
+    assert Lease.objects.acquire("crane:A").grants == 1
+
+
+@pytest.mark.parametrize("state", ["expired", "released", "revoked"])
+def test_what_is_over_can_be_acquired_by_the_next(state: str) -> None:
+    first = LeaseFactory(resource="crane:1", holder="ann", renewals=2, state=state)
+
+    second = Lease.objects.acquire("crane:1", holder="bob", ttl=5)
+
+    assert second.pk == first.pk
+    assert second.holder == "bob"
+    assert second.grants == 2
+    assert second.grant_id != first.grant_id
+    assert second.fencing_token > first.fencing_token
+    assert (second.renewals, second.renewed_at, second.released_at) == (0, None, None)
+    assert second.ttl == timedelta(seconds=5)
+
+
+def test_taking_over_an_expired_lease_is_recorded_with_its_previous_holder() -> None:
+    LeaseFactory(resource="crane:1", holder="ann", state="expired")
+
+    lease = Lease.objects.acquire("crane:1", holder="bob")
+
+    event = LeaseEvent.objects.first()
+    assert event is not None
+    assert (event.kind, event.holder, event.previous_holder) == ("taken_over", "bob", "ann")
+    assert (event.grant_id, event.fencing_token) == (lease.grant_id, lease.fencing_token)
+    assert (event.model, event.key) == ("leasing.lease", str(lease.pk))
+
+
+@pytest.mark.parametrize("state", ["released", "revoked"])
+def test_acquiring_what_was_given_back_is_no_takeover(state: str) -> None:
+    LeaseFactory(resource="crane:1", state=state)
+
+    Lease.objects.acquire("crane:1")
+
+    assert events("crane:1")[-1] == "acquired"
+
+
+def test_a_free_row_is_acquired_without_a_second_row() -> None:
+    free = LeaseFactory(resource="crane:1", state="free")
+
+    assert Lease.objects.acquire("crane:1").pk == free.pk
+    assert events("crane:1") == ["acquired"]
+
+
+def test_acquiring_touches_no_other_free_row() -> None:
+    other = LeaseFactory(state="free")
+
+    Lease.objects.acquire("crane:x")
+
+    assert stored(other)["grants"] == 0
+
+
+def test_only_the_row_that_can_be_acquired_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A held row is not locked: its renewal would be skipped for it."""
+    LeaseFactory(resource="crane:1")
+    locked: list[int] = []
+
+    def lock(rows: Any, **how: Any) -> Any:
+        locked.extend(rows.values_list("pk", flat=True))
+        return rows
+
+    monkeypatch.setattr(querysets, "lock", lock)
+    with pytest.raises(LeaseHeld):
+        Lease.objects.acquire("crane:1")
+
+    assert locked == []
+
+
+# The deadline
+
+
+def test_the_ttl_defaults_to_the_setting() -> None:
+    assert Lease.objects.acquire("crane:1").ttl == timedelta(seconds=30)
+    with override_settings(LEASING={"TTL": 7}):
+        assert Lease.objects.acquire("crane:2").ttl == timedelta(seconds=7)
+
+
+@pytest.mark.parametrize("ttl", [1, 86400, 2.5, timedelta(minutes=1)])
+def test_a_ttl_within_the_bounds_is_taken(ttl: float | timedelta) -> None:
+    lease = Lease.objects.acquire("crane:1", ttl=ttl)
+
+    wanted = ttl if isinstance(ttl, timedelta) else timedelta(seconds=ttl)
+    assert lease.expires_at - lease.acquired_at == wanted
+
+
+@pytest.mark.parametrize("ttl", [0, -1, 0.999, 86401, timedelta(days=2)])
+def test_a_ttl_out_of_bounds_is_refused(ttl: float | timedelta) -> None:
+    with pytest.raises(InvalidTTL, match="between 1 and 86400 seconds"):
+        Lease.objects.acquire("crane:1", ttl=ttl)
+
+    assert not Lease.objects.exists()
+
+
+def test_a_lease_is_held_until_its_expiry_and_free_from_it_on(
+    database_clock: DatabaseClock,
+) -> None:
+    first = LeaseFactory(resource="crane:1", holder="ann", ttl=30)
+
+    database_clock.advance(30 - 0.000001)
+    with pytest.raises(LeaseHeld):
+        Lease.objects.acquire("crane:1", holder="bob")
+    database_clock.now = first.expires_at
+    second = Lease.objects.acquire("crane:1", holder="bob")
+
+    assert second.acquired_at == first.expires_at
+
+
+# Fencing tokens
+
+
+def test_tokens_rise_with_every_grant_also_while_the_clock_stands(
+    database_clock: DatabaseClock,
+) -> None:
+    tokens = []
+    for _ in range(3):
+        lease = Lease.objects.acquire("crane:1")
+        tokens.append(lease.fencing_token)
+        Lease.objects.release(lease)
+
+    assert tokens == [tokens[0], tokens[0] + 1, tokens[0] + 2]
+
+
+def test_tokens_rise_although_the_clock_is_set_back(database_clock: DatabaseClock) -> None:
+    first = LeaseFactory(resource="crane:1", state="released")
+    expire(first)
+
+    database_clock.advance(-3600)
+    expire(first)
+    Lease.objects.update(released_at=None)
+    second = Lease.objects.acquire("crane:1")
+
+    assert second.fencing_token == first.fencing_token + 1
+
+
+def test_the_first_token_is_the_clock_in_microseconds(database_clock: DatabaseClock) -> None:
+    lease = Lease.objects.acquire("crane:1")
+
+    assert lease.fencing_token == int(database_clock.now.timestamp()) * 1_000_000
+
+
+def test_tokens_rise_across_pruning_and_making_the_row_anew(
+    database_clock: DatabaseClock,
+) -> None:
+    first = LeaseFactory(resource="crane:1", state="revoked")
+    Lease.objects.all().delete()
+
+    database_clock.advance(1)
+    second = Lease.objects.acquire("crane:1")
+
+    assert second.pk != first.pk
+    assert second.fencing_token > first.fencing_token
+
+
+def test_each_resource_has_its_own_tokens_but_never_the_same_grant() -> None:
+    leases = [Lease.objects.acquire(f"crane:{n}") for n in range(5)]
+
+    assert len({lease.grant_id for lease in leases}) == 5
+
+
+# Someone is faster
+
+
+def test_whoever_takes_the_row_between_our_look_and_our_update_keeps_it() -> None:
+    lease = LeaseFactory(resource="crane:1", state="free")
+
+    with (
+        just_before_the_update(lambda: usurp(lease)),
+        pytest.raises(LeaseHeld, match="held by thief"),
+    ):
+        Lease.objects.acquire("crane:1", holder="ann")
+
+    assert stored(lease)["holder"] == "thief"
+    assert events("crane:1") == []
+
+
+def test_a_row_that_someone_else_is_about_to_take_is_refused_after_three_tries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    LeaseFactory(resource="crane:1", state="free")
+    tries = []
+
+    def lock(rows: Any, **how: Any) -> Any:
+        tries.append(how)
+        return rows.none()
+
+    monkeypatch.setattr(querysets, "lock", lock)
+    with pytest.raises(LeaseHeld, match=r"^crane:1 is being acquired by someone else\.$"):
+        Lease.objects.acquire("crane:1")
+
+    assert tries == [{"skip_locked": True}] * 3
+
+
+def test_a_row_deleted_at_the_wrong_moment_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    LeaseFactory(resource="crane:1", state="expired")
+    lock = querysets.lock
+
+    def lock_once_deleted(rows: Any, **how: Any) -> Any:
+        monkeypatch.setattr(querysets, "lock", lock)
+        Lease.objects.all().delete()
+        return lock(rows, **how)
+
+    monkeypatch.setattr(querysets, "lock", lock_once_deleted)
+
+    assert Lease.objects.acquire("crane:1").grants == 1
+
+
+# Names
+
+
+@pytest.mark.parametrize("argument", ["resource", "holder"])
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        (7, "must be a string, not int"),
+        (b"crane", "must be a string, not bytes"),
+        ("", "must have 1 to 200 characters"),
+        ("x" * 201, "must have 1 to 200 characters"),
+        ("a\nb", "must not contain control characters"),
+        ("a\x00b", "must not contain control characters"),
+        ("\ud800", "must not contain control characters"),
+        (" crane", "must not begin or end with a space"),
+        ("crane ", "must not begin or end with a space"),
+    ],
+)
+def test_an_unusable_name_is_refused(argument: str, name: Any, complaint: str) -> None:
+    names = {"resource": "crane:1", "holder": "ann"} | {argument: name}
+
+    with pytest.raises(InvalidResource, match=f"^The {argument} {complaint}"):
+        Lease.objects.acquire(**names)
+
+    assert not Lease.objects.exists()
+
+
+def test_a_resource_must_be_named() -> None:
+    with pytest.raises(InvalidResource, match="must be a string, not NoneType"):
+        Lease.objects.acquire(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["x", "x" * 200, "Kran 7 (Süd)", "起重机", "%s", "a/b?c=d#e"])
+def test_any_printable_name_will_do(name: str) -> None:
+    lease = Lease.objects.acquire(name, holder=name)
+
+    assert (lease.resource, lease.holder) == (name, name)
+
+
+def test_the_holder_defaults_to_this_process() -> None:
+    first, second = Lease.objects.acquire("crane:1"), Lease.objects.acquire("crane:2")
+
+    assert first.holder == second.holder != ""
+
+
+# The database
+
+
+def test_acquiring_a_row_that_exists_takes_four_statements_in_one_transaction(
+    django_assert_max_num_queries: Any,
+) -> None:
+    LeaseFactory(resource="crane:1", state="free")
+
+    with django_assert_max_num_queries(6) as captured:
+        Lease.objects.acquire("crane:1")
+
+    assert [q["sql"].split()[0] for q in captured.captured_queries] == [
+        "SAVEPOINT", "SELECT", "UPDATE", "SELECT", "INSERT", "RELEASE",
+    ]
+
+
+def test_the_deadline_is_the_databases(database_clock: DatabaseClock) -> None:
+    """No wall clock of Python takes part: here the database lives in another year."""
+    lease = Lease.objects.acquire("crane:1", ttl=30)
+
+    assert lease.acquired_at == database_clock.now

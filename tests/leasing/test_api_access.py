@@ -1,0 +1,219 @@
+"""Who may call the API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from pytest_django import Settings
+
+from leasing.models import Lease
+from tests.api_calls import BODIES, call
+
+pytestmark = pytest.mark.django_db
+
+TERM = {"resource": "crane:1", "holder": "me"}
+#: What each route asks for.
+ROUTES: list[tuple[str, str, str]] = [
+    *(
+        ("GET", f"/leases{path}", "leasing.view_lease")
+        for path in ("", "/active", "/expired", "/renewed", "/released", "/1")
+    ),
+    *((m, path, "leasing.change_lease") for m, path, _ in BODIES if path.startswith("/leases")),
+    *(("GET", f"/tasks{path}", "tasks.view_task") for path in ("", "/started", "/processed", "/1")),
+    ("POST", "/tasks", "tasks.add_task"),
+    *((m, path, "tasks.change_task") for m, path, _ in BODIES if path.startswith("/tasks/")),
+    ("POST", "/generator/start", "tasks.control_generator"),
+    ("DELETE", "/generator/stop", "tasks.control_generator"),
+    ("GET", "/generator/status", "tasks.view_task"),
+    ("GET", "/openapi.json", "leasing.view_lease"),
+]
+EACH = pytest.mark.parametrize(
+    ("method", "path", "permission"), ROUTES, ids=[f"{m} {path}" for m, path, _ in ROUTES]
+)
+
+
+@pytest.fixture
+def compatible(settings: Settings) -> None:
+    settings.LEASING = {**settings.LEASING, "API_ACCESS": "compatible"}
+
+
+@pytest.fixture
+def user() -> User:
+    return User.objects.create_user("alice")
+
+
+@pytest.fixture
+def alice(user: User) -> Client:
+    """A browser in which alice is signed in, and which is held to Django's CSRF token."""
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(user)
+    client.cookies["csrftoken"] = "t" * 32
+    return client
+
+
+def allow(user: User, *names: str) -> None:
+    for name in names:
+        app, codename = name.split(".")
+        wanted = Permission.objects.filter(content_type__app_label=app, codename=codename)
+        user.user_permissions.add(wanted.get())
+
+
+def status_of(client: Client, method: str, path: str, **extra: Any) -> int:
+    if path == "/openapi.json":
+        return client.get(f"/api{path}", **extra).status_code
+    return call(client, method, path, **extra).status
+
+
+# Closed
+
+
+@EACH
+def test_nobody_is_let_in_without_signing_in(
+    client: Client, method: str, path: str, permission: str
+) -> None:
+    assert status_of(client, method, path) == 401
+
+
+@EACH
+def test_a_user_without_the_permission_is_refused(
+    alice: Client, user: User, method: str, path: str, permission: str
+) -> None:
+    allow(user, *({name for _, _, name in ROUTES} - {permission}))
+    assert status_of(alice, method, path, headers={"X-CSRFToken": "t" * 32}) == 403
+
+
+@EACH
+def test_a_user_with_the_permission_is_let_in(
+    alice: Client, user: User, method: str, path: str, permission: str
+) -> None:
+    allow(user, permission)
+    status = status_of(alice, method, path, headers={"X-CSRFToken": "t" * 32})
+    assert status not in (401, 403)
+
+
+def test_these_are_all_the_routes_there_are(admin_client: Client) -> None:
+    paths = admin_client.get("/api/openapi.json").json()["paths"]
+    documented = {
+        (method.upper(), path.replace("{lease_id}", "1").replace("{task_id}", "1"))
+        for path, methods in paths.items()
+        for method in methods
+    }
+    listed = {(method, f"/api{path}") for method, path, _ in ROUTES}
+    listed ^= {("GET", "/api/healthz"), ("GET", "/api/openapi.json")}
+    assert documented == listed
+
+
+def test_health_is_told_to_everybody(client: Client) -> None:
+    assert call(client, "GET", "/healthz", REMOTE_ADDR="203.0.113.7").status == 200
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-CSRFToken": "f" * 32}])
+def test_a_change_without_the_csrf_token_is_refused(
+    alice: Client, user: User, headers: dict[str, str]
+) -> None:
+    allow(user, "leasing.change_lease")
+    answer = call(alice, "POST", "/leases", TERM, headers=headers)
+    assert (answer.status, "CSRF" in answer.body["error"]) == (403, True)
+    assert not Lease.objects.exists()
+
+
+def test_a_change_with_the_csrf_token_is_made(alice: Client, user: User) -> None:
+    allow(user, "leasing.change_lease")
+    answer = call(alice, "POST", "/leases", TERM, headers={"X-CSRFToken": "t" * 32})
+    assert answer.status == 201
+
+
+def test_a_user_who_was_shut_out_is_nobody(alice: Client, user: User) -> None:
+    allow(user, "leasing.view_lease")
+    User.objects.update(is_active=False)
+    assert call(alice, "GET", "/leases").status == 401
+
+
+def test_the_closed_api_does_not_care_where_a_stranger_comes_from(client: Client) -> None:
+    assert call(client, "POST", "/leases", TERM, REMOTE_ADDR="127.0.0.1").status == 401
+
+
+def test_who_comes_is_asked_before_what_they_want(client: Client) -> None:
+    assert call(client, "POST", "/leases", b"{").status == 401
+
+
+# Compatible
+
+
+@pytest.mark.usefixtures("compatible")
+class TestCompatible:
+    @EACH
+    def test_a_client_on_this_machine_needs_no_credentials(
+        self, method: str, path: str, permission: str
+    ) -> None:
+        client = Client(enforce_csrf_checks=True)
+        assert status_of(client, method, path) not in (401, 403)
+
+    @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1"])
+    def test_loopback_is_near(self, client: Client, address: str) -> None:
+        assert call(client, "GET", "/leases", REMOTE_ADDR=address).status == 200
+
+    @pytest.mark.parametrize(
+        "address",
+        ["10.0.0.1", "203.0.113.7", "::2", "::ffff:10.0.0.1", "fe80::1%eth0", "", "localhost"],
+    )
+    def test_everything_else_is_far(self, client: Client, address: str) -> None:
+        assert call(client, "GET", "/leases", REMOTE_ADDR=address).status == 403
+
+    def test_the_site_says_what_is_near(self, client: Client, settings: Settings) -> None:
+        settings.LEASING = {**settings.LEASING, "API_COMPATIBLE_HOSTS": ("10.0.0.0/8",)}
+        assert call(client, "GET", "/leases", REMOTE_ADDR="10.1.2.3").status == 200
+        assert call(client, "GET", "/leases", REMOTE_ADDR="127.0.0.1").status == 403
+
+    @pytest.mark.parametrize(
+        "header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "X-Forwarded-Host", "Via"]
+    )
+    def test_what_came_through_a_proxy_is_refused(self, client: Client, header: str) -> None:
+        assert call(client, "GET", "/leases", headers={header: "127.0.0.1"}).status == 403
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"Origin": "https://evil.example"},
+            {"Origin": "null"},
+            {"Origin": ""},
+            {"Origin": "http://testserver.evil.example"},
+            {"Origin": "http://testserver:8001"},
+            {"Origin": "http://testserver@evil.example"},
+            {"Origin": "http://[testserver"},
+            {"Sec-Fetch-Site": "cross-site"},
+            {"Sec-Fetch-Site": "same-site"},
+            {"Origin": "http://testserver", "Sec-Fetch-Site": "cross-site"},
+        ],
+    )
+    def test_a_page_of_another_site_is_refused(
+        self, client: Client, headers: dict[str, str]
+    ) -> None:
+        assert call(client, "POST", "/leases", TERM, headers=headers).status == 403
+        assert not Lease.objects.exists()
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"Origin": "http://testserver"},
+            {"Sec-Fetch-Site": "same-origin"},
+            {"Sec-Fetch-Site": "none"},
+        ],
+    )
+    def test_a_page_of_this_site_is_served(self, client: Client, headers: dict[str, str]) -> None:
+        assert call(client, "POST", "/leases", TERM, headers=headers).status == 201
+
+    def test_a_foreign_name_for_this_machine_is_refused(self, client: Client) -> None:
+        response = client.get("/api/leases", headers={"Host": "evil.example"})
+        assert response.status_code == 400
+
+    def test_a_user_who_is_signed_in_is_judged_as_ever(self, alice: Client, user: User) -> None:
+        assert call(alice, "GET", "/leases").status == 403
+        allow(user, "leasing.view_lease", "leasing.change_lease")
+        assert call(Client(), "GET", "/leases").status == 200
+        user.refresh_from_db()
+        assert call(alice, "GET", "/leases", REMOTE_ADDR="203.0.113.7").status == 200
+        assert call(alice, "POST", "/leases", TERM).status == 403

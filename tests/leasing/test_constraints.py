@@ -1,0 +1,96 @@
+"""States that the database itself forbids."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, transaction
+from django.db.models import F
+
+from leasing.functions import EPOCH, DbNow, after
+from leasing.models import Lease
+from tests.factories import LeaseFactory
+
+pytestmark = pytest.mark.django_db
+
+LATER = after(timedelta(seconds=60))
+BEFORE = after(timedelta(seconds=-60))
+
+IMPOSSIBLE: list[tuple[str, str, str, dict[str, Any]]] = [
+    # constraint, what would be wrong, the state to begin with, the update that must fail
+    ("granted_or_never", "held by nobody", "active", {"holder": ""}),
+    ("granted_or_never", "granted without a proof", "active", {"grant_id": None}),
+    ("granted_or_never", "granted at no time", "active", {"acquired_at": None}),
+    ("granted_or_never", "held but never granted", "active", {"grants": 0}),
+    ("granted_or_never", "granted once, to nobody", "free", {"grants": 1}),
+    ("granted_or_never", "a holder who was never granted", "free", {"holder": "ann"}),
+    ("granted_or_never", "a grant that never was", "free", {"grant_id": uuid.uuid4()}),
+    ("granted_or_never", "acquired but never granted", "free", {"acquired_at": DbNow()}),
+    ("granted_or_never", "a deadline of nobody", "free", {"expires_at": LATER}),
+    ("renewed_or_not", "renewed at no time", "active", {"renewals": 1}),
+    ("renewed_or_not", "renewed no times", "active", {"renewed_at": DbNow()}),
+    ("renewed_or_not", "renewed but never granted", "free",
+     {"renewals": 1, "renewed_at": DbNow()}),
+    ("released_is_over", "released and held", "active", {"released_at": DbNow()}),
+    ("released_is_over", "released, then held longer", "released",
+     {"expires_at": F("released_at") + timedelta(seconds=1)}),
+    ("released_is_over", "released but never granted", "free", {"released_at": DbNow()}),
+    ("released_is_over", "released before it expired", "active",
+     {"released_at": BEFORE, "expires_at": DbNow()}),
+    ("ttl_is_positive", "no time at all", "active", {"ttl": timedelta(0)}),
+    ("ttl_is_positive", "less than no time", "free", {"ttl": timedelta(seconds=-1)}),
+]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "state", "update"),
+    [pytest.param(name, *rest, id=what) for name, what, *rest in IMPOSSIBLE],
+)
+def test_an_impossible_state_cannot_be_written(
+    constraint: str, state: str, update: dict[str, Any]
+) -> None:
+    lease = LeaseFactory(state=state)
+
+    with pytest.raises(IntegrityError, match=f"leasing_lease_{constraint}"), transaction.atomic():
+        Lease.objects.filter(pk=lease.pk).update(**update)
+
+
+def test_each_constraint_is_put_to_the_test() -> None:
+    tested = {f"leasing_lease_{name}" for name, *_ in IMPOSSIBLE}
+
+    assert tested == {constraint.name for constraint in Lease._meta.constraints}
+
+
+@pytest.mark.parametrize("column", ["grants", "renewals"])
+def test_counts_are_never_negative(column: str) -> None:
+    lease = LeaseFactory()
+
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Lease.objects.filter(pk=lease.pk).update(**{column: -1})
+
+
+def test_a_resource_has_one_row() -> None:
+    LeaseFactory(resource="crane:1")
+
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Lease.objects.create(resource="crane:1")
+
+
+@pytest.mark.parametrize("column", ["expires_at", "holder", "fencing_token", "ttl"])
+def test_columns_that_are_never_null(column: str) -> None:
+    lease = LeaseFactory()
+
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Lease.objects.filter(pk=lease.pk).update(**{column: None})
+
+
+def test_a_new_row_is_free() -> None:
+    lease = Lease.objects.create(resource="crane:1")
+
+    lease.refresh_from_db()
+    assert (lease.holder, lease.grant_id, lease.grants) == ("", None, 0)
+    assert lease.expires_at == EPOCH
+    assert lease.created_at is not None

@@ -1,0 +1,363 @@
+"""The keeper's threads, on stores without a database."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from leasing.clock import clock as holder_clock
+from leasing.exceptions import LeaseLost
+from leasing.hold import Hold
+from leasing.keeper import Keeper, Renewals
+from tests.leasing.support import PATIENCE, FakeStore, hold_of
+from tests.processes import wait_for
+
+# Holds are granted for long and renewed often, so that a slow machine loses none by itself.
+OFTEN = {"RENEW_EVERY": 0.05, "JITTER": 0}
+
+
+@pytest.fixture(autouse=True)
+def often() -> Iterator[None]:
+    with override_settings(LEASING=OFTEN):
+        yield
+
+
+class Hanging:
+    """A renewal that hangs in the network until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.let_go = threading.Event()
+
+    def __call__(self, grants: Mapping[Any, uuid.UUID]) -> Renewals:
+        self.reached.set()
+        self.let_go.wait(PATIENCE)
+        return FakeStore.renew_all(grants)
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    renewal = Hanging()
+    yield renewal
+    renewal.let_go.set()
+
+
+def named(name: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == name]
+
+
+def has_ended(threads: list[threading.Thread]) -> Callable[[], bool]:
+    return lambda: not any(thread.is_alive() for thread in threads)
+
+
+def test_no_thread_runs_before_the_first_hold(store: FakeStore) -> None:
+    keeper = Keeper()
+    assert keeper._threads == []
+
+    with hold_of(store, keeper):
+        threads = list(keeper._threads)
+        assert [thread.name for thread in threads] == [
+            "leasing-renewer", "leasing-watchdog", "leasing-teller",
+        ]
+        assert all(thread.daemon and thread.is_alive() for thread in threads)
+    keeper.stop()
+
+    assert has_ended(threads)()
+
+
+def test_a_hold_is_renewed_again_and_again(store: FakeStore, live_keeper: Keeper) -> None:
+    with hold_of(store, live_keeper) as hold:
+        granted_until = hold.trusted_until
+        wait_for(lambda: len(store.calls) >= 3)
+
+        assert hold.trusted_until > granted_until
+        assert hold.valid
+
+
+def test_the_store_is_opened_once_on_the_renewing_thread_and_closed_there_at_the_end(
+    store: FakeStore, live_keeper: Keeper
+) -> None:
+    with hold_of(store, live_keeper):
+        wait_for(lambda: len(store.calls) >= 2)
+        renewer = live_keeper._threads[0]
+    wait_for(lambda: store.closed)
+
+    assert (store.opened, store.closed) == ([renewer], [renewer])
+
+
+def test_the_store_is_closed_also_when_the_last_hold_ends_during_a_renewal(
+    store: FakeStore, live_keeper: Keeper, hanging: Hanging
+) -> None:
+    store.answer = hanging
+    with hold_of(store, live_keeper):
+        assert hanging.reached.wait(PATIENCE)
+    hanging.let_go.set()
+
+    wait_for(lambda: store.closed)
+
+
+def test_connections_are_closed_after_a_note_when_nothing_is_held(
+    live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    monkeypatch.setattr(
+        "leasing.keeper.connections.close_all", lambda: steps.append("closed")
+    )
+
+    live_keeper.soon(lambda: steps.append("noted"))
+
+    wait_for(lambda: "closed" in steps[steps.index("noted") :] if "noted" in steps else False)
+
+
+def test_a_loss_is_told_in_time_while_the_renewal_hangs(
+    store: FakeStore, live_keeper: Keeper, hanging: Hanging
+) -> None:
+    store.answer = hanging
+    told_at: list[float] = []
+    with override_settings(LEASING={**OFTEN, "MARGIN": 0.7}):
+        hold = hold_of(
+            store, live_keeper, ttl=1.0, on_lost=lambda hold: told_at.append(holder_clock())
+        )
+        sent_at = holder_clock()
+        with pytest.raises(LeaseLost, match="it was not renewed in time"), hold:
+            assert hold.lost.wait(PATIENCE)
+            wait_for(lambda: told_at)
+
+    assert hanging.reached.is_set()
+    assert not hanging.let_go.is_set()
+    assert sent_at + 0.3 <= told_at[0] < sent_at + 1.0
+
+
+def test_the_answer_of_a_renewal_that_hung_too_long_changes_nothing(
+    store: FakeStore, live_keeper: Keeper, hanging: Hanging
+) -> None:
+    store.answer = hanging
+    with override_settings(LEASING={**OFTEN, "MARGIN": 0.9}):
+        hold = hold_of(store, live_keeper, ttl=1.0)
+        with pytest.raises(LeaseLost), hold:
+            assert hold.lost.wait(PATIENCE)
+            hanging.let_go.set()
+            wait_for(lambda: not live_keeper._holds)
+            assert not hold.valid
+
+
+def test_every_hold_of_a_silent_store_is_told_though_telling_the_ledger_fails(
+    store: FakeStore, live_keeper: Keeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(grant: Any, reason: str) -> None:
+        raise ConnectionError("the database is away")
+
+    store.answer = store.fail
+    store.lost = fail  # type: ignore[method-assign]
+    told: list[Any] = []
+    with override_settings(LEASING={**OFTEN, "MARGIN": 0.9}):
+        holds = [
+            hold_of(store, live_keeper, key, ttl=1.0, on_lost=lambda h: told.append(h.key))
+            for key in range(3)
+        ]
+        for hold in holds:
+            hold.__enter__()
+        wait_for(lambda: len(told) == 3)
+
+    assert sorted(told) == [0, 1, 2]
+    assert "a callback on a lost hold failed" in caplog.text
+
+
+def test_a_hold_outlives_a_store_that_is_away_for_a_while(
+    store: FakeStore, live_keeper: Keeper
+) -> None:
+    store.answer = store.fail
+    with hold_of(store, live_keeper) as hold:
+        wait_for(lambda: live_keeper.draining)
+        trusted_until = hold.trusted_until
+        store.answer = store.renew_all
+        wait_for(lambda: hold.trusted_until > trusted_until)
+
+        assert not live_keeper.draining
+
+
+def test_a_slow_callback_delays_neither_renewals_nor_the_watch(
+    store: FakeStore, live_keeper: Keeper
+) -> None:
+    called, let_go = threading.Event(), threading.Event()
+
+    def on_lost(hold: Hold) -> None:
+        called.set()
+        let_go.wait(PATIENCE)
+
+    slow = hold_of(store, live_keeper, "slow", on_lost=on_lost)
+    slow.__enter__()
+    slow.lose("thief has it")
+    try:
+        assert called.wait(PATIENCE)
+        with hold_of(store, live_keeper, "other") as other:
+            before = other.trusted_until
+            wait_for(lambda: other.trusted_until > before)
+            other.trusted_until = 0.0
+            with live_keeper._lock:
+                live_keeper._watchdog_wakes.notify()
+            assert other.lost.wait(PATIENCE)
+            other.leave()
+    finally:
+        let_go.set()
+
+
+def test_a_callback_that_fails_is_logged_and_the_next_is_called(
+    store: FakeStore, live_keeper: Keeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    def on_lost(hold: Hold) -> None:
+        raise ZeroDivisionError
+
+    told: list[Hold] = []
+    first = hold_of(store, live_keeper, 1, on_lost=on_lost)
+    second = hold_of(store, live_keeper, 2, on_lost=told.append)
+    for hold in (first, second):
+        hold.__enter__()
+        hold.lose("thief has it")
+
+    wait_for(lambda: told)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_notes_that_wait_do_not_hold_up_renewals(
+    store: FakeStore, live_keeper: Keeper
+) -> None:
+    """The database that does not take notes may still renew; both are tried, again and again."""
+    slow = threading.Event()
+
+    def note() -> None:
+        slow.wait(0.06)  # longer than the interval: a renewal is always due afterwards
+        raise ConnectionError("the database is away")
+
+    with hold_of(store, live_keeper):
+        live_keeper.soon(note)
+        wait_for(lambda: len(store.calls) >= 2)
+        began = holder_clock()
+        count = len(store.calls)
+        wait_for(lambda: len(store.calls) >= count + 5)
+        assert holder_clock() - began < 3
+
+
+def test_a_note_is_tried_again_until_the_database_takes_it(
+    live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasing.keeper.NOTE_PAUSE", 0.05)
+    tries: list[int] = []
+
+    def note() -> None:
+        tries.append(1)
+        if len(tries) < 2:
+            raise ConnectionError("the database is away")
+
+    live_keeper.soon(note)
+
+    wait_for(lambda: len(tries) == 2 and not live_keeper._notes)
+
+
+# The end
+
+
+def test_stopping_ends_all_threads_and_nothing_is_renewed_afterwards(
+    store: FakeStore,
+) -> None:
+    keeper = Keeper()
+    hold_of(store, keeper).__enter__()
+    threads = list(keeper._threads)
+    wait_for(lambda: store.calls)
+
+    keeper.stop()
+
+    assert has_ended(threads)()
+    assert store.closed == [threads[0]]
+    assert keeper._threads == []
+
+
+def test_what_was_noted_last_is_written_before_the_keeper_stops() -> None:
+    keeper = Keeper()
+    keeper.soon(lambda: None)
+    wait_for(lambda: not keeper._notes)
+    written: list[int] = []
+
+    with keeper._lock:
+        keeper.soon(lambda: written.append(1))
+        keeper._stopped.set()
+    keeper.stop()
+
+    assert written == [1]
+
+
+def test_a_keeper_that_was_stopped_starts_again_with_the_next_hold(store: FakeStore) -> None:
+    keeper = Keeper()
+    with hold_of(store, keeper):
+        pass
+    keeper.stop()
+
+    with hold_of(store, keeper):
+        calls = len(store.calls)
+        wait_for(lambda: len(store.calls) > calls)
+    keeper.stop()
+
+
+def test_a_thread_that_outlasts_the_stop_ends_when_it_can(
+    store: FakeStore, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not go on beside the threads of the next start."""
+    monkeypatch.setattr("leasing.keeper.EXIT_PATIENCE", 0.01)
+    keeper = Keeper()
+    store.answer = hanging
+    hold_of(store, keeper).__enter__()
+    threads = list(keeper._threads)
+    assert hanging.reached.wait(PATIENCE)
+
+    keeper.stop()
+    hanging.let_go.set()
+
+    wait_for(has_ended(threads))
+
+
+def test_stopping_twice_or_before_any_hold_is_no_error() -> None:
+    keeper = Keeper()
+    keeper.stop()
+    keeper.stop()
+
+
+def test_stopping_from_a_callback_does_not_wait_for_itself(store: FakeStore) -> None:
+    keeper = Keeper()
+    done = threading.Event()
+
+    def on_lost(hold: Hold) -> None:
+        keeper.stop()
+        done.set()
+
+    hold = hold_of(store, keeper, on_lost=on_lost)
+    hold.__enter__()
+    hold.lose("thief has it")
+
+    assert done.wait(PATIENCE)
+
+
+def test_a_fault_in_one_round_is_logged_and_the_keeper_goes_on(
+    store: FakeStore,
+    live_keeper: Keeper,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    real = live_keeper.renew_due
+    faults = [ZeroDivisionError("ours")]
+
+    def renew_due() -> None:
+        if faults:
+            raise faults.pop()
+        real()
+
+    monkeypatch.setattr(live_keeper, "renew_due", renew_due)
+    with caplog.at_level(logging.ERROR), hold_of(store, live_keeper):
+        wait_for(lambda: store.calls)
+
+    assert "the keeper failed, and goes on" in caplog.text

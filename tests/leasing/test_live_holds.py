@@ -1,0 +1,201 @@
+"""Holds on rows, kept by the threads of a real keeper on a connection of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, connections, transaction
+from django.test import override_settings
+
+from leasing.exceptions import LeaseLost
+from leasing.hold import Hold
+from leasing.keeper import Keeper, keeper
+from leasing.models import Lease
+from leasing.querysets import LeasableQuerySet
+from leasing.rowstore import RowStore
+from tests.factories import LeaseFactory
+from tests.leasing.support import PATIENCE, OtherSession, events, usurp
+from tests.processes import wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+OFTEN = {"RENEW_EVERY": 0.05, "JITTER": 0}
+
+
+@pytest.fixture(autouse=True)
+def often() -> Iterator[None]:
+    with override_settings(LEASING=OFTEN):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def the_keeper() -> Iterator[Keeper]:
+    """The keeper of this process, as users have it."""
+    yield keeper
+    keeper.stop()
+
+
+def renewals(resource: str = "crane:1") -> int:
+    return Lease.objects.get(resource=resource).renewals
+
+
+def test_a_hold_is_renewed_by_itself_and_released_at_the_end() -> None:
+    with Lease.objects.hold("crane:1", ttl=30) as hold:
+        granted_until = hold.trusted_until
+        wait_for(lambda: renewals() >= 2)
+        wait_for(lambda: hold.trusted_until > granted_until)
+
+    assert events("crane:1") == ["acquired", "released"]
+    assert Lease.objects.released().exists()
+
+
+def test_a_hold_lives_longer_than_its_ttl() -> None:
+    """No renewal here, no hold: the shortest ttl passes twice."""
+    with override_settings(LEASING={**OFTEN, "MIN_TTL": 0.5, "MARGIN": 0.05}):
+        with Lease.objects.hold("crane:1", ttl=0.5) as hold:
+            first_deadline = hold.expires_at
+            wait_for(lambda: (hold.expires_at - first_deadline).total_seconds() > 1)
+            hold.ensure()
+
+
+def test_a_revoked_hold_is_told_once_and_the_next_holder_is_left_alone() -> None:
+    told: list[Hold] = []
+    hold = Lease.objects.hold("crane:1", on_lost=told.append)
+    with pytest.raises(LeaseLost, match="revoked or given back"), hold:
+        assert Lease.objects.revoke("enough", "root") == 1
+        assert hold.lost.wait(PATIENCE)
+        successor = Lease.objects.acquire("crane:1", holder="bob")
+
+    wait_for(lambda: "lost" in events("crane:1"))
+    assert told == [hold]
+    assert set(events("crane:1")) == {"acquired", "revoked", "lost"}
+    assert Lease.objects.active().get().grant_id == successor.grant_id
+
+
+def test_a_hold_that_was_taken_over_is_told() -> None:
+    with (
+        pytest.raises(LeaseLost, match="thief has it since"),
+        Lease.objects.hold("crane:1") as hold,
+    ):
+        usurp(Lease.objects.get())
+        assert hold.lost.wait(PATIENCE)
+        with pytest.raises(LeaseLost):
+            hold.ensure()
+
+
+def test_a_deleted_row_is_a_lost_hold() -> None:
+    with (
+        pytest.raises(LeaseLost, match="its row is gone"),
+        Lease.objects.hold("crane:1") as hold,
+    ):
+        Lease.objects.all().delete()
+        assert hold.lost.wait(PATIENCE)
+
+
+def test_a_silent_database_loses_the_hold_and_the_ledger_hears_of_it_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = threading.Event()
+    away.set()
+    real = LeasableQuerySet.record
+
+    def record(rows: Any, kind: str, row: Any, **fields: Any) -> None:
+        if kind == "lost" and away.is_set():
+            raise OperationalError("the database is away")
+        real(rows, kind, row, **fields)
+
+    def renew(rows: Any, *args: Any) -> Any:
+        raise OperationalError("the database is away")
+
+    monkeypatch.setattr(LeasableQuerySet, "record", record)
+    monkeypatch.setattr(LeasableQuerySet, "renew_many", renew)
+    monkeypatch.setattr("leasing.keeper.NOTE_PAUSE", 0.05)
+    told: list[Hold] = []
+    with override_settings(LEASING={**OFTEN, "MARGIN": 0.8}):
+        hold = Lease.objects.hold("crane:1", ttl=1, on_lost=told.append)
+        with pytest.raises(LeaseLost, match="it was not renewed in time"), hold:
+            assert hold.lost.wait(PATIENCE)
+
+    wait_for(lambda: "a note for the ledger waits" in caplog.text)
+    assert told == [hold]
+    assert events("crane:1") == ["acquired"]
+    away.clear()
+    wait_for(lambda: events("crane:1") == ["acquired", "lost"])
+
+
+def test_a_refusal_is_noted_by_the_keeper_although_the_caller_rolls_back() -> None:
+    lease = LeaseFactory(resource="crane:1")
+    usurp(lease)
+
+    with pytest.raises(LeaseLost), transaction.atomic():
+        Lease.objects.release(lease)
+
+    wait_for(lambda: events("crane:1") == ["acquired", "refused"])
+
+
+def test_the_keeper_has_a_connection_of_its_own_and_gives_it_up_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: list[Any] = []
+    real = RowStore.renew
+
+    def renew(store: RowStore, *args: Any) -> Any:
+        if not used:
+            used.append(connections["default"])
+        return real(store, *args)
+
+    monkeypatch.setattr(RowStore, "renew", renew)
+    with Lease.objects.hold("crane:1"):
+        wait_for(lambda: renewals() >= 1)
+    (private,) = used
+
+    assert private is not connection
+    assert private.settings_dict["CONN_MAX_AGE"] is None
+    assert private.is_private_to_keeper
+    wait_for(lambda: private.connection is None)
+
+
+def test_a_renewal_that_failed_is_tried_again_on_a_new_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sessions: list[Any] = []
+    real = LeasableQuerySet.renew_many
+
+    def renew_many(rows: Any, *args: Any) -> Any:
+        connections["default"].ensure_connection()
+        sessions.append(connections["default"].connection)
+        if len(sessions) == 1:
+            raise OperationalError("the connection was cut")
+        return real(rows, *args)
+
+    monkeypatch.setattr(LeasableQuerySet, "renew_many", renew_many)
+    with Lease.objects.hold("crane:1"):
+        wait_for(lambda: renewals() >= 1)
+
+    assert sessions[0] is not sessions[1]
+
+
+def test_two_holds_of_one_process_are_two_holds() -> None:
+    with Lease.objects.hold("crane:1") as one, Lease.objects.hold("crane:2") as two:
+        assert one.holder == two.holder
+        wait_for(lambda: renewals("crane:1") >= 1 and renewals("crane:2") >= 1)
+
+    assert Lease.objects.released().count() == 2
+
+
+@pytest.mark.usefixtures("on_postgresql")
+def test_a_row_that_another_session_has_locked_is_renewed_as_soon_as_it_is_free(
+    other_session: OtherSession,
+) -> None:
+    with Lease.objects.hold("crane:1") as hold, Lease.objects.hold("crane:2"):
+        other_session.lock(Lease.objects.get(resource="crane:1"))
+        count = renewals("crane:2")
+        wait_for(lambda: renewals("crane:2") >= count + 3)
+        while_locked = renewals("crane:1")
+        assert hold.valid
+
+        other_session.commit()
+        wait_for(lambda: renewals("crane:1") > while_locked)

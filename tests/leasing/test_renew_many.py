@@ -1,0 +1,184 @@
+"""Renewing many leases in one statement, as the keeper does."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from leasing import querysets
+from leasing.exceptions import LeaseInTransaction
+from leasing.models import Lease
+from tests.factories import LeaseFactory
+from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import events, expire, stored, usurp
+
+pytestmark = pytest.mark.django_db
+
+
+def grants(*leases: Lease) -> dict[int, uuid.UUID]:
+    return {lease.pk: lease.grant_id for lease in leases if lease.grant_id}
+
+
+def test_all_are_renewed_and_the_answer_has_their_new_deadlines(
+    database_clock: DatabaseClock,
+) -> None:
+    leases = LeaseFactory.create_batch(3, ttl=30)
+
+    database_clock.advance(10)
+    answer = Lease.objects.renew_many(grants(*leases))
+
+    assert answer.lost == {}
+    assert answer.renewed == {lease.pk: stored(lease)["expires_at"] for lease in leases}
+    for lease in leases:
+        lease.refresh_from_db()
+        assert lease.expires_at - database_clock.now == lease.ttl
+        assert (lease.renewals, lease.renewed_at) == (1, database_clock.now)
+
+
+def test_each_is_renewed_by_its_own_ttl(database_clock: DatabaseClock) -> None:
+    short, long = LeaseFactory(ttl=10), LeaseFactory(ttl=60)
+
+    database_clock.advance(5)
+    answer = Lease.objects.renew_many(grants(short, long))
+
+    gained = {key: (end - database_clock.now).total_seconds() for key, end in answer.renewed.items()}
+    assert gained == {short.pk: 10, long.pk: 60}
+
+
+def test_a_renewal_never_brings_a_deadline_nearer(database_clock: DatabaseClock) -> None:
+    lease = LeaseFactory()
+
+    database_clock.advance(-5)
+    answer = Lease.objects.renew_many(grants(lease))
+
+    assert answer.renewed == {lease.pk: lease.expires_at}
+
+
+def test_what_was_lost_is_told_with_the_reason_and_the_rest_is_renewed() -> None:
+    fine, expired, taken, released, gone = leases = LeaseFactory.create_batch(5)
+    expire(expired)
+    usurp(taken)
+    Lease.objects.release(released)
+    Lease.objects.filter(resource=gone.resource).delete()
+
+    answer = Lease.objects.renew_many(grants(*leases))
+
+    assert set(answer.renewed) == {fine.pk}
+    told = {key: reason[:14] for key, reason in answer.lost.items()}
+    assert told == {
+        expired.pk: "it expired at ",
+        taken.pk: "thief has it s",
+        released.pk: "it was revoked",
+        gone.pk: "its row is gon",
+    }
+
+
+def test_rows_that_are_locked_elsewhere_are_in_neither_and_stay_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fine, busy = LeaseFactory.create_batch(2)
+    before = stored(busy)
+
+    def lock(rows: Any, **how: Any) -> Any:
+        assert how == {"skip_locked": True}
+        return rows.exclude(pk=busy.pk)
+
+    monkeypatch.setattr(querysets, "lock", lock)
+    answer = Lease.objects.renew_many(grants(fine, busy))
+
+    assert (set(answer.renewed), answer.lost) == ({fine.pk}, {})
+    assert stored(busy) == before
+
+
+def test_a_row_that_is_locked_elsewhere_but_over_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lease = LeaseFactory()
+    usurp(lease)
+    monkeypatch.setattr(querysets, "lock", lambda rows, **how: rows.none())
+
+    assert set(Lease.objects.renew_many(grants(lease)).lost) == {lease.pk}
+
+
+def test_only_our_own_rows_are_locked_in_the_order_of_their_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, taken, last, strange = LeaseFactory.create_batch(4)
+    mine = grants(last, taken, first)
+    usurp(taken)
+    locked: list[int] = []
+    real = querysets.lock
+
+    def lock(rows: Any, **how: Any) -> Any:
+        locked.extend(rows.values_list("pk", flat=True))
+        return real(rows, **how)
+
+    monkeypatch.setattr(querysets, "lock", lock)
+    Lease.objects.renew_many(mine)
+
+    assert locked == [first.pk, last.pk]
+    assert stored(strange)["renewals"] == 0
+
+
+def test_keys_and_grants_are_never_matched_crosswise() -> None:
+    one, two = LeaseFactory.create_batch(2)
+
+    answer = Lease.objects.renew_many({one.pk: two.grant_id, two.pk: one.grant_id})
+
+    assert answer.renewed == {}
+    assert set(answer.lost) == {one.pk, two.pk}
+
+
+def test_nothing_to_renew_is_no_error() -> None:
+    answer = Lease.objects.renew_many({})
+
+    assert (answer.renewed, answer.lost) == ({}, {})
+
+
+def test_the_ledger_hears_nothing_of_renewals() -> None:
+    lease = LeaseFactory(resource="crane:1")
+
+    Lease.objects.renew_many(grants(lease))
+
+    assert events("crane:1") == ["acquired"]
+
+
+def test_a_renewal_inside_a_transaction_is_refused() -> None:
+    """Rolled back it would be undone, and its holder would go on believing."""
+    lease = LeaseFactory()
+
+    with pytest.raises(LeaseInTransaction), transaction.atomic():
+        Lease.objects.renew_many(grants(lease))
+
+    assert stored(lease)["renewals"] == 0
+
+
+@pytest.mark.usefixtures("on_postgresql")
+def test_no_statement_runs_longer_than_the_timeout() -> None:
+    LeaseFactory()
+    with transaction.atomic():
+        querysets.limit_waiting("default", 1.5)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT current_setting('statement_timeout'), current_setting('lock_timeout')"
+            )
+            assert cursor.fetchone() == ("1500ms", "1500ms")
+            cursor.execute("SET LOCAL statement_timeout = 0")
+            cursor.execute("SET LOCAL lock_timeout = 0")
+
+
+def test_a_batch_costs_as_many_statements_as_one_row(
+    django_assert_max_num_queries: Any,
+) -> None:
+    leases = LeaseFactory.create_batch(20)
+
+    with django_assert_max_num_queries(6) as captured:
+        Lease.objects.renew_many(grants(*leases))
+
+    kinds = [query["sql"].split()[0] for query in captured.captured_queries]
+    assert [kind for kind in kinds if kind in ("SELECT", "UPDATE")][-3:] == [
+        "SELECT", "UPDATE", "SELECT",
+    ]

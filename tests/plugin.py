@@ -1,0 +1,119 @@
+"""Chooses the database of a test run before Django reads its settings.
+
+``pytest --db sqlite`` (the default) uses a file in a temporary folder, ``pytest --db
+postgresql`` the server of DATABASE_URL, or a throw-away one where that names none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# What a developer has exported, or keeps in .env, must not change the tests.
+ENVIRONMENT = {
+    "DJANGO_SETTINGS_MODULE": "tests.settings",
+    "DEBUG": "false",
+    "SECRET_KEY": "known to everybody, for the tests only",
+    "ALLOWED_HOSTS": "localhost,127.0.0.1",
+    "LEASING_API_ACCESS": "closed",
+    "LEASING_TTL": "",
+}
+
+
+class Database(NamedTuple):
+    """The database of this run."""
+
+    name: str
+    url: str
+    throw_away: bool
+
+    def named(self, name: str) -> str:
+        """The URL of another database of this server, or of another file."""
+        if self.url.startswith("sqlite:"):
+            return f"sqlite:///{name}"
+        return urlsplit(self.url)._replace(path=f"/{name}").geturl()
+
+
+DATABASE = pytest.StashKey[Database]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("leasing")
+    group.addoption("--db", choices=("sqlite", "postgresql"), default="sqlite")
+    group.addoption("--counts", metavar="FILE", help="write what passed and failed, as JSON")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
+    # A wrapper comes before pytest-django's hook of this name, which reads the settings.
+    choose = {"sqlite": _sqlite, "postgresql": _postgresql}[early_config.known_args_namespace.db]
+    database = early_config.stash[DATABASE] = choose(early_config)
+    os.environ.update(ENVIRONMENT, DATABASE_URL=database.url)
+    yield
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    database = config.stash[DATABASE]
+    return f"database: {database.name} ({'thrown away' if database.throw_away else 'given'})"
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if path := config.getoption("counts"):
+        stats = terminalreporter.stats
+        counts = {kind: len(reports) for kind, reports in stats.items() if kind}
+        Path(path).write_text(json.dumps({"on": config.stash[DATABASE].name, **counts}))
+
+
+def _sqlite(config: pytest.Config) -> Database:
+    """A file, because tests start processes that share it."""
+    folder = tempfile.mkdtemp(prefix="leasing-sqlite-")
+    # Removes the folder when this process is gone, in whatever way.
+    _helper(config, "sh", "-c", 'cat; rm -rf "$0"', folder)
+    return Database("SQLite", f"sqlite:///{folder}/db.sqlite3", throw_away=True)
+
+
+def _postgresql(config: pytest.Config) -> Database:
+    url = os.environ.get("DATABASE_URL", "")
+    given = urlsplit(url).scheme in ("postgres", "postgresql")
+    if not given:
+        server = _helper(config, sys.executable, "-m", "tests.postgres")
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        if not url:
+            raise pytest.UsageError("no PostgreSQL to test on; the reason is above")
+    with psycopg.connect(url) as connection:
+        version = connection.info.server_version
+    name = f"PostgreSQL {version // 10000}.{version % 10000}"
+    return Database(name, url, throw_away=not given)
+
+
+def _helper(config: pytest.Config, *command: str) -> subprocess.Popen[str]:
+    """A process that cleans up and ends when its input does: at the end, or if we are killed."""
+    helper = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the tests
+    )
+
+    def finish() -> None:
+        helper.communicate()  # closes the input, waits for the end, closes the output
+
+    config.add_cleanup(finish)
+    return helper

@@ -1,0 +1,117 @@
+"""Runs the suite for make: ``python -m tests.suite [wheel | matrix [3.12/6.1 ...]]``.
+
+Without arguments on SQLite, on PostgreSQL and on the wheel; ``wheel`` that alone; ``matrix`` on
+both databases under each pair of Python and Django that is found here. The last line printed
+is the summary. Needs nothing but the standard library, since ``matrix`` builds the environments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAIRS = ("3.11/5.2", "3.12/6.1", "3.13/6.0")
+DATABASES = {"SQLite": ["--db", "sqlite"], "PostgreSQL": ["--db", "postgresql"]}
+WHEEL = {"the wheel": ["-m", "packaging"]}
+FEWEST_PAIRS = 2
+
+Outcome = tuple[bool, str]
+
+
+def run(python: str, name: str, options: list[str]) -> Outcome:
+    """One pytest run: whether it went well, and a phrase such as "312 passed on SQLite"."""
+    with tempfile.TemporaryDirectory() as folder:
+        counts_file = Path(folder, "counts.json")
+        command = [python, "-m", "pytest", *options, "--counts", str(counts_file)]
+        code = subprocess.run(command, cwd=ROOT).returncode
+        if not counts_file.exists():
+            return False, f"no result on {name}"
+        counts = json.loads(counts_file.read_text())
+    kinds = ("passed", "failed", "error", "skipped", "xfailed")
+    told = [f"{counts[kind]} {kind}" for kind in kinds if counts.get(kind)] or ["nothing run"]
+    where = name if options == WHEEL["the wheel"] else counts["on"]
+    return code == 0, f"{', '.join(told)} on {where}"
+
+
+def run_all(python: str, runs: dict[str, list[str]]) -> Outcome:
+    """Several runs, one after the other, whatever comes of each."""
+    outcomes = [run(python, name, options) for name, options in runs.items()]
+    return all(well for well, _ in outcomes), ", ".join(phrase for _, phrase in outcomes)
+
+
+def run_matrix(pairs: Iterable[str]) -> Outcome:
+    """The suite under each pair; a pair without its interpreter is told, and no failure."""
+    outcomes: list[Outcome] = []
+    missing: list[str] = []
+    for pair in pairs:
+        interpreter = find_interpreter(pair.partition("/")[0])
+        if interpreter is None:
+            missing.append(pair)
+            continue
+        print(f"=== Python/Django {pair}", flush=True)
+        well, phrase = run_all(make_environment(pair, interpreter), DATABASES)
+        outcomes.append((well, f"{pair}: {phrase}"))
+    phrases = [phrase for _, phrase in outcomes] + [f"{pair}: no interpreter" for pair in missing]
+    return all(well for well, _ in outcomes), "; ".join(phrases)
+
+
+def find_interpreter(version: str) -> str | None:
+    """A Python of that version, on PATH or of pyenv, that can make environments."""
+    candidates = [shutil.which(f"python{version}")]
+    pyenv = os.environ.get("PYENV_ROOT")
+    if not pyenv and shutil.which("pyenv"):
+        pyenv = subprocess.run(["pyenv", "root"], capture_output=True, text=True).stdout.strip()
+    for root in filter(None, (pyenv, os.path.expanduser("~/.pyenv"))):
+        found = Path(root, "versions").glob(f"{version}.*/bin/python{version}")
+        candidates += sorted(map(str, found), reverse=True)
+    # A name on PATH may be a shim that refuses: only its answer counts.
+    answer = f"import ensurepip, sys; print(sys.executable * (sys.version[:4] == {version!r}))"
+    for candidate in filter(None, candidates):
+        probe = subprocess.run([candidate, "-c", answer], capture_output=True, text=True)
+        if path := probe.stdout.strip():
+            return path
+    return None
+
+
+def make_environment(pair: str, interpreter: str) -> str:
+    """The Python of the pair's environment, made or brought up to date when it needs to be."""
+    django = pair.partition("/")[2]
+    folder = ROOT / ".matrix" / pair.replace("/", "-")
+    python, stamp = folder / "bin" / "python", folder / "stamp"
+    metadata = ROOT / "pyproject.toml"
+    if not stamp.exists() or stamp.stat().st_mtime < metadata.stat().st_mtime:
+        pip = [str(python), "-m", "pip", "-qq", "--disable-pip-version-check", "install"]
+        subprocess.run([interpreter, "-m", "venv", str(folder)], check=True)
+        subprocess.run([*pip, "--upgrade", "pip>=25.1"], check=True)
+        wanted = ["--editable", ".[demo]", "--group", "test", f"Django=={django}.*"]
+        subprocess.run([*pip, *wanted], cwd=ROOT, check=True)
+        stamp.touch()
+    return str(python)
+
+
+def main(args: list[str]) -> int:
+    """Run what the arguments ask for."""
+    match args:
+        case []:
+            name, (well, phrase) = "test", run_all(sys.executable, {**DATABASES, **WHEEL})
+        case ["wheel"]:
+            name, (well, phrase) = "wheel", run_all(sys.executable, WHEEL)
+        case ["matrix", *pairs]:
+            name, (well, phrase) = "matrix", run_matrix(pairs or PAIRS)
+            if not pairs and len(PAIRS) - phrase.count("no interpreter") < FEWEST_PAIRS:
+                well, phrase = False, f"fewer than {FEWEST_PAIRS} pairs found; {phrase}"
+        case _:
+            sys.exit(__doc__)
+    print(f"{name}: {phrase}")
+    return not well
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,76 @@
+"""Fixtures for the tests of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pytest_django import Settings
+
+from leasing import signals as lease_signals
+from tasks import querysets, registry, signals
+from tests.leasing.conftest import (
+    clock,
+    database_clock,
+    manual_keeper,
+    notes,
+    on_postgresql,
+    other_session,
+)
+from tests.tasks.support import Handlers, Told
+
+__all__ = ["clock", "database_clock", "manual_keeper", "notes", "on_postgresql", "other_session"]
+
+
+@pytest.fixture(autouse=True)
+def _no_sweep_at_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim recovers nothing that the test has prepared, unless the test recovers first."""
+    monkeypatch.setattr(querysets, "_swept_at", {"default": float("inf")})
+
+
+@pytest.fixture
+def handlers(monkeypatch: pytest.MonkeyPatch) -> Handlers:
+    """Handlers of this test: ``handlers["name"] = function`` registers it."""
+    known = dict(registry._handlers)
+    monkeypatch.setattr(registry, "_handlers", known)
+
+    class Registering(Handlers):
+        def __setitem__(self, name: str, function: Callable[..., Any]) -> None:
+            known[name] = registry.Handler(name, function, "default", None)
+
+        def __delitem__(self, name: str) -> None:
+            del known[name]
+
+    return Registering()
+
+
+@pytest.fixture
+def queues(settings: Settings) -> None:
+    """Three queues: default, mail and reports."""
+    settings.TASK_QUEUE = {"QUEUES": ("default", "mail", "reports")}
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    """Every signal about a task that was sent, of its lease too."""
+    heard: Told = []
+    named = {name: signal for name, signal in vars(signals).items() if _is_signal(signal)}
+    named |= {name: getattr(lease_signals, name) for name in ("renewed", "lost", "refused")}
+    connected = []
+    for name, signal in named.items():
+
+        def receiver(_name: str = name, **details: Any) -> None:
+            row = details.pop("task", None) or details.pop("lease")
+            rest = {k: v for k, v in details.items() if k not in ("signal", "sender")}
+            heard.append((_name, row.pk, rest))
+
+        signal.connect(receiver, weak=False)
+        connected.append((signal, receiver))
+    yield heard
+    for signal, receiver in connected:
+        signal.disconnect(receiver)
+
+
+def _is_signal(value: object) -> bool:
+    return isinstance(value, type(signals.enqueued))

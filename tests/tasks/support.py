@@ -1,0 +1,85 @@
+"""What several tests of tasks need."""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from leasing.functions import DbNow, after
+from tasks.models import Task, TaskAttempt, TaskStatus
+
+#: A signal that was sent: its name, the task, and what else it says.
+Told = list[tuple[str, int, dict[str, Any]]]
+
+#: A handler for each name, as the fixture ``handlers`` has it.
+Handlers = dict[str, Callable[..., Any]]
+
+
+def row_of(task: Task) -> dict[str, Any]:
+    """Every column of the task as the database has it."""
+    return Task.objects.filter(pk=task.pk).values().get()
+
+
+def copy_of(task: Task) -> Task:
+    """Another instance with the same grant: what its holder would have in another place."""
+    return copy.copy(task)
+
+
+def attempts(task: Task) -> list[tuple[int, str]]:
+    """Number and outcome of each attempt that did not end well, oldest first."""
+    return list(task.attempt_set.order_by("id").values_list("number", "outcome"))
+
+
+def refusals(task: Task) -> list[str]:
+    """The late write that was noted on each attempt, or "", oldest first."""
+    return list(task.attempt_set.order_by("id").values_list("refused_verb", flat=True))
+
+
+def attempt(task: Task) -> TaskAttempt:
+    """The only attempt of ``task`` that did not end well."""
+    return TaskAttempt.objects.get(task=task)
+
+
+def make_due(task: Task) -> None:
+    """Let the time of a waiting task come."""
+    Task.objects.filter(pk=task.pk).update(scheduled_at=after(timedelta(seconds=-1)))
+
+
+def names_of(told: Told) -> list[str]:
+    return [name for name, _, _ in told]
+
+
+# What others do to a row, in one UPDATE each
+
+
+def end_well(task: Task) -> None:
+    """Complete the task, with its grant left on the row."""
+    columns: Mapping[str, Any] = {
+        "status": TaskStatus.SUCCEEDED,
+        "processed_at": DbNow(),
+        "unique_key": None,
+        "released_at": DbNow(),
+        "expires_at": DbNow(),
+    }
+    Task.objects.filter(pk=task.pk).update(**columns)
+
+
+def take_back(task: Task) -> None:
+    """Set the task ready as recovery does: the deadline over, the grant left on the row."""
+    row = Task.objects.filter(pk=task.pk)
+    row.update(status=TaskStatus.READY, expires_at=after(timedelta(seconds=-1)))
+
+
+def take_over(task: Task) -> None:
+    """Give the running task to somebody else, who lets the deadline pass at once: nothing but
+    the grant tells the two apart."""
+    row = Task.objects.filter(pk=task.pk)
+    row.update(grant_id=uuid.uuid4(), holder="thief", expires_at=after(timedelta(seconds=-1)))
+
+
+def prolong(task: Task) -> None:
+    """Renew the task."""
+    Task.objects.filter(pk=task.pk).update(expires_at=after(timedelta(seconds=60)))

@@ -1,0 +1,474 @@
+"""Storing tasks."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, IntegrityError, connection, transaction
+from pytest_django import Settings
+
+from leasing.exceptions import InvalidResource
+from leasing.functions import EPOCH, database_now
+from leasing.models import LeaseState
+from tasks import handler, querysets
+from tasks.exceptions import GiveUp, NotSerializable, UnknownQueue, UnknownTask
+from tasks.models import Task, TaskStatus
+from tasks.sample import SLEEP
+from tests.factories import TaskFactory
+from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import OtherSession, expire, just_before_the_update
+from tests.tasks.support import Handlers, Told, row_of
+
+DATA = {"sleep_duration_seconds": 1}
+
+
+# One task
+
+
+@pytest.mark.django_db
+def test_an_enqueued_task_is_ready_at_once_and_nobody_holds_it(
+    database_clock: DatabaseClock,
+) -> None:
+    task = Task.objects.enqueue(SLEEP, DATA)
+
+    assert (task.name, task.task_data, task.status) == (SLEEP, DATA, TaskStatus.READY)
+    assert (task.queue, task.priority, task.attempts, task.max_attempts) == ("default", 0, 0, 10)
+    assert (task.unique_key, task.duplicates, task.last_error) == (None, 0, "")
+    assert (task.started_at, task.processed_at, task.task_output) == (None, None, None)
+    assert (task.holder, task.grant_id, task.expires_at) == ("", None, EPOCH)
+    assert task.lease_state(database_clock.now) == LeaseState.FREE
+    assert list(Task.objects.ready()) == [task]
+
+
+@pytest.mark.django_db
+def test_a_task_is_due_from_the_moment_it_was_enqueued() -> None:
+    before = database_now("default")
+    task = Task.objects.enqueue(SLEEP, DATA)
+
+    assert before <= task.created_at <= database_now("default")
+    assert before <= task.scheduled_at <= database_now("default")
+
+
+@pytest.mark.django_db
+def test_what_enqueue_returns_is_what_the_database_has() -> None:
+    task = Task.objects.enqueue(SLEEP, DATA, priority=3, unique_key="k", max_attempts=2)
+
+    assert row_of(task) == {column: getattr(task, column) for column in row_of(task)}
+
+
+@pytest.mark.django_db
+def test_a_task_may_have_no_data() -> None:
+    assert Task.objects.enqueue("jobs.echo").task_data == {}
+
+
+# The caller's transaction
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_task_is_seen_by_others_only_when_its_transaction_commits(
+    other_session: OtherSession,
+) -> None:
+    with transaction.atomic():
+        Task.objects.enqueue(SLEEP, DATA)
+        Task.objects.enqueue_many(SLEEP, [DATA, DATA])
+        seen_before = other_session.run(Task.objects.count)
+
+    assert seen_before == 0
+    assert other_session.run(Task.objects.count) == 3
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_rollback_takes_the_task_with_it_and_tells_nobody(told: Told) -> None:
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        Task.objects.enqueue(SLEEP, DATA)
+        Task.objects.enqueue(SLEEP, DATA, unique_key="k")
+        Task.objects.enqueue_many(SLEEP, [DATA])
+        raise ZeroDivisionError
+
+    assert not Task.objects.exists()
+    assert told == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_enqueued_is_told_after_the_commit(told: Told) -> None:
+    with transaction.atomic():
+        one = Task.objects.enqueue(SLEEP, DATA)
+        many = Task.objects.enqueue_many(SLEEP, [DATA, DATA])
+        told_before = list(told)
+
+    assert told_before == []
+    assert told == [("enqueued", task.pk, {}) for task in (one, *many)]
+
+
+# Which code runs it
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ["no.such.task", "os.system", "", "sample.sleep "])
+def test_a_name_that_nobody_registered_is_refused(name: str) -> None:
+    with pytest.raises(UnknownTask, match="No handler is registered"):
+        Task.objects.enqueue(name)
+
+    assert not Task.objects.exists()
+
+
+@pytest.mark.django_db
+def test_a_function_that_nobody_registered_is_refused() -> None:
+    with pytest.raises(UnknownTask):
+        Task.objects.enqueue(lambda ctx: None)
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("handlers", "queues")
+def test_a_task_can_be_enqueued_by_its_function_with_the_defaults_of_its_handler() -> None:
+    @handler("reports.build", queue="reports", max_attempts=3)
+    def build(ctx: Any, report_id: int) -> None: ...
+
+    task = Task.objects.enqueue(build, {"report_id": 42})
+
+    assert (task.name, task.queue, task.max_attempts) == ("reports.build", "reports", 3)
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("handlers", "queues")
+def test_the_caller_may_differ_from_the_handlers_defaults() -> None:
+    @handler("reports.build", queue="reports", max_attempts=3)
+    def build(ctx: Any) -> None: ...
+
+    task = Task.objects.enqueue("reports.build", queue="mail", max_attempts=1)
+
+    assert (task.queue, task.max_attempts) == ("mail", 1)
+
+
+@pytest.mark.django_db
+def test_the_setting_decides_where_neither_caller_nor_handler_does(
+    settings: Settings,
+) -> None:
+    settings.TASK_QUEUE = {"MAX_ATTEMPTS": 4}
+
+    assert Task.objects.enqueue(SLEEP, DATA).max_attempts == 4
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("queue", ["no-such-queue", "Default", "default "])
+def test_a_queue_that_is_not_in_the_settings_is_refused(queue: str) -> None:
+    with pytest.raises(UnknownQueue, match=r"TASK_QUEUE\['QUEUES'\]"):
+        Task.objects.enqueue(SLEEP, DATA, queue=queue)
+
+    assert not Task.objects.exists()
+
+
+# Data
+
+
+def nested(depth: int) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for _ in range(depth):
+        data = {"in": data}
+    return data
+
+
+def circular() -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    data["itself"] = data
+    return data
+
+
+EVIL: dict[str, Any] = {
+    "NaN": {"x": math.nan},
+    "infinity": {"x": [math.inf]},
+    "minus infinity": {"x": {"y": -math.inf}},
+    "a set": {"x": {1, 2}},
+    "bytes": {"x": b"abc"},
+    "a datetime": {"x": datetime(2030, 1, 1, tzinfo=UTC)},
+    "an object": {"x": object()},
+    "NUL": {"x": "a\0b"},
+    "NUL in a list": {"x": [["\0"]]},
+    "NUL in a tuple": {"x": ("\0",)},
+    "NUL in a key": {"x": {"\0": 1}},
+    "NUL in a key at the top": {"\0": 1},
+    "a lone surrogate": {"x": "\ud800"},
+    "a lone surrogate in a key": {"\udfff": 1},
+    "a number of 5,000 digits": {"x": 10**5000},
+    "nested 100,000 deep": nested(100_000),
+    "circular": circular(),
+    "a list": [1, 2],
+    "a string": "text",
+    "a number": 1,
+    "false": False,
+    "a key that is no string": {1: "one"},
+    "a key that is a tuple": {"x": {(1, 2): 3}},
+}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("data", [pytest.param(data, id=what) for what, data in EVIL.items()])
+def test_data_that_is_no_json_object_of_every_database_is_refused(data: Any) -> None:
+    with pytest.raises(NotSerializable):
+        Task.objects.enqueue("jobs.echo", data)
+    with pytest.raises(NotSerializable):
+        Task.objects.enqueue_many("jobs.echo", [{"fine": 1}, data])
+
+    assert not Task.objects.exists()
+
+
+GOOD: dict[str, Any] = {
+    "nothing": {},
+    "every type": {"a": [1, 2.5, "x", True, None, {"b": {}}]},
+    "beyond the first plane": {"ключ": "日本語 🙂 \U0010ffff"},
+    "quotes and controls": {"x": "' \" \\ \n \t \x01 \x7f \u2028"},
+    "a backslash, u and zeros": {"x": "\\u0000", "\\u0000": 1},
+    "large numbers": {"x": [2**63, -(2**64), 10**300, -1.5e9, 5e-324]},
+    "nested 50 deep": nested(50),
+    "half a megabyte": {"x": "y" * 500_000},
+}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("data", [pytest.param(data, id=what) for what, data in GOOD.items()])
+def test_json_objects_come_back_as_they_went_in(data: dict[str, Any]) -> None:
+    task = Task.objects.enqueue("jobs.echo", data)
+
+    assert Task.objects.get(pk=task.pk).task_data == data
+
+
+@pytest.mark.django_db
+def test_tuples_come_back_as_lists() -> None:
+    task = Task.objects.enqueue("jobs.echo", {"x": (1, 2)})
+
+    assert Task.objects.get(pk=task.pk).task_data == {"x": [1, 2]}
+
+
+# Bounds
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("priority", [-32769, 32768, 1.0, "1", True, None])
+def test_a_priority_out_of_bounds_is_refused(priority: Any) -> None:
+    with pytest.raises(ValueError, match=r"whole number from -32768 to 32767"):
+        Task.objects.enqueue(SLEEP, DATA, priority=priority)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("max_attempts", [0, -1, 32768, 1.0, "1", True])
+def test_a_number_of_attempts_out_of_bounds_is_refused(max_attempts: Any) -> None:
+    with pytest.raises(ValueError, match=r"whole number from 1 to 32767"):
+        Task.objects.enqueue(SLEEP, DATA, max_attempts=max_attempts)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("priority", "max_attempts"), [(-32768, 1), (32767, 32767)])
+def test_bounds_are_part_of_what_is_allowed(priority: int, max_attempts: int) -> None:
+    task = Task.objects.enqueue(SLEEP, DATA, priority=priority, max_attempts=max_attempts)
+
+    assert row_of(task)["priority"] == priority
+    assert row_of(task)["max_attempts"] == max_attempts
+
+
+@pytest.mark.django_db
+def test_a_moment_without_a_time_zone_is_refused() -> None:
+    with pytest.raises(ValueError, match="time zone"):
+        Task.objects.enqueue(SLEEP, DATA, scheduled_at=datetime(2030, 1, 1))  # noqa: DTZ001
+
+    assert not Task.objects.exists()
+
+
+@pytest.mark.django_db
+def test_a_moment_of_any_time_zone_is_the_same_moment() -> None:
+    tokyo = timezone(timedelta(hours=9))
+
+    task = Task.objects.enqueue(SLEEP, DATA, scheduled_at=datetime(2030, 1, 1, 9, tzinfo=tokyo))
+
+    assert row_of(task)["scheduled_at"] == datetime(2030, 1, 1, tzinfo=UTC)
+    assert list(Task.objects.scheduled()) == [task]
+    assert not Task.objects.ready().exists()
+
+
+# Unique keys
+
+
+@pytest.mark.django_db
+def test_a_second_enqueue_with_the_same_key_returns_the_first_and_is_counted(told: Told) -> None:
+    first = Task.objects.enqueue(SLEEP, DATA, unique_key="report:42")
+
+    second = Task.objects.enqueue("jobs.echo", {"other": 1}, unique_key="report:42", priority=5)
+    third = Task.objects.enqueue(SLEEP, DATA, unique_key="report:42")
+
+    assert first.pk == second.pk == third.pk
+    assert (second.duplicates, third.duplicates) == (1, 2)
+    assert (second.name, second.priority) == (SLEEP, 0)
+    assert Task.objects.count() == 1
+    assert told == [("duplicate", first.pk, {}), ("duplicate", first.pk, {})]
+
+
+@pytest.mark.django_db
+def test_another_key_is_another_task_and_its_count_its_own() -> None:
+    first = Task.objects.enqueue(SLEEP, DATA, unique_key="report:42")
+    other = Task.objects.enqueue(SLEEP, DATA, unique_key="report:43")
+    Task.objects.enqueue(SLEEP, DATA)
+    Task.objects.enqueue(SLEEP, DATA, unique_key="report:43")
+
+    assert Task.objects.count() == 3
+    assert (row_of(first)["duplicates"], row_of(other)["duplicates"]) == (0, 1)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("state", ["ready", "scheduled", "running", "stuck", "retrying",
+                                   "recovered", "returned"])
+def test_a_key_is_taken_for_as_long_as_its_task_has_not_ended(state: str) -> None:
+    first = TaskFactory(state=state, unique_key="k")
+
+    assert Task.objects.enqueue(SLEEP, DATA, unique_key="k").pk == first.pk
+
+
+@pytest.mark.django_db
+def test_a_task_that_ends_frees_its_key() -> None:
+    ended = set()
+    for end in (
+        lambda task: Task.objects.complete(task),
+        lambda task: Task.objects.fail(task, GiveUp("no")),
+        lambda task: Task.objects.fail(task, "the last attempt"),
+        lambda task: (expire(task), Task.objects.recover()),
+        lambda task: Task.objects.revoke(),
+    ):
+        task = TaskFactory(state="running", unique_key="k", max_attempts=1)
+        end(task)
+        assert row_of(task)["unique_key"] is None
+        ended.add(task.pk)
+
+    assert len(ended) == 5
+    assert Task.objects.enqueue(SLEEP, DATA, unique_key="k").pk not in ended
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("key", ["", "x" * 201, "a\nb", "a\0b", " a", "a ", 7])
+def test_a_key_that_is_no_name_is_refused(key: Any) -> None:
+    with pytest.raises(InvalidResource, match="unique key"):
+        Task.objects.enqueue(SLEEP, DATA, unique_key=key)
+
+
+@pytest.mark.django_db
+def test_a_duplicate_leaves_the_callers_transaction_in_order() -> None:
+    Task.objects.enqueue(SLEEP, DATA, unique_key="k")
+
+    with transaction.atomic():
+        Task.objects.enqueue(SLEEP, DATA, unique_key="k")
+        Task.objects.enqueue(SLEEP, DATA)
+
+    assert Task.objects.count() == 2
+
+
+@pytest.mark.django_db
+def test_a_key_that_is_freed_meanwhile_is_used() -> None:
+    first = TaskFactory(state="running", unique_key="k")
+
+    with just_before_the_update(lambda: Task.objects.complete(first)):
+        second = Task.objects.enqueue(SLEEP, DATA, unique_key="k")
+
+    assert second.pk != first.pk
+    assert row_of(second)["unique_key"] == "k"
+    assert row_of(first)["duplicates"] == 0
+
+
+@pytest.mark.django_db
+def test_an_insert_that_is_refused_for_other_reasons_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries = []
+
+    def save(task: Task, **options: Any) -> None:
+        tries.append(task)
+        raise IntegrityError("another constraint")
+
+    monkeypatch.setattr(Task, "save", save)
+    with pytest.raises(IntegrityError, match="another constraint"):
+        Task.objects.enqueue(SLEEP, DATA, unique_key="k")
+
+    assert len(tries) == 3
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("commits", [True, False])
+def test_of_two_enqueues_at_once_the_second_waits_for_what_becomes_of_the_first(
+    other_session: OtherSession, commits: bool
+) -> None:
+    with transaction.atomic():
+        mine = Task.objects.enqueue(SLEEP, DATA, unique_key="k")
+        theirs = other_session.start(
+            lambda: Task.objects.enqueue(SLEEP, DATA, unique_key="k")
+        )
+        transaction.set_rollback(not commits)
+
+    answer = theirs.result(20)
+    (only,) = Task.objects.all()
+    assert only.pk == answer.pk
+    assert only.duplicates == int(commits)
+    assert (only.pk == mine.pk) is commits or connection.vendor == "sqlite"
+
+
+# Many tasks
+
+
+@pytest.mark.django_db
+def test_many_are_stored_in_the_order_given(database_clock: DatabaseClock) -> None:
+    later = database_clock.now + timedelta(hours=1)
+
+    tasks = Task.objects.enqueue_many(
+        "jobs.echo", [{"n": n} for n in range(5)], priority=2, scheduled_at=later, max_attempts=3
+    )
+
+    assert [task.task_data["n"] for task in tasks] == list(range(5))
+    assert [task.pk for task in tasks] == sorted(task.pk for task in tasks)
+    rows = Task.objects.order_by("pk").values_list("priority", "scheduled_at", "max_attempts")
+    assert list(rows) == [(2, later, 3)] * 5
+
+
+@pytest.mark.django_db
+def test_what_enqueue_many_returns_is_what_the_database_has() -> None:
+    (task,) = Task.objects.enqueue_many(SLEEP, [DATA])
+
+    assert row_of(task) == {column: getattr(task, column) for column in row_of(task)}
+
+
+@pytest.mark.django_db
+def test_many_may_be_none() -> None:
+    assert Task.objects.enqueue_many(SLEEP, []) == []
+
+
+@pytest.mark.django_db
+def test_many_can_come_from_a_generator() -> None:
+    assert len(Task.objects.enqueue_many("jobs.echo", ({"n": n} for n in range(3)))) == 3
+
+
+@pytest.mark.django_db
+def test_many_are_stored_all_or_none(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
+    monkeypatch.setattr(querysets, "INSERT_BATCH", 2)
+    inserts = []
+
+    def fail_the_second(execute: Any, sql: str, *rest: Any) -> Any:
+        if sql.startswith("INSERT"):
+            inserts.append(sql)
+            if len(inserts) == 2:
+                raise DatabaseError("the disk is full")
+        return execute(sql, *rest)
+
+    with (
+        pytest.raises(DatabaseError, match="the disk is full"),
+        connection.execute_wrapper(fail_the_second),
+    ):
+        Task.objects.enqueue_many(SLEEP, [DATA] * 4)
+
+    assert len(inserts) == 2
+    assert not Task.objects.exists()
+    assert told == []
+
+
+@pytest.mark.django_db
+def test_many_ride_few_statements(django_assert_max_num_queries: Any) -> None:
+    with django_assert_max_num_queries(40):  # SQLite binds 999 values in each
+        Task.objects.enqueue_many(SLEEP, [DATA] * 1000)
+
+    assert Task.objects.count() == 1000

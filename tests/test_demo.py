@@ -1,0 +1,48 @@
+"""The demo, started as ``make demo`` starts it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import urllib.request
+
+import pytest
+from django.contrib.auth import get_user_model
+
+from tasks.models import Task
+from tests.conftest import Spawn
+from tests.processes import wait_for
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def test_the_demo_shows_both_workers_at_work_and_stops_cleanly(spawn: Spawn, port: int) -> None:
+    demo = spawn(["manage.py", "demo"], PORT=str(port), PYTHONWARNINGS="default")
+
+    def workers_that_completed() -> set[str]:
+        return set(Task.objects.succeeded().values_list("holder", flat=True))
+
+    wait_for(lambda: workers_that_completed() == {"worker-1", "worker-2"}, timeout=90)
+
+    def get(path: str) -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            content: bytes = answer.read()
+            return content
+
+    leases = json.loads(get("/api/leases/active"))["leases"]
+    assert any(lease["resource"] == "tasks.generator" for lease in leases)
+    password = re.search(r"Sign in as demo with the password (\S+)", demo.output)
+    assert password is not None
+    assert get_user_model()._default_manager.get(username="demo").check_password(password[1])
+    assert b"csrfmiddlewaretoken" in get("/login/")
+
+    demo.send_signal(signal.SIGINT)
+    assert demo.wait(timeout=30) == 0
+    assert "The demo has stopped." in demo.output
