@@ -24,7 +24,7 @@ def page(permission: str) -> Callable[[View], View]:
     def decorate(view: View) -> View:
         def with_headers(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             response = view(request, *args, **kwargs)
-            patch_vary_headers(response, [LIVE_HEADER])  # type: ignore[arg-type]
+            patch_vary_headers(response, [LIVE_HEADER])
             return response
 
         with_headers.__name__ = view.__name__
@@ -54,5 +54,5 @@ def user_name(request: HttpRequest) -> str:
 
 
 def _guarded(permission: str, view: View) -> View:
-    allowed = permission_required(permission, raise_exception=True)(view)  # type: ignore[type-var]
+    allowed = permission_required(permission, raise_exception=True)(view)
     return login_required(allowed)

@@ -10,7 +10,12 @@ app_name = "leasing"
 
 navigation.add(
     navigation.Entry(
-        40, "leasing:list", "Leases", "key", "leasing.view_lease", ("leasing:detail", "leasing:revoke")
+        40,
+        "leasing:list",
+        "Leases",
+        "key",
+        "leasing.view_lease",
+        ("leasing:detail", "leasing:revoke"),
     )
 )
 

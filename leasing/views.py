@@ -85,7 +85,7 @@ def revoke(request: HttpRequest, lease_id: str) -> HttpResponse:
 def _detail(
     request: HttpRequest, row: Leasable, revoke_form: RevokeForm, status: int = 200
 ) -> HttpResponse:
-    now: datetime = row.now  # type: ignore[attr-defined]
+    now: datetime = row.now
     form = EventsFilter(request.GET)
     events = LeaseEvent.objects.using(leasing_settings.DATABASE).filter(
         resource=row.lease_resource, model=row._meta.label_lower, key=str(row.pk)
@@ -109,9 +109,7 @@ def _detail(
         "revoke_form": revoke_form,
         "may_revoke": request.user.has_perm(REVOKE),
     }
-    return render(
-        request, "leasing/detail.html", context, status=400 if form.errors else status
-    )
+    return render(request, "leasing/detail.html", context, status=400 if form.errors else status)
 
 
 def _section(model: type[Leasable], wanted: dict[str, Any]) -> Section:
@@ -128,9 +126,8 @@ def _asked(model: type[Leasable], wanted: dict[str, Any]) -> Any:
     return rows.filter(matching(model, wanted["q"])) if wanted["q"] else rows
 
 
-def _in_state(rows: Any, state: str) -> QuerySet[Any]:
-    chosen: QuerySet[Any] = rows if state == LeaseFilter.ALL else getattr(rows, state)()
-    return chosen
+def _in_state(rows: Any, state: str) -> Any:
+    return rows if state == LeaseFilter.ALL else getattr(rows, state)()
 
 
 def _tabs(wanted: dict[str, Any]) -> list[dict[str, Any]]:

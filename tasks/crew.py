@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tasks.models import Task, Worker
@@ -20,11 +20,14 @@ class Member:
     tasks: list[Task]
 
 
-def with_tasks(workers: Sequence[Worker]) -> list[Member]:
+def with_tasks(workers: Iterable[Worker]) -> list[Member]:
     """Each of ``workers`` with its running tasks, found by one query."""
+    workers = list(workers)
     names = [worker.name for worker in workers]
     held: defaultdict[str, list[Task]] = defaultdict(list)
     running = Task.objects.home().running().filter(holder__in=names)
-    for task in running.only("name", "status", "holder", "expires_at", "ttl").order_by("pk")[:SHOWN]:
+    for task in running.only("name", "status", "holder", "expires_at", "ttl").order_by("pk")[
+        :SHOWN
+    ]:
         held[task.holder].append(task)
     return [Member(worker, held[worker.name]) for worker in workers]

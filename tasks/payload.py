@@ -45,9 +45,9 @@ def check_data(data: Any) -> dict[str, Any]:
 
 def _is_deep(value: Any) -> bool:
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         level = [inner for outer in level for inner in _inside(outer)]
-    return bool(level)
+    return any(isinstance(innermost, dict | list | tuple) for innermost in level)
 
 
 def _inside(value: Any) -> list[Any]:

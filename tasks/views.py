@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any
 
 from django.contrib import messages
-from django.db.models import QuerySet
 from django.db.models.functions import Left
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -238,9 +237,11 @@ def _in_state(rows: Any, state: str) -> Any:
     return rows if state == "all" else getattr(rows, state)()
 
 
-def _workers(state: str) -> QuerySet[Worker]:
-    rows = Worker.objects.using(leasing_settings.DATABASE)
-    return rows.present().with_state() if state == "present" else rows.with_state().filter(state=state)
+def _workers(state: str) -> Any:
+    rows: Any = Worker.objects.using(leasing_settings.DATABASE)
+    if state == "present":
+        return rows.present().with_state()
+    return rows.with_state().filter(state=state)
 
 
 def _now() -> datetime:

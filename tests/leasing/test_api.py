@@ -236,7 +236,8 @@ def test_leases_of_tasks_stand_between_the_named_ones_by_age(client: Client) -> 
     tasks = Task.objects.claim("worker", limit=2)
     assert sorted(task.pk for task in tasks) == sorted(claimed)
     named = [LeaseFactory(), LeaseFactory()]
-    for age, row in enumerate([named[1], tasks[0], named[0], tasks[1]]):
+    rows: list[Leasable] = [named[1], tasks[0], named[0], tasks[1]]
+    for age, row in enumerate(rows):
         granted_ago(row, age * 10)
     expected = [named[1].pk, f"task:{tasks[0].pk}", named[0].pk, f"task:{tasks[1].pk}"]
     assert ids(call(client, "GET", "/leases")) == expected

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
+from leasing.dialects import lock
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import after
 from leasing.models import Lease
@@ -182,11 +183,10 @@ def test_a_row_may_be_referred_to_while_its_holder_renews_it(
 ) -> None:
     """The lock is no stronger than an update's: a foreign key to the row need not wait."""
     lease = LeaseFactory()
-    other_session.begin()
     with transaction.atomic():
-        list(Lease.objects.filter(pk=lease.pk).select_for_update(no_key=True))
+        list(lock(Lease.objects.filter(pk=lease.pk)))
         other_session.run(
-            lambda: _execute("SELECT 1 FROM leasing_lease WHERE id = %s FOR KEY SHARE", lease.pk)
+            _execute, "SELECT 1 FROM leasing_lease WHERE id = %s FOR KEY SHARE", lease.pk
         )
 
 

@@ -171,6 +171,13 @@ def nested(depth: int) -> dict[str, Any]:
     return data
 
 
+def lists(depth: int) -> list[Any]:
+    data: list[Any] = [1]
+    for _ in range(depth - 1):
+        data = [data]
+    return data
+
+
 def circular() -> dict[str, Any]:
     data: dict[str, Any] = {}
     data["itself"] = data
@@ -193,6 +200,8 @@ EVIL: dict[str, Any] = {
     "a lone surrogate": {"x": "\ud800"},
     "a lone surrogate in a key": {"\udfff": 1},
     "a number of 5,000 digits": {"x": 10**5000},
+    "nested 201 deep": nested(200),
+    "lists nested 201 deep": {"x": lists(200)},
     "nested 100,000 deep": nested(100_000),
     "circular": circular(),
     "a list": [1, 2],
@@ -222,7 +231,8 @@ GOOD: dict[str, Any] = {
     "quotes and controls": {"x": "' \" \\ \n \t \x01 \x7f \u2028"},
     "a backslash, u and zeros": {"x": "\\u0000", "\\u0000": 1},
     "large numbers": {"x": [2**63, -(2**64), 10**300, -1.5e9, 5e-324]},
-    "nested 50 deep": nested(50),
+    "nested 200 deep": nested(199),
+    "wide": {"x": [[{}]] * 1000},
     "half a megabyte": {"x": "y" * 500_000},
 }
 

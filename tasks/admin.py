@@ -1,0 +1,248 @@
+"""Tasks, attempts, workers and the generator's wish in Django's admin."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from leasing.adminkit import Confirmed, ReadOnlyAdmin, badge, link
+from leasing.forms import RevokeForm
+from leasing.templatetags.leasing_ops import pretty_json
+from tasks.diagnosis import RETRY, REVOKE
+from tasks.forms import RetryForm
+from tasks.models import AttemptOutcome, GeneratorWish, Task, TaskAttempt, Worker, WorkerState
+from tasks.signs import ATTEMPT_SIGNS, WORKER_SIGNS, task_sign
+
+_retry = Confirmed(
+    "Retried",
+    "Set these tasks ready again?",
+    RETRY.consequence,
+    RetryForm,
+    lambda rows, said, by: rows.retry(by=by),
+)
+_revoke = Confirmed(
+    "Revoked",
+    "Take these tasks from their holders?",
+    REVOKE.consequence,
+    RevokeForm,
+    lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
+)
+
+
+def _tasks_of(text: str, **where: str) -> SafeString | str:
+    return link(text, "admin:tasks_task_changelist", query="?" + urlencode(where))
+
+
+def _worker(name: str) -> SafeString | str:
+    return name and link(name, "admin:tasks_worker_changelist", query="?" + urlencode({"q": name}))
+
+
+def _json(value: Any) -> SafeString:
+    return format_html('<pre class="leasing-json">{}</pre>', pretty_json(value))
+
+
+@admin.register(Task)
+class TaskAdmin(ReadOnlyAdmin):
+    list_display = ("id", "name", "badge", "queue", "attempts", "worker", "scheduled_at")
+    list_display_links = ("id", "name")
+    list_filter = ("status",)
+    exact_search = ("id", "name", "unique_key")
+    search_help_text = "An id, an exact name, or an exact unique key."
+    large = ("task_data", "task_output", "last_error")
+    actions = ("retry", "revoke")
+    fields = (
+        "name",
+        "badge",
+        "queue",
+        "priority",
+        "data",
+        "output",
+        "last_error",
+        ("attempts", "max_attempts"),
+        "history_of_attempts",
+        "unique_key",
+        "duplicates",
+        "created_at",
+        "scheduled_at",
+        "started_at",
+        "processed_at",
+        "worker",
+        "acquired_at",
+        "renewed_at",
+        "renewals",
+        "expires_at",
+        "released_at",
+        "ttl",
+        "fencing_token",
+        "grants",
+        "grant_id",
+    )
+    readonly_fields = tuple(
+        name for row in fields for name in (row if isinstance(row, tuple) else (row,))
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows: Any = super().get_queryset(request)
+        with_state: QuerySet[Any] = rows.with_state()
+        return with_state
+
+    def has_retry_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("tasks.retry_task")
+
+    def has_revoke_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("leasing.revoke_lease")
+
+    @admin.display(description="state")
+    def badge(self, task: Any) -> SafeString:
+        return badge(task_sign(task, task.now))
+
+    @admin.display(description="held by")
+    def worker(self, task: Task) -> SafeString | str:
+        return _worker(task.holder)
+
+    @admin.display(description="payload")
+    def data(self, task: Task) -> SafeString:
+        return _json(task.task_data)
+
+    @admin.display(description="result")
+    def output(self, task: Task) -> SafeString:
+        return _json(task.task_output)
+
+    @admin.display(description="history")
+    def history_of_attempts(self, task: Task) -> SafeString | str:
+        query = "?" + urlencode({"task__id__exact": task.pk})
+        return link(
+            "Attempts that did not end well", "admin:tasks_taskattempt_changelist", query=query
+        )
+
+    @admin.action(description="Set ready again…", permissions=["retry"])
+    def retry(self, request: HttpRequest, queryset: QuerySet[Task]) -> Any:
+        return _retry(self, request, queryset)
+
+    @admin.action(description="Take from their holders…", permissions=["revoke"])
+    def revoke(self, request: HttpRequest, queryset: QuerySet[Task]) -> Any:
+        return _revoke(self, request, queryset)
+
+
+@admin.register(TaskAttempt)
+class TaskAttemptAdmin(ReadOnlyAdmin):
+    list_display = (
+        "id",
+        "of_task",
+        "number",
+        "badge",
+        "worker",
+        "started_at",
+        "ended_at",
+        "refused_at",
+    )
+    list_filter = ("outcome",)
+    exact_search = ("id", "grant_id")
+    search_help_text = "The id of an attempt, or of its grant."
+    large = ("error", "traceback")
+    fields = (
+        "of_task",
+        "number",
+        "badge",
+        "worker",
+        "started_at",
+        "ended_at",
+        "error",
+        "trace",
+        "refused_verb",
+        "refused_at",
+        "fencing_token",
+        "grant_id",
+    )
+    readonly_fields = fields
+
+    @admin.display(description="task")
+    def of_task(self, attempt: TaskAttempt) -> SafeString | str:
+        return link(f"task {attempt.task_id}", "admin:tasks_task_change", attempt.task_id)
+
+    @admin.display(description="outcome")
+    def badge(self, attempt: TaskAttempt) -> SafeString:
+        return badge(ATTEMPT_SIGNS[AttemptOutcome(attempt.outcome)])
+
+    @admin.display(description="held by")
+    def worker(self, attempt: TaskAttempt) -> SafeString | str:
+        return _worker(attempt.holder)
+
+    @admin.display(description="traceback")
+    def trace(self, attempt: TaskAttempt) -> SafeString:
+        return format_html('<pre class="leasing-json">{}</pre>', attempt.traceback)
+
+
+class WorkerStateFilter(admin.SimpleListFilter):
+    """By what the last sign of life says."""
+
+    title = "state"
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(state.value, state.value) for state in WorkerState]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> QuerySet[Any] | None:
+        chosen: QuerySet[Any] | None = (
+            queryset.filter(state=self.value()) if self.value() in WorkerState.values else None
+        )
+        return chosen
+
+
+@admin.register(Worker)
+class WorkerAdmin(ReadOnlyAdmin):
+    list_display = ("name", "badge", "hostname", "pid", "concurrency", "last_seen_at", "doing")
+    list_filter = (WorkerStateFilter,)
+    exact_search = ("name", "id")
+    search_help_text = "The exact name of a worker, or an id."
+    large = ("handlers",)
+    fields = (
+        "name",
+        "badge",
+        "hostname",
+        "pid",
+        "queues",
+        "handlers",
+        "concurrency",
+        "sweeps",
+        "started_at",
+        "last_seen_at",
+        "stopped_at",
+        "doing",
+    )
+    readonly_fields = fields
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows: Any = super().get_queryset(request)
+        with_state: QuerySet[Any] = rows.with_state()
+        return with_state
+
+    @admin.display(description="state")
+    def badge(self, worker: Any) -> SafeString:
+        return badge(WORKER_SIGNS[worker.state])
+
+    @admin.display(description="does now")
+    def doing(self, worker: Worker) -> SafeString | str:
+        return _tasks_of("Running tasks", holder__exact=worker.name, status__exact="running")
+
+
+@admin.register(GeneratorWish)
+class GeneratorWishAdmin(ReadOnlyAdmin):
+    list_display = ("__str__", "revision", "changed_by", "changed_at", "acknowledged_by")
+    fields = (
+        "wanted",
+        "revision",
+        "changed_by",
+        "changed_at",
+        "reason",
+        "acknowledged_revision",
+        "acknowledged_by",
+        "acknowledged_at",
+    )
+    readonly_fields = fields

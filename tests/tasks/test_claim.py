@@ -1,0 +1,399 @@
+"""Claiming tasks."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from pytest_django import Settings
+
+from leasing.clock import clock
+from leasing.exceptions import InvalidResource, InvalidTTL, LeaseInTransaction
+from tasks import querysets
+from tasks.exceptions import UnknownQueue
+from tasks.models import Task, TaskStatus
+from tasks.sample import SLEEP
+from tests.factories import TaskFactory
+from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import OtherSession
+from tests.tasks.support import Told, make_due, row_of, take_over
+
+pytestmark = pytest.mark.django_db
+
+DATA = {"sleep_duration_seconds": 1}
+
+
+def claim_all(**options: Any) -> list[int]:
+    return [task.pk for task in Task.objects.claim("ann", limit=100, **options)]
+
+
+def test_a_claimed_task_is_leased_to_its_holder(database_clock: DatabaseClock) -> None:
+    ready = TaskFactory()
+
+    (task,) = Task.objects.claim("ann", ttl=7)
+
+    assert task.pk == ready.pk
+    assert (task.status, task.holder, task.attempts) == (TaskStatus.RUNNING, "ann", 1)
+    assert isinstance(task.grant_id, uuid.UUID)
+    assert (task.grants, task.renewals, task.released_at) == (1, 0, None)
+    assert task.acquired_at == task.started_at == database_clock.now
+    assert task.expires_at == database_clock.now + timedelta(seconds=7)
+    assert task.ttl == timedelta(seconds=7)
+    assert list(Task.objects.running()) == [task]
+
+
+def test_what_claim_returns_is_what_the_database_has() -> None:
+    TaskFactory()
+
+    (task,) = Task.objects.claim("ann")
+
+    assert row_of(task) == {column: getattr(task, column) for column in row_of(task)}
+
+
+def test_the_setting_decides_how_long_a_claim_lasts(settings: Settings) -> None:
+    settings.LEASING = {"TTL": 12}
+    TaskFactory()
+
+    (task,) = Task.objects.claim("ann")
+
+    assert task.ttl == timedelta(seconds=12)
+
+
+def test_with_nothing_ready_nothing_is_claimed(told: Told) -> None:
+    for state in ("scheduled", "running", "stuck", "succeeded", "dead", "cancelled"):
+        TaskFactory(state=state)
+    before = list(Task.objects.order_by("pk").values())
+    told.clear()
+
+    assert claim_all() == []
+
+    assert list(Task.objects.order_by("pk").values()) == before
+    assert told == []
+
+
+def test_a_task_is_claimed_once() -> None:
+    task = TaskFactory()
+
+    assert claim_all() == [task.pk]
+    assert claim_all() == []
+
+
+def test_higher_priority_goes_first_then_the_longest_due_then_the_first_stored(
+    database_clock: DatabaseClock,
+) -> None:
+    def enqueue(priority: int, seconds_ago: int) -> int:
+        moment = database_clock.now - timedelta(seconds=seconds_ago)
+        return TaskFactory(priority=priority, scheduled_at=moment).pk
+
+    last = enqueue(-1, 100)
+    third, fourth = enqueue(0, 50), enqueue(0, 50)
+    second = enqueue(0, 60)
+    first = enqueue(1, 0)
+
+    assert claim_all() == [first, second, third, fourth, last]
+
+
+def test_the_order_holds_one_by_one_too() -> None:
+    low, high = TaskFactory(priority=1), TaskFactory(priority=2)
+
+    assert [Task.objects.claim("ann")[0].pk for _ in range(2)] == [high.pk, low.pk]
+
+
+def test_a_task_is_not_claimed_before_its_time(database_clock: DatabaseClock) -> None:
+    task = TaskFactory(scheduled_at=database_clock.now + timedelta(seconds=5), priority=9)
+
+    database_clock.advance(5 - 0.000001)
+    assert claim_all() == []
+
+    database_clock.advance(0.000001)
+    assert claim_all() == [task.pk]
+
+
+@pytest.mark.parametrize("state", ["scheduled", "running", "stuck", "succeeded", "dead"])
+def test_what_cannot_be_claimed_stands_in_nobodys_way(state: str) -> None:
+    TaskFactory(state=state, priority=9)
+    ready = TaskFactory()
+
+    assert [task.pk for task in Task.objects.claim("ann")] == [ready.pk]
+
+
+@pytest.mark.parametrize(("limit", "claimed"), [(1, 1), (2, 2), (9, 3), (0, 0)])
+def test_no_more_are_claimed_than_asked_for(limit: int, claimed: int) -> None:
+    tasks = TaskFactory.create_batch(3)
+
+    assert [task.pk for task in Task.objects.claim("ann", limit=limit)] == [
+        task.pk for task in tasks[:claimed]
+    ]
+    assert Task.objects.running().count() == claimed
+
+
+def test_each_task_of_a_batch_has_a_grant_of_its_own() -> None:
+    TaskFactory.create_batch(5)
+
+    tasks = Task.objects.claim("ann", limit=5)
+
+    assert len({task.grant_id for task in tasks}) == 5
+    assert {(task.pk, task.grant_id) for task in tasks} == set(
+        Task.objects.values_list("pk", "grant_id")
+    )
+
+
+def test_tokens_rise_from_claim_to_claim() -> None:
+    task = TaskFactory(state="running")
+    tokens = [task.fencing_token]
+    for _ in range(3):
+        Task.objects.give_back(task, "again")
+        (task,) = Task.objects.claim("bob")
+        tokens.append(task.fencing_token)
+
+    assert tokens == sorted(set(tokens))
+
+
+def test_an_attempt_is_counted_at_each_claim_and_the_start_is_the_first() -> None:
+    first = TaskFactory(state="running")
+    Task.objects.fail(first, "no luck")
+    make_due(first)
+
+    (second,) = Task.objects.claim("bob")
+
+    assert (second.attempts, second.grants) == (2, 2)
+    assert second.started_at == first.started_at
+    assert second.acquired_at is not None
+    assert second.holder == "bob"
+
+
+def test_the_last_attempt_allowed_can_be_claimed() -> None:
+    task = TaskFactory(max_attempts=1)
+
+    assert claim_all() == [task.pk]
+
+
+def test_what_was_renewed_and_released_begins_anew() -> None:
+    task = TaskFactory(state="running")
+    Task.objects.heartbeat(task)
+    Task.objects.give_back(task, "again")
+
+    (task,) = Task.objects.claim("bob")
+
+    assert (task.renewals, task.renewed_at, task.released_at) == (0, None, None)
+
+
+# Queues
+
+
+@pytest.mark.usefixtures("queues")
+def test_only_the_queues_asked_for_are_served() -> None:
+    TaskFactory(queue="default", priority=9)
+    mail = TaskFactory(queue="mail")
+    report = TaskFactory(queue="reports")
+
+    assert claim_all(queues=["mail"]) == [mail.pk]
+    assert claim_all(queues=["mail", "reports"]) == [report.pk]
+
+
+@pytest.mark.usefixtures("queues")
+@pytest.mark.parametrize("asked", [None, [], ()])
+def test_by_default_all_queues_are_served(asked: Any) -> None:
+    tasks = [TaskFactory(queue=queue) for queue in ("default", "mail", "reports")]
+
+    assert sorted(claim_all(queues=asked)) == [task.pk for task in tasks]
+
+
+@pytest.mark.usefixtures("queues")
+def test_a_limit_counts_over_all_queues() -> None:
+    for queue in ("default", "mail", "reports"):
+        TaskFactory.create_batch(2, queue=queue)
+
+    assert len(Task.objects.claim("ann", limit=3)) == 3
+    assert Task.objects.running().count() == 3
+
+
+def test_a_queue_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(UnknownQueue, match="nowhere"):
+        Task.objects.claim("ann", queues=["default", "nowhere"])
+
+
+@pytest.mark.usefixtures("queues")
+def test_a_full_queue_does_not_starve_the_others() -> None:
+    """Which queue is looked at first is drawn by lot: that one loses 50 times running has a
+    chance of less than one in a million million."""
+    for queue in ("mail", "reports"):
+        TaskFactory.create_batch(50, queue=queue, priority=int(queue == "mail"))
+
+    served = Counter(
+        task.queue for _ in range(50) for task in Task.objects.claim("ann", queues=["mail", "reports"])
+    )
+
+    assert served["mail"] + served["reports"] == 50
+    assert min(served["mail"], served["reports"]) > 0
+
+
+@pytest.mark.usefixtures("queues")
+def test_the_callers_list_of_queues_is_left_as_it_was() -> None:
+    queues = ["mail", "reports", "default"]
+
+    for _ in range(10):
+        Task.objects.claim("ann", queues=queues)
+
+    assert queues == ["mail", "reports", "default"]
+
+
+# Arguments
+
+
+@pytest.mark.parametrize("holder", ["", "x" * 201, "a\nb", " ann", None, 7])
+def test_a_holder_without_a_proper_name_is_refused(holder: Any) -> None:
+    with pytest.raises(InvalidResource, match="holder"):
+        Task.objects.claim(holder)
+
+
+@pytest.mark.parametrize("ttl", [0, 0.99, 86_401, float("nan"), "30", True])
+def test_a_ttl_out_of_bounds_is_refused(ttl: Any) -> None:
+    with pytest.raises(InvalidTTL):
+        Task.objects.claim("ann", ttl=ttl)
+
+
+def test_a_claim_inside_a_transaction_is_refused() -> None:
+    before = row_of(TaskFactory())
+
+    with pytest.raises(LeaseInTransaction), transaction.atomic():
+        Task.objects.claim("ann")
+
+    assert Task.objects.values().get() == before
+
+
+# Who else claims
+
+
+def test_what_someone_else_got_first_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a database without row locks: both have read the row, the other was faster."""
+    mine, theirs = TaskFactory(), TaskFactory()
+    lock_ready = querysets.TaskQuerySet._lock_ready
+
+    def too_slow(rows: Any, *args: Any) -> list[int]:
+        keys = lock_ready(rows, *args)
+        _grant(theirs.pk, "bob")
+        return keys
+
+    monkeypatch.setattr(querysets.TaskQuerySet, "_lock_ready", too_slow)
+
+    assert claim_all() == [mine.pk]
+    assert (row_of(theirs)["holder"], row_of(theirs)["attempts"]) == ("bob", 1)
+
+
+def _grant(key: int, holder: str) -> None:
+    Task.objects.all()._claim(holder, timedelta(seconds=30), {key: uuid.uuid4()})
+
+
+@pytest.mark.usefixtures("on_postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_rows_that_someone_has_locked_are_passed_over(other_session: OtherSession) -> None:
+    locked, free = TaskFactory(priority=9), TaskFactory()
+    other_session.begin()
+    other_session.run(lambda: Task.objects.select_for_update().get(pk=locked.pk))
+
+    assert claim_all() == [free.pk]
+
+    other_session.commit()
+    assert claim_all() == [locked.pk]
+
+
+def test_claiming_many_costs_as_many_statements_as_claiming_one(
+    django_assert_num_queries: Any,
+) -> None:
+    TaskFactory.create_batch(21)
+    with django_assert_num_queries(5):  # SAVEPOINT, SELECT, UPDATE, SELECT, RELEASE
+        Task.objects.claim("ann")
+
+    with django_assert_num_queries(5):
+        Task.objects.claim("ann", limit=20)
+
+
+# Recovery on the way
+
+
+@pytest.fixture
+def last_swept(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Set how many seconds ago this process swept."""
+
+    def set_to(seconds_ago: float | None) -> None:
+        ages = {} if seconds_ago is None else {connection.alias: clock() - seconds_ago}
+        monkeypatch.setattr(querysets, "_swept_at", ages)
+
+    return set_to
+
+
+@pytest.mark.parametrize("seconds_ago", [None, 5.1])
+def test_stuck_tasks_are_recovered_first_when_none_has_looked_for_them_lately(
+    last_swept: Any, settings: Settings, seconds_ago: float | None, told: Told
+) -> None:
+    settings.TASK_QUEUE = {"SWEEP_EVERY": 5}
+    stuck = TaskFactory(state="stuck", holder="gone")
+    told.clear()
+    last_swept(seconds_ago)
+
+    (task,) = Task.objects.claim("ann")
+
+    assert (task.pk, task.attempts, task.holder) == (stuck.pk, 2, "ann")
+    assert [name for name, _, _ in told] == ["recovered", "claimed"]
+    assert clock() - querysets._swept_at["default"] < 5
+
+
+def test_a_process_that_has_just_swept_does_not_sweep_again(
+    last_swept: Any, settings: Settings
+) -> None:
+    settings.TASK_QUEUE = {"SWEEP_EVERY": 5}
+    TaskFactory(state="stuck")
+    last_swept(3)
+
+    assert Task.objects.claim("ann") == []
+
+
+def test_sweeps_at_claims_look_in_every_queue(last_swept: Any, settings: Settings) -> None:
+    settings.TASK_QUEUE = {"QUEUES": ("default", "mail")}
+    stuck = TaskFactory(state="stuck", queue="mail")
+    last_swept(None)
+
+    assert Task.objects.claim("ann", queues=["default"]) == []
+    assert row_of(stuck)["status"] == TaskStatus.READY
+
+
+def test_a_claim_tells_of_each_task(told: Told) -> None:
+    tasks = TaskFactory.create_batch(2)
+    told.clear()
+
+    Task.objects.claim("ann", limit=2)
+
+    assert told == [("claimed", task.pk, {}) for task in tasks]
+
+
+def test_a_claim_of_part_of_the_tasks_takes_only_those() -> None:
+    TaskFactory(name=SLEEP, data=DATA)
+    echo = TaskFactory(name="jobs.echo", data={})
+
+    (task,) = Task.objects.filter(name="jobs.echo").claim("ann")
+
+    assert task.pk == echo.pk
+    assert Task.objects.running().count() == 1
+
+
+def test_a_row_taken_over_between_update_and_answer_is_not_answered() -> None:
+    """The answer is read back by the grant: a key alone would hand out another's task."""
+    mine, lost = TaskFactory(), TaskFactory()
+    taken = []
+
+    def meanwhile(execute: Any, sql: str, *rest: Any) -> Any:
+        answer = execute(sql, *rest)
+        if sql.startswith("UPDATE") and not taken:
+            taken.append(lost)
+            take_over(lost)
+        return answer
+
+    with connection.execute_wrapper(meanwhile):
+        tasks = Task.objects.claim("ann", limit=2)
+
+    assert [task.pk for task in tasks] == [mine.pk]
