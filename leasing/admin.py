@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
-from leasing.adminkit import Confirmed, ReadOnlyAdmin, badge, link
+from leasing.adminkit import Confirmed, ReadOnlyAdmin, badge, link, short, site_url
 from leasing.forms import RevokeForm
 from leasing.models import Lease, LeaseEvent, LeaseState
 from leasing.signs import event_sign, lease_sign
@@ -46,7 +46,8 @@ class LeaseStateFilter(admin.SimpleListFilter):
 
 @admin.register(Lease)
 class LeaseAdmin(ReadOnlyAdmin):
-    list_display = ("resource", "badge", "holder", "expires_at", "renewals", "grants")
+    list_display = ("name", "badge", "held_by", "expires_at", "renewals", "grants")
+    sortable_by = ("name",)
     list_filter = (LeaseStateFilter,)
     exact_search = ("resource", "id")
     search_help_text = "The exact name, or an id."
@@ -77,6 +78,17 @@ class LeaseAdmin(ReadOnlyAdmin):
     def has_revoke_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("leasing.revoke_lease")
 
+    def view_on_site(self, lease: Lease) -> str | None:
+        return site_url("leasing:detail", lease.lease_id)
+
+    @admin.display(description="resource", ordering="resource")
+    def name(self, lease: Lease) -> str:
+        return short(lease.resource)
+
+    @admin.display(description="holder")
+    def held_by(self, lease: Lease) -> str:
+        return short(lease.holder)
+
     @admin.display(description="state")
     def badge(self, lease: Any) -> SafeString:
         return badge(lease_sign(lease, lease.now))
@@ -93,7 +105,7 @@ class LeaseAdmin(ReadOnlyAdmin):
 
 @admin.register(LeaseEvent)
 class LeaseEventAdmin(ReadOnlyAdmin):
-    list_display = ("at", "badge", "leased", "holder", "fencing_token", "actor", "reason")
+    list_display = ("at", "badge", "leased", "held_by", "fencing_token", "actor", "why")
     list_filter = ("kind",)
     exact_search = ("resource", "id")
     search_help_text = "The exact name of a resource, or the id of an event."
@@ -119,5 +131,15 @@ class LeaseEventAdmin(ReadOnlyAdmin):
         try:
             meta = apps.get_model(event.model)._meta
         except LookupError:
-            return event.resource
-        return link(event.resource, f"admin:{meta.app_label}_{meta.model_name}_change", event.key)
+            return short(event.resource)
+        return link(
+            short(event.resource), f"admin:{meta.app_label}_{meta.model_name}_change", event.key
+        )
+
+    @admin.display(description="holder")
+    def held_by(self, event: LeaseEvent) -> str:
+        return short(event.holder)
+
+    @admin.display(description="reason")
+    def why(self, event: LeaseEvent) -> str:
+        return short(event.reason)

@@ -62,6 +62,8 @@ class ReadOnlyAdmin(AdminOfAny):
     show_facets = admin.ShowFacets.NEVER
     list_per_page = 50
     list_max_show_all = 0
+    #: Sorting by a column without an index reads the whole table.
+    sortable_by: ClassVar[tuple[str, ...]] = ()
     ordering: ClassVar[tuple[str, ...]] = ("-pk",)
 
     #: Columns in which the search looks for exactly what was typed.

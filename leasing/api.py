@@ -33,7 +33,7 @@ from leasing.models import Leasable, Lease, leasable_models
 from leasing.names import check_name
 
 #: Names that belong to leases of other models: nobody takes them through these routes.
-RESERVED = "/api/tasks/"
+RESERVED = ("/api/tasks/", "tasks.")
 
 may_see, may_change = Access("leasing.view_lease"), Access("leasing.change_lease")
 

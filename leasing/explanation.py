@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from leasing.models import EventKind, Leasable, LeaseEvent, LeaseState
-from leasing.signs import Sign, is_late, lease_sign
+from leasing.signs import LATE, Sign, lease_sign
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def explain(row: Leasable, now: datetime, ending: LeaseEvent | None = None) -> E
             f"write by {row.holder} is refused.",
             revoking,
         )
-    if row.renewals and is_late(row, now):
+    if sign is LATE:
         headline = f"{row.holder} has missed a renewal."
     else:
         headline = f"{row.holder} holds it."

@@ -109,22 +109,24 @@ def _int(text: str) -> int:
 def _check_inside(body: dict[str, Any]) -> None:
     """Level by level, so that depth needs no stack."""
     level: list[Any] = [body]
-    for _ in range(MAX_DEPTH + 1):
-        level = [inner for value in level for inner in _inside(value)]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return
     raise HttpError(400, _TOO_DEEP)
 
 
-def _inside(value: Any) -> Iterator[Any]:
-    if isinstance(value, str):
-        if "\0" in value or any("\ud800" <= c <= "\udfff" for c in value):
+def _inside(outer: dict[str, Any] | list[Any]) -> Iterator[Any]:
+    """The objects and lists right inside ``outer``, whose strings are checked."""
+    for value in [*outer, *outer.values()] if isinstance(outer, dict) else outer:
+        if isinstance(value, dict | list):
+            yield value
+        elif isinstance(value, str) and not _is_storable(value):
             raise HttpError(400, "The body has a NUL or half a surrogate pair in a string.")
-    elif isinstance(value, dict):
-        yield from value.keys()
-        yield from value.values()
-    elif isinstance(value, list):
-        yield from value
+
+
+def _is_storable(text: str) -> bool:
+    return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _utc_milliseconds(moment: datetime) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from leasing.conf import leasing_settings
 from leasing.hold import margin
-from leasing.models import EventKind, Leasable, LeaseState
+from leasing.models import EventKind, Leasable, Lease, LeaseState
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,27 @@ UNKNOWN: Final = Sign("unknown", "mute", "circle", "?")
 
 
 def is_late(row: Leasable, now: datetime) -> bool:
-    """Whether the holder of an active ``row`` has missed one renewal by ``now``."""
+    """Whether the holder of an active ``row`` has surely missed a renewal by ``now``: half of
+    its time is over, and the renewal is not only slow."""
     ttl = row.ttl.total_seconds()
     configured = leasing_settings.RENEW_EVERY
     every = ttl / 3 if configured is None else min(configured, ttl / 2)
-    latest = every * (1 + leasing_settings.JITTER) + margin(ttl)
+    latest = max(ttl / 2, every * (1 + leasing_settings.JITTER) + margin(ttl))
     return (row.expires_at - now).total_seconds() < ttl - latest
 
 
 def lease_sign(row: Leasable, now: datetime) -> Sign:
     """The sign of the lease of ``row`` at ``now``, which is the database's clock."""
     state = row.lease_state(now)
-    if state == LeaseState.ACTIVE and row.renewals and is_late(row, now):
+    if state == LeaseState.ACTIVE and is_renewed(row) and is_late(row, now):
         return LATE
     return LEASE_SIGNS[state]
+
+
+def is_renewed(row: Leasable) -> bool:
+    """Whether ``row`` is known to be renewed: a named lease may be taken by somebody who never
+    means to."""
+    return row.renewals > 0 or not isinstance(row, Lease)
 
 
 def event_sign(kind: str) -> Sign:

@@ -52,6 +52,7 @@ def lease_list(request: HttpRequest) -> HttpResponse:
         "tabs": tabs,
         "sections": sections,
         "filter": form.cleaned_data,
+        "renewed_count": _renewed_count(form.cleaned_data) if tabs else None,
         "renewed": "1" if form.cleaned_data.get("renewed") else None,
         "now": _now(),
     }
@@ -141,6 +142,12 @@ def _tabs(wanted: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for state, label in LeaseFilter.STATES
     ]
+
+
+def _renewed_count(wanted: dict[str, Any]) -> Capped:
+    """How many of the leases in the wanted state were renewed."""
+    renewed = wanted | {"renewed": True}
+    return _count([_in_state(_asked(m, renewed), wanted["state"]) for m in leasable_models()])
 
 
 def _count(querysets: list[QuerySet[Any]]) -> Capped:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timedelta
 
 from django.utils import timezone
@@ -43,7 +44,9 @@ def until(deadline: datetime, now: datetime, ahead: str = "", past: str = "expir
     """How far ahead ``deadline`` lies ("``ahead`` in 3 s"), or how long it is past ("expired
     3 s ago")."""
     seconds = (deadline - now).total_seconds()
-    return f"{ahead} in {span(seconds)}".lstrip() if seconds > 0 else f"{past} {span(seconds)} ago"
+    if seconds > 0:
+        return f"{ahead} in {span(math.ceil(seconds))}".lstrip()
+    return f"{past} {ago(deadline, now)}"
 
 
 def stamp(moment: datetime) -> str:

@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from leasing.adminkit import Confirmed, ReadOnlyAdmin, badge, link
+from leasing.adminkit import Confirmed, ReadOnlyAdmin, badge, link, short, site_url
 from leasing.forms import RevokeForm
 from leasing.templatetags.leasing_ops import pretty_json
 from tasks.diagnosis import RETRY, REVOKE
@@ -40,7 +40,9 @@ def _tasks_of(text: str, **where: str) -> SafeString | str:
 
 
 def _worker(name: str) -> SafeString | str:
-    return name and link(name, "admin:tasks_worker_changelist", query="?" + urlencode({"q": name}))
+    return name and link(
+        short(name), "admin:tasks_worker_changelist", query="?" + urlencode({"q": name})
+    )
 
 
 def _json(value: Any) -> SafeString:
@@ -49,8 +51,9 @@ def _json(value: Any) -> SafeString:
 
 @admin.register(Task)
 class TaskAdmin(ReadOnlyAdmin):
-    list_display = ("id", "name", "badge", "queue", "attempts", "worker", "scheduled_at")
-    list_display_links = ("id", "name")
+    list_display = ("id", "called", "badge", "queue", "attempts", "worker", "scheduled_at")
+    list_display_links = ("id", "called")
+    sortable_by = ("id",)
     list_filter = ("status",)
     exact_search = ("id", "name", "unique_key")
     search_help_text = "An id, an exact name, or an exact unique key."
@@ -97,6 +100,13 @@ class TaskAdmin(ReadOnlyAdmin):
 
     def has_revoke_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("leasing.revoke_lease")
+
+    def view_on_site(self, task: Task) -> str | None:
+        return site_url("tasks:detail", task.pk)
+
+    @admin.display(description="name")
+    def called(self, task: Task) -> str:
+        return short(task.name)
 
     @admin.display(description="state")
     def badge(self, task: Any) -> SafeString:

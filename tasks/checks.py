@@ -38,8 +38,14 @@ def _check_numbers() -> list[CheckMessage]:
         messages.append(
             Error("TASK_QUEUE['STOP_TIMEOUT'] must be a number of seconds.", id="tasks.E003")
         )
-    if not isinstance(task_settings.MAX_ATTEMPTS, int) or task_settings.MAX_ATTEMPTS < 1:
-        messages.append(Error("TASK_QUEUE['MAX_ATTEMPTS'] must be at least 1.", id="tasks.E004"))
+    most = task_settings.MAX_ATTEMPTS
+    if not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= 32767:
+        messages.append(
+            Error(
+                "TASK_QUEUE['MAX_ATTEMPTS'] must be a whole number from 1 to 32767.",
+                id="tasks.E004",
+            )
+        )
     return messages
 
 

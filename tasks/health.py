@@ -14,6 +14,9 @@ SEVERITIES = ("ok", "info", "warning", "critical")
 #: For how long a wish may go unheard before somebody is called.
 PATIENCE = timedelta(seconds=10)
 
+#: How long recovery may take to find a task before it is said to be stuck for somebody to see.
+SWEPT_WITHIN = timedelta(seconds=5)
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -24,6 +27,8 @@ class Figures:
     running: Capped
     stuck: Capped
     failed: Capped
+    #: Stuck for longer than recovery takes.
+    overdue: Capped = Capped(0)
     #: Workers that were seen lately, and how many of them run recovery.
     workers: int = 0
     sweepers: int = 0
@@ -64,7 +69,8 @@ def assess(figures: Figures) -> Health:
     needs = sorted(found, key=lambda need: -SEVERITIES.index(need.severity))
     if not needs:
         return Health("ok", f"All is well. {_at_work(figures)}")
-    sentence = needs[0].headline if len(needs) == 1 else f"{len(needs)} things need you."
+    count = len(needs)
+    sentence = "1 thing needs you." if count == 1 else f"{count} things need you."
     return Health(needs[0].severity, sentence, needs)
 
 
@@ -77,14 +83,16 @@ def _at_work(figures: Figures) -> str:
 
 
 def _stuck(figures: Figures) -> Need | None:
-    if not figures.stuck:
+    # What a sweep is about to find is no news, as long as somebody sweeps.
+    stuck = figures.overdue if figures.sweepers else figures.stuck
+    if not stuck:
         return None
     heals = (
-        "Recovery takes them back about every second. If they stay, look why."
+        "Recovery should have taken them back by now. Their pages say more."
         if figures.sweepers
         else "No worker that recovers tasks is alive: this will not heal by itself."
     )
-    headline = f"{_tasks(figures.stuck, 'is', 'are')} stuck: nobody renews the lease."
+    headline = f"{_tasks(stuck, 'is', 'are')} stuck: nobody renews the lease."
     return Need("critical", headline, heals, "tasks:stuck", "Stuck tasks")
 
 

@@ -15,7 +15,7 @@ from leasing.models import Lease, LeaseState
 from leasing.paging import capped_count
 from tasks import crew
 from tasks.generator import GeneratorStatus, generator_status
-from tasks.health import Figures, assess
+from tasks.health import SWEPT_WITHIN, Figures, assess
 from tasks.models import Task, Worker
 from tasks.signs import GENERATOR_SIGNS, SEVERITY_SIGNS
 
@@ -68,6 +68,7 @@ def _figures(using: str, status: GeneratorStatus, now: Any) -> Figures:
         running=capped_count(tasks.running()),
         stuck=capped_count(tasks.stuck()),
         failed=capped_count(tasks.failed()),
+        overdue=capped_count(tasks.running().filter(expires_at__lte=DbNow() - SWEPT_WITHIN)),
         workers=counted["all"],
         sweepers=counted["sweepers"],
         start_unheard=unheard if status.status == "STARTED" else None,

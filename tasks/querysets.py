@@ -378,12 +378,8 @@ class TaskQuerySet(LeasableQuerySet["Task"]):
 
         Any number of processes may do so at once: each takes rows that the others have not.
         """
-
-        def reason(task: Task) -> str:
-            return f"{task.holder} did not renew its lease in time"
-
         _swept_at[self.home().db] = clock()
-        return self._take(self.stuck, limit, reason)
+        return self._take(self.stuck, limit, _overdue)
 
     def revoke(self, reason: str = "", by: str = "") -> int:
         """Take running tasks from their holders, as recovery would, without waiting for the
@@ -458,6 +454,10 @@ class TaskQuerySet(LeasableQuerySet["Task"]):
         after_commit(self.db, lambda: signals.send(signal, task, **details))
 
     def note_refused(self, row: Task, verb: str, reason: str) -> None:
+        # Refused because the deadline passed: there is no record of the attempt to note it on
+        # before the task is taken from it.
+        late = self._everything().filter(pk=row.pk, grant_id=row.grant_id)
+        late._take(late.stuck, None, _overdue)
         self._attempts_of(row).filter(grant_id=row.grant_id, refused_at=None).update(
             refused_at=DbNow(), refused_verb=verb
         )
@@ -503,6 +503,10 @@ def _pause(attempts: int) -> timedelta:
     return timedelta(seconds=backoff(attempts, base=bounds["base"], cap=bounds["cap"]))
 
 
+def _overdue(task: Task) -> str:
+    return f"{task.holder} did not renew its lease in time"
+
+
 def _attempt_model() -> Any:
     return apps.get_model("tasks", "TaskAttempt")
 
@@ -527,7 +531,11 @@ def _describe(error: BaseException | str) -> tuple[str, str]:
     """The error in a line, and its traceback; free of what a database cannot store."""
     if isinstance(error, str):
         return _storable(error), ""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        said = str(error)
+    except Exception:  # an error of the error's own
+        said = ""
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return _storable(text), _storable("".join(traceback.format_exception(error)))
 
 

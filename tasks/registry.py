@@ -41,8 +41,8 @@ def handler(
     Raises ValueError when the name stands for other code already.
     """
     check_name(name, "name of the task")
-    if max_attempts is not None and max_attempts < 1:
-        raise ValueError("max_attempts must be at least 1.")
+    if max_attempts is not None and not 1 <= max_attempts <= 32767:
+        raise ValueError("max_attempts must be a whole number from 1 to 32767.")
 
     def register(function: Function) -> Function:
         known = _handlers.get(name)

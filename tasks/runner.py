@@ -17,6 +17,7 @@ from typing import Any
 from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.db import Error, close_old_connections, connections
 
+from leasing.dialects import in_transaction
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.rowstore import RowStore, grant_of
@@ -92,9 +93,24 @@ def _attempt(task: Task, hold: Hold, stopping: threading.Event) -> Callable[[], 
 
 
 def _call(function: Callable[..., Any], context: Context, data: dict[str, Any]) -> Any:
-    if iscoroutinefunction(function):
-        return async_to_sync(function)(context, **data)
-    return function(context, **data)
+    called = async_to_sync(function) if iscoroutinefunction(function) else function
+    try:
+        output = called(context, **data)
+    finally:
+        left_open = _drop_transactions()
+    if left_open:
+        raise RuntimeError("The handler left a transaction open; what it wrote is rolled back.")
+    return output
+
+
+def _drop_transactions() -> bool:
+    """Roll back what the handler left open: it would swallow the result, and those of the tasks
+    that come after on this thread. Whether there was any."""
+    left = [each for each in connections.all(initialized_only=True) if in_transaction(each.alias)]
+    for connection in left:
+        connection.close()
+        del connections[connection.alias]  # or it would believe that it is still inside
+    return bool(left)
 
 
 def _settle(task: Task, store: Callable[[], Any]) -> None:

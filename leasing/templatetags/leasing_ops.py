@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timedelta
 from typing import Any
 
 from django import template
 from django.template.context import RequestContext
 from django.urls import NoReverseMatch, reverse
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.utils.html import conditional_escape, format_html
+from django.utils.safestring import SafeString, mark_safe
 
 from leasing import navigation, wording
 from leasing.access import is_live
@@ -18,6 +19,9 @@ from leasing.models import Leasable
 from leasing.signs import Sign, lease_sign
 
 register = template.Library()
+
+#: Signs after which a name may go on in the next line; never inside of an escape.
+_PARTING = re.compile(r"([._:/@-])(?=\w)")
 
 #: Longer JSON than this is cut: a browser would choke on it, and nobody reads it there.
 JSON_SHOWN = 50_000
@@ -118,6 +122,13 @@ def fact(value: Any, now: datetime) -> SafeString | str:
     if isinstance(value, timedelta):
         return wording.span(value)
     return "–" if value in (None, "") else str(value)
+
+
+@register.filter
+def breakable(name: str) -> SafeString:
+    """``name``, which may be long and without spaces, with places to break the line: after the
+    signs that part names, and nowhere in a word while there is another way."""
+    return mark_safe(_PARTING.sub("\\1<wbr>", conditional_escape(name)))
 
 
 @register.filter

@@ -44,9 +44,7 @@ def database_clock(monkeypatch: pytest.MonkeyPatch) -> DatabaseClock:
     """Stops the clock of the database; the test moves it."""
     clock = DatabaseClock()
     vendor = f"as_{connection.vendor}"
-    monkeypatch.setattr(
-        DbNow, vendor, lambda *args, **extra: clock.moment(*args, **extra)
-    )
+    monkeypatch.setattr(DbNow, vendor, lambda *args, **extra: clock.moment(*args, **extra))
     monkeypatch.setattr(
         DbMicroseconds, vendor, lambda *args, **extra: clock.microseconds(*args, **extra)
     )
@@ -107,6 +105,7 @@ def sent() -> Iterator[Sent]:
     heard: Sent = []
     receivers: list[tuple[Any, Callable[..., None]]] = []
     for name in ("acquired", "taken_over", "renewed", "released", "revoked", "lost", "refused"):
+
         def receiver(lease: Lease, _name: str = name, **details: Any) -> None:
             rest = {k: v for k, v in details.items() if k not in ("signal", "sender")}
             heard.append((_name, lease, rest))

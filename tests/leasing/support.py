@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 from django.db import connection, connections, transaction
 
+from leasing.functions import after, next_token
 from leasing.hold import Grant, Hold
 from leasing.keeper import Keeper, Renewals
 from leasing.models import Leasable, Lease, LeaseEvent
 from leasing.querysets import LEASE_FIELDS, granting
-from leasing.functions import after
 from leasing.rowstore import RowStore, grant_of
 
 Result = TypeVar("Result")
@@ -40,18 +40,27 @@ def usurp(lease: Leasable, holder: str = "thief") -> None:
     rows.update(grant_id=uuid.uuid4(), **granting(holder, timedelta(seconds=60)))
 
 
-def release_ahead_of_the_clock(lease: Leasable) -> None:
-    """Mark the row released, by a clock that has since been set back: the deadline still lies
+def revoke_ahead_of_the_clock(lease: Leasable) -> None:
+    """Mark the row revoked, by a clock that has since been set back: the deadline still lies
     ahead, and only ``released_at`` says that the term is over."""
     rows = type(lease)._default_manager.filter(pk=lease.pk)
     rows.update(
-        released_at=after(timedelta(seconds=60)), expires_at=after(timedelta(seconds=50))
+        released_at=after(timedelta(seconds=60)),
+        expires_at=after(timedelta(seconds=50)),
+        fencing_token=next_token(),
     )
 
 
 def stored(lease: Leasable) -> dict[str, Any]:
     """The lease columns of the row as the database has them."""
-    return type(lease)._default_manager.filter(pk=lease.pk).values(*LEASE_FIELDS).get()
+    rows = type(lease)._default_manager.filter(pk=lease.pk)
+    row: dict[str, Any] = rows.values(*LEASE_FIELDS).get()
+    return row
+
+
+def grants(*leases: Leasable) -> dict[Any, uuid.UUID]:
+    """Keys and grants of ``leases``, as they are renewed together."""
+    return {lease.pk: lease.grant_id for lease in leases if lease.grant_id}
 
 
 def events(resource: str) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 from django.test import override_settings
 
 from leasing import querysets
+from leasing.dialects import lock as lock_rows
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseHeld
 from leasing.models import Lease, LeaseEvent
 from tests.factories import LeaseFactory
@@ -19,12 +20,17 @@ from tests.leasing.support import events, expire, just_before_the_update, stored
 pytestmark = pytest.mark.django_db
 
 
+def duration(lease: Lease) -> timedelta:
+    assert lease.acquired_at is not None
+    return lease.expires_at - lease.acquired_at
+
+
 def test_acquiring_a_new_name_creates_the_row_and_holds_it() -> None:
     lease = Lease.objects.acquire("crane:1", holder="ann", ttl=10)
 
     assert (lease.resource, lease.holder, lease.grants) == ("crane:1", "ann", 1)
     assert lease.ttl == timedelta(seconds=10)
-    assert lease.expires_at - lease.acquired_at == timedelta(seconds=10)
+    assert duration(lease) == timedelta(seconds=10)
     assert isinstance(lease.grant_id, uuid.UUID)
     assert (lease.renewals, lease.renewed_at, lease.released_at) == (0, None, None)
     assert list(Lease.objects.active()) == [lease]
@@ -150,7 +156,7 @@ def test_a_ttl_within_the_bounds_is_taken(ttl: float | timedelta) -> None:
     lease = Lease.objects.acquire("crane:1", ttl=ttl)
 
     wanted = ttl if isinstance(ttl, timedelta) else timedelta(seconds=ttl)
-    assert lease.expires_at - lease.acquired_at == wanted
+    assert duration(lease) == wanted
 
 
 @pytest.mark.parametrize("ttl", [0, -1, 0.999, 86401, timedelta(days=2)])
@@ -264,7 +270,7 @@ def test_a_row_deleted_at_the_wrong_moment_is_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     LeaseFactory(resource="crane:1", state="expired")
-    lock = querysets.lock
+    lock = lock_rows
 
     def lock_once_deleted(rows: Any, **how: Any) -> Any:
         monkeypatch.setattr(querysets, "lock", lock)
@@ -333,7 +339,12 @@ def test_acquiring_a_row_that_exists_takes_four_statements_in_one_transaction(
         Lease.objects.acquire("crane:1")
 
     assert [q["sql"].split()[0] for q in captured.captured_queries] == [
-        "SAVEPOINT", "SELECT", "UPDATE", "SELECT", "INSERT", "RELEASE",
+        "SAVEPOINT",
+        "SELECT",
+        "UPDATE",
+        "SELECT",
+        "INSERT",
+        "RELEASE",
     ]
 
 

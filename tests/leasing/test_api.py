@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from django.db import OperationalError, connection
 from django.test import Client
 from pytest_django import Settings
 
+from leasing.api import LeaseOut
 from leasing.functions import after
 from leasing.models import Leasable, Lease, LeaseEvent
 from tasks.models import Task
@@ -104,6 +105,12 @@ def test_a_lease_shows_both_spellings_and_times_in_utc_with_milliseconds(client:
     assert TIME.fullmatch(made["created_at"])
     assert TIME.fullmatch(made["expires_at"])
     assert made["renewed_at"] is made["releasedAt"] is None
+
+
+def test_a_time_in_another_zone_is_told_in_utc() -> None:
+    east = timezone(timedelta(hours=2))
+    lease = Lease(pk=1, resource="crane:1", acquired_at=datetime(2030, 1, 1, 2, tzinfo=east))
+    assert LeaseOut.of(lease).model_dump()["created_at"] == "2030-01-01T00:00:00.000Z"
 
 
 def test_every_way_to_see_a_lease_shows_the_same(client: Client) -> None:
@@ -296,6 +303,15 @@ def test_an_id_that_is_none_is_not_found(client: Client, lease_id: str) -> None:
     assert call(client, "DELETE", f"/leases/{lease_id}", TERM).status == 404
 
 
+def test_no_database_is_asked_for_an_id_that_it_could_not_store(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("leasing.api.find_row", asked.append)
+    assert call(client, "GET", "/leases/order:%00").status == 404
+    assert not asked
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [("POST", ""), ("PUT", "/renew"), ("DELETE", "/release"), ("DELETE", "/task:1")],
@@ -327,7 +343,8 @@ def test_another_method_is_refused_with_those_that_are_possible(
 
 @pytest.mark.parametrize("path", ["", "/", "/lease", "/leases/", "/leases/1/2", "/docs", "/%00"])
 def test_an_address_that_is_none_is_not_found(client: Client, path: str) -> None:
-    assert call(client, "GET", path or "/").status == 404
+    answer = call(client, "GET", path or "/")
+    assert (answer.status, answer.body["error"]) == (404, "There is no such address.")
 
 
 # When things go wrong

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.contrib.auth.backends import AllowAllUsersModelBackend
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from pytest_django import Settings
@@ -130,6 +131,23 @@ def test_a_user_who_was_shut_out_is_nobody(alice: Client, user: User) -> None:
     allow(user, "leasing.view_lease")
     User.objects.update(is_active=False)
     assert call(alice, "GET", "/leases").status == 401
+
+
+class Lenient(AllowAllUsersModelBackend):
+    """A site's own backend that lets everybody in, and lets them do everything."""
+
+    def has_perm(self, user_obj: Any, perm: str, obj: Any = None) -> bool:
+        return True
+
+
+def test_a_user_who_was_shut_out_is_refused_whatever_a_backend_thinks(
+    client: Client, user: User, settings: Settings
+) -> None:
+    settings.AUTHENTICATION_BACKENDS = [f"{__name__}.Lenient"]
+    client.force_login(user)
+    assert call(client, "GET", "/leases").status == 200
+    User.objects.update(is_active=False)
+    assert call(client, "GET", "/leases").status == 403
 
 
 def test_the_closed_api_does_not_care_where_a_stranger_comes_from(client: Client) -> None:

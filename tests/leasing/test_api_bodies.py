@@ -3,51 +3,69 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.http import HttpRequest
 from django.test import Client
+from ninja.errors import HttpError
 from pytest_django import Settings
 
-from leasing.http_json import MAX_BODY, MAX_DEPTH
+from leasing.http_json import MAX_BODY, MAX_DEPTH, BodyParser
 from leasing.models import Lease
 from tasks.models import Task
 from tests.api_calls import BODIES, call
 
 pytestmark = pytest.mark.django_db
 
-#: No JSON object at all, or none that can be stored, whatever the route.
-EVILS: dict[str, bytes] = {
-    "nothing": b"",
-    "a space": b" ",
-    "half an object": b'{"resource": "crane:1"',
-    "more than one object": b"{}{}",
-    "a list": b"[]",
-    "a string": b'"crane:1"',
-    "a number": b"1",
-    "null": b"null",
-    "true": b"true",
-    "single quotes": b"{'resource': 'crane:1'}",
-    "a form": b"resource=crane:1&holder=me",
-    "no UTF-8": b'{"resource": "\xff"}',
-    "UTF-16": '{"resource": "crane:1"}'.encode("utf-16"),
-    "a byte order mark": b'\xef\xbb\xbf{"resource": "crane:1"}',
-    "a real NUL": b'{"resource": "\x00"}',
-    "NaN": b'{"x": NaN}',
-    "Infinity": b'{"x": -Infinity}',
-    "1e999": b'{"x": 1e999}',
-    "5,000 digits": b'{"x": ' + b"9" * 5000 + b"}",
-    "5,000 decimals": b'{"x": 0.' + b"9" * 5000 + b"}",
-    "an escaped NUL": b'{"x": "\\u0000"}',
-    "a NUL in a key": b'{"\\u0000": 1}',
-    "a NUL deep inside": b'{"x": [{"y": ["\\u0000"]}]}',
-    "a lone surrogate": b'{"x": "\\ud800"}',
-    "the other half": b'{"x": "\\udfff"}',
-    "nested too deep": b'{"x": ' + b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1) + b"}",
-    "nested very deep": b'{"x": ' + b"[" * 20_000 + b"]" * 20_000 + b"}",
-    "nested without an end": b'{"x":' * 10_000,
+
+def nested(depth: int) -> bytes:
+    """A value ``depth`` lists deep."""
+    return b"[" * depth + b"]" * depth
+
+
+#: What is done to a good body as a whole.
+WHOLE: dict[str, Callable[[bytes], bytes]] = {
+    "nothing": lambda good: b"",
+    "a space": lambda good: b" ",
+    "cut short": lambda good: good[:-1],
+    "said twice": lambda good: good + good,
+    "in a list": lambda good: b"[" + good + b"]",
+    "in a string": lambda good: json.dumps(good.decode()).encode(),
+    "null": lambda good: b"null",
+    "single quotes": lambda good: good.replace(b'"', b"'"),
+    "a trailing comma": lambda good: good[:-1] + b",}",
+    "UTF-16": lambda good: good.decode().encode("utf-16"),
+    "a byte order mark": lambda good: b"\xef\xbb\xbf" + good,
 }
-CORPUS = pytest.mark.parametrize("evil", EVILS.values(), ids=EVILS.keys())
+#: What is put beside the fields of a good body.
+BESIDE: dict[str, bytes] = {
+    "no UTF-8": b'"\xff"',
+    "a real NUL": b'"\x00"',
+    "NaN": b"NaN",
+    "Infinity": b"-Infinity",
+    "1e999": b"1e999",
+    "5,000 digits": b"9" * 5000,
+    "5,000 decimals": b"0." + b"9" * 5000,
+    "301 digits": b"9" * 301,
+    "an escaped NUL": b'"\\u0000"',
+    "a NUL in a key": b'{"\\u0000": 1}',
+    "a NUL deep inside": b'[{"y": ["\\u0000"]}]',
+    "a lone surrogate": b'"\\ud800"',
+    "the other half": b'"\\udfff"',
+    "nested one too deep": nested(MAX_DEPTH),
+    "nested very deep": nested(20_000),
+    "nested without an end": b"[" * 20_000,
+}
+
+
+def beside(fragment: bytes) -> Callable[[bytes], bytes]:
+    return lambda good: good[:-1] + b', "x": ' + fragment + b"}"
+
+
+EVILS = WHOLE | {name: beside(fragment) for name, fragment in BESIDE.items()}
+CORPUS = pytest.mark.parametrize("spoil", EVILS.values(), ids=EVILS.keys())
 ROUTES = pytest.mark.parametrize(
     ("method", "path", "body"), BODIES, ids=[f"{method} {path}" for method, path, _ in BODIES]
 )
@@ -60,19 +78,34 @@ def compatible(settings: Settings) -> None:
 
 @CORPUS
 @ROUTES
-def test_what_is_no_object_to_store_is_refused(
-    client: Client, method: str, path: str, body: dict[str, Any], evil: bytes
+def test_an_evil_in_an_otherwise_good_body_is_refused(
+    client: Client,
+    method: str,
+    path: str,
+    body: dict[str, Any],
+    spoil: Callable[[bytes], bytes],
 ) -> None:
-    assert call(client, method, path, evil).status == 400
+    good = json.dumps(body).encode()
+    answer = call(client, method, path, spoil(good))
+    assert answer.status == 400
     assert not Lease.objects.exists()
     assert not Task.objects.exists()
+    if spoil(good).strip():  # It is the evil that is refused, and no lack of fields.
+        assert "required" not in answer.body["error"]
+    assert call(client, method, path, good).status != 400
 
 
-@ROUTES
-def test_an_evil_beside_good_fields_is_refused_too(
-    client: Client, method: str, path: str, body: dict[str, Any]
-) -> None:
-    assert call(client, method, path, {**body, "more": {"x": "\0"}}).status == 400
+@pytest.mark.parametrize("depth", [MAX_DEPTH, 20_000])
+def test_a_body_that_is_nested_too_deep_is_told_so(client: Client, depth: int) -> None:
+    good = json.dumps({"resource": "crane:1", "holder": "me"}).encode()
+    answer = call(client, "POST", "/leases", beside(nested(depth))(good))
+    assert (answer.status, "deep" in answer.body["error"]) == (400, True)
+
+
+@pytest.mark.parametrize("fine", [nested(MAX_DEPTH - 1), b"9" * 300, b'"\\ud83c\\udfd7"', b"1e308"])
+def test_what_is_just_within_the_limits_is_taken(client: Client, fine: bytes) -> None:
+    good = json.dumps({"resource": "crane:1", "holder": "me"}).encode()
+    assert call(client, "POST", "/leases", beside(fine)(good)).status == 201
 
 
 @ROUTES
@@ -158,6 +191,19 @@ def test_a_body_may_be_as_large_as_the_limit_and_not_a_byte_larger(client: Clien
     body = {"resource": "crane:1", "holder": "me", "x": "x" * (MAX_BODY - empty)}
     assert call(client, "POST", "/leases", {**body, "x": body["x"] + "x"}).status == 413
     assert call(client, "POST", "/leases", body).status == 201
+
+
+def test_a_body_that_announces_too_much_is_not_even_read(client: Client) -> None:
+    body = {"resource": "crane:1", "holder": "me"}
+    assert call(client, "POST", "/leases", body, CONTENT_LENGTH=str(MAX_BODY + 1)).status == 413
+
+
+def test_a_body_that_does_not_announce_its_length_has_the_same_limit() -> None:
+    request = HttpRequest()
+    request._body = b" " * (MAX_BODY + 1)
+    with pytest.raises(HttpError) as refusal:
+        BodyParser().parse_body(request)
+    assert refusal.value.status_code == 413
 
 
 def test_a_lower_limit_of_the_site_counts(client: Client, settings: Settings) -> None:

@@ -44,9 +44,7 @@ def test_a_hold_in_use_cannot_be_entered_again(hold: Hold) -> None:
         hold.__enter__()
 
 
-def test_a_hold_that_was_adopted_cannot_be_entered(
-    store: FakeStore, manual_keeper: Keeper
-) -> None:
+def test_a_hold_that_was_adopted_cannot_be_entered(store: FakeStore, manual_keeper: Keeper) -> None:
     adopted = Hold(store, keeper=manual_keeper)
     adopted.adopt(granted(), manual_keeper.clock())
 
@@ -343,9 +341,7 @@ def test_the_trust_counts_from_the_request_and_not_from_the_answer(
         assert hold.trusted_until == sent_at + 30 - margin(30)
 
 
-def test_answers_in_the_wrong_order_never_shorten_the_trust(
-    hold: Hold, clock: FakeClock
-) -> None:
+def test_answers_in_the_wrong_order_never_shorten_the_trust(hold: Hold, clock: FakeClock) -> None:
     with hold:
         clock.advance(20)
         hold.renewed(clock.now - 1, far_away())

@@ -13,7 +13,7 @@ from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import after
 from leasing.models import Lease
 from tests.factories import LeaseFactory
-from tests.leasing.support import OtherSession, events, expire, stored, usurp
+from tests.leasing.support import OtherSession, events, expire, grants, stored, usurp
 from tests.processes import wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("on_postgresql")]
@@ -82,7 +82,7 @@ def test_a_locked_row_is_skipped_by_a_renewal_of_many_and_reported_as_neither(
     before = stored(busy)
     other_session.lock(busy)
 
-    answer = Lease.objects.renew_many({fine.pk: fine.grant_id, busy.pk: busy.grant_id}, 5)
+    answer = Lease.objects.renew_many(grants(fine, busy), 5)
 
     assert (set(answer.renewed), answer.lost) == ({fine.pk}, {})
     assert stored(busy) == before
@@ -190,6 +190,6 @@ def test_a_row_may_be_referred_to_while_its_holder_renews_it(
         )
 
 
-def _execute(sql: str, *params: object) -> None:
+def _execute(sql: str, *params: int) -> None:
     with connection.cursor() as cursor:
         cursor.execute(sql, params)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -422,7 +423,7 @@ def test_a_batch_is_never_larger_than_the_limit(
 def test_notes_are_written_in_order(manual_keeper: Keeper) -> None:
     written: list[int] = []
     for number in range(3):
-        manual_keeper.soon(lambda number=number: written.append(number))
+        manual_keeper.soon(partial(written.append, number))
 
     assert manual_keeper._write_notes()
     assert written == [0, 1, 2]
@@ -456,7 +457,7 @@ def test_a_note_that_fails_waits_with_all_behind_it_and_is_tried_again(
 def test_of_too_many_notes_the_oldest_give_way(manual_keeper: Keeper) -> None:
     written: list[int] = []
     for number in range(keeper_module.MAX_NOTES + 10):
-        manual_keeper.soon(lambda number=number: written.append(number))
+        manual_keeper.soon(partial(written.append, number))
     manual_keeper._write_notes()
 
     assert len(written) == keeper_module.MAX_NOTES

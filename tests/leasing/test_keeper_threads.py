@@ -63,7 +63,9 @@ def test_no_thread_runs_before_the_first_hold(store: FakeStore) -> None:
     with hold_of(store, keeper):
         threads = list(keeper._threads)
         assert [thread.name for thread in threads] == [
-            "leasing-renewer", "leasing-watchdog", "leasing-teller",
+            "leasing-renewer",
+            "leasing-watchdog",
+            "leasing-teller",
         ]
         assert all(thread.daemon and thread.is_alive() for thread in threads)
     keeper.stop()
@@ -106,9 +108,7 @@ def test_connections_are_closed_after_a_note_when_nothing_is_held(
     live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
-    monkeypatch.setattr(
-        "leasing.keeper.connections.close_all", lambda: steps.append("closed")
-    )
+    monkeypatch.setattr("leasing.keeper.connections.close_all", lambda: steps.append("closed"))
 
     live_keeper.soon(lambda: steps.append("noted"))
 
@@ -225,9 +225,7 @@ def test_a_callback_that_fails_is_logged_and_the_next_is_called(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_notes_that_wait_do_not_hold_up_renewals(
-    store: FakeStore, live_keeper: Keeper
-) -> None:
+def test_notes_that_wait_do_not_hold_up_renewals(store: FakeStore, live_keeper: Keeper) -> None:
     """The database that does not take notes may still renew; both are tried, again and again."""
     slow = threading.Event()
 

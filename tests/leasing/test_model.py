@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.models import Lease, LeaseEvent
 from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import grants
 
 RESOURCES = st.sampled_from(["crane:1", "crane:2"])
 HOLDERS = st.sampled_from(["ann", "bob"])
@@ -98,7 +99,9 @@ class Leases(RuleBasedStateMachine):
         row = self.rows.setdefault(resource, Row())
         row.grants += 1
         row.current = Term(
-            holder, timedelta(seconds=ttl), self.clock.now + timedelta(seconds=ttl),
+            holder,
+            timedelta(seconds=ttl),
+            self.clock.now + timedelta(seconds=ttl),
             lease.fencing_token,
         )
         self._token_rises(resource, lease.fencing_token)
@@ -118,7 +121,7 @@ class Leases(RuleBasedStateMachine):
 
     @rule(leases=st.lists(held, max_size=4, unique_by=lambda lease: lease.pk))
     def renew_many(self, leases: list[Lease]) -> None:
-        answer = Lease.objects.renew_many({lease.pk: lease.grant_id for lease in leases})
+        answer = Lease.objects.renew_many(grants(*leases))
         for lease in leases:
             term = self.terms[lease.grant_id]
             if self.is_current(lease, term) and self.state(lease.resource) == "active":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import uuid
 
 import pytest
 
@@ -58,6 +59,14 @@ def test_a_release_never_takes_the_lease_from_the_next_holder() -> None:
         Lease.objects.release(old)
 
     assert stored(new) == before
+
+
+def test_a_second_release_too_must_prove_its_grant() -> None:
+    lease = LeaseFactory(state="released")
+    lease.grant_id = uuid.uuid4()
+
+    with pytest.raises(LeaseLost):
+        Lease.objects.release(lease)
 
 
 def test_an_expired_lease_cannot_be_given_back() -> None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 
 from leasing import querysets
+from leasing.dialects import lock as lock_rows
 from leasing.exceptions import LeaseInTransaction
 from leasing.models import Lease
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock
-from tests.leasing.support import events, expire, stored, usurp
+from tests.leasing.support import events, expire, grants, stored, usurp
 
 pytestmark = pytest.mark.django_db
-
-
-def grants(*leases: Lease) -> dict[int, uuid.UUID]:
-    return {lease.pk: lease.grant_id for lease in leases if lease.grant_id}
 
 
 def test_all_are_renewed_and_the_answer_has_their_new_deadlines(
@@ -44,7 +40,9 @@ def test_each_is_renewed_by_its_own_ttl(database_clock: DatabaseClock) -> None:
     database_clock.advance(5)
     answer = Lease.objects.renew_many(grants(short, long))
 
-    gained = {key: (end - database_clock.now).total_seconds() for key, end in answer.renewed.items()}
+    gained = {
+        key: (end - database_clock.now).total_seconds() for key, end in answer.renewed.items()
+    }
     assert gained == {short.pk: 10, long.pk: 60}
 
 
@@ -110,11 +108,11 @@ def test_only_our_own_rows_are_locked_in_the_order_of_their_keys(
     mine = grants(last, taken, first)
     usurp(taken)
     locked: list[int] = []
-    real = querysets.lock
 
     def lock(rows: Any, **how: Any) -> Any:
+        assert rows.query.order_by == ("pk",)
         locked.extend(rows.values_list("pk", flat=True))
-        return real(rows, **how)
+        return lock_rows(rows, **how)
 
     monkeypatch.setattr(querysets, "lock", lock)
     Lease.objects.renew_many(mine)
@@ -156,18 +154,18 @@ def test_a_renewal_inside_a_transaction_is_refused() -> None:
     assert stored(lease)["renewals"] == 0
 
 
-@pytest.mark.usefixtures("on_postgresql")
-def test_no_statement_runs_longer_than_the_timeout() -> None:
-    LeaseFactory()
-    with transaction.atomic():
-        querysets.limit_waiting("default", 1.5)
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT current_setting('statement_timeout'), current_setting('lock_timeout')"
-            )
-            assert cursor.fetchone() == ("1500ms", "1500ms")
-            cursor.execute("SET LOCAL statement_timeout = 0")
-            cursor.execute("SET LOCAL lock_timeout = 0")
+def test_no_statement_of_it_runs_longer_than_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[tuple[str, float, bool]] = []
+
+    def limit(using: str, seconds: float) -> None:
+        limits.append((using, seconds, connection.in_atomic_block))
+
+    monkeypatch.setattr(querysets, "limit_waiting", limit)
+    Lease.objects.renew_many({}, timeout=2.5)
+
+    assert limits == [("default", 2.5, True)]
 
 
 def test_a_batch_costs_as_many_statements_as_one_row(
@@ -180,5 +178,7 @@ def test_a_batch_costs_as_many_statements_as_one_row(
 
     kinds = [query["sql"].split()[0] for query in captured.captured_queries]
     assert [kind for kind in kinds if kind in ("SELECT", "UPDATE")][-3:] == [
-        "SELECT", "UPDATE", "SELECT",
+        "SELECT",
+        "UPDATE",
+        "SELECT",
     ]

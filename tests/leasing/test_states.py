@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.db.models import Q
 
 from leasing.functions import EPOCH, database_now
 from leasing.models import Lease, LeaseState
@@ -35,7 +36,9 @@ def test_each_queryset_has_the_rows_of_its_state() -> None:
 @pytest.mark.usefixtures("of_each")
 def test_states_are_disjoint_and_complete() -> None:
     by_query = [
-        Lease.objects.active(), Lease.objects.expired(), Lease.objects.released(),
+        Lease.objects.active(),
+        Lease.objects.expired(),
+        Lease.objects.released(),
         Lease.objects.filter(grants=0),
     ]
     keys = [lease.pk for rows in by_query for lease in rows]
@@ -53,7 +56,7 @@ def test_with_state_says_the_same_as_the_row_itself(of_each: dict[str, Lease]) -
 
 @pytest.mark.usefixtures("of_each")
 def test_the_state_can_be_filtered() -> None:
-    held = Lease.objects.with_state().filter(state=LeaseState.ACTIVE)
+    held = Lease.objects.with_state().filter(Q(("state", LeaseState.ACTIVE)))
 
     assert [lease.resource for lease in held] == ["active"]
 

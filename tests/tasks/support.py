@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
+from django.db.models import F
+from django.db.models.functions import Greatest, Least
+
 from leasing.functions import DbNow, after
 from tasks.models import Task, TaskAttempt, TaskStatus
 
@@ -55,6 +58,11 @@ def names_of(told: Told) -> list[str]:
 # What others do to a row, in one UPDATE each
 
 
+def grant_to(task: Task, holder: str) -> None:
+    """Let ``holder`` claim the ready task."""
+    Task.objects.all()._claim(holder, timedelta(seconds=30), {task.pk: uuid.uuid4()})
+
+
 def end_well(task: Task) -> None:
     """Complete the task, with its grant left on the row."""
     columns: Mapping[str, Any] = {
@@ -62,15 +70,18 @@ def end_well(task: Task) -> None:
         "processed_at": DbNow(),
         "unique_key": None,
         "released_at": DbNow(),
-        "expires_at": DbNow(),
+        "expires_at": Least(F("expires_at"), DbNow()),
     }
     Task.objects.filter(pk=task.pk).update(**columns)
 
 
 def take_back(task: Task) -> None:
-    """Set the task ready as recovery does: the deadline over, the grant left on the row."""
+    """Set the task ready, and nothing else that a verb of its holder looks at."""
     row = Task.objects.filter(pk=task.pk)
-    row.update(status=TaskStatus.READY, expires_at=after(timedelta(seconds=-1)))
+    row.update(
+        status=TaskStatus.READY,
+        max_attempts=Greatest(F("max_attempts"), F("attempts") + 1),
+    )
 
 
 def take_over(task: Task) -> None:

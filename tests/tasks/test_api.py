@@ -147,7 +147,10 @@ def test_each_verb_answers_what_the_contract_says_in_each_state(
     before = Task.objects.values().get()
     answer = call(client, "PUT", f"/tasks/{task.pk}/{verb}", {**ME, "error": "it broke"})
     assert (answer.status, key in answer.body) == (status, True)
-    if status != 202:
+    if state == "expired":
+        attempt = task.attempt_set.get()
+        assert (attempt.outcome, attempt.refused_verb) == ("lost", verb)
+    elif status != 202:
         assert Task.objects.values().get() == before
 
 

@@ -20,7 +20,7 @@ from tasks.sample import SLEEP
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession
-from tests.tasks.support import Told, make_due, row_of, take_over
+from tests.tasks.support import Told, grant_to, make_due, row_of, take_over
 
 pytestmark = pytest.mark.django_db
 
@@ -276,17 +276,13 @@ def test_what_someone_else_got_first_is_not_claimed(monkeypatch: pytest.MonkeyPa
 
     def too_slow(rows: Any, *args: Any) -> list[int]:
         keys = lock_ready(rows, *args)
-        _grant(theirs.pk, "bob")
+        grant_to(theirs, "bob")
         return keys
 
     monkeypatch.setattr(querysets.TaskQuerySet, "_lock_ready", too_slow)
 
     assert claim_all() == [mine.pk]
     assert (row_of(theirs)["holder"], row_of(theirs)["attempts"]) == ("bob", 1)
-
-
-def _grant(key: int, holder: str) -> None:
-    Task.objects.all()._claim(holder, timedelta(seconds=30), {key: uuid.uuid4()})
 
 
 @pytest.mark.usefixtures("on_postgresql")

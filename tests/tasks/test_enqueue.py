@@ -311,7 +311,7 @@ def test_a_second_enqueue_with_the_same_key_returns_the_first_and_is_counted(tol
     assert (second.duplicates, third.duplicates) == (1, 2)
     assert (second.name, second.priority) == (SLEEP, 0)
     assert Task.objects.count() == 1
-    assert told == [("duplicate", first.pk, {}), ("duplicate", first.pk, {})]
+    assert told == [(name, first.pk, {}) for name in ("enqueued", "duplicate", "duplicate")]
 
 
 @pytest.mark.django_db

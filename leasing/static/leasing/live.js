@@ -35,7 +35,8 @@
     }
     function until(then, ahead, past) {
         const left = then - now();
-        return left > 0 ? `${ahead} in ${span(left)}`.trim() : `${past} ${span(left)} ago`;
+        const upwards = 1000 * Math.ceil(left / 1000);
+        return left > 0 ? `${ahead} in ${span(upwards)}`.trim() : `${past} ${ago(then)}`;
     }
 
     function tick() {

@@ -1,0 +1,221 @@
+"""System checks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connection, connections, models
+from django.test import override_settings
+from django.test.utils import isolate_apps
+
+from leasing import checks
+from leasing.models import Leasable, Lease
+from leasing.querysets import LeasableQuerySet
+
+
+def problems(**leasing: Any) -> list[str | None]:
+    with override_settings(LEASING=leasing):
+        return [message.id for message in checks.check_settings()]
+
+
+def test_the_defaults_are_fine() -> None:
+    assert problems() == []
+
+
+@pytest.mark.django_db
+def test_the_checks_are_registered() -> None:
+    with override_settings(LEASING={"TLT": 3}):
+        assert "leasing.E001" in [message.id for message in run_checks()]
+
+
+def test_no_leasing_setting_at_all_is_fine() -> None:
+    with override_settings(LEASING=None):
+        assert checks.check_settings() == []
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [("TLT", "TTL"), ("ttl", "TTL"), ("RENEW_EVRY", "RENEW_EVERY"), ("MAXTTL", "MAX_TTL")],
+)
+def test_a_typo_gets_a_suggestion(typo: str, meant: str) -> None:
+    with override_settings(LEASING={typo: 3}):
+        (message,) = checks.check_settings()
+
+    assert message.id == "leasing.E001"
+    assert message.msg == f"LEASING has no setting {typo!r}."
+    assert message.hint == f"Did you mean {meant!r}?"
+
+
+@pytest.mark.parametrize("nonsense", ["XQZW", 7])
+def test_what_resembles_no_setting_gets_the_list(nonsense: object) -> None:
+    with override_settings(LEASING={nonsense: 3}):
+        (message,) = checks.check_settings()
+
+    assert str(message.hint).startswith("Known: TTL, MIN_TTL, MAX_TTL, ")
+
+
+@pytest.mark.parametrize("key", ["TTL", "MIN_TTL", "MAX_TTL", "RENEW_EVERY", "JITTER", "MARGIN"])
+@pytest.mark.parametrize("value", ["30", True, -1, [30]])
+def test_a_time_that_is_no_number_of_seconds_is_refused(key: str, value: Any) -> None:
+    assert problems(**{key: value}) == ["leasing.E002"]
+
+
+def test_only_the_settings_with_a_rule_of_their_own_may_be_none() -> None:
+    assert problems(RENEW_EVERY=None, MARGIN=None) == []
+    assert problems(TTL=None) == ["leasing.E002"]
+
+
+@pytest.mark.parametrize("bounds", [{"TTL": 0.5}, {"MAX_TTL": 10}, {"MIN_TTL": 60}, {"MIN_TTL": 0}])
+def test_bounds_that_leave_the_default_out_are_refused(bounds: dict[str, float]) -> None:
+    assert problems(**bounds) == ["leasing.E003"]
+
+
+def test_renewing_less_often_than_twice_in_a_ttl_is_refused() -> None:
+    assert problems(RENEW_EVERY=15.1) == ["leasing.E004"]
+    assert problems(RENEW_EVERY=15) == []
+
+
+def test_a_wide_jitter_is_refused() -> None:
+    assert problems(JITTER=0.51) == ["leasing.E005"]
+    assert problems(JITTER=0.5) == []
+
+
+def test_a_database_that_does_not_exist_is_refused() -> None:
+    assert problems(DATABASE="archive") == ["leasing.E006"]
+
+
+def test_a_mode_of_access_that_does_not_exist_is_refused() -> None:
+    assert problems(API_ACCESS="open") == ["leasing.E007"]
+
+
+def test_a_host_that_is_no_network_is_refused() -> None:
+    assert problems(API_COMPATIBLE_HOSTS=("10.0.0.0/8", "localhost")) == ["leasing.E008"]
+
+
+def test_several_problems_are_told_together() -> None:
+    assert problems(JITTER=1, API_ACCESS="open") == ["leasing.E005", "leasing.E007"]
+
+
+# Access
+
+
+def test_the_closed_api_needs_no_warning() -> None:
+    with override_settings(LEASING={}):
+        assert checks.check_api_access() == []
+
+
+def test_the_compatible_api_is_warned_of_with_whom_it_answers() -> None:
+    with override_settings(
+        LEASING={"API_ACCESS": "compatible", "API_COMPATIBLE_HOSTS": ("10.0.0.0/8",)}
+    ):
+        (warning,) = checks.check_api_access()
+
+    assert warning.id == "leasing.W001"
+    assert "without credentials to 10.0.0.0/8" in warning.msg
+
+
+# Models
+
+
+def test_the_installed_models_are_fine() -> None:
+    assert checks.check_leasable_models() == []
+
+
+@isolate_apps("tests.leasing")
+def test_a_model_that_lost_the_constraints_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Boat(Leasable):
+        class Meta:
+            app_label = "leasing"
+
+    assert _problems_of(Boat, monkeypatch) == ["leasing.E009"]
+
+
+@isolate_apps("tests.leasing")
+def test_a_model_whose_manager_has_no_verbs_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Boat(Leasable):
+        objects = models.Manager()  # type: ignore[assignment]
+
+        class Meta(Leasable.Meta):
+            app_label = "leasing"
+
+    assert _problems_of(Boat, monkeypatch) == ["leasing.E010"]
+
+
+@isolate_apps("tests.leasing")
+def test_a_model_of_ones_own_inherits_constraints_and_verbs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Boat(Leasable):
+        class Meta(Leasable.Meta):
+            app_label = "leasing"
+
+    assert _problems_of(Boat, monkeypatch) == []
+    assert isinstance(Boat.objects.all(), LeasableQuerySet)
+    assert Boat(pk=3).lease_id == "boat:3"
+    assert Boat(pk=3).lease_resource == "leasing.boat:3"
+    assert {c.name for c in Boat._meta.constraints} == {
+        name.replace("_lease_", "_boat_") for name in (c.name for c in Lease._meta.constraints)
+    }
+
+
+def _problems_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    monkeypatch.setattr("leasing.models.leasable_models", lambda: [Lease, model])
+    return [message.id for message in checks.check_leasable_models()]
+
+
+# Databases
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"transaction_mode": "IMMEDIATE"}, []),
+        ({"transaction_mode": "DEFERRED"}, ["leasing.W002"]),
+        ({}, ["leasing.W002"]),
+    ],
+)
+def test_sqlite_is_warned_of_unless_it_begins_immediate(
+    options: dict[str, str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = {"ENGINE": "django.db.backends.sqlite3", "OPTIONS": options}
+    monkeypatch.setitem(connections.settings, "default", database)
+
+    assert [message.id for message in checks.check_sqlite_mode()] == expected
+
+
+def test_another_database_is_not_asked_for_its_sqlite_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    database = {"ENGINE": "django.db.backends.postgresql"}
+    monkeypatch.setitem(connections.settings, "default", database)
+
+    assert checks.check_sqlite_mode() == []
+
+
+@pytest.mark.django_db
+def test_the_database_is_asked_only_when_the_checks_may() -> None:
+    assert checks.check_databases() == []
+    assert checks.check_databases(databases=["archive"]) == []
+
+
+@pytest.mark.django_db
+def test_a_postgresql_that_may_forget_is_warned_of() -> None:
+    ids = [message.id for message in checks.check_databases(databases=["default"])]
+    if connection.vendor != "postgresql":
+        assert ids == []
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL synchronous_commit = off")
+    assert [m.id for m in checks.check_databases(databases=["default"])] == ["leasing.W003"]
+
+
+def test_messages_can_be_copied() -> None:
+    """Django's runner pickles and copies messages."""
+    with override_settings(LEASING={"TLT": 3}):
+        (message,) = checks.check_settings()
+    assert copy.copy(message) == message

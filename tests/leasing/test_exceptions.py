@@ -1,0 +1,50 @@
+"""Errors: what they say, and that they travel."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import UTC, datetime
+
+import pytest
+
+from leasing.exceptions import (
+    InvalidResource,
+    InvalidTTL,
+    LeaseError,
+    LeaseHeld,
+    LeaseInTransaction,
+    LeaseLost,
+)
+
+UNTIL = datetime(2030, 1, 1, tzinfo=UTC)
+ERRORS = [
+    LeaseError(),
+    LeaseHeld("crane:1", "ann", UNTIL),
+    LeaseHeld("crane:1"),
+    LeaseLost("crane:1", "it was revoked"),
+    LeaseInTransaction(),
+    InvalidResource("The resource must be a string."),
+    InvalidTTL(),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_every_error_is_a_lease_error_and_survives_pickling(error: LeaseError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert type(copy) is type(error)
+    assert str(copy) == str(error) != ""
+    assert copy.__dict__ == error.__dict__
+
+
+def test_the_messages() -> None:
+    assert str(LeaseHeld("crane:1")) == "crane:1 is being acquired by someone else."
+    assert str(LeaseLost("crane:1", "it was revoked")) == "crane:1 was lost: it was revoked."
+    assert str(LeaseError()) == "Something is wrong with a lease."
+
+
+def test_a_lease_in_a_transaction_names_the_remedies() -> None:
+    message = str(LeaseInTransaction())
+
+    assert "non_atomic_requests" in message
+    assert "with hold: with transaction.atomic()" in message

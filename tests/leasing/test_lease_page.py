@@ -1,0 +1,160 @@
+"""The page of one lease, and how it is taken from its holder."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from leasing.models import Lease, LeaseEvent
+from tests.factories import LeaseFactory, TaskFactory
+from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import expire, stored
+from tests.pages import Page, get, sent_by, signed_in
+
+pytestmark = pytest.mark.django_db
+
+LIST = "/ops/leases/"
+VIEW, REVOKE = "leasing.view_lease", "leasing.revoke_lease"
+
+
+@pytest.fixture
+def viewer() -> Client:
+    return signed_in(VIEW)
+
+
+@pytest.fixture
+def operator() -> Client:
+    return signed_in(VIEW, REVOKE, name="olga")
+
+
+def url_of(lease: Lease, verb: str = "detail") -> str:
+    return reverse(f"leasing:{verb}", args=[lease.lease_id])
+
+
+def test_an_active_lease_says_who_holds_it_and_what_happens_next(viewer: Client) -> None:
+    lease = LeaseFactory(holder="dora")
+    text = get(viewer, url_of(lease)).text
+    assert "Why dora holds it. Who holds it dora Until when in 30 s of its 30 s" in text
+    assert "What happens next While its holder renews it, it stays held." in text
+    assert f"Fencing token {lease.fencing_token}" in text
+
+
+def test_lateness_has_three_steps(viewer: Client, database_clock: DatabaseClock) -> None:
+    lease = LeaseFactory(holder="dora", renewals=1)
+
+    def seen() -> str:
+        text = get(viewer, url_of(lease)).text
+        return next(
+            w for w in ("has missed a renewal", "neither renewed it", "holds it.") if w in text
+        )
+
+    database_clock.advance(9)
+    assert seen() == "holds it."
+    database_clock.advance(7)
+    assert seen() == "has missed a renewal"
+    database_clock.advance(15)
+    assert seen() == "neither renewed it"
+
+
+def test_all_times_are_the_databases(viewer: Client, database_clock: DatabaseClock) -> None:
+    lease = LeaseFactory()
+    database_clock.advance(12)
+    page = get(viewer, url_of(lease))
+    assert "in 18 s" in page.text
+    assert 'data-now="2030-01-01T00:00:12' in page.html
+
+
+def test_a_revoked_lease_says_by_whom_and_why(viewer: Client) -> None:
+    lease = LeaseFactory(holder="dora")
+    Lease.objects.filter(pk=lease.pk).revoke("she is on leave", "olga")
+    assert "It was taken from dora by olga: she is on leave." in get(viewer, url_of(lease)).text
+
+
+def test_a_released_lease_says_that_its_holder_gave_it_back(viewer: Client) -> None:
+    lease = LeaseFactory(holder="dora", state="released")
+    assert "dora gave it back." in get(viewer, url_of(lease)).text
+
+
+def test_a_lease_that_nobody_ever_held_says_so(viewer: Client) -> None:
+    text = get(viewer, url_of(LeaseFactory(state="free"))).text
+    assert "Nobody has ever held it." in text
+    assert "Nothing needs doing." in text
+
+
+def test_the_timeline_shows_a_takeover_with_rising_tokens(viewer: Client) -> None:
+    first = LeaseFactory(resource="berth", holder="dora")
+    expire(first)
+    second = LeaseFactory(resource="berth", holder="emil")
+    text = get(viewer, url_of(second)).text
+    takeover = text.index("emil took it over from dora")
+    assert text.index(f"token {second.fencing_token}") < takeover
+    assert takeover < text.index(f"token {first.fencing_token}")
+
+
+def test_events_come_in_pages(viewer: Client) -> None:
+    lease = LeaseFactory()
+    LeaseEvent.objects.bulk_create(
+        LeaseEvent.of(lease, "refused", reason=f"write {number}") for number in range(60)
+    )
+    page = get(viewer, url_of(lease))
+    assert "write 59" in page.text and "write 9 " not in page.text
+    assert "write 0" in get(viewer, page.link_called("Older")).text
+
+
+def test_a_lease_costs_the_same_however_much_happened_to_it(viewer: Client) -> None:
+    lease = LeaseFactory()
+    few = sent_by(viewer, url_of(lease))
+    LeaseEvent.objects.bulk_create(LeaseEvent.of(lease, "refused") for _ in range(30))
+    assert len(sent_by(viewer, url_of(lease))) == len(few) <= 8
+
+
+@pytest.mark.parametrize("key", ["999", "task:999", "nobody:1", "x", "task:x", "lease:1", "9" * 30])
+def test_a_lease_that_does_not_exist_answers_404(viewer: Client, key: str) -> None:
+    LeaseFactory()
+    assert viewer.get(f"{LIST}{key}/").status_code == 404
+
+
+# Revoke
+
+
+def test_a_revocation_takes_the_lease_and_remembers_who_and_why(operator: Client) -> None:
+    lease = LeaseFactory(holder="dora")
+    response = operator.post(url_of(lease, "revoke"), {"reason": "she hangs"}, follow=True)
+    assert response.redirect_chain == [(url_of(lease), 302)]
+    page = Page(response)
+    assert "Taken from dora." in page.text
+    assert "It was taken from dora by olga: she hangs." in page.text
+    assert stored(lease)["fencing_token"] > lease.fencing_token
+
+
+@pytest.mark.parametrize("reason", ["", "  ", "x" * 501])
+def test_a_revocation_without_a_usable_reason_changes_nothing(
+    operator: Client, reason: str
+) -> None:
+    lease = LeaseFactory()
+    before = stored(lease)
+    page = Page(operator.post(url_of(lease, "revoke"), {"reason": reason}))
+    assert page.status == 400
+    assert 'aria-invalid="true"' in page.html
+    assert "data-poll" not in page.html  # or the poll would ask for an address that only takes POST
+    assert stored(lease) == before
+
+
+def test_a_second_revocation_says_that_nothing_changed(operator: Client) -> None:
+    lease = LeaseFactory()
+    for words in ("Taken from", "Nothing changed"):
+        response = operator.post(url_of(lease, "revoke"), {"reason": "x"}, follow=True)
+        assert words in Page(response).text
+    assert LeaseEvent.objects.filter(kind="revoked").count() == 1
+
+
+def test_a_revocation_leads_back_only_to_this_site(operator: Client) -> None:
+    task = TaskFactory(state="running")
+    url = reverse("leasing:revoke", args=[task.lease_id])
+    response = operator.post(url, {"reason": "x", "next": "//evil.example/"})
+    assert response["Location"] == f"{LIST}task:{task.pk}/"
+    task = TaskFactory(state="running")
+    url = reverse("leasing:revoke", args=[task.lease_id])
+    response = operator.post(url, {"reason": "x", "next": "/ops/"})
+    assert response["Location"] == "/ops/"

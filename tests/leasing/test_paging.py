@@ -1,0 +1,78 @@
+"""Cursors and capped counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from leasing.models import Lease
+from leasing.paging import Capped, Cursor, InvalidCursor, capped_count, page_of
+from tests.pages import queries
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def seven() -> list[int]:
+    """The keys of seven leases, newest first."""
+    return sorted((Lease.objects.create(resource=f"berth:{n}").pk for n in range(7)), reverse=True)
+
+
+def keys(page: object) -> list[int]:
+    return [row.pk for row in page.rows]  # type: ignore[attr-defined]
+
+
+def test_a_cursor_survives_its_address() -> None:
+    cursor = Cursor("leasing.lease", "older", "17")
+    assert Cursor.decode(cursor.encode()) == cursor
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "é", "W10=", "bnVsbA", "WzEsMiwzXQ", "W1tbW1tb" * 900, "WyJhIiwiYiIsImMiXQ"]
+)
+def test_what_is_no_cursor_is_refused(text: str) -> None:
+    with pytest.raises(InvalidCursor):
+        Cursor.decode(text)
+
+
+def test_pages_go_to_the_oldest_and_back(seven: list[int]) -> None:
+    rows = Lease.objects.all()
+    first = page_of(rows, None, size=3)
+    assert keys(first) == seven[:3] and first.older and not first.newer and not first.moved
+    second = page_of(rows, Cursor.decode(first.older), size=3)
+    assert keys(second) == seven[3:6] and second.older and second.newer and second.moved
+    third = page_of(rows, Cursor.decode(second.older), size=3)
+    assert keys(third) == seven[6:] and third.newer and not third.older
+    again = page_of(rows, Cursor.decode(third.newer), size=3)
+    assert keys(again) == seven[3:6] and again.newer and again.older
+    start = page_of(rows, Cursor.decode(again.newer), size=3)
+    assert keys(start) == seven[:3] and not start.newer
+
+
+def test_a_page_that_is_just_full_has_no_older_one(seven: list[int]) -> None:
+    assert page_of(Lease.objects.all(), None, size=7).older == ""
+
+
+@pytest.mark.usefixtures("seven")
+def test_a_cursor_of_another_list_leaves_this_one_at_its_newest() -> None:
+    page = page_of(Lease.objects.all(), Cursor("tasks.task", "older", "1"), size=3)
+    assert len(page.rows) == 3 and not page.moved
+
+
+@pytest.mark.parametrize("key", ["x", "1.5", "9" * 5000, "None"])
+def test_a_cursor_whose_key_fits_no_row_is_refused(key: str) -> None:
+    with pytest.raises(InvalidCursor):
+        page_of(Lease.objects.all(), Cursor("leasing.lease", "older", key))
+
+
+@pytest.mark.usefixtures("seven")
+def test_a_count_stops_at_its_cap() -> None:
+    with queries() as sent:
+        assert str(capped_count(Lease.objects.all(), cap=5)) == "5+"
+    assert "LIMIT 6" in sent()[0]
+    assert str(capped_count(Lease.objects.all(), cap=7)) == "7"
+
+
+def test_counts_are_written_for_people() -> None:
+    assert str(Capped(1234)) == "1,234"
+    assert str(Capped(10_001)) == "10,000+"
+    assert not Capped(0)

@@ -1,0 +1,217 @@
+"""What happens to leases is signalled, and logged by the receivers of ``leasing.log``."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from leasing import log, signals
+from leasing.exceptions import LeaseHeld, LeaseLost
+from leasing.keeper import Keeper
+from leasing.models import Lease
+from tests.factories import LeaseFactory
+from tests.leasing.conftest import Sent
+from tests.leasing.support import FakeClock, expire, row_hold, usurp
+
+pytestmark = pytest.mark.django_db
+
+
+def acquire() -> None:
+    LeaseFactory(resource="crane:1", holder="ann")
+
+
+def take_over() -> None:
+    LeaseFactory(resource="crane:1", holder="ann", state="expired")
+    Lease.objects.acquire("crane:1", holder="bob")
+
+
+def renew() -> None:
+    LeaseFactory(resource="crane:1", holder="ann", renewals=1)
+
+
+def release_twice() -> None:
+    lease = LeaseFactory(resource="crane:1", holder="ann", state="released")
+    Lease.objects.release(lease)
+
+
+def revoke() -> None:
+    LeaseFactory(resource="crane:1", holder="ann")
+    Lease.objects.revoke("on fire", "root")
+
+
+def renew_too_late() -> None:
+    lease = LeaseFactory(resource="crane:1", holder="ann")
+    usurp(lease, "bob")
+    with pytest.raises(LeaseLost):
+        Lease.objects.renew(lease)
+
+
+def release_too_late() -> None:
+    lease = LeaseFactory(resource="crane:1", holder="ann")
+    Lease.objects.revoke("on fire", "root")
+    with pytest.raises(LeaseLost):
+        Lease.objects.release(lease)
+
+
+@pytest.mark.parametrize(
+    ("story", "names"),
+    [
+        (acquire, ["acquired"]),
+        (take_over, ["acquired", "taken_over"]),
+        (renew, ["acquired", "renewed"]),
+        (release_twice, ["acquired", "released"]),
+        (revoke, ["acquired", "revoked"]),
+        (renew_too_late, ["acquired", "refused"]),
+        (release_too_late, ["acquired", "revoked", "refused"]),
+    ],
+)
+def test_each_event_is_signalled_once(
+    story: Callable[[], None], names: list[str], sent: Sent
+) -> None:
+    story()
+
+    assert [name for name, *_ in sent] == names
+    assert {lease.resource for _, lease, _ in sent} == {"crane:1"}
+
+
+def test_the_sender_is_the_model() -> None:
+    senders: list[Any] = []
+
+    def receiver(sender: Any, **details: Any) -> None:
+        senders.append(sender)
+
+    signals.acquired.connect(receiver)
+    try:
+        LeaseFactory()
+    finally:
+        signals.acquired.disconnect(receiver)
+
+    assert senders == [Lease]
+
+
+def test_the_signal_shows_the_row_as_it_stands_after_the_change(sent: Sent) -> None:
+    take_over()
+    Lease.objects.revoke()
+
+    holders = [lease.holder for _, lease, _ in sent]
+    assert holders == ["ann", "bob", "bob"]
+    assert sent[-1][1].released_at is not None
+
+
+def test_signals_say_who_and_why(sent: Sent) -> None:
+    release_too_late()
+
+    assert sent[1][2] == {"reason": "on fire", "by": "root"}
+    assert sent[2][2] == {"verb": "release", "reason": "it was revoked"}
+
+
+def test_nothing_is_signalled_when_nothing_happened(sent: Sent) -> None:
+    LeaseFactory(resource="crane:1")
+    sent.clear()
+
+    with pytest.raises(LeaseHeld):
+        Lease.objects.acquire("crane:1")
+    Lease.objects.none().revoke()
+
+    assert sent == []
+
+
+def test_the_change_is_committed_when_the_signal_is_sent() -> None:
+    seen: list[int] = []
+
+    def receiver(lease: Lease, **details: Any) -> None:
+        # A fresh grant can only be renewed outside the transaction that won it.
+        seen.append(Lease.objects.renew(copy.copy(lease)).renewals)
+
+    signals.acquired.connect(receiver)
+    try:
+        LeaseFactory()
+    finally:
+        signals.acquired.disconnect(receiver)
+
+    assert seen == [1]
+
+
+def test_a_receiver_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    def receiver(**details: Any) -> None:
+        raise ZeroDivisionError
+
+    signals.acquired.connect(receiver)
+    try:
+        lease = LeaseFactory()
+    finally:
+        signals.acquired.disconnect(receiver)
+
+    assert lease.grants == 1
+    assert "ZeroDivisionError" in caplog.text
+
+
+# The log
+
+
+@pytest.mark.parametrize(
+    ("story", "level", "line"),
+    [
+        (acquire, logging.INFO, "ann acquired crane:1, token {token}"),
+        (take_over, logging.WARNING, "bob took over crane:1, which had expired, token {token}"),
+        (renew, logging.DEBUG, "ann renewed crane:1"),
+        (release_twice, logging.INFO, "ann released crane:1"),
+        (revoke, logging.WARNING, "root revoked crane:1 from ann: on fire"),
+        (release_too_late, logging.WARNING, "refused release of crane:1 by ann: it was revoked"),
+    ],
+)
+def test_each_event_is_one_line_of_the_log(
+    story: Callable[[], None],
+    level: int,
+    line: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.DEBUG, "leasing"):
+        story()
+
+    last = caplog.records[-1]
+    token = Lease.objects.get().fencing_token
+    assert (last.name, last.levelno) == ("leasing", level)
+    assert last.getMessage() == line.format(token=token)
+
+
+def test_a_loss_is_logged_with_its_reason(
+    manual_keeper: Keeper, clock: FakeClock, caplog: pytest.LogCaptureFixture, notes: Keeper
+) -> None:
+    hold = row_hold(manual_keeper)
+    with pytest.raises(LeaseLost), hold:
+        clock.advance(30)
+        manual_keeper.declare_lost()
+
+    assert f"{hold.holder} lost crane:1: it was not renewed in time" in caplog.messages
+
+
+def test_a_revocation_without_name_and_reason_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    LeaseFactory(resource="crane:1", holder="ann")
+    Lease.objects.revoke()
+
+    assert "an operator revoked crane:1 from ann: no reason given" in caplog.messages
+
+
+def test_connecting_again_does_not_log_twice(caplog: pytest.LogCaptureFixture) -> None:
+    log.connect()
+
+    with caplog.at_level(logging.INFO, "leasing"):
+        LeaseFactory(resource="crane:1", holder="ann")
+
+    assert len([m for m in caplog.messages if "acquired crane:1" in m]) == 1
+
+
+def test_an_expired_renewal_is_logged_as_refused(caplog: pytest.LogCaptureFixture) -> None:
+    lease = LeaseFactory(resource="crane:1", holder="ann")
+    expire(lease)
+    with pytest.raises(LeaseLost):
+        Lease.objects.renew(lease)
+
+    assert caplog.messages[-1].startswith("refused renew of crane:1 by ann: it expired at")

@@ -1,0 +1,218 @@
+"""The pages about leases: who may see and do what, lists, live updates."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from leasing.models import Lease
+from tests.factories import LeaseFactory, TaskFactory
+from tests.leasing.support import stored
+from tests.pages import assert_cheap, get, sent_by, signed_in, user_with
+
+pytestmark = pytest.mark.django_db
+
+LIST = "/ops/leases/"
+VIEW, REVOKE = "leasing.view_lease", "leasing.revoke_lease"
+
+
+@pytest.fixture
+def viewer() -> Client:
+    return signed_in(VIEW)
+
+
+@pytest.fixture
+def operator() -> Client:
+    return signed_in(VIEW, REVOKE, name="olga")
+
+
+def url_of(lease: Lease, verb: str = "detail") -> str:
+    return reverse(f"leasing:{verb}", args=[lease.lease_id])
+
+
+# Who may see and do what
+
+
+def test_an_anonymous_visitor_is_sent_to_sign_in_and_back(client: Client) -> None:
+    response = client.get(LIST, {"state": "active"})
+    assert response.status_code == 302
+    assert response["Location"] == "/login/?next=/ops/leases/%3Fstate%3Dactive"
+
+
+def test_without_permission_pages_answer_403() -> None:
+    lease = LeaseFactory()
+    client = signed_in()
+    assert client.get(LIST).status_code == 403
+    assert client.get(url_of(lease)).status_code == 403
+
+
+def test_to_be_staff_is_no_permission() -> None:
+    assert signed_in(is_staff=True).get(LIST).status_code == 403
+
+
+def test_a_revocation_without_permission_answers_403_and_changes_nothing(viewer: Client) -> None:
+    lease = LeaseFactory()
+    before = stored(lease)
+    response = viewer.post(url_of(lease, "revoke"), {"reason": "just so"})
+    assert response.status_code == 403
+    assert stored(lease) == before
+
+
+def test_a_revocation_needs_a_csrf_token() -> None:
+    lease = LeaseFactory()
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(user_with(VIEW, REVOKE))
+    before = stored(lease)
+    assert client.post(url_of(lease, "revoke"), {"reason": "x"}).status_code == 403
+    assert stored(lease) == before
+
+
+def test_get_changes_nothing(operator: Client) -> None:
+    lease = LeaseFactory()
+    before = stored(lease)
+    assert operator.get(url_of(lease, "revoke")).status_code == 405
+    assert operator.get(url_of(lease)).status_code == 200
+    assert stored(lease) == before
+
+
+def test_who_may_not_revoke_sees_no_form(viewer: Client, operator: Client) -> None:
+    lease = LeaseFactory()
+    assert url_of(lease, "revoke") not in get(viewer, url_of(lease)).forms
+    assert url_of(lease, "revoke") in get(operator, url_of(lease)).forms
+
+
+def test_pages_are_not_kept_by_caches(viewer: Client) -> None:
+    assert "no-store" in viewer.get(LIST)["Cache-Control"]
+
+
+# Lists
+
+
+@pytest.fixture
+def of_each() -> None:
+    for state in ("free", "active", "expired", "released", "revoked"):
+        LeaseFactory(resource=state, state=state)
+    LeaseFactory(resource="active, renewed", renewals=2)
+    LeaseFactory(resource="expired, renewed", renewals=1, state="expired")
+
+
+@pytest.mark.usefixtures("of_each")
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        (
+            "",
+            {"free", "active", "expired", "released", "revoked"}
+            | {"active, renewed", "expired, renewed"},
+        ),
+        ("state=active", {"active", "active, renewed"}),
+        ("state=expired", {"expired", "expired, renewed"}),
+        ("state=released", {"released", "revoked"}),
+        ("state=renewed", {"active, renewed", "expired, renewed"}),
+        ("state=active&renewed=1", {"active, renewed"}),
+        ("state=released&renewed=1", set()),
+        ("q=active", {"active", "active, renewed"}),
+        ("q=expired, renewed", {"expired, renewed"}),
+        ("state=expired&q=active", set()),
+    ],
+)
+def test_a_list_has_the_leases_it_is_asked_for(viewer: Client, query: str, names: set[str]) -> None:
+    assert set(get(viewer, f"{LIST}?{query}").names) == names
+
+
+@pytest.mark.usefixtures("of_each")
+def test_active_expired_and_released_add_up(viewer: Client) -> None:
+    text = get(viewer, LIST).text
+    assert "All 7 Active 2 Expired 2 Released 2" in text  # the seventh was never held
+    assert "Renewed 2" in text
+    assert "Renewed 1 only" in get(viewer, f"{LIST}?state=active").text
+
+
+def test_leases_of_tasks_stand_beside_the_named_ones(viewer: Client) -> None:
+    held, _waiting = TaskFactory(state="running"), TaskFactory()
+    page = get(viewer, f"{LIST}?state=active")
+    assert page.names == [f"/api/tasks/{held.pk}"]
+    assert f"{LIST}task:{held.pk}/" in page.links
+    assert page.link_called("Tasks") == "#section-tasks"
+
+
+def test_a_task_is_found_by_its_id(viewer: Client) -> None:
+    task, _other = TaskFactory(state="running"), TaskFactory(state="running")
+    for text in (f"{task.pk}", f"task:{task.pk}", f"/api/tasks/{task.pk}"):
+        assert get(viewer, f"{LIST}?q={text}").names == [f"/api/tasks/{task.pk}"]
+
+
+def test_an_unknown_state_is_refused_and_says_which_there_are(viewer: Client) -> None:
+    page = get(viewer, f"{LIST}?state=bogus")
+    assert page.status == 400
+    assert "There is no state “bogus”" in page.text
+
+
+@pytest.mark.parametrize(
+    "cursor", ["x", "%00", "é", "W10", "WyJsZWFzaW5nLmxlYXNlIiwib2xkZXIiLCJ4Il0", "9" * 5000]
+)
+def test_a_cursor_of_no_page_is_refused(viewer: Client, cursor: str) -> None:
+    page = get(viewer, f"{LIST}?at={cursor}")
+    assert page.status == 400
+    assert LIST in page.links
+
+
+def test_paging_shows_every_lease_once_while_others_come(viewer: Client) -> None:
+    for number in range(120):
+        Lease.objects.create(resource=f"berth:{number}")
+    seen, page = [], get(viewer, LIST)
+    seen += page.names
+    for _ in range(2):
+        LeaseFactory()
+        page = get(viewer, page.link_called("Older"))
+        seen += page.names
+    assert seen == [f"berth:{number}" for number in reversed(range(120))]
+    assert "Older" not in page.text
+    back = get(viewer, page.link_called("Newer"))
+    assert back.names == seen[50:100]
+
+
+def test_a_list_costs_the_same_however_long_it_is(viewer: Client) -> None:
+    LeaseFactory()
+    TaskFactory(state="running")
+    few = sent_by(viewer, LIST)
+    for _ in range(30):
+        LeaseFactory(renewals=1)
+        TaskFactory(state="running")
+    many = sent_by(viewer, LIST)
+    assert len(few) == len(many) <= 18
+    assert_cheap(many)
+    assert not any("task_data" in sql or "last_error" in sql for sql in many)
+
+
+def test_an_empty_list_says_so(viewer: Client) -> None:
+    assert "Nothing has been leased yet." in get(viewer, LIST).text
+    assert "None is expired and renewed." in get(viewer, f"{LIST}?state=expired&renewed=1").text
+
+
+def test_hostile_names_are_inert(viewer: Client) -> None:
+    hostile = '<script>alert(1)</script>"><img src=x onerror=alert(1)>'
+    lease = LeaseFactory(resource=hostile, holder=f"{hostile}!")
+    for page in (get(viewer, LIST), get(viewer, url_of(lease))):
+        assert hostile in page.text
+        assert page.handlers == []
+        assert all(script.get("src") for script in page.scripts)
+
+
+# Live
+
+
+def test_a_poll_gets_the_page_without_its_frame(viewer: Client) -> None:
+    LeaseFactory(resource="berth")
+    page = get(viewer, LIST, x_live="1")
+    assert page.names == ["berth"]
+    assert page.scripts == [] and '<nav class="menu"' not in page.html
+    assert "X-Live" in viewer.get(LIST)["Vary"]
+
+
+def test_a_poll_leaves_messages_for_the_page(operator: Client) -> None:
+    lease = LeaseFactory(holder="dora")
+    operator.post(url_of(lease, "revoke"), {"reason": "x"})
+    assert "Taken from dora." not in get(operator, url_of(lease), x_live="1").text
+    assert "Taken from dora." in get(operator, url_of(lease)).text

@@ -1,0 +1,64 @@
+"""Times and counts in words."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from leasing import wording
+from leasing.templatetags.leasing_ops import breakable, pretty_json
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0 s"),
+        (59.9, "59 s"),
+        (60, "1 min"),
+        (61, "1 min 1 s"),
+        (3_599, "59 min 59 s"),
+        (3_600, "1 h"),
+        (3_661, "1 h 1 min"),
+        (86_400, "1 d"),
+        (90_000, "1 d 1 h"),
+        (-5, "5 s"),
+    ],
+)
+def test_a_span_is_told_in_its_two_greatest_units(seconds: float, words: str) -> None:
+    assert wording.span(seconds) == words
+    assert wording.span(timedelta(seconds=seconds)) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "just now"), (3, "3 s ago"), (-0.5, "just now"), (-90, "in 1 min 30 s")],
+)
+def test_a_moment_is_told_by_its_distance(seconds: float, words: str) -> None:
+    assert wording.ago(NOW - timedelta(seconds=seconds), NOW) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(12, "ends in 12 s"), (0.2, "ends in 1 s"), (0, "expired just now"), (-3, "expired 3 s ago")],
+)
+def test_a_deadline_counts_down_and_then_says_since_when(seconds: float, words: str) -> None:
+    assert wording.until(NOW + timedelta(seconds=seconds), NOW, "ends") == words
+
+
+def test_a_noun_follows_its_number() -> None:
+    assert wording.plural(1, "task") == "1 task"
+    assert wording.plural(1200, "task") == "1,200 tasks"
+
+
+def test_a_long_name_may_be_broken_after_the_signs_that_part_it() -> None:
+    assert breakable("reports.render_all") == "reports.<wbr>render_<wbr>all"
+    assert breakable("<a-b>&'") == "&lt;a-<wbr>b&gt;&amp;&#x27;"
+    assert breakable("end.") == "end."
+
+
+def test_long_json_is_cut() -> None:
+    assert pretty_json({"ä": [1]}) == '{\n  "ä": [\n    1\n  ]\n}'
+    assert pretty_json("x" * 60_000).endswith("… cut: 10,002 more characters")

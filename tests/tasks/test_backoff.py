@@ -1,0 +1,54 @@
+"""How long to wait before the next attempt: pure arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.retry import backoff
+
+
+def bound(attempt: int, base: float = 1.0, cap: float = 3600.0) -> float:
+    return backoff(attempt, base=base, cap=cap, uniform=lambda low, high: high)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "seconds"),
+    [(1, 1), (2, 2), (3, 4), (4, 8), (12, 2048), (13, 3600), (32_767, 3600)],
+)
+def test_the_bound_doubles_with_each_attempt_up_to_the_cap(attempt: int, seconds: float) -> None:
+    assert bound(attempt) == seconds
+
+
+def test_the_bound_begins_with_the_base() -> None:
+    assert [bound(attempt, base=0.5, cap=3) for attempt in (1, 2, 3, 4)] == [0.5, 1, 2, 3]
+
+
+def test_a_base_above_the_cap_is_cut() -> None:
+    assert bound(1, base=10, cap=3) == 3
+
+
+def test_no_base_is_no_pause() -> None:
+    assert bound(9, base=0) == 0
+
+
+def test_the_pause_is_drawn_from_nothing_up_to_the_bound() -> None:
+    spans = []
+
+    backoff(3, base=1, cap=60, uniform=lambda low, high: spans.append((low, high)) or 0.0)
+
+    assert spans == [(0.0, 4.0)]
+
+
+@given(
+    attempt=st.integers(1, 32_767),
+    base=st.floats(0, 1e6),
+    cap=st.floats(0, 1e6),
+)
+def test_no_pause_is_negative_or_beyond_the_cap(attempt: int, base: float, cap: float) -> None:
+    assert 0 <= backoff(attempt, base=base, cap=cap) <= cap
+
+
+def test_pauses_differ_so_that_tasks_that_failed_together_come_back_apart() -> None:
+    assert len({backoff(5, base=1, cap=60) for _ in range(20)}) > 1

@@ -1,0 +1,94 @@
+"""System checks of TASK_QUEUE."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from pytest_django import Settings
+
+from tasks import registry
+from tasks.checks import check_settings
+from tests.tasks.support import Handlers
+
+
+def codes(settings: Settings, **task_queue: Any) -> list[str | None]:
+    settings.TASK_QUEUE = task_queue
+    return [message.id for message in check_settings()]
+
+
+def test_the_defaults_are_in_order() -> None:
+    assert check_settings() == []
+
+
+def test_the_checks_are_run_by_django(settings: Settings) -> None:
+    settings.TASK_QUEUE = {"POLL_EVERY": 0}
+
+    assert "tasks.E002" in {message.id for message in run_checks()}
+
+
+def test_a_full_set_is_in_order(settings: Settings) -> None:
+    assert not codes(
+        settings,
+        MAX_ATTEMPTS=1,
+        BACKOFF={"base": 0, "cap": 0.5},
+        QUEUES=["default", "mail"],
+        SWEEP_EVERY=0.1,
+        POLL_EVERY=5,
+        STOP_TIMEOUT=0,
+    )
+
+
+def test_a_typo_gets_a_suggestion(settings: Settings) -> None:
+    settings.TASK_QUEUE = {"MAX_ATEMPTS": 3}
+
+    (message,) = check_settings()
+
+    assert message.id == "tasks.E001"
+    assert message.hint == "Did you mean 'MAX_ATTEMPTS'?"
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("SWEEP_EVERY", 0, "tasks.E002"),
+    ("SWEEP_EVERY", -1, "tasks.E002"),
+    ("SWEEP_EVERY", "1", "tasks.E002"),
+    ("POLL_EVERY", None, "tasks.E002"),
+    ("POLL_EVERY", True, "tasks.E002"),
+    ("STOP_TIMEOUT", -1, "tasks.E003"),
+    ("STOP_TIMEOUT", "soon", "tasks.E003"),
+    ("MAX_ATTEMPTS", 0, "tasks.E004"),
+    ("MAX_ATTEMPTS", 1.5, "tasks.E004"),
+    ("MAX_ATTEMPTS", True, "tasks.E004"),
+    ("MAX_ATTEMPTS", 32_768, "tasks.E004"),
+    ("BACKOFF", 1, "tasks.E005"),
+    ("BACKOFF", {"base": 1}, "tasks.E005"),
+    ("BACKOFF", {"base": 1, "cap": -1}, "tasks.E005"),
+    ("BACKOFF", {"base": 1, "cap": "1h"}, "tasks.E005"),
+    ("BACKOFF", {"base": 1, "cap": 2, "factor": 3}, "tasks.E005"),
+    ("QUEUES", (), "tasks.E006"),
+    ("QUEUES", "default", "tasks.E006"),
+    ("QUEUES", ("default", "a\nb"), "tasks.E007"),
+    ("QUEUES", ("default", 7), "tasks.E007"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "code"), WRONG)
+def test_what_cannot_be_meant_is_an_error(
+    settings: Settings, key: str, value: Any, code: str
+) -> None:
+    assert codes(settings, **{key: value}) == [code]
+
+
+def test_a_handlers_queue_must_exist(settings: Settings, handlers: Handlers) -> None:
+    handlers["reports.build"] = lambda ctx: None
+    registered = registry.find("reports.build")
+    registry._handlers["reports.build"] = registry.Handler(
+        "reports.build", registered.function, "reports", None
+    )
+    settings.TASK_QUEUE = {"QUEUES": ("default", "mail")}
+
+    (message,) = check_settings()
+
+    assert message.id == "tasks.E008"
+    assert "'reports.build' names the queue 'reports'" in message.msg

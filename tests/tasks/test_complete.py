@@ -1,0 +1,196 @@
+"""Ending a task well."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from leasing.exceptions import LeaseLost
+from tasks.exceptions import NotSerializable
+from tasks.models import Task, TaskStatus
+from tests.factories import TaskFactory
+from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import OtherSession, expire
+from tests.tasks.support import Told, attempts, copy_of, names_of, row_of
+from tests.tasks.test_enqueue import EVIL, GOOD
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_completed_task_has_its_output_and_nobody_holds_it(
+    database_clock: DatabaseClock,
+) -> None:
+    task = TaskFactory(state="running", holder="ann")
+    database_clock.advance(3)
+
+    answer = Task.objects.complete(task, {"pages": 12})
+
+    assert answer is task
+    assert row_of(task) == {column: getattr(task, column) for column in row_of(task)}
+    assert (task.status, task.task_output) == (TaskStatus.SUCCEEDED, {"pages": 12})
+    assert task.processed_at == task.released_at == task.expires_at == database_clock.now
+    assert list(Task.objects.succeeded()) == [task]
+
+
+def test_who_did_it_stays_to_be_seen_and_the_token_does_not_rise() -> None:
+    task = TaskFactory(state="running", holder="ann")
+    before = row_of(task)
+
+    Task.objects.complete(task)
+
+    kept = ("holder", "grant_id", "fencing_token", "grants", "attempts", "started_at",
+            "acquired_at", "last_error")
+    assert {column: row_of(task)[column] for column in kept} == {
+        column: before[column] for column in kept
+    }
+
+
+def test_a_task_that_succeeds_at_once_leaves_no_attempt_behind(told: Told) -> None:
+    task = TaskFactory(state="succeeded")
+
+    assert attempts(task) == []
+    assert names_of(told) == ["enqueued", "claimed", "completed"]
+
+
+@pytest.mark.parametrize("output", [*GOOD.values(), None, 0, False, "", [], "text", [1, None]])
+def test_the_output_may_be_any_json(output: Any) -> None:
+    task = TaskFactory(state="running")
+
+    Task.objects.complete(task, output)
+
+    assert Task.objects.get(pk=task.pk).task_output == output
+
+
+NO_OUTPUT = [
+    pytest.param(data, id=what)
+    for what, data in EVIL.items()
+    if what not in ("a list", "a string", "a number", "false", "a key that is no string")
+]
+
+
+@pytest.mark.parametrize("output", NO_OUTPUT)
+def test_what_is_not_json_is_refused_and_the_task_runs_on(output: Any) -> None:
+    task = TaskFactory(state="running")
+    before = row_of(task)
+
+    with pytest.raises(NotSerializable, match="output"):
+        Task.objects.complete(task, output)
+
+    assert row_of(task) == before
+
+
+def test_a_late_completion_counts_while_nobody_else_had_the_task(
+    database_clock: DatabaseClock,
+) -> None:
+    task = TaskFactory(state="running", ttl=30)
+    database_clock.advance(100)
+
+    Task.objects.complete(task, {"late": True})
+
+    assert task.status == TaskStatus.SUCCEEDED
+    assert task.processed_at == database_clock.now
+    assert task.expires_at == database_clock.now - timedelta(seconds=70)
+
+
+def test_a_caller_may_insist_on_the_deadline(database_clock: DatabaseClock) -> None:
+    task = TaskFactory(state="running", ttl=30)
+    database_clock.advance(29.999999)
+    Task.objects.complete(task, unexpired=True)
+    assert row_of(task)["status"] == TaskStatus.SUCCEEDED
+
+
+def test_a_completion_refused_for_the_deadline_is_noted_on_the_attempt_it_lost(
+    database_clock: DatabaseClock,
+) -> None:
+    task = TaskFactory(state="running", ttl=30)
+    database_clock.advance(30)
+
+    with pytest.raises(LeaseLost, match="it expired at"):
+        Task.objects.complete(task, {"late": True}, unexpired=True)
+
+    row, attempt = row_of(task), task.attempt_set.get()
+    assert (row["status"], row["task_output"]) == (TaskStatus.READY, None)
+    assert (attempt.outcome, attempt.refused_verb) == ("lost", "complete")
+
+
+def test_of_two_completions_by_the_same_grant_one_is_accepted(told: Told) -> None:
+    """As when the answer to the first was lost on the way."""
+    task = TaskFactory(state="running")
+    again = copy_of(task)
+    Task.objects.complete(task, {"first": True})
+
+    with pytest.raises(LeaseLost, match="it was already processed: succeeded"):
+        Task.objects.complete(again, {"second": True})
+
+    assert row_of(task)["task_output"] == {"first": True}
+    assert names_of(told).count("completed") == 1
+
+
+def test_a_completion_tells_once_with_the_task_as_it_now_is(told: Told) -> None:
+    task = TaskFactory(state="running")
+    told.clear()
+
+    Task.objects.complete(task)
+
+    assert told == [("completed", task.pk, {})]
+
+
+# In the caller's transaction
+
+
+@pytest.mark.django_db(transaction=True)
+def test_work_and_completion_can_be_one_commit(told: Told, other_session: OtherSession) -> None:
+    task = TaskFactory(state="running")
+    told.clear()
+
+    with transaction.atomic():
+        TaskFactory(unique_key="written by the handler")
+        Task.objects.complete(task)
+        seen_before = other_session.run(Task.objects.succeeded().exists)
+        told_before = list(told)
+
+    assert not seen_before
+    assert told_before == []
+    assert names_of(told) == ["enqueued", "completed"]
+    assert other_session.run(Task.objects.succeeded().exists)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_rollback_takes_the_completion_with_it(told: Told) -> None:
+    task = TaskFactory(state="running")
+    before = row_of(task)
+    told.clear()
+
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        Task.objects.complete(copy_of(task), {"never": "seen"})
+        raise ZeroDivisionError
+
+    assert row_of(task) == before
+    assert told == []
+    Task.objects.complete(task)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_refusal_leaves_the_callers_transaction_in_order() -> None:
+    task = TaskFactory(state="running")
+    expire(task)
+    Task.objects.recover()
+
+    with transaction.atomic():
+        with pytest.raises(LeaseLost):
+            Task.objects.complete(task)
+        TaskFactory()
+
+    assert Task.objects.count() == 2
+
+
+def test_a_completed_task_can_never_be_stuck(database_clock: DatabaseClock) -> None:
+    task = TaskFactory(state="succeeded", ttl=30)
+    database_clock.advance(1000)
+
+    assert not Task.objects.stuck().exists()
+    assert Task.objects.recover() == 0
+    assert row_of(task)["status"] == TaskStatus.SUCCEEDED

@@ -1,0 +1,166 @@
+"""What each holder verb demands of the row, one condition at a time.
+
+Each row of the table breaks one condition, before the verb begins or between its lock and its
+update (as could happen on a database without row locks). The verb is then refused and changes
+nothing. Take a condition out of ``tasks.querysets`` and a line here fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+
+from leasing.exceptions import LeaseLost
+from tasks import querysets
+from tasks.exceptions import GiveUp
+from tasks.models import Task
+from tests.factories import TaskFactory
+from tests.leasing.support import expire, just_before_the_update
+from tests.tasks.support import (
+    Told,
+    attempts,
+    copy_of,
+    end_well,
+    prolong,
+    row_of,
+    take_back,
+    take_over,
+)
+
+pytestmark = pytest.mark.django_db
+
+Verb = Callable[[Task], object]
+
+
+def renew_many(task: Task) -> None:
+    """As the keeper renews; its answer in the form of the other verbs."""
+    assert task.grant_id is not None
+    answer = Task.objects.all().renew_many({task.pk: task.grant_id})
+    if task.pk in answer.lost:
+        raise LeaseLost(task.lease_resource, answer.lost[task.pk])
+
+
+def sold(task: Task) -> None:
+    """The row is somebody else's, who is well."""
+    take_over(task)
+    prolong(task)
+
+
+VERBS: dict[str, Verb] = {
+    "heartbeat": lambda task: Task.objects.heartbeat(task),
+    "renew many": renew_many,
+    "complete": lambda task: Task.objects.complete(task, {"late": True}),
+    "complete in time": lambda task: Task.objects.complete(task, unexpired=True),
+    "fail": lambda task: Task.objects.fail(task, "no luck"),
+    "fail in time": lambda task: Task.objects.fail(task, "no luck", unexpired=True),
+    "give up": lambda task: Task.objects.fail(task, GiveUp("no hope")),
+    "give up in time": lambda task: Task.objects.fail(task, GiveUp("no hope"), unexpired=True),
+    "give back": lambda task: Task.objects.give_back(task, "again"),
+    "release": lambda task: Task.objects.release(task),
+}
+BREAKS: dict[str, Callable[[Task], object]] = {
+    "another has the grant": sold,
+    "it has ended": end_well,
+    "it was taken back": take_back,
+    "its deadline has passed": expire,
+}
+#: Complete, fail and give back need no clock where the caller does not ask for it.
+TIMELESS = {"complete", "fail", "give up", "give back", "release"}
+TABLE = [
+    pytest.param(VERBS[verb], BREAKS[broken], id=f"{verb}, but {broken}")
+    for verb, broken in product(VERBS, BREAKS)
+    if not (verb in TIMELESS and broken == "its deadline has passed")
+]
+
+
+@pytest.fixture(params=[1, 3], ids=["the last attempt", "the first of three"])
+def task(request: pytest.FixtureRequest) -> Task:
+    """A running task."""
+    created: Task = TaskFactory(state="running", holder="ann", max_attempts=request.param)
+    return created
+
+
+@pytest.fixture
+def refusals_unnoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noting a refusal takes an expired task from its holder; here the verb alone is looked at."""
+    monkeypatch.setattr(querysets.TaskQuerySet, "note_refused", lambda *refusal: None)
+
+
+@pytest.mark.usefixtures("refusals_unnoted")
+@pytest.mark.parametrize(("verb", "breaks"), TABLE)
+def test_a_verb_whose_condition_is_broken_changes_nothing(
+    verb: Verb, breaks: Callable[[Task], object], task: Task, told: Told
+) -> None:
+    breaks(task)
+    before = row_of(task)
+    told.clear()
+
+    with pytest.raises(LeaseLost):
+        verb(copy_of(task))
+
+    assert row_of(task) == before
+    assert attempts(task) == []
+    assert {name for name, _, _ in told} <= {"refused"}
+
+
+@pytest.mark.usefixtures("refusals_unnoted")
+@pytest.mark.parametrize(("verb", "breaks"), TABLE)
+def test_a_condition_broken_between_lock_and_update_is_noticed(
+    verb: Verb, breaks: Callable[[Task], object], task: Task
+) -> None:
+    before: dict[str, Any] = {}
+
+    def meanwhile() -> None:
+        breaks(task)
+        before.update(row_of(task))
+
+    with just_before_the_update(meanwhile), pytest.raises(LeaseLost):
+        verb(copy_of(task))
+
+    assert row_of(task) == before
+    assert attempts(task) == []
+
+
+@pytest.mark.parametrize("name", sorted(TIMELESS))
+def test_a_deadline_that_has_passed_is_no_obstacle_to_the_timeless(name: str, task: Task) -> None:
+    expire(task)
+
+    VERBS[name](task)
+
+    assert not Task.objects.running().exists()
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_no_verb_touches_another_row(name: str, task: Task) -> None:
+    """Not even one that has come by the same grant, which no verb ever gives twice."""
+    other = TaskFactory(state="running")
+    Task.objects.filter(pk=other.pk).update(grant_id=task.grant_id)
+    before = row_of(other)
+
+    VERBS[name](task)
+
+    assert (row_of(other), attempts(other)) == (before, [])
+    assert row_of(task) != before
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_locks_its_row_before_it_judges(
+    name: str, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement that waited for a lock would judge by a time that is over."""
+    locked = []
+    lock = querysets.lock
+
+    def noting(rows: Any, *, skip_locked: bool = False) -> Any:
+        locked.append(sorted(rows.values_list("pk", flat=True)))
+        return lock(rows, skip_locked=skip_locked)
+
+    monkeypatch.setattr("leasing.querysets.lock", noting)
+
+    with just_before_the_update(lambda: locked.append(["update"])):
+        VERBS[name](task)
+
+    assert locked == [[task.pk], ["update"]]

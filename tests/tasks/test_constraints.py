@@ -1,0 +1,158 @@
+"""States that the database itself forbids."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, transaction
+from django.db.models import F
+
+from leasing.functions import DbNow, after
+from tasks.generator import start_generator
+from tasks.models import GeneratorWish, Task, TaskAttempt
+from tests.factories import TaskFactory
+
+pytestmark = pytest.mark.django_db
+
+LATER = after(timedelta(seconds=60))
+
+IMPOSSIBLE: list[tuple[str, str, str, dict[str, Any]]] = [
+    # constraint, what would be wrong, the state to begin with, the update that must fail
+    ("status_is_known", "a state that nobody knows", "ready", {"status": "paused"}),
+    ("status_is_known", "no state", "ready", {"status": ""}),
+    ("running_is_leased", "running and never leased", "ready",
+     {"status": "running", "attempts": 1, "started_at": DbNow()}),
+    ("running_is_leased", "running and given back", "returned",
+     {"status": "running", "attempts": 1}),
+    ("running_is_leased", "running in no attempt", "running", {"attempts": 0}),
+    ("running_is_leased", "running and never started", "running", {"started_at": None}),
+    ("ended_is_dated", "ended at no time", "succeeded", {"processed_at": None}),
+    ("ended_is_dated", "failed at no time", "running", {"status": "failed"}),
+    ("ended_is_dated", "cancelled at no time", "ready", {"status": "cancelled"}),
+    ("ended_is_dated", "ended and ready", "ready", {"processed_at": DbNow()}),
+    ("ended_is_dated", "ended and running", "running", {"processed_at": DbNow()}),
+    ("attempts_are_limited", "more attempts than allowed", "running", {"attempts": 11}),
+    ("attempts_are_limited", "fewer allowed than were made", "dead", {"max_attempts": 0}),
+    ("attempts_are_limited", "ready with no attempt left", "retrying", {"max_attempts": 1}),
+    ("ended_frees_its_key", "ended and in the way of others", "succeeded", {"unique_key": "k"}),
+    ("ended_frees_its_key", "dead and in the way of others", "dead", {"unique_key": "k"}),
+    ("granted_or_never", "held by nobody", "running", {"holder": ""}),
+    ("granted_or_never", "running without a proof", "running", {"grant_id": None}),
+    ("granted_or_never", "granted at no time", "running", {"acquired_at": None}),
+    ("granted_or_never", "a deadline of nobody", "ready", {"expires_at": LATER}),
+    ("granted_or_never", "a grant that never was", "ready", {"grant_id": uuid.uuid4()}),
+    ("renewed_or_not", "renewed at no time", "running", {"renewals": 1}),
+    ("renewed_or_not", "renewed no times", "running", {"renewed_at": DbNow()}),
+    ("released_is_over", "given back and held", "returned", {"expires_at": LATER}),
+    ("released_is_over", "given back, never taken", "ready", {"released_at": DbNow()}),
+    ("ttl_is_positive", "held for no time", "running", {"ttl": timedelta(0)}),
+]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "state", "update"),
+    [pytest.param(name, *rest, id=what) for name, what, *rest in IMPOSSIBLE],
+)
+def test_an_impossible_state_cannot_be_written(
+    constraint: str, state: str, update: dict[str, Any]
+) -> None:
+    task = TaskFactory(state=state)
+
+    with pytest.raises(IntegrityError, match=f"tasks_task_{constraint}"), transaction.atomic():
+        Task.objects.filter(pk=task.pk).update(**update)
+
+
+def test_each_constraint_is_put_to_the_test() -> None:
+    tested = {f"tasks_task_{name}" for name, *_ in IMPOSSIBLE}
+
+    assert tested == {constraint.name for constraint in Task._meta.constraints}
+
+
+def test_two_tasks_that_have_not_ended_never_share_a_key() -> None:
+    TaskFactory(unique_key="k")
+    other = TaskFactory()
+
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Task.objects.filter(pk=other.pk).update(unique_key="k")
+
+
+@pytest.mark.parametrize("column", ["attempts", "max_attempts", "duplicates", "grants"])
+def test_counts_are_never_negative(column: str) -> None:
+    task = TaskFactory()
+
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Task.objects.filter(pk=task.pk).update(**{column: -1})
+
+
+# Attempts
+
+
+def test_a_grant_has_one_attempt() -> None:
+    record = TaskAttempt.objects.get(task=TaskFactory(state="retrying"))
+    record.pk = None
+
+    with pytest.raises(IntegrityError), transaction.atomic():
+        record.save(force_insert=True)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        pytest.param({"refused_at": DbNow()}, id="nothing was refused at that time"),
+        pytest.param({"refused_verb": "complete"}, id="refused at no time"),
+    ],
+)
+def test_a_refusal_is_noted_whole_or_not(update: dict[str, Any]) -> None:
+    TaskFactory(state="recovered")
+
+    with (
+        pytest.raises(IntegrityError, match="tasks_attempt_refusal_is_whole"),
+        transaction.atomic(),
+    ):
+        TaskAttempt.objects.update(**update)
+
+
+def test_attempts_go_with_their_task() -> None:
+    task = TaskFactory(state="recovered")
+
+    task.delete()
+
+    assert not TaskAttempt.objects.exists()
+
+
+# The wish
+
+
+def test_there_is_one_wish() -> None:
+    start_generator()
+
+    with (
+        pytest.raises(IntegrityError, match="tasks_generator_wish_is_one"),
+        transaction.atomic(),
+    ):
+        GeneratorWish.objects.create(id=2)
+
+
+def test_nothing_is_acknowledged_that_was_not_wished() -> None:
+    start_generator()
+
+    with (
+        pytest.raises(IntegrityError, match="tasks_generator_wish_acknowledged_is_made"),
+        transaction.atomic(),
+    ):
+        GeneratorWish.objects.update(acknowledged_revision=F("revision") + 1)
+
+
+def test_saving_a_stale_task_puts_no_old_holder_back() -> None:
+    stale = TaskFactory(state="running", holder="ann")
+    Task.objects.revoke()
+    (taken,) = Task.objects.claim("bob")
+
+    stale.priority = 7
+    stale.save(update_fields=["priority", "holder", "grant_id", "expires_at"])
+
+    after = Task.objects.get(pk=stale.pk)
+    assert (after.priority, after.holder, after.grant_id) == (7, "bob", taken.grant_id)

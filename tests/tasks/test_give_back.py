@@ -1,0 +1,127 @@
+"""Handing a task back unfinished."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from leasing.exceptions import LeaseLost
+from tasks.models import AttemptOutcome, Task, TaskStatus
+from tests.factories import TaskFactory, claimed
+from tests.leasing.conftest import DatabaseClock
+from tests.tasks.support import Told, attempt, attempts, make_due, row_of
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_task_given_back_is_ready_at_once_and_no_attempt_is_spent(
+    database_clock: DatabaseClock, told: Told
+) -> None:
+    task = TaskFactory(state="running", holder="ann")
+    before = row_of(task)
+    database_clock.advance(3)
+    told.clear()
+
+    answer = Task.objects.give_back(task, "its worker was stopped")
+
+    assert answer is task
+    assert row_of(task) == {column: getattr(task, column) for column in row_of(task)}
+    assert (task.status, task.attempts) == (TaskStatus.READY, 0)
+    assert task.released_at == task.expires_at == database_clock.now
+    assert (task.scheduled_at, task.started_at) == (before["scheduled_at"], before["started_at"])
+    assert (task.processed_at, task.last_error) == (None, "")
+    assert list(Task.objects.ready()) == [task]
+    assert told == [("returned", task.pk, {"reason": "its worker was stopped"})]
+
+
+def test_its_history_says_who_gave_it_back_and_why(database_clock: DatabaseClock) -> None:
+    task = TaskFactory(state="running", holder="ann")
+    grant_id = task.grant_id
+
+    Task.objects.give_back(task, "its worker was stopped")
+
+    record = attempt(task)
+    assert (record.number, record.holder, record.grant_id) == (1, "ann", grant_id)
+    assert record.outcome == AttemptOutcome.RETURNED
+    assert record.error == "its worker was stopped"
+
+
+def test_it_may_have_to_wait_for_a_while(database_clock: DatabaseClock) -> None:
+    task = TaskFactory(state="running")
+
+    Task.objects.give_back(task, "no handler", delay=timedelta(seconds=60))
+
+    assert task.scheduled_at == database_clock.now + timedelta(seconds=60)
+    assert list(Task.objects.scheduled()) == [task]
+
+
+def test_the_last_attempt_is_refunded_too() -> None:
+    task = TaskFactory(max_attempts=1)
+    for _ in range(3):
+        Task.objects.give_back(claimed(task, "ann"), "again")
+
+    Task.objects.complete(claimed(task, "bob"))
+
+    assert row_of(task)["attempts"] == 1
+
+
+def test_attempts_that_failed_stay_counted() -> None:
+    task = TaskFactory(state="retrying")
+    make_due(task)
+
+    Task.objects.give_back(claimed(task, "bob"), "again")
+
+    assert row_of(task)["attempts"] == 1
+    assert attempts(task) == [(1, "failed"), (2, "returned")]
+
+
+def test_a_task_returned_again_and_again_does_not_fill_its_history() -> None:
+    task, other = TaskFactory(), TaskFactory(state="returned")
+    Task.objects.give_back(claimed(task, "ann"), "no handler")
+    Task.objects.give_back(claimed(task, "ann"), "its worker was stopped")
+    Task.objects.fail(claimed(task, "ann"), "no handler")
+    make_due(task)
+    for _ in range(3):
+        latest = claimed(task, "bob")
+        Task.objects.give_back(latest, "no handler")
+
+    kept = list(task.attempt_set.values_list("outcome", "error", "holder"))
+    assert kept == [
+        ("returned", "its worker was stopped", "ann"),
+        ("failed", "no handler", "ann"),
+        ("returned", "no handler", "bob"),
+    ]
+    assert task.attempt_set.get(outcome="returned", error="no handler").grant_id == latest.grant_id
+    assert attempts(other) == [(1, "returned")]
+
+
+def test_releasing_the_row_gives_the_task_back() -> None:
+    task = TaskFactory(state="running", holder="ann")
+
+    Task.objects.release(task)
+
+    assert (task.status, task.attempts) == (TaskStatus.READY, 0)
+    assert attempt(task).error == "released by its holder"
+
+
+def test_what_was_given_back_cannot_be_given_back_again() -> None:
+    task = TaskFactory(state="running")
+    Task.objects.give_back(task, "again")
+    before = row_of(task)
+
+    with pytest.raises(LeaseLost, match="it was taken back"):
+        Task.objects.give_back(task, "again")
+
+    assert row_of(task) == before
+
+
+def test_a_task_whose_deadline_has_passed_can_be_given_back_while_nobody_took_it(
+    database_clock: DatabaseClock,
+) -> None:
+    task = TaskFactory(state="running", ttl=30)
+    database_clock.advance(100)
+
+    Task.objects.give_back(task, "late, but here it is")
+
+    assert row_of(task)["attempts"] == 0

@@ -1,0 +1,205 @@
+"""The overview and the generator's page."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.test import Client
+
+from leasing.functions import DbNow, after
+from leasing.models import Lease
+from tasks.generator import RESOURCE, start_generator, stop_generator
+from tasks.models import GeneratorWish
+from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
+from tests.leasing.support import expire
+from tests.pages import Page, get, sent_by, signed_in, user_with
+
+pytestmark = pytest.mark.django_db
+
+OVERVIEW, GENERATOR = "/ops/", "/ops/generator/"
+START, STOP = f"{GENERATOR}start/", f"{GENERATOR}stop/"
+VIEW, CONTROL = "tasks.view_task", "tasks.control_generator"
+EVERYTHING = (VIEW, CONTROL, "tasks.view_worker", "leasing.view_lease")
+
+
+@pytest.fixture
+def viewer() -> Client:
+    return signed_in(*EVERYTHING[:1], *EVERYTHING[2:])
+
+
+@pytest.fixture
+def operator() -> Client:
+    return signed_in(*EVERYTHING, name="olga")
+
+
+def generating(holder: str = "web-2") -> Lease:
+    """``holder`` generates, and has heard the latest wish."""
+    lease: Lease = LeaseFactory(resource=RESOURCE, holder=holder)
+    acknowledge(holder)
+    return lease
+
+
+def acknowledge(holder: str) -> None:
+    wish = GeneratorWish.objects.get()
+    GeneratorWish.objects.update(
+        acknowledged_revision=wish.revision, acknowledged_by=holder, acknowledged_at=DbNow()
+    )
+
+
+def changed_long_ago() -> None:
+    GeneratorWish.objects.update(changed_at=after(timedelta(minutes=-2)))
+
+
+# The overview
+
+
+def test_when_all_is_well_the_overview_says_so_and_lists_nothing(viewer: Client) -> None:
+    WorkerFactory(name="dora")
+    TaskFactory(state="running", holder="dora")
+    TaskFactory()
+    page = get(viewer, OVERVIEW)
+    assert "All is well. 1 task runs on 1 worker, 1 waits." in page.text
+    assert "What needs you" not in page.text
+
+
+def test_the_overview_names_every_problem_the_gravest_first(viewer: Client) -> None:
+    TaskFactory(state="stuck")
+    TaskFactory(state="dead")
+    TaskFactory()
+    start_generator(by="olga")
+    changed_long_ago()
+    text = get(viewer, OVERVIEW).text
+    assert "4 things need you." in text
+    places = [
+        text.index(words)
+        for words in (
+            "1 task is stuck: nobody renews the lease.",
+            "this will not heal by itself",
+            "Nobody works, and 1 task waits.",
+            "1 task has failed for good.",
+            "The generator was started 2 min ago, and does not run.",
+        )
+    ]
+    assert places == sorted(places)
+    assert "(4) Overview" in get(viewer, OVERVIEW).html
+
+
+def test_a_single_problem_is_told_with_where_to_look(viewer: Client) -> None:
+    WorkerFactory()
+    TaskFactory(state="dead")
+    page = get(viewer, OVERVIEW)
+    assert "1 thing needs you. What needs you 1 task has failed for good." in page.text
+    assert "/ops/tasks/?state=failed" in page.links
+
+
+def test_a_stop_that_nobody_acknowledges_is_a_problem_after_a_while(viewer: Client) -> None:
+    WorkerFactory()
+    start_generator()
+    generating("web-2")
+    stop_generator(by="olga")
+    assert "All is well." in get(viewer, OVERVIEW).text
+    changed_long_ago()
+    assert "its holder has not acknowledged it" in get(viewer, OVERVIEW).text
+
+
+def test_the_overview_shows_workers_their_tasks_and_recent_leases(viewer: Client) -> None:
+    WorkerFactory(name="dora")
+    WorkerFactory(name="gone", state="gone")
+    task = TaskFactory(state="running", holder="dora")
+    lease = LeaseFactory(resource="berth", holder="emil")
+    page = get(viewer, OVERVIEW)
+    assert f"/ops/tasks/{task.pk}/" in page.links
+    assert f"/ops/leases/{lease.pk}/" in page.links
+    assert "gone" in page.text and "emil" in page.text
+
+
+def test_the_overview_shows_only_what_one_may_see() -> None:
+    WorkerFactory(name="dora")
+    LeaseFactory(resource="berth")
+    page = get(signed_in(VIEW), OVERVIEW)
+    assert "dora" not in page.text and "berth" not in page.text
+    assert not {"/ops/workers/", "/ops/leases/"} & set(page.links)
+
+
+def test_the_overview_asks_a_fixed_number_of_questions(viewer: Client) -> None:
+    start_generator()
+    generating()
+    few = sent_by(viewer, OVERVIEW)
+    for _ in range(10):
+        TaskFactory(state="dead")
+        LeaseFactory()
+    assert len(sent_by(viewer, OVERVIEW)) == len(few) <= 18
+
+
+# The generator
+
+
+def test_a_generator_that_was_never_started_says_so(viewer: Client) -> None:
+    text = get(viewer, GENERATOR).text
+    assert "The generator was never started." in text
+    assert "stopped" in text
+
+
+def test_a_stop_tells_who_stopped_and_who_has_not_heard_yet(operator: Client) -> None:
+    start_generator(by="emil")
+    generating("web-2")
+    response = operator.post(STOP, {"reason": "too loud"}, follow=True)
+    assert response.redirect_chain == [(GENERATOR, 302)]
+    text = Page(response).text
+    assert "Stopped by olga just now; nothing more is generated." in text
+    assert "web-2 has not acknowledged yet." in text and "“too loud”" in text
+    acknowledge("web-2")
+    assert "web-2 acknowledged after 0." in get(operator, GENERATOR).text
+
+
+def test_a_start_is_acknowledged_by_whoever_takes_it_up(operator: Client) -> None:
+    text = Page(operator.post(START, follow=True)).text
+    assert "Started by olga just now; no generator process has taken it up yet." in text
+    generating("web-1")
+    text = get(operator, GENERATOR).text
+    assert "Generator running" in text
+    assert "web-1 acknowledged after" in text and "Its lease ends in 30 s" in text
+
+
+def test_a_generator_whose_holder_is_gone_waits_for_another(operator: Client) -> None:
+    start_generator()
+    expire(generating("web-1"))
+    text = get(operator, GENERATOR).text
+    assert "started, not yet producing" in text
+    assert "Nobody. The last was web-1." in text
+
+
+def test_only_the_button_that_makes_sense_is_shown(operator: Client) -> None:
+    assert {START, STOP} & set(get(operator, GENERATOR).forms) == {START}
+    start_generator()
+    assert {START, STOP} & set(get(operator, GENERATOR).forms) == {STOP}
+
+
+def test_controls_need_their_permission(viewer: Client) -> None:
+    assert not {START, STOP} & set(get(viewer, GENERATOR).forms)
+    for url in (START, STOP):
+        assert viewer.post(url).status_code == 403
+    assert not GeneratorWish.objects.exists()
+
+
+def test_controls_need_a_post_with_a_csrf_token() -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(user_with(*EVERYTHING))
+    for url in (START, STOP):
+        assert client.get(url).status_code == 405
+        assert client.post(url).status_code == 403
+    assert not GeneratorWish.objects.exists()
+
+
+def test_a_reason_that_is_too_long_is_refused(operator: Client) -> None:
+    page = Page(operator.post(START, {"reason": "x" * 501}))
+    assert page.status == 400
+    assert 'aria-invalid="true"' in page.html
+    assert not GeneratorWish.objects.exists()
+
+
+def test_the_generators_page_asks_a_fixed_number_of_questions(operator: Client) -> None:
+    start_generator()
+    generating()
+    assert len(sent_by(operator, GENERATOR)) <= 8

@@ -1,0 +1,405 @@
+"""Taking tasks from holders that are gone, and from those that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from leasing.exceptions import LeaseLost
+from leasing.functions import database_now
+from leasing.models import LeaseState
+from tasks import querysets
+from tasks.models import AttemptOutcome, Task, TaskStatus
+from tests.factories import TaskFactory, claimed
+from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import OtherSession, expire, just_before_the_update
+from tests.tasks.support import (
+    Told,
+    attempt,
+    attempts,
+    end_well,
+    grant_to,
+    prolong,
+    row_of,
+    take_back,
+    take_over,
+)
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_stuck_task_is_ready_again_under_a_raised_token(
+    database_clock: DatabaseClock, told: Told
+) -> None:
+    task = TaskFactory(state="running", holder="ann", ttl=30)
+    database_clock.advance(31)
+    before = row_of(task)
+    told.clear()
+
+    assert Task.objects.recover() == 1
+
+    after = row_of(task)
+    assert after["status"] == TaskStatus.READY
+    assert after["fencing_token"] > before["fencing_token"]
+    assert after["last_error"] == "ann did not renew its lease in time"
+    changed = {column for column, value in after.items() if before[column] != value}
+    assert changed == {"status", "fencing_token", "last_error"}
+    assert told == [
+        ("recovered", task.pk, {"holder": "ann", "reason": "ann did not renew its lease in time"})
+    ]
+
+
+def test_a_task_is_stuck_from_its_deadline_on(database_clock: DatabaseClock) -> None:
+    task = TaskFactory(state="running", ttl=30)
+
+    database_clock.now = task.expires_at - timedelta(microseconds=1)
+    assert (Task.objects.recover(), Task.objects.stuck().count()) == (0, 0)
+
+    database_clock.now = task.expires_at
+    assert (Task.objects.stuck().count(), Task.objects.recover()) == (1, 1)
+
+
+def test_a_recovered_task_can_be_claimed_at_once() -> None:
+    task = TaskFactory(state="recovered")
+
+    (again,) = Task.objects.claim("bob")
+
+    assert (again.pk, again.attempts, again.holder) == (task.pk, 2, "bob")
+
+
+def test_the_lost_attempt_is_written_down() -> None:
+    task = TaskFactory(state="stuck", holder="ann")
+    before = row_of(task)
+    start = database_now("default")
+
+    Task.objects.recover()
+
+    record = attempt(task)
+    assert (record.number, record.holder, record.outcome) == (1, "ann", AttemptOutcome.LOST)
+    assert (record.grant_id, record.fencing_token) == (before["grant_id"], before["fencing_token"])
+    assert record.started_at == before["acquired_at"]
+    assert start <= record.ended_at <= database_now("default")
+    assert record.error == "ann did not renew its lease in time"
+
+
+def test_a_task_that_was_lost_in_its_last_attempt_is_dead(
+    database_clock: DatabaseClock, told: Told
+) -> None:
+    task = TaskFactory(state="running", holder="ann", max_attempts=1, unique_key="k")
+    database_clock.advance(31)
+    before = row_of(task)
+    told.clear()
+
+    assert Task.objects.recover() == 1
+
+    after = row_of(task)
+    assert (after["status"], after["processed_at"]) == (TaskStatus.FAILED, database_clock.now)
+    assert after["unique_key"] is None
+    assert after["fencing_token"] > before["fencing_token"]
+    assert attempts(task) == [(1, "lost")]
+    assert [name for name, _, _ in told] == ["recovered", "dead"]
+
+
+def test_a_task_that_keeps_killing_its_worker_ends() -> None:
+    task = TaskFactory(max_attempts=3)
+    for _ in range(3):
+        expire(claimed(task, "victim"))
+        assert Task.objects.recover() == 1
+
+    assert row_of(task)["status"] == TaskStatus.FAILED
+    assert attempts(task) == [(1, "lost"), (2, "lost"), (3, "lost")]
+
+
+@pytest.mark.parametrize(
+    "state", ["ready", "scheduled", "running", "succeeded", "dead", "cancelled", "retrying",
+              "recovered", "returned"]
+)
+def test_what_is_not_stuck_is_left_alone(state: str) -> None:
+    stuck, task = TaskFactory(state="stuck"), TaskFactory(state=state)
+    before = row_of(task), attempts(task)
+
+    assert Task.objects.recover() == 1
+
+    assert (row_of(task), attempts(task)) == before
+    assert row_of(stuck)["status"] == TaskStatus.READY
+
+
+def test_no_more_are_recovered_at_once_than_asked_for() -> None:
+    tasks = TaskFactory.create_batch(5, state="stuck")
+
+    assert [Task.objects.recover(2) for _ in range(4)] == [2, 2, 1, 0]
+    assert [len(attempts(task)) for task in tasks] == [1] * 5
+
+
+def test_living_and_dying_tasks_are_recovered_side_by_side() -> None:
+    again, dead = TaskFactory(state="stuck"), TaskFactory(state="stuck", max_attempts=1)
+
+    assert Task.objects.recover() == 2
+
+    assert row_of(again)["status"] == TaskStatus.READY
+    assert row_of(dead)["status"] == TaskStatus.FAILED
+
+
+def test_each_task_says_who_lost_it() -> None:
+    tasks = [TaskFactory(state="stuck", holder=holder) for holder in ("ann", "bob")]
+
+    Task.objects.recover()
+
+    assert [attempt(task).holder for task in tasks] == ["ann", "bob"]
+    assert [row_of(task)["last_error"].split()[0] for task in tasks] == ["ann", "bob"]
+
+
+def test_recovering_a_part_leaves_the_rest() -> None:
+    one, two = TaskFactory.create_batch(2, state="stuck")
+
+    assert Task.objects.filter(pk=one.pk).recover() == 1
+    assert row_of(two)["status"] == TaskStatus.RUNNING
+
+
+def test_the_lease_of_a_recovered_task_is_expired(database_clock: DatabaseClock) -> None:
+    task = TaskFactory(state="recovered")
+
+    assert task.lease_state(database_clock.now) == LeaseState.EXPIRED
+    assert task in Task.objects.expired()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_rolled_back_is_told_to_nobody(told: Told) -> None:
+    task = TaskFactory(state="stuck")
+    told.clear()
+
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        Task.objects.recover()
+        raise ZeroDivisionError
+
+    assert told == []
+    assert attempts(task) == []
+    assert Task.objects.recover() == 1
+
+
+@pytest.mark.usefixtures("on_postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_a_task_that_someone_has_locked_is_passed_over(other_session: OtherSession) -> None:
+    """Its holder may be completing it: recovery neither waits for it nor takes it."""
+    locked, free = TaskFactory.create_batch(2, state="stuck")
+    other_session.begin()
+    other_session.run(lambda: Task.objects.select_for_update().get(pk=locked.pk))
+
+    assert Task.objects.recover() == 1
+
+    assert row_of(free)["status"] == TaskStatus.READY
+    assert row_of(locked)["status"] == TaskStatus.RUNNING
+
+
+def test_a_hundred_tasks_cost_few_statements_beside_their_errors(
+    django_assert_max_num_queries: Any,
+) -> None:
+    TaskFactory.create_batch(30, state="stuck")
+
+    with django_assert_max_num_queries(30 + 12):
+        assert Task.objects.recover() == 30
+
+
+# T5: what changed between the reading and the update is not touched. As on a database without
+# row locks; with them nothing can come between.
+
+CHANGES: list[tuple[str, Callable[[Task], None]]] = [
+    ("renewed", prolong),
+    ("completed", end_well),
+    ("taken over by another, who is stuck too", take_over),
+]
+
+
+@pytest.fixture(params=["alone", "among others"])
+def others(request: pytest.FixtureRequest) -> int:
+    """How many more tasks are stuck, that nothing happens to."""
+    count = 2 if request.param == "among others" else 0
+    TaskFactory.create_batch(count, state="stuck", queue="default")
+    return count
+
+
+@pytest.fixture
+def _no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(querysets, "lock", lambda rows, skip_locked=False: rows)
+
+
+@pytest.mark.usefixtures("_no_locks")
+@pytest.mark.parametrize("max_attempts", [1, 3])
+@pytest.mark.parametrize("change", [pytest.param(do, id=what) for what, do in CHANGES])
+def test_a_task_that_changed_since_it_was_read_is_not_recovered(
+    change: Callable[[Task], None], max_attempts: int, others: int, told: Told
+) -> None:
+    task = TaskFactory(state="stuck", max_attempts=max_attempts)
+    after: dict[str, Any] = {}
+    told.clear()
+
+    def meanwhile() -> None:
+        change(task)
+        after.update(row_of(task))
+
+    with just_before_the_update(meanwhile):
+        assert Task.objects.recover() == others
+
+    assert row_of(task) == after
+    assert attempts(task) == []
+    assert task.pk not in [pk for _, pk, _ in told]
+
+
+@pytest.mark.usefixtures("_no_locks")
+def test_what_another_sweep_has_just_recovered_is_recovered_once(told: Told) -> None:
+    task = TaskFactory(state="stuck")
+    told.clear()
+
+    with just_before_the_update(lambda: take_back(task)):
+        assert Task.objects.recover() == 0
+
+    assert attempts(task) == []
+    assert told == []
+
+
+# Revoke
+
+
+def test_an_operator_can_take_a_task_from_a_holder_that_is_well(
+    database_clock: DatabaseClock, told: Told
+) -> None:
+    task = TaskFactory(state="running", holder="ann", ttl=30)
+    before = row_of(task)
+    database_clock.advance(5)
+    told.clear()
+
+    assert Task.objects.filter(pk=task.pk).revoke("wrong printer", "root") == 1
+
+    after = row_of(task)
+    assert (after["status"], after["expires_at"]) == (TaskStatus.READY, database_clock.now)
+    assert after["fencing_token"] > before["fencing_token"]
+    assert after["last_error"] == "revoked by root: wrong printer"
+    assert (attempts(task), attempt(task).error) == ([(1, "lost")], after["last_error"])
+    assert [name for name, _, _ in told] == ["recovered"]
+    with pytest.raises(LeaseLost, match="it was taken back"):
+        Task.objects.complete(task)
+
+
+def test_revoking_the_last_attempt_leaves_a_dead_task() -> None:
+    task = TaskFactory(state="running", max_attempts=1)
+
+    assert Task.objects.revoke() == 1
+
+    assert row_of(task)["status"] == TaskStatus.FAILED
+    assert row_of(task)["last_error"] == "revoked by an operator"
+
+
+@pytest.mark.parametrize("state", ["ready", "scheduled", "succeeded", "dead", "cancelled"])
+def test_what_nobody_holds_cannot_be_revoked(state: str) -> None:
+    task = TaskFactory(state=state)
+    before = row_of(task)
+
+    assert Task.objects.revoke() == 0
+    assert row_of(task) == before
+
+
+def test_only_what_was_chosen_is_revoked() -> None:
+    one, two = TaskFactory.create_batch(2, state="running")
+
+    assert Task.objects.filter(pk=one.pk).revoke() == 1
+    assert row_of(two)["status"] == TaskStatus.RUNNING
+
+
+@pytest.mark.usefixtures("_no_locks")
+@pytest.mark.parametrize("change", [end_well, take_over, take_back])
+def test_a_task_that_changed_since_the_operator_saw_it_is_not_revoked(
+    change: Callable[[Task], None],
+) -> None:
+    task = TaskFactory(state="running")
+    after: dict[str, Any] = {}
+
+    def meanwhile() -> None:
+        change(task)
+        after.update(row_of(task))
+
+    with just_before_the_update(meanwhile):
+        assert Task.objects.revoke() == 0
+
+    assert row_of(task) == after
+    assert attempts(task) == []
+
+
+# Retry
+
+
+@pytest.mark.parametrize("state", ["dead", "given_up", "cancelled"])
+def test_an_operator_can_set_ready_again_what_has_ended_badly(
+    state: str, database_clock: DatabaseClock, told: Told
+) -> None:
+    task = TaskFactory(state=state)
+    before = row_of(task)
+    database_clock.advance(60)
+    told.clear()
+
+    assert Task.objects.filter(pk=task.pk).retry(by="root") == 1
+
+    after = row_of(task)
+    assert (after["status"], after["processed_at"]) == (TaskStatus.READY, None)
+    assert after["scheduled_at"] == database_clock.now
+    changed = {column for column, value in after.items() if before[column] != value}
+    assert changed <= {"status", "processed_at", "scheduled_at", "max_attempts"}
+    assert told == [("retried", task.pk, {"by": "root"})]
+    assert len(Task.objects.claim("bob")) == 1
+
+
+def test_a_retry_adds_an_attempt_only_where_they_were_used_up() -> None:
+    dead, given_up = TaskFactory(state="dead"), TaskFactory(state="given_up", max_attempts=5)
+
+    Task.objects.retry()
+
+    assert (row_of(dead)["attempts"], row_of(dead)["max_attempts"]) == (1, 2)
+    assert (row_of(given_up)["attempts"], row_of(given_up)["max_attempts"]) == (1, 5)
+
+
+def test_the_history_survives_a_retry() -> None:
+    task = TaskFactory(state="dead")
+    Task.objects.retry()
+    (task,) = Task.objects.claim("bob")
+    Task.objects.fail(task, "no luck")
+
+    assert attempts(task) == [(1, "failed"), (2, "failed")]
+    assert row_of(task)["status"] == TaskStatus.FAILED
+
+
+@pytest.mark.parametrize(
+    "state", ["ready", "scheduled", "running", "stuck", "succeeded", "retrying"]
+)
+def test_what_has_not_ended_badly_is_not_retried(state: str, told: Told) -> None:
+    task = TaskFactory(state=state)
+    before = row_of(task)
+    told.clear()
+
+    assert Task.objects.retry() == 0
+
+    assert row_of(task) == before
+    assert told == []
+
+
+def test_only_what_was_chosen_is_retried() -> None:
+    one, two = TaskFactory.create_batch(2, state="dead")
+
+    assert Task.objects.filter(pk=one.pk).retry() == 1
+    assert row_of(two)["status"] == TaskStatus.FAILED
+
+
+@pytest.mark.usefixtures("_no_locks")
+def test_a_task_that_was_retried_and_claimed_meanwhile_is_left_to_its_holder() -> None:
+    task = TaskFactory(state="dead")
+
+    def meanwhile() -> None:
+        Task.objects.filter(pk=task.pk).retry()
+        grant_to(task, "bob")
+
+    with just_before_the_update(meanwhile):
+        assert Task.objects.retry() == 0
+
+    assert (row_of(task)["status"], row_of(task)["holder"]) == (TaskStatus.RUNNING, "bob")

@@ -1,0 +1,187 @@
+"""A late write: refused, noted on the attempt of its grant, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from django.db import transaction
+
+from leasing.exceptions import LeaseLost
+from leasing.functions import database_now
+from leasing.keeper import Keeper
+from leasing.models import LeaseEvent
+from tasks.exceptions import GiveUp
+from tasks.models import Task
+from tests.factories import TaskFactory, claimed
+from tests.leasing.support import expire
+from tests.tasks.support import Told, attempt, copy_of, refusals, row_of
+
+pytestmark = pytest.mark.django_db
+
+LATE: dict[str, tuple[str, Callable[[Task], object]]] = {
+    "a heartbeat": ("renew", lambda task: Task.objects.heartbeat(task)),
+    "a completion": ("complete", lambda task: Task.objects.complete(task, {"late": True})),
+    "a failure": ("fail", lambda task: Task.objects.fail(task, "no luck")),
+    "giving up": ("fail", lambda task: Task.objects.fail(task, GiveUp("no hope"))),
+    "giving back": ("give back", lambda task: Task.objects.give_back(task, "again")),
+}
+ANY = pytest.mark.parametrize(("verb", "write"), LATE.values(), ids=LATE)
+
+
+@pytest.fixture
+def lost() -> Task:
+    """A task as the holder has it that lost it; recovered since, and ready."""
+    task: Task = TaskFactory(state="running", holder="ann")
+    mine = copy_of(task)
+    expire(task)
+    Task.objects.recover()
+    return mine
+
+
+@ANY
+def test_after_recovery_it_is_refused_and_noted(
+    verb: str, write: Callable[[Task], object], lost: Task, told: Told
+) -> None:
+    before = row_of(lost)
+    start = database_now("default")
+    told.clear()
+
+    with pytest.raises(LeaseLost, match="it was taken back, and waits for another attempt"):
+        write(lost)
+
+    assert row_of(lost) == before
+    record = attempt(lost)
+    assert record.refused_verb == verb
+    assert record.refused_at is not None
+    assert start <= record.refused_at <= database_now("default")
+    reason = "it was taken back, and waits for another attempt"
+    assert told == [("refused", lost.pk, {"verb": verb, "reason": reason})]
+
+
+@ANY
+def test_while_another_works_on_it_it_is_refused_and_noted(
+    verb: str, write: Callable[[Task], object], lost: Task
+) -> None:
+    theirs = claimed(lost, "bob")
+    before = row_of(lost)
+
+    with pytest.raises(LeaseLost, match="bob has it since"):
+        write(lost)
+
+    assert row_of(lost) == before
+    assert refusals(lost) == [verb]
+    Task.objects.complete(theirs, {"by": "bob"})
+    assert row_of(lost)["task_output"] == {"by": "bob"}
+
+
+@ANY
+def test_after_another_completed_it_it_is_refused_and_noted(
+    verb: str, write: Callable[[Task], object], lost: Task
+) -> None:
+    Task.objects.complete(claimed(lost, "bob"), {"by": "bob"})
+    before = row_of(lost)
+
+    with pytest.raises(LeaseLost, match="bob has it since"):
+        write(lost)
+
+    assert row_of(lost) == before
+    assert refusals(lost) == [verb]
+
+
+def test_after_the_last_attempt_was_lost_it_is_refused_and_noted() -> None:
+    task = TaskFactory(state="running", max_attempts=1)
+    expire(task)
+    Task.objects.recover()
+    before = row_of(task)
+
+    with pytest.raises(LeaseLost, match="it was already processed: failed"):
+        Task.objects.complete(task)
+
+    assert row_of(task) == before
+    assert refusals(task) == ["complete"]
+
+
+def test_after_an_operator_revoked_it_it_is_refused_and_noted() -> None:
+    task = TaskFactory(state="running")
+    mine = copy_of(task)
+    Task.objects.revoke("wrong printer", "root")
+
+    with pytest.raises(LeaseLost):
+        Task.objects.complete(mine)
+
+    assert refusals(task) == ["complete"]
+
+
+def test_after_its_row_was_deleted_it_is_refused() -> None:
+    task = TaskFactory(state="running")
+    mine = copy_of(task)
+    Task.objects.all().delete()
+
+    with pytest.raises(LeaseLost, match="its row is gone"):
+        Task.objects.complete(mine)
+
+
+def test_only_the_attempt_of_its_grant_is_noted(lost: Task) -> None:
+    second = copy_of(claimed(lost, "bob"))
+    expire(second)
+    other = TaskFactory(state="stuck")
+    Task.objects.recover()
+
+    with pytest.raises(LeaseLost):
+        Task.objects.complete(second)
+
+    assert refusals(lost) == ["", "complete"]
+    assert refusals(other) == [""]
+
+
+def test_a_grant_of_another_task_is_not_mistaken(lost: Task) -> None:
+    other = TaskFactory(state="stuck")
+    Task.objects.recover()
+    other.attempt_set.update(grant_id=lost.grant_id)
+
+    with pytest.raises(LeaseLost):
+        Task.objects.complete(lost)
+
+    assert (refusals(lost), refusals(other)) == (["complete"], [""])
+
+
+def test_the_first_refusal_is_the_one_that_is_kept(lost: Task) -> None:
+    with pytest.raises(LeaseLost):
+        Task.objects.heartbeat(lost)
+    first = attempt(lost)
+
+    with pytest.raises(LeaseLost):
+        Task.objects.complete(lost)
+
+    again = attempt(lost)
+    assert (again.refused_at, again.refused_verb) == (first.refused_at, "renew")
+
+
+def test_a_failed_attempt_can_be_late_too() -> None:
+    """Two answers of one holder: the first failed the attempt, the second is refused."""
+    task = TaskFactory(state="running")
+    again = copy_of(task)
+    Task.objects.fail(task, "no luck")
+
+    with pytest.raises(LeaseLost):
+        Task.objects.complete(again)
+
+    assert refusals(task) == ["complete"]
+
+
+def test_tasks_keep_no_lease_events_beside_their_attempts(lost: Task) -> None:
+    with pytest.raises(LeaseLost):
+        Task.objects.complete(lost)
+
+    assert not LeaseEvent.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_rollback_by_the_caller_does_not_erase_the_note(lost: Task, notes: Keeper) -> None:
+    with pytest.raises(LeaseLost), transaction.atomic():
+        Task.objects.complete(lost)
+    assert refusals(lost) == [""]
+
+    notes._write_notes()
+    assert refusals(lost) == ["complete"]

@@ -1,0 +1,135 @@
+"""Names and the code they stand for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from leasing.exceptions import InvalidResource
+from tasks import handler, registry, sample
+from tasks.exceptions import TaskError, UnknownTask
+from tests.conftest import Spawn
+from tests.jobs import tasks as jobs
+
+pytestmark = pytest.mark.usefixtures("handlers")
+
+
+def build(ctx: Any, report_id: int) -> None: ...
+
+
+def test_what_was_registered_is_found_by_name_and_by_function() -> None:
+    assert handler("reports.build", queue="reports", max_attempts=3)(build) is build
+
+    found = registry.find("reports.build")
+    assert found is registry.find(build)
+    assert (found.name, found.function) == ("reports.build", build)
+    assert (found.queue, found.max_attempts) == ("reports", 3)
+
+
+def test_a_handler_says_nothing_of_queue_and_attempts_by_default() -> None:
+    handler("reports.build")(build)
+
+    assert registry.find(build) == registry.Handler("reports.build", build, "default", None)
+
+
+@pytest.mark.parametrize("name", ["nobody", "os.system", "tasks.sample.sleep", ""])
+def test_a_name_that_was_not_registered_is_not_found_whatever_it_could_import(name: str) -> None:
+    with pytest.raises(UnknownTask, match="No handler is registered") as refusal:
+        registry.find(name)
+
+    assert isinstance(refusal.value, TaskError)
+    assert isinstance(refusal.value, LookupError)
+
+
+def test_looking_a_name_up_imports_nothing() -> None:
+    before = set(sys.modules)
+
+    with pytest.raises(UnknownTask):
+        registry.find("antigravity.fly")
+
+    assert set(sys.modules) == before
+
+
+def test_a_name_stands_for_one_piece_of_code() -> None:
+    handler("reports.build")(build)
+
+    with pytest.raises(ValueError, match=r"'reports.build' is the name of .*\.build already"):
+
+        @handler("reports.build")
+        def other(ctx: Any) -> None: ...
+
+    assert registry.find("reports.build").function is build
+
+
+def test_the_same_code_may_be_registered_again() -> None:
+    """A module that is imported twice, or reloaded, registers its functions twice."""
+
+    def again() -> Any:
+        def build(ctx: Any) -> None: ...
+
+        return build
+
+    handler("reports.build")(again())
+    second = again()
+    handler("reports.build", max_attempts=2)(second)
+
+    assert registry.find("reports.build").function is second
+    assert registry.find("reports.build").max_attempts == 2
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "a\nb", " a", "a ", None, 7])
+def test_a_name_must_be_a_name(name: Any) -> None:
+    with pytest.raises(InvalidResource, match="name of the task"):
+        handler(name)
+
+
+@pytest.mark.parametrize("attempts", [0, -1, 32_768])
+def test_a_handler_is_allowed_as_many_attempts_as_a_task(attempts: int) -> None:
+    with pytest.raises(ValueError, match="from 1 to 32767"):
+        handler("reports.build", max_attempts=attempts)
+
+
+def test_names_are_listed_in_order() -> None:
+    handler("b")(build)
+    handler("a")(build)
+
+    names = registry.names()
+    assert names == sorted(names)
+    assert {"a", "b", sample.SLEEP} <= set(names)
+
+
+def test_the_tasks_modules_of_installed_apps_are_found_at_start() -> None:
+    assert registry.find("jobs.echo").function is jobs.echo
+
+
+def test_any_installed_apps_tasks_module_is_found(tmp_path: Path, spawn: Spawn) -> None:
+    app = tmp_path / "shop"
+    app.mkdir()
+    (app / "__init__.py").touch()
+    (app / "tasks.py").write_text(
+        "from tasks import handler\n@handler('shop.sell')\ndef sell(ctx): ...\n"
+    )
+    (tmp_path / "shop_settings.py").write_text(
+        "from tests.settings import *\nINSTALLED_APPS = [*INSTALLED_APPS, 'shop']\n"
+    )
+    code = (
+        "import django; django.setup()\n"
+        "from tasks import registry\nprint(registry.find('shop.sell').function.__module__)"
+    )
+
+    process = spawn(["-c", code], PYTHONPATH=str(tmp_path), DJANGO_SETTINGS_MODULE="shop_settings")
+
+    assert process.wait(20) == 0, process.output
+    assert process.output == "shop.tasks\n"
+
+
+@override_settings(TASK_QUEUE={"QUEUES": ("mail",)})
+def test_a_handler_may_name_a_queue_that_a_check_finds_missing() -> None:
+    """It is registered while settings load; the check says so when all is there."""
+    handler("reports.build", queue="nowhere")(build)
+
+    assert registry.find(build).queue == "nowhere"

@@ -1,0 +1,612 @@
+"""One task on one thread: whatever its handler does, the worker lives and the history tells."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import InterfaceError, OperationalError, connection, transaction
+
+from leasing.exceptions import LeaseLost
+from leasing.functions import database_now
+from leasing.hold import Hold
+from leasing.keeper import Keeper
+from leasing.rowstore import RowStore, grant_of
+from tasks import runner
+from tasks.exceptions import GiveUp, UnknownTask
+from tasks.models import Task, TaskStatus
+from tasks.querysets import TaskQuerySet
+from tests.factories import TaskFactory, claimed
+from tests.leasing.support import FakeClock, expire
+from tests.tasks.support import (
+    Handlers,
+    Told,
+    attempt,
+    attempts,
+    make_due,
+    names_of,
+    refusals,
+    row_of,
+)
+
+pytestmark = pytest.mark.django_db
+
+#: For tests in which a connection is closed, and with it the transaction around a test.
+transactional = pytest.mark.django_db(transaction=True)
+
+Run = Callable[..., Task]
+
+
+PAUSES = runner.SETTLE_PAUSES
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "SETTLE_PAUSES", (0,) * len(PAUSES))
+
+
+@pytest.fixture(autouse=True)
+def closings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """When old connections would have been closed, which here stay open for the test's sake."""
+    closed: list[str] = []
+    monkeypatch.setattr(runner, "close_old_connections", lambda: closed.append("closed"))
+    return closed
+
+
+class Running:
+    """A claimed task with a hold that renews only by hand."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self.stopping = threading.Event()
+        self._keeper = keeper
+
+    def hold(self, task: Task) -> Hold:
+        hold = Hold(RowStore(Task, "default"), keeper=self._keeper)
+        hold.adopt(grant_of(task), self._keeper.clock())
+        return hold
+
+    def __call__(self, function: Callable[..., Any] | None = None, **options: Any) -> Task:
+        """Run a task to its end, with ``function`` as its handler."""
+        task: Task = TaskFactory(name="jobs.echo", state="running", holder="ann", **options)
+        runner.run(task, self.hold(task), self.stopping)
+        assert self._keeper._holds == {}
+        task.refresh_from_db()
+        return task
+
+
+@pytest.fixture
+def run(manual_keeper: Keeper, handlers: Handlers) -> Run:
+    running = Running(manual_keeper)
+
+    def run(function: Callable[..., Any], **options: Any) -> Task:
+        handlers["jobs.echo"] = function
+        return running(**options)
+
+    return run
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def handler(ctx: Any, **data: Any) -> None:
+        raise error
+
+    return handler
+
+
+# What a handler returns
+
+
+def test_a_handler_gets_its_data_and_what_it_returns_is_stored(run: Run) -> None:
+    given: dict[str, Any] = {}
+
+    def handler(ctx: Any, **data: Any) -> dict[str, int]:
+        given.update(data, attempt=ctx.attempt, token=ctx.fencing_token, task=ctx.task.pk)
+        ctx.ensure()
+        assert not ctx.stopping
+        return {"pages": 12}
+
+    task = run(handler, data={"report_id": 42})
+
+    assert (task.status, task.task_output) == (TaskStatus.SUCCEEDED, {"pages": 12})
+    assert given == {
+        "report_id": 42, "attempt": 1, "token": task.fencing_token, "task": task.pk,
+    }
+    assert attempts(task) == []
+
+
+def test_a_handler_may_return_nothing(run: Run) -> None:
+    task = run(lambda ctx, **data: None)
+
+    assert (task.status, task.task_output) == (TaskStatus.SUCCEEDED, None)
+
+
+def test_a_handler_may_be_async(run: Run) -> None:
+    async def handler(ctx: Any, **data: Any) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"async": ctx.attempt}
+
+    assert run(handler).task_output == {"async": 1}
+
+
+def test_what_an_async_handler_raises_fails_its_attempt(run: Run) -> None:
+    async def handler(ctx: Any, **data: Any) -> None:
+        await asyncio.sleep(0)
+        raise ValueError("no luck")
+
+    assert run(handler).last_error == "ValueError: no luck"
+
+
+@pytest.mark.parametrize(
+    "output", [object(), {1, 2}, b"bytes", float("nan"), "a\0b", "\ud800", {"x": object()}],
+    ids=["an object", "a set", "bytes", "NaN", "NUL", "a lone surrogate", "deep inside"],
+)
+def test_a_handler_that_returns_no_json_has_failed_and_is_told_so(run: Run, output: Any) -> None:
+    task = run(lambda ctx, **data: output)
+
+    assert task.status == TaskStatus.READY
+    assert task.last_error.startswith("NotSerializable: The output")
+    assert attempts(task) == [(1, "failed")]
+
+
+# What a handler raises
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no luck"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(),
+     asyncio.CancelledError(), RecursionError("too deep"), MemoryError(),
+     OperationalError("the handler's own database is away"), UnknownTask("not ours")],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_a_handler_raises_fails_its_attempt_and_nothing_else(
+    run: Run, error: BaseException
+) -> None:
+    task = run(raising(error), max_attempts=2)
+
+    assert (task.status, task.attempts) == (TaskStatus.READY, 1)
+    assert task.last_error.startswith(type(error).__name__)
+    assert type(error).__name__ in attempt(task).traceback
+    assert "in handler" in attempt(task).traceback
+
+
+def test_the_last_attempt_that_raises_leaves_a_dead_task(run: Run) -> None:
+    task = run(raising(ValueError("no luck")), max_attempts=1)
+
+    assert task.status == TaskStatus.FAILED
+
+
+def test_a_handler_that_gives_up_is_not_called_again(run: Run) -> None:
+    task = run(raising(GiveUp("no hope")), max_attempts=5)
+
+    assert (task.status, task.last_error) == (TaskStatus.FAILED, "GiveUp: no hope")
+
+
+def test_data_that_the_handler_does_not_take_fails_its_attempt(run: Run) -> None:
+    def handler(ctx: Any, report_id: int) -> None: ...
+
+    task = run(handler, data={"reportId": 42})
+
+    assert task.last_error.startswith("TypeError: ")
+    assert "reportId" in task.last_error
+
+
+@pytest.mark.parametrize("key", ["ctx", "self", "class"])
+def test_data_may_have_any_keys(run: Run, key: str) -> None:
+    task = run(lambda ctx, **data: data, data={key: 1})
+
+    assert (task.status == TaskStatus.SUCCEEDED) is (key != "ctx")
+    assert bool(task.last_error) is (key == "ctx")
+
+
+def test_a_lease_that_the_handler_lost_elsewhere_fails_its_attempt(run: Run) -> None:
+    task = run(raising(LeaseLost("crane:1", "bob has it")))
+
+    assert task.last_error == "LeaseLost: crane:1 was lost: bob has it."
+    assert attempts(task) == [(1, "failed")]
+
+
+# A handler that is missing
+
+
+def test_a_task_whose_handler_is_missing_waits_and_spends_no_attempt(
+    manual_keeper: Keeper, handlers: Handlers, caplog: pytest.LogCaptureFixture, told: Told
+) -> None:
+    """As during a deploy: a worker with the old code has claimed a task of the new."""
+    task = TaskFactory(name="jobs.echo", max_attempts=1)
+    del handlers["jobs.echo"]
+    mine = claimed(task, "old")
+    running = Running(manual_keeper)
+    start = database_now("default")
+
+    runner.run(mine, running.hold(mine), running.stopping)
+
+    row = row_of(task)
+    assert (row["status"], row["attempts"]) == (TaskStatus.READY, 0)
+    wait = row["scheduled_at"] - start
+    assert timedelta(seconds=60) <= wait < timedelta(seconds=75)
+    assert attempts(task) == [(1, "returned")]
+    assert "No handler is registered for 'jobs.echo'" in attempt(task).error
+    assert "deploy" in attempt(task).error
+    assert f"task {task.pk}: No handler is registered" in caplog.text
+    assert names_of(told)[-1] == "returned"
+    assert Task.objects.claim("old") == []
+
+
+def test_once_the_handler_is_there_the_task_is_run(
+    manual_keeper: Keeper, handlers: Handlers
+) -> None:
+    task = TaskFactory(name="jobs.echo", data={"x": 1}, max_attempts=1)
+    known = handlers["jobs.echo"] if "jobs.echo" in handlers else None
+    del handlers["jobs.echo"]
+    running = Running(manual_keeper)
+    mine = claimed(task, "old")
+    runner.run(mine, running.hold(mine), running.stopping)
+
+    handlers["jobs.echo"] = known or (lambda ctx, **data: data)
+    make_due(task)
+    mine = claimed(task, "new")
+    runner.run(mine, running.hold(mine), running.stopping)
+
+    assert row_of(task)["status"] == TaskStatus.SUCCEEDED
+    assert row_of(task)["task_output"] == {"x": 1}
+
+
+# A task that is lost while its handler runs
+
+
+def lose(task: Task) -> None:
+    expire(task)
+    Task.objects.filter(pk=task.pk).recover()
+
+
+def test_a_handler_that_asks_stops_when_its_task_is_lost(
+    run: Run, manual_keeper: Keeper, clock: FakeClock, told: Told, caplog: Any
+) -> None:
+    steps = []
+
+    def handler(ctx: Any, **data: Any) -> None:
+        for step in range(3):
+            steps.append(step)
+            if step == 1:
+                lose(ctx.task)
+                clock.advance(15)
+                manual_keeper.renew_due()
+            ctx.ensure()
+
+    task = run(handler)
+
+    assert steps == [0, 1]
+    assert (task.status, attempts(task)) == (TaskStatus.READY, [(1, "lost")])
+    assert names_of(told)[-3:] == ["claimed", "recovered", "lost"]
+    assert "the handler stopped" in caplog.text
+    assert refusals(task) == [""]
+
+
+def test_the_result_of_a_task_that_was_lost_is_refused_and_noted(
+    run: Run, manual_keeper: Keeper, clock: FakeClock, told: Told, caplog: Any
+) -> None:
+    def handler(ctx: Any, **data: Any) -> dict[str, str]:
+        lose(ctx.task)
+        clock.advance(15)
+        manual_keeper.renew_due()
+        return {"late": "result"}
+
+    task = run(handler)
+
+    assert (task.status, task.task_output) == (TaskStatus.READY, None)
+    assert refusals(task) == ["complete"]
+    assert names_of(told)[-3:] == ["recovered", "lost", "refused"]
+    assert "the result is dropped" in caplog.text
+
+
+def test_the_failure_of_a_task_that_was_lost_is_refused_and_noted(run: Run) -> None:
+    def handler(ctx: Any, **data: Any) -> None:
+        lose(ctx.task)
+        raise ValueError("too late")
+
+    task = run(handler)
+
+    assert refusals(task) == ["fail"]
+    assert attempts(task) == [(1, "lost")]
+
+
+def test_a_hold_that_is_lost_by_its_clock_alone_may_still_hand_in_its_result(
+    run: Run, manual_keeper: Keeper, clock: FakeClock
+) -> None:
+    """The database decides, and nobody else has had the task."""
+
+    def handler(ctx: Any, **data: Any) -> dict[str, bool]:
+        clock.advance(100)
+        manual_keeper.declare_lost()
+        return {"late": True}
+
+    task = run(handler)
+
+    assert (task.status, task.task_output) == (TaskStatus.SUCCEEDED, {"late": True})
+
+
+def test_a_loss_that_the_handler_hides_is_no_result(
+    run: Run, clock: FakeClock
+) -> None:
+    """Its own LeaseLost, swallowed: what it returns then is handed in, and judged."""
+
+    def handler(ctx: Any, **data: Any) -> dict[str, bool]:
+        lose(ctx.task)
+        clock.advance(100)
+        try:
+            ctx.ensure()
+        except LeaseLost:
+            return {"hidden": True}
+        raise AssertionError("ensure let it pass")
+
+    task = run(handler)
+
+    assert (task.status, task.task_output) == (TaskStatus.READY, None)
+    assert refusals(task) == ["complete"]
+
+
+def test_a_renewal_under_way_while_the_task_completes_tells_of_no_loss(
+    run: Run,
+    manual_keeper: Keeper,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    told: Told,
+) -> None:
+    """The renewal finds the row completed, before the holder could say that it has let go."""
+    complete = TaskQuerySet.complete
+
+    def complete_then_renew(rows: Any, task: Task, output: Any) -> Task:
+        done = complete(rows, task, output)
+        clock.advance(15)
+        manual_keeper.renew_due()
+        return done
+
+    monkeypatch.setattr(TaskQuerySet, "complete", complete_then_renew)
+
+    task = run(lambda ctx, **data: None)
+
+    assert task.status == TaskStatus.SUCCEEDED
+    assert names_of(told) == ["enqueued", "claimed", "completed"]
+
+
+def test_a_task_is_renewed_until_its_result_is_stored(
+    run: Run, manual_keeper: Keeper, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = TaskQuerySet.complete
+
+    def renew_then_complete(rows: Any, task: Task, output: Any) -> Task:
+        clock.advance(15)
+        manual_keeper.renew_due()
+        return complete(rows, task, output)
+
+    monkeypatch.setattr(TaskQuerySet, "complete", renew_then_complete)
+
+    assert run(lambda ctx, **data: None).renewals == 1
+
+
+# A database that is away
+
+
+@contextmanager
+def away(
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    times: int,
+    error: Exception,
+    *,
+    after: bool = False,
+) -> Iterator[list[int]]:
+    """Let the next ``times`` of ``verb`` fail; ``after``: once its commit has arrived."""
+    stored = getattr(TaskQuerySet, verb)
+    tries: list[int] = []
+
+    def failing(rows: Any, *args: Any, **options: Any) -> Any:
+        tries.append(1)
+        if after:
+            answer = stored(rows, *args, **options)
+        if len(tries) <= times:
+            raise error
+        return answer if after else stored(rows, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TaskQuerySet, verb, failing)
+        yield tries
+
+
+GONE = OperationalError("server closed the connection unexpectedly")
+
+
+@transactional
+@pytest.mark.parametrize("error", [GONE, InterfaceError("connection already closed")])
+def test_a_result_is_stored_when_the_database_comes_back(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, caplog: Any
+) -> None:
+    with away(monkeypatch, "complete", 5, error) as tries:
+        task = run(lambda ctx, **data: {"kept": True})
+
+    assert len(tries) == 6
+    assert (task.status, task.task_output) == (TaskStatus.SUCCEEDED, {"kept": True})
+    assert caplog.text.count("storing the result failed, again") == 5
+    assert refusals(task) == []
+
+
+@transactional
+@pytest.mark.parametrize(
+    ("verb", "handler", "status"),
+    [
+        ("complete", lambda ctx, **data: {"once": True}, "succeeded"),
+        ("fail", raising(ValueError("no luck")), "ready"),
+        ("fail", raising(GiveUp("no hope")), "failed"),
+    ],
+    ids=["complete", "fail", "give up"],
+)
+def test_a_result_whose_answer_was_lost_on_the_way_is_stored_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch, told: Told, verb: str, handler: Any, status: str
+) -> None:
+    with away(monkeypatch, verb, 1, GONE, after=True) as tries:
+        task = run(handler)
+
+    assert len(tries) == 1
+    assert task.status == status
+    assert names_of(told).count("refused") == 0
+    assert len(attempts(task)) == int(verb == "fail")
+    assert set(refusals(task)) <= {""}
+
+
+@transactional
+def test_a_task_that_was_lost_while_the_database_was_away_is_refused_and_noted(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lost is not arrived, though the row still has the grant."""
+    tries = []
+    complete = TaskQuerySet.complete
+
+    def away_and_lost(rows: Any, task: Task, output: Any) -> Task:
+        tries.append(1)
+        if len(tries) == 1:
+            lose(task)
+            raise GONE
+        return complete(rows, task, output)
+
+    monkeypatch.setattr(TaskQuerySet, "complete", away_and_lost)
+
+    task = run(lambda ctx, **data: {"late": True})
+
+    assert len(tries) == 2
+    assert task.status == TaskStatus.READY
+    assert refusals(task) == ["complete"]
+
+
+@transactional
+def test_a_result_that_cannot_be_stored_is_left_to_recovery(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    with away(monkeypatch, "complete", 99, GONE) as tries:
+        task = run(lambda ctx, **data: None)
+
+    assert len(tries) == len(PAUSES) + 1
+    assert task.status == TaskStatus.RUNNING
+    assert "could not be stored; it will be recovered" in caplog.text
+    expire(task)
+    assert Task.objects.recover() == 1
+
+
+def test_the_pauses_between_the_tries_outlast_a_restart_of_the_database() -> None:
+    assert 15 < sum(PAUSES) < 60
+
+
+def test_an_error_of_our_own_while_storing_reaches_no_worker(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    with away(monkeypatch, "complete", 1, RuntimeError("a bug")) as tries:
+        task = run(lambda ctx, **data: None)
+
+    assert len(tries) == 1
+    assert task.status == TaskStatus.RUNNING
+    assert "could not be stored" in caplog.text
+
+
+@transactional
+def test_a_transaction_of_the_handlers_that_failed_is_over_when_the_result_is_stored(
+    run: Run,
+) -> None:
+    def handler(ctx: Any, **data: Any) -> None:
+        with transaction.atomic():
+            Task.objects.filter(pk=ctx.task.pk).update(priority=7)
+            raise ValueError("no luck")
+
+    task = run(handler)
+
+    assert (task.priority, task.status) == (0, TaskStatus.READY)
+    assert not connection.in_atomic_block
+
+
+def begin_and_forget() -> None:
+    transaction.atomic().__enter__()
+
+
+def turn_autocommit_off() -> None:
+    transaction.set_autocommit(False)
+
+
+@transactional
+@pytest.mark.parametrize("leave", [begin_and_forget, turn_autocommit_off])
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_transaction_that_the_handler_left_open_fails_its_attempt_and_no_other_task(
+    run: Run, leave: Callable[[], None], raises: bool
+) -> None:
+    """Its own writes are rolled back, so a success would be a lie."""
+
+    def handler(ctx: Any, **data: Any) -> dict[str, bool]:
+        leave()
+        Task.objects.filter(pk=ctx.task.pk).update(priority=7)
+        if raises:
+            raise ValueError("no luck")
+        return {"lost": True}
+
+    task = run(handler)
+
+    assert (task.status, task.priority, task.task_output) == (TaskStatus.READY, 0, None)
+    expected = "ValueError: no luck" if raises else "RuntimeError: The handler left a transaction"
+    assert task.last_error.startswith(expected)
+    assert run(lambda ctx, **data: "next").task_output == "next"
+
+
+# Holding what was claimed
+
+
+@transactional
+def test_a_claimed_task_is_held_from_the_moment_its_claim_was_sent() -> None:
+    task = TaskFactory(state="running", ttl=30)
+
+    hold = runner.hold_of(task, sent_at := 1000.0)
+
+    try:
+        assert hold.key == task.pk
+        assert (hold.grant_id, hold.fencing_token) == (task.grant_id, task.fencing_token)
+        assert hold.resource == task.lease_resource
+        assert hold.trusted_until == pytest.approx(sent_at + 30 - 0.6)
+    finally:
+        hold.leave()
+
+
+def test_connections_that_are_too_old_are_closed_before_and_after(
+    run: Run, closings: list[str]
+) -> None:
+    run(lambda ctx, **data: closings.append("worked"))
+
+    assert closings == ["closed", "worked", "closed"]
+
+
+def test_stopping_reaches_the_handler(
+    manual_keeper: Keeper, handlers: Handlers
+) -> None:
+    running = Running(manual_keeper)
+    seen = []
+
+    def handler(ctx: Any, **data: Any) -> None:
+        seen.append(ctx.stopping)
+        running.stopping.set()
+        seen.append(ctx.stopping)
+
+    handlers["jobs.echo"] = handler
+    running()
+
+    assert seen == [False, True]
+
+
+def test_what_happens_to_a_task_is_logged(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="tasks"):
+        task = run(lambda ctx, **data: None)
+
+    lines = [record.getMessage() for record in caplog.records if record.name == "tasks"]
+    assert lines == [
+        f"task {task.pk} enqueued: jobs.echo",
+        f"task {task.pk} claimed by ann: jobs.echo, attempt 1 of 10",
+        f"task {task.pk} completed by ann",
+    ]

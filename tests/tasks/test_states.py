@@ -1,0 +1,99 @@
+"""Tasks by state, and workers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from tasks.models import Task, TaskStatus, Worker, WorkerState
+from tests.factories import TaskFactory, WorkerFactory
+from tests.leasing.conftest import DatabaseClock
+
+STATES: dict[str, set[str]] = {
+    "ready": {"ready"},
+    "scheduled": {"scheduled"},
+    "running": {"running"},
+    "stuck": {"running", "stuck"},
+    "succeeded": {"succeeded"},
+    "dead": {"failed"},
+    "given_up": {"failed"},
+    "cancelled": {"cancelled"},
+    "retrying": {"scheduled"},
+    "recovered": {"ready"},
+    "returned": {"ready"},
+}
+LISTS = ("ready", "scheduled", "running", "stuck", "succeeded", "failed", "cancelled")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("state", "listed"), STATES.items(), ids=STATES)
+def test_a_task_stands_in_the_lists_of_its_state_only(state: str, listed: set[str]) -> None:
+    task = TaskFactory(state=state)
+
+    assert {name for name in LISTS if task in getattr(Task.objects.all(), name)()} == listed
+
+
+@pytest.mark.django_db
+def test_lists_can_be_narrowed_further() -> None:
+    one, _ = TaskFactory.create_batch(2, state="dead")
+
+    assert list(Task.objects.filter(pk=one.pk).failed()) == [one]
+
+
+@pytest.mark.django_db
+def test_a_scheduled_task_becomes_ready_by_the_databases_clock(
+    database_clock: DatabaseClock,
+) -> None:
+    task = TaskFactory(scheduled_at=database_clock.now + timedelta(seconds=5))
+
+    database_clock.now = task.scheduled_at - timedelta(microseconds=1)
+    assert (Task.objects.ready().count(), Task.objects.scheduled().count()) == (0, 1)
+    database_clock.now = task.scheduled_at
+    assert (Task.objects.ready().count(), Task.objects.scheduled().count()) == (1, 0)
+
+
+def test_what_has_ended_and_what_has_not_are_all_there_is() -> None:
+    assert set(TaskStatus.ended()) == {"succeeded", "failed", "cancelled"}
+    assert set(TaskStatus.values) - set(TaskStatus.ended()) == {"ready", "running"}
+
+
+@pytest.mark.django_db
+def test_a_tasks_lease_is_named_after_its_address() -> None:
+    task = TaskFactory()
+
+    assert task.lease_id == f"task:{task.pk}"
+    assert task.lease_resource == f"/api/tasks/{task.pk}"
+    assert str(task) == f"sample.sleep {task.pk}"
+
+
+# Workers
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("state", WorkerState.values)
+def test_a_workers_state_is_what_its_last_sign_of_life_says(state: str) -> None:
+    worker = WorkerFactory(state=state)
+
+    assert Worker.objects.with_state().get(pk=worker.pk).state == state  # type: ignore[attr-defined]
+    present = worker in Worker.objects.present()
+    assert present is (state in (WorkerState.LIVE, WorkerState.LATE))
+
+
+@pytest.mark.django_db
+def test_only_the_worker_of_that_name_is_seen_or_signs_off() -> None:
+    one, two = WorkerFactory(state="late"), WorkerFactory(state="late")
+
+    assert Worker.objects.seen(one.name) == 1
+    states = {w.name: w.state for w in Worker.objects.with_state()}  # type: ignore[attr-defined]
+    assert states == {one.name: "live", two.name: "late"}
+
+    assert Worker.objects.sign_off(one.name) == 1
+    states = {w.name: w.state for w in Worker.objects.with_state()}  # type: ignore[attr-defined]
+    assert states == {one.name: "stopped", two.name: "late"}
+
+
+@pytest.mark.django_db
+def test_a_worker_that_nobody_knows_is_not_seen() -> None:
+    assert Worker.objects.seen("nobody") == 0
+    assert not Worker.objects.exists()

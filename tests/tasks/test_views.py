@@ -1,0 +1,239 @@
+"""The pages about tasks and workers: who may see and do what, and lists."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from tasks.exceptions import GiveUp
+from tasks.models import Task
+from tests.factories import TaskFactory, WorkerFactory
+from tests.pages import Page, assert_cheap, get, sent_by, signed_in, user_with
+from tests.tasks.support import Handlers, row_of
+
+pytestmark = pytest.mark.django_db
+
+LIST, STUCK, WORKERS = "/ops/tasks/", "/ops/tasks/stuck/", "/ops/workers/"
+VIEW, RETRY, REVOKE = "tasks.view_task", "tasks.retry_task", "leasing.revoke_lease"
+VIEW_WORKERS, VIEW_LEASES = "tasks.view_worker", "leasing.view_lease"
+STATES = ("ready", "scheduled", "running", "stuck", "succeeded", "failed", "cancelled")
+
+
+@pytest.fixture
+def viewer() -> Client:
+    return signed_in(VIEW, VIEW_WORKERS)
+
+
+@pytest.fixture
+def operator() -> Client:
+    return signed_in(VIEW, RETRY, REVOKE, VIEW_LEASES, name="olga")
+
+
+def url_of(task: Task, verb: str = "detail") -> str:
+    return reverse(f"tasks:{verb}", args=[task.pk])
+
+
+def in_state(state: str) -> Task:
+    task: Task = TaskFactory(state="dead" if state == "failed" else state)
+    return task
+
+
+def found(page: Page) -> set[str]:
+    return {link for link in page.links if re.fullmatch(rf"{LIST}\d+/", link)}
+
+
+# Who may see and do what
+
+
+@pytest.mark.parametrize("url", ["/ops/", LIST, STUCK, WORKERS, f"{LIST}1/", "/ops/generator/"])
+def test_pages_are_closed_by_default(client: Client, url: str) -> None:
+    assert client.get(url)["Location"] == f"/login/?next={url}"
+    client.force_login(user_with())
+    assert client.get(url).status_code == 403
+
+
+def test_workers_have_a_permission_of_their_own() -> None:
+    client = signed_in(VIEW)
+    assert client.get(WORKERS).status_code == 403
+    page = get(client, LIST)
+    assert WORKERS not in page.links and STUCK in page.links
+
+
+def test_a_retry_without_permission_answers_403_and_changes_nothing(viewer: Client) -> None:
+    task = TaskFactory(state="dead")
+    before = row_of(task)
+    assert viewer.post(url_of(task, "retry")).status_code == 403
+    assert row_of(task) == before
+    page = get(viewer, url_of(task))
+    assert url_of(task, "retry") not in page.forms
+    assert "“Retry” needs a permission that you do not have." in page.text
+
+
+def test_a_retry_needs_a_csrf_token() -> None:
+    task = TaskFactory(state="dead")
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(user_with(VIEW, RETRY))
+    assert client.post(url_of(task, "retry")).status_code == 403
+    assert row_of(task)["status"] == "failed"
+
+
+def test_get_changes_nothing(operator: Client) -> None:
+    task = TaskFactory(state="dead")
+    before = row_of(task)
+    assert operator.get(url_of(task, "retry")).status_code == 405
+    assert operator.get(url_of(task)).status_code == 200
+    assert row_of(task) == before
+
+
+# Lists
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_list_has_the_tasks_of_its_state(viewer: Client, state: str) -> None:
+    tasks = {each: in_state(each) for each in STATES}
+    page = get(viewer, f"{LIST}?state={state}")
+    expected = {state} | ({"stuck"} if state == "running" else set())
+    assert found(page) == {url_of(tasks[each]) for each in expected}
+    assert f"{state.capitalize()} {len(expected)}" in page.text
+
+
+def test_all_tasks_are_listed_newest_first(viewer: Client) -> None:
+    tasks = [in_state(each) for each in STATES]
+    page = get(viewer, LIST)
+    links = [link for link in page.links if link in found(page)]
+    assert links == [url_of(task) for task in reversed(tasks)]
+
+
+def test_a_task_is_found_by_id_name_and_prefix(viewer: Client, handlers: Handlers) -> None:
+    handlers["mail.send"] = handlers["mail.sort"] = lambda ctx: None
+    send, sort, other = (
+        TaskFactory(name="mail.send", data={}),
+        TaskFactory(name="mail.sort", data={}),
+        TaskFactory(),
+    )
+    for text, expected in (
+        (f"{other.pk}", [other]),
+        (f"%23{other.pk}", [other]),
+        ("mail.send", [send]),
+        ("mail.", [send, sort]),
+        ("end", []),
+        ("9" * 25, []),
+    ):
+        assert found(get(viewer, f"{LIST}?q={text}")) == {url_of(task) for task in expected}, text
+
+
+def test_a_failed_task_shows_how_its_error_begins(viewer: Client) -> None:
+    task = TaskFactory(state="running")
+    Task.objects.fail(task, GiveUp("x" * 142 + "y" * 300))  # after "GiveUp: "
+    sql = " ".join(sent_by(viewer, f"{LIST}?state=failed"))
+    whole, begun = r'"last_error"', r'(SUBSTR|LEFT)\("tasks_task"."last_error", '
+    assert len(re.findall(whole, sql)) == len(re.findall(begun, sql)) == 1
+    page = get(viewer, f"{LIST}?state=failed")
+    assert "x" * 142 + "y" * 50 in page.text and "y" * 51 not in page.text
+
+
+def test_an_unknown_state_and_a_bad_cursor_are_refused(viewer: Client) -> None:
+    page = get(viewer, f"{LIST}?state=bogus")
+    assert page.status == 400 and "There is no state “bogus”." in page.text
+    for url in (LIST, STUCK, WORKERS):
+        assert get(viewer, f"{url}?at=nonsense").status == 400
+
+
+def test_paging_shows_every_task_once(viewer: Client) -> None:
+    tasks = Task.objects.enqueue_many("sample.sleep", [{"sleep_duration_seconds": 1}] * 101)
+    assert len({task.pk for task in Task.objects.all()}) == len(tasks)
+    page = get(viewer, f"{LIST}?state=ready")
+    seen = [*found(page)]
+    for _ in range(2):
+        TaskFactory()
+        page = get(viewer, page.link_called("Older"))
+        seen += found(page)
+    assert sorted(seen) == sorted(url_of(task) for task in Task.objects.order_by("pk")[:101])
+
+
+@pytest.mark.parametrize("url", [LIST, f"{LIST}?state=failed", STUCK, WORKERS, "/ops/"])
+def test_a_page_costs_the_same_however_much_it_shows(viewer: Client, url: str) -> None:
+    def add() -> None:
+        worker = WorkerFactory()
+        for state in ("ready", "running", "stuck", "dead", "succeeded"):
+            TaskFactory(state=state, holder=worker.name)
+
+    add()
+    few = sent_by(viewer, url)
+    for _ in range(8):
+        add()
+    many = sent_by(viewer, url)
+    assert len(few) == len(many) <= 18
+    assert not any('"task_data"' in sql or '"task_output"' in sql for sql in many)
+    if url.startswith(LIST):
+        assert_cheap([sql for sql in many if '"tasks_task"' in sql and "GROUP BY" not in sql])
+
+
+def test_hostile_text_is_inert(viewer: Client, handlers: Handlers) -> None:
+    hostile = "<script>alert(1)</script>\"><img src=x onerror='alert(1)'>"
+    handlers[hostile] = lambda ctx, **data: None
+    task = TaskFactory(name=hostile, data={hostile: hostile}, state="running", holder=hostile)
+    Task.objects.fail(task, ValueError(hostile))
+    WorkerFactory(name=hostile, queues=[hostile])
+    for url in (LIST, url_of(task), WORKERS, "/ops/"):
+        page = get(viewer, url)
+        assert hostile in page.text, url
+        assert page.handlers == [] and all(script.get("src") for script in page.scripts), url
+
+
+# Stuck
+
+
+def test_a_stuck_task_says_who_held_it_until_when_and_what_happens_next(viewer: Client) -> None:
+    TaskFactory(state="running")
+    task = TaskFactory(state="stuck", holder="dora")
+    page = get(viewer, STUCK)
+    assert found(page) == {url_of(task)}
+    assert "Who held it dora" in page.text
+    assert "no worker runs that would recover the task" in page.text
+    assert "What happens next: This will not heal by itself" in page.text
+    WorkerFactory(name="emil")
+    text = get(viewer, STUCK).text
+    assert "dora is gone" in text and "The next sweep, about a second away" in text
+
+
+def test_when_nothing_is_stuck_the_page_says_so(viewer: Client) -> None:
+    assert "No task is stuck." in get(viewer, STUCK).text
+
+
+# Workers
+
+
+def test_workers_show_their_state_and_what_they_do(viewer: Client) -> None:
+    WorkerFactory(name="dora")
+    WorkerFactory(name="late", state="late")
+    WorkerFactory(name="gone", state="gone")
+    WorkerFactory(name="over", state="stopped")
+    task = TaskFactory(state="running", holder="dora")
+    page = get(viewer, WORKERS)
+    assert "Present 2 Gone 1 Stopped 1" in page.text
+    assert "dora" in page.text and "late" in page.text and "1 of 4" in page.text
+    assert url_of(task) in page.links
+    assert "Nobody" not in page.text
+    assert "gone" in get(viewer, f"{WORKERS}?state=gone").text
+    assert "over" in get(viewer, f"{WORKERS}?state=stopped").text
+
+
+def test_a_gone_worker_still_shows_what_it_held(viewer: Client) -> None:
+    WorkerFactory(name="gone", state="gone")
+    task = TaskFactory(state="stuck", holder="gone")
+    page = get(viewer, f"{WORKERS}?state=gone")
+    assert url_of(task) in page.links and "expired" in page.text
+
+
+def test_without_workers_the_page_says_how_to_start_one(viewer: Client) -> None:
+    assert "manage.py run_worker" in get(viewer, WORKERS).text
+
+
+def test_a_poll_gets_a_page_without_its_frame(viewer: Client) -> None:
+    task = TaskFactory()
+    page = get(viewer, LIST, x_live="1")
+    assert found(page) == {url_of(task)} and page.scripts == []
