@@ -47,10 +47,8 @@ def explain(row: Leasable, now: datetime, ending: LeaseEvent | None = None) -> E
             f"write by {row.holder} is refused.",
             revoking,
         )
-    if sign is LATE:
-        headline = f"{row.holder} has missed a renewal."
-    else:
-        headline = f"{row.holder} holds it."
+    late = sign is LATE
+    headline = f"{row.holder} has missed a renewal." if late else f"{row.holder} holds it."
     return Explanation(
         sign,
         headline,

@@ -19,7 +19,7 @@ from leasing.explanation import explain
 from leasing.forms import EventsFilter, LeaseFilter, RevokeForm
 from leasing.functions import database_now
 from leasing.leasables import find_row, listed, matching, rows_of
-from leasing.models import EventKind, Leasable, LeaseEvent, leasable_models
+from leasing.models import EventKind, Leasable, LeaseEvent, LeaseState, leasable_models
 from leasing.paging import Capped, InvalidCursor, Page, capped_count, page_of
 from leasing.signs import event_sign
 
@@ -128,7 +128,12 @@ def _asked(model: type[Leasable], wanted: dict[str, Any]) -> Any:
 
 
 def _in_state(rows: Any, state: str) -> Any:
-    return rows if state == LeaseFilter.ALL else getattr(rows, state)()
+    if state == LeaseFilter.ALL:
+        return rows
+    if state == LeaseState.ACTIVE:
+        # Implied, but a model with a state of its own has an index on it and none on deadlines.
+        return rows.holding().active()
+    return getattr(rows, state)()
 
 
 def _tabs(wanted: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections.abc import Callable
 
 from django.db import Error, close_old_connections, connections
 
@@ -33,13 +34,17 @@ def sweep() -> int:
             return total
 
 
-def run_until(stopping: threading.Event) -> None:
-    """Sweep about every SWEEP_EVERY seconds until ``stopping``, whatever happens between."""
+def run_until(stopping: threading.Event, found: Callable[[], object] | None = None) -> None:
+    """Sweep about every SWEEP_EVERY seconds until ``stopping``, whatever happens between.
+
+    ``found`` is called after a sweep that recovered something.
+    """
     failures = 0
     while not stopping.is_set():
         try:
             close_old_connections()
-            sweep()
+            if sweep() and found is not None:
+                found()
             failures = 0
         except Error as error:
             failures += 1

@@ -20,6 +20,7 @@ import queue
 import random
 import socket
 import threading
+import uuid
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -40,6 +41,8 @@ logger = logging.getLogger("tasks.worker")
 
 #: Seconds between claims while the database is away.
 LONGEST_PAUSE = 15.0
+#: Seconds that a stopping worker waits for its last sign of life to be written.
+PRESENCE_PATIENCE = 5.0
 
 
 class WorkerProcess:
@@ -66,8 +69,10 @@ class WorkerProcess:
         self._ended = threading.Event()
         self._wake = threading.Event()
         self._lock = threading.Lock()
-        self._running: dict[int, tuple[Task, Hold]] = {}
+        # By grant: a task that was lost and claimed again is here twice, on two threads.
+        self._running: dict[uuid.UUID, tuple[Task, Hold]] = {}
         self._inbox: queue.SimpleQueue[tuple[Task, Hold]] = queue.SimpleQueue()
+        self._threads: dict[str, threading.Thread] = {}
 
     def run(self) -> None:
         """Work until ``stop`` is called; then return when all is settled."""
@@ -110,7 +115,7 @@ class WorkerProcess:
         for task in tasks:
             hold = runner.hold_of(task, sent_at)
             with self._lock:
-                self._running[task.pk] = task, hold
+                self._running[hold.grant_id] = task, hold
             self._inbox.put((task, hold))
         return len(tasks) == free and len(self._running) < self.concurrency
 
@@ -118,10 +123,11 @@ class WorkerProcess:
 
     def _start_threads(self) -> None:
         works: list[tuple[str, Any]] = [("presence", self._keep_present)]
-        works.append(("controller", lambda: recovery.run_until(self._ended)))
+        works.append(("controller", lambda: recovery.run_until(self._ended, self._wake.set)))
         works += [(f"task-{number + 1}", self._run_tasks) for number in range(self.concurrency)]
         for name, work in works:
-            threading.Thread(target=work, name=name, daemon=True).start()
+            self._threads[name] = threading.Thread(target=work, name=name, daemon=True)
+            self._threads[name].start()
 
     def _run_tasks(self) -> None:
         while True:
@@ -130,7 +136,7 @@ class WorkerProcess:
                 runner.run(task, hold, self.stopping, self.chaos)
             finally:
                 with self._lock:
-                    self._running.pop(task.pk, None)
+                    self._running.pop(hold.grant_id, None)
                 self._wake.set()
 
     def _keep_present(self) -> None:
@@ -171,6 +177,8 @@ class WorkerProcess:
         for task, hold in left:
             self._give_back(task, hold)
         self._ended.set()
+        # A sign of life that is under way would undo the signing off.
+        self._threads["presence"].join(PRESENCE_PATIENCE)
         self._sign_off()
         keeper.stop()
         logger.info("%s has stopped", self.name)

@@ -29,6 +29,10 @@ def call(port: int, method: str, path: str) -> tuple[int, dict[str, Any]]:
         return answer.status, json.loads(answer.read())
 
 
+def status_of(port: int) -> str:
+    return str(call(port, "GET", "/api/generator/status")[1]["status"])
+
+
 def answers(port: int) -> bool:
     try:
         return call(port, "GET", "/api/healthz")[0] == 200
@@ -58,7 +62,7 @@ def test_a_stop_sent_to_either_process_stops_the_one_generator(ports: list[int])
     for number in range(ROUNDS):
         asked, other = ports[number % 2], ports[(number + 1) % 2]
         assert call(other, "POST", "/api/generator/start")[0] == 200
-        wait_for(lambda: call(asked, "GET", "/api/generator/status")[1]["status"] == "RUNNING")
+        wait_for(lambda port=asked: status_of(port) == "RUNNING")
 
         status, answer = call(asked, "DELETE", "/api/generator/stop")
         made = Task.objects.count()
@@ -66,7 +70,7 @@ def test_a_stop_sent_to_either_process_stops_the_one_generator(ports: list[int])
         assert status == 200
         assert answer["isRunning"] is False
         for port in ports:
-            assert call(port, "GET", "/api/generator/status")[1]["status"] == "STOPPED"
+            assert status_of(port) == "STOPPED"
         # The holder gives the lease back once it has seen the stop: nothing came between.
         wait_for(lambda: not Lease.objects.active().filter(resource="tasks.generator").exists())
         assert Task.objects.count() == made

@@ -8,12 +8,21 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.test import override_settings
 
 from leasing import signals
 from leasing.functions import EPOCH, DbMicroseconds, DbNow
+from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.models import Lease
-from tests.leasing.support import FakeClock, FakeStore, OtherSession
+from tests.leasing.support import (
+    OFTEN,
+    FakeClock,
+    FakeStore,
+    Hanging,
+    OtherSession,
+    hold_of,
+)
 
 
 class DatabaseClock:
@@ -66,6 +75,27 @@ def store() -> FakeStore:
 def manual_keeper(clock: FakeClock) -> Keeper:
     """A keeper that does nothing by itself."""
     return Keeper(clock=clock, threads=False)
+
+
+@pytest.fixture
+def hold(store: FakeStore, manual_keeper: Keeper) -> Hold:
+    """A hold for 30 s on what no database knows, not yet entered."""
+    return hold_of(store, manual_keeper, ttl=30)
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    """A renewal that hangs, let go at the end."""
+    renewal = Hanging()
+    yield renewal
+    renewal.let_go.set()
+
+
+@pytest.fixture
+def often() -> Iterator[None]:
+    """Holds are renewed often though granted for long: a slow machine loses none by itself."""
+    with override_settings(LEASING=OFTEN):
+        yield
 
 
 @pytest.fixture

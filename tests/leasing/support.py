@@ -23,6 +23,8 @@ Result = TypeVar("Result")
 
 #: Long enough for a loaded machine; nothing waits that long when all is well.
 PATIENCE = 20.0
+#: Settings under which holds that were granted for long are renewed often.
+OFTEN = {"RENEW_EVERY": 0.05, "JITTER": 0}
 
 
 # What others do to a row
@@ -238,3 +240,26 @@ def row_hold(
         on_lost=on_lost,
         keeper=keeper,
     )
+
+
+def enter(store: FakeStore, keeper: Keeper, *keys: Any, **options: Any) -> list[Hold]:
+    """Holds on ``keys`` of ``store``, entered."""
+    holds = [hold_of(store, keeper, key, **options) for key in keys]
+    return [hold.__enter__() for hold in holds]
+
+
+class Hanging:
+    """A renewal that hangs in the network until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.let_go = threading.Event()
+
+    def __call__(self, grants: Mapping[Any, uuid.UUID]) -> Renewals:
+        self.reached.set()
+        self.let_go.wait(PATIENCE)
+        return FakeStore.renew_all(grants)
+
+
+def have_ended(threads: list[threading.Thread]) -> bool:
+    return not any(thread.is_alive() for thread in threads)

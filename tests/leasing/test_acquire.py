@@ -11,11 +11,11 @@ from django.test import override_settings
 
 from leasing import querysets
 from leasing.dialects import lock as lock_rows
-from leasing.exceptions import InvalidResource, InvalidTTL, LeaseHeld
+from leasing.exceptions import InvalidTTL, LeaseHeld
 from leasing.models import Lease, LeaseEvent
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock
-from tests.leasing.support import events, expire, just_before_the_update, stored, usurp
+from tests.leasing.support import events, just_before_the_update, stored, usurp
 
 pytestmark = pytest.mark.django_db
 
@@ -181,58 +181,6 @@ def test_a_lease_is_held_until_its_expiry_and_free_from_it_on(
     assert second.acquired_at == first.expires_at
 
 
-# Fencing tokens
-
-
-def test_tokens_rise_with_every_grant_also_while_the_clock_stands(
-    database_clock: DatabaseClock,
-) -> None:
-    tokens = []
-    for _ in range(3):
-        lease = Lease.objects.acquire("crane:1")
-        tokens.append(lease.fencing_token)
-        Lease.objects.release(lease)
-
-    assert tokens == [tokens[0], tokens[0] + 1, tokens[0] + 2]
-
-
-def test_tokens_rise_although_the_clock_is_set_back(database_clock: DatabaseClock) -> None:
-    first = LeaseFactory(resource="crane:1", state="released")
-    expire(first)
-
-    database_clock.advance(-3600)
-    expire(first)
-    Lease.objects.update(released_at=None)
-    second = Lease.objects.acquire("crane:1")
-
-    assert second.fencing_token == first.fencing_token + 1
-
-
-def test_the_first_token_is_the_clock_in_microseconds(database_clock: DatabaseClock) -> None:
-    lease = Lease.objects.acquire("crane:1")
-
-    assert lease.fencing_token == int(database_clock.now.timestamp()) * 1_000_000
-
-
-def test_tokens_rise_across_pruning_and_making_the_row_anew(
-    database_clock: DatabaseClock,
-) -> None:
-    first = LeaseFactory(resource="crane:1", state="revoked")
-    Lease.objects.all().delete()
-
-    database_clock.advance(1)
-    second = Lease.objects.acquire("crane:1")
-
-    assert second.pk != first.pk
-    assert second.fencing_token > first.fencing_token
-
-
-def test_each_resource_has_its_own_tokens_but_never_the_same_grant() -> None:
-    leases = [Lease.objects.acquire(f"crane:{n}") for n in range(5)]
-
-    assert len({lease.grant_id for lease in leases}) == 5
-
-
 # Someone is faster
 
 
@@ -280,51 +228,6 @@ def test_a_row_deleted_at_the_wrong_moment_is_made_again(
     monkeypatch.setattr(querysets, "lock", lock_once_deleted)
 
     assert Lease.objects.acquire("crane:1").grants == 1
-
-
-# Names
-
-
-@pytest.mark.parametrize("argument", ["resource", "holder"])
-@pytest.mark.parametrize(
-    ("name", "complaint"),
-    [
-        (7, "must be a string, not int"),
-        (b"crane", "must be a string, not bytes"),
-        ("", "must have 1 to 200 characters"),
-        ("x" * 201, "must have 1 to 200 characters"),
-        ("a\nb", "must not contain control characters"),
-        ("a\x00b", "must not contain control characters"),
-        ("\ud800", "must not contain control characters"),
-        (" crane", "must not begin or end with a space"),
-        ("crane ", "must not begin or end with a space"),
-    ],
-)
-def test_an_unusable_name_is_refused(argument: str, name: Any, complaint: str) -> None:
-    names = {"resource": "crane:1", "holder": "ann"} | {argument: name}
-
-    with pytest.raises(InvalidResource, match=f"^The {argument} {complaint}"):
-        Lease.objects.acquire(**names)
-
-    assert not Lease.objects.exists()
-
-
-def test_a_resource_must_be_named() -> None:
-    with pytest.raises(InvalidResource, match="must be a string, not NoneType"):
-        Lease.objects.acquire(None)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["x", "x" * 200, "Kran 7 (Süd)", "起重机", "%s", "a/b?c=d#e"])
-def test_any_printable_name_will_do(name: str) -> None:
-    lease = Lease.objects.acquire(name, holder=name)
-
-    assert (lease.resource, lease.holder) == (name, name)
-
-
-def test_the_holder_defaults_to_this_process() -> None:
-    first, second = Lease.objects.acquire("crane:1"), Lease.objects.acquire("crane:2")
-
-    assert first.holder == second.holder != ""
 
 
 # The database

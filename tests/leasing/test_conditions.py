@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from leasing import querysets
+from leasing.dialects import lock as lock_rows
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.models import Lease
 from tests.factories import LeaseFactory
@@ -158,3 +159,31 @@ def test_a_revocation_is_of_the_rows_that_were_asked_for() -> None:
     assert Lease.objects.filter(pk=mine.pk).revoke() == 1
 
     assert stored(other)["released_at"] is None
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        renew,
+        release,
+        lambda lease: Lease.objects.renew_many(grants(lease)),
+        lambda lease: Lease.objects.filter(pk=lease.pk).revoke(),
+    ],
+    ids=["renew", "release", "renew_many", "revoke"],
+)
+def test_a_row_is_locked_before_it_is_judged(
+    verb: Callable[[Lease], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement that judges and then waits for the lock has judged by a time that is over."""
+    lease = LeaseFactory()
+    steps: list[str] = []
+
+    def lock(rows: Any, **how: Any) -> Any:
+        steps.append("lock")
+        return lock_rows(rows, **how)
+
+    monkeypatch.setattr(querysets, "lock", lock)
+    with just_before_the_update(lambda: steps.append("update")):
+        verb(lease)
+
+    assert steps == ["lock", "update"]

@@ -1,31 +1,23 @@
-"""The keeper's decisions, with its clock moved by hand and without threads."""
+"""What the keeper renews, and what it makes of the answer. No threads, no time."""
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import pytest
 from django.test import override_settings
 
-from leasing import keeper as keeper_module
 from leasing.hold import Hold, margin
 from leasing.keeper import Keeper, Renewals
-from tests.leasing.support import FakeClock, FakeStore, far_away, hold_of
+from tests.leasing.support import FakeClock, FakeStore, enter, far_away
 
 
 @pytest.fixture(autouse=True)
 def without_jitter() -> Any:
     with override_settings(LEASING={"JITTER": 0}):
         yield
-
-
-def enter(store: FakeStore, keeper: Keeper, *keys: Any, **options: Any) -> list[Hold]:
-    holds = [hold_of(store, keeper, key, **options) for key in keys]
-    return [hold.__enter__() for hold in holds]
 
 
 # What is due
@@ -150,6 +142,23 @@ def test_what_was_discarded_is_not_renewed(
 # What comes back
 
 
+def test_the_time_that_the_answer_took_is_not_trusted(
+    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
+) -> None:
+    (hold,) = enter(store, manual_keeper, 1, ttl=30)
+
+    def answer_slowly(grants: Mapping[Any, uuid.UUID]) -> Renewals:
+        clock.advance(4)
+        return FakeStore.renew_all(grants)
+
+    store.answer = answer_slowly
+    clock.advance(10)
+    sent_at = clock.now
+    manual_keeper.renew_due()
+
+    assert hold.trusted_until == sent_at + 30 - margin(30)
+
+
 def test_what_the_store_says_is_lost_is_lost_with_its_reason(
     store: FakeStore, manual_keeper: Keeper, clock: FakeClock
 ) -> None:
@@ -211,7 +220,7 @@ def test_an_answer_to_a_term_that_was_released_meanwhile_is_no_loss(
 
     def released_meanwhile(grants: Mapping[Any, uuid.UUID]) -> Renewals:
         hold.release()
-        return store.lose_all(grants)
+        return FakeStore.lose_all(grants)
 
     store.answer = released_meanwhile
     clock.advance(10)
@@ -230,235 +239,10 @@ def test_an_answer_to_the_term_before_does_not_end_the_next_one(
     def left_and_entered_again(grants: Mapping[Any, uuid.UUID]) -> Renewals:
         hold.__exit__(None, None, None)
         hold.__enter__()
-        return store.lose_all(grants)
+        return FakeStore.lose_all(grants)
 
     store.answer = left_and_entered_again
     clock.advance(10)
     manual_keeper.renew_due()
 
     assert hold.valid
-
-
-# What fails
-
-
-def test_a_failed_renewal_extends_nothing_and_is_tried_again_soon(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
-    (hold,) = enter(store, manual_keeper, 1, ttl=30)
-    trusted_until = hold.trusted_until
-    store.answer = store.fail
-
-    clock.advance(10)
-    manual_keeper.renew_due()
-
-    assert hold.trusted_until == trusted_until
-    assert clock.now + 0.1 <= hold.due_at <= clock.now + 0.2
-    assert hold.valid
-
-
-def test_tries_after_failures_come_ever_later_but_twice_in_an_interval(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
-    (hold,) = enter(store, manual_keeper, 1, ttl=30)
-    store.answer = store.fail
-    pauses = []
-    for _ in range(10):
-        clock.now = hold.due_at
-        manual_keeper.renew_due()
-        pauses.append(hold.due_at - clock.now)
-
-    assert pauses[0] <= 0.2 < pauses[3] <= 1.6
-    assert max(pauses) <= 5
-
-
-def test_a_store_that_fails_does_not_keep_others_from_being_renewed(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
-    fine = FakeStore()
-    enter(store, manual_keeper, 1)
-    (hold,) = enter(fine, manual_keeper, 1, ttl=30)
-    store.answer = store.fail
-
-    clock.advance(10)
-    manual_keeper.renew_due()
-
-    assert hold.trusted_until == clock.now + 30 - margin(30)
-
-
-def test_a_store_that_cannot_be_opened_counts_as_a_failed_renewal(
-    store: FakeStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keeper = Keeper(clock=clock)
-    monkeypatch.setattr(keeper, "_start", lambda: None)
-
-    def open_in_vain() -> None:
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(store, "open", open_in_vain)
-    (hold,) = enter(store, keeper, 1)
-    clock.advance(10)
-    keeper.renew_due()
-
-    assert keeper.draining
-    assert hold.valid
-
-
-def test_the_keeper_drains_from_the_first_failure_until_a_success(
-    store: FakeStore,
-    manual_keeper: Keeper,
-    clock: FakeClock,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    (hold,) = enter(store, manual_keeper, 1, ttl=30)
-    assert not manual_keeper.draining
-
-    store.answer = store.fail
-    clock.advance(10)
-    manual_keeper.renew_due()
-    assert manual_keeper.draining
-    assert "a renewal failed, again in about 0.2 s: the database is away" in caplog.text
-
-    store.answer = store.renew_all
-    clock.now = hold.due_at
-    with caplog.at_level(logging.INFO, "leasing.keeper"):
-        manual_keeper.renew_due()
-    assert not manual_keeper.draining
-    assert "renewals succeed again" in caplog.text
-
-
-def test_the_keeper_ends_draining_when_nothing_is_left_to_renew(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
-    (hold,) = enter(store, manual_keeper, 1)
-    store.answer = store.fail
-    clock.advance(10)
-    manual_keeper.renew_due()
-
-    hold.leave()
-
-    assert not manual_keeper.draining
-
-
-# Trust that runs out
-
-
-def test_a_hold_is_declared_lost_when_its_trust_has_run_out_and_not_before(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
-    told: list[Hold] = []
-    (hold,) = enter(store, manual_keeper, 1, ttl=30, on_lost=told.append)
-
-    clock.now = hold.trusted_until - 0.001
-    manual_keeper.declare_lost()
-    assert told == []
-
-    clock.now = hold.trusted_until
-    manual_keeper.declare_lost()
-    manual_keeper.declare_lost()
-    assert told == [hold]
-    assert store.losses == ["it was not renewed in time"]
-    assert not manual_keeper._holds
-
-
-def test_a_loss_is_declared_before_the_database_lets_others_in(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
-    sent_at = clock.now
-    (hold,) = enter(store, manual_keeper, 1, ttl=1)
-
-    assert hold.trusted_until < sent_at + 1
-    hold.leave()
-
-
-def test_a_renewal_after_the_trust_ran_out_comes_too_late(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
-    """The process was not scheduled: the first step afterwards must not revive the hold."""
-    (hold,) = enter(store, manual_keeper, 1, ttl=30)
-
-    clock.advance(60)
-    manual_keeper.renew_due()
-    assert not hold.valid
-    manual_keeper.declare_lost()
-
-    assert hold.lost.is_set()
-
-
-def test_a_callback_that_adds_and_discards_holds_harms_nobody(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
-    def start_again(lost: Hold) -> None:
-        enter(store, manual_keeper, 3)
-
-    enter(store, manual_keeper, 1, on_lost=start_again)
-    (second,) = enter(store, manual_keeper, 2)
-
-    clock.advance(60)
-    manual_keeper.declare_lost()
-
-    assert second.lost.is_set()
-    assert [hold.key for hold in manual_keeper._holds.values()] == [3]
-
-
-def test_a_batch_is_never_larger_than_the_limit(
-    store: FakeStore,
-    manual_keeper: Keeper,
-    clock: FakeClock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(keeper_module, "BATCH", 2)
-    enter(store, manual_keeper, 1, 2, 1, 3, 2)
-
-    clock.advance(10)
-    manual_keeper.renew_due()
-
-    assert all(len(call) <= 2 for call in store.calls)
-    assert sum(len(call) for call in store.calls) == 5
-
-
-# Notes
-
-
-def test_notes_are_written_in_order(manual_keeper: Keeper) -> None:
-    written: list[int] = []
-    for number in range(3):
-        manual_keeper.soon(partial(written.append, number))
-
-    assert manual_keeper._write_notes()
-    assert written == [0, 1, 2]
-    assert not manual_keeper._notes
-
-
-def test_a_note_that_fails_waits_with_all_behind_it_and_is_tried_again(
-    manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("leasing.keeper.connections.close_all", lambda: None)
-    away = [True]
-    written: list[str] = []
-
-    def first() -> None:
-        if away[0]:
-            raise ConnectionError("the database is away")
-        written.append("first")
-
-    manual_keeper.soon(first)
-    manual_keeper.soon(lambda: written.append("second"))
-
-    assert not manual_keeper._write_notes()
-    assert written == []
-    assert "a note for the ledger waits: the database is away" in caplog.text
-
-    away[0] = False
-    assert manual_keeper._write_notes()
-    assert written == ["first", "second"]
-
-
-def test_of_too_many_notes_the_oldest_give_way(manual_keeper: Keeper) -> None:
-    written: list[int] = []
-    for number in range(keeper_module.MAX_NOTES + 10):
-        manual_keeper.soon(partial(written.append, number))
-    manual_keeper._write_notes()
-
-    assert len(written) == keeper_module.MAX_NOTES
-    assert written[0] == 10

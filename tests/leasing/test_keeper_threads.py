@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import uuid
-from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -14,46 +12,11 @@ from django.test import override_settings
 from leasing.clock import clock as holder_clock
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
-from leasing.keeper import Keeper, Renewals
-from tests.leasing.support import PATIENCE, FakeStore, hold_of
+from leasing.keeper import Keeper
+from tests.leasing.support import OFTEN, PATIENCE, FakeStore, Hanging, have_ended, hold_of
 from tests.processes import wait_for
 
-# Holds are granted for long and renewed often, so that a slow machine loses none by itself.
-OFTEN = {"RENEW_EVERY": 0.05, "JITTER": 0}
-
-
-@pytest.fixture(autouse=True)
-def often() -> Iterator[None]:
-    with override_settings(LEASING=OFTEN):
-        yield
-
-
-class Hanging:
-    """A renewal that hangs in the network until it is let go."""
-
-    def __init__(self) -> None:
-        self.reached = threading.Event()
-        self.let_go = threading.Event()
-
-    def __call__(self, grants: Mapping[Any, uuid.UUID]) -> Renewals:
-        self.reached.set()
-        self.let_go.wait(PATIENCE)
-        return FakeStore.renew_all(grants)
-
-
-@pytest.fixture
-def hanging() -> Iterator[Hanging]:
-    renewal = Hanging()
-    yield renewal
-    renewal.let_go.set()
-
-
-def named(name: str) -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == name]
-
-
-def has_ended(threads: list[threading.Thread]) -> Callable[[], bool]:
-    return lambda: not any(thread.is_alive() for thread in threads)
+pytestmark = pytest.mark.usefixtures("often")
 
 
 def test_no_thread_runs_before_the_first_hold(store: FakeStore) -> None:
@@ -70,7 +33,7 @@ def test_no_thread_runs_before_the_first_hold(store: FakeStore) -> None:
         assert all(thread.daemon and thread.is_alive() for thread in threads)
     keeper.stop()
 
-    assert has_ended(threads)()
+    assert have_ended(threads)
 
 
 def test_a_hold_is_renewed_again_and_again(store: FakeStore, live_keeper: Keeper) -> None:
@@ -256,88 +219,6 @@ def test_a_note_is_tried_again_until_the_database_takes_it(
     live_keeper.soon(note)
 
     wait_for(lambda: len(tries) == 2 and not live_keeper._notes)
-
-
-# The end
-
-
-def test_stopping_ends_all_threads_and_nothing_is_renewed_afterwards(
-    store: FakeStore,
-) -> None:
-    keeper = Keeper()
-    hold_of(store, keeper).__enter__()
-    threads = list(keeper._threads)
-    wait_for(lambda: store.calls)
-
-    keeper.stop()
-
-    assert has_ended(threads)()
-    assert store.closed == [threads[0]]
-    assert keeper._threads == []
-
-
-def test_what_was_noted_last_is_written_before_the_keeper_stops() -> None:
-    keeper = Keeper()
-    keeper.soon(lambda: None)
-    wait_for(lambda: not keeper._notes)
-    written: list[int] = []
-
-    with keeper._lock:
-        keeper.soon(lambda: written.append(1))
-        keeper._stopped.set()
-    keeper.stop()
-
-    assert written == [1]
-
-
-def test_a_keeper_that_was_stopped_starts_again_with_the_next_hold(store: FakeStore) -> None:
-    keeper = Keeper()
-    with hold_of(store, keeper):
-        pass
-    keeper.stop()
-
-    with hold_of(store, keeper):
-        calls = len(store.calls)
-        wait_for(lambda: len(store.calls) > calls)
-    keeper.stop()
-
-
-def test_a_thread_that_outlasts_the_stop_ends_when_it_can(
-    store: FakeStore, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It must not go on beside the threads of the next start."""
-    monkeypatch.setattr("leasing.keeper.EXIT_PATIENCE", 0.01)
-    keeper = Keeper()
-    store.answer = hanging
-    hold_of(store, keeper).__enter__()
-    threads = list(keeper._threads)
-    assert hanging.reached.wait(PATIENCE)
-
-    keeper.stop()
-    hanging.let_go.set()
-
-    wait_for(has_ended(threads))
-
-
-def test_stopping_twice_or_before_any_hold_is_no_error() -> None:
-    keeper = Keeper()
-    keeper.stop()
-    keeper.stop()
-
-
-def test_stopping_from_a_callback_does_not_wait_for_itself(store: FakeStore) -> None:
-    keeper = Keeper()
-    done = threading.Event()
-
-    def on_lost(hold: Hold) -> None:
-        keeper.stop()
-        done.set()
-
-    hold = hold_of(store, keeper, on_lost=on_lost)
-    hold.__enter__()
-    hold.lose("thief has it")
-
-    assert done.wait(PATIENCE)
 
 
 def test_a_fault_in_one_round_is_logged_and_the_keeper_goes_on(

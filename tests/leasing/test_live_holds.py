@@ -18,18 +18,10 @@ from leasing.models import Lease
 from leasing.querysets import LeasableQuerySet
 from leasing.rowstore import RowStore
 from tests.factories import LeaseFactory
-from tests.leasing.support import PATIENCE, OtherSession, events, usurp
+from tests.leasing.support import OFTEN, PATIENCE, OtherSession, events, usurp
 from tests.processes import wait_for
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-OFTEN = {"RENEW_EVERY": 0.05, "JITTER": 0}
-
-
-@pytest.fixture(autouse=True)
-def often() -> Iterator[None]:
-    with override_settings(LEASING=OFTEN):
-        yield
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("often")]
 
 
 @pytest.fixture(autouse=True)

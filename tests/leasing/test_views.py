@@ -216,3 +216,20 @@ def test_a_poll_leaves_messages_for_the_page(operator: Client) -> None:
     operator.post(url_of(lease, "revoke"), {"reason": "x"})
     assert "Taken from dora." not in get(operator, url_of(lease), x_live="1").text
     assert "Taken from dora." in get(operator, url_of(lease)).text
+
+
+# In another site
+
+
+@pytest.mark.urls("tests.leasing.urls_alone")
+def test_the_pages_stand_alone_under_any_prefix(operator: Client) -> None:
+    lease, task = LeaseFactory(), TaskFactory(state="running")
+    page = get(operator, "/deep/inside/leases/")
+    assert "Tasks" not in page.text[: page.text.index("Who holds what")]
+    assert all(link.startswith(("/deep/inside/leases/", "#")) for link in page.links)
+    for key in (str(lease.pk), task.lease_id):
+        page = get(operator, f"/deep/inside/leases/{key}/")
+        assert page.status == 200
+        assert page.forms == [f"/deep/inside/leases/{key}/revoke/"]
+    response = operator.post(page.forms[0], {"reason": "x"})
+    assert response["Location"] == f"/deep/inside/leases/{task.lease_id}/"

@@ -17,10 +17,19 @@ from tests.leasing.conftest import (
     notes,
     on_postgresql,
     other_session,
+    store,
 )
 from tests.tasks.support import Handlers, Told
 
-__all__ = ["clock", "database_clock", "manual_keeper", "notes", "on_postgresql", "other_session"]
+__all__ = [
+    "clock",
+    "database_clock",
+    "manual_keeper",
+    "notes",
+    "on_postgresql",
+    "other_session",
+    "store",
+]
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from django.db import InterfaceError, OperationalError, connection, transaction
 
+from leasing.clock import clock as holder_clock
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
 from leasing.hold import Hold
@@ -563,8 +564,9 @@ def test_a_transaction_that_the_handler_left_open_fails_its_attempt_and_no_other
 @transactional
 def test_a_claimed_task_is_held_from_the_moment_its_claim_was_sent() -> None:
     task = TaskFactory(state="running", ttl=30)
+    sent_at = holder_clock()
 
-    hold = runner.hold_of(task, sent_at := 1000.0)
+    hold = runner.hold_of(task, sent_at)
 
     try:
         assert hold.key == task.pk

@@ -6,8 +6,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from leasing.exceptions import InvalidTTL
-from leasing.names import check_ttl
+from leasing.exceptions import InvalidResource, InvalidTTL
+from leasing.names import check_name, check_ttl
 from tasks.exceptions import UnknownQueue
 from tasks.generator import Generator, start_unless_asked
 from tasks.querysets import check_queue
@@ -39,9 +39,11 @@ class Command(BaseCommand):
             raise CommandError(f"Durations must be from 0 to {LONGEST} seconds.")
         try:
             check_ttl(options["ttl"])
+            if options["name"] is not None:
+                check_name(options["name"], "name")
             if options["queue"]:
                 check_queue(options["queue"])
-        except (InvalidTTL, UnknownQueue) as error:
+        except (InvalidResource, InvalidTTL, UnknownQueue) as error:
             raise CommandError(str(error)) from error
         if options["start"]:
             start_unless_asked()

@@ -5,8 +5,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from leasing.exceptions import InvalidTTL
-from leasing.names import check_ttl
+from leasing.exceptions import InvalidResource, InvalidTTL
+from leasing.names import check_name, check_ttl
 from tasks.chaos import Chaos
 from tasks.exceptions import UnknownQueue
 from tasks.querysets import check_queue
@@ -47,9 +47,11 @@ class Command(BaseCommand):
             raise CommandError("--threads must be at least 1.")
         try:
             check_ttl(options["ttl"])
+            if options["name"] is not None:
+                check_name(options["name"], "name")
             for queue in options["queues"] or ():
                 check_queue(queue)
-        except (InvalidTTL, UnknownQueue) as error:
+        except (InvalidResource, InvalidTTL, UnknownQueue) as error:
             raise CommandError(str(error)) from error
         worker = WorkerProcess(
             queues=options["queues"],

@@ -1,0 +1,67 @@
+"""A loss is told, once, to whoever should know (C3)."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from leasing.exceptions import LeaseLost
+from leasing.hold import Hold
+from leasing.keeper import Keeper
+from tests.leasing.support import FakeClock, FakeStore, hold_of
+
+
+def test_on_lost_is_called_once_with_the_hold(
+    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
+) -> None:
+    told: list[Hold] = []
+    hold = hold_of(store, manual_keeper, on_lost=told.append)
+    with pytest.raises(LeaseLost, match="first"), hold:
+        hold.lose("first")
+        hold.lose("second")
+        clock.advance(60)
+        manual_keeper.declare_lost()
+
+    assert told == [hold]
+    assert store.losses == ["first"]
+
+
+def test_on_lost_is_called_once_when_many_find_out_together(
+    store: FakeStore, manual_keeper: Keeper
+) -> None:
+    told: list[Hold] = []
+    hold = hold_of(store, manual_keeper, on_lost=told.append)
+    hold.__enter__()
+    start = threading.Barrier(8)
+
+    def find_out() -> None:
+        start.wait()
+        hold.lose("thief has it")
+
+    threads = [threading.Thread(target=find_out) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert told == [hold]
+
+
+def test_the_ledger_hears_of_the_loss_although_the_callback_fails(
+    store: FakeStore, manual_keeper: Keeper
+) -> None:
+    def on_lost(hold: Hold) -> None:
+        raise ZeroDivisionError
+
+    hold = hold_of(store, manual_keeper, on_lost=on_lost)
+    hold.__enter__()
+    with pytest.raises(ZeroDivisionError):
+        hold.lose("thief has it")
+
+    assert store.losses == ["thief has it"]
+
+
+def test_a_hold_without_callback_is_lost_in_silence(hold: Hold) -> None:
+    with pytest.raises(LeaseLost), hold:
+        hold.lose("thief has it")

@@ -1,0 +1,93 @@
+"""The end of the keeper's threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from leasing.hold import Hold
+from leasing.keeper import Keeper
+from tests.leasing.support import PATIENCE, FakeStore, Hanging, have_ended, hold_of
+from tests.processes import wait_for
+
+pytestmark = pytest.mark.usefixtures("often")
+
+
+def test_stopping_ends_all_threads_and_nothing_is_renewed_afterwards(
+    store: FakeStore,
+) -> None:
+    keeper = Keeper()
+    hold_of(store, keeper).__enter__()
+    threads = list(keeper._threads)
+    wait_for(lambda: store.calls)
+
+    keeper.stop()
+
+    assert have_ended(threads)
+    assert store.closed == [threads[0]]
+    assert keeper._threads == []
+
+
+def test_what_was_noted_last_is_written_before_the_keeper_stops() -> None:
+    keeper = Keeper()
+    keeper.soon(lambda: None)
+    wait_for(lambda: not keeper._notes)
+    written: list[int] = []
+
+    with keeper._lock:
+        keeper.soon(lambda: written.append(1))
+        keeper._stopped.set()
+    keeper.stop()
+
+    assert written == [1]
+
+
+def test_a_keeper_that_was_stopped_starts_again_with_the_next_hold(store: FakeStore) -> None:
+    keeper = Keeper()
+    with hold_of(store, keeper):
+        pass
+    keeper.stop()
+
+    with hold_of(store, keeper):
+        calls = len(store.calls)
+        wait_for(lambda: len(store.calls) > calls)
+    keeper.stop()
+
+
+def test_a_thread_that_outlasts_the_stop_ends_when_it_can(
+    store: FakeStore, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not go on beside the threads of the next start."""
+    monkeypatch.setattr("leasing.keeper.EXIT_PATIENCE", 0.01)
+    keeper = Keeper()
+    store.answer = hanging
+    hold_of(store, keeper).__enter__()
+    threads = list(keeper._threads)
+    assert hanging.reached.wait(PATIENCE)
+
+    keeper.stop()
+    hanging.let_go.set()
+
+    wait_for(lambda: have_ended(threads))
+
+
+def test_stopping_twice_or_before_any_hold_is_no_error() -> None:
+    keeper = Keeper()
+    keeper.stop()
+    keeper.stop()
+
+
+def test_stopping_from_a_callback_does_not_wait_for_itself(store: FakeStore) -> None:
+    keeper = Keeper()
+    done = threading.Event()
+
+    def on_lost(hold: Hold) -> None:
+        keeper.stop()
+        done.set()
+
+    hold = hold_of(store, keeper, on_lost=on_lost)
+    hold.__enter__()
+    hold.lose("thief has it")
+
+    assert done.wait(PATIENCE)

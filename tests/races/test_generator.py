@@ -1,0 +1,69 @@
+"""Two generators: one generates, a stop stops it, and one that dies is replaced."""
+
+from __future__ import annotations
+
+import pytest
+
+from leasing.models import Lease
+from tasks.generator import RESOURCE, generator_status, start_generator, stop_generator
+from tasks.models import Task
+from tests.conftest import Spawn
+from tests.processes import Process, wait_for
+from tests.races.support import PATIENCE
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ROUNDS = 20
+TTL = 1
+
+
+@pytest.fixture
+def generators(spawn: Spawn) -> dict[str, Process]:
+    options = ["--rate", "200", "--ttl", str(TTL)]
+    return {
+        name: spawn(["-m", "tests.races.generate", "--name", name, *options])
+        for name in ("ann", "bob")
+    }
+
+
+def holder() -> str:
+    return str(Lease.objects.active().filter(resource=RESOURCE).values_list("holder").first())
+
+
+def runs() -> bool:
+    return generator_status().status == "RUNNING"
+
+
+@pytest.mark.usefixtures("generators")
+def test_after_a_stop_nothing_is_generated_twenty_times_of_twenty() -> None:
+    for round_number in range(1, ROUNDS + 1):
+        begun = Task.objects.count()
+        start_generator(by="alice")
+        wait_for(lambda: Task.objects.count() > begun, timeout=PATIENCE)
+        wait_for(runs)
+
+        stop_generator(by="bob")
+        made = Task.objects.count()
+
+        assert generator_status().status == "STOPPED"
+        # Its holder has seen the stop and left: whatever it would have made was made by now.
+        wait_for(lambda: holder() == "None")
+        assert Task.objects.count() == made, f"round {round_number}"
+        assert generator_status().wish.acknowledged_revision == 2 * round_number
+
+
+def test_when_the_holder_is_killed_the_other_takes_over(generators: dict[str, Process]) -> None:
+    start_generator()
+    wait_for(runs, timeout=PATIENCE)
+    first = generator_status().lease
+    survivor = "bob" if first.holder == "ann" else "ann"
+
+    generators[first.holder].kill()
+    generators[first.holder].wait()
+    made = Task.objects.count()
+    wait_for(lambda: runs() and generator_status().lease.holder == survivor)
+
+    wait_for(lambda: Task.objects.count() > made)
+    lease = Lease.objects.get(resource=RESOURCE)
+    assert lease.fencing_token > first.fencing_token
+    assert generator_status().wish.acknowledged_by == survivor

@@ -1,0 +1,144 @@
+"""Faults on purpose."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from leasing.hold import Hold
+from leasing.keeper import Keeper
+from leasing.rowstore import RowStore, grant_of
+from tasks import chaos, runner
+from tasks.chaos import Chaos
+from tasks.models import TaskStatus
+from tests.factories import TaskFactory
+from tests.leasing.support import FakeClock, FakeStore, expire, hold_of
+from tests.tasks.support import Handlers, refusals, row_of
+
+
+class Drawn(random.Random):
+    """Draws what it is told."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(0)
+        self.value = value
+
+    def random(self) -> float:
+        return self.value
+
+    def uniform(self, low: float, high: float) -> float:
+        return high
+
+
+@pytest.fixture
+def crashes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What would have been killed, and when."""
+    planned: list[tuple[Any, ...]] = []
+
+    class Timer(threading.Thread):
+        def __init__(self, delay: float, call: Any, args: Any) -> None:
+            super().__init__()
+            planned.append((delay, call, *args))
+
+        def run(self) -> None: ...
+
+    monkeypatch.setattr(chaos.threading, "Timer", Timer)
+    return planned
+
+
+@pytest.fixture
+def hold(manual_keeper: Keeper, store: FakeStore) -> Hold:
+    return hold_of(store, manual_keeper)
+
+
+@pytest.mark.parametrize("drawn", [0.0, 0.0499])
+def test_one_task_in_twenty_crashes_its_worker(
+    drawn: float, hold: Hold, crashes: list[tuple[Any, ...]]
+) -> None:
+    with hold:
+        assert not Chaos(random=Drawn(drawn)).strike(hold)
+        assert hold.due_at < float("inf")
+
+    assert crashes == [(2.0, os.kill, os.getpid(), signal.SIGKILL)]
+
+
+@pytest.mark.parametrize("drawn", [0.05, 0.1499])
+def test_one_task_in_ten_is_not_renewed_any_more(
+    drawn: float,
+    hold: Hold,
+    crashes: list[tuple[Any, ...]],
+    manual_keeper: Keeper,
+    store: FakeStore,
+    clock: FakeClock,
+) -> None:
+    with pytest.raises(Exception, match="was lost"), hold:
+        assert Chaos(random=Drawn(drawn)).strike(hold)
+        clock.advance(29)
+        manual_keeper.renew_due()
+        assert store.calls == []
+        clock.advance(1)
+        manual_keeper.declare_lost()
+        assert hold.lost.is_set()
+
+    assert crashes == []
+
+
+@pytest.mark.parametrize("drawn", [0.1501, 0.99])
+def test_nothing_happens_to_the_others(
+    drawn: float, hold: Hold, crashes: list[tuple[Any, ...]]
+) -> None:
+    with hold:
+        assert not Chaos(random=Drawn(drawn)).strike(hold)
+        assert hold.due_at < float("inf")
+
+    assert crashes == []
+
+
+@pytest.mark.django_db
+def test_the_result_of_a_stalled_task_is_handed_in_late_and_refused(
+    handlers: Handlers,
+    manual_keeper: Keeper,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chaos, "LATENESS", 0)
+    monkeypatch.setattr(runner, "close_old_connections", lambda: None)
+    task = TaskFactory(name="jobs.echo", state="running")
+    hold = Hold(RowStore(type(task), "default"), keeper=manual_keeper)
+    hold.adopt(grant_of(task), clock())
+
+    def work(ctx: Any, **data: Any) -> str:
+        clock.advance(30)
+        manual_keeper.declare_lost()
+        expire(task)
+        type(task).objects.recover()
+        return "late"
+
+    handlers["jobs.echo"] = work
+    runner.run(task, hold, threading.Event(), Chaos(random=Drawn(0.1)))
+
+    assert row_of(task)["status"] == TaskStatus.READY
+    assert refusals(task) == ["complete"]
+
+
+@pytest.mark.django_db
+def test_a_task_that_is_spared_runs_as_without_chaos(
+    handlers: Handlers, manual_keeper: Keeper, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "close_old_connections", lambda: None)
+    task = TaskFactory(name="jobs.echo", data={"x": 1}, state="running")
+    hold = Hold(RowStore(type(task), "default"), keeper=manual_keeper)
+    hold.adopt(grant_of(task), clock())
+
+    runner.run(task, hold, threading.Event(), Chaos(random=Drawn(0.5)))
+
+    assert row_of(task)["task_output"] == {"x": 1}
+
+
+def test_shares_are_as_announced() -> None:
+    assert (Chaos().crashes, Chaos().spikes) == (0.05, 0.10)

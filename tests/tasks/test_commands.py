@@ -1,0 +1,166 @@
+"""The commands: what they refuse, and what they make of their options."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from tasks import shutdown
+from tasks.chaos import Chaos
+from tasks.generator import Generator
+from tasks.management.commands import run_generator, run_recovery, run_worker
+from tasks.models import GeneratorWish
+from tests.processes import wait_for
+
+
+class Noted:
+    """Stands for a worker or a generator: keeps what it was made with, and does not run."""
+
+    made: dict[str, Any] = {}
+
+    def __init__(self, **options: Any) -> None:
+        Noted.made = options
+
+    def run(self, *args: Any) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Noted, "made", {})
+    monkeypatch.setattr(run_worker, "WorkerProcess", Noted)
+    monkeypatch.setattr(run_generator, "Generator", Noted)
+    for module in (run_worker, run_generator, run_recovery):
+        monkeypatch.setattr(module, "on_stop_signal", lambda stop: None)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--threads", "0"], "--threads must be at least 1"),
+        (["--queue", "nowhere"], "There is no queue 'nowhere'"),
+        (["--queue", "default", "--queue", "nowhere"], "There is no queue 'nowhere'"),
+        (["--ttl", "0.5"], "between 1 and 86400 seconds"),
+        (["--ttl", "nan"], "between 1 and 86400 seconds"),
+        (["--threads", "four"], "invalid int value"),
+        (["--name", "a\nb"], "must not contain control characters"),
+        (["--name", " ann"], "must not begin or end with a space"),
+    ],
+)
+def test_a_worker_that_cannot_be_meant_is_refused(options: list[str], says: str) -> None:
+    with pytest.raises(CommandError, match=says):
+        call_command("run_worker", *options)
+
+    assert Noted.made == {}
+
+
+def test_a_workers_options_reach_it() -> None:
+    call_command(
+        "run_worker", "--queue", "default", "--threads", "3", "--ttl", "7",
+        "--stop-timeout", "9", "--name", "ann", "--chaos",
+    )
+
+    chaos = Noted.made.pop("chaos")
+    assert isinstance(chaos, Chaos)
+    assert Noted.made == {
+        "queues": ["default"], "concurrency": 3, "ttl": 7, "stop_timeout": 9, "name": "ann",
+    }
+
+
+def test_a_worker_without_options_has_the_defaults() -> None:
+    call_command("run_worker")
+
+    assert Noted.made == {
+        "queues": None, "concurrency": 4, "ttl": None, "stop_timeout": None, "name": None,
+        "chaos": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--rate", "0"], "--rate must be more than 0"),
+        (["--rate", "-1"], "--rate must be more than 0"),
+        (["--rate", "nan"], "--rate must be more than 0"),
+        (["--rate", "10001"], "at most 10000"),
+        (["--shortest", "-1"], "from 0 to 60"),
+        (["--longest", "61"], "from 0 to 60"),
+        (["--shortest", "5", "--longest", "4"], "from 0 to 60"),
+        (["--queue", "nowhere"], "There is no queue 'nowhere'"),
+        (["--ttl", "0"], "between 1 and 86400 seconds"),
+        (["--name", "a\nb"], "must not contain control characters"),
+    ],
+)
+def test_a_generator_that_cannot_be_meant_is_refused(options: list[str], says: str) -> None:
+    with pytest.raises(CommandError, match=says):
+        call_command("run_generator", *options)
+
+    assert Noted.made == {}
+
+
+def test_a_generators_options_reach_it() -> None:
+    call_command(
+        "run_generator", "--rate", "5", "--shortest", "1", "--longest", "2",
+        "--queue", "default", "--ttl", "7", "--name", "ann",
+    )
+
+    assert Noted.made == {
+        "rate": 5, "shortest": 1, "longest": 2, "queue": "default", "ttl": 7, "name": "ann",
+    }
+
+
+def test_a_generator_without_options_has_the_defaults() -> None:
+    call_command("run_generator")
+
+    assert Generator(**Noted.made) == Generator()
+
+
+@pytest.mark.django_db
+def test_a_generator_can_be_started_with_its_process() -> None:
+    call_command("run_generator")
+    assert not GeneratorWish.objects.exists()
+
+    call_command("run_generator", "--start")
+    assert GeneratorWish.objects.get().wanted
+
+
+# Signals
+
+
+@pytest.fixture
+def signals_restored() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals_restored")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_each_signal_asks_once_on_a_thread_of_its_own(number: signal.Signals) -> None:
+    asked: list[str] = []
+    shutdown.on_stop_signal(lambda: asked.append(threading.current_thread().name))
+
+    os.kill(os.getpid(), number)
+    wait_for(lambda: asked == ["stop-signals"])
+    os.kill(os.getpid(), number)
+    wait_for(lambda: asked == ["stop-signals"] * 2)
+
+
+@pytest.mark.usefixtures("signals_restored")
+def test_a_signal_can_stop_what_waits_for_the_lock_that_it_interrupted() -> None:
+    """A handler that set the event itself could wait for ever for the lock inside it."""
+    stopping = threading.Event()
+    shutdown.on_stop_signal(stopping.set)
+
+    with stopping._cond:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert stopping.wait(20)

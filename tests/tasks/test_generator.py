@@ -1,0 +1,466 @@
+"""The generator: what is wished, what is acknowledged, and every batch under proof."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import InterfaceError, OperationalError, transaction
+
+from leasing.exceptions import LeaseHeld, LeaseLost
+from leasing.hold import Hold
+from leasing.keeper import keeper
+from leasing.models import Lease
+from tasks import generator
+from tasks.generator import (
+    RESOURCE,
+    Generator,
+    generator_status,
+    start_generator,
+    start_unless_asked,
+    stop_generator,
+)
+from tasks.models import GeneratorWish, Task
+from tasks.sample import SLEEP
+from tests.leasing.support import OtherSession, expire, just_before_the_update, usurp
+from tests.processes import wait_for
+
+pytestmark = pytest.mark.django_db
+
+
+def wish() -> GeneratorWish:
+    return GeneratorWish.objects.get()
+
+
+@pytest.fixture
+def hold(manual_keeper: Any) -> Iterator[Hold]:
+    """The generator's lease, held by ann and renewed by nobody."""
+    hold = Lease.objects.hold(RESOURCE, holder="ann")
+    hold._keeper = manual_keeper
+    with hold:
+        yield hold
+        hold.leave()
+
+
+# Wishing
+
+
+def test_nothing_is_wished_at_first() -> None:
+    status = generator_status()
+
+    assert (status.is_running, status.status) == (False, "STOPPED")
+    assert status.message == "The generator was never started."
+    assert (status.wish, status.lease) == (None, None)
+
+
+def test_a_start_is_wished_until_somebody_takes_it_up() -> None:
+    status = start_generator(by="alice", reason="a show")
+
+    assert (status.is_running, status.status) == (True, "STARTED")
+    assert status.message == "The generator is started, and no instance has taken it up yet."
+    assert (wish().wanted, wish().revision) == (True, 1)
+    assert (wish().changed_by, wish().reason) == ("alice", "a show")
+    assert str(wish()) == "started"
+
+
+def test_a_stop_is_in_force_at_once() -> None:
+    start_generator(by="alice")
+    before = wish().changed_at
+
+    status = stop_generator(by="bob")
+
+    assert (status.is_running, status.status) == (False, "STOPPED")
+    assert status.message == "The generator was stopped by bob."
+    assert (wish().wanted, wish().revision) == (False, 2)
+    assert wish().changed_at >= before
+    assert str(wish()) == "stopped"
+
+
+def test_a_stop_by_nobody_in_particular_names_nobody() -> None:
+    start_generator()
+
+    assert stop_generator().message == "The generator was stopped."
+
+
+@pytest.mark.parametrize("change", [start_generator, stop_generator])
+def test_wishing_the_same_again_changes_nothing(change: Callable[..., Any]) -> None:
+    change(by="alice")
+    before = GeneratorWish.objects.values().get()
+
+    change(by="bob", reason="again")
+
+    assert GeneratorWish.objects.values().get() == before
+
+
+def test_a_first_stop_is_a_wish_too() -> None:
+    stop_generator(by="alice")
+
+    assert (wish().revision, wish().changed_by) == (1, "alice")
+
+
+def test_names_and_reasons_that_are_too_long_are_cut() -> None:
+    start_generator(by="a" * 300, reason="r" * 600)
+
+    assert (len(wish().changed_by), len(wish().reason)) == (200, 500)
+
+
+def test_a_generator_starts_by_itself_only_if_nobody_was_ever_asked() -> None:
+    start_unless_asked()
+    assert (wish().wanted, wish().revision) == (True, 1)
+
+    stop_generator(by="alice")
+    start_unless_asked()
+    assert (wish().wanted, wish().revision, wish().changed_by) == (False, 2, "alice")
+
+
+# Generating
+
+
+def test_a_batch_stores_tasks_and_acknowledges_the_wish(hold: Hold) -> None:
+    start_generator()
+
+    assert Generator(shortest=2, longest=3).batch(hold, 5)
+
+    assert Task.objects.filter(name=SLEEP, queue="default").count() == 5
+    for task in Task.objects.all():
+        assert set(task.task_data) == {"sleep_duration_seconds"}
+        assert 2 <= task.task_data["sleep_duration_seconds"] <= 3
+    assert (wish().acknowledged_revision, wish().acknowledged_by) == (1, "ann")
+    assert wish().acknowledged_at is not None
+
+
+def test_a_generator_that_produces_is_running() -> None:
+    start_generator()
+    lease = Lease.objects.acquire(RESOURCE, holder="ann")
+    assert generator_status().status == "STARTED"
+    GeneratorWish.objects.update(acknowledged_revision=1, acknowledged_by="ann")
+
+    status = generator_status()
+
+    assert (status.is_running, status.status) == (True, "RUNNING")
+    assert status.message == "The generator is running on ann."
+    assert status.lease == lease
+
+
+@pytest.mark.parametrize("end", [expire, Lease.objects.release])
+def test_without_a_holder_it_is_started_again(end: Callable[[Any], object]) -> None:
+    start_generator()
+    lease = Lease.objects.acquire(RESOURCE, holder="ann")
+    GeneratorWish.objects.update(acknowledged_revision=1, acknowledged_by="ann")
+
+    end(lease)
+
+    assert generator_status().status == "STARTED"
+
+
+def test_another_holder_has_to_acknowledge_for_itself(hold: Hold) -> None:
+    start_generator()
+    Generator().batch(hold, 0)
+    usurp(Lease.objects.get(), holder="bob")
+
+    assert generator_status().status == "STARTED"
+
+
+def test_a_stop_that_is_not_acknowledged_says_by_whom(hold: Hold) -> None:
+    start_generator()
+    Generator().batch(hold, 1)
+
+    status = stop_generator(by="bob")
+    assert status.message == "The generator was stopped by bob; ann has not acknowledged it yet."
+
+    assert not Generator().batch(hold, 1)
+    assert generator_status().message == "The generator was stopped by bob."
+    assert Task.objects.count() == 1
+
+
+def test_a_wish_is_acknowledged_once(hold: Hold) -> None:
+    start_generator()
+    Generator().batch(hold, 0)
+    before = wish().acknowledged_at
+
+    Generator().batch(hold, 0)
+
+    assert wish().acknowledged_at == before
+
+
+def test_a_batch_of_none_is_no_task(hold: Hold) -> None:
+    start_generator()
+
+    assert Generator().batch(hold, 0)
+    assert not Task.objects.exists()
+
+
+@pytest.mark.usefixtures("queues")
+def test_tasks_go_to_the_queue_that_was_asked_for(hold: Hold) -> None:
+    start_generator()
+
+    Generator(queue="mail").batch(hold, 1)
+
+    assert Task.objects.get().queue == "mail"
+
+
+# Proof
+
+
+def test_after_a_stop_nothing_is_stored(hold: Hold) -> None:
+    start_generator()
+    Generator().batch(hold, 1)
+    stop_generator()
+
+    for _ in range(3):
+        assert not Generator().batch(hold, 7)
+
+    assert Task.objects.count() == 1
+
+
+def released(lease: Lease) -> None:
+    """As the row stands when its holder gave it back: the grant is still on it."""
+    Lease.objects.release(lease)
+
+
+@pytest.mark.parametrize(
+    "lose", [usurp, expire, released, lambda lease: Lease.objects.revoke()],
+    ids=["taken over", "expired", "given back", "revoked"],
+)
+def test_a_generator_that_lost_its_lease_stores_nothing(
+    lose: Callable[[Lease], object], hold: Hold
+) -> None:
+    start_generator()
+    Generator().batch(hold, 1)
+    stop_generator()
+    start_generator()
+    lose(Lease.objects.get())
+
+    with pytest.raises(LeaseLost):
+        Generator().batch(hold, 7)
+
+    assert Task.objects.count() == 1
+    assert wish().acknowledged_revision == 1
+
+
+def test_a_lease_of_another_name_proves_nothing(hold: Hold) -> None:
+    start_generator()
+    other = Lease.objects.acquire("crane:1", holder="ann")
+    Lease.objects.filter(resource=RESOURCE).update(grant_id=other.grant_id)
+    hold._granted.row = other
+
+    with pytest.raises(LeaseLost):
+        Generator().batch(hold, 7)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_stop_waits_for_the_batch_under_way_and_comes_before_the_next(
+    hold: Hold, other_session: OtherSession
+) -> None:
+    start_generator()
+    stops: list[Any] = []
+
+    def stop_meanwhile() -> None:
+        stops.append(other_session.start(stop_generator))
+
+    with transaction.atomic(), just_before_the_update(stop_meanwhile):
+        assert Generator().batch(hold, 3)
+        stopped_early = stops[0].done() and stops[0].result().status == "STOPPED"
+
+    stops[0].result(20)
+    count = Task.objects.count()
+    assert not stopped_early
+    assert count == 3
+    assert not Generator().batch(hold, 3)
+    assert Task.objects.count() == count
+
+
+def test_a_batch_is_stored_whole_or_not_and_so_is_its_acknowledgement(
+    hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_generator()
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise OperationalError("the disk is full")
+
+    monkeypatch.setattr(type(Task.objects.all()), "enqueue_many", fail)
+    with pytest.raises(OperationalError):
+        Generator().batch(hold, 3)
+
+    assert not Task.objects.exists()
+    assert wish().acknowledged_revision == 0
+
+
+# Running
+
+
+@contextmanager
+def generating(**options: Any) -> Iterator[threading.Event]:
+    """A generator on a thread; stopped at the end."""
+    stopping = threading.Event()
+    thread = threading.Thread(
+        target=Generator(**{"rate": 100, **options}).run, args=(stopping,), daemon=True
+    )
+    thread.start()
+    try:
+        yield stopping
+    finally:
+        stopping.set()
+        thread.join(20)
+        assert not thread.is_alive()
+        keeper.stop()
+
+
+@pytest.fixture
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "TICK", 0.02)
+
+
+in_threads = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("_quick")]
+
+
+class TestInThreads:
+    """With a generator at work beside the test."""
+
+    pytestmark = in_threads
+
+    def test_it_stands_by_until_it_is_wished_and_after_a_stop(self) -> None:
+        with generating(name="ann"):
+            assert generator_status().status == "STOPPED"
+            start_generator()
+            wait_for(lambda: Task.objects.count() > 3)
+            assert generator_status().status == "RUNNING"
+            stop_generator()
+            count = Task.objects.count()
+            wait_for(lambda: wish().acknowledged_revision == 2)
+            wait_for(lambda: not Lease.objects.active().exists())
+            assert Task.objects.count() == count
+            start_generator()
+            wait_for(lambda: Task.objects.count() > count)
+
+    def test_one_generates_and_the_other_takes_over(self) -> None:
+        start_generator()
+        with generating(name="ann") as ann:
+            wait_for(lambda: generator_status().status == "RUNNING")
+            with generating(name="bob"):
+                ann.set()
+                wait_for(lambda: generator_status().message.endswith("running on bob."))
+                count = Task.objects.count()
+                wait_for(lambda: Task.objects.count() > count)
+
+    def test_a_generator_whose_lease_was_revoked_stands_by_and_comes_back(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        start_generator()
+        with generating(name="ann"):
+            wait_for(lambda: generator_status().status == "RUNNING")
+            before = Lease.objects.get().grants
+            Lease.objects.revoke("wrong host", "root")
+            wait_for(lambda: Lease.objects.get().grants > before)
+            wait_for(lambda: generator_status().status == "RUNNING")
+
+        assert "standing by: tasks.generator was lost" in caplog.text
+
+    def test_while_another_holds_the_lease_it_stands_by(self) -> None:
+        start_generator()
+        taken = threading.Event()
+        hold = type(Lease.objects.hold(RESOURCE)).__enter__
+
+        def noting(self: Hold) -> Hold:
+            try:
+                return hold(self)
+            except LeaseHeld:
+                taken.set()
+                raise
+
+        Lease.objects.acquire(RESOURCE, holder="other")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Hold, "__enter__", noting)
+            with generating(name="ann"):
+                assert taken.wait(20)
+
+        assert not Task.objects.exists()
+
+    @pytest.mark.parametrize("error", [OperationalError("away"), InterfaceError("closed")])
+    def test_it_goes_on_when_the_database_comes_back(
+        self, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    ) -> None:
+        batch = Generator.batch
+        failures = iter(range(2))
+
+        def failing(self: Generator, hold: Hold, size: int) -> bool:
+            if next(failures, None) is not None:
+                raise error
+            return batch(self, hold, size)
+
+        monkeypatch.setattr(Generator, "batch", failing)
+        start_generator()
+        with generating():
+            wait_for(lambda: Task.objects.exists())
+
+        assert caplog.text.count("the database did not answer, again") == 2
+
+    def test_it_leaves_the_lease_free_when_it_ends(self) -> None:
+        start_generator()
+        with generating():
+            wait_for(lambda: generator_status().status == "RUNNING")
+
+        assert Lease.objects.get().released_at is not None
+        assert generator_status().status == "STARTED"
+
+
+# How many
+
+
+class Beats:
+    """Runs a generator's loop without a database: each wait is a beat."""
+
+    def __init__(self, beats: int) -> None:
+        self.left = beats
+        self.stopping = threading.Event()
+        self.waits: list[float] = []
+        self.lost = self
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.left -= 1
+        if not self.left:
+            self.stopping.set()
+
+    def ensure(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("rate", "seconds", "expected"),
+    [(1.0, 20, 20), (0.1, 100, 10), (3.0, 10, 30), (7.5, 60, 450), (1000.0, 2, 2000)],
+)
+def test_as_many_tasks_are_made_as_the_rate_says(
+    rate: float, seconds: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(Generator, "batch", lambda self, hold, size: made.append(size) or True)
+    interval = min(generator.TICK, max(0.1, 1 / rate))
+    beats = Beats(round(seconds / interval))
+
+    Generator(rate=rate)._generate(beats, beats.stopping)  # type: ignore[arg-type]
+
+    assert sum(beats.waits) == pytest.approx(seconds, rel=0.05)
+    assert abs(sum(made) - expected) <= max(1, rate * interval)  # the last beat is not over
+    assert max(beats.waits) <= generator.TICK
+
+
+def test_the_first_task_comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(Generator, "batch", lambda self, hold, size: made.append(size) or False)
+    beats = Beats(1)
+
+    Generator(rate=0.01)._generate(beats, beats.stopping)  # type: ignore[arg-type]
+
+    assert made == [1]
+
+
+def test_durations_lie_where_they_were_asked_for() -> None:
+    drawn = [Generator(shortest=1, longest=60)._data() for _ in range(200)]
+    seconds = [data["sleep_duration_seconds"] for data in drawn]
+
+    assert min(seconds) >= 1
+    assert max(seconds) <= 60
+    assert len(set(seconds)) > 50

@@ -1,0 +1,158 @@
+"""The controller that recovers: it sweeps until told to stop, whatever happens between."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import InterfaceError, OperationalError
+from pytest_django import Settings
+
+from tasks import recovery
+from tasks.models import Task
+from tests.factories import TaskFactory
+from tests.tasks.support import attempts, row_of
+
+
+@pytest.mark.django_db
+def test_a_sweep_goes_on_until_nothing_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "SWEEP_BATCH", 2)
+    TaskFactory.create_batch(5, state="stuck")
+
+    assert recovery.sweep() == 5
+    assert not Task.objects.stuck().exists()
+    assert recovery.sweep() == 0
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("stuck", [0, 3])
+def test_one_sweep_can_be_asked_for(stuck: int) -> None:
+    tasks = TaskFactory.create_batch(stuck, state="stuck")
+    running = TaskFactory(state="running")
+    out = StringIO()
+
+    call_command("run_recovery", "--once", stdout=out)
+
+    assert out.getvalue() == f"{stuck} recovered\n"
+    assert all(attempts(task) == [(1, "lost")] for task in tasks)
+    assert row_of(running)["status"] == "running"
+
+
+class Sweeps:
+    """Stands for the sweep; stops the controller when it has swept often enough."""
+
+    def __init__(self, *outcomes: Exception | int) -> None:
+        self.outcomes = list(outcomes)
+        self.stopping = threading.Event()
+
+    def __call__(self) -> int:
+        outcome = self.outcomes.pop(0)
+        if not self.outcomes:
+            self.stopping.set()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long the controller would have paused; it does not."""
+    waited: list[float] = []
+    wait = threading.Event.wait
+
+    def note(event: threading.Event, timeout: float | None = None) -> bool:
+        if timeout is None:
+            return wait(event)
+        waited.append(timeout)
+        return event.is_set()
+
+    monkeypatch.setattr(recovery.threading.Event, "wait", note)
+    monkeypatch.setattr(recovery.random, "uniform", lambda low, high: high)
+    # Nothing here touches the database, and the test's own connection is none of our business.
+    monkeypatch.setattr(recovery, "close_old_connections", lambda: None)
+    monkeypatch.setattr(recovery.connections, "close_all", lambda: None)
+    return waited
+
+
+def run(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "sweep", sweeps)
+    recovery.run_until(sweeps.stopping)
+    assert sweeps.outcomes == []
+
+
+def test_it_sweeps_about_as_often_as_the_setting_says(
+    pauses: list[float], monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    settings.TASK_QUEUE = {"SWEEP_EVERY": 3}
+
+    run(Sweeps(0, 7, 0), monkeypatch)
+
+    assert pauses == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OperationalError("away"), InterfaceError("closed"), RuntimeError("a bug of ours")],
+    ids=lambda error: type(error).__name__,
+)
+def test_it_goes_on_after_any_error_with_longer_and_longer_pauses(
+    error: Exception, pauses: list[float], monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    run(Sweeps(error, error, error, 0, error), monkeypatch)
+
+    assert pauses == [2, 4, 8, 1, 2]
+    assert caplog.text.count("a sweep failed, and is tried again") == 4
+
+
+def test_no_pause_is_longer_than_half_a_minute(
+    pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(Sweeps(*[OperationalError("away")] * 12), monkeypatch)
+
+    assert max(pauses) == pauses[-1] == 30
+
+
+def test_pauses_differ_so_that_controllers_spread_out(
+    pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans: list[tuple[float, float]] = []
+
+    def draw(low: float, high: float) -> float:
+        spans.append((low, high))
+        return low
+
+    monkeypatch.setattr(recovery.random, "uniform", draw)
+    run(Sweeps(0), monkeypatch)
+
+    assert (spans, pauses) == ([(0.8, 1.0)], [0.8])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_stopping_ends_its_pause(settings: Settings) -> None:
+    settings.TASK_QUEUE = {"SWEEP_EVERY": 1000}
+    stopping = threading.Event()
+    controller = threading.Thread(target=recovery.run_until, args=(stopping,))
+
+    controller.start()
+    stopping.set()
+    controller.join(20)
+
+    assert not controller.is_alive()
+
+
+def test_a_controller_that_was_stopped_before_sweeps_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stopping = threading.Event()
+    stopping.set()
+    swept: list[int] = []
+    sweep: Callable[[], int] = lambda: swept.append(1) or 0  # noqa: E731
+    monkeypatch.setattr(recovery, "sweep", sweep)
+
+    recovery.run_until(stopping)
+
+    assert swept == []

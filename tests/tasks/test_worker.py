@@ -1,0 +1,479 @@
+"""A worker in this process: claims, runs, keeps, stops."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import InterfaceError, OperationalError, connections
+from pytest_django import Settings
+
+from leasing.keeper import Keeper, keeper
+from tasks import registry
+from tasks.models import Task, TaskStatus, Worker, WorkerQuerySet
+from tasks.querysets import TaskQuerySet
+from tasks.worker import WorkerProcess
+from tests.factories import TaskFactory, WorkerFactory
+from tests.leasing.support import expire
+from tests.processes import wait_for
+from tests.tasks.support import Handlers, attempt, attempts, make_due, refusals, row_of
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: Long enough for a loaded machine; nothing waits that long when all is well.
+PATIENCE = 20.0
+
+
+@pytest.fixture(autouse=True)
+def _quick(settings: Settings) -> None:
+    settings.TASK_QUEUE = {
+        "QUEUES": ("default", "mail", "reports"),
+        "POLL_EVERY": 0.05,
+        "SWEEP_EVERY": 0.1,
+    }
+
+
+@contextmanager
+def working(**options: Any) -> Iterator[WorkerProcess]:
+    """A worker at work; made to stop at the end, if it has not."""
+    worker = WorkerProcess(**{"concurrency": 2, "stop_timeout": PATIENCE, **options})
+
+    def work() -> None:
+        worker.run()
+        connections.close_all()
+
+    thread = threading.Thread(target=work, name="main thread of a worker")
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        worker.stop()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+class Gate:
+    """A handler that works until the test lets it end."""
+
+    def __init__(self) -> None:
+        self.began: list[int] = []
+        self.saw_stop: list[bool] = []
+        self._open = threading.Event()
+
+    def __call__(self, ctx: Any, **data: Any) -> dict[str, int]:
+        self.began.append(ctx.task.pk)
+        assert self._open.wait(PATIENCE)
+        self.saw_stop.append(ctx.stopping)
+        return {"attempt": ctx.attempt}
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def gate(handlers: Handlers) -> Iterator[Gate]:
+    gate = Gate()
+    handlers["jobs.gate"] = gate
+    yield gate
+    gate.open()
+    wait_for(lambda: len(gate.saw_stop) == len(gate.began))
+
+
+def ended(worker: WorkerProcess) -> Callable[[], bool]:
+    return worker._ended.is_set
+
+
+def states() -> list[str]:
+    return list(Task.objects.order_by("pk").values_list("status", flat=True))
+
+
+# Running tasks
+
+
+def test_a_worker_runs_what_is_there_and_what_comes() -> None:
+    before = TaskFactory.create_batch(5, name="jobs.echo", data={"x": 1})
+
+    with working(name="ann") as worker:
+        wait_for(lambda: states() == ["succeeded"] * 5)
+        later = TaskFactory(name="jobs.echo", data={"x": 2})
+        wait_for(lambda: row_of(later)["status"] == TaskStatus.SUCCEEDED)
+
+    assert worker.name == "ann"
+    assert {row_of(task)["holder"] for task in (*before, later)} == {"ann"}
+    assert row_of(later)["task_output"] == {"x": 2}
+    assert all(row_of(task)["attempts"] == 1 for task in before)
+
+
+def test_as_many_tasks_run_at_a_time_as_there_are_threads(gate: Gate) -> None:
+    tasks = TaskFactory.create_batch(5, name="jobs.gate", data={})
+
+    with working(concurrency=3):
+        wait_for(lambda: len(gate.began) == 3)
+        assert states() == ["running"] * 3 + ["ready"] * 2
+        gate.open()
+        wait_for(lambda: states() == ["succeeded"] * 5)
+
+    assert sorted(gate.began) == [task.pk for task in tasks]
+
+
+def test_only_the_workers_queues_are_served() -> None:
+    others = TaskFactory(name="jobs.echo", data={}, queue="mail", priority=9)
+    mine = TaskFactory(name="jobs.echo", data={}, queue="reports")
+
+    with working(queues=["reports"]):
+        wait_for(lambda: row_of(mine)["status"] == TaskStatus.SUCCEEDED)
+
+    assert row_of(others)["status"] == TaskStatus.READY
+
+
+def test_by_default_a_worker_serves_all_queues() -> None:
+    for queue in ("default", "mail", "reports"):
+        TaskFactory(name="jobs.echo", data={}, queue=queue)
+
+    with working():
+        wait_for(lambda: states() == ["succeeded"] * 3)
+
+
+def test_a_task_is_renewed_for_as_long_as_it_runs(gate: Gate) -> None:
+    task = TaskFactory(name="jobs.gate", data={})
+
+    with working(ttl=1):
+        wait_for(lambda: row_of(task)["renewals"] >= 2)
+        gate.open()
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
+
+    assert row_of(task)["ttl"] == timedelta(seconds=1)
+    assert attempts(task) == []
+
+
+def test_a_handler_that_ends_its_thread_ends_neither_thread_nor_worker(
+    handlers: Handlers,
+) -> None:
+    def leave(ctx: Any, **data: Any) -> None:
+        raise SystemExit
+
+    handlers["jobs.leave"] = leave
+    TaskFactory.create_batch(3, name="jobs.leave", data={}, max_attempts=1)
+    last = TaskFactory(name="jobs.echo", data={}, priority=-1)
+
+    with working(concurrency=1):
+        wait_for(lambda: row_of(last)["status"] == TaskStatus.SUCCEEDED)
+
+    assert states() == ["failed"] * 3 + ["succeeded"]
+
+
+def test_a_worker_recovers_the_tasks_of_others(gate: Gate) -> None:
+    task = TaskFactory(name="jobs.echo", data={}, state="stuck", holder="gone")
+
+    with working(name="ann"):
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
+
+    assert (row_of(task)["attempts"], row_of(task)["holder"]) == (2, "ann")
+    assert attempts(task) == [(1, "lost")]
+    assert attempt(task).holder == "gone"
+
+
+def test_a_worker_that_lost_a_task_and_has_it_again_keeps_count_of_both(gate: Gate) -> None:
+    """The lost attempt still has its thread: there is no room for a third."""
+    task = TaskFactory(name="jobs.gate", data={})
+    with working(concurrency=2) as worker:
+        wait_for(lambda: gate.began == [task.pk])
+        expire(task)
+        wait_for(lambda: gate.began == [task.pk] * 2)
+        TaskFactory(name="jobs.gate", data={})
+
+        assert len(worker._running) == 2
+        assert worker._claim() is False
+        gate.open()
+        wait_for(lambda: states() == ["succeeded"] * 2)
+        wait_for(lambda: refusals(task) == ["complete"])
+
+    assert row_of(task)["task_output"] == {"attempt": 2}
+
+
+# Stopping
+
+
+def test_a_worker_that_is_idle_stops_at_once() -> None:
+    with working(stop_timeout=1000) as worker:
+        wait_for(lambda: Worker.objects.filter(name=worker.name).exists())
+        worker.stop()
+        wait_for(ended(worker))
+
+
+def test_a_worker_that_is_asked_to_stop_lets_its_tasks_end_and_claims_no_more(
+    gate: Gate,
+) -> None:
+    task = TaskFactory(name="jobs.gate", data={})
+
+    with working() as worker:
+        wait_for(lambda: gate.began == [task.pk])
+        worker.stop()
+        next_task = TaskFactory(name="jobs.echo", data={})
+        assert not worker._ended.is_set()
+        gate.open()
+        wait_for(ended(worker))
+
+    assert gate.saw_stop == [True]
+    assert row_of(task)["status"] == TaskStatus.SUCCEEDED
+    assert row_of(next_task)["status"] == TaskStatus.READY
+    assert worker_row(worker).stopped_at is not None
+
+
+def test_what_still_runs_at_the_deadline_is_given_back_and_costs_no_attempt(gate: Gate) -> None:
+    tasks = TaskFactory.create_batch(2, name="jobs.gate", data={}, max_attempts=1)
+
+    with working(stop_timeout=0.2) as worker:
+        wait_for(lambda: len(gate.began) == 2)
+        worker.stop()
+        wait_for(ended(worker))
+
+    for task in tasks:
+        row = row_of(task)
+        assert (row["status"], row["attempts"]) == (TaskStatus.READY, 0)
+        assert attempts(task) == [(1, "returned")]
+        assert attempt(task).error == "its worker was stopped"
+    assert worker_row(worker).stopped_at is not None
+
+
+def test_what_runs_on_in_a_thread_that_was_given_up_is_refused_and_noted(gate: Gate) -> None:
+    task = TaskFactory(name="jobs.gate", data={})
+    with working(stop_timeout=0) as worker:
+        wait_for(lambda: gate.began == [task.pk])
+        worker.stop()
+        wait_for(ended(worker))
+
+    gate.open()
+
+    wait_for(lambda: refusals(task) == ["complete"])
+    assert (row_of(task)["status"], row_of(task)["task_output"]) == (TaskStatus.READY, None)
+
+
+def test_a_worker_that_is_asked_twice_does_not_wait(gate: Gate) -> None:
+    task = TaskFactory(name="jobs.gate", data={})
+
+    with working(stop_timeout=1000) as worker:
+        wait_for(lambda: gate.began == [task.pk])
+        worker.stop()
+        assert row_of(task)["status"] == TaskStatus.RUNNING
+        worker.stop()
+        wait_for(ended(worker))
+
+    assert row_of(task)["attempts"] == 0
+
+
+def test_both_attempts_of_a_task_that_a_worker_has_twice_are_settled_when_it_stops(
+    gate: Gate,
+) -> None:
+    task = TaskFactory(name="jobs.gate", data={})
+    with working(concurrency=2, stop_timeout=0) as worker:
+        wait_for(lambda: gate.began == [task.pk])
+        expire(task)
+        wait_for(lambda: gate.began == [task.pk] * 2)
+        worker.stop()
+        wait_for(ended(worker))
+
+    assert row_of(task)["status"] == TaskStatus.READY
+    assert attempts(task) == [(1, "lost"), (2, "returned")]
+
+
+def test_what_cannot_be_given_back_does_not_keep_a_worker_from_stopping(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def away(*args: Any, **options: Any) -> None:
+        raise OperationalError("the database is away")
+
+    task = TaskFactory(name="jobs.gate", data={})
+    with working(stop_timeout=0) as worker:
+        wait_for(lambda: gate.began == [task.pk])
+        monkeypatch.setattr(TaskQuerySet, "give_back", away)
+        monkeypatch.setattr(WorkerQuerySet, "sign_off", away)
+        worker.stop()
+        wait_for(ended(worker))
+
+    assert f"task {task.pk} could not be given back" in caplog.text
+    assert "could not sign off" in caplog.text
+
+
+# Trouble
+
+
+@pytest.mark.parametrize(
+    "error", [OperationalError("the database is away"), InterfaceError("connection closed")]
+)
+def test_a_claim_that_fails_is_tried_again(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    claim = TaskQuerySet.claim
+    failures = iter(range(3))
+
+    def failing(rows: Any, *args: Any, **options: Any) -> list[Task]:
+        if next(failures, None) is not None:
+            raise error
+        return claim(rows, *args, **options)
+
+    monkeypatch.setattr(TaskQuerySet, "claim", failing)
+    task = TaskFactory(name="jobs.echo", data={})
+
+    with working():
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
+
+    assert caplog.text.count("claiming failed, and is tried again") == 3
+
+
+def test_a_worker_whose_renewals_fail_claims_nothing_until_one_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draining = threading.Event()
+    draining.set()
+    asked = []
+
+    def is_draining(self: Keeper) -> bool:
+        asked.append(1)
+        return draining.is_set()
+
+    monkeypatch.setattr(Keeper, "draining", property(is_draining))
+    task = TaskFactory(name="jobs.echo", data={})
+
+    with working():
+        wait_for(lambda: len(asked) > 3)
+        assert row_of(task)["status"] == TaskStatus.READY
+        draining.clear()
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
+
+
+def test_a_task_without_a_handler_stops_no_worker(handlers: Handlers) -> None:
+    handlers["jobs.new"] = lambda ctx: None
+    unknown = TaskFactory(name="jobs.new", data={}, priority=9)
+    del handlers["jobs.new"]
+    known = TaskFactory(name="jobs.echo", data={})
+
+    with working(concurrency=1):
+        wait_for(lambda: row_of(known)["status"] == TaskStatus.SUCCEEDED)
+        assert attempts(unknown) == [(1, "returned")]
+        handlers["jobs.new"] = lambda ctx: "found"
+        make_due(unknown)
+        wait_for(lambda: row_of(unknown)["status"] == TaskStatus.SUCCEEDED)
+
+
+# Presence
+
+
+def worker_row(worker: WorkerProcess) -> Any:
+    return Worker.objects.with_state().get(name=worker.name)
+
+
+def known(worker: WorkerProcess) -> Callable[[], bool]:
+    return Worker.objects.filter(name=worker.name, stopped_at=None).exists
+
+
+def test_a_worker_says_what_it_is_and_what_it_serves() -> None:
+    with working(queues=["mail"], concurrency=3) as worker:
+        wait_for(known(worker))
+        row = worker_row(worker)
+
+    assert (row.pid, row.hostname) == (os.getpid(), socket.gethostname())
+    assert (row.queues, row.concurrency, row.sweeps) == (["mail"], 3, True)
+    assert row.handlers == registry.names()
+    assert row.state == "live"
+    assert worker_row(worker).state == "stopped"
+
+
+def test_a_worker_is_seen_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
+    with working() as worker:
+        wait_for(known(worker))
+        first = worker_row(worker).last_seen_at
+        wait_for(lambda: worker_row(worker).last_seen_at > first)
+
+
+def test_a_worker_whose_row_was_deleted_writes_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
+    with working() as worker:
+        wait_for(known(worker))
+        Worker.objects.all().delete()
+        wait_for(known(worker))
+
+
+def test_a_worker_that_starts_again_under_its_name_says_what_it_is_now() -> None:
+    old = WorkerFactory(name="ann", state="stopped", pid=1, handlers=["old"], concurrency=9)
+
+    with working(name="ann", concurrency=2) as worker:
+        wait_for(known(worker))
+        row = worker_row(worker)
+
+    assert (row.pk, row.pid, row.concurrency) == (old.pk, os.getpid(), 2)
+    assert row.handlers == registry.names()
+    assert row.started_at > old.started_at
+
+
+def test_a_worker_that_could_not_say_so_works_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def away(*args: Any, **options: Any) -> None:
+        raise OperationalError("the database is away")
+
+    monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
+    register = WorkerQuerySet.register
+    monkeypatch.setattr(WorkerQuerySet, "register", away)
+    task = TaskFactory(name="jobs.echo", data={})
+
+    with working() as worker:
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
+        wait_for(lambda: "could not be kept up to date" in caplog.text)
+        monkeypatch.setattr(WorkerQuerySet, "register", register)
+        wait_for(known(worker))
+
+
+def test_a_sign_of_life_under_way_does_not_undo_the_signing_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
+    seen, under_way = WorkerQuerySet.seen, threading.Event()
+
+    def slow(rows: Any, name: str) -> int:
+        under_way.set()
+        threading.Event().wait(0.3)
+        return seen(rows, name)
+
+    with working() as worker:
+        wait_for(known(worker))
+        monkeypatch.setattr(WorkerQuerySet, "seen", slow)
+        assert under_way.wait(PATIENCE)
+        worker.stop()
+        wait_for(ended(worker))
+        wait_for(lambda: not presence_threads())
+
+    assert worker_row(worker).state == "stopped"
+
+
+def presence_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "presence"]
+
+
+def test_workers_that_have_been_gone_for_a_day_are_forgotten() -> None:
+    WorkerFactory(name="gone", state="gone")
+    WorkerFactory(name="stopped", state="stopped")
+    Worker.objects.filter(name="stopped").update(last_seen_at="2020-01-01T00:00:00Z")
+
+    with working(name="ann") as worker:
+        wait_for(known(worker))
+
+    assert set(Worker.objects.values_list("name", flat=True)) == {"ann", "gone"}
+
+
+def test_a_workers_threads_leave_no_renewals_behind() -> None:
+    TaskFactory.create_batch(3, name="jobs.echo", data={})
+
+    with working():
+        wait_for(lambda: states() == ["succeeded"] * 3)
+
+    assert keeper._holds == {}
+    assert not [t for t in threading.enumerate() if t.name.startswith("leasing-")]
