@@ -13,12 +13,11 @@ from django.db.models import Count
 
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
+from leasing.signs import is_late
+from leasing.wording import span, stamp
 from tasks.models import Task, Worker, WorkerState
 from tasks.querysets import TaskStatus
 
-#: A running task is late when this share of its ttl passed without a sign of life: a third is
-#: the pace of renewals, so one was missed.
-LATE_SHARE = 0.5
 #: How many workers are looked at.
 MOST_WORKERS = 1000
 
@@ -113,16 +112,16 @@ def diagnose(
 def _held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     facts = _holder_facts(task, now)
     silent = now - (task.renewed_at or task.acquired_at or now)
-    if silent <= task.ttl * LATE_SHARE:
+    if not is_late(task, now):
         headline = f"{task.holder} is working on it, and its heartbeats arrive."
         next_ = "It ends when its handler returns."
         return Diagnosis("running_ok", "ok", headline, next_, facts, [REVOKE])
-    next_ = f"If no heartbeat comes within {_span(task.expires_at - now)}, it is recovered."
+    next_ = f"If no heartbeat comes within {span(task.expires_at - now)}, it is recovered."
     if task.holder in around.workers:
-        headline = f"{task.holder} is alive, but the last heartbeat was {_span(silent)} ago."
+        headline = f"{task.holder} is alive, but the last heartbeat was {span(silent)} ago."
         return Diagnosis("late", "warning", headline, next_, facts, [REVOKE])
     headline = (
-        f"{task.holder} has sent no heartbeat for {_span(silent)}, and is no worker that was "
+        f"{task.holder} has sent no heartbeat for {span(silent)}, and is no worker that was "
         "seen lately."
     )
     return Diagnosis("holder_gone", "warning", headline, next_, facts, [REVOKE])
@@ -130,7 +129,7 @@ def _held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
 
 def _expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     facts = _holder_facts(task, now)
-    since = _span(now - task.expires_at)
+    since = span(now - task.expires_at)
     if not around.someone_sweeps:
         headline = (
             f"{task.holder} let its lease expire {since} ago, and no worker runs that would "
@@ -153,8 +152,8 @@ def _expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
 
 
 def _later(task: Task, now: datetime) -> Diagnosis:
-    wait = _span(task.scheduled_at - now)
-    facts = [("Not before", _moment(task.scheduled_at)), *_attempt_facts(task)]
+    wait = span(task.scheduled_at - now)
+    facts = [("Not before", _stamp(task.scheduled_at)), *_attempt_facts(task)]
     if not task.last_error:
         headline = f"It was enqueued to start in {wait}."
         return Diagnosis("scheduled", "info", headline, "Then a worker may claim it.", facts)
@@ -165,7 +164,7 @@ def _later(task: Task, now: datetime) -> Diagnosis:
 
 
 def _waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
-    facts = [("Due since", _span(now - task.scheduled_at)), *_attempt_facts(task)]
+    facts = [("Due since", span(now - task.scheduled_at)), *_attempt_facts(task)]
     serving = around.serving(task.queue)
     able = [worker for worker in serving if task.name in worker.handlers]
     if not serving:
@@ -185,7 +184,7 @@ def _waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
 
 
 def _ended(task: Task) -> Diagnosis:
-    facts = [("Ended", _moment(task.processed_at)), *_attempt_facts(task)]
+    facts = [("Ended", _stamp(task.processed_at)), *_attempt_facts(task)]
     if task.status == TaskStatus.SUCCEEDED:
         headline = f"It was completed by {task.holder}."
         return Diagnosis("done", "ok", headline, "Nothing more.", facts)
@@ -202,12 +201,12 @@ def _ended(task: Task) -> Diagnosis:
 
 def _holder_facts(task: Task, now: datetime) -> list[tuple[str, str]]:
     ahead = task.expires_at - now
-    until = f"in {_span(ahead)}" if ahead > timedelta(0) else f"{_span(-ahead)} ago"
+    until = f"in {span(ahead)}" if ahead > timedelta(0) else f"{span(-ahead)} ago"
     return [
         ("Held by", task.holder),
-        ("Since", _moment(task.acquired_at)),
-        ("Last heartbeat", _moment(task.renewed_at or task.acquired_at)),
-        ("Until", f"{_moment(task.expires_at)}, {until}"),
+        ("Since", _stamp(task.acquired_at)),
+        ("Last heartbeat", _stamp(task.renewed_at or task.acquired_at)),
+        ("Until", f"{_stamp(task.expires_at)}, {until}"),
         *_attempt_facts(task),
     ]
 
@@ -216,18 +215,5 @@ def _attempt_facts(task: Task) -> list[tuple[str, str]]:
     return [("Attempts", f"{task.attempts} of {task.max_attempts}")]
 
 
-def _moment(moment: datetime | None) -> str:
-    return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment else "never"
-
-
-def _span(span: timedelta) -> str:
-    """A duration for people, in its two largest units at most."""
-    seconds = max(0.0, span.total_seconds())
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    for size, name, smaller, part in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
-        if seconds >= size:
-            return f"{int(seconds // size)} {name} {int(seconds % size // smaller)} {part}"
-    if seconds >= 60:
-        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
-    return f"{seconds:.0f} s"
+def _stamp(moment: datetime | None) -> str:
+    return stamp(moment) if moment else "never"

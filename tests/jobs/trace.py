@@ -17,6 +17,9 @@ from leasing import signals as lease_signals
 from tasks import signals
 from tasks.models import Task, TaskAttempt
 
+#: What happened, to which task, by whom.
+Event = tuple[str, int, str]
+
 #: The variable of the environment that names the file.
 VARIABLE = "TASKS_TRACE"
 
@@ -58,12 +61,13 @@ def write_to(path: str) -> None:
     connect(lease_signals.refused, refused)
 
 
-def read(path: Path) -> list[tuple[str, int, str]]:
-    """What happened, to which task, by whom; in the order in which it did."""
+def read(path: Path) -> list[Event]:
+    """All events, in the order in which they happened."""
     if not path.exists():
         return []
     events = [json.loads(line) for line in path.read_text().splitlines()]
-    events.sort(key=lambda event: datetime.fromisoformat(event[0]))
+    # SQLite's clock may give one moment to a recovery and to the claim that follows it.
+    events.sort(key=lambda event: (datetime.fromisoformat(event[0]), event[1] != "recovered"))
     return [(what, task, who) for _, what, task, who in events]
 
 

@@ -79,7 +79,7 @@ def test_a_paused_worker_that_wakes_after_its_task_was_taken_changes_nothing(
 ) -> None:
     events = tmp_path / "trace"
     task = waiting(tmp_path)
-    workers = start_workers(spawn, "ann bob", ttl=1, TASKS_TRACE=str(events))
+    workers = start_workers(spawn, "ann bob", ttl=TTL, TASKS_TRACE=str(events))
     begins(tmp_path, 1)
     sleeper, heir = holder_first(task, workers)
     pause(workers[sleeper])
@@ -100,6 +100,7 @@ def test_a_paused_worker_that_wakes_after_its_task_was_taken_changes_nothing(
     after = steady(row_of(task))
     assert {column for column in before if before[column] != after[column]} == ended
     assert attempts(task) == [(1, "lost")]
+    assert wait_for(lambda: len(trace.read(events)) == 5)
     assert trace.read(events) == [
         ("claimed", task.pk, sleeper),
         ("recovered", task.pk, sleeper),

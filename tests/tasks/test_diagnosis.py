@@ -1,0 +1,159 @@
+"""Why a task is where it is, for every situation it can be in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models import F
+from django.test.utils import CaptureQueriesContext
+
+from leasing.functions import after
+from tasks.diagnosis import diagnose, look_around
+from tasks.models import Task
+from tests.factories import TaskFactory, WorkerFactory
+
+pytestmark = pytest.mark.django_db
+
+
+def silent_for(task: Task, share: float) -> Task:
+    """``task``, whose last sign of life is ``share`` of its ttl ago."""
+    back = task.ttl * share
+    Task.objects.filter(pk=task.pk).update(
+        acquired_at=F("acquired_at") - back, expires_at=F("expires_at") - back
+    )
+    task.refresh_from_db()
+    return task
+
+
+def running_ok() -> Task:
+    WorkerFactory(name="ann")
+    return TaskFactory(state="running", holder="ann")
+
+
+def late() -> Task:
+    return silent_for(running_ok(), 0.6)
+
+
+def holder_gone() -> Task:
+    WorkerFactory(name="bea")
+    return silent_for(TaskFactory(state="running", holder="ann"), 0.6)
+
+
+def expired_holder_alive() -> Task:
+    WorkerFactory(name="ann")
+    return TaskFactory(state="stuck", holder="ann")
+
+
+def expired_unclaimed() -> Task:
+    WorkerFactory(name="bea")
+    return TaskFactory(state="stuck", holder="ann")
+
+
+def no_recoverer() -> Task:
+    WorkerFactory(name="ann", state="gone")
+    WorkerFactory(name="bea", sweeps=False)
+    return TaskFactory(state="stuck", holder="ann")
+
+
+def backoff() -> Task:
+    task = TaskFactory(state="retrying")
+    Task.objects.filter(pk=task.pk).update(scheduled_at=after(timedelta(minutes=5)))
+    task.refresh_from_db()
+    return task
+
+
+def no_worker() -> Task:
+    WorkerFactory(queues=["mail"])
+    return TaskFactory()
+
+
+def unknown_task() -> Task:
+    WorkerFactory(handlers=["something.else"])
+    return TaskFactory()
+
+
+def saturated() -> Task:
+    WorkerFactory(name="ann", concurrency=1)
+    TaskFactory(state="running", holder="ann")
+    return TaskFactory()
+
+
+def due() -> Task:
+    WorkerFactory()
+    return TaskFactory()
+
+
+SITUATIONS: dict[str, Callable[[], Task]] = {
+    "running_ok": running_ok,
+    "late": late,
+    "holder_gone": holder_gone,
+    "expired_holder_alive": expired_holder_alive,
+    "expired_unclaimed": expired_unclaimed,
+    "no_recoverer": no_recoverer,
+    "scheduled": lambda: TaskFactory(state="scheduled"),
+    "backoff": backoff,
+    "no_worker": no_worker,
+    "unknown_task": unknown_task,
+    "saturated": saturated,
+    "due": due,
+    "done": lambda: TaskFactory(state="succeeded"),
+    "cancelled": lambda: TaskFactory(state="cancelled"),
+    "exhausted": lambda: TaskFactory(state="dead"),
+    "given_up": lambda: TaskFactory(state="given_up"),
+}
+
+
+@pytest.mark.parametrize("code", SITUATIONS)
+def test_each_situation_is_recognised_and_answered_in_full(code: str) -> None:
+    answer = diagnose(SITUATIONS[code]())
+
+    assert answer.code == code
+    assert answer.headline and answer.next and answer.facts
+    assert answer.severity in ("ok", "info", "warning", "critical")
+    assert all(action.consequence for action in answer.actions)
+
+
+@pytest.mark.parametrize("code", ["late", "holder_gone", "expired_unclaimed", "no_recoverer"])
+def test_a_task_in_trouble_names_its_holder_and_the_deadline(code: str) -> None:
+    facts = dict(diagnose(SITUATIONS[code]()).facts)
+
+    assert facts["Held by"] == "ann"
+    assert {"Since", "Until", "Last heartbeat"} <= set(facts)
+
+
+def test_what_does_not_heal_by_itself_says_so() -> None:
+    assert "will not heal by itself" in diagnose(no_recoverer()).next
+
+
+@pytest.mark.parametrize(("attempts", "end"), [(1, "dead"), (3, "ready again")])
+def test_a_stuck_task_says_what_recovery_will_make_of_it(attempts: int, end: str) -> None:
+    WorkerFactory()
+
+    assert end in diagnose(TaskFactory(state="stuck", max_attempts=attempts)).next
+
+
+@pytest.mark.parametrize(
+    ("code", "action"), [("late", "revoke"), ("exhausted", "retry"), ("given_up", "retry")]
+)
+def test_what_can_be_done_is_offered_with_its_consequence(code: str, action: str) -> None:
+    assert [offer.name for offer in diagnose(SITUATIONS[code]()).actions] == [action]
+
+
+def test_nothing_is_offered_where_nothing_needs_doing() -> None:
+    assert diagnose(due()).actions == []
+
+
+def test_many_tasks_are_explained_with_one_look_around() -> None:
+    WorkerFactory(name="ann")
+    tasks: list[Any] = [TaskFactory(state="stuck", holder="ann") for _ in range(5)]
+
+    around = look_around()
+    with CaptureQueriesContext(connection) as queries:
+        answers = [diagnose(task, around=around) for task in tasks]
+
+    assert len(queries) == 0
+    assert {answer.code for answer in answers} == {"expired_holder_alive"}
