@@ -76,6 +76,8 @@ class LeasableQuerySet(models.QuerySet[Row]):
 
     #: Whether grants and losses of these rows are written to LeaseEvent.
     keeps_events = True
+    #: What renewing these rows is called.
+    renewing = "renew"
 
     # By state
 
@@ -129,7 +131,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
                 # somebody else has won.
                 row.refresh_from_db(using=rows.db, fields=LEASE_FIELDS)
         if not renewed:
-            raise rows._refuse(row, "renew")
+            raise rows._refuse(row, rows.renewing)
         signals.send(signals.renewed, row)
         return row
 

@@ -1,12 +1,12 @@
 """A durable task queue whose running tasks are leased rows.
 
-    from tasks import handler
+from tasks import handler
 
-    @handler("reports.build")
-    def build(ctx, report_id):
-        ...
+@handler("reports.build")
+def build(ctx, report_id):
+    ...
 
-    Task.objects.enqueue("reports.build", {"report_id": 42})
+Task.objects.enqueue("reports.build", {"report_id": 42})
 """
 
 from tasks.registry import handler

@@ -72,6 +72,7 @@ class TaskQuerySet(LeasableQuerySet["Task"]):
     """Tasks: ``Task.objects``."""
 
     keeps_events = False  # TaskAttempt is their ledger.
+    renewing = "heartbeat"
 
     #: How often to try to enqueue while the task that has the unique key comes and goes.
     TRIES = 3

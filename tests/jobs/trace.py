@@ -72,4 +72,5 @@ def read(path: Path) -> list[Event]:
 
 
 def _attempt(task: Task) -> TaskAttempt:
+    assert task.grant_id is not None
     return TaskAttempt.objects.get(task_id=task.pk, grant_id=task.grant_id)

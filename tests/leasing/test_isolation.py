@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -20,10 +21,18 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 @pytest.fixture
-def third_session() -> Any:
+def third_session() -> Iterator[OtherSession]:
     session = OtherSession()
     yield session
     session.close()
+
+
+@pytest.fixture(autouse=True)
+def impatience(on_postgresql: None, transactional_db: None) -> Iterator[None]:
+    """The session of the test waits for no lock for long: it would wait for itself."""
+    _execute("SET lock_timeout = '5s'")
+    yield
+    _execute("RESET lock_timeout")
 
 
 def someone_waits() -> bool:

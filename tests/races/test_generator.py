@@ -6,7 +6,7 @@ import pytest
 
 from leasing.models import Lease
 from tasks.generator import RESOURCE, generator_status, start_generator, stop_generator
-from tasks.models import Task
+from tasks.models import GeneratorWish, Task
 from tests.conftest import Spawn
 from tests.processes import Process, wait_for
 from tests.races.support import PATIENCE
@@ -14,7 +14,7 @@ from tests.races.support import PATIENCE
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ROUNDS = 20
-TTL = 1
+TTL = 2
 
 
 @pytest.fixture
@@ -34,13 +34,25 @@ def runs() -> bool:
     return generator_status().status == "RUNNING"
 
 
+def produces() -> None:
+    """Wait until there are more tasks than there were."""
+    begun = Task.objects.count()
+    wait_for(lambda: Task.objects.count() > begun, timeout=PATIENCE)
+
+
+def lease() -> Lease:
+    return Lease.objects.get(resource=RESOURCE)
+
+
+def wish() -> GeneratorWish:
+    return GeneratorWish.objects.get()
+
+
 @pytest.mark.usefixtures("generators")
 def test_after_a_stop_nothing_is_generated_twenty_times_of_twenty() -> None:
     for round_number in range(1, ROUNDS + 1):
-        begun = Task.objects.count()
         start_generator(by="alice")
-        wait_for(lambda: Task.objects.count() > begun, timeout=PATIENCE)
-        wait_for(runs)
+        produces()
 
         stop_generator(by="bob")
         made = Task.objects.count()
@@ -49,21 +61,19 @@ def test_after_a_stop_nothing_is_generated_twenty_times_of_twenty() -> None:
         # Its holder has seen the stop and left: whatever it would have made was made by now.
         wait_for(lambda: holder() == "None")
         assert Task.objects.count() == made, f"round {round_number}"
-        assert generator_status().wish.acknowledged_revision == 2 * round_number
+        assert wish().acknowledged_revision == 2 * round_number
 
 
 def test_when_the_holder_is_killed_the_other_takes_over(generators: dict[str, Process]) -> None:
     start_generator()
     wait_for(runs, timeout=PATIENCE)
-    first = generator_status().lease
+    first = lease()
     survivor = "bob" if first.holder == "ann" else "ann"
 
     generators[first.holder].kill()
     generators[first.holder].wait()
-    made = Task.objects.count()
-    wait_for(lambda: runs() and generator_status().lease.holder == survivor)
+    wait_for(lambda: runs() and lease().holder == survivor)
 
-    wait_for(lambda: Task.objects.count() > made)
-    lease = Lease.objects.get(resource=RESOURCE)
-    assert lease.fencing_token > first.fencing_token
-    assert generator_status().wish.acknowledged_by == survivor
+    produces()
+    assert lease().fencing_token > first.fencing_token
+    assert wish().acknowledged_by == survivor

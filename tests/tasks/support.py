@@ -23,7 +23,8 @@ Handlers = dict[str, Callable[..., Any]]
 
 def row_of(task: Task) -> dict[str, Any]:
     """Every column of the task as the database has it."""
-    return Task.objects.filter(pk=task.pk).values().get()
+    columns = Task.objects.filter(pk=task.pk).values().get()
+    return dict(columns)
 
 
 def copy_of(task: Task) -> Task:

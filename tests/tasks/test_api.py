@@ -267,7 +267,7 @@ def test_a_failed_task_is_tried_again_and_says_why(client: Client) -> None:
     assert TaskAttempt.objects.get().error == "it broke"
 
 
-@pytest.mark.parametrize(("verb", "noted"), [("heartbeat", "renew"), ("complete", "complete")])
+@pytest.mark.parametrize(("verb", "noted"), [("heartbeat", "heartbeat"), ("complete", "complete")])
 def test_a_write_that_comes_too_late_is_noted_on_its_attempt(
     client: Client, verb: str, noted: str
 ) -> None:

@@ -63,14 +63,28 @@ def test_a_worker_that_cannot_be_meant_is_refused(options: list[str], says: str)
 
 def test_a_workers_options_reach_it() -> None:
     call_command(
-        "run_worker", "--queue", "default", "--threads", "3", "--ttl", "7",
-        "--stop-timeout", "9", "--name", "ann", "--chaos",
+        "run_worker",
+        "--queue",
+        "default",
+        "--threads",
+        "3",
+        "--ttl",
+        "7",
+        "--stop-timeout",
+        "9",
+        "--name",
+        "ann",
+        "--chaos",
     )
 
     chaos = Noted.made.pop("chaos")
     assert isinstance(chaos, Chaos)
     assert Noted.made == {
-        "queues": ["default"], "concurrency": 3, "ttl": 7, "stop_timeout": 9, "name": "ann",
+        "queues": ["default"],
+        "concurrency": 3,
+        "ttl": 7,
+        "stop_timeout": 9,
+        "name": "ann",
     }
 
 
@@ -78,7 +92,11 @@ def test_a_worker_without_options_has_the_defaults() -> None:
     call_command("run_worker")
 
     assert Noted.made == {
-        "queues": None, "concurrency": 4, "ttl": None, "stop_timeout": None, "name": None,
+        "queues": None,
+        "concurrency": 4,
+        "ttl": None,
+        "stop_timeout": None,
+        "name": None,
         "chaos": None,
     }
 
@@ -107,12 +125,28 @@ def test_a_generator_that_cannot_be_meant_is_refused(options: list[str], says: s
 
 def test_a_generators_options_reach_it() -> None:
     call_command(
-        "run_generator", "--rate", "5", "--shortest", "1", "--longest", "2",
-        "--queue", "default", "--ttl", "7", "--name", "ann",
+        "run_generator",
+        "--rate",
+        "5",
+        "--shortest",
+        "1",
+        "--longest",
+        "2",
+        "--queue",
+        "default",
+        "--ttl",
+        "7",
+        "--name",
+        "ann",
     )
 
     assert Noted.made == {
-        "rate": 5, "shortest": 1, "longest": 2, "queue": "default", "ttl": 7, "name": "ann",
+        "rate": 5,
+        "shortest": 1,
+        "longest": 2,
+        "queue": "default",
+        "ttl": 7,
+        "name": "ann",
     }
 
 
@@ -160,7 +194,7 @@ def test_a_signal_can_stop_what_waits_for_the_lock_that_it_interrupted() -> None
     stopping = threading.Event()
     shutdown.on_stop_signal(stopping.set)
 
-    with stopping._cond:
+    with stopping._cond:  # type: ignore[attr-defined]
         os.kill(os.getpid(), signal.SIGTERM)
 
     assert stopping.wait(20)

@@ -41,8 +41,16 @@ def test_who_did_it_stays_to_be_seen_and_the_token_does_not_rise() -> None:
 
     Task.objects.complete(task)
 
-    kept = ("holder", "grant_id", "fencing_token", "grants", "attempts", "started_at",
-            "acquired_at", "last_error")
+    kept = (
+        "holder",
+        "grant_id",
+        "fencing_token",
+        "grants",
+        "attempts",
+        "started_at",
+        "acquired_at",
+        "last_error",
+    )
     assert {column: row_of(task)[column] for column in kept} == {
         column: before[column] for column in kept
     }

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from leasing import dialects
 from leasing.exceptions import LeaseLost
 from tasks import querysets
 from tasks.exceptions import GiveUp
@@ -152,7 +153,7 @@ def test_every_verb_locks_its_row_before_it_judges(
 ) -> None:
     """A statement that waited for a lock would judge by a time that is over."""
     locked = []
-    lock = querysets.lock
+    lock = dialects.lock
 
     def noting(rows: Any, *, skip_locked: bool = False) -> Any:
         locked.append(sorted(rows.values_list("pk", flat=True)))

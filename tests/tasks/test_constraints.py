@@ -23,10 +23,18 @@ IMPOSSIBLE: list[tuple[str, str, str, dict[str, Any]]] = [
     # constraint, what would be wrong, the state to begin with, the update that must fail
     ("status_is_known", "a state that nobody knows", "ready", {"status": "paused"}),
     ("status_is_known", "no state", "ready", {"status": ""}),
-    ("running_is_leased", "running and never leased", "ready",
-     {"status": "running", "attempts": 1, "started_at": DbNow()}),
-    ("running_is_leased", "running and given back", "returned",
-     {"status": "running", "attempts": 1}),
+    (
+        "running_is_leased",
+        "running and never leased",
+        "ready",
+        {"status": "running", "attempts": 1, "started_at": DbNow()},
+    ),
+    (
+        "running_is_leased",
+        "running and given back",
+        "returned",
+        {"status": "running", "attempts": 1},
+    ),
     ("running_is_leased", "running in no attempt", "running", {"attempts": 0}),
     ("running_is_leased", "running and never started", "running", {"started_at": None}),
     ("ended_is_dated", "ended at no time", "succeeded", {"processed_at": None}),

@@ -74,10 +74,14 @@ def test_the_pause_doubles_with_each_attempt_up_to_the_cap(
 def test_the_pause_is_drawn_from_nothing_up_to_its_bound(
     database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = []
+    drawn: list[tuple[float, float]] = []
+
+    def lowest(low: float, high: float) -> float:
+        drawn.append((low, high))
+        return low
 
     def shortest(attempt: int, **bounds: float) -> float:
-        return backoff(attempt, **bounds, uniform=lambda *span: drawn.append(span) or 0.0)
+        return backoff(attempt, **bounds, uniform=lowest)
 
     monkeypatch.setattr(querysets, "backoff", shortest)
     task = TaskFactory(state="running")
@@ -91,7 +95,7 @@ def test_the_pause_is_drawn_from_nothing_up_to_its_bound(
 def test_the_last_attempt_that_fails_leaves_a_dead_task(
     database_clock: DatabaseClock, told: Told
 ) -> None:
-    task = TaskFactory(state="running", max_attempts=2)
+    task: Task = TaskFactory(state="running", max_attempts=2)
     Task.objects.fail(task, "no luck")
     make_due(task)
     (task,) = Task.objects.claim("bob")
@@ -142,7 +146,7 @@ def test_a_failure_is_told_with_its_error(told: Told) -> None:
 
 
 def test_a_success_after_failures_keeps_their_history() -> None:
-    task = TaskFactory(state="retrying")
+    task: Task = TaskFactory(state="retrying")
     make_due(task)
     (task,) = Task.objects.claim("bob")
 

@@ -222,7 +222,8 @@ def released(lease: Lease) -> None:
 
 
 @pytest.mark.parametrize(
-    "lose", [usurp, expire, released, lambda lease: Lease.objects.revoke()],
+    "lose",
+    [usurp, expire, released, lambda lease: Lease.objects.revoke()],
     ids=["taken over", "expired", "given back", "revoked"],
 )
 def test_a_generator_that_lost_its_lease_stores_nothing(
@@ -436,7 +437,12 @@ def test_as_many_tasks_are_made_as_the_rate_says(
     rate: float, seconds: float, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    monkeypatch.setattr(Generator, "batch", lambda self, hold, size: made.append(size) or True)
+
+    def batch(self: Generator, hold: Hold, size: int) -> bool:
+        made.append(size)
+        return True
+
+    monkeypatch.setattr(Generator, "batch", batch)
     interval = min(generator.TICK, max(0.1, 1 / rate))
     beats = Beats(round(seconds / interval))
 
@@ -449,7 +455,12 @@ def test_as_many_tasks_are_made_as_the_rate_says(
 
 def test_the_first_task_comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    monkeypatch.setattr(Generator, "batch", lambda self, hold, size: made.append(size) or False)
+
+    def batch(self: Generator, hold: Hold, size: int) -> bool:
+        made.append(size)
+        return False
+
+    monkeypatch.setattr(Generator, "batch", batch)
     beats = Beats(1)
 
     Generator(rate=0.01)._generate(beats, beats.stopping)  # type: ignore[arg-type]

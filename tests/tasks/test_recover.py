@@ -115,8 +115,18 @@ def test_a_task_that_keeps_killing_its_worker_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    "state", ["ready", "scheduled", "running", "succeeded", "dead", "cancelled", "retrying",
-              "recovered", "returned"]
+    "state",
+    [
+        "ready",
+        "scheduled",
+        "running",
+        "succeeded",
+        "dead",
+        "cancelled",
+        "retrying",
+        "recovered",
+        "returned",
+    ],
 )
 def test_what_is_not_stuck_is_left_alone(state: str) -> None:
     stuck, task = TaskFactory(state="stuck"), TaskFactory(state=state)
@@ -361,7 +371,7 @@ def test_a_retry_adds_an_attempt_only_where_they_were_used_up() -> None:
 
 
 def test_the_history_survives_a_retry() -> None:
-    task = TaskFactory(state="dead")
+    task: Task = TaskFactory(state="dead")
     Task.objects.retry()
     (task,) = Task.objects.claim("bob")
     Task.objects.fail(task, "no luck")

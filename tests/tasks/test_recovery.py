@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from io import StringIO
 from typing import Any
 
@@ -70,11 +69,11 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         waited.append(timeout)
         return event.is_set()
 
-    monkeypatch.setattr(recovery.threading.Event, "wait", note)
-    monkeypatch.setattr(recovery.random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(threading.Event, "wait", note)
+    monkeypatch.setattr("tasks.recovery.random.uniform", lambda low, high: high)
     # Nothing here touches the database, and the test's own connection is none of our business.
     monkeypatch.setattr(recovery, "close_old_connections", lambda: None)
-    monkeypatch.setattr(recovery.connections, "close_all", lambda: None)
+    monkeypatch.setattr("tasks.recovery.connections.close_all", lambda: None)
     return waited
 
 
@@ -125,7 +124,7 @@ def test_pauses_differ_so_that_controllers_spread_out(
         spans.append((low, high))
         return low
 
-    monkeypatch.setattr(recovery.random, "uniform", draw)
+    monkeypatch.setattr("tasks.recovery.random.uniform", draw)
     run(Sweeps(0), monkeypatch)
 
     assert (spans, pauses) == ([(0.8, 1.0)], [0.8])
@@ -149,10 +148,22 @@ def test_a_controller_that_was_stopped_before_sweeps_nothing(
 ) -> None:
     stopping = threading.Event()
     stopping.set()
-    swept: list[int] = []
-    sweep: Callable[[], int] = lambda: swept.append(1) or 0  # noqa: E731
-    monkeypatch.setattr(recovery, "sweep", sweep)
+    sweeps = Sweeps(0)
+    monkeypatch.setattr(recovery, "sweep", sweeps)
 
     recovery.run_until(stopping)
 
-    assert swept == []
+    assert sweeps.outcomes == [0]
+
+
+@pytest.mark.usefixtures("pauses")
+def test_whoever_waits_for_recovered_tasks_is_told_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sweeps = Sweeps(0, 3, OperationalError("away"), 0, 1)
+    told: list[int] = []
+    monkeypatch.setattr(recovery, "sweep", sweeps)
+
+    recovery.run_until(sweeps.stopping, lambda: told.append(len(sweeps.outcomes)))
+
+    assert told == [3, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 
 import pytest
@@ -20,7 +21,7 @@ from tests.tasks.support import Told, attempt, copy_of, refusals, row_of
 pytestmark = pytest.mark.django_db
 
 LATE: dict[str, tuple[str, Callable[[Task], object]]] = {
-    "a heartbeat": ("renew", lambda task: Task.objects.heartbeat(task)),
+    "a heartbeat": ("heartbeat", lambda task: Task.objects.heartbeat(task)),
     "a completion": ("complete", lambda task: Task.objects.complete(task, {"late": True})),
     "a failure": ("fail", lambda task: Task.objects.fail(task, "no luck")),
     "giving up": ("fail", lambda task: Task.objects.fail(task, GiveUp("no hope"))),
@@ -155,7 +156,7 @@ def test_the_first_refusal_is_the_one_that_is_kept(lost: Task) -> None:
         Task.objects.complete(lost)
 
     again = attempt(lost)
-    assert (again.refused_at, again.refused_verb) == (first.refused_at, "renew")
+    assert (again.refused_at, again.refused_verb) == (first.refused_at, "heartbeat")
 
 
 def test_a_failed_attempt_can_be_late_too() -> None:
@@ -185,3 +186,50 @@ def test_a_rollback_by_the_caller_does_not_erase_the_note(lost: Task, notes: Kee
 
     notes._write_notes()
     assert refusals(lost) == ["complete"]
+
+
+# Before recovery came by
+
+
+def test_a_write_that_comes_after_the_deadline_takes_the_task_back_to_be_noted(
+    told: Told,
+) -> None:
+    task, other = TaskFactory(state="stuck"), TaskFactory(state="stuck")
+    before = row_of(other)
+    told.clear()
+
+    with pytest.raises(LeaseLost, match="it expired at"):
+        Task.objects.heartbeat(copy_of(task))
+
+    assert row_of(task)["status"] == "ready"
+    assert refusals(task) == ["heartbeat"]
+    assert row_of(other) == before
+    assert [(name, key) for name, key, _ in told] == [
+        ("recovered", task.pk),
+        ("refused", task.pk),
+    ]
+
+
+def test_a_late_write_takes_nothing_from_whoever_came_after(lost: Task) -> None:
+    """Not even when that one is late too: its attempt is its own."""
+    theirs = claimed(lost, "bob")
+    expire(theirs)
+    before = row_of(theirs)
+
+    with pytest.raises(LeaseLost, match="bob has it since"):
+        Task.objects.complete(lost)
+
+    assert row_of(theirs) == before
+    assert refusals(lost) == ["complete"]
+
+
+def test_a_write_refused_while_the_deadline_lies_ahead_takes_nothing() -> None:
+    task = TaskFactory(state="running")
+    forged = copy_of(task)
+    forged.grant_id = uuid.uuid4()
+    before = row_of(task)
+
+    with pytest.raises(LeaseLost):
+        Task.objects.complete(forged)
+
+    assert row_of(task) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ def slept(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> list[float]:
         naps.append(seconds)
         clock.advance(seconds)
 
-    monkeypatch.setattr(sample.time, "sleep", sleep)
+    monkeypatch.setattr("tasks.sample.time.sleep", sleep)
     monkeypatch.setattr(sample, "clock", clock)
     return naps
 
@@ -66,14 +67,14 @@ def test_a_duration_that_cannot_be_meant_is_given_up(
 def test_it_wakes_up_within_a_second_of_losing_its_task(
     hold: Hold, slept: list[float], manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sleep = sample.time.sleep
+    sleep = time.sleep  # the one of the fixture
 
     def lose_in_the_third(seconds: float) -> None:
         sleep(seconds)
         if len(slept) == 3:
             hold.lose("revoked")
 
-    monkeypatch.setattr(sample.time, "sleep", lose_in_the_third)
+    monkeypatch.setattr("tasks.sample.time.sleep", lose_in_the_third)
 
     with pytest.raises(LeaseLost), hold:
         sample.sleep(context(hold), sleep_duration_seconds=60)

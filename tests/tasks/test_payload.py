@@ -1,0 +1,47 @@
+"""What may be stored as data and output: pure decisions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tasks.exceptions import NotSerializable, TaskError
+from tasks.payload import MAX_DEPTH, check_data, check_json
+from tests.tasks.test_enqueue import EVIL, GOOD, lists, nested
+
+
+@pytest.mark.parametrize("value", [*GOOD.values(), None, 0, -1.5, "", [], "text", [None]])
+def test_json_is_returned_as_it_is(value: Any) -> None:
+    assert check_json(value, "output") is value
+
+
+@pytest.mark.parametrize("what", sorted(EVIL))
+def test_no_value_that_some_database_refuses_passes(what: str) -> None:
+    with pytest.raises(NotSerializable, match="data"):
+        check_data(EVIL[what])
+
+
+def test_the_error_says_what_it_was_about_and_why() -> None:
+    with pytest.raises(NotSerializable, match=r"The output is not JSON: .*set.*") as refusal:
+        check_json({1}, "output")
+
+    assert isinstance(refusal.value, TaskError)
+    assert isinstance(refusal.value, TypeError)
+
+
+def test_no_data_is_no_arguments() -> None:
+    assert check_data(None) == {}
+
+
+@pytest.mark.parametrize("nest", [nested, lists])
+def test_values_are_nested_no_deeper_than_every_parser_can_read(nest: Any) -> None:
+    deepest = nest(MAX_DEPTH - (nest is nested))  # ``nested`` counts what is inside the first
+    assert check_json(deepest, "output") is deepest
+
+    with pytest.raises(NotSerializable, match="nested more than 200 deep"):
+        check_json([deepest], "output")
+
+
+def test_brackets_in_strings_are_no_nesting() -> None:
+    assert check_json({"x": "[{" * 1000}, "data")

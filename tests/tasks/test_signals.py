@@ -1,0 +1,127 @@
+"""What is told about tasks, and the lines that are logged of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.dispatch import Signal
+
+from tasks import signals
+from tasks.exceptions import GiveUp
+from tasks.models import Task
+from tests.factories import TaskFactory
+from tests.leasing.support import expire
+from tests.tasks.support import row_of
+
+pytestmark = pytest.mark.django_db
+
+
+def lost(task: Task) -> None:
+    expire(task)
+    Task.objects.recover()
+
+
+LINES: dict[str, tuple[Callable[[Task], object], int, str]] = {
+    "completed": (
+        lambda task: Task.objects.complete(task),
+        logging.INFO,
+        "completed by ann",
+    ),
+    "failed": (
+        lambda task: Task.objects.fail(task, "no luck"),
+        logging.WARNING,
+        "failed in attempt 1 of 10, again at {scheduled_at}: no luck",
+    ),
+    "dead": (
+        lambda task: Task.objects.fail(task, GiveUp("no hope")),
+        logging.ERROR,
+        "is dead after attempt 1 of 10: GiveUp: no hope",
+    ),
+    "recovered": (
+        lost,
+        logging.WARNING,
+        "recovered from ann: ann did not renew its lease in time",
+    ),
+    "revoked": (
+        lambda task: Task.objects.revoke("wrong printer", "root"),
+        logging.WARNING,
+        "recovered from ann: revoked by root: wrong printer",
+    ),
+    "returned": (
+        lambda task: Task.objects.give_back(task, "its worker was stopped"),
+        logging.INFO,
+        "given back by ann: its worker was stopped",
+    ),
+}
+
+
+@pytest.mark.parametrize(("do", "level", "says"), LINES.values(), ids=LINES)
+def test_what_happens_to_a_running_task_is_logged(
+    do: Callable[[Task], object], level: int, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = TaskFactory(state="running", holder="ann")
+    caplog.clear()
+
+    do(task)
+
+    line = f"task {task.pk} {says}".format(**row_of(task))
+    assert [(r.levelno, r.getMessage()) for r in caplog.records] == [(level, line)]
+
+
+def test_a_retry_is_logged_with_the_operators_name(caplog: pytest.LogCaptureFixture) -> None:
+    task, other = TaskFactory.create_batch(2, state="dead")
+    caplog.clear()
+
+    Task.objects.filter(pk=task.pk).retry(by="root")
+    Task.objects.filter(pk=other.pk).retry()
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"task {task.pk} set ready again by root",
+        f"task {other.pk} set ready again by an operator",
+    ]
+
+
+def test_an_enqueue_that_met_another_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    task = TaskFactory(unique_key="k")
+    caplog.clear()
+
+    Task.objects.enqueue("jobs.echo", unique_key="k")
+
+    (record,) = caplog.records
+    assert record.getMessage() == f"task {task.pk} stands for another enqueue under its unique key"
+
+
+@pytest.mark.parametrize(
+    "signal", [signals.claimed, signals.completed, signals.failed, signals.recovered]
+)
+def test_a_receiver_that_raises_harms_nobody(signal: Signal) -> None:
+    def receiver(**details: Any) -> None:
+        raise RuntimeError("a bug of the receiver's")
+
+    signal.connect(receiver)
+    try:
+        TaskFactory(state="succeeded")
+        TaskFactory(state="retrying")
+        TaskFactory(state="recovered")
+    finally:
+        signal.disconnect(receiver)
+
+    assert Task.objects.count() == 3
+
+
+def test_a_receiver_may_listen_to_tasks_alone() -> None:
+    heard: list[Any] = []
+
+    def receiver(task: Task, **details: Any) -> None:
+        heard.append((task, details["sender"]))
+
+    signals.completed.connect(receiver, sender=Task)
+    try:
+        task = TaskFactory(state="succeeded")
+    finally:
+        signals.completed.disconnect(receiver, sender=Task)
+
+    assert heard == [(task, Task)]
