@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -78,9 +77,8 @@ def test_every_documented_command_is_tried_by_a_test() -> None:
 
 
 @pytest.fixture
-def open_api(settings: Any) -> Iterator[None]:
+def open_api(settings: Any) -> None:
     settings.LEASING = {**settings.LEASING, "API_ACCESS": "compatible"}
-    return None
 
 
 @pytest.mark.django_db(transaction=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import urllib.request
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,6 +34,10 @@ def status_of(port: int) -> str:
     return str(call(port, "GET", "/api/generator/status")[1]["status"])
 
 
+def is_running(port: int) -> bool:
+    return status_of(port) == "RUNNING"
+
+
 def answers(port: int) -> bool:
     try:
         return call(port, "GET", "/api/healthz")[0] == 200
@@ -47,7 +52,7 @@ def ports(spawn: Spawn) -> list[int]:
         args = ["manage.py", "runserver", "--noreload", "--skip-checks", f"127.0.0.1:{port}"]
         spawn(args, LEASING_API_ACCESS="compatible", PYTHONWARNINGS="default")
     for port in ports:
-        wait_for(lambda port=port: answers(port), timeout=30)
+        wait_for(partial(answers, port), timeout=30)
     return ports
 
 
@@ -62,7 +67,7 @@ def test_a_stop_sent_to_either_process_stops_the_one_generator(ports: list[int])
     for number in range(ROUNDS):
         asked, other = ports[number % 2], ports[(number + 1) % 2]
         assert call(other, "POST", "/api/generator/start")[0] == 200
-        wait_for(lambda port=asked: status_of(port) == "RUNNING")
+        wait_for(partial(is_running, asked))
 
         status, answer = call(asked, "DELETE", "/api/generator/stop")
         made = Task.objects.count()

@@ -351,6 +351,18 @@ def test_a_process_that_has_just_swept_does_not_sweep_again(
     assert Task.objects.claim("ann") == []
 
 
+def test_a_claim_that_is_refused_inside_a_transaction_has_not_swept_either(
+    last_swept: Any,
+) -> None:
+    before = row_of(TaskFactory(state="stuck"))
+    last_swept(None)
+
+    with transaction.atomic(), pytest.raises(LeaseInTransaction):
+        Task.objects.claim("ann")
+
+    assert Task.objects.values().get() == before
+
+
 def test_sweeps_at_claims_look_in_every_queue(last_swept: Any, settings: Settings) -> None:
     settings.TASK_QUEUE = {"QUEUES": ("default", "mail")}
     stuck = TaskFactory(state="stuck", queue="mail")

@@ -144,12 +144,12 @@ def test_by_default_a_worker_serves_all_queues() -> None:
 def test_a_task_is_renewed_for_as_long_as_it_runs(gate: Gate) -> None:
     task = TaskFactory(name="jobs.gate", data={})
 
-    with working(ttl=1):
-        wait_for(lambda: row_of(task)["renewals"] >= 2)
+    with working(ttl=2):
+        wait_for(lambda: row_of(task)["renewals"] >= 1)
         gate.open()
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
 
-    assert row_of(task)["ttl"] == timedelta(seconds=1)
+    assert row_of(task)["ttl"] == timedelta(seconds=2)
     assert attempts(task) == []
 
 
@@ -178,6 +178,20 @@ def test_a_worker_recovers_the_tasks_of_others(gate: Gate) -> None:
     assert (row_of(task)["attempts"], row_of(task)["holder"]) == (2, "ann")
     assert attempts(task) == [(1, "lost")]
     assert attempt(task).holder == "gone"
+
+
+def test_a_worker_that_recovers_a_task_claims_it_without_waiting_for_its_next_look(
+    settings: Settings,
+) -> None:
+    settings.TASK_QUEUE = {"SWEEP_EVERY": 0.05, "POLL_EVERY": 1000}
+    task = TaskFactory(name="jobs.echo", data={}, state="running", holder="gone")
+
+    with working() as worker:
+        wait_for(known(worker))
+        expire(task)
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
+
+    assert row_of(task)["attempts"] == 2
 
 
 def test_a_worker_that_lost_a_task_and_has_it_again_keeps_count_of_both(gate: Gate) -> None:
