@@ -15,7 +15,6 @@ from __future__ import annotations
 import heapq
 from datetime import datetime
 from itertools import islice
-from typing import Any
 
 from django.db.models import F
 from django.http import Http404, HttpRequest
@@ -28,7 +27,7 @@ from leasing.functions import EPOCH
 from leasing.http import BAD_BODY, LeasingAPI, answers
 from leasing.http_access import Access
 from leasing.http_json import BothSpellings, Limit, Moment, Notice, Request
-from leasing.leasables import find_row, listed
+from leasing.leasables import find_row, in_state, listed
 from leasing.models import Leasable, Lease, leasable_models
 from leasing.names import check_name
 
@@ -185,9 +184,11 @@ def newest(state: str, limit: int) -> LeaseList:
 
 def page_of(model: type[Leasable], state: str, limit: int) -> list[Leasable]:
     """The newest rows of one model."""
-    rows: Any = listed(model)
-    rows = rows if state == "all" else getattr(rows, state)()
-    return list(rows.order_by(F("acquired_at").desc(nulls_last=True), "-pk")[:limit])
+    rows = in_state(listed(model), state)
+    # Rows that nobody has held yet are listed of named leases alone; elsewhere the plain order
+    # is one that an index may have.
+    newest_first = F("acquired_at").desc(nulls_last=True) if model is Lease else "-acquired_at"
+    return list(rows.order_by(newest_first, "-pk")[:limit])
 
 
 def granted_at(row: Leasable) -> datetime:

@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models import Q
 from django.http import Http404
 
-from leasing.models import Leasable, Lease, leasable_models
+from leasing.models import Leasable, Lease, LeaseState, leasable_models
 
 #: Columns of these kinds may be large; lists do without them.
 _LARGE = (models.JSONField, models.TextField, models.BinaryField)
@@ -42,6 +42,16 @@ def listed(model: type[Leasable]) -> Any:
     rows = rows_of(model) if model is Lease else rows_of(model).filter(grants__gt=0)
     large = [f.name for f in model._meta.concrete_fields if isinstance(f, _LARGE)]
     return rows.defer(*large)
+
+
+def in_state(rows: Any, state: str) -> Any:
+    """The rows of ``rows`` in ``state`` (a LeaseState, "renewed", or "all")."""
+    if state == "all":
+        return rows
+    if state == LeaseState.ACTIVE:
+        # Implied, but a model with a state of its own has an index on it and none on deadlines.
+        return rows.holding().active()
+    return getattr(rows, state)()
 
 
 def matching(model: type[Leasable], name: str) -> Q:

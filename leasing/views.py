@@ -18,8 +18,8 @@ from leasing.conf import leasing_settings
 from leasing.explanation import explain
 from leasing.forms import EventsFilter, LeaseFilter, RevokeForm
 from leasing.functions import database_now
-from leasing.leasables import find_row, listed, matching, rows_of
-from leasing.models import EventKind, Leasable, LeaseEvent, LeaseState, leasable_models
+from leasing.leasables import find_row, in_state, listed, matching, rows_of
+from leasing.models import EventKind, Leasable, LeaseEvent, leasable_models
 from leasing.paging import Capped, InvalidCursor, Page, capped_count, page_of
 from leasing.signs import event_sign
 
@@ -114,7 +114,7 @@ def _detail(
 
 
 def _section(model: type[Leasable], wanted: dict[str, Any]) -> Section:
-    rows = _in_state(_asked(model, wanted), wanted["state"])
+    rows = in_state(_asked(model, wanted), wanted["state"])
     shown = page_of(rows.with_state(), wanted["at"])
     return Section(str(model._meta.verbose_name_plural).capitalize(), shown)
 
@@ -127,22 +127,13 @@ def _asked(model: type[Leasable], wanted: dict[str, Any]) -> Any:
     return rows.filter(matching(model, wanted["q"])) if wanted["q"] else rows
 
 
-def _in_state(rows: Any, state: str) -> Any:
-    if state == LeaseFilter.ALL:
-        return rows
-    if state == LeaseState.ACTIVE:
-        # Implied, but a model with a state of its own has an index on it and none on deadlines.
-        return rows.holding().active()
-    return getattr(rows, state)()
-
-
 def _tabs(wanted: dict[str, Any]) -> list[dict[str, Any]]:
     """The states to choose from, each with its count over all models."""
     return [
         {
             "state": None if state == LeaseFilter.ALL else state,
             "label": label,
-            "count": _count([_in_state(_asked(m, wanted), state) for m in leasable_models()]),
+            "count": _count([in_state(_asked(m, wanted), state) for m in leasable_models()]),
             "is_current": state == wanted["state"],
         }
         for state, label in LeaseFilter.STATES
@@ -152,7 +143,7 @@ def _tabs(wanted: dict[str, Any]) -> list[dict[str, Any]]:
 def _renewed_count(wanted: dict[str, Any]) -> Capped:
     """How many of the leases in the wanted state were renewed."""
     renewed = wanted | {"renewed": True}
-    return _count([_in_state(_asked(m, renewed), wanted["state"]) for m in leasable_models()])
+    return _count([in_state(_asked(m, renewed), wanted["state"]) for m in leasable_models()])
 
 
 def _count(querysets: list[QuerySet[Any]]) -> Capped:

@@ -3,7 +3,7 @@
 from django.contrib import admin
 from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import include, path
-from django.views.generic import RedirectView
+from django.views.generic import TemplateView
 
 from leasing.api import LeasingAPI
 from leasing.api import router as leasing_router
@@ -14,7 +14,7 @@ api.add_router("", leasing_router)
 api.add_router("", tasks_router)
 
 urlpatterns = [
-    path("", RedirectView.as_view(pattern_name="tasks:overview"), name="home"),
+    path("", TemplateView.as_view(template_name="home.html"), name="home"),
     path("ops/", include("leasing.urls")),
     path("ops/", include("tasks.urls")),
     path("api/", api.urls),

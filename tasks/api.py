@@ -75,7 +75,7 @@ def enqueue_task(request: HttpRequest, body: Enqueue) -> Status[TaskOut]:
         unique_key=body.unique_key,
         max_attempts=body.max_attempts,
     )
-    if task.duplicates:
+    if task.is_duplicate:
         return Status(200, TaskOut.of(task))
     return Status(201, TaskOut.of(find(str(task.pk))))
 

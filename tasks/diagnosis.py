@@ -141,7 +141,9 @@ def _expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         )
         return Diagnosis("no_recoverer", "critical", headline, next_, facts, [REVOKE])
     end = "dead: it was its last attempt" if task.attempts >= task.max_attempts else "ready again"
-    next_ = f"The next sweep, about a second away, makes it {end}. A late result is refused."
+    next_ = (
+        f"The next sweep, about a second away, makes it {end}. After that a late result is refused."
+    )
     if around.is_live(task.holder):
         headline = (
             f"{task.holder} is alive, but did not renew this task: its lease expired {since} ago."

@@ -112,8 +112,11 @@ def _wish(wanted: bool, by: str, reason: str) -> None:
 
 def _locked_wish(using: str) -> GeneratorWish:
     wishes = GeneratorWish.objects.using(using)
-    wishes.bulk_create([GeneratorWish()], ignore_conflicts=True)
-    return lock(wishes.all()).get()
+    wish = lock(wishes.all()).first()
+    if wish is None:
+        wishes.bulk_create([GeneratorWish()], ignore_conflicts=True)
+        wish = lock(wishes.all()).get()
+    return wish
 
 
 @dataclass

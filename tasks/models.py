@@ -45,6 +45,9 @@ class Task(Leasable):
     #: How many enqueues its unique key turned away.
     duplicates = models.PositiveIntegerField(default=0)
 
+    #: Set on what ``enqueue`` returns: a task with the same unique key was there before.
+    is_duplicate = False
+
     objects: ClassVar = TaskQuerySet.as_manager()
 
     class Meta(Leasable.Meta):
@@ -84,6 +87,7 @@ class Task(Leasable):
                 name="tasks_task_to_claim",
                 condition=Q(status=TaskStatus.READY),
             ),
+            models.Index(fields=["acquired_at", "id"], name="tasks_task_by_claim"),
             models.Index(
                 fields=["id"],
                 name="tasks_task_running",

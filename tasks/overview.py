@@ -57,7 +57,10 @@ def read(request: HttpRequest) -> dict[str, Any]:
 def _figures(using: str, status: GeneratorStatus, now: Any) -> Figures:
     tasks = Task.objects.home()
     present = Worker.objects.using(using).present()
-    counted = present.aggregate(all=Count("pk"), sweepers=Count("pk", filter=Q(sweeps=True)))
+    counted = present.aggregate(
+        all=Count("pk", filter=Q(concurrency__gt=0)),
+        sweepers=Count("pk", filter=Q(sweeps=True)),
+    )
     wish = status.wish
     unheard = now - wish.changed_at if wish else None
     is_heard = wish is None or wish.acknowledged_revision == wish.revision

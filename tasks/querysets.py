@@ -211,12 +211,24 @@ class TaskQuerySet(LeasableQuerySet["Task"]):
             else:
                 self._announce([task])
                 return task
-            met = self._everything().filter(unique_key=task.unique_key)
-            if met.update(duplicates=F("duplicates") + 1) and (present := met.first()):
-                self._tell(signals.duplicate, present)
+            present = self._everything().filter(unique_key=task.unique_key).first()
+            if present is not None:
+                self._count_duplicate(present)
                 return present
             # It ended in between, and its key is free again.
         raise refused
+
+    def _count_duplicate(self, task: Task) -> None:
+        """Count what ``task`` turned away, once the caller's transaction has ended: the row of a
+        running task stays free for its heartbeats meanwhile."""
+
+        def count() -> None:
+            self._everything().filter(pk=task.pk).update(duplicates=F("duplicates") + 1)
+            signals.send(signals.duplicate, task)
+
+        task.is_duplicate = True
+        task.duplicates += 1
+        after_commit(self.db, count)
 
     def _announce(self, tasks: Sequence[Task]) -> None:
         if signals.enqueued.has_listeners(self.model):

@@ -9,16 +9,15 @@
 Asked to stop (SIGTERM, SIGINT) it claims nothing more and lets its tasks run on until a
 deadline; what is still running then is given back at once, with no attempt spent. Asked again
 it gives back at once. Threads cannot be killed: what runs on in one ends with the process, and
-its result is refused.
+its result is refused. A worker whose threads are all at tasks that were lost long ago ends, to be
+started again by whoever supervises it.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import random
-import socket
 import threading
 import uuid
 from collections.abc import Sequence
@@ -32,17 +31,16 @@ from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.keeper import keeper
 from leasing.names import default_holder
-from tasks import recovery, registry, runner
+from tasks import recovery, runner
 from tasks.chaos import Chaos
 from tasks.conf import task_settings
-from tasks.models import Task, Worker
+from tasks.models import Task
+from tasks.presence import PRESENCE_PATIENCE, keep_present, sign_off
 
 logger = logging.getLogger("tasks.worker")
 
 #: Seconds between claims while the database is away.
 LONGEST_PAUSE = 15.0
-#: Seconds that a stopping worker waits for its last sign of life to be written.
-PRESENCE_PATIENCE = 5.0
 
 
 class WorkerProcess:
@@ -65,6 +63,9 @@ class WorkerProcess:
         self.stop_timeout = task_settings.STOP_TIMEOUT if stop_timeout is None else stop_timeout
         self.chaos = chaos
         self.stopping = threading.Event()
+        #: Whether it ended because it could do no more, and should be started again.
+        self.failed = False
+        self._stuck_since: float | None = None
         self._forced = False
         self._ended = threading.Event()
         self._wake = threading.Event()
@@ -91,7 +92,11 @@ class WorkerProcess:
                 full = False
                 connections.close_all()
                 logger.warning("claiming failed, and is tried again: %s", error)
-            if not full:
+            if self._is_stuck():
+                logger.error("every thread runs a task that was lost: %s ends", self.name)
+                self.failed = True
+                self.stop()
+            elif not full:
                 pause = min(LONGEST_PAUSE, task_settings.POLL_EVERY * 2.0 ** min(failures, 10))
                 self._wake.wait(pause * random.uniform(0.8, 1.0))
         self._wind_up()
@@ -101,6 +106,18 @@ class WorkerProcess:
         self._forced = self.stopping.is_set()
         self.stopping.set()
         self._wake.set()
+
+    def _is_stuck(self) -> bool:
+        """Whether every thread has been at a task that was lost for longer than its lease was:
+        they cannot be stopped, and nothing else is left to do but to be started again."""
+        with self._lock:
+            held = [hold for _, hold in self._running.values()]
+        if len(held) < self.concurrency or not all(hold.lost.is_set() for hold in held):
+            self._stuck_since = None
+            return False
+        if self._stuck_since is None:
+            self._stuck_since = clock()
+        return clock() - self._stuck_since > max(3 * hold.interval for hold in held)
 
     # Claiming
 
@@ -140,28 +157,7 @@ class WorkerProcess:
                 self._wake.set()
 
     def _keep_present(self) -> None:
-        known = False
-        while not self._ended.is_set():
-            try:
-                close_old_connections()
-                known = (known and bool(Worker.objects.seen(self.name))) or self._register()
-            except Error as error:
-                connections.close_all()
-                logger.warning("this worker's row could not be kept up to date: %s", error)
-            self._ended.wait(Worker.SEEN_EVERY.total_seconds())
-        connections.close_all()
-
-    def _register(self) -> bool:
-        Worker.objects.forget_gone()
-        Worker.objects.register(
-            self.name,
-            hostname=socket.gethostname()[:255],
-            pid=os.getpid(),
-            queues=self.queues,
-            handlers=registry.names(),
-            concurrency=self.concurrency,
-        )
-        return True
+        keep_present(self.name, self._ended, queues=self.queues, concurrency=self.concurrency)
 
     # Stopping
 
@@ -179,7 +175,7 @@ class WorkerProcess:
         self._ended.set()
         # A sign of life that is under way would undo the signing off.
         self._threads["presence"].join(PRESENCE_PATIENCE)
-        self._sign_off()
+        sign_off(self.name)
         keeper.stop()
         logger.info("%s has stopped", self.name)
 
@@ -191,9 +187,3 @@ class WorkerProcess:
             logger.info("task %s needed no giving back: %s", task.pk, loss)
         except Error as error:
             logger.warning("task %s could not be given back: %s", task.pk, error)
-
-    def _sign_off(self) -> None:
-        try:
-            Worker.objects.sign_off(self.name)
-        except Error as error:
-            logger.warning("%s could not sign off: %s", self.name, error)

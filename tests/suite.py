@@ -130,7 +130,7 @@ def main(args: list[str]) -> int:
         case ["wheel"]:
             name, (well, phrase) = "wheel", run_all(sys.executable, WHEEL)
         case ["matrix", *pairs]:
-            fewest = 0 if pairs else FEWEST_PAIRS
+            fewest = len(pairs) or FEWEST_PAIRS
             name, (well, phrase) = "matrix", run_matrix(pairs or PAIRS, fewest)
         case _:
             sys.exit(__doc__)

@@ -97,3 +97,11 @@ def test_processes_that_start_together_keep_one_key(tmp_path: Path) -> None:
 def test_a_key_that_cannot_be_kept_asks_for_one(tmp_path: Path) -> None:
     with pytest.raises(ImproperlyConfigured, match="SECRET_KEY"):
         kept_key(tmp_path / "missing" / ".secret_key")
+
+
+@pytest.mark.django_db
+def test_the_home_page_leads_to_the_pages_the_admin_and_the_api(client: Client) -> None:
+    page = client.get("/").content.decode()
+
+    for address in ("/ops/", "/admin/", "/api/leases", "/login/"):
+        assert f'href="{address}"' in page

@@ -407,3 +407,13 @@ def test_a_row_taken_over_between_update_and_answer_is_not_answered() -> None:
         tasks = Task.objects.claim("ann", limit=2)
 
     assert [task.pk for task in tasks] == [mine.pk]
+
+
+def test_a_row_that_has_come_by_the_same_grant_is_not_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = TaskFactory(state="running")
+    mine = TaskFactory()
+    monkeypatch.setattr("tasks.querysets.uuid.uuid4", lambda: other.grant_id)
+
+    assert [task.pk for task in Task.objects.claim("ann")] == [mine.pk]

@@ -22,6 +22,8 @@ from tests.processes import wait_for
 class Noted:
     """Stands for a worker or a generator: keeps what it was made with, and does not run."""
 
+    failed = False
+
     made: dict[str, Any] = {}
 
     def __init__(self, **options: Any) -> None:

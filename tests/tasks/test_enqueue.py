@@ -19,7 +19,7 @@ from tasks.models import Task, TaskStatus
 from tasks.sample import SLEEP
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
-from tests.leasing.support import OtherSession, expire, just_before_the_update
+from tests.leasing.support import OtherSession, expire
 from tests.tasks.support import Told, row_of
 
 DATA = {"sleep_duration_seconds": 1}
@@ -373,11 +373,17 @@ def test_a_duplicate_leaves_the_callers_transaction_in_order() -> None:
 
 
 @pytest.mark.django_db
-def test_a_key_that_is_freed_meanwhile_is_used() -> None:
+def test_a_key_that_is_freed_meanwhile_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     first = TaskFactory(state="running", unique_key="k")
+    look = TaskQuerySet._everything
 
-    with just_before_the_update(lambda: Task.objects.complete(first)):
-        second = Task.objects.enqueue(SLEEP, DATA, unique_key="k")
+    def after_it_ended(rows: TaskQuerySet) -> TaskQuerySet:
+        monkeypatch.setattr(TaskQuerySet, "_everything", look)
+        Task.objects.complete(first)
+        return look(rows)
+
+    monkeypatch.setattr(TaskQuerySet, "_everything", after_it_ended)
+    second = Task.objects.enqueue(SLEEP, DATA, unique_key="k")
 
     assert second.pk != first.pk
     assert row_of(second)["unique_key"] == "k"

@@ -145,6 +145,18 @@ def test_no_more_are_recovered_at_once_than_asked_for() -> None:
     assert [len(attempts(task)) for task in tasks] == [1] * 5
 
 
+def test_a_grant_takes_its_own_row_only() -> None:
+    """No grant is ever given twice; if one were, the key would still tell the rows apart."""
+    one, two = TaskFactory.create_batch(2, state="stuck")
+    Task.objects.filter(pk=two.pk).update(grant_id=one.grant_id)
+    before = row_of(two)
+
+    assert Task.objects.recover(1) == 1
+
+    assert row_of(one)["status"] == TaskStatus.READY
+    assert (row_of(two), attempts(two)) == (before, [])
+
+
 def test_living_and_dying_tasks_are_recovered_side_by_side() -> None:
     again, dead = TaskFactory(state="stuck"), TaskFactory(state="stuck", max_attempts=1)
 

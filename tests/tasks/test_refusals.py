@@ -233,3 +233,14 @@ def test_a_write_refused_while_the_deadline_lies_ahead_takes_nothing() -> None:
         Task.objects.complete(forged)
 
     assert row_of(task) == before
+
+
+def test_a_late_write_takes_its_own_row_only() -> None:
+    task, other = TaskFactory(state="stuck"), TaskFactory(state="stuck")
+    Task.objects.filter(pk=other.pk).update(grant_id=task.grant_id)
+    before = row_of(other)
+
+    with pytest.raises(LeaseLost):
+        Task.objects.heartbeat(task)
+
+    assert row_of(other) == before

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from threading import Event
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from django.db import InterfaceError, OperationalError, connections
@@ -491,3 +494,31 @@ def test_a_workers_threads_leave_no_renewals_behind() -> None:
 
     assert keeper._holds == {}
     assert not [t for t in threading.enumerate() if t.name.startswith("leasing-")]
+
+
+def test_a_worker_whose_threads_all_run_lost_tasks_ends_to_be_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("tasks.worker.clock", lambda: now)
+    worker = WorkerProcess(concurrency=1)
+    hold = SimpleNamespace(lost=Event(), interval=10.0)
+    worker._running[uuid.uuid4()] = cast(Any, (None, hold))
+
+    assert not worker._is_stuck()
+    hold.lost.set()
+    assert not worker._is_stuck()
+    now += 30
+    assert not worker._is_stuck()
+    now += 0.1
+    assert worker._is_stuck()
+
+
+def test_a_worker_with_a_thread_left_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = WorkerProcess(concurrency=2)
+    hold = SimpleNamespace(lost=Event(), interval=0.0)
+    hold.lost.set()
+    worker._running[uuid.uuid4()] = cast(Any, (None, hold))
+
+    assert not worker._is_stuck()
+    assert not worker._is_stuck()

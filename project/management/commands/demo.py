@@ -2,18 +2,21 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import sys
 from argparse import ArgumentParser
 from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
 
 from project.supervisor import Supervisor
 from tasks.shutdown import on_stop_signal
 
 USER = "demo"
+#: By which the demo knows its own user: nobody's password is changed because of the name.
+EMAIL = "demo@django-leasing.invalid"
 #: Short, so that a visitor sees crashed work recovered within the first minute.
 TTL = 10
 
@@ -26,6 +29,7 @@ class Command(BaseCommand):
         parser.add_argument("--port", type=int, default=int(port), help="default: PORT, or 8000")
 
     def handle(self, **options: Any) -> None:
+        _check_free(options["port"])
         call_command("migrate", verbosity=0, interactive=False)
         password = self._make_user()
         address = f"127.0.0.1:{options['port']}"
@@ -55,8 +59,10 @@ class Command(BaseCommand):
         """The demo's own superuser, with a password for this start alone."""
         password = os.environ.get("DEMO_PASSWORD") or secrets.token_urlsafe(6)
         user, _ = get_user_model()._default_manager.get_or_create(
-            username=USER, defaults={"is_staff": True, "is_superuser": True}
+            username=USER, defaults={"email": EMAIL, "is_staff": True, "is_superuser": True}
         )
+        if user.email != EMAIL:
+            raise CommandError(f"There is a user {USER} in this database who is not the demo's.")
         user.set_password(password)
         user.save()
         return password
@@ -72,3 +78,13 @@ class Command(BaseCommand):
   Two workers share the tasks; 5 % of tasks crash their worker, 10 % stall. Ctrl-C ends it.
 """
         )
+
+
+def _check_free(port: int) -> None:
+    """Raise CommandError when something else answers on ``port``."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise CommandError(f"Port {port} cannot be used ({error}): set PORT.") from error

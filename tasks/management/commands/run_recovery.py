@@ -6,7 +6,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
+from leasing.names import default_holder
 from tasks import recovery
+from tasks.presence import PRESENCE_PATIENCE, keep_present, sign_off
 from tasks.shutdown import on_stop_signal
 
 
@@ -22,4 +24,12 @@ class Command(BaseCommand):
             return
         stopping = threading.Event()
         on_stop_signal(stopping.set)
+        name = default_holder()
+        nothing: dict[str, Any] = {"queues": [], "handlers": [], "concurrency": 0}
+        presence = threading.Thread(
+            target=keep_present, args=(name, stopping), kwargs=nothing, daemon=True
+        )
+        presence.start()
         recovery.run_until(stopping)
+        presence.join(PRESENCE_PATIENCE)
+        sign_off(name)

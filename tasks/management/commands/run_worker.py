@@ -63,3 +63,5 @@ class Command(BaseCommand):
         )
         on_stop_signal(worker.stop)
         worker.run()
+        if worker.failed:
+            raise CommandError("Every thread was stuck.")

@@ -1,0 +1,53 @@
+"""Keeps the row of this worker, or controller, up to date while it lives."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from typing import Any
+
+from django.db import Error, close_old_connections, connections
+
+from tasks import registry
+from tasks.models import Worker
+
+logger = logging.getLogger("tasks.worker")
+
+#: Seconds that an end waits for a sign of life under way, which would undo the signing off.
+PRESENCE_PATIENCE = 5.0
+
+
+def keep_present(name: str, ended: threading.Event, **what: Any) -> None:
+    """Show signs of life of the worker called ``name``, with the ``what`` columns, until
+    ``ended``; then note that it has stopped, if the database is there."""
+    known = False
+    while not ended.is_set():
+        try:
+            close_old_connections()
+            known = (known and bool(Worker.objects.seen(name))) or _register(name, what)
+        except Error as error:
+            connections.close_all()
+            logger.warning("the row of %s could not be kept up to date: %s", name, error)
+        ended.wait(Worker.SEEN_EVERY.total_seconds())
+    connections.close_all()
+
+
+def sign_off(name: str) -> None:
+    """Note that the worker called ``name`` has stopped, if the database is there."""
+    try:
+        Worker.objects.sign_off(name)
+    except Error as error:
+        logger.warning("%s could not sign off: %s", name, error)
+
+
+def _register(name: str, what: dict[str, Any]) -> bool:
+    Worker.objects.forget_gone()
+    Worker.objects.register(
+        name,
+        hostname=socket.gethostname()[:255],
+        pid=os.getpid(),
+        **{"handlers": registry.names()} | what,
+    )
+    return True
