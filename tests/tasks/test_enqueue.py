@@ -16,6 +16,7 @@ from leasing.models import LeaseState
 from tasks import handler, querysets
 from tasks.exceptions import GiveUp, NotSerializable, UnknownQueue, UnknownTask
 from tasks.models import Task, TaskStatus
+from tasks.querysets import TaskQuerySet
 from tasks.sample import SLEEP
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
