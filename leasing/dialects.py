@@ -87,6 +87,8 @@ def private_connection(using: str, patience: float) -> BaseDatabaseWrapper:
     connection.settings_dict["CONN_HEALTH_CHECKS"] = False
     options = connection.settings_dict.setdefault("OPTIONS", {})
     options.pop("pool", None)
+    if connection.vendor == "sqlite":
+        options["timeout"] = patience
     if connection.vendor == "postgresql":
         options.setdefault("connect_timeout", max(2, int(patience)))
         options.setdefault("tcp_user_timeout", max(1000, int(patience * 1000)))

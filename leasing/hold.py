@@ -23,6 +23,9 @@ from leasing.keeper import Keeper, Store, keeper
 
 logger = logging.getLogger("leasing")
 
+#: How often a renewal by hand that met a locked row is tried, and the seconds between.
+BUSY_TRIES, BUSY_PAUSE = 10, 0.05
+
 
 @dataclass
 class Grant:
@@ -122,7 +125,6 @@ class Hold:
             self.ensure()
         finally:
             self.leave()
-        self.trusted_until = 0.0
         self.store.release(self._granted)
 
     def settle(self) -> None:
@@ -132,7 +134,9 @@ class Hold:
 
     def leave(self) -> None:
         """Stop renewing without giving back: the row is settled by other means."""
-        self._in_use = False
+        with self._lock:
+            self._in_use = False
+            self.trusted_until = 0.0
         self._keeper.discard(self)
 
     # Believing
@@ -149,15 +153,21 @@ class Hold:
             raise LeaseLost(self.resource, self._reason or "it was released")
 
     def renew(self) -> None:
-        """Renew now, without waiting for the keeper. Raises LeaseLost."""
-        self.ensure()
-        sent_at = self._keeper.clock()
-        answer = self.store.renew({self.key: self.grant_id}, self.interval)
-        if self.key in answer.lost:
-            self.lose(answer.lost[self.key])
-        elif self.key in answer.renewed:
-            self.renewed(sent_at, answer.renewed[self.key])
-            self.due_at = self._keeper.next_due(sent_at, self.interval)
+        """Renew now, without waiting for the keeper. A row that somebody else has locked is
+        tried again for about half a second, and then left to the keeper. Raises LeaseLost."""
+        for _ in range(BUSY_TRIES):
+            self.ensure()
+            sent_at = self._keeper.clock()
+            answer = self.store.renew({self.key: self.grant_id}, self.interval)
+            if self.key in answer.lost:
+                self.lose(answer.lost[self.key])
+            elif self.key in answer.renewed:
+                self.renewed(sent_at, answer.renewed[self.key])
+                self.due_at = self._keeper.next_due(sent_at, self.interval)
+                self.ensure()
+                return
+            else:
+                self.lost.wait(BUSY_PAUSE)
         self.ensure()
 
     # What the keeper calls
@@ -165,7 +175,9 @@ class Hold:
     def renewed(self, sent_at: float, expires_at: datetime) -> None:
         """A renewal sent at ``sent_at`` was answered. Too late an answer changes nothing."""
         with self._lock:
-            if self.lost.is_set() or self._keeper.clock() >= self.trusted_until:
+            if not self._in_use or self.lost.is_set():
+                return
+            if self._keeper.clock() >= self.trusted_until:
                 return
             grant = self._granted
             self.trusted_until = max(self.trusted_until, sent_at + grant.ttl - margin(grant.ttl))
@@ -243,4 +255,6 @@ class Hold:
 def margin(ttl: float) -> float:
     """Seconds before the database's expiry at which trust ends, for a ttl in seconds."""
     configured = leasing_settings.MARGIN
-    return max(0.2, 0.02 * ttl) if configured is None else configured
+    wanted = max(0.2, 0.02 * ttl) if configured is None else configured
+    # A margin that leaves nothing would lose every hold as it is taken.
+    return min(wanted, ttl / 3)

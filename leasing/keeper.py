@@ -134,8 +134,11 @@ class Keeper:
         """Stop renewing ``hold``."""
         with self._lock:
             self._holds.pop(id(hold), None)
+            held = {each.store for each in self._holds.values()}
+            # What nobody holds any more is never renewed again, so nothing else would end it.
+            for store in [store for store in self._failures if store not in held]:
+                del self._failures[store]
             if not self._holds:
-                self._failures.clear()
                 self._renewer_wakes.notify()
 
     def soon(self, note: Callable[[], object]) -> None:
@@ -182,7 +185,9 @@ class Keeper:
         except Exception as error:
             self._try_again(store, holds.values(), interval, error)
             return
-        if self._failures.pop(store, None):
+        with self._lock:
+            had_failed = self._failures.pop(store, None)
+        if had_failed:
             logger.info("renewals succeed again")
         jitter = self._jitter()
         for key, hold in holds.items():
@@ -199,7 +204,10 @@ class Keeper:
     def _try_again(
         self, store: Store, holds: Iterable[Renewable], interval: float, error: Exception
     ) -> None:
-        failures = self._failures[store] = self._failures.get(store, 0) + 1
+        with self._lock:
+            failures = self._failures.get(store, 0) + 1
+            if any(hold.store == store for hold in self._holds.values()):
+                self._failures[store] = failures
         pause = min(interval / 2, 0.1 * 2 ** min(failures, 10))
         logger.warning("a renewal failed, again in about %.1f s: %s", pause, error)
         due_at = self.clock() + pause * random.uniform(0.5, 1)

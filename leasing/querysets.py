@@ -374,7 +374,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         def acquire() -> Grant:
             return grant_of(rows.acquire(resource, holder=holder, ttl=lasting))
 
-        store = RowStore(self.model, rows.db, patience=lasting.total_seconds() / 3)
+        store = RowStore(self.model, rows.db)
         return Hold(store, acquire, on_lost=on_lost)
 
     def _create_free(self, resource: str) -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from django.db import Error, connections
+from django.db import Error, connections, transaction
 
 from leasing import signals
-from leasing.dialects import in_transaction, use_private_connection
+from leasing.conf import leasing_settings
+from leasing.dialects import in_transaction, limit_waiting, use_private_connection
 from leasing.hold import Grant
 from leasing.keeper import Renewals, keeper
 
 if TYPE_CHECKING:
     from leasing.models import Leasable
     from leasing.querysets import LeasableQuerySet
+
+#: Seconds that writing a note may wait for a lock.
+NOTE_PATIENCE = 1.0
 
 
 @dataclass(frozen=True)
@@ -25,11 +30,10 @@ class RowStore:
 
     model: type[Leasable]
     using: str
-    patience: float = field(default=10.0, compare=False)
 
     def open(self) -> None:
         """Give this thread a connection of its own."""
-        use_private_connection(self.using, self.patience)
+        use_private_connection(self.using, patience())
 
     def close(self) -> None:
         """Drop this thread's connection: the next query makes a new one."""
@@ -51,12 +55,20 @@ class RowStore:
         # Never from here: this thread tells every loss of this process, and the database that
         # was silent about the renewal may be as silent about the note.
         rows = self._rows().home()
-        keeper.soon(lambda: rows.record("lost", grant.row, reason=reason))
+        note = partial(rows.record, "lost", grant.row, reason=reason)
+        keeper.soon(partial(_write_bounded, self.using, note))
         signals.send(signals.lost, grant.row, reason=reason)
 
     def _rows(self) -> LeasableQuerySet[Any]:
         rows: LeasableQuerySet[Any] = self.model._default_manager.using(self.using)
         return rows
+
+
+def _write_bounded(using: str, write: Callable[[], object]) -> None:
+    """Write without waiting long for locks: the thread that does so has renewals to do."""
+    with transaction.atomic(using=using):
+        limit_waiting(using, NOTE_PATIENCE)
+        write()
 
 
 def grant_of(row: Leasable) -> Grant:
@@ -74,9 +86,15 @@ def grant_of(row: Leasable) -> Grant:
     )
 
 
+def patience() -> float:
+    """Seconds that the keeper's connection waits for a connect or an unanswered packet. One
+    connection serves holds of every ttl, so the usual one decides, and not the longest."""
+    return min(max(2.0, leasing_settings.TTL / 3), 5.0)
+
+
 def write_apart(using: str, write: Callable[[], object]) -> None:
     """Write a note so that a rollback by the caller does not erase it."""
     if in_transaction(using):
-        keeper.soon(write)
+        keeper.soon(partial(_write_bounded, using, write))
     else:
         write()

@@ -470,7 +470,7 @@ class TaskQuerySet(LeasableQuerySet["Task"]):
         # Refused because the deadline passed: there is no record of the attempt to note it on
         # before the task is taken from it.
         late = self._everything().filter(pk=row.pk, grant_id=row.grant_id)
-        late._take(late.stuck, None, _overdue)
+        late._take(late.stuck, 1, _overdue)
         self._attempts_of(row).filter(grant_id=row.grant_id, refused_at=None).update(
             refused_at=DbNow(), refused_verb=verb
         )

@@ -132,9 +132,9 @@ def test_holds_of_rows_of_one_model_are_renewed_in_one_statement(
         hold.__exit__(None, None, None)
 
 
-def test_stores_of_the_same_rows_are_one_store_whatever_their_patience() -> None:
-    assert RowStore(Lease, "default", 1.0) == RowStore(Lease, "default", 20.0)
-    assert len({RowStore(Lease, "default", 1.0), RowStore(Lease, "default", 20.0)}) == 1
+def test_stores_of_the_same_rows_are_one_store() -> None:
+    assert RowStore(Lease, "default") == RowStore(Lease, "default")
+    assert len({RowStore(Lease, "default"), RowStore(Lease, "default")}) == 1
     assert RowStore(Lease, "default") != RowStore(Lease, "other")
 
 

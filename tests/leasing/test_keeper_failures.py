@@ -244,3 +244,36 @@ def test_of_too_many_notes_the_oldest_give_way(manual_keeper: Keeper) -> None:
 
     assert len(written) == keeper_module.MAX_NOTES
     assert written[0] == 10
+
+
+def test_a_failure_of_what_nobody_holds_any_more_keeps_nobody_from_work(
+    manual_keeper: Keeper, clock: FakeClock
+) -> None:
+    store, other = FakeStore(), FakeStore()
+    (hold,) = enter(store, manual_keeper, 1)
+    enter(other, manual_keeper, 2)
+    store.answer = FakeStore.fail
+    clock.advance(11)
+    manual_keeper.renew_due()
+    assert manual_keeper.draining
+
+    hold.leave()
+
+    assert not manual_keeper.draining
+
+
+def test_a_renewal_that_fails_after_its_hold_was_left_keeps_nobody_from_work(
+    manual_keeper: Keeper, clock: FakeClock
+) -> None:
+    store = FakeStore()
+    (hold,) = enter(store, manual_keeper, 1)
+
+    def leave_and_fail(grants: Any) -> Any:
+        hold.leave()
+        return FakeStore.fail(grants)
+
+    store.answer = leave_and_fail
+    clock.advance(11)
+    manual_keeper.renew_due()
+
+    assert not manual_keeper.draining

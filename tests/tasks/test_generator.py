@@ -243,13 +243,16 @@ def test_a_generator_that_lost_its_lease_stores_nothing(
 
 
 def test_a_lease_of_another_name_proves_nothing(hold: Hold) -> None:
+    """Not even one that has come by the same grant, which is never given twice."""
     start_generator()
+    usurp(Lease.objects.get())
     other = Lease.objects.acquire("crane:1", holder="ann")
-    Lease.objects.filter(resource=RESOURCE).update(grant_id=other.grant_id)
-    hold._granted.row = other
+    Lease.objects.filter(pk=other.pk).update(grant_id=hold.grant_id)
 
     with pytest.raises(LeaseLost):
         Generator().batch(hold, 7)
+
+    assert not Task.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True)

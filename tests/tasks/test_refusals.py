@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.db import transaction
@@ -14,7 +15,9 @@ from leasing.keeper import Keeper
 from leasing.models import LeaseEvent
 from tasks.exceptions import GiveUp
 from tasks.models import Task
+from tasks.querysets import TaskQuerySet
 from tests.factories import TaskFactory, claimed
+from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire
 from tests.tasks.support import Told, attempt, copy_of, refusals, row_of
 
@@ -244,3 +247,24 @@ def test_a_late_write_takes_its_own_row_only() -> None:
         Task.objects.heartbeat(task)
 
     assert row_of(other) == before
+
+
+def test_a_task_that_is_well_again_when_the_refusal_is_noted_is_not_taken(
+    database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that was set back, between the judgement and the note."""
+    task = TaskFactory(state="running", ttl=30)
+    database_clock.advance(30)
+    why_over = TaskQuerySet.why_over
+
+    def set_back(*args: Any) -> str | None:
+        reason = why_over(*args)
+        database_clock.advance(-10)
+        return reason
+
+    monkeypatch.setattr(TaskQuerySet, "why_over", set_back)
+
+    with pytest.raises(LeaseLost, match="it expired at"):
+        Task.objects.heartbeat(task)
+
+    assert row_of(task)["status"] == "running"

@@ -469,18 +469,27 @@ def test_a_result_whose_answer_was_lost_on_the_way_is_stored_once(
     assert set(refusals(task)) <= {""}
 
 
+def completed_by_another(task: Task) -> None:
+    lose(task)
+    Task.objects.complete(claimed(task, "bob"), {"by": "bob"})
+
+
 @transactional
+@pytest.mark.parametrize(
+    ("meanwhile", "status"), [(lose, "ready"), (completed_by_another, "succeeded")]
+)
 def test_a_task_that_was_lost_while_the_database_was_away_is_refused_and_noted(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Task], None], status: str
 ) -> None:
-    """Lost is not arrived, though the row still has the grant."""
-    tries = []
+    """Lost is not arrived: neither while the row still has the grant, nor when it has ended
+    under another."""
     complete = TaskQuerySet.complete
+    tries: list[Any] = []
 
     def away_and_lost(rows: Any, task: Task, output: Any) -> Task:
-        tries.append(1)
-        if len(tries) == 1:
-            lose(task)
+        tries.append(output)
+        if tries == [{"late": True}]:
+            meanwhile(Task.objects.get(pk=task.pk))
             raise GONE
         return complete(rows, task, output)
 
@@ -488,8 +497,9 @@ def test_a_task_that_was_lost_while_the_database_was_away_is_refused_and_noted(
 
     task = run(lambda ctx, **data: {"late": True})
 
-    assert len(tries) == 2
-    assert task.status == TaskStatus.READY
+    assert tries.count({"late": True}) == 2
+    assert task.status == status
+    assert task.task_output != {"late": True}
     assert refusals(task) == ["complete"]
 
 
