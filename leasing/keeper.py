@@ -134,10 +134,10 @@ class Keeper:
         """Stop renewing ``hold``."""
         with self._lock:
             self._holds.pop(id(hold), None)
-            held = {each.store for each in self._holds.values()}
             # What nobody holds any more is never renewed again, so nothing else would end it.
-            for store in [store for store in self._failures if store not in held]:
-                del self._failures[store]
+            for store in list(self._failures):
+                if not any(each.store == store for each in self._holds.values()):
+                    del self._failures[store]
             if not self._holds:
                 self._renewer_wakes.notify()
 
