@@ -26,12 +26,6 @@ def django_db_keepdb(request: pytest.FixtureRequest) -> bool:
     return request.config.stash[DATABASE].throw_away or bool(request.config.getvalue("reuse_db"))
 
 
-@pytest.fixture(autouse=True)
-def leases_by_hand() -> None:
-    """In place of the plugin's: this suite tests the real clocks and the real keeper, and takes
-    time into its hands where it says so."""
-
-
 @pytest.fixture
 def process_env(request: pytest.FixtureRequest, transactional_db: None) -> dict[str, str]:
     """The environment of a process that works on the test database.
