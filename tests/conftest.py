@@ -10,6 +10,7 @@ from typing import Protocol
 import pytest
 from django.db import connection
 
+from leasing.keeper import keeper
 from tests.plugin import DATABASE
 from tests.processes import Process
 
@@ -24,6 +25,14 @@ class Spawn(Protocol):
 def django_db_keepdb(request: pytest.FixtureRequest) -> bool:
     """Leave a throw-away database to its end: dropping it fails while a thread is connected."""
     return request.config.stash[DATABASE].throw_away or bool(request.config.getvalue("reuse_db"))
+
+
+@pytest.fixture(autouse=True)
+def _keeper_at_rest(_django_db_helper: None) -> Iterator[None]:
+    """Let the keeper finish with each test, before the tables are emptied: what it still writes
+    would deadlock with that, or come up in the next test."""
+    yield
+    keeper.stop()
 
 
 @pytest.fixture

@@ -70,9 +70,11 @@ def test_a_private_connection_stands_outside_of_any_pool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = {**connection.settings_dict.get("OPTIONS", {}), "pool": True}
-    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+    with monkeypatch.context() as patched:
+        patched.setitem(connection.settings_dict, "OPTIONS", options)
+        private = private_connection("default", 4.0)
 
-    assert "pool" not in private_connection("default", 4.0).settings_dict["OPTIONS"]
+    assert "pool" not in private.settings_dict["OPTIONS"]
     assert options["pool"] is True
 
 

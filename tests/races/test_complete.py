@@ -24,7 +24,6 @@ def test_of_eight_completions_of_one_task_one_is_accepted(spawn: Spawn) -> None:
     for task in tasks:
         assert row_of(task)["status"] == TaskStatus.SUCCEEDED
         assert row_of(task)["fencing_token"] == task.fencing_token
-    assert len({row_of(task)["task_output"]["by"] for task in tasks}) > 1, "always the same one"
 
 
 def test_of_eight_processes_that_recover_one_task_one_does(spawn: Spawn) -> None:
