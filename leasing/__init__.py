@@ -1,5 +1,33 @@
 """Time-bound leases with fencing tokens, on rows of your database.
 
 See ``leasing.models.Lease`` for named leases, ``leasing.models.Leasable`` for your own models,
-and ``leasing.exceptions`` for what can go wrong.
+and ``leasing.exceptions`` for what can go wrong. ``leased``, ``Leader``, ``FencedModel`` and
+``once`` can be imported from here.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from leasing.decorators import leased
+    from leasing.fencing import FencedModel
+    from leasing.idempotency import once
+    from leasing.leader import Leader
+
+__all__ = ["FencedModel", "Leader", "leased", "once"]
+
+# Models can be imported only once the apps are loaded, and this module is imported before.
+_PLACES = {
+    "FencedModel": "leasing.fencing",
+    "Leader": "leasing.leader",
+    "leased": "leasing.decorators",
+    "once": "leasing.idempotency",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

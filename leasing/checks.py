@@ -11,7 +11,14 @@ from django.apps import AppConfig
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 
+from leasing.bell import notifications_arrive
 from leasing.conf import AppSettings, leasing_settings
+
+#: psycopg's number for it.
+READ_COMMITTED = 2
+
+
+NUMBERS = ("TTL", "MIN_TTL", "MAX_TTL", "RENEW_EVERY", "JITTER", "MARGIN", "WAIT", "GRACE")
 
 
 def register_all() -> None:
@@ -21,6 +28,8 @@ def register_all() -> None:
     register(Tags.models)(check_leasable_models)
     register(Tags.database)(check_databases)
     register(check_sqlite_mode)
+    register(check_transactions)
+    register(Tags.security, deploy=True)(check_enabled)
 
 
 def unknown_settings(app_settings: AppSettings, code: str) -> list[CheckMessage]:
@@ -44,7 +53,7 @@ def check_settings(
     messages = unknown_settings(leasing_settings, "leasing.E001")
     messages += [
         Error(f"LEASING[{key!r}] must be a number of seconds, not {value!r}.", id="leasing.E002")
-        for key in ("TTL", "MIN_TTL", "MAX_TTL", "RENEW_EVERY", "JITTER", "MARGIN")
+        for key in NUMBERS
         if not _is_number(value := getattr(leasing_settings, key), key)
     ]
     if messages:
@@ -77,6 +86,8 @@ def _check_bounds() -> list[CheckMessage]:
         messages.append(
             Error(f"LEASING['DATABASE'] names no database: {conf.DATABASE!r}.", id="leasing.E006")
         )
+    if not isinstance(conf.ENABLED, bool):
+        messages.append(Error("LEASING['ENABLED'] must be True or False.", id="leasing.E011"))
     if conf.API_ACCESS not in ("closed", "compatible"):
         messages.append(
             Error("LEASING['API_ACCESS'] must be 'closed' or 'compatible'.", id="leasing.E007")
@@ -111,6 +122,21 @@ def check_api_access(
             f"The lease and task API answers without credentials to {hosts}.",
             hint="LEASING['API_ACCESS'] = 'closed' ends that.",
             id="leasing.W001",
+        )
+    ]
+
+
+def check_enabled(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Say so when no other process would hear of what is held."""
+    if leasing_settings.ENABLED:
+        return []
+    return [
+        Warning(
+            "Leases are held in the memory of each process: two may hold the same one at once.",
+            hint="LEASING['ENABLED'] = False is for tests, and for a single process.",
+            id="leasing.W007",
         )
     ]
 
@@ -166,6 +192,35 @@ def check_sqlite_mode(
     ]
 
 
+def check_transactions(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """How the project uses transactions: leases are taken outside of them, under READ
+    COMMITTED."""
+    database = connections.settings.get(leasing_settings.DATABASE, {})
+    messages: list[CheckMessage] = []
+    if database.get("ATOMIC_REQUESTS"):
+        messages.append(
+            Warning(
+                "ATOMIC_REQUESTS wraps every view in a transaction, where no lease is granted.",
+                hint="Mark views that acquire with @transaction.non_atomic_requests, and silence "
+                "this check then.",
+                id="leasing.W004",
+            )
+        )
+    level = database.get("OPTIONS", {}).get("isolation_level")
+    if "postgresql" in database.get("ENGINE", "") and level not in (None, READ_COMMITTED):
+        messages.append(
+            Warning(
+                "The database of leases is not used under READ COMMITTED.",
+                hint="Under a stricter level, two who want the same lease make one of them fail "
+                "with a serialization error instead of LeaseHeld.",
+                id="leasing.W005",
+            )
+        )
+    return messages
+
+
 def check_databases(
     app_configs: Sequence[AppConfig] | None = None,
     databases: Sequence[str] | None = None,
@@ -175,6 +230,22 @@ def check_databases(
     using = leasing_settings.DATABASE
     if using not in (databases or ()) or connections[using].vendor != "postgresql":
         return []
+    return [*_check_durability(using), *_check_notifications(using)]
+
+
+def _check_notifications(using: str) -> list[CheckMessage]:
+    if notifications_arrive(using):
+        return []
+    return [
+        Warning(
+            "PostgreSQL's notifications do not arrive: is there a pooler in transaction mode?",
+            hint="Everything works without them; who waits for a lease polls for it.",
+            id="leasing.W006",
+        )
+    ]
+
+
+def _check_durability(using: str) -> list[CheckMessage]:
     with connections[using].cursor() as cursor:
         cursor.execute("SELECT current_setting('fsync'), current_setting('synchronous_commit')")
         fsync, synchronous_commit = cursor.fetchone()

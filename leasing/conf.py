@@ -49,8 +49,16 @@ class LeasingSettings(AppSettings):
     #: How long before the database's expiry a holder stops believing; None is the larger of
     #: 0.2 s (a round trip) and 2 % of the ttl (clocks that run at different rates).
     MARGIN: float | None = None
+    #: How long to wait for a lease that somebody holds, when the caller does not say.
+    WAIT: float = 0.0
+    #: How long after an expiry (not a release) nobody else gets a lease, when its holder did not
+    #: say: time for what a dead holder had sent on its way to arrive.
+    GRACE: float = 0.0
     #: The database of leases.
     DATABASE: str = "default"
+    #: False keeps what is held in the memory of each process instead of the database: for
+    #: tests, and machines where nothing else runs. See ``leasing.memory``.
+    ENABLED: bool = True
     #: Names this process as a holder; None is ``host:pid:random``.
     HOLDER: Callable[[], str] | None = None
     #: "closed": the API wants a signed-in user with permission. "compatible": clients of the

@@ -2,8 +2,11 @@
 
 LeaseError
 ├── LeaseHeld           someone holds it; names the holder and the expiry
+│   └── LeaseTimeout    ... and still did when the waiting was over
 ├── LeaseLost           the term you act in is over
+│   └── StaleToken      what was to be written has seen a newer token
 ├── LeaseInTransaction  asked for inside an atomic block
+├── PayloadMismatch     a key of ``once`` was used with other arguments
 ├── InvalidResource     the name of a resource or a holder is unusable
 └── InvalidTTL          the ttl is not a number, or out of bounds
 """
@@ -35,6 +38,10 @@ class LeaseHeld(LeaseError):
         return type(self), (self.resource, self.holder, self.expires_at)
 
 
+class LeaseTimeout(LeaseHeld):
+    """Someone else held the lease for as long as was waited."""
+
+
 class LeaseLost(LeaseError):
     """The lease is no longer yours."""
 
@@ -47,6 +54,10 @@ class LeaseLost(LeaseError):
         return type(self), (self.resource, self.reason)
 
 
+class StaleToken(LeaseLost):
+    """A write was refused, because what it guards has seen a newer fencing token."""
+
+
 class LeaseInTransaction(LeaseError):
     """A lease cannot be taken inside a transaction.
 
@@ -56,6 +67,17 @@ class LeaseInTransaction(LeaseError):
     ``with hold: with transaction.atomic(): ...``. A view under ATOMIC_REQUESTS needs
     ``@transaction.non_atomic_requests``.
     """
+
+
+class PayloadMismatch(LeaseError):
+    """The same key was used with another payload."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(f"{key} was used with another payload.")
+
+    def __reduce__(self) -> tuple[type[PayloadMismatch], tuple[str]]:
+        return type(self), (self.key,)
 
 
 class InvalidResource(LeaseError, ValueError):

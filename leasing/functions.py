@@ -15,6 +15,8 @@ from django.db.models import BigIntegerField, DateTimeField, DurationField, F, F
 from django.db.models.expressions import Combinable, CombinedExpression, ExpressionWrapper
 from django.db.models.functions import Greatest
 
+from leasing import clock
+
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -25,17 +27,39 @@ class DbNow(Func):
     arity = 0
 
     def as_postgresql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
-        return self.as_sql(compiler, connection, template="STATEMENT_TIMESTAMP()", **extra)
+        template = _now(
+            "STATEMENT_TIMESTAMP()",
+            "(STATEMENT_TIMESTAMP() + INTERVAL '{} seconds')",
+            "'{}+00'::timestamptz",
+        )
+        return self.as_sql(compiler, connection, template=template, **extra)
 
     def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> Any:
         # The form in which Django's own SQLite backend stores a datetime, to the digit: these
         # are compared as text, and there ".5" comes before ".500".
-        template = "STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW')"
+        template = _now(
+            "STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW')",
+            "STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW', '+{} seconds')",
+            "'{}'",
+        )
         return self.as_sql(compiler, connection, template=template, **extra)
 
     def as_mysql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
         # CURRENT_TIMESTAMP is in the session's zone, hours away from what Django stores.
-        return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **extra)
+        template = _now(
+            "UTC_TIMESTAMP(6)", "(UTC_TIMESTAMP(6) + INTERVAL {} SECOND)", "TIMESTAMP'{}'"
+        )
+        return self.as_sql(compiler, connection, template=template, **extra)
+
+
+def _now(running: str, ahead: str, stopped: str) -> str:
+    """The SQL of the database's clock; of one that a test has put ahead, or stopped."""
+    stand_in = clock.stand_in
+    if stand_in is None:
+        return running
+    if stand_in.stopped_at is None:
+        return ahead.format(f"{stand_in.passed:.6f}") if stand_in.passed else running
+    return stopped.format(stand_in.stopped_at.replace(tzinfo=None).isoformat(" ", "microseconds"))
 
 
 class DbMicroseconds(Func):

@@ -8,18 +8,22 @@ or when no renewal was answered in time. In a forked child it is lost from the s
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
+from leasing.aio import Steps, adrive, drive, in_thread
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseLost
-from leasing.keeper import Keeper, Store, keeper
+from leasing.keeper import Keeper, keeper
+from leasing.store import Grant, Renewal, Store
 
 logger = logging.getLogger("leasing")
 
@@ -27,76 +31,70 @@ logger = logging.getLogger("leasing")
 BUSY_TRIES, BUSY_PAUSE = 10, 0.05
 
 
-@dataclass
-class Grant:
-    """One term of one holder, as the store granted it."""
-
-    key: Any
-    grant_id: uuid.UUID
-    fencing_token: int
-    holder: str
-    resource: str
-    #: Seconds that the grant and each renewal are good for.
-    ttl: float
-    expires_at: datetime
-    #: What the store granted; only the store looks at it.
-    row: Any
-
-
-class GrantStore(Store, Protocol):
-    """A store whose grants a hold can give back and report as lost."""
-
-    def release(self, grant: Grant) -> None:
-        """Give the grant back. Raises LeaseLost when it is over already."""
-
-    def lost(self, grant: Grant, reason: str) -> None:
-        """Tell the world that the holder of ``grant`` has heard of its loss."""
+#: Begins to acquire: the steps that a driver does.
+Acquire = Callable[[], Steps[Grant]]
 
 
 class Hold:
-    """A grip on one lease, for ``with``. Made by ``Lease.objects.hold(...)``."""
+    """A grip on one lease, for ``with`` and ``async with``. Made by ``Lease.objects.hold(...)``.
+
+    ``on_lost`` and ``on_yield`` are called once, with the hold, on a thread of the keeper.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_acquire",
+        "_grant",
+        "_in_use",
+        "_interrupt",
+        "_is_last",
+        "_is_lost",
+        "_keeper",
+        "_lock",
+        "_lost",
+        "_on_lost",
+        "_on_yield",
+        "_reason",
+        "_settling",
+        "due_at",
+        "store",
+        "trusted_until",
+        "yield_to",
+    )
 
     def __init__(
         self,
-        store: GrantStore,
-        acquire: Callable[[], Grant] | None = None,
+        store: Store,
+        acquire: Acquire | None = None,
         *,
         on_lost: Callable[[Hold], object] | None = None,
+        on_yield: Callable[[Hold], object] | None = None,
         keeper: Keeper = keeper,
     ) -> None:
         self.store = store
-        #: Set once the hold is lost; ``lost.wait(seconds)`` is a sleep that ends early.
-        self.lost = threading.Event()
+        self._is_lost = False
+        self._lost: threading.Event | None = None
+        #: Who of higher priority asked for it; empty while nobody did. Finish soon then.
+        self.yield_to = ""
         self.due_at = 0.0
         self.trusted_until = 0.0
         self._acquire = acquire
         self._grant: Grant | None = None
         self._on_lost = on_lost
+        self._on_yield = on_yield
         self._keeper = keeper
         self._reason = ""
         self._lock = threading.Lock()
         self._in_use = False
         self._settling = False
+        self._is_last = False
+        self._interrupt: Interrupt | None = None
 
     # Taking and giving back
 
     def __enter__(self) -> Self:
-        if self._acquire is None or self._in_use:
-            raise RuntimeError("This hold is in use already.")
-        sent_at = self._keeper.clock()
-        self.adopt(self._acquire(), sent_at)
+        self.adopt(drive(self._begin()))
         return self
-
-    def adopt(self, grant: Grant, sent_at: float) -> None:
-        """Keep ``grant``, won by a request sent at ``sent_at`` on the holder's clock."""
-        self.lost = threading.Event()
-        self._reason = ""
-        self._grant = grant
-        self._in_use = True
-        self._settling = False
-        self.trusted_until = sent_at + grant.ttl - margin(grant.ttl)
-        self.due_at = self._keeper.next_due(sent_at, self.interval)
-        self._keeper.add(self)
 
     def __exit__(
         self,
@@ -111,20 +109,68 @@ class Hold:
             if error is None:
                 raise
         except Exception as failure:
-            # The work was done while the lease was held; the ttl frees what release could not.
-            logger.warning("%s could not be released: %s", self.resource, failure)
+            self._log_unreleased(failure)
+
+    async def __aenter__(self) -> Self:
+        """As ``with``; in addition the body is cancelled when the hold is lost."""
+        self.adopt(await adrive(self._begin()))
+        self._interrupt = Interrupt()
+        if self._is_lost:
+            self._interrupt()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        interrupt, self._interrupt = self._interrupt, None
+        if interrupt is not None and interrupt.explains(error):
+            self.leave()
+            raise LeaseLost(self.resource, self._reason) from error
+        try:
+            if self._in_use:
+                await in_thread(self.release)
+        except LeaseLost:
+            if error is None:
+                raise
+        except Exception as failure:
+            self._log_unreleased(failure)
+
+    def _begin(self) -> Steps[Grant]:
+        if self._acquire is None or self._in_use:
+            raise RuntimeError("This hold is in use already.")
+        return self._acquire()
+
+    def adopt(self, grant: Grant) -> None:
+        """Keep ``grant``."""
+        self._is_lost, self._lost = False, None
+        self.yield_to = ""
+        self._reason = ""
+        self._grant = grant
+        self._in_use = True
+        self._settling = False
+        self._is_last = False
+        self.trusted_until = grant.sent_at + grant.remaining - margin(grant.ttl)
+        self.due_at = self._keeper.next_due(grant.sent_at, self.interval)
+        self._keeper.add(self)
 
     def release(self) -> None:
         """Give the lease back at once; the keeper stops renewing it. Again changes nothing.
 
         Raises LeaseLost when it was lost before.
         """
-        if not self._in_use and not self.lost.is_set():
+        if not self._in_use and not self._is_lost:
             return
         try:
             self.ensure()
         finally:
             self.leave()
+        self.store.release(self._granted)
+
+    def give_back(self) -> None:
+        """Give back a term that was ended by ``lose`` here, and may stand in the store still."""
         self.store.release(self._granted)
 
     def settle(self) -> None:
@@ -139,18 +185,48 @@ class Hold:
             self.trusted_until = 0.0
         self._keeper.discard(self)
 
+    def _log_unreleased(self, failure: Exception) -> None:
+        # The work was done while the lease was held; the ttl frees what release could not.
+        logger.warning("%s could not be released: %s", self.resource, failure)
+
     # Believing
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set once the hold is lost; ``lost.wait(seconds)`` is a sleep that ends early."""
+        with self._lock:
+            # Made when it is first asked for: an event weighs as much as the rest of a hold.
+            if self._lost is None:
+                self._lost = threading.Event()
+                if self._is_lost:
+                    self._lost.set()
+            return self._lost
 
     @property
     def valid(self) -> bool:
         """Whether the lease is surely still held."""
-        return not self.lost.is_set() and self._keeper.clock() < self.trusted_until
+        return not self._is_lost and self._keeper.clock() < self.trusted_until
 
     def ensure(self) -> None:
         """Raise LeaseLost unless the lease is surely still held."""
         if not self.valid:
-            self.lose("it was not renewed in time")
+            self.lose(self.overdue_reason)
             raise LeaseLost(self.resource, self._reason or "it was released")
+
+    def still_mine(self) -> AbstractContextManager[None]:
+        """A block for your own writes: one transaction, that commits only if the lease is still
+        held then, by the database's clock.
+
+        The lease's row is locked meanwhile, so nobody can take it, and it cannot be renewed
+        either: keep the block well below the ttl. Raises LeaseLost, at the beginning or at the
+        end; nothing is written then.
+        """
+        self.ensure()
+        return self.store.proving(self._granted.row)
+
+    def refused(self, verb: str, reason: str) -> None:
+        """Note that a late write under this hold was turned away by what it guards."""
+        self.store.refused(self._granted.row, verb, reason)
 
     def renew(self) -> None:
         """Renew now, without waiting for the keeper. A row that somebody else has locked is
@@ -172,34 +248,54 @@ class Hold:
 
     # What the keeper calls
 
-    def renewed(self, sent_at: float, expires_at: datetime) -> None:
+    def renewed(self, sent_at: float, renewal: Renewal) -> None:
         """A renewal sent at ``sent_at`` was answered. Too late an answer changes nothing."""
         with self._lock:
-            if not self._in_use or self.lost.is_set():
+            if not self._in_use or self._is_lost:
                 return
             if self._keeper.clock() >= self.trusted_until:
                 return
             grant = self._granted
-            self.trusted_until = max(self.trusted_until, sent_at + grant.ttl - margin(grant.ttl))
-            grant.expires_at = expires_at
+            believed = sent_at + renewal.remaining - margin(grant.ttl)
+            self.trusted_until = max(self.trusted_until, believed)
+            grant.expires_at = renewal.expires_at
+            asked = renewal.yield_to and not self.yield_to
+            self.yield_to = renewal.yield_to
+            self._is_last = renewal.is_last
+        if asked and self._on_yield is not None:
+            self._keeper.tell(lambda: self._on_yield(self) if self._on_yield else None)
+
+    @property
+    def overdue_reason(self) -> str:
+        """What to say when trust runs out."""
+        if self.yield_to:
+            return f"{self.yield_to}, of higher priority, asked for it"
+        if self._is_last:
+            return "it was held for the longest time it may be"
+        return "it was not renewed in time"
 
     def lose(self, reason: str) -> None:
         """The hold is over. Only the first call counts."""
         with self._lock:
-            if self.lost.is_set() or not self._in_use:
+            if self._is_lost or not self._in_use:
                 return
             self._reason = reason
             self.trusted_until = 0.0
-            self.lost.set()
+            self._is_lost = True
+            if self._lost is not None:
+                self._lost.set()
         self._keeper.discard(self)
+        interrupt = self._interrupt
+        if interrupt is not None:
+            interrupt()
         if not self._settling:
             self._keeper.tell(self._tell)
 
     def forget(self) -> None:
         """In a forked child: not ours, and nobody is told."""
         self._lock = threading.Lock()
-        self.lost = threading.Event()
-        self.lost.set()
+        self._is_lost, self._lost = True, None
+        self._interrupt = None
         self._reason = "this process is a fork of its holder"
 
     def _tell(self) -> None:
@@ -245,11 +341,46 @@ class Hold:
         return self._granted.expires_at
 
     @property
+    def ttl(self) -> float:
+        """Seconds that the grant and each renewal are good for."""
+        return self._granted.ttl
+
+    @property
     def interval(self) -> float:
         """Seconds between renewals."""
-        ttl = self._granted.ttl
+        ttl = self.ttl
         every = leasing_settings.RENEW_EVERY
         return ttl / 3 if every is None else min(every, ttl / 2)
+
+
+class Interrupt:
+    """Cancels the task that made it, from any thread, once."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._loop = asyncio.get_running_loop()
+        self._cancellations = task.cancelling()
+        self._done = False
+
+    def __call__(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing runs any more
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if not self._done and not self._task.done():
+            self._done = True
+            self._task.cancel()
+
+    def explains(self, error: BaseException | None) -> bool:
+        """Whether ``error`` is this cancellation, and nobody else's too. Called by the task as
+        its body ends; nothing is cancelled afterwards."""
+        cancelled, self._done = self._done, True
+        if not cancelled:
+            return False
+        others = self._task.uncancel() > self._cancellations
+        return isinstance(error, asyncio.CancelledError) and not others
 
 
 def margin(ttl: float) -> float:

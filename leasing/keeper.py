@@ -3,9 +3,9 @@
 Terms
     hold      one grant this process believes it has
     due       the moment on the holder's clock at which a hold is to be renewed
-    trust     until when the holder may believe: ``sent_at + ttl - margin``, where ``sent_at``
-              was read before the request that the database answered was sent. The database
-              counts the ttl from a later moment, so trust always ends first.
+    trust     until when the holder may believe: ``sent_at + remaining - margin``, where
+              ``sent_at`` was read before the request was sent, and ``remaining`` is what was
+              left by the store's clock at a later moment, so trust always ends first.
 
 Threads, all daemons, started when the first hold comes and never before
     renewer   renews what is due, many holds in one statement, on a connection of its own
@@ -14,8 +14,9 @@ Threads, all daemons, started when the first hold comes and never before
     teller    calls ``on_lost`` and sends signals, so that a slow callback delays nobody
 
 What happens when it fails
-    A renewal that raises is tried again, sooner, with backoff; ``draining`` is true meanwhile
-    and whoever starts new work should not. It never extends trust: only an answer does.
+    A renewal that raises, or is answered slowly, opens the store's breaker: after a growing,
+    jittered pause one batch is tried, and the others follow if it succeeds. ``draining`` is true
+    meanwhile, and whoever starts new work should not. Only an answer extends trust.
     Rows that were locked by someone else count as neither renewed nor lost and are tried again
     shortly. A fork drops every hold in the child.
 """
@@ -29,48 +30,30 @@ import queue
 import random
 import threading
 import uuid
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from django.db import connections
 
+from leasing.breaker import Breaker
 from leasing.clock import clock as holder_clock
 from leasing.conf import leasing_settings
+from leasing.store import Renewal, Store
 
 logger = logging.getLogger("leasing.keeper")
 
 #: Holds renewed by one statement.
 BATCH = 1000
+#: The part of their interval that holds are spread over after a pause.
+SPREAD = 0.02
 #: Notes for the ledger that wait while the database is away; the oldest give way.
 MAX_NOTES = 1000
 #: Seconds until notes that the database did not take are tried again.
 NOTE_PAUSE = 1.0
 #: Seconds that interpreter exit waits for a renewal under way.
 EXIT_PATIENCE = 1.0
-
-
-@dataclass
-class Renewals:
-    """The answer to a renewal of many. Keys in neither were locked by someone else."""
-
-    renewed: dict[Any, datetime] = field(default_factory=dict)
-    lost: dict[Any, str] = field(default_factory=dict)
-
-
-class Store(Hashable, Protocol):
-    """Where grants stand. Holds of equal stores are renewed together."""
-
-    def open(self) -> None:
-        """Called on the renewing thread before its first request."""
-
-    def close(self) -> None:
-        """Called on the renewing thread when nothing is left to renew."""
-
-    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
-        """Renew each key's grant; give up after ``timeout`` seconds."""
 
 
 class Renewable(Protocol):
@@ -84,11 +67,13 @@ class Renewable(Protocol):
     def grant_id(self) -> uuid.UUID: ...
     @property
     def interval(self) -> float: ...
+    @property
+    def overdue_reason(self) -> str: ...
 
     due_at: float
     trusted_until: float
 
-    def renewed(self, sent_at: float, expires_at: datetime) -> None: ...
+    def renewed(self, sent_at: float, renewal: Renewal) -> None: ...
     def lose(self, reason: str) -> None: ...
     def forget(self) -> None: ...
 
@@ -112,7 +97,7 @@ class Keeper:
         self._holds: dict[int, Renewable] = {}
         self._notes: deque[Callable[[], object]] = deque(maxlen=MAX_NOTES)
         self._tales: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._failures: dict[Store, int] = {}
+        self._breakers: defaultdict[Store, Breaker] = defaultdict(Breaker)
         self._open_stores: set[Store] = set()
         self._threads: list[threading.Thread] = []
         self._notes_due_at = 0.0
@@ -134,12 +119,16 @@ class Keeper:
         """Stop renewing ``hold``."""
         with self._lock:
             self._holds.pop(id(hold), None)
-            # What nobody holds any more is never renewed again, so nothing else would end it.
-            for store in list(self._failures):
-                if not any(each.store == store for each in self._holds.values()):
-                    del self._failures[store]
+            self._forget_unheld()
             if not self._holds:
                 self._renewer_wakes.notify()
+
+    def _forget_unheld(self) -> None:
+        # What nobody holds any more is never renewed again: nothing else would close its breaker.
+        for store, breaker in list(self._breakers.items()):
+            holds = self._holds.values()
+            if not breaker.is_closed and not any(hold.store == store for hold in holds):
+                del self._breakers[store]
 
     def soon(self, note: Callable[[], object]) -> None:
         """Run ``note`` on the renewing thread, over its connection; tried again while the
@@ -158,8 +147,9 @@ class Keeper:
 
     @property
     def draining(self) -> bool:
-        """True from the first renewal that failed until one succeeds: start nothing new."""
-        return bool(self._failures)
+        """True from the first renewal that failed, or was slow, until one succeeds: start
+        nothing new."""
+        return not all(breaker.is_closed for breaker in list(self._breakers.values()))
 
     def next_due(self, sent_at: float, interval: float) -> float:
         """When to renew what was granted or renewed by a request sent at ``sent_at``."""
@@ -177,17 +167,27 @@ class Keeper:
 
     def _renew(self, store: Store, holds: dict[Any, Renewable]) -> None:
         interval = min(hold.interval for hold in holds.values())
+        breaker = self._breakers[store]
+        if not breaker.lets_pass(self.clock()):
+            self._put_off(holds.values(), breaker.opens_again_at)
+            return
         grants = {key: hold.grant_id for key, hold in holds.items()}
         sent_at = self.clock()
         try:
             self._open(store)
             answer = store.renew(grants, interval)
         except Exception as error:
-            self._try_again(store, holds.values(), interval, error)
+            pause = breaker.failed(self.clock(), interval * (0.5 - SPREAD))
+            with self._lock:
+                self._forget_unheld()
+            logger.warning("a renewal failed, again in about %.1f s: %s", pause, error)
+            self._put_off(holds.values(), breaker.opens_again_at)
             return
-        with self._lock:
-            had_failed = self._failures.pop(store, None)
-        if had_failed:
+        took = self.clock() - sent_at
+        if took > interval / 2:
+            breaker.failed(self.clock(), interval * (0.5 - SPREAD))
+            logger.warning("a renewal took %.1f s, nearly too long", took)
+        elif breaker.succeeded():
             logger.info("renewals succeed again")
         jitter = self._jitter()
         for key, hold in holds.items():
@@ -201,18 +201,10 @@ class Keeper:
             else:
                 hold.due_at = self.clock() + hold.interval * random.uniform(0.02, 0.05)
 
-    def _try_again(
-        self, store: Store, holds: Iterable[Renewable], interval: float, error: Exception
-    ) -> None:
-        with self._lock:
-            failures = self._failures.get(store, 0) + 1
-            if any(hold.store == store for hold in self._holds.values()):
-                self._failures[store] = failures
-        pause = min(interval / 2, 0.1 * 2 ** min(failures, 10))
-        logger.warning("a renewal failed, again in about %.1f s: %s", pause, error)
-        due_at = self.clock() + pause * random.uniform(0.5, 1)
+    def _put_off(self, holds: Iterable[Renewable], until: float) -> None:
+        """Renew ``holds`` shortly after ``until``, the moment at which one more try may pass."""
         for hold in holds:
-            hold.due_at = due_at
+            hold.due_at = until + hold.interval * random.uniform(0, SPREAD)
 
     def _jitter(self) -> float:
         spread = leasing_settings.JITTER
@@ -251,7 +243,7 @@ class Keeper:
         with self._lock:
             over = [hold for hold in self._holds.values() if hold.trusted_until <= now]
         for hold in over:
-            hold.lose("it was not renewed in time")
+            hold.lose(hold.overdue_reason)
 
     # Threads
 
@@ -333,6 +325,37 @@ class Keeper:
             if thread is not threading.current_thread():
                 thread.join(EXIT_PATIENCE)
         self._reset()
+
+    @contextmanager
+    def by_hand(self) -> Iterator[None]:
+        """Do nothing by itself in this block: no threads, and callbacks at once, where they are
+        found due. For tests. What is held already stays held, and what is left at the end is
+        forgotten."""
+        before = self.holds
+        self.stop()
+        with_threads, self._with_threads = self._with_threads, False
+        self._holds.update((id(hold), hold) for hold in before)
+        try:
+            yield
+        finally:
+            left = self.holds
+            self._reset()
+            self._with_threads = with_threads
+            for hold in before:
+                if hold in left:
+                    self.add(hold)
+
+    @property
+    def holds(self) -> list[Renewable]:
+        """What is renewed now."""
+        with self._lock:
+            return list(self._holds.values())
+
+    def take_notes(self) -> list[Callable[[], object]]:
+        """The notes that wait for the ledger: whoever takes them writes them."""
+        with self._lock:
+            notes, self._notes = list(self._notes), deque(maxlen=MAX_NOTES)
+        return notes
 
     def after_fork(self) -> None:
         """In a child: the parent's holds are not ours, and its locks may be held for ever."""

@@ -38,6 +38,9 @@ _RECEIVERS = {
     signals.revoked: _log(
         logging.WARNING, "%(by)s revoked %(resource)s from %(holder)s: %(reason)s"
     ),
+    signals.preempted: _log(
+        logging.INFO, "%(by)s, of higher priority, asked %(holder)s to yield %(resource)s"
+    ),
     signals.lost: _log(logging.WARNING, "%(holder)s lost %(resource)s: %(reason)s"),
     signals.refused: _log(
         logging.WARNING, "refused %(verb)s of %(resource)s by %(holder)s: %(reason)s"

@@ -11,7 +11,12 @@ from django.db import models
 from django.db.models import F, Q
 
 from leasing.functions import EPOCH, DbNow
-from leasing.querysets import LEASE_FIELDS, LeasableQuerySet, LeaseQuerySet, LeaseState
+from leasing.history import LeaseEventQuerySet
+from leasing.hold import Hold
+from leasing.named import LeaseQuerySet
+from leasing.oncekeys import OnceQuerySet
+from leasing.querysets import LEASE_FIELDS, LeasableQuerySet, LeaseState
+from leasing.store import Renewal
 
 
 class Leasable(models.Model):
@@ -43,11 +48,17 @@ class Leasable(models.Model):
     #: Held while this lies ahead. Never null, and in no index: renewals stay cheap that way.
     expires_at = models.DateTimeField(default=EPOCH, editable=False)
 
+    #: The columns that the verbs alone write.
+    verb_columns: ClassVar[frozenset[str]] = LEASE_FIELDS
+
     objects: ClassVar[models.Manager[Any]] = LeasableQuerySet.as_manager()
 
-    if TYPE_CHECKING:  # annotated by with_state()
+    if TYPE_CHECKING:
+        # Annotated by with_state(); ``now`` on rows that were just granted, too.
         state: str
         now: datetime
+        #: The holder's clock before the request that granted the row was sent.
+        sent_at: float
 
     class Meta:
         abstract = True
@@ -77,8 +88,17 @@ class Leasable(models.Model):
 
     def _do_update(self, base_qs: Any, using: Any, pk_val: Any, values: Any, *rest: Any) -> Any:
         # Every way in which save() may update a row ends here.
-        kept = [value for value in values if value[0].name not in LEASE_FIELDS]
+        kept = [value for value in values if value[0].name not in self.verb_columns]
         return super()._do_update(base_qs, using, pk_val, kept, *rest)
+
+    def hold(self, **options: Any) -> Hold:
+        """A hold on this row, for ``with``: see ``LeasableQuerySet.hold``."""
+        held: Hold = type(self)._default_manager.using(self._state.db).hold(self, **options)
+        return held
+
+    def renewal_now(self) -> Renewal:
+        """What to tell the holder of this row, which was just renewed and read with ``now``."""
+        return Renewal(self.expires_at, (self.expires_at - self.now).total_seconds())
 
     @property
     def lease_id(self) -> str:
@@ -105,6 +125,30 @@ class Lease(Leasable):
     id = models.BigAutoField(primary_key=True)
     resource = models.CharField(max_length=200, unique=True, editable=False)
     created_at = models.DateTimeField(db_default=DbNow(), editable=False)
+    #: What the holder wants others to know.
+    metadata = models.JSONField(default=dict, blank=True, editable=False)
+    #: Of the latest grant; one of a higher priority may ask the holder to yield.
+    priority = models.SmallIntegerField(default=0, editable=False)
+    #: How long after an expiry nobody else gets it.
+    grace = models.DurationField(default=timedelta(0), editable=False)
+    #: Renewals end here: the holder's maximum, or when it was asked to yield.
+    ends_at = models.DateTimeField(null=True, default=None, editable=False)
+    #: Who asked the holder to yield.
+    yield_to = models.CharField(max_length=200, blank=True, default="", editable=False)
+    #: Somebody waits until then, and wants the release announced.
+    wanted_until = models.DateTimeField(null=True, default=None, editable=False)
+
+    if TYPE_CHECKING:  # on leases that were just granted by PostgreSQL
+        had_expired: bool
+
+    verb_columns = LEASE_FIELDS | {
+        "metadata",
+        "priority",
+        "grace",
+        "ends_at",
+        "yield_to",
+        "wanted_until",
+    }
 
     objects: ClassVar = LeaseQuerySet.as_manager()
 
@@ -113,6 +157,14 @@ class Lease(Leasable):
 
     def __str__(self) -> str:
         return self.resource
+
+    def renewal_now(self) -> Renewal:
+        renewal = super().renewal_now()
+        is_last = self.ends_at is not None and self.expires_at >= self.ends_at
+        return Renewal(renewal.expires_at, renewal.remaining, self.yield_to, is_last)
+
+    def hold(self, **options: Any) -> Hold:
+        return type(self).objects.using(self._state.db).hold(self.resource, **options)
 
     @property
     def lease_id(self) -> str:
@@ -130,6 +182,7 @@ class EventKind(models.TextChoices):
     TAKEN_OVER = "taken_over", "taken over"
     RELEASED = "released"
     REVOKED = "revoked"
+    PREEMPTED = "preempted"
     LOST = "lost"
     REFUSED = "refused", "write refused"
 
@@ -150,8 +203,12 @@ class LeaseEvent(models.Model):
     grant_id = models.UUIDField(null=True, default=None)
     fencing_token = models.BigIntegerField(default=0)
     at = models.DateTimeField(db_default=DbNow())
+    #: Of a takeover: when the term before it ran out; of a revocation: when its own did.
+    previous_expired_at = models.DateTimeField(null=True, default=None)
     reason = models.CharField(max_length=500, blank=True, default="")
     actor = models.CharField(max_length=200, blank=True, default="")
+
+    objects: ClassVar = LeaseEventQuerySet.as_manager()
 
     class Meta:
         indexes: ClassVar = [
@@ -169,6 +226,7 @@ class LeaseEvent(models.Model):
             "holder": row.holder,
             "grant_id": row.grant_id,
             "fencing_token": row.fencing_token,
+            "at": DbNow(),
         } | fields
         return cls(
             model=row._meta.label_lower,
@@ -184,6 +242,39 @@ class LeaseEvent(models.Model):
         super().save(*args, **kwargs)
 
 
+class OnceKey(Leasable):
+    """A piece of work that is done once a window: see ``leasing.idempotency``."""
+
+    id = models.BigAutoField(primary_key=True)
+    key = models.CharField(max_length=200, unique=True, editable=False)
+    #: Of the arguments: the same key with others is refused.
+    payload_hash = models.CharField(max_length=64, blank=True, default="", editable=False)
+    result = models.JSONField(null=True, default=None, editable=False)
+    finished_at = models.DateTimeField(null=True, default=None, editable=False)
+    #: When the window ends, and the work may be done anew.
+    window_ends_at = models.DateTimeField(default=EPOCH, editable=False)
+
+    verb_columns = LEASE_FIELDS | {"payload_hash", "result", "finished_at", "window_ends_at"}
+
+    objects: ClassVar = OnceQuerySet.as_manager()
+
+    class Meta(Leasable.Meta):
+        constraints: ClassVar = [
+            *Leasable.Meta.constraints,
+            models.CheckConstraint(
+                name="leasing_oncekey_finished_is_released",
+                condition=Q(finished_at=None) | Q(released_at__isnull=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.key
+
+    @property
+    def lease_resource(self) -> str:
+        return f"once:{self.key}"
+
+
 def leasable_models() -> list[type[Leasable]]:
     """Every installed model whose rows can be leased, ``Lease`` first."""
     found: Iterable[type[models.Model]] = apps.get_models()
@@ -191,4 +282,12 @@ def leasable_models() -> list[type[Leasable]]:
     return [Lease, *own]
 
 
-__all__ = ["EventKind", "Leasable", "Lease", "LeaseEvent", "LeaseState", "leasable_models"]
+__all__ = [
+    "EventKind",
+    "Leasable",
+    "Lease",
+    "LeaseEvent",
+    "LeaseState",
+    "OnceKey",
+    "leasable_models",
+]

@@ -11,6 +11,7 @@ from leasing.conf import leasing_settings
 from leasing.exceptions import InvalidResource, InvalidTTL
 
 MAX_NAME = 200
+LONGEST_DURATION = 10 * 365 * 86_400
 
 _process_name: tuple[int, str] | None = None
 
@@ -48,6 +49,20 @@ def check_ttl(ttl: float | timedelta | None) -> timedelta:
     if not lowest <= ttl <= highest:
         raise InvalidTTL(f"The ttl must be between {lowest:g} and {highest:g} seconds.")
     return timedelta(seconds=ttl)
+
+
+def check_duration(value: float | timedelta, what: str) -> timedelta:
+    """Return ``value`` (seconds or a timedelta) as a timedelta of 0 s to ten years. ``what``
+    names it in the error.
+
+    Raises InvalidTTL.
+    """
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise InvalidTTL(f"The {what} must be a number of seconds.")
+    if not 0 <= seconds <= LONGEST_DURATION:
+        raise InvalidTTL(f"The {what} must be from 0 to {LONGEST_DURATION:g} seconds.")
+    return timedelta(seconds=seconds)
 
 
 def default_holder() -> str:

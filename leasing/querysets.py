@@ -14,10 +14,12 @@ lock (it would judge by a time that is over): the row is locked first, updated s
 from __future__ import annotations
 
 import random
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from django.apps import apps
@@ -27,17 +29,25 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Greatest, Least
 
 from leasing import signals
+from leasing.aio import Steps, Undoable, adrive, drive
+from leasing.bell import taking
+from leasing.claim import Claim
+from leasing.clock import clock
 from leasing.conf import leasing_settings
 from leasing.dialects import after_commit, durable, limit_waiting, lock
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbNow, after, next_token
-from leasing.hold import Grant, Hold
-from leasing.keeper import Renewals
-from leasing.names import check_name, check_ttl, default_holder
+from leasing.hold import Hold
+from leasing.memory import memory
 from leasing.rowstore import RowStore, grant_of, write_apart
+from leasing.store import Grant, Renewals
+from leasing.terms import Terms
 
 if TYPE_CHECKING:
-    from leasing.models import Leasable, Lease
+    from leasing.models import Leasable
+
+#: How often to try while a row is free and someone else is just about to take it.
+TRIES = 3
 
 #: What only the verbs here may write.
 LEASE_FIELDS = frozenset(
@@ -114,6 +124,143 @@ class LeasableQuerySet(models.QuerySet[Row]):
             ),
         )
 
+    # Taking
+
+    def acquire(
+        self,
+        row: Row,
+        *,
+        holder: str | None = None,
+        ttl: float | timedelta | None = None,
+        wait: float | None = None,
+    ) -> Row:
+        """Take the lease on ``row`` for ``ttl`` seconds, in the name of ``holder``, and return
+        the row as it stands then.
+
+        ``holder`` defaults to this process, ``ttl`` and ``wait`` (seconds to wait for whoever
+        has it) to the settings.
+
+        Raises LeaseHeld, LeaseTimeout (waited in vain), LeaseLost (the row is gone),
+        InvalidResource (the holder), InvalidTTL, LeaseInTransaction inside an atomic block.
+        """
+        terms = Terms.check(holder=holder, ttl=ttl)
+        return drive(self.home().acquiring(row.lease_resource, terms, wait, {"pk": row.pk}))
+
+    async def aacquire(
+        self,
+        row: Row,
+        *,
+        holder: str | None = None,
+        ttl: float | timedelta | None = None,
+        wait: float | None = None,
+    ) -> Row:
+        """``acquire``, for async code."""
+        terms = Terms.check(holder=holder, ttl=ttl)
+        return await adrive(self.home().acquiring(row.lease_resource, terms, wait, {"pk": row.pk}))
+
+    def hold(
+        self,
+        row: Row,
+        *,
+        holder: str | None = None,
+        ttl: float | timedelta | None = None,
+        wait: float | None = None,
+        on_lost: Callable[[Hold], object] | None = None,
+    ) -> Hold:
+        """A context manager that acquires ``row``, renews it while the block runs, and releases
+        it at the end. Arguments and errors are those of ``acquire``; ``on_lost`` is called once,
+        on a thread of the keeper, when the hold is lost."""
+        terms = Terms.check(holder=holder, ttl=ttl)
+        key = {"pk": row.pk}
+        return self.home().holding_of(row.lease_resource, terms, wait, key, on_lost=on_lost)
+
+    def claim(
+        self,
+        limit: int = 1,
+        *,
+        holder: str | None = None,
+        ttl: float | timedelta | None = None,
+    ) -> Claim[Row]:
+        """Take up to ``limit`` available rows of this queryset, in its order, in one
+        transaction; rows that others are taking are passed over.
+
+        The answer is a list of the rows, and a context manager that renews them all while the
+        block runs and releases them at the end.
+
+        Raises InvalidResource (the holder), InvalidTTL, LeaseInTransaction.
+        """
+        terms = Terms.check(holder=holder, ttl=ttl)
+        rows = self.home()
+        ordered = rows if rows.ordered else rows.order_by("pk")
+        with durable(rows.db):
+            granted = ordered._grant_locked(terms, limit)
+        return Claim(rows._tell_granted(granted), rows.store(terms))
+
+    def acquiring(
+        self,
+        resource: str,
+        terms: Terms,
+        wait: float | None,
+        key: dict[str, Any],
+        stopping: threading.Event | None = None,
+    ) -> Steps[Row]:
+        """The steps of ``acquire``, for a driver: try, and wait between tries, until
+        ``stopping`` is set."""
+        attempt = Undoable(lambda: self._attempt(resource, terms, key), self.release)
+        return taking(
+            self.db,
+            resource,
+            wait,
+            attempt,
+            say_wanted=lambda: self._say_wanted(resource),
+            stopping=stopping,
+        )
+
+    def holding_of(
+        self,
+        resource: str,
+        terms: Terms,
+        wait: float | None,
+        key: dict[str, Any],
+        *,
+        stopping: threading.Event | None = None,
+        on_lost: Callable[[Hold], object] | None = None,
+        on_yield: Callable[[Hold], object] | None = None,
+    ) -> Hold:
+        """A hold on ``resource`` that is acquired when it is entered: on a row, or where the
+        setting ENABLED is off, in the memory of this process."""
+        if not leasing_settings.ENABLED:
+            blank = partial(self.model, **key)
+            taker = memory.taker(blank, resource, terms, wait, stopping, unless_in=self.db)
+            return Hold(memory, taker, on_lost=on_lost, on_yield=on_yield)
+
+        def acquire() -> Steps[Grant]:
+            return grant_of((yield from self.acquiring(resource, terms, wait, key, stopping)))
+
+        return Hold(self.store(terms), acquire, on_lost=on_lost, on_yield=on_yield)
+
+    def store(self, terms: Terms) -> RowStore:
+        """Where the grants of these rows are renewed."""
+        return RowStore(self.model, self.db)
+
+    def _attempt(self, resource: str, terms: Terms, key: dict[str, Any]) -> Row:
+        """Acquire the row with ``key`` now. Raises LeaseHeld; LeaseLost when it is gone."""
+        for number in range(TRIES):
+            row = self._grant(terms, **key)
+            if row is not None:
+                return row
+            current = self._everything().filter(**key).with_state().first()
+            if current is None:
+                raise LeaseLost(resource, "its row is gone")
+            if current.state == LeaseState.ACTIVE:
+                raise LeaseHeld(resource, current.holder, current.expires_at)
+            if number:
+                pause_shortly()
+        raise LeaseHeld(resource)
+
+    def _say_wanted(self, resource: str) -> None:
+        """Somebody waits: for rows whose release can tell them."""
+
     # Holder verbs
 
     def renew(self, row: Row) -> Row:
@@ -125,11 +272,11 @@ class LeasableQuerySet(models.QuerySet[Row]):
         rows = self.home()
         with durable(rows.db):
             rows._lock(row)
-            renewed = rows._of_grant(row).unexpired().update(**_renewal())
+            renewed = rows._of_grant(row).unexpired().update(**rows.renewal())
             if renewed:
                 # While the row is locked: later it could show, and so hand over, a grant that
                 # somebody else has won.
-                row.refresh_from_db(using=rows.db, fields=LEASE_FIELDS)
+                row.refresh_from_db(using=rows.db, fields=rows.model.verb_columns)
         if not renewed:
             raise rows._refuse(row, rows.renewing)
         signals.send(signals.renewed, row)
@@ -141,17 +288,28 @@ class LeasableQuerySet(models.QuerySet[Row]):
         Raises LeaseLost when the grant is no longer the current one or had run out.
         """
         rows = self.home()
-        with transaction.atomic(using=rows.db):
-            rows._lock(row)
-            released = rows._of_grant(row).unexpired().update(**_release())
-            if released:
-                row.refresh_from_db(using=rows.db, fields=LEASE_FIELDS)
-                rows.record("released", row)
-        if released:
+        if rows._release(row):
             after_commit(rows.db, lambda: signals.send(signals.released, row))
         elif not rows._was_released_by_holder(row):
             raise rows._refuse(row, "release")
         return row
+
+    def _release(self, row: Row) -> bool:
+        with transaction.atomic(using=self.db):
+            self._lock(row)
+            released = self._of_grant(row).unexpired().update(**releasing())
+            if released:
+                row.refresh_from_db(using=self.db, fields=self.model.verb_columns)
+                self.record("released", row)
+        return bool(released)
+
+    def prove(self, row: Row) -> None:
+        """Lock ``row`` until the caller's transaction ends, if its grant is still the current
+        one and the deadline lies ahead. Raises LeaseLost."""
+        rows = self.home()
+        rows._lock(row)
+        if not rows._of_grant(row).unexpired().exists():
+            raise rows._refuse(row, "commit")
 
     def renew_many(self, grants: Mapping[Any, uuid.UUID], timeout: float = 10.0) -> Renewals:
         """Renew the rows whose key and grant are in ``grants``, in one transaction.
@@ -172,7 +330,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
                 )
             )
             if locked:
-                rows.filter(mine, pk__in=locked).holding().unexpired().update(**_renewal())
+                rows.filter(mine, pk__in=locked).holding().unexpired().update(**rows.renewal())
             found = {row.pk: row for row in rows._lease_columns(grants)}
         answer = Renewals()
         for key, grant_id in grants.items():
@@ -180,7 +338,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
             if reason:
                 answer.lost[key] = reason
             elif key in locked:
-                answer.renewed[key] = found[key].expires_at
+                answer.renewed[key] = found[key].renewal_now()
         return answer
 
     # Operator verbs
@@ -194,7 +352,8 @@ class LeasableQuerySet(models.QuerySet[Row]):
             revoked = [key for key in keys if rows._revoke(key)]
             taken = list(rows._everything().filter(pk__in=revoked).order_by("pk"))
             for row in taken:
-                rows.record("revoked", row, reason=reason, actor=by)
+                ended = row.expires_at  # which may be long ago
+                rows.record("revoked", row, previous_expired_at=ended, reason=reason, actor=by)
 
         def tell() -> None:
             for row in taken:
@@ -257,7 +416,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
     def bulk_update(self, objs: Iterable[Row], fields: Iterable[str], *args: Any, **kw: Any) -> int:
         """As Django's, for every column but those of the lease."""
         fields = list(fields)
-        if taken := LEASE_FIELDS.intersection(fields):
+        if taken := self.model.verb_columns.intersection(fields):
             raise FieldError(f"Only the verbs of a lease write {', '.join(sorted(taken))}.")
         return super().bulk_update(objs, fields, *args, **kw)
 
@@ -273,7 +432,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
 
     def _lease_columns(self, keys: Iterable[Any]) -> Self:
         rows = self._everything().filter(pk__in=list(keys))
-        return rows.only("pk", *LEASE_FIELDS).annotate(now=DbNow())
+        return rows.only("pk", *self.model.verb_columns).annotate(now=DbNow())
 
     def _was_released_by_holder(self, row: Row) -> bool:
         # A revocation keeps the grant too, but raises the token.
@@ -292,120 +451,78 @@ class LeasableQuerySet(models.QuerySet[Row]):
         signals.send(signals.refused, row, verb=verb, reason=reason)
         return LeaseLost(row.lease_resource, reason)
 
-    def _grant(self, *, holder: str, ttl: timedelta, **key: Any) -> Row | None:
-        """Grant the one available row with ``key`` to ``holder``, or return None."""
-        grant_id = uuid.uuid4()
+    def renewal(self) -> dict[str, Any]:
+        """The columns of a renewal; the deadline never comes nearer."""
+        return {
+            "expires_at": Greatest(F("expires_at"), after(F("ttl"))),
+            "renewed_at": DbNow(),
+            "renewals": F("renewals") + 1,
+        }
+
+    def granting(self, terms: Terms) -> dict[str, Any]:
+        """The columns of a new grant under ``terms``."""
+        return {
+            "holder": terms.holder,
+            "fencing_token": next_token(),
+            "grants": F("grants") + 1,
+            "ttl": terms.ttl,
+            "acquired_at": DbNow(),
+            "renewed_at": None,
+            "renewals": 0,
+            "released_at": None,
+            "expires_at": after(terms.ttl),
+        }
+
+    def _grant(self, terms: Terms, **key: Any) -> Row | None:
+        """Grant the one available row with ``key``, or return None."""
         with durable(self.db):
-            before = lock(self.available().filter(**key), skip_locked=True).first()
-            if before is None:
-                return None
-            granted = (
-                self._everything()
-                .filter(pk=before.pk)
-                .available()
-                .update(grant_id=grant_id, **granting(holder, ttl))
-            )
-            if not granted:
-                return None
-            row = self._everything().get(pk=before.pk)
-            expired = before.grants > 0 and before.released_at is None
-            kind = "taken_over" if expired else "acquired"
-            self.record(kind, row, previous_holder=before.holder)
-        signals.send(getattr(signals, kind), row)
-        return row
+            granted = self._grant_locked(terms, limit=1, **key)
+        return self._tell_granted(granted)[0] if granted else None
+
+    def _grant_locked(self, terms: Terms, limit: int | None, **key: Any) -> list[tuple[Row, str]]:
+        """Grant up to ``limit`` available rows with ``key``, in the order of the queryset.
+        Returns them with what happened to each; within the caller's transaction."""
+        sent_at = clock()
+        free = self.available().filter(**key)
+        term = free.only("pk", "holder", "grants", "released_at", "expires_at")
+        before = {row.pk: row for row in lock(term, skip_locked=True)[:limit]}
+        grants = {pk: uuid.uuid4() for pk in before}
+        if not before:
+            return []
+        chosen = [When(pk=pk, then=Value(grant)) for pk, grant in grants.items()]
+        self._everything().filter(pk__in=list(before)).available().update(
+            grant_id=Case(*chosen, output_field=models.UUIDField()), **self.granting(terms)
+        )
+        won = self._everything().filter(pk__in=list(before), grant_id__in=list(grants.values()))
+        dated: Iterable[Any] = won.annotate(now=DbNow())
+        rows: dict[Any, Row] = {row.pk: row for row in dated}
+        granted: list[tuple[Row, str]] = []
+        for old in before.values():
+            if old.pk in rows:
+                rows[old.pk].sent_at = sent_at
+                kind = "taken_over" if old.grants and old.released_at is None else "acquired"
+                expired_at = old.expires_at if kind == "taken_over" else None
+                self.record(
+                    kind,
+                    rows[old.pk],
+                    previous_holder=old.holder,
+                    previous_expired_at=expired_at,
+                )
+                granted.append((rows[old.pk], kind))
+        return granted
+
+    def _tell_granted(self, granted: list[tuple[Row, str]]) -> list[Row]:
+        for row, kind in granted:
+            signals.send(getattr(signals, kind), row)
+        return [row for row, _ in granted]
 
 
-class LeaseQuerySet(LeasableQuerySet["Lease"]):
-    """Leases on named resources: ``Lease.objects``."""
-
-    #: How often to try while the row is free and someone else is just about to take it.
-    TRIES = 3
-
-    def acquire(
-        self,
-        resource: str,
-        *,
-        holder: str | None = None,
-        ttl: float | timedelta | None = None,
-    ) -> Lease:
-        """Take the lease on ``resource`` for ``ttl`` seconds, in the name of ``holder``.
-
-        The answer carries ``grant_id``, which proves the term, and ``fencing_token``, which is
-        greater than any the resource ever had. ``holder`` defaults to this process, ``ttl`` to
-        the setting.
-
-        Raises LeaseHeld while anybody holds it (this holder too), InvalidResource, InvalidTTL,
-        and LeaseInTransaction inside an atomic block.
-        """
-        check_name(resource, "resource")
-        holder = default_holder() if holder is None else check_name(holder, "holder")
-        ttl = check_ttl(ttl)
-        rows = self.home()
-        for attempt in range(self.TRIES):
-            lease = rows._grant(resource=resource, holder=holder, ttl=ttl)
-            if lease is not None:
-                return lease
-            current = rows._everything().filter(resource=resource).with_state().first()
-            if current is None:
-                rows._create_free(resource)
-            elif current.state == LeaseState.ACTIVE:
-                raise LeaseHeld(resource, current.holder, current.expires_at)
-            elif attempt:
-                time.sleep(random.uniform(0.002, 0.02))
-        raise LeaseHeld(resource)
-
-    def hold(
-        self,
-        resource: str,
-        *,
-        holder: str | None = None,
-        ttl: float | timedelta | None = None,
-        on_lost: Callable[[Hold], object] | None = None,
-    ) -> Hold:
-        """A context manager that acquires ``resource``, renews it while the block runs, and
-        releases it at the end.
-
-        ``on_lost`` is called once, on a thread of the keeper, when the hold is lost. Arguments
-        and errors are those of ``acquire``.
-        """
-        rows = self.home()
-        lasting = check_ttl(ttl)
-
-        def acquire() -> Grant:
-            return grant_of(rows.acquire(resource, holder=holder, ttl=lasting))
-
-        store = RowStore(self.model, rows.db)
-        return Hold(store, acquire, on_lost=on_lost)
-
-    def _create_free(self, resource: str) -> None:
-        self._everything().bulk_create([self.model(resource=resource)], ignore_conflicts=True)
+def pause_shortly() -> None:
+    """While someone else is just about to take a free row."""
+    time.sleep(random.uniform(0.002, 0.02))
 
 
-def granting(holder: str, ttl: timedelta) -> dict[str, Any]:
-    """The columns of a new grant."""
-    return {
-        "holder": holder,
-        "fencing_token": next_token(),
-        "grants": F("grants") + 1,
-        "ttl": ttl,
-        "acquired_at": DbNow(),
-        "renewed_at": None,
-        "renewals": 0,
-        "released_at": None,
-        "expires_at": after(ttl),
-    }
-
-
-def _renewal() -> dict[str, Any]:
-    """The columns of a renewal; the deadline never comes nearer."""
-    return {
-        "expires_at": Greatest(F("expires_at"), after(F("ttl"))),
-        "renewed_at": DbNow(),
-        "renewals": F("renewals") + 1,
-    }
-
-
-def _release() -> dict[str, Any]:
+def releasing() -> dict[str, Any]:
     """The columns of a release."""
     return {"released_at": DbNow(), "expires_at": DbNow()}
 

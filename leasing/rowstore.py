@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,8 @@ from django.db import Error, connections, transaction
 from leasing import signals
 from leasing.conf import leasing_settings
 from leasing.dialects import in_transaction, limit_waiting, use_private_connection
-from leasing.hold import Grant
-from leasing.keeper import Renewals, keeper
+from leasing.keeper import keeper
+from leasing.store import Grant, Renewals
 
 if TYPE_CHECKING:
     from leasing.models import Leasable
@@ -59,6 +60,19 @@ class RowStore:
         keeper.soon(partial(_write_bounded, self.using, note))
         signals.send(signals.lost, grant.row, reason=reason)
 
+    def refused(self, row: Any, verb: str, reason: str) -> None:
+        rows = self._rows().home()
+        write_apart(self.using, lambda: rows.note_refused(row, verb, reason))
+        signals.send(signals.refused, row, verb=verb, reason=reason)
+
+    @contextmanager
+    def proving(self, row: Any) -> Iterator[None]:
+        rows = self._rows().home()
+        with transaction.atomic(using=self.using):
+            rows.prove(row)
+            yield
+            rows.prove(row)
+
     def _rows(self) -> LeasableQuerySet[Any]:
         rows: LeasableQuerySet[Any] = self.model._default_manager.using(self.using)
         return rows
@@ -72,7 +86,7 @@ def _write_bounded(using: str, write: Callable[[], object]) -> None:
 
 
 def grant_of(row: Leasable) -> Grant:
-    """The grant that ``row`` was just read with."""
+    """The grant of ``row``, which was just granted."""
     assert row.grant_id is not None
     return Grant(
         key=row.pk,
@@ -81,6 +95,8 @@ def grant_of(row: Leasable) -> Grant:
         holder=row.holder,
         resource=row.lease_resource,
         ttl=row.ttl.total_seconds(),
+        remaining=(row.expires_at - row.now).total_seconds(),
+        sent_at=row.sent_at,
         expires_at=row.expires_at,
         row=row,
     )

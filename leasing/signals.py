@@ -5,6 +5,7 @@ A receiver that raises is logged by Django and harms nobody.
 
     acquired, taken_over, renewed, released
     revoked    reason, by
+    preempted  by: somebody of higher priority asked the holder to yield
     lost       reason: the holder heard that its term is over
     refused    verb, reason: a late write was turned away
 """
@@ -20,6 +21,7 @@ taken_over = Signal()
 renewed = Signal()
 released = Signal()
 revoked = Signal()
+preempted = Signal()
 lost = Signal()
 refused = Signal()
 

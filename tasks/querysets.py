@@ -25,16 +25,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 from django.apps import apps
 from django.db import IntegrityError, models, transaction
-from django.db.models import Case, F, Q, UUIDField, Value, When
+from django.db.models import F, Q
 from django.db.models.functions import Coalesce, Greatest, Least
 from django.dispatch import Signal
 from django.utils.timezone import is_naive
 
+from leasing.claim import Claim
 from leasing.clock import clock
 from leasing.dialects import after_commit, durable, lock, refuse_transaction
 from leasing.functions import DbNow, after, next_token
-from leasing.names import check_name, check_ttl
-from leasing.querysets import LeasableQuerySet, granting
+from leasing.names import check_name
+from leasing.querysets import LeasableQuerySet
+from leasing.terms import Terms
 from tasks import registry, signals
 from tasks.conf import task_settings
 from tasks.exceptions import GiveUp, UnknownQueue
@@ -237,14 +239,14 @@ class TaskQuerySet(LeasableQuerySet["Task"]):
 
     # Claim
 
-    def claim(
+    def claim(  # type: ignore[override]
         self,
         holder: str,
         *,
         queues: Sequence[str] | None = None,
         limit: int = 1,
         ttl: float | timedelta | None = None,
-    ) -> list[Task]:
+    ) -> Claim[Task]:
         """Lease up to ``limit`` ready tasks of ``queues`` (None: all) to ``holder``, for ``ttl``
         seconds from now and from each heartbeat.
 
@@ -255,47 +257,38 @@ class TaskQuerySet(LeasableQuerySet["Task"]):
 
         Raises UnknownQueue, InvalidResource (the holder), InvalidTTL, LeaseInTransaction.
         """
-        check_name(holder, "holder")
-        lasting = check_ttl(ttl)
+        terms = Terms.check(holder=check_name(holder, "holder"), ttl=ttl)
         names = [check_queue(queue) for queue in queues or task_settings.QUEUES]
         random.shuffle(names)
         rows = self.home()
         rows._sweep_if_due()
+        granted: list[tuple[Task, str]] = []
         with durable(rows.db):
-            keys = rows._lock_ready(names, limit)
-            grants = {key: uuid.uuid4() for key in keys}
-            tasks = rows._claim(holder, lasting, grants) if grants else []
-        for task in tasks:
-            signals.send(signals.claimed, task)
-        return tasks
+            for queue in names:
+                if len(granted) < limit:
+                    ready = rows.filter(queue=queue).order_by("-priority", "scheduled_at", "id")
+                    granted += ready._grant_locked(terms, limit - len(granted))
+        return Claim(rows._tell_granted(granted), rows.store(terms))
 
     def _sweep_if_due(self) -> None:
         refuse_transaction(self.db)
         if clock() - _swept_at.get(self.db, 0.0) >= task_settings.SWEEP_EVERY:
             self._everything().recover()
 
-    def _lock_ready(self, queues: Sequence[str], limit: int) -> list[int]:
-        keys: list[int] = []
-        for queue in queues:
-            if len(keys) < limit:
-                ready = self.ready().filter(queue=queue)
-                ordered = ready.order_by(F("priority").desc(), "scheduled_at", "id")
-                locked = lock(ordered, skip_locked=True)[: limit - len(keys)]
-                keys += locked.values_list("pk", flat=True)
-        return keys
+    def _tell_granted(self, granted: list[tuple[Task, str]]) -> list[Task]:
+        for task, _ in granted:
+            signals.send(signals.claimed, task)
+        return [task for task, _ in granted]
 
-    def _claim(self, holder: str, ttl: timedelta, grants: dict[int, uuid.UUID]) -> list[Task]:
-        chosen = [When(pk=key, then=Value(grant)) for key, grant in grants.items()]
-        self._everything().ready().filter(pk__in=list(grants)).update(
-            status=TaskStatus.RUNNING,
-            attempts=F("attempts") + 1,
-            started_at=Coalesce(F("started_at"), DbNow()),
-            grant_id=Case(*chosen, output_field=UUIDField()),
-            **granting(holder, ttl),
-        )
-        won = self._everything().filter(pk__in=list(grants), grant_id__in=list(grants.values()))
-        order = {key: place for place, key in enumerate(grants)}
-        return sorted(won, key=lambda task: order[task.pk])
+    def available(self) -> Self:
+        return self.ready()
+
+    def granting(self, terms: Terms) -> dict[str, Any]:
+        return super().granting(terms) | {
+            "status": TaskStatus.RUNNING,
+            "attempts": F("attempts") + 1,
+            "started_at": Coalesce(F("started_at"), DbNow()),
+        }
 
     # Holder verbs
 

@@ -37,11 +37,11 @@ UNKNOWN_DELAY = timedelta(seconds=60)
 SETTLE_PAUSES = (0.1, 0.3, 1, 2, 4, 8, 15)
 
 
-def hold_of(task: Task, sent_at: float) -> Hold:
-    """Keep ``task``, claimed by a request sent at ``sent_at`` on the holder's clock."""
+def hold_of(task: Task) -> Hold:
+    """Keep ``task``, which was just claimed."""
     using = task._state.db or "default"
     hold = Hold(RowStore(Task, using))
-    hold.adopt(grant_of(task), sent_at)
+    hold.adopt(grant_of(task))
     return hold
 
 

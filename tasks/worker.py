@@ -127,10 +127,9 @@ class WorkerProcess:
         free = self.concurrency - len(self._running)
         if free <= 0 or keeper.draining:
             return False
-        sent_at = clock()
         tasks = Task.objects.claim(self.name, queues=self.queues, limit=free, ttl=self.ttl)
         for task in tasks:
-            hold = runner.hold_of(task, sent_at)
+            hold = runner.hold_of(task)
             with self._lock:
                 self._running[hold.grant_id] = task, hold
             self._inbox.put((task, hold))

@@ -35,6 +35,12 @@ def _keeper_at_rest(_django_db_helper: None) -> Iterator[None]:
     keeper.stop()
 
 
+@pytest.fixture(autouse=True)
+def leases_by_hand() -> None:
+    """In place of the plugin's: this suite tests the real clocks and the real keeper, and takes
+    time into its hands where it says so."""
+
+
 @pytest.fixture
 def process_env(request: pytest.FixtureRequest, transactional_db: None) -> dict[str, str]:
     """The environment of a process that works on the test database.

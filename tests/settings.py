@@ -9,5 +9,5 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
 
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
-# Handlers that do as a test says.
-INSTALLED_APPS += ["tests.jobs"]
+# Handlers that do as a test says, and a user's own rows that can be leased, and guarded.
+INSTALLED_APPS += ["tests.jobs", "tests.shop", "tests.press"]

@@ -121,6 +121,22 @@ def other_session() -> Iterator[OtherSession]:
 
 
 @pytest.fixture
+def portable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named leases are acquired and released as on any database, on PostgreSQL too."""
+    monkeypatch.setattr("leasing.postgres.serves", lambda using: False)
+
+
+@pytest.fixture(params=["portable", "one statement"])
+def form(request: pytest.FixtureRequest) -> str:
+    """Each form in which this database acquires and releases named leases."""
+    if request.param == "portable":
+        request.getfixturevalue("portable")
+    elif connection.vendor != "postgresql":
+        pytest.skip("only PostgreSQL does it in one statement")
+    return str(request.param)
+
+
+@pytest.fixture
 def on_postgresql() -> None:
     if connection.vendor != "postgresql":
         pytest.skip("row locks are PostgreSQL's")

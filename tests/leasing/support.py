@@ -12,12 +12,14 @@ from typing import Any, TypeVar
 
 from django.db import connection, connections, transaction
 
+from leasing.aio import Steps
 from leasing.functions import after, next_token
-from leasing.hold import Grant, Hold
-from leasing.keeper import Keeper, Renewals
+from leasing.hold import Hold
+from leasing.keeper import Keeper
 from leasing.models import Leasable, Lease, LeaseEvent
-from leasing.querysets import LEASE_FIELDS, granting
 from leasing.rowstore import RowStore, grant_of
+from leasing.store import Grant, Renewal, Renewals
+from leasing.terms import Terms
 
 Result = TypeVar("Result")
 
@@ -39,7 +41,7 @@ def expire(lease: Leasable) -> None:
 def usurp(lease: Leasable, holder: str = "thief") -> None:
     """Grant the row of ``lease`` to ``holder``, whoever holds it."""
     rows = type(lease)._default_manager.filter(pk=lease.pk)
-    rows.update(grant_id=uuid.uuid4(), **granting(holder, timedelta(seconds=60)))
+    rows.update(grant_id=uuid.uuid4(), **rows.granting(Terms.check(holder=holder, ttl=60)))
 
 
 def revoke_ahead_of_the_clock(lease: Leasable) -> None:
@@ -56,7 +58,7 @@ def revoke_ahead_of_the_clock(lease: Leasable) -> None:
 def stored(lease: Leasable) -> dict[str, Any]:
     """The lease columns of the row as the database has them."""
     rows = type(lease)._default_manager.filter(pk=lease.pk)
-    row: dict[str, Any] = rows.values(*LEASE_FIELDS).get()
+    row: dict[str, Any] = rows.values(*type(lease).verb_columns).get()
     return row
 
 
@@ -74,8 +76,16 @@ def events(resource: str) -> list[str]:
 @contextmanager
 def just_before_the_update(meanwhile: Callable[[], object]) -> Iterator[None]:
     """Do ``meanwhile`` between a verb's lock and its update, as could happen on a database
-    without row locks. Fails when the verb sends no update."""
-    with _when("UPDATE", meanwhile, before=True):
+    without row locks; where both are one statement, just before that. Fails when the verb sends
+    no update."""
+    with _when(("UPDATE", "WITH"), meanwhile, before=True):
+        yield
+
+
+@contextmanager
+def just_before_the_deletion(meanwhile: Callable[[], object]) -> Iterator[None]:
+    """As before an update, but before a DELETE."""
+    with _when(("DELETE",), meanwhile, before=True):
         yield
 
 
@@ -83,16 +93,18 @@ def just_before_the_update(meanwhile: Callable[[], object]) -> Iterator[None]:
 def just_after_the_commit(meanwhile: Callable[[], object]) -> Iterator[None]:
     """Do ``meanwhile`` when a verb has committed, but has not returned. For tests that run in
     a transaction, where the verb's own is a savepoint."""
-    with _when("RELEASE SAVEPOINT", meanwhile, before=False):
+    with _when(("RELEASE SAVEPOINT",), meanwhile, before=False):
         yield
 
 
 @contextmanager
-def _when(statement: str, meanwhile: Callable[[], object], before: bool) -> Iterator[None]:
+def _when(
+    statements: tuple[str, ...], meanwhile: Callable[[], object], before: bool
+) -> Iterator[None]:
     waiting = [meanwhile]
 
     def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        its_time = bool(waiting) and sql.startswith(statement)
+        its_time = bool(waiting) and sql.lstrip().startswith(statements)
         if its_time and before:
             waiting.pop()()
         result = execute(sql, params, many, context)
@@ -102,7 +114,7 @@ def _when(statement: str, meanwhile: Callable[[], object], before: bool) -> Iter
 
     with connection.execute_wrapper(wrapper):
         yield
-    assert not waiting, f"no {statement} was sent"
+    assert not waiting, f"no {statements[0]} was sent"
 
 
 class OtherSession:
@@ -159,6 +171,10 @@ def far_away() -> datetime:
     return datetime(2100, 1, 1, tzinfo=UTC)
 
 
+#: The ttl of each grant that no database knows.
+TTLS: dict[uuid.UUID, float] = {}
+
+
 class FakeStore:
     """A store that answers what it is told to: by default, that all was renewed."""
 
@@ -170,6 +186,7 @@ class FakeStore:
         self.closed: list[threading.Thread] = []
         self.released: list[Grant] = []
         self.losses: list[str] = []
+        self.refusals: list[str] = []
         self.release_error: Exception | None = None
 
     def open(self) -> None:
@@ -191,9 +208,16 @@ class FakeStore:
     def lost(self, grant: Grant, reason: str) -> None:
         self.losses.append(reason)
 
+    def refused(self, row: Any, verb: str, reason: str) -> None:
+        self.refusals.append(verb)
+
+    @contextmanager
+    def proving(self, row: Any) -> Iterator[None]:
+        yield
+
     @staticmethod
     def renew_all(grants: Mapping[Any, uuid.UUID]) -> Renewals:
-        return Renewals(renewed=dict.fromkeys(grants, far_away()))
+        return Renewals({k: Renewal(far_away(), TTLS[grant]) for k, grant in grants.items()})
 
     @staticmethod
     def lose_all(grants: Mapping[Any, uuid.UUID]) -> Renewals:
@@ -208,38 +232,54 @@ class FakeStore:
         raise ConnectionError("the database is away")
 
 
-def granted(key: Any = 1, ttl: float = 30.0) -> Grant:
+def granted(key: Any = 1, ttl: float = 30.0, sent_at: float = 0.0) -> Grant:
     """A grant that no database knows."""
+    grant_id = uuid.uuid4()
+    TTLS[grant_id] = ttl
     return Grant(
         key=key,
-        grant_id=uuid.uuid4(),
+        grant_id=grant_id,
         fencing_token=7,
         holder="me",
         resource=f"crane:{key}",
         ttl=ttl,
+        remaining=ttl,
+        sent_at=sent_at,
         expires_at=far_away(),
         row=None,
     )
+
+
+def at_once(grant: Callable[[], Grant]) -> Callable[[], Steps[Grant]]:
+    """Acquiring in one step."""
+
+    def steps() -> Steps[Grant]:
+        answer: Grant = yield grant
+        return answer
+
+    return steps
 
 
 def hold_of(
     store: FakeStore, keeper: Keeper, key: Any = 1, ttl: float = 30.0, on_lost: Any = None
 ) -> Hold:
     """A hold that gets a grant from ``store``, not yet entered."""
-    return Hold(store, lambda: granted(key, ttl), on_lost=on_lost, keeper=keeper)
+    acquire = at_once(lambda: granted(key, ttl, keeper.clock()))
+    return Hold(store, acquire, on_lost=on_lost, keeper=keeper)
 
 
 def row_hold(
     keeper: Keeper, resource: str = "crane:1", ttl: float = 30.0, on_lost: Any = None
 ) -> Hold:
     """A hold on a row of the database that ``keeper`` renews, not yet entered."""
-    store = RowStore(Lease, "default")
-    return Hold(
-        store,
-        lambda: grant_of(Lease.objects.acquire(resource, ttl=ttl)),
-        on_lost=on_lost,
-        keeper=keeper,
-    )
+
+    def acquire() -> Grant:
+        sent_at = keeper.clock()
+        grant = grant_of(Lease.objects.acquire(resource, ttl=ttl))
+        grant.sent_at = sent_at
+        return grant
+
+    return Hold(RowStore(Lease, "default"), at_once(acquire), on_lost=on_lost, keeper=keeper)
 
 
 def enter(store: FakeStore, keeper: Keeper, *keys: Any, **options: Any) -> list[Hold]:

@@ -75,6 +75,7 @@ def test_names_are_compared_case_sensitively() -> None:
     assert Lease.objects.acquire("crane:A").grants == 1
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("state", ["expired", "released", "revoked"])
 def test_what_is_over_can_be_acquired_by_the_next(state: str) -> None:
     first = LeaseFactory(resource="crane:1", holder="ann", renewals=2, state=state)
@@ -90,6 +91,7 @@ def test_what_is_over_can_be_acquired_by_the_next(state: str) -> None:
     assert second.ttl == timedelta(seconds=5)
 
 
+@pytest.mark.usefixtures("form")
 def test_taking_over_an_expired_lease_is_recorded_with_its_previous_holder() -> None:
     LeaseFactory(resource="crane:1", holder="ann", state="expired")
 
@@ -102,6 +104,7 @@ def test_taking_over_an_expired_lease_is_recorded_with_its_previous_holder() -> 
     assert (event.model, event.key) == ("leasing.lease", str(lease.pk))
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("state", ["released", "revoked"])
 def test_acquiring_what_was_given_back_is_no_takeover(state: str) -> None:
     LeaseFactory(resource="crane:1", state=state)
@@ -111,6 +114,7 @@ def test_acquiring_what_was_given_back_is_no_takeover(state: str) -> None:
     assert events("crane:1")[-1] == "acquired"
 
 
+@pytest.mark.usefixtures("form")
 def test_a_free_row_is_acquired_without_a_second_row() -> None:
     free = LeaseFactory(resource="crane:1", state="free")
 
@@ -118,6 +122,7 @@ def test_a_free_row_is_acquired_without_a_second_row() -> None:
     assert events("crane:1") == ["acquired"]
 
 
+@pytest.mark.usefixtures("form")
 def test_acquiring_touches_no_other_free_row() -> None:
     other = LeaseFactory(state="free")
 
@@ -126,6 +131,7 @@ def test_acquiring_touches_no_other_free_row() -> None:
     assert stored(other)["grants"] == 0
 
 
+@pytest.mark.usefixtures("portable")
 def test_only_the_row_that_can_be_acquired_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A held row is not locked: its renewal would be skipped for it."""
     LeaseFactory(resource="crane:1")
@@ -167,6 +173,7 @@ def test_a_ttl_out_of_bounds_is_refused(ttl: float | timedelta) -> None:
     assert not Lease.objects.exists()
 
 
+@pytest.mark.usefixtures("form")
 def test_a_lease_is_held_until_its_expiry_and_free_from_it_on(
     database_clock: DatabaseClock,
 ) -> None:
@@ -184,6 +191,7 @@ def test_a_lease_is_held_until_its_expiry_and_free_from_it_on(
 # Someone is faster
 
 
+@pytest.mark.usefixtures("form")
 def test_whoever_takes_the_row_between_our_look_and_our_update_keeps_it() -> None:
     lease = LeaseFactory(resource="crane:1", state="free")
 
@@ -197,6 +205,7 @@ def test_whoever_takes_the_row_between_our_look_and_our_update_keeps_it() -> Non
     assert events("crane:1") == []
 
 
+@pytest.mark.usefixtures("portable")
 def test_a_row_that_someone_else_is_about_to_take_is_refused_after_three_tries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -214,6 +223,7 @@ def test_a_row_that_someone_else_is_about_to_take_is_refused_after_three_tries(
     assert tries == [{"skip_locked": True}] * 3
 
 
+@pytest.mark.usefixtures("portable")
 def test_a_row_deleted_at_the_wrong_moment_is_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -233,6 +243,7 @@ def test_a_row_deleted_at_the_wrong_moment_is_made_again(
 # The database
 
 
+@pytest.mark.usefixtures("portable")
 def test_acquiring_a_row_that_exists_takes_four_statements_in_one_transaction(
     django_assert_max_num_queries: Any,
 ) -> None:
@@ -249,6 +260,20 @@ def test_acquiring_a_row_that_exists_takes_four_statements_in_one_transaction(
         "INSERT",
         "RELEASE",
     ]
+
+
+@pytest.mark.usefixtures("on_postgresql")
+def test_on_postgresql_acquiring_and_releasing_take_a_statement_each(
+    django_assert_num_queries: Any,
+) -> None:
+    LeaseFactory(resource="crane:1", state="free")
+
+    with django_assert_num_queries(1):
+        lease = Lease.objects.acquire("crane:1")
+    with django_assert_num_queries(1):
+        Lease.objects.release(lease)
+
+    assert events("crane:1") == ["acquired", "released"]
 
 
 def test_the_deadline_is_the_databases(database_clock: DatabaseClock) -> None:

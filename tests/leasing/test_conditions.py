@@ -50,6 +50,7 @@ def renew_many(lease: Lease) -> None:
     raise LeaseLost(lease.resource, answer.lost[lease.pk])
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("verb", [renew, release, renew_many])
 @pytest.mark.parametrize(
     ("meanwhile", "reason"),
@@ -77,6 +78,7 @@ def test_a_holders_update_is_refused_by_each_condition_alone(
     assert list(Lease.objects.values()) == left
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("verb", [renew, release])
 def test_a_holders_update_is_of_one_row(verb: Callable[[Lease], None]) -> None:
     """A copy of the row has its grant too; the key tells them apart."""
@@ -114,6 +116,7 @@ def test_a_renewal_of_many_is_of_the_rows_that_it_locked(
     assert stored(fine)["renewals"] == 1
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("state", ["free", "expired", "released"])
 def test_an_acquisition_is_refused_when_the_row_is_no_longer_available(state: str) -> None:
     lease = LeaseFactory(resource="crane:1", state=state)
@@ -127,6 +130,7 @@ def test_an_acquisition_is_refused_when_the_row_is_no_longer_available(state: st
     assert stored(lease)["grants"] == lease.grants + 1
 
 
+@pytest.mark.usefixtures("form")
 def test_an_acquisition_is_of_one_row() -> None:
     others = [LeaseFactory(state=state) for state in ("free", "expired", "released")]
     before = [stored(lease) for lease in others]
@@ -136,6 +140,7 @@ def test_an_acquisition_is_of_one_row() -> None:
     assert [stored(lease) for lease in others] == before
 
 
+@pytest.mark.usefixtures("form")
 def test_a_revocation_is_refused_when_the_row_was_released() -> None:
     lease = LeaseFactory()
 
@@ -161,6 +166,7 @@ def test_a_revocation_is_of_the_rows_that_were_asked_for() -> None:
     assert stored(other)["released_at"] is None
 
 
+@pytest.mark.usefixtures("portable")
 @pytest.mark.parametrize(
     "verb",
     [

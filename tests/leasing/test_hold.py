@@ -38,7 +38,7 @@ def test_a_hold_in_use_cannot_be_entered_again(hold: Hold) -> None:
 
 def test_a_hold_that_was_adopted_cannot_be_entered(store: FakeStore, manual_keeper: Keeper) -> None:
     adopted = Hold(store, keeper=manual_keeper)
-    adopted.adopt(granted(), manual_keeper.clock())
+    adopted.adopt(granted(sent_at=manual_keeper.clock()))
 
     assert adopted.valid
     with pytest.raises(RuntimeError):

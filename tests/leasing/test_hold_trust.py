@@ -11,8 +11,12 @@ from django.test import override_settings
 
 from leasing.exceptions import LeaseError, LeaseLost
 from leasing.hold import Hold, margin
-from leasing.keeper import Keeper, Renewals
-from tests.leasing.support import FakeClock, FakeStore, far_away, granted
+from leasing.keeper import Keeper
+from leasing.store import Grant, Renewal, Renewals
+from tests.leasing.support import FakeClock, FakeStore, at_once, far_away, granted
+
+#: What the store answers to a renewal of a grant for thirty seconds.
+RENEWED = Renewal(far_away(), remaining=30)
 
 # Believing (C1)
 
@@ -33,12 +37,13 @@ def test_a_hold_is_trusted_until_the_ttl_after_the_request_less_the_margin(
 def test_the_time_that_the_answer_took_is_not_trusted(
     store: FakeStore, manual_keeper: Keeper, clock: FakeClock
 ) -> None:
-    def acquire_slowly() -> Any:
+    def acquire_slowly() -> Grant:
+        grant = granted(ttl=30, sent_at=clock.now)
         clock.advance(4)
-        return granted(ttl=30)
+        return grant
 
     sent_at = clock.now
-    slow = Hold(store, acquire_slowly, keeper=manual_keeper)
+    slow = Hold(store, at_once(acquire_slowly), keeper=manual_keeper)
     with slow:
         assert slow.trusted_until == sent_at + 30 - margin(30)
 
@@ -46,11 +51,12 @@ def test_the_time_that_the_answer_took_is_not_trusted(
 def test_an_answer_that_comes_after_the_trust_is_worth_nothing(
     store: FakeStore, manual_keeper: Keeper, clock: FakeClock
 ) -> None:
-    def acquire_too_slowly() -> Any:
+    def acquire_too_slowly() -> Grant:
+        grant = granted(ttl=30, sent_at=clock.now)
         clock.advance(31)
-        return granted(ttl=30)
+        return grant
 
-    late = Hold(store, acquire_too_slowly, keeper=manual_keeper)
+    late = Hold(store, at_once(acquire_too_slowly), keeper=manual_keeper)
     with pytest.raises(LeaseLost, match="not renewed in time"), late:
         assert not late.valid
 
@@ -154,7 +160,7 @@ def test_a_late_answer_never_extends(hold: Hold, clock: FakeClock) -> None:
     with pytest.raises(LeaseLost), hold:
         sent_at = clock.now + 10
         clock.now = trusted_until = hold.trusted_until
-        hold.renewed(sent_at, far_away())
+        hold.renewed(sent_at, RENEWED)
 
         assert hold.trusted_until == trusted_until
         assert not hold.valid
@@ -166,7 +172,7 @@ def test_the_trust_counts_from_the_request_and_not_from_the_answer(
     with hold:
         sent_at = clock.now + 10
         clock.advance(25)
-        hold.renewed(sent_at, far_away())
+        hold.renewed(sent_at, RENEWED)
 
         assert hold.trusted_until == sent_at + 30 - margin(30)
 
@@ -174,9 +180,9 @@ def test_the_trust_counts_from_the_request_and_not_from_the_answer(
 def test_answers_in_the_wrong_order_never_shorten_the_trust(hold: Hold, clock: FakeClock) -> None:
     with hold:
         clock.advance(20)
-        hold.renewed(clock.now - 1, far_away())
+        hold.renewed(clock.now - 1, RENEWED)
         trusted_until = hold.trusted_until
-        hold.renewed(clock.now - 15, far_away())
+        hold.renewed(clock.now - 15, RENEWED)
 
         assert hold.trusted_until == trusted_until
 
@@ -184,7 +190,7 @@ def test_answers_in_the_wrong_order_never_shorten_the_trust(hold: Hold, clock: F
 def test_a_lost_hold_is_not_revived_by_an_answer(hold: Hold, clock: FakeClock) -> None:
     with pytest.raises(LeaseLost), hold:
         hold.lose("thief has it")
-        hold.renewed(clock.now, far_away())
+        hold.renewed(clock.now, RENEWED)
 
         assert not hold.valid
 
@@ -196,7 +202,7 @@ def test_a_hold_that_a_fork_forgot_is_not_revived_by_an_answer(
         trusted_until = hold.trusted_until
         hold.forget()
         clock.advance(1)
-        hold.renewed(clock.now, far_away())
+        hold.renewed(clock.now, RENEWED)
 
         assert hold.trusted_until == trusted_until
         assert not hold.valid

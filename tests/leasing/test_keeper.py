@@ -10,7 +10,8 @@ import pytest
 from django.test import override_settings
 
 from leasing.hold import Hold, margin
-from leasing.keeper import Keeper, Renewals
+from leasing.keeper import Keeper
+from leasing.store import Renewal, Renewals
 from tests.leasing.support import FakeClock, FakeStore, enter, far_away
 
 
@@ -93,7 +94,7 @@ def test_two_grants_of_one_key_are_renewed_apart(
     """A process that lost a row and won it again may for a moment hold both grants."""
     old, new = enter(store, manual_keeper, "same", "same")
     store.answer = lambda grants: Renewals(
-        renewed={k: far_away() for k, g in grants.items() if g == new.grant_id},
+        renewed={k: Renewal(far_away(), 30) for k, g in grants.items() if g == new.grant_id},
         lost={k: "superseded" for k, g in grants.items() if g != new.grant_id},
     )
 
@@ -163,7 +164,9 @@ def test_what_the_store_says_is_lost_is_lost_with_its_reason(
     store: FakeStore, manual_keeper: Keeper, clock: FakeClock
 ) -> None:
     lost, kept = enter(store, manual_keeper, 1, 2)
-    store.answer = lambda grants: Renewals(renewed={2: far_away()}, lost={1: "thief has it"})
+    store.answer = lambda grants: Renewals(
+        renewed={2: Renewal(far_away(), 30)}, lost={1: "thief has it"}
+    )
 
     clock.advance(10)
     manual_keeper.renew_due()

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.models import Lease, LeaseEvent
+from leasing.store import Renewal
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import grants
 
@@ -126,7 +127,8 @@ class Leases(RuleBasedStateMachine):
             term = self.terms[lease.grant_id]
             if self.is_current(lease, term) and self.state(lease.resource) == "active":
                 term.expires_at = max(term.expires_at, self.clock.now + term.ttl)
-                assert answer.renewed.pop(lease.pk) == term.expires_at
+                remaining = (term.expires_at - self.clock.now).total_seconds()
+                assert answer.renewed.pop(lease.pk) == Renewal(term.expires_at, remaining)
             else:
                 assert answer.lost.pop(lease.pk)
         assert (answer.renewed, answer.lost) == ({}, {})

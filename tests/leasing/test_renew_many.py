@@ -11,6 +11,7 @@ from leasing import querysets
 from leasing.dialects import lock as lock_rows
 from leasing.exceptions import LeaseInTransaction
 from leasing.models import Lease
+from leasing.store import Renewal
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import events, expire, grants, stored, usurp
@@ -27,7 +28,9 @@ def test_all_are_renewed_and_the_answer_has_their_new_deadlines(
     answer = Lease.objects.renew_many(grants(*leases))
 
     assert answer.lost == {}
-    assert answer.renewed == {lease.pk: stored(lease)["expires_at"] for lease in leases}
+    assert answer.renewed == {
+        lease.pk: Renewal(stored(lease)["expires_at"], remaining=30) for lease in leases
+    }
     for lease in leases:
         lease.refresh_from_db()
         assert lease.expires_at - database_clock.now == lease.ttl
@@ -41,9 +44,10 @@ def test_each_is_renewed_by_its_own_ttl(database_clock: DatabaseClock) -> None:
     answer = Lease.objects.renew_many(grants(short, long))
 
     gained = {
-        key: (end - database_clock.now).total_seconds() for key, end in answer.renewed.items()
+        key: ((renewal.expires_at - database_clock.now).total_seconds(), renewal.remaining)
+        for key, renewal in answer.renewed.items()
     }
-    assert gained == {short.pk: 10, long.pk: 60}
+    assert gained == {short.pk: (10, 10), long.pk: (60, 60)}
 
 
 def test_a_renewal_never_brings_a_deadline_nearer(database_clock: DatabaseClock) -> None:
@@ -52,7 +56,7 @@ def test_a_renewal_never_brings_a_deadline_nearer(database_clock: DatabaseClock)
     database_clock.advance(-5)
     answer = Lease.objects.renew_many(grants(lease))
 
-    assert answer.renewed == {lease.pk: lease.expires_at}
+    assert answer.renewed == {lease.pk: Renewal(lease.expires_at, remaining=35)}
 
 
 def test_what_was_lost_is_told_with_the_reason_and_the_rest_is_renewed() -> None:

@@ -12,6 +12,9 @@ from django.db.models import F
 from django.db.models.functions import Greatest, Least
 
 from leasing.functions import DbNow, after
+from leasing.rowstore import grant_of
+from leasing.store import Grant
+from leasing.terms import Terms
 from tasks.models import Task, TaskAttempt, TaskStatus
 
 #: A signal that was sent: its name, the task, and what else it says.
@@ -30,6 +33,13 @@ def row_of(task: Task) -> dict[str, Any]:
 def copy_of(task: Task) -> Task:
     """Another instance with the same grant: what its holder would have in another place."""
     return copy.copy(task)
+
+
+def granted_at(task: Task, sent_at: float) -> Grant:
+    """The grant of ``task``, as if it had been asked for at ``sent_at`` on the holder's clock."""
+    grant = grant_of(task)
+    grant.sent_at = sent_at
+    return grant
 
 
 def attempts(task: Task) -> list[tuple[int, str]]:
@@ -61,7 +71,8 @@ def names_of(told: Told) -> list[str]:
 
 def grant_to(task: Task, holder: str) -> None:
     """Let ``holder`` claim the ready task."""
-    Task.objects.all()._claim(holder, timedelta(seconds=30), {task.pk: uuid.uuid4()})
+    ready = Task.objects.filter(pk=task.pk).ready()
+    ready.update(grant_id=uuid.uuid4(), **ready.granting(Terms.check(holder=holder, ttl=30)))
 
 
 def end_well(task: Task) -> None:

@@ -12,13 +12,13 @@ import pytest
 
 from leasing.hold import Hold
 from leasing.keeper import Keeper
-from leasing.rowstore import RowStore, grant_of
+from leasing.rowstore import RowStore
 from tasks import chaos, runner
 from tasks.chaos import Chaos
 from tasks.models import TaskStatus
 from tests.factories import TaskFactory
 from tests.leasing.support import FakeClock, FakeStore, expire, hold_of
-from tests.tasks.support import Handlers, refusals, row_of
+from tests.tasks.support import Handlers, granted_at, refusals, row_of
 
 
 class Drawn(random.Random):
@@ -110,7 +110,7 @@ def test_the_result_of_a_stalled_task_is_handed_in_late_and_refused(
     monkeypatch.setattr(runner, "close_old_connections", lambda: None)
     task = TaskFactory(name="jobs.echo", state="running")
     hold = Hold(RowStore(type(task), "default"), keeper=manual_keeper)
-    hold.adopt(grant_of(task), clock())
+    hold.adopt(granted_at(task, clock()))
 
     def work(ctx: Any, **data: Any) -> str:
         clock.advance(30)
@@ -133,7 +133,7 @@ def test_a_task_that_is_spared_runs_as_without_chaos(
     monkeypatch.setattr(runner, "close_old_connections", lambda: None)
     task = TaskFactory(name="jobs.echo", data={"x": 1}, state="running")
     hold = Hold(RowStore(type(task), "default"), keeper=manual_keeper)
-    hold.adopt(grant_of(task), clock())
+    hold.adopt(granted_at(task, clock()))
 
     runner.run(task, hold, threading.Event(), Chaos(random=Drawn(0.5)))
 

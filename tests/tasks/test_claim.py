@@ -19,7 +19,7 @@ from tasks.models import Task, TaskStatus
 from tasks.sample import SLEEP
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
-from tests.leasing.support import OtherSession
+from tests.leasing.support import OtherSession, just_before_the_update
 from tests.tasks.support import Told, grant_to, make_due, row_of, take_over
 
 pytestmark = pytest.mark.django_db
@@ -271,19 +271,13 @@ def test_a_claim_inside_a_transaction_is_refused() -> None:
 # Who else claims
 
 
-def test_what_someone_else_got_first_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_someone_else_got_first_is_not_claimed() -> None:
     """As on a database without row locks: both have read the row, the other was faster."""
     mine, theirs = TaskFactory(), TaskFactory()
-    lock_ready = querysets.TaskQuerySet._lock_ready
 
-    def too_slow(rows: Any, *args: Any) -> list[int]:
-        keys = lock_ready(rows, *args)
-        grant_to(theirs, "bob")
-        return keys
+    with just_before_the_update(lambda: grant_to(theirs, "bob")):
+        assert claim_all() == [mine.pk]
 
-    monkeypatch.setattr(querysets.TaskQuerySet, "_lock_ready", too_slow)
-
-    assert claim_all() == [mine.pk]
     assert (row_of(theirs)["holder"], row_of(theirs)["attempts"]) == ("bob", 1)
 
 

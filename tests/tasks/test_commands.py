@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from tasks import shutdown
+from leasing import shutdown
 from tasks.chaos import Chaos
 from tasks.generator import Generator
 from tasks.management.commands import run_generator, run_recovery, run_worker

@@ -104,7 +104,10 @@ def test_of_many_only_those_still_held_are_renewed_and_the_others_told_why() -> 
 
     answer = Task.objects.all().renew_many(grants)
 
-    assert answer.renewed == {mine.pk: row_of(mine)["expires_at"]}
+    (renewal,) = answer.renewed.values()
+    assert set(answer.renewed) == {mine.pk}
+    assert renewal.expires_at == row_of(mine)["expires_at"]
+    assert 0 < renewal.remaining <= 30
     assert row_of(mine)["renewals"] == 1
     assert [row_of(task) for task in others] == before
     reasons = {key: reason.split(" 20")[0] for key, reason in answer.lost.items()}

@@ -107,24 +107,26 @@ def test_the_tasks_modules_of_installed_apps_are_found_at_start() -> None:
 
 
 def test_any_installed_apps_tasks_module_is_found(tmp_path: Path, spawn: Spawn) -> None:
-    app = tmp_path / "shop"
+    app = tmp_path / "bakery"
     app.mkdir()
     (app / "__init__.py").touch()
     (app / "tasks.py").write_text(
-        "from tasks import handler\n@handler('shop.sell')\ndef sell(ctx): ...\n"
+        "from tasks import handler\n@handler('bakery.sell')\ndef sell(ctx): ...\n"
     )
-    (tmp_path / "shop_settings.py").write_text(
-        "from tests.settings import *\nINSTALLED_APPS = [*INSTALLED_APPS, 'shop']\n"
+    (tmp_path / "bakery_settings.py").write_text(
+        "from tests.settings import *\nINSTALLED_APPS = [*INSTALLED_APPS, 'bakery']\n"
     )
     code = (
         "import django; django.setup()\n"
-        "from tasks import registry\nprint(registry.find('shop.sell').function.__module__)"
+        "from tasks import registry\nprint(registry.find('bakery.sell').function.__module__)"
     )
 
-    process = spawn(["-c", code], PYTHONPATH=str(tmp_path), DJANGO_SETTINGS_MODULE="shop_settings")
+    process = spawn(
+        ["-c", code], PYTHONPATH=str(tmp_path), DJANGO_SETTINGS_MODULE="bakery_settings"
+    )
 
     assert process.wait(20) == 0, process.output
-    assert process.output == "shop.tasks\n"
+    assert process.output == "bakery.tasks\n"
 
 
 @override_settings(TASK_QUEUE={"QUEUES": ("mail",)})

@@ -493,7 +493,8 @@ def test_a_workers_threads_leave_no_renewals_behind() -> None:
         wait_for(lambda: states() == ["succeeded"] * 3)
 
     assert keeper._holds == {}
-    assert not [t for t in threading.enumerate() if t.name.startswith("leasing-")]
+    threads = {thread.name for thread in threading.enumerate()}
+    assert not threads & {"leasing-renewer", "leasing-watchdog", "leasing-teller"}
 
 
 def test_a_worker_whose_threads_all_run_lost_tasks_ends_to_be_started_again(

@@ -11,8 +11,8 @@ from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
+from leasing.shutdown import on_stop_signal
 from project.supervisor import Supervisor
-from tasks.shutdown import on_stop_signal
 
 USER = "demo"
 #: By which the demo knows its own user: nobody's password is changed because of the name.

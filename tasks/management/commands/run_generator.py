@@ -8,11 +8,11 @@ from django.core.management.base import BaseCommand, CommandError
 
 from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.names import check_name, check_ttl
+from leasing.shutdown import on_stop_signal
 from tasks.exceptions import UnknownQueue
 from tasks.generator import Generator, start_unless_asked
 from tasks.querysets import check_queue
 from tasks.sample import LONGEST, SHORTEST
-from tasks.shutdown import on_stop_signal
 
 
 class Command(BaseCommand):

@@ -7,9 +7,9 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from leasing.names import default_holder
+from leasing.shutdown import on_stop_signal
 from tasks import recovery
 from tasks.presence import PRESENCE_PATIENCE, keep_present, sign_off
-from tasks.shutdown import on_stop_signal
 
 
 class Command(BaseCommand):

@@ -7,10 +7,10 @@ from django.core.management.base import BaseCommand, CommandError
 
 from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.names import check_name, check_ttl
+from leasing.shutdown import on_stop_signal
 from tasks.chaos import Chaos
 from tasks.exceptions import UnknownQueue
 from tasks.querysets import check_queue
-from tasks.shutdown import on_stop_signal
 from tasks.worker import WorkerProcess
 
 

@@ -1,0 +1,206 @@
+"""Hears of releases from PostgreSQL, on one connection for the whole process.
+
+The connection is opened when the first caller waits and closed soon after the last stopped. What
+is missed while it is away costs a poll, no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import connections
+
+from leasing import clock
+from leasing.aio import Steps, Undoable
+from leasing.conf import leasing_settings
+from leasing.dialects import private_connection
+from leasing.exceptions import LeaseHeld, LeaseTimeout
+from leasing.names import check_duration
+from leasing.waiting import Waiter
+
+logger = logging.getLogger("leasing")
+
+CHANNEL = "leasing_released"
+#: Seconds between looks whether anybody still waits, and the pause after a failure.
+TICK = 1.0
+
+
+class Bell:
+    """Rings the waiters of one database."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew. In a forked child: the waiters are the parent's, and so is the thread."""
+        self._lock = threading.Lock()
+        self._waiters: defaultdict[str, list[Waiter]] = defaultdict(list)
+        self._thread: threading.Thread | None = None
+
+    def add(self, resource: str, waiter: Waiter) -> None:
+        with self._lock:
+            self._waiters[resource].append(waiter)
+            if self._thread is None and _can_listen(self.using):
+                self._thread = threading.Thread(
+                    target=self._listen, name="leasing-bell", daemon=True
+                )
+                self._thread.start()
+
+    def remove(self, resource: str, waiter: Waiter) -> None:
+        with self._lock:
+            waiting = self._waiters[resource]
+            if waiter in waiting:
+                waiting.remove(waiter)
+            if not waiting:
+                del self._waiters[resource]
+
+    def ring(self, resource: str) -> None:
+        """Wake the caller that has waited longest."""
+        with self._lock:
+            waiting = self._waiters.get(resource)
+            if waiting:
+                waiting[0].ring()
+
+    def _listen(self) -> None:
+        while self._is_wanted():
+            try:
+                self._listen_once()
+            except Exception as error:
+                logger.warning("releases are not heard for a moment: %s", error)
+                time.sleep(TICK)
+
+    def _listen_once(self) -> None:
+        connection = private_connection(self.using, TICK)
+        try:
+            connection.set_autocommit(True)
+            with connection.cursor() as cursor:
+                cursor.execute(f"LISTEN {CHANNEL}")
+            raw: Any = connection.connection
+            while self._is_wanted(end=False):
+                for note in raw.notifies(timeout=TICK):
+                    self.ring(note.payload)
+        finally:
+            connection.close()
+
+    def _is_wanted(self, end: bool = True) -> bool:
+        with self._lock:
+            if not self._waiters and end:
+                self._thread = None
+            return bool(self._waiters)
+
+
+_bells: dict[str, Bell] = {}
+_bells_lock = threading.Lock()
+
+
+def bell(using: str) -> Bell:
+    """The bell of the database ``using``."""
+    with _bells_lock:
+        return _bells.setdefault(using, Bell(using))
+
+
+@contextmanager
+def waiting(
+    using: str, resource: str, until: float, stopping: threading.Event | None = None
+) -> Iterator[Waiter]:
+    """A waiter for ``resource`` that hears of releases while the block runs; ``stopping`` ends
+    its pauses."""
+    waiter = Waiter(until, stopping, resource)
+    bell(using).add(resource, waiter)
+    try:
+        yield waiter
+    except BaseException:
+        bell(using).remove(resource, waiter)
+        # It may have been rung for and then not have come: let the next one look.
+        bell(using).ring(resource)
+        raise
+    bell(using).remove(resource, waiter)
+
+
+def taking(
+    using: str,
+    resource: str,
+    wait: float | None,
+    attempt: Undoable,
+    *,
+    say_wanted: Callable[[], object] = lambda: None,
+    stopping: threading.Event | None = None,
+) -> Steps[Any]:
+    """The steps of taking ``resource``, for a driver: ``attempt``, and wait between attempts for
+    ``wait`` seconds (None: the setting), or until ``stopping`` is set."""
+    if wait is None:
+        wait = leasing_settings.WAIT
+    patience = check_duration(wait, "wait").total_seconds()
+    try:
+        taken = yield attempt
+        return taken
+    except LeaseHeld:
+        if not patience:
+            raise
+    with waiting(using, resource, clock.clock() + patience, stopping) as waiter:
+        while True:
+            yield say_wanted
+            yield waiter
+            if waiter.stopped:
+                raise LeaseTimeout(resource)
+            try:
+                taken = yield attempt
+                return taken
+            except LeaseHeld as held:
+                if not waiter.left:
+                    raise LeaseTimeout(resource, held.holder, held.expires_at) from held
+
+
+def announce(using: str, resource: str) -> None:
+    """Tell the waiters of all processes when this transaction commits."""
+    if connections[using].vendor == "postgresql":
+        with connections[using].cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, resource])
+
+
+def notifications_arrive(using: str) -> bool:
+    """Whether what is notified is heard: behind a pooler in transaction mode it is not. True
+    where nobody listens anyway."""
+    if not _can_listen(using):
+        return True
+    connection = private_connection(using, TICK)
+    try:
+        connection.set_autocommit(True)
+        with connection.cursor() as cursor:
+            cursor.execute("LISTEN leasing_check")
+            cursor.execute("NOTIFY leasing_check")
+        raw: Any = connection.connection
+        return any(raw.notifies(timeout=TICK, stop_after=1))
+    finally:
+        connection.close()
+
+
+def _can_listen(using: str) -> bool:
+    if using not in connections.settings or connections[using].vendor != "postgresql":
+        return False
+    if clock.stand_in is not None:
+        return False  # a test by hand: nothing is committed, and the listener would outlive it
+    try:
+        import psycopg  # noqa: F401 - the older driver cannot wait for notifications
+    except ImportError:
+        return False
+    return True
+
+
+def _forget() -> None:
+    global _bells_lock
+    _bells_lock = threading.Lock()
+    for known in _bells.values():
+        known.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,151 @@
+"""Runs a command until a deadline that somebody else keeps moving on.
+
+    python -I -S deadman.py FD COMMAND ...
+
+``leasing.supervise`` starts it as the first process of a group, for the command and what that
+starts. When the deadline passes, or its parent is gone, it kills the group, itself included. So
+nothing of the command outlives its lease, whether the parent was killed, paused or hangs. Were
+this process killed alone, Linux would kill the command with it.
+
+FD is a socket. From it come deadlines, in seconds on the clock of ``leasing.clock``; the first
+starts the command. Its exit code goes back, once; then this waits to be killed, together with
+what the command has left behind.
+
+It runs as a file, without the package and without Django: it has to start quickly.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+NUMBER = struct.Struct("d")
+#: Seconds between looks at the clock: a machine that was suspended wakes nobody in time.
+LOOK = 0.25
+#: As shells have them.
+NOT_EXECUTABLE, NOT_FOUND, KILLED_BY = 126, 127, 128
+#: Sent to the whole group, for the command; this process goes on until that has ended.
+FOR_THE_COMMAND = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def clock() -> float:
+    """As ``leasing.clock``, of the process that sends the deadlines."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+class Deadman:
+    """Watches over one command. ``channel`` leads to whoever knows the deadline."""
+
+    def __init__(self, channel: socket.socket, command: list[str]) -> None:
+        self._channel = channel
+        self._command = command
+        self._received = b""
+        self._deadline = 0.0
+
+    def run(self) -> NoReturn:
+        """Start the command at the first deadline, and end with the last."""
+        # Held back until the command is there: what came in between would be lost, in this
+        # process, or in a handler of this program in the process that becomes the command.
+        signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_COMMAND)
+        woken = wake_at_signals()
+        self._receive()
+        child = self._start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_COMMAND)
+        while True:
+            if child is not None and child.poll() is not None:
+                code = child.returncode
+                self._report(code if code >= 0 else KILLED_BY - code)
+                child = None
+            left = self._deadline - clock()
+            if left <= 0:
+                kill_group()
+            ready, _, _ = select.select([self._channel, woken], [], [], min(left, LOOK))
+            if woken in ready:
+                woken.recv(4096)
+            if self._channel in ready:
+                self._receive()
+
+    def _receive(self) -> None:
+        data = self._channel.recv(4096)
+        if not data:
+            kill_group()
+        self._received += data
+        whole = len(self._received) - len(self._received) % NUMBER.size
+        for (deadline,) in NUMBER.iter_unpack(self._received[:whole]):
+            self._deadline = deadline
+        self._received = self._received[whole:]
+
+    def _report(self, code: int) -> None:
+        self._channel.sendall(NUMBER.pack(code))
+
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        try:
+            child = subprocess.Popen(self._command, preexec_fn=bind_to(os.getpid()))
+        except OSError as error:
+            print(f"{self._command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+            missing = isinstance(error, FileNotFoundError)
+            self._report(NOT_FOUND if missing else NOT_EXECUTABLE)
+            return None
+        for number in signal.sigpending() & set(FOR_THE_COMMAND):
+            child.send_signal(number)  # it came before there was a command to hear it
+        return child
+
+
+def wake_at_signals() -> socket.socket:
+    """A socket that can be read whenever a signal has come; none of them ends this process."""
+    woken, waker = socket.socketpair()
+    waker.setblocking(False)
+    signal.set_wakeup_fd(waker.detach(), warn_on_full_buffer=False)
+    for number in (*FOR_THE_COMMAND, signal.SIGCHLD):
+        signal.signal(number, lambda number, frame: None)
+    return woken
+
+
+def bind_to(parent: int) -> Callable[[], None]:
+    """What the command's process does before it becomes the command."""
+    prctl = find_prctl()
+
+    def prepare() -> None:
+        if prctl is not None:
+            prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+            if os.getppid() != parent:
+                os._exit(KILLED_BY + signal.SIGKILL)
+        for number in FOR_THE_COMMAND:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_COMMAND)
+
+    return prepare
+
+
+def find_prctl() -> Any:
+    """Linux's prctl; None elsewhere."""
+    if sys.platform != "linux":
+        return None
+    try:
+        import ctypes
+
+        return ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):
+        return None
+
+
+def kill_group() -> NoReturn:
+    """The end of the command, of all it has started, and of this process."""
+    os.killpg(0, signal.SIGKILL)
+    os._exit(KILLED_BY + signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    if os.getpgrp() != os.getpid():
+        sys.exit("This is run by leasing.supervise, as the first process of a group.")
+    Deadman(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]).run()

@@ -1,0 +1,181 @@
+"""Rows of your own that refuse writes under an older fencing token.
+
+A process that slept through its lease may still write. The lease cannot stop it; what it writes
+to can. A fenced row remembers the greatest token it has seen, and accepts a write only under
+that token or a greater one: ``WHERE fence <= token``, in the same statement as the write. (A
+subquery on the lease's row would not do: it may see an older snapshot than the row it guards.)
+
+    class Report(FencedModel):
+        text = models.TextField()
+
+    with Lease.objects.hold("report:42") as hold:
+        report = Report.objects.get(pk=42)
+        report.advance_fence(hold)             # before the first read that matters
+        report.text += "one line more"
+        report.save_fenced(hold)
+
+A new holder raises the fence before it reads. Otherwise the old one's last write could still
+arrive between that read and the new holder's first write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, ClassVar, Self
+
+from django.db import models, router, transaction
+
+from leasing.conf import leasing_settings
+from leasing.dialects import lock
+from leasing.exceptions import StaleToken
+from leasing.hold import Hold
+from leasing.models import Leasable
+from leasing.rowstore import RowStore
+
+#: What proves a term: a hold, a row just acquired, or the bare token.
+Proof = Hold | Leasable | int
+
+
+class FencedQuerySet(models.QuerySet[Any]):
+    """Rows of a fenced model."""
+
+    def fenced(self, proof: Proof, *, strictly: bool = False) -> FencedRows:
+        """These rows, to be updated under the token of ``proof``: a hold, a leased row, or the
+        token itself. ``strictly`` lets each token write a row once, not more often.
+
+        Raises LeaseLost when ``proof`` is a hold that is not valid any more.
+        """
+        if isinstance(proof, Hold):
+            proof.ensure()
+        return FencedRows(self, proof, strictly)
+
+    def update(self, **values: Any) -> int:
+        _spare_fence(values)
+        return super().update(**values)
+
+    def bulk_update(self, objs: Any, fields: Iterable[str], *args: Any, **options: Any) -> int:
+        fields = list(fields)
+        _spare_fence(fields)
+        return super().bulk_update(objs, fields, *args, **options)
+
+    def bulk_create(self, objs: Any, *args: Any, **options: Any) -> list[Any]:
+        # With conflicts it is an update too.
+        options["update_fields"] = fields = list(options.get("update_fields") or ()) or None
+        _spare_fence(fields or ())
+        return super().bulk_create(objs, *args, **options)
+
+
+def _spare_fence(fields: Iterable[str]) -> None:
+    if "fence" in fields:
+        raise TypeError("The fence of a row is raised by fenced() alone.")
+
+
+class FencedRows:
+    """Rows and the token under which they are to be written. Made by ``fenced()``."""
+
+    def __init__(self, rows: models.QuerySet[Any], proof: Proof, strictly: bool) -> None:
+        self._rows = rows
+        self._proof = proof
+        self._token = token_of(proof)
+        self._accepting = {"fence__lt" if strictly else "fence__lte": self._token}
+        self._seen = "one as great" if strictly else "a greater one"
+        self.using: str = rows._db or router.db_for_write(rows.model)  # type: ignore[attr-defined]
+
+    def update(self, **values: Any) -> int:
+        """As a queryset's, and raises the fence of each row to the token. Returns how many rows
+        were written. Raises StaleToken, and writes none, when one has seen a greater token."""
+        return self._write(values)
+
+    def advance(self) -> int:
+        """Raise the fence, and write nothing else. Raises StaleToken."""
+        return self._write({})
+
+    def save(self, row: FencedModel, fields: Iterable[str] | None) -> int:
+        """Save ``row``, the only one of these. Returns 0 when it is gone. Raises StaleToken."""
+        # Raising the fence has locked the row: nobody comes in between.
+        save = partial(row.save, using=self.using, update_fields=fields, force_update=True)
+        return self._write({}, save)
+
+    def _write(self, values: dict[str, Any], also: Callable[[], object] | None = None) -> int:
+        everything: models.QuerySet[Any] = models.QuerySet(self._rows.model, using=self.using)
+        with transaction.atomic(using=self.using):
+            locked = lock(self._rows.using(self.using).order_by("pk"))
+            keys = list(locked.values_list("pk", flat=True))
+            accepting = everything.filter(pk__in=keys, **self._accepting)
+            written = accepting.update(fence=self._token, **values)
+            if written == len(keys):
+                if written and also is not None:
+                    also()
+                return written
+            transaction.set_rollback(True, using=self.using)
+        raise self._refuse(len(keys) - written)
+
+    def _refuse(self, count: int) -> StaleToken:
+        model = self._rows.model._meta.label
+        rows = "a row" if count == 1 else f"{count} rows"
+        reason = f"{rows} of {model} refused the token {self._token}, having seen {self._seen}"
+        resource = note_refused(self._proof, reason)
+        return StaleToken(resource, reason)
+
+
+class FencedModel(models.Model):
+    """A row that writers under an older token cannot change.
+
+    ``save()`` and ``update()`` stay what they are, for those who hold no lease; they never
+    lower the fence.
+    """
+
+    fence = models.BigIntegerField(default=0, editable=False)
+
+    objects: ClassVar[models.Manager[Any]] = FencedQuerySet.as_manager()
+
+    class Meta:
+        abstract = True
+
+    def _do_update(self, base_qs: Any, using: Any, pk_val: Any, values: Any, *rest: Any) -> Any:
+        # Every way in which save() may update a row ends here. A stale instance saved would
+        # lower the fence.
+        kept = [value for value in values if value[0].name != "fence"]
+        return super()._do_update(base_qs, using, pk_val, kept, *rest)
+
+    def advance_fence(self, proof: Proof) -> Self:
+        """Raise the fence of this row to the token of ``proof``, then read the row again.
+
+        Raises StaleToken, and LeaseLost for a hold that is not valid any more.
+        """
+        rows = self._fenced(proof)
+        rows.advance()
+        self.refresh_from_db(using=rows.using)
+        return self
+
+    def save_fenced(self, proof: Proof, update_fields: Iterable[str] | None = None) -> Self:
+        """``save()`` this row under the token of ``proof``: all of it, or ``update_fields``.
+
+        Raises StaleToken, LeaseLost, and DoesNotExist when the row is gone.
+        """
+        if not self._fenced(proof).save(self, update_fields):
+            raise type(self).DoesNotExist("The row to save is gone.")
+        self.fence = token_of(proof)
+        return self
+
+    def _fenced(self, proof: Proof) -> FencedRows:
+        using = router.db_for_write(type(self), instance=self)
+        return FencedQuerySet(type(self), using=using).filter(pk=self.pk).fenced(proof)
+
+
+def token_of(proof: Proof) -> int:
+    """The fencing token of a hold or a leased row; a number stands for itself."""
+    return proof if isinstance(proof, int) else proof.fencing_token
+
+
+def note_refused(proof: Proof, reason: str) -> str:
+    """Tell the world that a late write was turned away. Returns the resource's name."""
+    if isinstance(proof, Hold):
+        proof.refused("guarded write", reason)
+        return proof.resource
+    if isinstance(proof, Leasable):
+        using = proof._state.db or leasing_settings.DATABASE
+        RowStore(type(proof), using).refused(proof, "guarded write", reason)
+        return proof.lease_resource
+    return f"the holder of token {proof}"

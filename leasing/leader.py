@@ -1,0 +1,374 @@
+"""One process of many leads: it holds a lease, and the others wait for it.
+
+    for term in Leader("scheduler").terms(stopping):
+        while term.valid and not stopping.is_set():
+            do_one_round(term.fencing_token)
+
+Terms
+    campaign  waiting for the lease; ends when elected, or when asked to stop
+    term      one grant of the lease: a Hold, with a token greater than that of any term before.
+              A later term of the same process is another Hold, so work of an old term never
+              takes the new one for its own
+    trust     how long a leader may believe itself one without an answer from the database: to
+              ``term.trusted_until``, which ends before the database would elect another
+
+What happens when
+    the leader dies        nobody renews; the next is elected when the ttl has passed, within a
+                           second, which is how often those who wait look
+    it loses its database  each renewal tried extends nothing; the term is lost when trust ends,
+                           and the process campaigns again, with growing pauses
+    it is paused           others may be elected meanwhile; at its first step afterwards
+                           ``term.valid`` is false. What it had begun to send may still arrive:
+                           let its receivers refuse the older token
+    an operator revokes    the term is lost at the next renewal, a third of the ttl at most
+    it resigns or stops    its body leaves first, then the lease is given back; where releases
+                           are announced the next is elected within milliseconds
+
+Everything here goes through holds. What ``candidacy`` and ``current`` make of leases is all that
+another store would have to replace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import random
+import threading
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from asgiref.sync import iscoroutinefunction
+from django.db import Error, close_old_connections
+
+from leasing import clock as clocks
+from leasing.aio import in_thread
+from leasing.exceptions import LeaseHeld, LeaseLost
+from leasing.hold import Hold
+from leasing.models import Lease, LeaseState
+from leasing.names import LONGEST_DURATION, check_name
+from leasing.places import place_of
+from leasing.terms import Terms
+from leasing.waiting import LONGEST, pauses
+
+logger = logging.getLogger("leasing")
+
+Result = TypeVar("Result")
+
+#: Seconds for which who resigned stands aside: two polls of those who wait.
+ASIDE = 2 * LONGEST
+#: Seconds between looks of those who watch.
+LOOK = 1.0
+#: Seconds between tries while the database is away, at most.
+LONGEST_PAUSE = 5.0
+
+
+@dataclass(frozen=True)
+class Incumbent:
+    """Who leads, as the database has it."""
+
+    holder: str
+    fencing_token: int
+    #: When its term ends, unless it is renewed before.
+    expires_at: datetime
+
+
+class Leader:
+    """A candidate for the leadership called ``name``, and the leader once it is elected.
+
+    ``ttl`` is how many seconds after a leader's death the next is elected; ``holder`` is what
+    this process is called. Both default as for any lease, whose resource is ``name``.
+
+    One campaign at a time: RuntimeError for a second. Raises InvalidResource, InvalidTTL.
+    """
+
+    def __init__(
+        self, name: str, *, ttl: float | timedelta | None = None, holder: str | None = None
+    ) -> None:
+        self.name = check_name(name, "leader's name")
+        Terms.check(ttl=ttl, holder=holder)
+        self._options: dict[str, Any] = {"ttl": ttl, "holder": holder}
+        self._campaigning = threading.Lock()
+        self._term: Hold | None = None
+        self._resigned = False
+
+    # Leading
+
+    def terms(self, stopping: threading.Event | None = None) -> Generator[Hold]:
+        """Campaign, and give each term that is won, until ``stopping`` is set.
+
+        The body leads. It watches ``term.valid`` or ``term.lost``, and ``stopping``, and goes on
+        to the next round when it should lead no more. The lease is given back then, and also
+        when the loop is left.
+
+        Raises LeaseInTransaction inside an atomic block.
+        """
+        stopping = stopping or threading.Event()
+        with self._campaign():
+            while (term := self._elect(stopping)) is not None:
+                try:
+                    yield term
+                finally:
+                    self._end(term)
+                if self._resigned:
+                    rest(ASIDE, stopping)
+
+    @overload
+    def lead(
+        self, main: Callable[[Hold], Coroutine[Any, Any, Result]]
+    ) -> Callable[[], Coroutine[Any, Any, Result]]: ...
+
+    @overload
+    def lead(self, main: Callable[[Hold], Result]) -> Callable[..., Result | None]: ...
+
+    def lead(self, main: Callable[[Hold], Any]) -> Callable[..., Any]:
+        """As a decorator: ``main(term)`` is called for each term, until it returns while its term
+        is still valid. What it returns is returned.
+
+        LeaseLost raised by a lost term, and a return from one, lead to the next campaign; any
+        other error is raised, and the lease given back. A plain function takes ``stopping`` when
+        it is called, and gives None when that ended the campaign; a coroutine is cancelled.
+        """
+        if iscoroutinefunction(main):
+
+            @functools.wraps(main)
+            async def alead() -> Any:
+                while True:
+                    finished = False
+                    try:
+                        async with self as term:
+                            result = await main(term)
+                            finished = term.valid
+                    except LeaseLost:
+                        if not (finished or term.lost.is_set()):
+                            raise
+                    if finished:
+                        return result
+                    if self._resigned:
+                        await arest(ASIDE)
+
+            return alead
+
+        @functools.wraps(main)
+        def lead(stopping: threading.Event | None = None) -> Any:
+            with closing(self.terms(stopping)) as terms:
+                for term in terms:
+                    try:
+                        result = main(term)
+                    except LeaseLost:
+                        if not term.lost.is_set():
+                            raise
+                    else:
+                        if term.valid:
+                            return result
+            return None
+
+        return lead
+
+    def __enter__(self) -> Hold:
+        """Campaign until elected; the block leads. As for a hold, leaving it raises LeaseLost
+        when the term was lost, unless the block already failed, or resigned."""
+        self._occupy()
+        try:
+            term = self._elect(threading.Event())
+        except BaseException:
+            self._campaigning.release()
+            raise
+        assert term is not None
+        return term
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        term = self._leave()
+        try:
+            term.__exit__(kind, error, trace)
+        except LeaseLost:
+            if not self._resigned:
+                raise
+        finally:
+            self._campaigning.release()
+            self._give_back(term)
+
+    async def __aenter__(self) -> Hold:
+        """As ``with``; in addition the body is cancelled when the term is lost."""
+        self._occupy()
+        try:
+            return await self._aelect()
+        except BaseException:
+            self._campaigning.release()
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        term = self._leave()
+        try:
+            await term.__aexit__(kind, error, trace)
+        except LeaseLost:
+            if not self._resigned:
+                raise
+            # It was cancelled to make it leave, and it has left.
+            return isinstance(error, asyncio.CancelledError)
+        finally:
+            self._campaigning.release()
+            if self._resigned:
+                await in_thread(self._give_back, term)
+        return False
+
+    def resign(self) -> None:
+        """Ask the body of the present term to leave: it hears of it as of a loss. Once it has
+        left, the lease is given back, and this process stands aside for two seconds before it
+        campaigns again. From any thread; without a term it does nothing."""
+        term = self._term
+        if term is not None and term.valid:
+            self._resigned = True
+            term.settle()
+            term.lose("its leader resigned")
+
+    # Looking
+
+    def current(self) -> Incumbent | None:
+        """Who leads now, by the database's clock; None while nobody does."""
+        lease = place_of(self.name).look()
+        if lease is None or lease.lease_state(lease.now) != LeaseState.ACTIVE:
+            return None
+        return Incumbent(lease.holder, lease.fencing_token, lease.expires_at)
+
+    def watch(self, stopping: threading.Event | None = None) -> Iterator[Incumbent | None]:
+        """Who leads now, and then each change, about a second after it came: the new leader, or
+        None while there is none. Ends soon after ``stopping`` is set.
+
+        A term that began and ended between two looks is not told. While the database is away
+        nothing is.
+        """
+        stopping = stopping or threading.Event()
+        known: int | None = -1  # unlike any token, and unlike nobody's
+        while not stopping.is_set():
+            try:
+                close_old_connections()
+                leads = self.current()
+            except Error as error:
+                logger.warning("cannot see who leads %s: %s", self.name, error)
+            else:
+                token = None if leads is None else leads.fencing_token
+                if token != known:
+                    known = token
+                    yield leads
+            rest(LOOK * random.uniform(0.8, 1.0), stopping)
+
+    # The pieces
+
+    def candidacy(self, stopping: threading.Event | None = None) -> Hold:
+        """A hold that waits for the leadership when it is entered."""
+        return Lease.objects.hold(
+            self.name, wait=LONGEST_DURATION, stopping=stopping, **self._options
+        )
+
+    def _elect(self, stopping: threading.Event) -> Hold | None:
+        """Wait for the next term of this process; None when asked to stop."""
+        for pause in pauses(longest=LONGEST_PAUSE):
+            if stopping.is_set():
+                break
+            term = self.candidacy(stopping)
+            try:
+                close_old_connections()
+                term.__enter__()
+            except LeaseHeld:
+                continue  # asked to stop, or ten years have passed
+            except Error as error:
+                self._log_absence(error, pause)
+                rest(pause, stopping)
+                continue
+            if self._begin(term):
+                return term
+            self._end(term)
+        return None
+
+    async def _aelect(self) -> Hold:
+        for pause in pauses(longest=LONGEST_PAUSE):
+            term = self.candidacy()
+            try:
+                await term.__aenter__()
+            except LeaseHeld:
+                continue
+            except Error as error:
+                self._log_absence(error, pause)
+                await arest(pause)
+                continue
+            if self._begin(term):
+                return term
+            self._leave()
+            with suppress(LeaseLost):
+                await term.__aexit__(None, None, None)
+        raise AssertionError("pauses never end")
+
+    def _begin(self, term: Hold) -> bool:
+        """Whether ``term`` is still to be trusted: the process may have slept since it won."""
+        self._resigned = False
+        self._term = term
+        return term.valid
+
+    def _leave(self) -> Hold:
+        term, self._term = self._term, None
+        assert term is not None
+        return term
+
+    def _end(self, term: Hold) -> None:
+        self._term = None
+        try:
+            term.__exit__(None, None, None)
+        except LeaseLost as loss:
+            logger.info("%s leads no more: %s", term.holder, loss)
+        self._give_back(term)
+
+    def _give_back(self, term: Hold) -> None:
+        """A term that was resigned stands in the store still."""
+        if self._resigned:
+            with suppress(LeaseLost, Error):
+                term.give_back()
+
+    @contextmanager
+    def _campaign(self) -> Iterator[None]:
+        self._occupy()
+        try:
+            yield
+        finally:
+            self._campaigning.release()
+
+    def _occupy(self) -> None:
+        if not self._campaigning.acquire(blocking=False):
+            raise RuntimeError("This leader is in a campaign already.")
+
+    def _log_absence(self, error: Error, pause: float) -> None:
+        logger.warning(
+            "the campaign for %s goes on in %.1f s: the database did not answer: %s",
+            self.name,
+            pause,
+            error,
+        )
+
+
+def rest(seconds: float, stopping: threading.Event) -> None:
+    """Wait for so long, or until ``stopping`` is set."""
+    stopping.wait(_in_earnest(seconds))
+
+
+async def arest(seconds: float) -> None:
+    """``rest``, for an event loop."""
+    await asyncio.sleep(await in_thread(_in_earnest, seconds))
+
+
+def _in_earnest(seconds: float) -> float:
+    """For how many seconds to wait; in a test that has stopped the clocks, less."""
+    return seconds if clocks.stand_in is None else clocks.stand_in.pause("", seconds)

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import getpass
+import json
+from argparse import ArgumentParser
+from collections.abc import Iterable
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.core.serializers.json import DjangoJSONEncoder
+
+from leasing.explanation import explain
+from leasing.models import EventKind, Lease, LeaseEvent, LeaseState
+from leasing.signs import event_sign
+from leasing.wording import ago, stamp, until
+
+#: Events of a lease that are shown, the latest.
+EVENTS = 10
+
+
+class Command(BaseCommand):
+    help = "List named leases, show one, or take one from its holder."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+        listing = actions.add_parser("list", help="leases, in the order of their names")
+        listing.add_argument("--state", choices=LeaseState.values, help="only those in this state")
+        listing.add_argument("--json", action="store_true", help="as a JSON array")
+        show = actions.add_parser("show", help="one lease, and what happened to it lately")
+        show.add_argument("name", metavar="NAME", help="of the resource")
+        show.add_argument("--json", action="store_true", help="as a JSON object")
+        revoke = actions.add_parser("revoke", help="take a lease from its holder")
+        revoke.add_argument("name", metavar="NAME", help="of the resource")
+        revoke.add_argument("--reason", required=True, help="why; the ledger keeps it")
+        revoke.add_argument("--by", help="who; default: the user that runs this")
+
+    def handle(self, **options: Any) -> None:
+        getattr(self, f"_{options['action']}")(options)
+
+    def _list(self, options: dict[str, Any]) -> None:
+        leases = Lease.objects.home()
+        if options["state"] == LeaseState.FREE:
+            leases = leases.filter(grants=0)
+        elif options["state"]:
+            leases = getattr(leases, options["state"])()
+        rows = leases.with_state().order_by("resource").iterator()
+        if options["json"]:
+            self._print_json([_facts(lease) for lease in rows])
+            return
+        head = ("RESOURCE", "STATE", "HOLDER", "UNTIL", "TOKEN")
+        self._print_table([head, *(_columns(lease) for lease in rows)])
+
+    def _show(self, options: dict[str, Any]) -> None:
+        lease = _find(options["name"])
+        events = LeaseEvent.objects.using(lease._state.db).filter(
+            model=lease._meta.label_lower, resource=lease.resource
+        )[:EVENTS]
+        if options["json"]:
+            self._print_json(_facts(lease) | {"events": [_event(event) for event in events]})
+            return
+        endings = [e for e in events if e.kind in (EventKind.RELEASED, EventKind.REVOKED)]
+        explanation = explain(lease, lease.now, endings[0] if endings else None)
+        self.stdout.write(f"{plain(lease.resource)}: {plain(explanation.headline)}")
+        self.stdout.write(explanation.next)
+        facts = _facts(lease)
+        self._print_table([(name, _shown(facts[name])) for name in facts if facts[name] != ""])
+        if events:
+            self.stdout.write("")
+            self._print_table([_told(event) for event in events])
+
+    def _revoke(self, options: dict[str, Any]) -> None:
+        lease = _find(options["name"])
+        by = options["by"] or getpass.getuser()
+        held = Lease.objects.home().filter(pk=lease.pk)
+        if not held.revoke(reason=options["reason"], by=by):
+            raise CommandError(f"Nothing to revoke: nobody holds {plain(lease.resource)}.")
+        self.stdout.write(f"Taken from {plain(lease.holder)}: {plain(lease.resource)}")
+
+    def _print_json(self, value: object) -> None:
+        self.stdout.write(json.dumps(value, indent=2, cls=DjangoJSONEncoder))
+
+    def _print_table(self, rows: Iterable[tuple[str, ...]]) -> None:
+        rows = [tuple(map(plain, row)) for row in rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+            self.stdout.write("  ".join(cells).rstrip())
+
+
+def plain(text: str) -> str:
+    """``text`` without what could steer a terminal."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def _find(name: str) -> Lease:
+    lease = Lease.objects.home().with_state().filter(resource=name).first()
+    if lease is None:
+        raise CommandError(f"There is no lease {plain(name)}.")
+    return lease
+
+
+def _facts(lease: Lease) -> dict[str, Any]:
+    """All that may be told of a lease: not its grant, which proves a term."""
+    granted = lease.state != LeaseState.FREE
+    return {
+        "resource": lease.resource,
+        "state": lease.state,
+        "holder": lease.holder,
+        "expires_at": lease.expires_at if granted else None,
+        "fencing_token": lease.fencing_token,
+        "grants": lease.grants,
+        "ttl_seconds": lease.ttl.total_seconds(),
+        "acquired_at": lease.acquired_at,
+        "renewed_at": lease.renewed_at,
+        "renewals": lease.renewals,
+        "released_at": lease.released_at,
+        "priority": lease.priority,
+        "yield_to": lease.yield_to,
+        "metadata": lease.metadata,
+    }
+
+
+def _columns(lease: Lease) -> tuple[str, ...]:
+    ends = ""
+    if lease.state == LeaseState.RELEASED:
+        ends = f"released {ago(lease.released_at or lease.expires_at, lease.now)}"
+    elif lease.state != LeaseState.FREE:
+        ends = until(lease.expires_at, lease.now)
+    return lease.resource, lease.state, lease.holder, ends, str(lease.fencing_token)
+
+
+def _event(event: LeaseEvent) -> dict[str, Any]:
+    return {
+        "at": event.at,
+        "kind": event.kind,
+        "holder": event.holder,
+        "previous_holder": event.previous_holder,
+        "fencing_token": event.fencing_token,
+        "reason": event.reason,
+        "actor": event.actor,
+    }
+
+
+def _told(event: LeaseEvent) -> tuple[str, ...]:
+    by = f"by {event.actor}" if event.actor else ""
+    return stamp(event.at), event_sign(event.kind).word, event.holder, by, event.reason
+
+
+def _shown(value: Any) -> str:
+    if hasattr(value, "isoformat"):
+        return stamp(value)
+    return json.dumps(value) if isinstance(value, dict) else str(value)

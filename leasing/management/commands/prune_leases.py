@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from datetime import timedelta
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from leasing import pruning
+
+
+class Command(BaseCommand):
+    help = (
+        "Delete named leases that nobody has held for some days, keys of once whose window is "
+        "as long over, and the events of terms that are. Tokens rise on when a name is used "
+        "again. Any number may run, at any time."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--days", type=int, default=30, help="how many; at least 1 (default 30)"
+        )
+        parser.add_argument(
+            "--batch", type=int, default=500, help="rows in a transaction (default 500)"
+        )
+
+    def handle(self, **options: Any) -> None:
+        # Less, and the clocks of a database and its successor could disagree by more.
+        if not 1 <= options["days"] <= 36_500:
+            raise CommandError("--days must be from 1 to 36500.")
+        if not 1 <= options["batch"] <= 10_000:
+            raise CommandError("--batch must be from 1 to 10000.")
+        done = pruning.prune(timedelta(days=options["days"]), options["batch"])
+        self.stdout.write(
+            f"pruned: {done.leases} leases, {done.events} events, {done.once_keys} keys of once"
+        )

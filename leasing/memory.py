@@ -1,0 +1,299 @@
+"""Leases in the memory of this process, for ``LEASING["ENABLED"] = False``.
+
+What a hold asks of the database is kept in a dictionary instead, by the same rules: grants are
+exclusive, tokens rise, deadlines pass. No other process hears of it, so this is for tests, and
+for machines on which one process runs. All that gives a ``Hold`` comes here: ``hold()`` of named
+leases and of rows, ``@leased``, ``Leader``. What gives or takes rows (``acquire``, ``claim``,
+``renew``, ``once``, the querysets) is about rows, and stays with the database.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+from django.db import connections, transaction
+
+from leasing import clock as clocks
+from leasing import signals
+from leasing.aio import Steps, Undoable
+from leasing.bell import bell, taking
+from leasing.conf import leasing_settings
+from leasing.dialects import refuse_transaction
+from leasing.exceptions import LeaseHeld, LeaseLost
+from leasing.rowstore import grant_of
+from leasing.store import Grant, Renewals
+from leasing.terms import Terms
+
+if TYPE_CHECKING:
+    from leasing.models import LeaseEvent
+
+#: What the waiters of these leases call their database.
+PLACE = "(the memory of this process)"
+#: Events that are remembered; the oldest give way.
+MAX_EVENTS = 1000
+#: Rows that are kept before those that are over make room.
+ROOM = 1000
+MICROSECOND = timedelta(microseconds=1)
+
+#: The model's label and the name of the resource.
+Key = tuple[str, str]
+
+
+class MemoryStore:
+    """Keeps grants as unsaved rows in a dictionary. This process has one: ``memory``.
+
+    ``clock`` gives seconds, and never goes back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = clocks.clock) -> None:
+        self.clock = clock
+        self._token = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything: what is held is lost. Tokens go on rising."""
+        self._lock = threading.RLock()
+        self._rows: dict[Key, Any] = {}
+        self._room = ROOM
+        self._began: tuple[datetime, float] | None = None
+        #: What happened, as unsaved events, oldest first.
+        self.events: deque[LeaseEvent] = deque(maxlen=MAX_EVENTS)
+
+    def now(self) -> datetime:
+        """The time by which these leases are judged."""
+        if self._began is None:
+            self._began = datetime.now(UTC), self.clock()
+        began, started = self._began
+        return began + timedelta(seconds=self.clock() - started)
+
+    # Taking
+
+    def taker(
+        self,
+        blank: Callable[[], Any],
+        resource: str,
+        terms: Terms,
+        wait: float | None,
+        stopping: threading.Event | None = None,
+        *,
+        unless_in: str,
+    ) -> Callable[[], Steps[Grant]]:
+        """How a hold takes the row that ``blank`` makes, waiting for it if need be. It is
+        refused inside a transaction of the database ``unless_in``, as it would be there."""
+
+        def attempt() -> Grant:
+            if connections[unless_in].in_atomic_block:
+                refuse_transaction(unless_in)
+            return self.acquire(blank(), terms)
+
+        step = Undoable(attempt, self.release)
+        return lambda: taking(PLACE, resource, wait, step, stopping=stopping)
+
+    def acquire(self, row: Any, terms: Terms) -> Grant:
+        """Grant ``row``, a new instance that names the resource. Raises LeaseHeld."""
+        sent_at = self.clock()
+        key = key_of(row)
+        with self._lock:
+            old = self._rows.get(key)
+            if old is not None:
+                self._refuse_if_held(old, terms)
+            self._make_room()
+            self._rows[key] = self._granted(row, old, terms)
+            kind = "acquired" if old is None or old.released_at else "taken_over"
+            before = {} if old is None else {"previous_holder": old.holder}
+            if old is not None and kind == "taken_over":
+                before["previous_expired_at"] = old.expires_at
+            self._record(row, kind, **before)
+            row.sent_at = sent_at
+            grant = replace(grant_of(row), key=key)
+        signals.send(getattr(signals, kind), row)
+        return grant
+
+    def _refuse_if_held(self, held: Any, terms: Terms) -> None:
+        now = self.now()
+        graced_until = held.expires_at + _own(held, "grace", timedelta(0))
+        if held.expires_at > now:
+            if terms.preempt_after is not None:
+                self._preempt(held, terms, now)
+            raise LeaseHeld(held.lease_resource, held.holder, held.expires_at)
+        if held.released_at is None and graced_until > now:
+            raise LeaseHeld(held.lease_resource, held.holder, graced_until)
+
+    def _preempt(self, held: Any, terms: Terms, now: datetime) -> None:
+        assert terms.preempt_after is not None
+        ends_at = _own(held, "ends_at", None)
+        end = max(held.expires_at, now + terms.preempt_after)
+        if _own(held, "priority", 0) < terms.priority and (ends_at is None or ends_at > end):
+            held.ends_at, held.yield_to = end, terms.holder
+            reason = f"asked to yield to {terms.holder}"
+            self._record(held, "preempted", actor=terms.holder, reason=reason)
+            signals.send(signals.preempted, held, by=terms.holder)
+
+    def _granted(self, row: Any, old: Any, terms: Terms) -> Any:
+        now = self.now()
+        columns = {
+            "holder": terms.holder,
+            "grant_id": uuid.uuid4(),
+            "fencing_token": self._next_token(),
+            "grants": 1 if old is None else old.grants + 1,
+            "ttl": terms.ttl,
+            "acquired_at": now,
+            "expires_at": now + terms.ttl,
+            "priority": terms.priority,
+            "grace": terms.grace,
+            "ends_at": None if terms.max_hold is None else now + terms.max_hold,
+            "metadata": terms.metadata,
+        }
+        for name, value in columns.items():
+            if name in row.verb_columns:
+                setattr(row, name, value)
+        row.now = now
+        return row
+
+    def _next_token(self) -> int:
+        # Not below the clock, so that they go on rising in the next process.
+        micros = (self.now() - datetime(1970, 1, 1, tzinfo=UTC)) // MICROSECOND
+        self._token = max(self._token + 1, micros)
+        return self._token
+
+    def _make_room(self) -> None:
+        """Forget the rows that are over, once there are many."""
+        if len(self._rows) < self._room:
+            return
+        now = self.now()
+        for key, row in list(self._rows.items()):
+            over = row.expires_at + _own(row, "grace", timedelta(0)) <= now
+            if over or row.released_at is not None:
+                del self._rows[key]
+        self._room = max(ROOM, 2 * len(self._rows))
+
+    # What holds and the keeper ask of a store
+
+    def open(self) -> None:
+        """Nothing to open."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
+        answer = Renewals()
+        with self._lock:
+            for key, grant_id in grants.items():
+                row = self.look(key)
+                if reason := _why_over(row, grant_id):
+                    answer.lost[key] = reason
+                    continue
+                moved = max(row.expires_at, row.now + row.ttl)
+                row.expires_at = min(moved, _own(row, "ends_at", None) or moved)
+                row.renewed_at = row.now
+                row.renewals += 1
+                answer.renewed[key] = row.renewal_now()
+        return answer
+
+    def release(self, grant: Grant) -> None:
+        with self._lock:
+            row = self.look(grant.key)
+            reason = _why_over(row, grant.grant_id, grant.fencing_token)
+            if reason is None:
+                row.released_at = row.expires_at = row.now
+                self._record(row, "released")
+        if reason is None:
+            signals.send(signals.released, row)
+            bell(PLACE).ring(grant.resource)
+        elif not _was_released_by_holder(row, grant):
+            self.refused(grant.row, "release", reason)
+            raise LeaseLost(grant.resource, reason)
+
+    def lost(self, grant: Grant, reason: str) -> None:
+        # Not the row's token: a revocation has raised that.
+        token = grant.fencing_token
+        self._record(grant.row, "lost", reason=reason, fencing_token=token)
+        signals.send(signals.lost, grant.row, reason=reason)
+
+    def refused(self, row: Any, verb: str, reason: str) -> None:
+        self._record(row, "refused", reason=f"{verb}: {reason}")
+        signals.send(signals.refused, row, verb=verb, reason=reason)
+
+    @contextmanager
+    def proving(self, row: Any) -> Iterator[None]:
+        with transaction.atomic(using=leasing_settings.DATABASE):
+            self._prove(row)
+            yield
+            self._prove(row)
+
+    def _prove(self, row: Any) -> None:
+        with self._lock:
+            reason = _why_over(self.look(key_of(row)), row.grant_id)
+        if reason:
+            self.refused(row, "commit", reason)
+            raise LeaseLost(row.lease_resource, reason)
+
+    # What operators and tests do
+
+    def look(self, key: Key) -> Any:
+        """The row as it stands, with ``now``; None when nobody had it."""
+        row = self._rows.get(key)
+        if row is not None:
+            row.now = self.now()
+        return row
+
+    def revoke(self, key: Key, reason: str = "", by: str = "") -> bool:
+        """Take the row from its holder and raise its token. Returns whether there was one."""
+        with self._lock:
+            row = self.look(key)
+            if row is None or row.released_at is not None:
+                return False
+            row.released_at, row.expires_at = row.now, min(row.expires_at, row.now)
+            row.fencing_token = self._next_token()
+            self._record(row, "revoked", reason=reason, actor=by)
+        signals.send(signals.revoked, row, reason=reason, by=by)
+        bell(PLACE).ring(row.lease_resource)
+        return True
+
+    def change(self, key: Key, columns: dict[str, Any]) -> None:
+        """Write ``columns`` to the row, whatever it says."""
+        with self._lock:
+            for name, value in columns.items():
+                setattr(self._rows[key], name, value)
+
+    def _record(self, row: Any, kind: str, **fields: Any) -> None:
+        event = apps.get_model("leasing", "LeaseEvent")
+        self.events.append(event.of(row, kind, at=self.now(), **fields))
+
+
+def key_of(row: Any) -> Key:
+    """Where a store keeps what ``row`` names."""
+    return row._meta.label, row.lease_resource
+
+
+def _own(row: Any, column: str, default: Any) -> Any:
+    """A column that only some models have; others may use the name for something else."""
+    return getattr(row, column) if column in row.verb_columns else default
+
+
+def _why_over(row: Any, grant_id: uuid.UUID | None, fencing_token: int | None = None) -> str | None:
+    if row is None:
+        return "its row is gone"
+    reason: str | None = row._meta.default_manager.all().why_over(row, grant_id, fencing_token)
+    return reason
+
+
+def _was_released_by_holder(row: Any, grant: Grant) -> bool:
+    if row is None or row.released_at is None:
+        return False
+    return bool((row.grant_id, row.fencing_token) == (grant.grant_id, grant.fencing_token))
+
+
+memory = MemoryStore()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=memory.clear)

@@ -1,0 +1,254 @@
+"""The conditional updates that leases on named resources have beside those of every row.
+
+acquire   ... and the grace of an expired grant has passed too
+preempt   held at a lower priority, and not ending sooner anyway
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from django.db import connections, transaction
+from django.db.models import DateTimeField, ExpressionWrapper, F, Q
+from django.db.models.functions import Coalesce, Greatest, Least
+
+from leasing import postgres, signals
+from leasing.aio import Steps, adrive, drive
+from leasing.bell import announce, bell
+from leasing.claim import Claim
+from leasing.clock import clock
+from leasing.dialects import after_commit, durable, refuse_transaction
+from leasing.exceptions import InvalidResource, LeaseHeld
+from leasing.functions import DbNow, after
+from leasing.hold import Hold
+from leasing.names import check_name
+from leasing.querysets import TRIES, LeasableQuerySet, LeaseState, pause_shortly, releasing
+from leasing.terms import Terms
+from leasing.waiting import LONGEST
+
+if TYPE_CHECKING:
+    from leasing.models import Lease
+
+
+class LeaseQuerySet(LeasableQuerySet["Lease"]):
+    """Leases on named resources: ``Lease.objects``.
+
+    ``acquire``, ``hold`` and their async twins take these options beside ``ttl`` and ``holder``:
+
+    wait           seconds to wait for whoever has it; the default is the setting WAIT
+    max_hold       seconds after which renewals end, whatever the holder does
+    grace          seconds that nobody else gets it after it expired (not released); the default
+                   is the setting GRACE
+    priority       whole number; matters to those who come with ``preempt_after``
+    preempt_after  ask a holder of lower priority to yield, and get it after so many seconds: its
+                   renewals end then, but never before what it was already promised
+    metadata       a JSON object, for people and for whoever reads the row
+    """
+
+    def acquire(  # type: ignore[override]
+        self, resource: str, *, wait: float | None = None, **terms: Any
+    ) -> Lease:
+        """Take the lease on ``resource`` for ``ttl`` seconds, in the name of ``holder``.
+
+        The answer carries ``grant_id``, which proves the term, and ``fencing_token``, which is
+        greater than any the resource ever had. ``holder`` defaults to this process, ``ttl`` to
+        the setting.
+
+        Raises LeaseHeld while anybody holds it (this holder too), LeaseTimeout when it waited in
+        vain, InvalidResource, InvalidTTL, ValueError, and LeaseInTransaction inside an atomic
+        block.
+        """
+        return drive(self._acquiring_named(resource, Terms.check(**terms), wait))
+
+    async def aacquire(  # type: ignore[override]
+        self, resource: str, *, wait: float | None = None, **terms: Any
+    ) -> Lease:
+        """``acquire``, for async code."""
+        return await adrive(self._acquiring_named(resource, Terms.check(**terms), wait))
+
+    def hold(  # type: ignore[override]
+        self,
+        resource: str,
+        *,
+        wait: float | None = None,
+        stopping: threading.Event | None = None,
+        on_lost: Callable[[Hold], object] | None = None,
+        on_yield: Callable[[Hold], object] | None = None,
+        **terms: Any,
+    ) -> Hold:
+        """A context manager, plain and async, that acquires ``resource``, renews it while the
+        block runs, and releases it at the end.
+
+        ``on_lost`` is called once, on a thread of the keeper, when the hold is lost; ``on_yield``
+        when somebody of higher priority asked for it. ``stopping`` ends the waiting with
+        LeaseTimeout. The other arguments, and the errors, are those of ``acquire``.
+        """
+        check_name(resource, "resource")
+        return self.home().holding_of(
+            resource,
+            Terms.check(**terms),
+            wait,
+            {"resource": resource},
+            stopping=stopping,
+            on_lost=on_lost,
+            on_yield=on_yield,
+        )
+
+    def acquire_many(self, resources: Iterable[str], **terms: Any) -> Claim[Lease]:
+        """Take the leases on all of ``resources``, or none, in one transaction. Whatever order
+        they are given in they are taken in one, so callers cannot deadlock.
+
+        The answer is a list of leases, and a block in which they are renewed and after which
+        they are released. Arguments and errors are those of ``acquire``, without waiting.
+        """
+        if isinstance(resources, str):
+            raise InvalidResource("The resources must be several, not one string.")
+        names = sorted({check_name(resource, "resource") for resource in resources})
+        checked = Terms.check(**terms)
+        rows = self.home()
+        for number in range(TRIES):
+            granted = rows._grant_all(names, checked)
+            if granted is not None:
+                return Claim(rows._tell_granted(granted), rows.store(checked))
+            if number:
+                pause_shortly()
+        raise LeaseHeld(", ".join(names))
+
+    # The conditions
+
+    def available(self) -> Self:
+        # What a dead holder had sent on its way gets the time of its grace to arrive.
+        graced = ExpressionWrapper(DbNow() - F("grace"), output_field=DateTimeField())
+        over = Q(released_at__isnull=False) | Q(expires_at__lte=graced)
+        return super().available().filter(over)
+
+    def renewal(self) -> dict[str, Any]:
+        columns = super().renewal()
+        moved = columns["expires_at"]
+        columns["expires_at"] = Least(moved, Coalesce(F("ends_at"), moved))
+        return columns
+
+    def granting(self, terms: Terms) -> dict[str, Any]:
+        return super().granting(terms) | {
+            "priority": terms.priority,
+            "grace": terms.grace,
+            "ends_at": None if terms.max_hold is None else after(terms.max_hold),
+            "yield_to": "",
+            "metadata": terms.metadata,
+        }
+
+    # The pieces
+
+    def _acquiring_named(self, resource: str, terms: Terms, wait: float | None) -> Steps[Lease]:
+        check_name(resource, "resource")
+        return self.home().acquiring(resource, terms, wait, {"resource": resource})
+
+    def _grant(self, terms: Terms, **key: Any) -> Lease | None:
+        if not postgres.serves(self.db):
+            return super()._grant(terms, **key)
+        refuse_transaction(self.db)
+        sent_at = clock()
+        columns = self.granting(terms) | {"grant_id": uuid.uuid4()}
+        free = self._everything().available().filter(**key)
+        lease = postgres.grant(free, self._everything().available(), columns)
+        if lease is None:
+            return None
+        lease.sent_at = sent_at
+        kind = "taken_over" if lease.had_expired else "acquired"
+        return self._tell_granted([(lease, kind)])[0]
+
+    def _release(self, row: Lease) -> bool:
+        if not postgres.serves(self.db):
+            return super()._release(row)
+        mine = self._of_grant(row)
+        freed = postgres.release(mine, mine.unexpired(), releasing())
+        if freed is None:
+            # Over, or locked by somebody: the form that waits for the lock says which.
+            return super()._release(row)
+        for column in self.model.verb_columns:
+            setattr(row, column, getattr(freed, column))
+        after_commit(self.db, lambda: bell(self.db).ring(row.resource))
+        return True
+
+    def _attempt(self, resource: str, terms: Terms, key: dict[str, Any]) -> Lease:
+        for number in range(TRIES):
+            lease = self._grant(terms, resource=resource)
+            if lease is not None:
+                return lease
+            current = self._everything().filter(resource=resource).with_state().first()
+            if current is None:
+                self._create_free([resource])
+                continue
+            self._refuse_if_held(current, terms)
+            if number:
+                pause_shortly()
+        raise LeaseHeld(resource)
+
+    def _refuse_if_held(self, current: Lease, terms: Terms) -> None:
+        """Raise LeaseHeld while somebody holds ``current`` or its grace runs, after asking for
+        it if ``terms`` say so."""
+        if current.state == LeaseState.ACTIVE:
+            if terms.preempt_after is not None:
+                self._preempt(current, terms.holder, terms.priority, terms.preempt_after)
+            raise LeaseHeld(current.resource, current.holder, current.expires_at)
+        graced_until = current.expires_at + current.grace
+        if current.state == LeaseState.EXPIRED and graced_until > current.now:
+            raise LeaseHeld(current.resource, current.holder, graced_until)
+
+    def _create_free(self, resources: Iterable[str]) -> None:
+        rows = [self.model(resource=resource) for resource in resources]
+        self._everything().bulk_create(rows, ignore_conflicts=True)
+
+    def _grant_all(self, names: list[str], terms: Terms) -> list[tuple[Lease, str]] | None:
+        """Grant all of ``names`` or none. None when it is worth another try."""
+        with durable(self.db):
+            named = self._everything().filter(resource__in=names)
+            granted = named.order_by("resource")._grant_locked(terms, limit=None)
+            if len(granted) == len(names):
+                return granted
+            transaction.set_rollback(True, using=self.db)
+        known = list(named.with_state().order_by("resource"))
+        if missing := set(names) - {lease.resource for lease in known}:
+            self._create_free(sorted(missing))
+        for lease in known:
+            self._refuse_if_held(lease, terms)
+        return None
+
+    def _preempt(self, held: Lease, by: str, priority: int, delay: timedelta) -> None:
+        """Ask the holder of ``held`` to yield: its renewals end after ``delay``."""
+        end = Greatest(F("expires_at"), after(delay))
+        with durable(self.db):
+            self._lock(held)
+            asked = (
+                self._of_grant(held)
+                .unexpired()
+                .filter(Q(ends_at=None) | Q(ends_at__gt=end), priority__lt=priority)
+                .update(ends_at=end, yield_to=by)
+            )
+            if asked:
+                self.record("preempted", held, actor=by, reason=f"asked to yield to {by}")
+        if asked:
+            signals.send(signals.preempted, held, by=by)
+
+    def _say_wanted(self, resource: str) -> None:
+        """Let the holder's release be announced to us."""
+        if connections[self.db].vendor != "postgresql":
+            return
+        waited_for = self._everything().filter(resource=resource)
+        # One mark serves all who wait: each of them writing would keep the row locked.
+        unmarked = Q(wanted_until=None) | Q(wanted_until__lt=after(timedelta(seconds=2 * LONGEST)))
+        waited_for.filter(unmarked).update(wanted_until=after(timedelta(seconds=4 * LONGEST)))
+
+    def record(self, kind: str, row: Lease, **fields: Any) -> None:
+        super().record(kind, row, **fields)
+        if kind in ("released", "revoked"):
+            self._announce_free(row)
+
+    def _announce_free(self, lease: Lease) -> None:
+        after_commit(self.db, lambda: bell(self.db).ring(lease.resource))
+        if lease.wanted_until and lease.released_at and lease.wanted_until > lease.released_at:
+            announce(self.db, lease.resource)

@@ -1,0 +1,138 @@
+"""One thing that can be leased, wherever its lease is kept: what ``leasing.testing`` works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from django.apps import apps
+
+from leasing.aio import drive
+from leasing.conf import leasing_settings
+from leasing.hold import Hold
+from leasing.memory import Key, MemoryStore, key_of, memory
+from leasing.models import Leasable, Lease, LeaseEvent
+from leasing.querysets import LeasableQuerySet, LeaseState
+from leasing.rowstore import RowStore
+from leasing.terms import Terms
+
+#: A hold, a row that can be leased, or the name of a resource.
+What = Hold | Leasable | str
+
+
+class Place(Protocol):
+    """Where one lease is kept."""
+
+    resource: str
+
+    def look(self) -> Any:
+        """The row as it stands, with ``now``; None when there is none."""
+
+    def change(self, columns: dict[str, Any]) -> None:
+        """Write ``columns`` to the row."""
+
+    def revoke(self, reason: str, by: str) -> bool:
+        """Take it from its holder. Returns whether there was one."""
+
+    def acquire(self, terms: Terms) -> tuple[Any, Callable[[], object]]:
+        """The row, granted under ``terms``, and how to give it back."""
+
+    def events(self) -> list[LeaseEvent]:
+        """What happened, oldest first."""
+
+
+class RowPlace:
+    """A row of the database."""
+
+    def __init__(self, rows: Any, key: dict[str, Any], resource: str) -> None:
+        self.resource = resource
+        self._rows: LeasableQuerySet[Any] = rows.home()
+        self._key = key
+
+    def look(self) -> Any:
+        return self._rows.filter(**self._key).with_state().first()
+
+    def change(self, columns: dict[str, Any]) -> None:
+        self._rows.filter(**self._key).update(**columns)
+
+    def revoke(self, reason: str, by: str) -> bool:
+        return bool(self._rows.filter(**self._key).revoke(reason, by))
+
+    def acquire(self, terms: Terms) -> tuple[Any, Callable[[], object]]:
+        row = drive(self._rows.acquiring(self.resource, terms, 0, self._key))
+        return row, partial(self._rows.release, row)
+
+    def events(self) -> list[LeaseEvent]:
+        events = LeaseEvent.objects.using(self._rows.db).filter(resource=self.resource)
+        return list(events.order_by("id"))
+
+
+class MemoryPlace:
+    """A row in the memory of this process."""
+
+    def __init__(self, store: MemoryStore, key: Key, blank: Callable[[], Any]) -> None:
+        self.resource = key[1]
+        self._store = store
+        self._key = key
+        self._blank = blank
+
+    def look(self) -> Any:
+        return self._store.look(self._key)
+
+    def change(self, columns: dict[str, Any]) -> None:
+        self._store.change(self._key, columns)
+
+    def revoke(self, reason: str, by: str) -> bool:
+        return self._store.revoke(self._key, reason, by)
+
+    def acquire(self, terms: Terms) -> tuple[Any, Callable[[], object]]:
+        grant = self._store.acquire(self._blank(), terms)
+        return grant.row, partial(self._store.release, grant)
+
+    def events(self) -> list[LeaseEvent]:
+        return [event for event in self._store.events if event.resource == self.resource]
+
+
+def place_of(what: What) -> Place:
+    """Where the lease on ``what`` is kept. Raises TypeError for what cannot be leased."""
+    if isinstance(what, Hold):
+        return _place_of_hold(what)
+    if isinstance(what, str):
+        key: dict[str, Any] = {"resource": what}
+        rows: Any = Lease.objects.all()
+    elif isinstance(what, Lease):
+        key, rows = {"resource": what.resource}, Lease.objects.using(what._state.db)
+    elif isinstance(what, Leasable):
+        key, rows = {"pk": what.pk}, type(what)._default_manager.using(what._state.db)
+    else:
+        raise TypeError(f"Not a hold, a leasable row or a name: {what!r}")
+    if not leasing_settings.ENABLED:
+        blank = partial(rows.model, **key)
+        return MemoryPlace(memory, key_of(blank()), blank)
+    resource = what if isinstance(what, str) else what.lease_resource
+    return RowPlace(rows, key, resource)
+
+
+def _place_of_hold(hold: Hold) -> Place:
+    if isinstance(hold.store, RowStore):
+        rows = hold.store.model._default_manager.using(hold.store.using)
+        return RowPlace(rows, {"pk": hold.key}, hold.resource)
+    if isinstance(hold.store, MemoryStore):
+        model: Any = apps.get_model(hold.key[0])
+        return MemoryPlace(hold.store, hold.key, model)
+    raise TypeError(f"No test can reach into {hold.store!r}.")
+
+
+def situation(row: Any) -> str:
+    """Who holds ``row``, or how that ended, for people."""
+    if row is None or not row.grants:
+        return "nobody ever had it"
+    who, until = row.holder, row.expires_at.isoformat(" ", "milliseconds")
+    match row.lease_state(row.now):
+        case LeaseState.ACTIVE:
+            return f"{who} holds it until {until}"
+        case LeaseState.RELEASED:
+            return f"{who} had it, and gave it back or was revoked at {until}"
+        case _:
+            return f"the lease of {who} ran out at {until}"

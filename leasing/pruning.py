@@ -1,0 +1,83 @@
+"""Deletes what nobody will ask for again.
+
+    lease      held by nobody for so long, and its grace is over too
+    once key   its window and its lease were over for so long
+    event      of a term that was over for so long: see ``leasing.history``
+
+Whoever asks for a deleted name again gets a row made anew, whose tokens begin at the database's
+clock. So no row goes whose token is not behind that clock, by as long: tokens rise on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.db import models, transaction
+from django.db.models import Q
+
+from leasing.dialects import lock
+from leasing.functions import DbMicroseconds, after, database_now
+from leasing.models import Lease, LeaseEvent, OnceKey
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """How much was deleted."""
+
+    leases: int
+    events: int
+    once_keys: int
+
+
+def prune(age: timedelta, batch: int = 500) -> Pruned:
+    """Delete what has been over for ``age``, ``batch`` rows in a transaction. Rows that somebody
+    has locked are left for the next time, so any number may prune at once."""
+    leases = _delete(prunable_leases(age), batch)
+    once_keys = _delete(prunable_once_keys(age), batch)
+    using = Lease.objects.home().db
+    events = LeaseEvent.objects.using(using).prune(database_now(using) - age, batch)
+    return Pruned(leases, events, once_keys)
+
+
+def prunable_leases(age: timedelta) -> models.QuerySet[Lease]:
+    """Named leases that nobody has held for ``age``."""
+    then = after(-age)
+    return (
+        Lease.objects.home()
+        .available()
+        .filter(
+            Q(grants__gt=0) | Q(created_at__lte=then),
+            expires_at__lte=then,
+            fencing_token__lte=_token_then(age),
+        )
+    )
+
+
+def prunable_once_keys(age: timedelta) -> models.QuerySet[OnceKey]:
+    """Work whose window and lease have been over for ``age``."""
+    then = after(-age)
+    return OnceKey.objects.home().filter(
+        window_ends_at__lte=then, expires_at__lte=then, fencing_token__lte=_token_then(age)
+    )
+
+
+def _token_then(age: timedelta) -> Any:
+    """The token that a new row would have been given ``age`` ago."""
+    return DbMicroseconds() - age // timedelta(microseconds=1)
+
+
+def _delete(rows: models.QuerySet[Any], batch: int) -> int:
+    deleted, last = 0, 0
+    while True:
+        with transaction.atomic(using=rows.db):
+            next_ones = rows.filter(pk__gt=last).order_by("pk")
+            locked = lock(next_ones, skip_locked=True).values_list("pk", flat=True)
+            keys = list(locked[:batch])
+            # Judged anew: where there are no row locks, it may have been taken meanwhile.
+            _, counts = rows.filter(pk__in=keys).delete()
+            deleted += counts.get(rows.model._meta.label, 0)
+        if len(keys) < batch:
+            return deleted
+        last = keys[-1]

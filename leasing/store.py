@@ -1,0 +1,82 @@
+"""What can keep a grant: the seam between holds and whatever they hold something over.
+
+Holds and the keeper know these shapes alone. ``leasing.rowstore`` keeps grants in rows of the
+database; something else (a server, a quorum) would stand beside it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Hashable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+
+
+@dataclass(slots=True)
+class Grant:
+    """One term of one holder, as the store granted it."""
+
+    key: Any
+    grant_id: uuid.UUID
+    fencing_token: int
+    holder: str
+    resource: str
+    #: Seconds that the grant and each renewal are good for.
+    ttl: float
+    #: Seconds that were left by the store's clock when it answered ...
+    remaining: float
+    #: ... a request that was sent at this moment on the holder's clock.
+    sent_at: float
+    expires_at: datetime
+    #: What the store granted; only the store looks at it.
+    row: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """The store's answer for one grant that it renewed."""
+
+    expires_at: datetime
+    #: Seconds that were left by the store's clock when it answered.
+    remaining: float
+    #: Who asked the holder to yield; empty when nobody did.
+    yield_to: str = ""
+    #: Whether later renewals cannot move the deadline any more.
+    is_last: bool = False
+
+
+@dataclass(slots=True)
+class Renewals:
+    """The answer to a renewal of many. Keys in neither were locked by someone else."""
+
+    renewed: dict[Any, Renewal] = field(default_factory=dict)
+    #: Why, by key.
+    lost: dict[Any, str] = field(default_factory=dict)
+
+
+class Store(Hashable, Protocol):
+    """Where grants stand. Holds of equal stores are renewed together."""
+
+    def open(self) -> None:
+        """Called on the renewing thread before its first request."""
+
+    def close(self) -> None:
+        """Called on the renewing thread when nothing is left to renew."""
+
+    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
+        """Renew each key's grant; give up after ``timeout`` seconds."""
+
+    def release(self, grant: Grant) -> None:
+        """Give the grant back. Raises LeaseLost when it is over already."""
+
+    def lost(self, grant: Grant, reason: str) -> None:
+        """Tell the world that the holder of ``grant`` has heard of its loss."""
+
+    def refused(self, row: Any, verb: str, reason: str) -> None:
+        """Tell the world that a late write under the grant of ``row`` was turned away
+        elsewhere."""
+
+    def proving(self, row: Any) -> AbstractContextManager[None]:
+        """A transaction of the store that commits only if the grant of ``row`` still holds."""

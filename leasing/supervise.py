@@ -1,0 +1,198 @@
+"""Runs a command for as long as its term lasts, and no longer.
+
+Beside the command runs ``leasing.deadman``, which is told until when the term is trusted, each
+time it is renewed, and kills the command and all that it started when that moment passes. So it
+is also right while this process is paused or hangs, or is gone.
+
+Asked to end (SIGTERM) the command is
+
+    when trust becomes thin    renewals have failed for a while; it may go on until trust ends
+    when the term is lost      revoked or taken over: another may lead already, so it has a second
+    when this process is       it has ``stop_timeout``; its term is renewed meanwhile
+      asked to stop
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from leasing import deadman
+from leasing.clock import clock
+from leasing.conf import leasing_settings
+from leasing.hold import Hold, margin
+
+logger = logging.getLogger("leasing")
+
+#: Seconds between looks at the term and at whether to stop.
+TICK = 0.1
+#: Seconds that a command has to end when its term was taken away.
+LAST_WORDS = 1.0
+KILLED = deadman.KILLED_BY + signal.SIGKILL
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a command ended."""
+
+    #: 128 and the signal's number when a signal ended it.
+    code: int
+    #: Why it was asked to; empty when it ended by itself.
+    asked: str = ""
+    #: Whether its term ended before it did.
+    term_ended: bool = False
+
+
+@dataclass
+class Oversight:
+    """Decides when a command is asked to end, and when it is killed. Knows no process.
+
+    ``notice`` is how many seconds before the end of trust it is asked.
+    """
+
+    notice: float
+    stop_timeout: float
+    asked: str = ""
+    term_ended: bool = False
+    _trusted_until: float = 0.0
+    _end_at: float = math.inf
+    _lost: bool = False
+
+    def look(self, now: float, trusted_until: float, lost: bool, stopping: bool) -> float:
+        """Until when the command may run, by what is known ``now``."""
+        # Losing the term sets its trust to nothing. What had been promised ends first, at most.
+        self._trusted_until = max(self._trusted_until, trusted_until)
+        if lost and not self._lost:
+            self._lost = True
+            self._end_term(now + LAST_WORDS, "its term was lost")
+        elif not self.term_ended and self._trusted_until - now <= self.notice:
+            self._end_term(self._trusted_until, "its term is not renewed")
+        elif stopping and not self.asked:
+            self._ask("this process is asked to stop", now + self.stop_timeout)
+        return min(self._trusted_until, self._end_at)
+
+    def _end_term(self, at: float, why: str) -> None:
+        self.term_ended = True
+        self._ask(why, at)
+
+    def _ask(self, why: str, end_at: float) -> None:
+        self.asked = self.asked or why
+        self._end_at = min(self._end_at, end_at)
+
+
+class Child:
+    """A command in a process group of its own, with the process that watches over it."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self.code: int | None = None
+        self.ended = False
+        self._until = 0.0
+        self._channel, theirs = socket.socketpair()
+        self._channel.setblocking(False)
+        with theirs, held_back(deadman.FOR_THE_COMMAND):
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-I", "-S", deadman.__file__),
+                    *(str(theirs.fileno()), *command),
+                ],
+                env=env,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing of the command is left."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._channel.close()
+
+    def run_until(self, moment: float) -> None:
+        """Let it be killed at ``moment`` on the holder's clock, by whoever still runs then. The
+        first call starts the command."""
+        if moment != self._until:
+            self._until = moment
+            with suppress(OSError):  # it has ended, as wait() will tell
+                self._channel.send(deadman.NUMBER.pack(moment))
+
+    def ask_to_end(self) -> None:
+        """SIGTERM to all of the group."""
+        self._signal(signal.SIGTERM)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the end of the command for so long."""
+        ready, _, _ = select.select([self._channel], [], [], seconds)
+        if ready:
+            self.ended = True
+            with suppress(OSError):
+                report = self._channel.recv(deadman.NUMBER.size)
+                self.code = int(*deadman.NUMBER.unpack(report)) if report else None
+
+    def _signal(self, number: int) -> None:
+        # The group cannot be another's by now: nobody else waits for its first process.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+@contextmanager
+def held_back(numbers: Iterable[int]) -> Iterator[None]:
+    """Signals wait, here and in a process that is started meanwhile, until each lets them
+    come."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
+def run_under(
+    term: Hold, command: Sequence[str], stopping: threading.Event, stop_timeout: float
+) -> Run:
+    """Run ``command`` until it ends, ``term`` does, or ``stopping`` is set. It finds the name
+    of the lease in LEASE_RESOURCE, and its token in LEASE_FENCING_TOKEN."""
+    oversight = Oversight(notice_of(term), stop_timeout)
+    token = str(term.fencing_token)
+    env = {**os.environ, "LEASE_RESOURCE": term.resource, "LEASE_FENCING_TOKEN": token}
+
+    def look() -> float:
+        return oversight.look(clock(), term.trusted_until, term.lost.is_set(), stopping.is_set())
+
+    with Child(command, env) as child:
+        asked = ""
+        while not child.ended:
+            child.run_until(look())
+            if oversight.asked != asked:
+                asked = oversight.asked
+                logger.warning("%s is asked to end: %s", command[0], asked)
+                child.ask_to_end()
+            child.wait(TICK)
+        if child.code is None:
+            look()  # it was killed, perhaps while this process was paused: is the term over?
+    code = KILLED if child.code is None else child.code
+    return Run(code, oversight.asked, oversight.term_ended)
+
+
+def notice_of(term: Hold) -> float:
+    """How many seconds before the end of trust its command is to be asked to end: half of what
+    is left when a renewal that comes late is sent."""
+    latest = term.interval * (1 + leasing_settings.JITTER)
+    return max(0.0, term.ttl - latest - margin(term.ttl)) / 2

@@ -1,0 +1,81 @@
+"""What a caller asks of a lease: checked once, before anything is sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from leasing.conf import leasing_settings
+from leasing.exceptions import InvalidTTL
+from leasing.jsonable import check_json
+from leasing.names import check_duration, check_name, check_ttl, default_holder
+
+LOWEST_PRIORITY, HIGHEST_PRIORITY = -32768, 32767
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Who wants a lease, for how long, and under which conditions."""
+
+    holder: str
+    ttl: timedelta
+    priority: int = 0
+    #: Renewals end this long after the grant; None is never.
+    max_hold: timedelta | None = None
+    #: How long after an expiry (not a release) nobody else gets it.
+    grace: timedelta = timedelta(0)
+    #: How long a holder of lower priority may go on after it was asked to yield; None: not asked.
+    preempt_after: timedelta | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def check(
+        cls,
+        *,
+        holder: str | None = None,
+        ttl: float | timedelta | None = None,
+        priority: int = 0,
+        max_hold: float | timedelta | None = None,
+        grace: float | timedelta | None = None,
+        preempt_after: float | timedelta | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Terms:
+        """The terms with their defaults. Times are in seconds.
+
+        Raises InvalidResource (the holder), InvalidTTL, ValueError.
+        """
+        lasting = check_ttl(ttl)
+        longest = None if max_hold is None else check_duration(max_hold, "max_hold")
+        if longest is not None and longest < lasting:
+            raise InvalidTTL("max_hold must not be shorter than the ttl.")
+        if grace is None:
+            grace = leasing_settings.GRACE
+        return cls(
+            holder=default_holder() if holder is None else check_name(holder, "holder"),
+            ttl=lasting,
+            priority=_check_priority(priority),
+            max_hold=longest,
+            grace=check_duration(grace, "grace"),
+            preempt_after=(
+                None if preempt_after is None else check_duration(preempt_after, "preempt_after")
+            ),
+            metadata=_check_metadata(metadata),
+        )
+
+
+def _check_priority(priority: int) -> int:
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise ValueError("The priority must be a whole number.")
+    if not LOWEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
+        raise ValueError(f"The priority must be {LOWEST_PRIORITY} to {HIGHEST_PRIORITY}.")
+    return priority
+
+
+def _check_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, dict):
+        raise ValueError("The metadata must be a dictionary.")
+    checked: dict[str, Any] = check_json(metadata, "metadata")
+    return checked

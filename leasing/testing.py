@@ -1,0 +1,216 @@
+"""For your own tests: leases that expire when you say so, and rivals that are not there.
+
+    from leasing.testing import assert_held, expire, hold_elsewhere, manual_keeper
+
+No test needs to sleep, and all of it works inside the transaction that Django's ``TestCase``
+and pytest-django wrap around a test. Where a function takes ``what``, give it a hold, a row of
+any ``Leasable`` model, or the name of a resource. Twins that begin with ``a`` are for async tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+from unittest import TestResult
+
+from asgiref.sync import sync_to_async
+from django.test import TestCase, override_settings
+
+from leasing import clock as clocks
+from leasing.conf import leasing_settings
+from leasing.exceptions import LeaseLost
+from leasing.hold import Hold
+from leasing.manual import ManualKeeper, manual_keeper
+from leasing.memory import MemoryStore, memory
+from leasing.models import Leasable, LeaseEvent, LeaseState
+from leasing.places import What, place_of, situation
+from leasing.terms import Terms
+
+__all__ = [
+    "LeasingTestCase",
+    "LeasingTestMixin",
+    "ManualKeeper",
+    "aassert_free",
+    "aassert_held",
+    "aevents_of",
+    "aexpire",
+    "arevoke",
+    "assert_free",
+    "assert_held",
+    "assert_lost",
+    "events_of",
+    "expire",
+    "hold_elsewhere",
+    "in_memory",
+    "manual_keeper",
+    "revoke",
+]
+
+SOMEONE = "someone else"
+
+
+# What happens to a lease
+
+
+def expire(what: What, *, ago: float = 0.0) -> None:
+    """Let the lease on ``what`` have run out ``ago`` seconds ago; its earlier times move along.
+
+    The holder of a hold hears of it at once, as if no renewal had been answered in time. By its
+    row or its name the lease ends where it is kept, and the holder hears of that at its next
+    renewal, as in life. A grace counts from the new end: ``ago`` lets it pass too.
+
+    Raises AssertionError when nobody has it.
+    """
+    place = place_of(what)
+    row = place.look()
+    if row is None or row.released_at is not None or not row.grants:
+        raise AssertionError(f"{place.resource} cannot expire: {situation(row)}.")
+    back = row.expires_at - row.now + timedelta(seconds=ago)
+    if back > timedelta(0):
+        names = ("acquired_at", "renewed_at", "expires_at", "ends_at")
+        times = {name: getattr(row, name) for name in names if name in row.verb_columns}
+        place.change({name: time - back for name, time in times.items() if time is not None})
+    if isinstance(what, Hold):
+        what.lose(what.overdue_reason)
+    _write_notes()
+
+
+def revoke(what: What, reason: str = "revoked by a test", by: str = "a test") -> None:
+    """Take ``what`` from its holder, as an operator would. The holder hears of it at its next
+    renewal: ``manual_keeper().renew()``. Raises AssertionError when nobody has it."""
+    place = place_of(what)
+    if not place.revoke(reason, by):
+        raise AssertionError(f"{place.resource} cannot be revoked: {situation(place.look())}.")
+
+
+class hold_elsewhere(AbstractContextManager[Any], AbstractAsyncContextManager[Any]):
+    """Let ``holder``, who is no part of this process, hold ``what`` while the block runs, plain
+    or async; gives the leased row. Nobody renews it: its ``ttl`` is the longest allowed, unless
+    you say.
+
+    Raises LeaseHeld when somebody has it already.
+    """
+
+    def __init__(
+        self, what: Leasable | str, holder: str = SOMEONE, *, ttl: float | None = None
+    ) -> None:
+        self._place = place_of(what)
+        ttl = leasing_settings.MAX_TTL if ttl is None else ttl
+        self._terms = Terms.check(holder=holder, ttl=ttl)
+
+    def __enter__(self) -> Any:
+        row, self._give_back = self._place.acquire(self._terms)
+        return row
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with suppress(LeaseLost):  # the test has taken it away
+            self._give_back()
+
+    async def __aenter__(self) -> Any:
+        return await sync_to_async(self.__enter__)()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await sync_to_async(self.__exit__)(kind, error, trace)
+
+
+# What a test asserts
+
+
+def assert_held(what: What, by: str | Hold | None = None) -> None:
+    """``what`` is held now; ``by`` a holder of that name, or under the grant of that hold."""
+    place = place_of(what)
+    row = place.look()
+    if row is None or row.lease_state(row.now) != LeaseState.ACTIVE:
+        raise AssertionError(f"{place.resource} is not held: {situation(row)}.")
+    if isinstance(by, Hold) and by.grant_id != row.grant_id:
+        raise AssertionError(f"{place.resource} is not held under that grant: {situation(row)}.")
+    if isinstance(by, str) and by != row.holder:
+        raise AssertionError(f"{place.resource} is held by {row.holder!r}, not by {by!r}.")
+
+
+def assert_free(what: What) -> None:
+    """Anybody could have ``what`` now: nobody holds it, and no grace runs."""
+    place = place_of(what)
+    row = place.look()
+    if row is None or not row.grants or row.released_at is not None:
+        return
+    grace = row.grace if "grace" in row.verb_columns else timedelta(0)
+    if row.expires_at + grace > row.now:
+        raise AssertionError(f"{place.resource} is not free: {situation(row)}.")
+
+
+def assert_lost(hold: Hold, reason: str = "") -> None:
+    """``hold`` was entered and lost, and its holder was told; ``reason`` is part of why."""
+    if not hold.lost.is_set():
+        state = "still held" if hold.valid else "not held, and was not lost"
+        raise AssertionError(f"{hold.resource} is {state}.")
+    try:
+        hold.ensure()
+    except LeaseLost as loss:
+        if reason not in loss.reason:
+            raise AssertionError(f"{loss} This does not say {reason!r}.") from None
+
+
+def events_of(what: What) -> list[LeaseEvent]:
+    """What the ledger says about ``what``, oldest first; ``event.kind`` tells what happened."""
+    _write_notes()
+    return place_of(what).events()
+
+
+aassert_free = sync_to_async(assert_free)
+aassert_held = sync_to_async(assert_held)
+aevents_of = sync_to_async(events_of)
+aexpire = sync_to_async(expire)
+arevoke = sync_to_async(revoke)
+
+
+# Where it happens
+
+
+@contextmanager
+def in_memory() -> Iterator[MemoryStore]:
+    """Hold leases in the memory of this process while the block runs, without a database: as
+    under ``LEASING["ENABLED"] = False``. What is in it is forgotten at the end."""
+    with override_settings(LEASING={**leasing_settings.given(), "ENABLED": False}):
+        try:
+            yield memory
+        finally:
+            memory.clear()
+
+
+class LeasingTestMixin:
+    """For test cases of unittest: time stands still for leases until the test advances it.
+
+    The ``TestCase`` stands behind it: ``class MyTest(LeasingTestMixin, TestCase)``.
+    """
+
+    #: Moves time, and renews: see ManualKeeper.
+    lease_keeper: ManualKeeper
+
+    def run(self, result: TestResult | None = None) -> TestResult | None:
+        # Around setUp and tearDown, whether or not they call super().
+        with manual_keeper() as self.lease_keeper:
+            outcome: TestResult | None = super().run(result)  # type: ignore[misc]
+            return outcome
+
+
+class LeasingTestCase(LeasingTestMixin, TestCase):
+    """A ``django.test.TestCase`` in which time stands still for leases."""
+
+
+def _write_notes() -> None:
+    if isinstance(clocks.stand_in, ManualKeeper):
+        clocks.stand_in.write_notes()

@@ -1,0 +1,101 @@
+"""Waiting for a lease: polls with growing, jittered pauses, and hears of releases.
+
+On PostgreSQL a release is notified to those who wait, so a waiter tries again within
+milliseconds. Elsewhere, and behind poolers that swallow notifications, the polls alone serve.
+Waiters of one process on one resource take turns: a release wakes one of each process, not all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+
+from leasing import clock as clocks
+from leasing.aio import in_thread
+from leasing.clock import clock, system_clock
+
+#: Pauses between polls, in seconds: the first, and the longest.
+FIRST, LONGEST = 0.05, 1.0
+#: Seconds between looks whether the caller was asked to stop.
+LOOK = 0.1
+
+
+def pauses(
+    uniform: Callable[[float, float], float] = random.uniform, longest: float = LONGEST
+) -> Iterator[float]:
+    """Seconds to wait before each next poll: doubling from FIRST up to ``longest``, of which
+    each takes a random part between a half and all, so that waiters don't stay in step."""
+    bound = FIRST
+    while True:
+        yield bound * uniform(0.5, 1.0)
+        bound = min(longest, bound * 2)
+
+
+class Waiter:
+    """One caller that waits for ``resource``, woken by ``ring``."""
+
+    def __init__(
+        self, until: float, stopping: threading.Event | None = None, resource: str = ""
+    ) -> None:
+        self.until = until
+        self.resource = resource
+        self._stopping = stopping
+        self._pauses = pauses()
+        self._rung = threading.Event()
+        self._arung: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the caller was asked to wait no longer."""
+        return self._stopping is not None and self._stopping.is_set()
+
+    @property
+    def left(self) -> float:
+        """Seconds for which the caller goes on waiting."""
+        return max(0.0, self.until - clock())
+
+    def ring(self) -> None:
+        """The resource was released. From any thread."""
+        self._rung.set()
+        arung = self._arung
+        if arung is not None:
+            loop, event = arung
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(event.set)
+
+    def wait(self) -> None:
+        """Pause until rung, or until it is time for another poll."""
+        end = system_clock() + self._next_pause()
+        while not self.stopped and (left := end - system_clock()) > 0:
+            # Nothing wakes a thread at the first of two events: it looks after the other.
+            if self._rung.wait(left if self._stopping is None else min(left, LOOK)):
+                break
+        self._rung.clear()
+
+    async def await_(self) -> None:
+        """``wait``, for an event loop."""
+        stands_still = clocks.stand_in is not None
+        pause = await in_thread(self._next_pause) if stands_still else self._next_pause()
+        event = asyncio.Event()
+        self._arung = asyncio.get_running_loop(), event
+        if self._rung.is_set():
+            event.set()
+        try:
+            # wait_for() of Python 3.11 can swallow a cancellation that comes with the ring.
+            async with asyncio.timeout(pause):
+                await event.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._arung = None
+            self._rung.clear()
+
+    def _next_pause(self) -> float:
+        """For how many seconds to wait; in a test that has stopped the clocks, less."""
+        seconds = min(self.left, next(self._pauses))
+        if clocks.stand_in is None:
+            return seconds
+        return clocks.stand_in.pause(self.resource, seconds)

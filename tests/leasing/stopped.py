@@ -1,0 +1,33 @@
+"""Clocks that stand still, for tests of waiting and of deadlines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from leasing.manual import ManualKeeper
+
+
+class Waits:
+    """What waiters do while the clocks stand still: each pause is over at once, and noted."""
+
+    def __init__(self, clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds: list[float] = []
+        self._clocks = clocks
+        self._plans: list[tuple[float, Callable[[], object]]] = []
+        monkeypatch.setattr(clocks, "pause", self._pause)
+
+    def after(self, seconds: float, do: Callable[[], object]) -> None:
+        """Let somebody ``do`` something when so much has passed of the waiting."""
+        self._plans.append((self._clocks.passed + seconds, do))
+
+    def _pause(self, resource: str, seconds: float) -> float:
+        self.seconds.append(seconds)
+        end = self._clocks.passed + seconds
+        for at, do in [plan for plan in self._plans if plan[0] <= end]:
+            self._plans.remove((at, do))
+            self._clocks.advance(max(0.0, at - self._clocks.passed))
+            do()
+        self._clocks.advance(end - self._clocks.passed)
+        return 0.0

@@ -1,0 +1,459 @@
+"""The bell: who is rung for, and the connection on which PostgreSQL tells of releases."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection
+
+from leasing.bell import CHANNEL, Bell, bell, notifications_arrive
+from leasing.bell import waiting as waiting_for
+from leasing.functions import after, database_now
+from leasing.manual import manual_keeper
+from leasing.models import Lease
+from leasing.waiting import LONGEST, Waiter
+from tests.conftest import Spawn
+from tests.leasing.locks import someone_waits
+from tests.leasing.support import PATIENCE, OtherSession
+from tests.processes import wait_for
+
+transactional = pytest.mark.django_db(transaction=True)
+on_postgresql = pytest.mark.usefixtures("on_postgresql")
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Looks often whether anybody still waits, and leaves nobody listening."""
+    monkeypatch.setattr("leasing.bell.TICK", 0.05)
+    yield
+    own = bell("default")
+    if own._thread is not None:
+        wait_for(lambda: own._thread is None, message="the listener to end")
+
+
+class FakeWaiter(Waiter):
+    """Counts how often it is rung."""
+
+    def __init__(self) -> None:
+        super().__init__(until=float("inf"))
+        self.rings = 0
+
+    def ring(self) -> None:
+        self.rings += 1
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Bell:
+    """A bell that hears of nothing but ``ring``."""
+    monkeypatch.setattr("leasing.bell._can_listen", lambda using: False)
+    return Bell("default")
+
+
+# Rings
+
+
+def test_a_ring_wakes_the_one_who_has_waited_longest(silent: Bell) -> None:
+    first, second = FakeWaiter(), FakeWaiter()
+    silent.add("crane:1", first)
+    silent.add("crane:1", second)
+
+    silent.ring("crane:1")
+    assert (first.rings, second.rings) == (1, 0)
+
+    silent.remove("crane:1", first)
+    silent.ring("crane:1")
+    assert (first.rings, second.rings) == (1, 1)
+
+
+def test_a_ring_for_something_else_wakes_nobody(silent: Bell) -> None:
+    waiter = FakeWaiter()
+    silent.add("crane:1", waiter)
+
+    silent.ring("crane:2")
+
+    assert waiter.rings == 0
+    assert set(silent._waiters) == {"crane:1"}
+
+
+def test_nothing_is_kept_of_those_who_left(silent: Bell) -> None:
+    waiter = FakeWaiter()
+    silent.add("crane:1", waiter)
+    silent.remove("crane:1", waiter)
+    silent.remove("crane:1", waiter)
+
+    assert not silent._waiters
+
+
+@pytest.fixture
+def behind(monkeypatch: pytest.MonkeyPatch, silent: Bell) -> FakeWaiter:
+    """Somebody who waits behind the next one."""
+    monkeypatch.setattr("leasing.bell.bell", lambda using: silent)
+    return FakeWaiter()
+
+
+def test_who_leaves_without_the_lease_passes_the_ring_on(silent: Bell, behind: FakeWaiter) -> None:
+    with pytest.raises(KeyError), waiting_for("default", "crane:1", float("inf")):
+        silent.add("crane:1", behind)
+        silent.ring("crane:1")
+        raise KeyError
+
+    assert behind.rings == 1
+
+
+def test_who_leaves_with_the_lease_wakes_nobody(silent: Bell, behind: FakeWaiter) -> None:
+    with waiting_for("default", "crane:1", float("inf")):
+        silent.add("crane:1", behind)
+        silent.ring("crane:1")
+
+    assert behind.rings == 0
+
+
+def test_a_ring_before_the_wait_is_not_lost() -> None:
+    waiter = Waiter(until=float("inf"))
+    waiter.ring()
+    begun = threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        waiter._pauses = iter([PATIENCE])
+        waiter.wait()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join(PATIENCE / 2)
+
+    assert begun.is_set()
+    assert not thread.is_alive()
+    assert not waiter._rung.is_set()
+
+
+def test_a_ring_for_a_loop_that_was_closed_harms_nobody() -> None:
+    waiter = Waiter(until=float("inf"))
+    loop = asyncio.new_event_loop()
+    waiter._arung = loop, asyncio.Event()
+    loop.close()
+
+    waiter.ring()
+
+    assert waiter._rung.is_set()
+
+
+def test_databases_that_do_not_notify_are_not_listened_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if connection.vendor == "postgresql":
+        monkeypatch.setitem(sys.modules, "psycopg", None)  # only the older driver is there
+    own = Bell("default")
+
+    own.add("crane:1", FakeWaiter())
+
+    assert own._thread is None
+    assert notifications_arrive("default")
+
+
+def test_clocks_that_stand_still_keep_the_listener_away() -> None:
+    own = Bell("default")
+
+    with manual_keeper():
+        own.add("crane:1", FakeWaiter())
+
+    assert own._thread is None
+
+
+# Listening
+
+
+def listeners() -> list[int]:
+    """The backends that listen for releases."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pid FROM pg_stat_activity"
+            " WHERE datname = current_database() AND query = %s AND pid <> pg_backend_pid()",
+            [f"LISTEN {CHANNEL}"],
+        )
+        return [pid for (pid,) in cursor.fetchall()]
+
+
+def notify(resource: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, resource])
+
+
+@pytest.fixture
+def waiter() -> Iterator[FakeWaiter]:
+    """Somebody who waits for crane:1."""
+    waiter = FakeWaiter()
+    bell("default").add("crane:1", waiter)
+    yield waiter
+    bell("default").remove("crane:1", waiter)
+
+
+@transactional
+@on_postgresql
+def test_a_notification_rings_for_its_resource(waiter: FakeWaiter) -> None:
+    wait_for(listeners)
+
+    notify("crane:2")
+    notify("crane:1")
+
+    wait_for(lambda: waiter.rings)
+    assert waiter.rings == 1
+
+
+@transactional
+@on_postgresql
+def test_one_connection_serves_all_who_wait_in_a_process(waiter: FakeWaiter) -> None:
+    others = [FakeWaiter() for _ in range(20)]
+    for number, other in enumerate(others):
+        bell("default").add(f"crane:{number}", other)
+    wait_for(listeners)
+
+    assert len(listeners()) == 1
+    for number, other in enumerate(others):
+        bell("default").remove(f"crane:{number}", other)
+
+
+@transactional
+@on_postgresql
+def test_the_connection_goes_when_nobody_waits_and_comes_back() -> None:
+    assert listeners() == []
+    for _ in range(2):
+        waiter = FakeWaiter()
+        bell("default").add("crane:1", waiter)
+        wait_for(listeners)
+        bell("default").remove("crane:1", waiter)
+        wait_for(lambda: listeners() == [])
+        wait_for(lambda: bell("default")._thread is None)
+
+
+@transactional
+@on_postgresql
+def test_the_connection_is_outside_of_the_others_and_of_their_settings(
+    waiter: FakeWaiter,
+) -> None:
+    (pid,) = wait_for(listeners)
+
+    assert pid != connection.connection.info.backend_pid
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT state FROM pg_stat_activity WHERE pid = %s", [pid])
+        assert cursor.fetchone() == ("idle",)  # in no transaction, or it would hold back vacuum
+
+
+@transactional
+@on_postgresql
+def test_a_connection_that_was_killed_heals(
+    waiter: FakeWaiter, caplog: pytest.LogCaptureFixture
+) -> None:
+    (pid,) = wait_for(listeners)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+    wait_for(lambda: [other for other in listeners() if other != pid])
+    notify("crane:1")
+
+    wait_for(lambda: waiter.rings)
+    assert "releases are not heard for a moment" in caplog.text
+
+
+@transactional
+@on_postgresql
+def test_a_connection_that_cannot_be_made_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    listen = Bell._listen_once
+    failures = iter([psycopg.OperationalError("no such server")] * 2)
+
+    def refusing(own: Bell) -> None:
+        for failure in failures:
+            raise failure
+        listen(own)
+
+    monkeypatch.setattr(Bell, "_listen_once", refusing)
+    waiter = FakeWaiter()
+    bell("default").add("crane:1", waiter)
+    wait_for(listeners)
+    bell("default").remove("crane:1", waiter)
+
+    assert caplog.text.count("no such server") == 2
+
+
+@transactional
+@on_postgresql
+def test_the_check_knows_whether_notifications_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leasing.bell.TICK", 1.0)
+    assert notifications_arrive("default")
+
+    monkeypatch.setattr("leasing.bell.TICK", 0.05)
+    monkeypatch.setattr(psycopg.Connection, "notifies", lambda *args, **options: iter([]))
+    assert not notifications_arrive("default")
+
+
+# Telling: only those who are waited for are announced
+
+
+@pytest.fixture
+def ear() -> Iterator[Any]:
+    """A connection that listens, and gives what it heard."""
+    settings = connection.get_connection_params()
+    with psycopg.connect(
+        **{
+            key: settings[key]
+            for key in ("dbname", "user", "password", "host", "port")
+            if key in settings
+        },
+        autocommit=True,
+    ) as own:
+        own.execute(f"LISTEN {CHANNEL}")
+
+        def heard() -> list[str]:
+            # What was committed before is there already.
+            return [note.payload for note in own.notifies(timeout=0.05)]
+
+        yield heard
+
+
+def mark(lease: Lease, seconds: float) -> None:
+    """Somebody waits, or did."""
+    Lease.objects.filter(pk=lease.pk).update(wanted_until=after(timedelta(seconds=seconds)))
+
+
+def revoke(lease: Lease) -> None:
+    Lease.objects.filter(pk=lease.pk).revoke()
+
+
+@transactional
+@on_postgresql
+def test_an_end_is_announced_while_somebody_waits(ear: Any) -> None:
+    for resource, end in (("crane:1", Lease.objects.release), ("crane:2", revoke)):
+        lease = Lease.objects.acquire(resource)
+        mark(lease, 60)
+        end(lease)
+
+        assert ear() == [resource]
+
+
+@transactional
+@on_postgresql
+def test_an_end_is_not_announced_when_nobody_waits_or_they_have_left(ear: Any) -> None:
+    """NOTIFY takes a lock of the whole database at commit."""
+    for number, end in enumerate((Lease.objects.release, revoke)):
+        end(Lease.objects.acquire(f"crane:{number}"))
+        left = Lease.objects.acquire(f"left:{number}")
+        mark(left, -1)
+        end(left)
+
+    assert ear() == []
+
+
+@transactional
+@on_postgresql
+def test_a_release_behind_a_lock_is_announced_too(ear: Any, other_session: OtherSession) -> None:
+    """The form in one statement passes over a locked row; the other one waits for it."""
+    lease = Lease.objects.acquire("crane:1")
+    mark(lease, 60)
+    other_session.lock(lease)
+    committing = threading.Thread(target=commit_when_awaited, args=[other_session])
+    committing.start()
+
+    Lease.objects.release(lease)
+
+    committing.join(PATIENCE)
+    assert ear() == ["crane:1"]
+
+
+def commit_when_awaited(session: OtherSession) -> None:
+    wait_for(lambda: session.run(someone_waits))
+    session.commit()
+
+
+@pytest.mark.django_db
+@on_postgresql
+def test_one_mark_serves_all_who_wait_and_is_renewed_before_it_ends() -> None:
+    lease = Lease.objects.acquire("crane:1")
+    Lease.objects.all().home()._say_wanted("crane:1")
+    first = wanted_until(lease)
+    assert timedelta(seconds=3 * LONGEST) < first - database_now("default")
+
+    Lease.objects.all().home()._say_wanted("crane:1")
+    assert wanted_until(lease) == first
+
+    mark(lease, 2 * LONGEST - 0.1)
+    Lease.objects.all().home()._say_wanted("crane:1")
+    assert wanted_until(lease) - database_now("default") > timedelta(seconds=3 * LONGEST)
+
+
+@pytest.mark.django_db
+@on_postgresql
+def test_a_mark_is_set_on_the_row_that_is_waited_for_and_no_other() -> None:
+    lease, other = Lease.objects.acquire("crane:1"), Lease.objects.acquire("crane:2")
+
+    Lease.objects.all().home()._say_wanted("crane:1")
+
+    assert wanted_until(lease) is not None
+    assert wanted_until(other) is None
+
+
+def wanted_until(lease: Lease) -> Any:
+    lease.refresh_from_db()
+    return lease.wanted_until
+
+
+# Real processes
+
+
+@transactional
+@on_postgresql
+def test_a_waiter_of_another_process_wakes_within_milliseconds(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch, record_property: Any
+) -> None:
+    """It never polls, so only a notification can wake it."""
+    monkeypatch.setattr("leasing.waiting.pauses", lambda: iter([PATIENCE] * 99))
+    rounds = 20
+    releaser = spawn(["-m", "tests.leasing.releasing", str(rounds)])
+    latencies = []
+    for number in range(rounds):
+        resource = f"crane:{number}"
+        wait_for(Lease.objects.active().filter(resource=resource).exists, process=releaser)
+        with Lease.objects.hold(resource, wait=PATIENCE):
+            acquired_at = time.monotonic()
+        told = wait_for(lambda: released(releaser.output, resource), process=None)  # noqa: B023
+        latencies.append(1000 * (acquired_at - told))
+
+    latencies.sort()
+    median, worst = latencies[rounds // 2], latencies[-1]
+    record_property("wake_up_ms", [round(one, 1) for one in latencies])
+    print(f"woken after {median:.1f} ms in the middle, {worst:.1f} ms at most")
+    assert median < 100
+
+
+def released(output: str, resource: str) -> float:
+    """When the process asked for the release of ``resource``; 0 while it has not."""
+    for line in output.splitlines():
+        if line.startswith("{") and (said := json.loads(line))["resource"] == resource:
+            return float(said["at"])
+    return 0.0
+
+
+@transactional
+def test_after_a_fork_the_child_waits_by_itself_and_the_parent_goes_on(spawn: Spawn) -> None:
+    process = spawn(["-m", "tests.leasing.forked_waiter"])
+    assert process.wait(PATIENCE) == 0, process.output
+    said = [json.loads(line) for line in process.output.splitlines() if line.startswith("{")]
+
+    by_whom = {one.pop("who"): one for one in said}
+    assert by_whom["child"] == {
+        "waiters": 0,
+        "listens": False,
+        "acquired": True,
+        "async_acquired": True,
+    }
+    assert by_whom["parent"] == {"waiters": 1, "acquired": True}

@@ -1,0 +1,936 @@
+"""Leaders: terms and campaigns, one after the other and never two at once.
+
+Most of it is about holds alone, and runs in memory; what is marked runs on the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, connections, transaction
+
+from leasing import Leader, bell
+from leasing.exceptions import InvalidResource, InvalidTTL, LeaseInTransaction, LeaseLost
+from leasing.hold import Hold
+from leasing.keeper import keeper
+from leasing.leader import Incumbent
+from leasing.models import Lease
+from leasing.testing import (
+    assert_free,
+    assert_held,
+    events_of,
+    expire,
+    hold_elsewhere,
+    in_memory,
+    manual_keeper,
+    revoke,
+)
+from tests.factories import LeaseFactory
+from tests.leasing.support import PATIENCE
+from tests.processes import wait_for
+
+on_the_database = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def where(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In memory, unless a test is marked."""
+    on_rows = request.node.get_closest_marker("django_db")
+    with nullcontext() if on_rows else in_memory():
+        yield
+        keeper.stop()  # and so what it still has to tell is told before the next test
+
+
+@pytest.fixture
+def leader() -> Leader:
+    return Leader("scheduler", ttl=30, holder="ann")
+
+
+@pytest.fixture
+def stopping() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+class Aside:
+    """A thread beside the test's, with a connection of its own."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(4)
+
+    def start(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        def whole() -> Any:
+            try:
+                return work(*args)
+            finally:
+                connections.close_all()
+
+        return self._threads.submit(whole)
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+@pytest.fixture
+def aside(stopping: threading.Event) -> Iterator[Aside]:
+    threads = Aside()
+    yield threads
+    stopping.set()
+    threads.close()
+
+
+def events() -> list[str]:
+    """What happened, but for the losses: those are noted by a thread that takes its time."""
+    return [event.kind for event in events_of("scheduler") if event.kind != "lost"]
+
+
+def campaigns() -> bool:
+    """Whether somebody in this process waits to lead."""
+    return any(known._waiters.get("scheduler") for known in bell._bells.values())
+
+
+def lose(term: Hold) -> None:
+    """Let an operator revoke ``term``, and its holder hear of it."""
+    revoke("scheduler")
+    with pytest.raises(LeaseLost):
+        term.renew()
+
+
+def soon(awaited: Callable[[], Awaitable[Any]]) -> Any:
+    """Run a coroutine that must end before long."""
+
+    async def limited() -> Any:
+        async with asyncio.timeout(PATIENCE):
+            return await awaited()
+
+    return asyncio.run(limited())
+
+
+# What cannot lead
+
+
+@pytest.mark.parametrize("name", ["", " scheduler", "a\nb", "x" * 201])
+def test_a_name_that_no_lease_could_have_is_refused_at_once(name: str) -> None:
+    with pytest.raises(InvalidResource):
+        Leader(name)
+
+
+def test_terms_that_no_lease_could_have_are_refused_at_once() -> None:
+    with pytest.raises(InvalidTTL):
+        Leader("scheduler", ttl=0)
+    with pytest.raises(InvalidResource):
+        Leader("scheduler", holder="")
+
+
+@on_the_database
+@pytest.mark.parametrize("campaign", ["loop", "block"])
+def test_inside_a_transaction_nobody_campaigns(leader: Leader, campaign: str) -> None:
+    with pytest.raises(LeaseInTransaction), transaction.atomic():
+        if campaign == "loop":
+            next(leader.terms())
+        else:
+            leader.__enter__()
+    with leader:
+        pass  # and the refused campaign is over
+
+
+def test_one_leader_is_in_one_campaign_at_a_time(leader: Leader) -> None:
+    with leader as term:
+        with pytest.raises(RuntimeError, match="in a campaign already"), leader:
+            pass
+        with pytest.raises(RuntimeError, match="in a campaign already"):
+            next(leader.terms())
+        term.ensure()
+    with leader:
+        pass
+
+
+# The loop
+
+
+@on_the_database
+def test_each_turn_of_the_loop_is_a_term_and_the_lease_is_given_back_between(
+    leader: Leader,
+) -> None:
+    terms = []
+    for term in leader.terms():
+        assert_held("scheduler", by=term)
+        terms.append(term)
+        if len(terms) == 3:
+            break
+
+    assert_free("scheduler")
+    tokens = [term.fencing_token for term in terms]
+    assert tokens == sorted(set(tokens))
+    assert events() == ["acquired", "released"] * 3
+
+
+def test_the_term_of_an_earlier_turn_is_over_for_ever(leader: Leader) -> None:
+    terms = leader.terms()
+    first, second = next(terms), next(terms)
+
+    assert second.valid
+    assert not first.valid
+    with pytest.raises(LeaseLost):
+        first.ensure()
+    terms.close()
+
+
+def test_leaving_the_loop_gives_the_lease_back(leader: Leader) -> None:
+    for _ in leader.terms():
+        break
+
+    assert_free("scheduler")
+
+
+def test_a_loop_that_fails_gives_the_lease_back(leader: Leader) -> None:
+    with pytest.raises(ZeroDivisionError):
+        for _ in leader.terms():
+            raise ZeroDivisionError
+    gc.collect()  # the loop may live in the traceback
+
+    assert_free("scheduler")
+    with leader:
+        pass
+
+
+def test_after_a_loss_it_campaigns_again(leader: Leader, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "leasing")
+    terms = []
+    for term in leader.terms():
+        terms.append(term)
+        if len(terms) == 2:
+            break
+        lose(term)
+
+    assert terms[1].fencing_token > terms[0].fencing_token
+    assert events()[:3] == ["acquired", "revoked", "acquired"]
+    assert "ann leads no more: scheduler was lost: it was revoked" in caplog.text
+
+
+def test_asked_to_stop_the_loop_ends_after_its_turn(
+    leader: Leader, stopping: threading.Event
+) -> None:
+    turns = 0
+    for _ in leader.terms(stopping):
+        turns += 1
+        stopping.set()
+
+    assert turns == 1
+    assert_free("scheduler")
+
+
+def test_who_was_asked_to_stop_before_does_not_even_campaign(
+    leader: Leader, stopping: threading.Event
+) -> None:
+    stopping.set()
+
+    assert list(leader.terms(stopping)) == []
+    assert events() == []
+
+
+def test_a_campaign_ends_promptly_when_asked_to_stop_and_does_not_win_after_that(
+    leader: Leader, stopping: threading.Event, aside: Aside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The next poll is far away.
+    monkeypatch.setattr("leasing.waiting.FIRST", 60.0)
+    monkeypatch.setattr("leasing.waiting.LONGEST", 60.0)
+    with hold_elsewhere("scheduler", "bob"):
+        campaign = aside.start(lambda: list(leader.terms(stopping)))
+        wait_for(campaigns)
+        expire("scheduler")  # nobody is told of that
+
+        stopping.set()
+        assert campaign.result(5) == []
+
+    assert "taken_over" not in events()
+
+
+@on_the_database
+def test_the_next_leads_when_the_first_leaves(
+    leader: Leader, stopping: threading.Event, aside: Aside
+) -> None:
+    other = Leader("scheduler", ttl=30, holder="bob")
+    led = []
+
+    def campaign() -> None:
+        for term in other.terms(stopping):
+            led.append(term.holder)
+            stopping.set()
+
+    with leader:
+        waiting = aside.start(campaign)
+        wait_for(lambda: campaigns())
+        assert led == []
+    waiting.result(PATIENCE)
+
+    assert led == ["bob"]
+    assert events() == ["acquired", "released"] * 2
+
+
+@on_the_database
+def test_of_several_candidates_at_most_one_believes_to_lead_at_any_time(
+    stopping: threading.Event, aside: Aside
+) -> None:
+    inside, most, turns = [], [], []
+
+    def campaign(name: str) -> None:
+        for term in Leader("scheduler", ttl=30, holder=name).terms(stopping):
+            inside.append(name)
+            most.append(len(inside))
+            turns.append(term.fencing_token)
+            inside.remove(name)
+            if len(turns) > 20:
+                stopping.set()
+
+    for campaigning in [aside.start(campaign, name) for name in ("ann", "bob", "cyd")]:
+        campaigning.result(PATIENCE)
+
+    assert set(most) == {1}
+    assert turns == sorted(set(turns))
+
+
+@pytest.fixture
+def asleep(monkeypatch: pytest.MonkeyPatch) -> list[Hold]:
+    """The process sleeps through its first term, between winning and leading."""
+    adopt = Hold.adopt
+    slept: list[Hold] = []
+
+    def sleep_once(hold: Hold, grant: Any) -> None:
+        adopt(hold, grant)
+        if not slept:
+            slept.append(hold)
+            hold.trusted_until = 0.0
+            expire("scheduler")
+
+    monkeypatch.setattr(Hold, "adopt", sleep_once)
+    return slept
+
+
+@pytest.mark.parametrize("campaign", ["loop", "block"])
+def test_a_term_that_is_over_before_it_is_handed_out_is_not(
+    leader: Leader, asleep: list[Hold], campaign: str
+) -> None:
+    terms = leader.terms()
+    term = leader.__enter__() if campaign == "block" else next(terms)
+
+    assert asleep
+    assert term not in asleep
+    assert term.valid
+
+
+def test_nor_is_it_to_a_coroutine(leader: Leader, asleep: list[Hold]) -> None:
+    async def body() -> None:
+        async with leader as term:
+            assert asleep
+            assert term not in asleep
+            assert term.valid
+            await asyncio.sleep(0)  # and nothing of the first is left to cancel this
+
+    soon(body)
+
+
+# The database is away
+
+
+class Away:
+    """A database that refuses the first few attempts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, attempts: int) -> None:
+        self.left = attempts
+        begin = Hold._begin
+
+        def refusing(hold: Hold) -> Any:
+            if self.left:
+                self.left -= 1
+                raise OperationalError("nobody is there")
+            return begin(hold)
+
+        monkeypatch.setattr(Hold, "_begin", refusing)
+
+
+def test_while_the_database_is_away_the_campaign_goes_on(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    Away(monkeypatch, attempts=2)
+
+    with leader as term:
+        term.ensure()
+
+    told = [record.getMessage() for record in caplog.records if record.name == "leasing"]
+    assert sum("the database did not answer: nobody is there" in text for text in told) == 2
+
+
+def test_so_does_that_of_a_coroutine(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = Away(monkeypatch, attempts=2)
+
+    async def body() -> None:
+        async with leader as term:
+            term.ensure()
+
+    soon(body)
+    assert not away.left
+
+
+def test_a_campaign_without_a_database_ends_when_asked_to_stop(
+    leader: Leader, stopping: threading.Event, aside: Aside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasing.leader.pauses", lambda **options: iter([600.0] * 9))
+    away = Away(monkeypatch, attempts=1_000_000)
+    campaign = aside.start(lambda: list(leader.terms(stopping)))
+    wait_for(lambda: away.left < 1_000_000)
+
+    stopping.set()
+    assert campaign.result(5) == []
+
+
+def test_whatever_else_goes_wrong_is_raised(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(hold: Hold) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Hold, "_begin", fail)
+    with pytest.raises(ZeroDivisionError), leader:
+        pass
+    with pytest.raises(ZeroDivisionError):
+        next(leader.terms())
+    with pytest.raises(ZeroDivisionError):
+        soon(leader.__aenter__)
+
+    monkeypatch.undo()
+    with leader:
+        pass
+
+
+@on_the_database
+@pytest.mark.usefixtures("on_postgresql")
+def test_a_candidate_whose_connection_is_cut_campaigns_over_another(
+    leader: Leader, stopping: threading.Event, aside: Aside
+) -> None:
+    LeaseFactory(resource="scheduler", holder="bob", ttl=600)
+    sessions: list[int] = []
+
+    def campaign() -> str:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            sessions.extend(cursor.fetchone())
+        for term in leader.terms(stopping):
+            stopping.set()
+            return term.holder
+        return "nobody"
+
+    campaigning = aside.start(campaign)
+    wait_for(campaigns)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s)", sessions)
+    revoke("scheduler")
+
+    assert campaigning.result(PATIENCE) == "ann"
+
+
+# The block
+
+
+def test_a_block_leads_and_gives_the_lease_back(leader: Leader) -> None:
+    with leader as term:
+        assert_held("scheduler", by=term)
+        assert term.holder == "ann"
+
+    assert_free("scheduler")
+
+
+def test_leaving_a_block_raises_when_the_term_was_lost(leader: Leader) -> None:
+    with pytest.raises(LeaseLost, match="revoked"), leader as term:
+        lose(term)
+    with leader:
+        pass
+
+
+def test_the_error_of_a_block_comes_before_its_loss(leader: Leader) -> None:
+    with pytest.raises(ZeroDivisionError), leader as term:
+        lose(term)
+        raise ZeroDivisionError
+
+
+@on_the_database
+def test_a_block_of_a_coroutine_leads_and_gives_the_lease_back(leader: Leader) -> None:
+    async def body() -> None:
+        async with leader as term:
+            assert await asyncio.to_thread(in_thread, leader.current) == Incumbent(
+                "ann", term.fencing_token, term.expires_at
+            )
+
+    soon(body)
+    assert_free("scheduler")
+
+
+def test_the_block_of_a_coroutine_is_cancelled_when_its_term_is_lost(leader: Leader) -> None:
+    async def body() -> None:
+        async with leader as term:
+            await asyncio.to_thread(in_thread, lose, term)
+            await asyncio.Event().wait()
+
+    with pytest.raises(LeaseLost, match="revoked"):
+        soon(body)
+    with leader:
+        pass
+
+
+def test_a_coroutine_that_is_cancelled_while_it_campaigns_is_free_for_the_next(
+    leader: Leader,
+) -> None:
+    async def body() -> None:
+        task = asyncio.create_task(leader.__aenter__())
+        while not campaigns():
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with hold_elsewhere("scheduler"):
+        soon(body)
+    with leader:
+        pass
+
+
+# The decorator
+
+
+def test_a_decorated_function_leads_until_it_returns(leader: Leader) -> None:
+    @leader.lead
+    def main(term: Hold) -> int:
+        assert_held("scheduler", by=term)
+        return term.fencing_token
+
+    assert main.__name__ == "main"
+    assert main() == events_of("scheduler")[-1].fencing_token
+    assert_free("scheduler")
+
+
+def test_a_decorated_function_is_called_again_when_it_hears_that_its_term_is_lost(
+    leader: Leader,
+) -> None:
+    terms = []
+
+    @leader.lead
+    def main(term: Hold) -> str:
+        terms.append(term)
+        if len(terms) == 1:
+            lose(term)
+            term.ensure()
+        return "done"
+
+    assert main() == "done"
+    assert len(terms) == 2
+
+
+def test_a_return_from_a_lost_term_does_not_count(leader: Leader) -> None:
+    terms = []
+
+    @leader.lead
+    def main(term: Hold) -> int:
+        terms.append(term)
+        if len(terms) == 1:
+            lose(term)
+        return len(terms)
+
+    assert main() == 2
+
+
+def test_a_loss_of_something_else_is_an_error_of_the_function(leader: Leader) -> None:
+    @leader.lead
+    def main(term: Hold) -> None:
+        raise LeaseLost("report:42", "taken")
+
+    with pytest.raises(LeaseLost, match="report:42"):
+        main()
+    assert_free("scheduler")
+
+
+def test_an_error_of_the_function_is_raised_and_the_lease_given_back(leader: Leader) -> None:
+    @leader.lead
+    def main(term: Hold) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        main()
+    assert_free("scheduler")
+
+
+def test_a_decorated_function_that_is_asked_to_stop_returns_nothing(
+    leader: Leader, stopping: threading.Event
+) -> None:
+    @leader.lead
+    def main(term: Hold) -> str:
+        stopping.set()
+        lose(term)
+        return "never"
+
+    assert main(stopping) is None
+
+
+def test_a_decorated_coroutine_leads_until_it_returns(leader: Leader) -> None:
+    @leader.lead
+    async def main(term: Hold) -> int:
+        return term.fencing_token
+
+    assert soon(main) == events_of("scheduler")[-1].fencing_token
+    assert_free("scheduler")
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine"])
+def test_what_has_returned_before_it_heard_of_a_loss_has_returned(
+    leader: Leader, kind: str
+) -> None:
+    calls = []
+
+    def returns(term: Hold) -> str:
+        calls.append(term)
+        revoke("scheduler")
+        return "done"
+
+    @leader.lead
+    async def main(term: Hold) -> str:
+        return returns(term)
+
+    assert (leader.lead(returns)() if kind == "function" else soon(main)) == "done"
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_decorated_coroutine_is_cancelled_and_called_again_when_its_term_is_lost(
+    leader: Leader, stubborn: bool
+) -> None:
+    terms = []
+
+    @leader.lead
+    async def main(term: Hold) -> int:
+        terms.append(term)
+        if len(terms) == 1:
+            await asyncio.to_thread(in_thread, lose, term)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if not stubborn:
+                    raise
+        return len(terms)
+
+    assert soon(main) == 2
+
+
+def test_a_decorated_coroutine_raises_what_goes_wrong(leader: Leader) -> None:
+    @leader.lead
+    async def main(term: Hold) -> None:
+        raise LeaseLost("report:42", "taken")
+
+    with pytest.raises(LeaseLost, match="report:42"):
+        soon(main)
+    assert_free("scheduler")
+
+
+def test_a_decorated_coroutine_that_is_cancelled_gives_the_lease_back(leader: Leader) -> None:
+    begun = asyncio.Event()
+
+    @leader.lead
+    async def main(term: Hold) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def body() -> None:
+        task = asyncio.ensure_future(main())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    soon(body)
+    assert_free("scheduler")
+
+
+# Resigning
+
+
+@pytest.fixture
+def asides(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """For how many seconds it was stood aside; none of them passes."""
+    seconds: list[float] = []
+
+    async def arest(length: float) -> None:
+        seconds.append(length)
+
+    monkeypatch.setattr("leasing.leader.rest", lambda length, stopping: seconds.append(length))
+    monkeypatch.setattr("leasing.leader.arest", arest)
+    return seconds
+
+
+@on_the_database
+def test_who_resigns_hears_of_it_before_anybody_else_can_lead(leader: Leader) -> None:
+    with leader as term:
+        leader.resign()
+
+        assert term.lost.is_set()
+        assert not term.valid
+        with pytest.raises(LeaseLost, match="its leader resigned"):
+            term.ensure()
+        assert_held("scheduler")  # until the body has left
+    assert_free("scheduler")
+    assert events() == ["acquired", "released"]
+
+
+def test_a_loop_that_resigned_stands_aside_and_campaigns_again(
+    leader: Leader, asides: list[float]
+) -> None:
+    terms = []
+    for term in leader.terms():
+        terms.append(term)
+        if len(terms) == 2:
+            break
+        leader.resign()
+
+    assert asides == [2.0]
+    assert events() == ["acquired", "released"] * 2
+
+
+def test_standing_aside_ends_when_asked_to_stop(
+    leader: Leader, stopping: threading.Event, aside: Aside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasing.leader.ASIDE", 600.0)
+    resigned = threading.Event()
+
+    def campaign() -> None:
+        for _ in leader.terms(stopping):
+            leader.resign()
+            resigned.set()
+
+    campaigning = aside.start(campaign)
+    assert resigned.wait(PATIENCE)
+    wait_for(lambda: events() == ["acquired", "released"])
+    stopping.set()
+    campaigning.result(5)
+
+
+def test_a_resignation_is_no_loss_to_anybody_else(leader: Leader) -> None:
+    with leader:
+        leader.resign()
+    keeper.stop()  # all that was to be told is
+
+    assert [event.kind for event in events_of("scheduler")] == ["acquired", "released"]
+
+
+def test_somebody_else_may_make_a_leader_resign(leader: Leader, aside: Aside) -> None:
+    with leader as term:
+        aside.start(leader.resign)
+        assert term.lost.wait(PATIENCE)
+    assert_free("scheduler")
+
+
+def test_the_error_of_a_block_that_resigned_is_raised_and_the_lease_given_back(
+    leader: Leader,
+) -> None:
+    with pytest.raises(ZeroDivisionError), leader:
+        leader.resign()
+        raise ZeroDivisionError
+    assert_free("scheduler")
+
+    async def body() -> None:
+        async with leader:
+            leader.resign()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        soon(body)
+    assert_free("scheduler")
+
+
+@on_the_database
+def test_a_coroutine_that_resigned_is_cancelled_and_goes_on_behind_its_block(
+    leader: Leader,
+) -> None:
+    async def body() -> str:
+        async with leader:
+            leader.resign()
+            await asyncio.Event().wait()
+        return "went on"
+
+    assert soon(body) == "went on"
+    assert_free("scheduler")
+    assert events() == ["acquired", "released"]
+
+
+def test_somebody_elses_cancellation_is_not_taken_for_the_resignation(leader: Leader) -> None:
+    begun = asyncio.Event()
+
+    async def main() -> None:
+        async with leader:
+            begun.set()
+            await asyncio.Event().wait()
+
+    async def body() -> None:
+        task = asyncio.ensure_future(main())
+        await begun.wait()
+        task.cancel()
+        leader.resign()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    soon(body)
+    assert_free("scheduler")
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine"])
+def test_what_is_decorated_is_called_again_after_it_resigned(
+    leader: Leader, asides: list[float], kind: str
+) -> None:
+    terms = []
+
+    def once_again(term: Hold) -> int:
+        terms.append(term)
+        if len(terms) == 1:
+            leader.resign()
+        return len(terms)
+
+    if kind == "function":
+        assert leader.lead(once_again)() == 2
+    else:
+
+        @leader.lead
+        async def main(term: Hold) -> int:
+            return once_again(term)
+
+        assert soon(main) == 2
+    assert asides == [2.0]
+
+
+def test_who_does_not_lead_resigns_from_nothing(leader: Leader, asides: list[float]) -> None:
+    leader.resign()
+    terms = []
+    for term in leader.terms():
+        terms.append(term)
+        if len(terms) == 2:
+            break
+        lose(term)
+        leader.resign()  # of a term that is not its own any more
+
+    leader.resign()
+    assert asides == []
+    assert events() == ["acquired", "revoked", "acquired", "released"]
+
+
+# Looking
+
+
+@on_the_database
+def test_anybody_can_ask_who_leads(leader: Leader) -> None:
+    asker = Leader("scheduler")
+    assert asker.current() is None
+    with leader as term:
+        now = asker.current()
+        assert now is not None
+        assert (now.holder, now.fencing_token) == ("ann", term.fencing_token)
+        assert now.expires_at == Lease.objects.get().expires_at
+    assert asker.current() is None
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("state", ["free", "expired", "released", "revoked"])
+def test_nobody_leads_where_nobody_holds(state: str) -> None:
+    LeaseFactory(resource="scheduler", state=state)
+    LeaseFactory(resource="another", state="active")
+
+    assert Leader("scheduler").current() is None
+
+
+def told(watching: Iterator[Incumbent | None]) -> str | None:
+    leads = next(watching)
+    return None if leads is None else leads.holder
+
+
+@on_the_database
+def test_who_watches_is_told_of_each_change_and_of_nothing_else(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    monkeypatch.setattr("leasing.leader.rest", lambda length, stopping: looks.append(length))
+    current, script = Leader.current, iter(range(100))
+
+    def acting(watcher: Leader) -> Incumbent | None:
+        steps.get(next(script), lambda: None)()
+        return current(watcher)
+
+    monkeypatch.setattr(Leader, "current", acting)
+    terms = Leader("scheduler", holder="bob").terms()
+    steps = {
+        2: leader.__enter__,
+        5: lambda: Lease.objects.renew(Lease.objects.get()),
+        6: lambda: leader.__exit__(None, None, None),
+        # One leader after the other, with nobody seen in between, and one after itself.
+        7: lambda: next(terms),
+        8: lambda: next(terms),
+        9: terms.close,
+    }
+    watching = Leader("scheduler").watch()
+
+    assert [told(watching) for _ in range(6)] == [None, "ann", None, "bob", "bob", None]
+    assert next(script) == 10
+    assert len(looks) == 9
+    assert all(0.8 <= length <= 1.0 for length in looks)
+
+
+def test_watching_ends_when_asked_to_stop(stopping: threading.Event, aside: Aside) -> None:
+    heard: list[Incumbent | None] = []
+    watching = aside.start(lambda: heard.extend(Leader("scheduler").watch(stopping)))
+    stopping.set()
+    watching.result(5)
+
+    assert heard in ([], [None])
+
+
+def test_who_watches_waits_for_a_database_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    current, away = Leader.current, [1, 2]
+
+    def refusing(watcher: Leader) -> Incumbent | None:
+        if away:
+            away.pop()
+            raise OperationalError("nobody is there")
+        return current(watcher)
+
+    monkeypatch.setattr(Leader, "current", refusing)
+    monkeypatch.setattr("leasing.leader.rest", lambda length, stopping: None)
+
+    assert next(Leader("scheduler").watch()) is None
+    assert caplog.text.count("cannot see who leads scheduler: nobody is there") == 2
+
+
+# In users' tests
+
+
+def test_where_clocks_stand_still_nobody_waits(leader: Leader) -> None:
+    with manual_keeper() as clocks:
+        terms = leader.terms()
+        next(terms)
+        leader.resign()
+        watching = leader.watch()
+        assert told(watching) == "ann"
+        next(terms)
+        assert clocks.passed >= 2
+        terms.close()
+        assert told(watching) is None
+
+
+def in_thread(work: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return work(*args)
+    finally:
+        connections.close_all()

@@ -1,0 +1,325 @@
+"""``@leased``: functions, coroutines and views that run under a lease."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync, iscoroutinefunction
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncRequestFactory, RequestFactory
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from leasing import leased
+from leasing.exceptions import (
+    InvalidTTL,
+    LeaseHeld,
+    LeaseInTransaction,
+    LeaseLost,
+    LeaseTimeout,
+)
+from leasing.hold import Hold
+from leasing.manual import ManualKeeper, manual_keeper
+from leasing.models import Lease
+from tests.leasing.stopped import Waits
+from tests.leasing.support import events
+
+pytestmark = pytest.mark.django_db
+in_earnest = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def clocks() -> Iterator[ManualKeeper]:
+    with manual_keeper() as clocks:
+        yield clocks
+
+
+def active() -> list[str]:
+    return list(Lease.objects.active().values_list("resource", flat=True))
+
+
+# Functions
+
+
+def test_a_function_runs_under_its_lease_and_returns() -> None:
+    @leased("report")
+    def build() -> list[str]:
+        """Build it."""
+        return active()
+
+    assert build() == ["report"]
+    assert active() == []
+    assert (build.__name__, build.__doc__) == ("build", "Build it.")
+    assert not iscoroutinefunction(build)
+
+
+def test_a_lost_race_raises_and_the_body_does_not_run() -> None:
+    @leased("report")
+    def build() -> None:
+        pytest.fail("the body must not run")
+
+    Lease.objects.acquire("report", holder="ann")
+
+    with pytest.raises(LeaseHeld, match="report is held by ann"):
+        build()
+
+
+def test_each_call_has_a_hold_of_its_own() -> None:
+    @leased("report:{pk}")
+    def build(pk: int, deeper: bool = False) -> list[str]:
+        return build(pk + 1) if deeper else active()
+
+    assert build(1, deeper=True) == ["report:1", "report:2"]
+    with pytest.raises(LeaseHeld):
+        rebuild(1)
+    assert active() == []
+
+
+@leased("report:{pk}")
+def rebuild(pk: int) -> None:
+    rebuild(pk)
+
+
+class Shop:
+    id = 7
+
+
+@pytest.mark.parametrize(
+    ("resource", "args", "kwargs", "name"),
+    [
+        ("report:{pk}", (5,), {}, "report:5"),
+        ("report:{pk}", (), {"pk": 5}, "report:5"),
+        ("report:{pk}:{lang}", (5,), {}, "report:5:en"),
+        ("report:{pk}:{lang}", (5, "de"), {}, "report:5:de"),
+        ("report:{pk:04d}", (5,), {}, "report:0005"),
+        ("shop:{pk.id}", (Shop,), {}, "shop:7"),
+        ("shop:{pk[id]}", ({"id": 7},), {}, "shop:7"),
+        ("{rest[day]}", (5,), {"day": "monday"}, "monday"),
+        ("report:{{pk}}", (5,), {}, "report:{pk}"),
+    ],
+)
+def test_the_name_is_made_of_the_arguments(
+    resource: str, args: Any, kwargs: Any, name: str
+) -> None:
+    @leased(resource)
+    def build(pk: Any, lang: str = "en", **rest: Any) -> list[str]:
+        return active()
+
+    assert build(*args, **kwargs) == [name]
+
+
+def test_a_name_without_its_argument_is_an_error_of_the_caller() -> None:
+    @leased("report:{no_such_argument}")
+    def build(pk: int) -> None: ...
+
+    with pytest.raises(KeyError, match="no_such_argument"):
+        build(5)
+
+
+def test_a_parameter_called_hold_is_given_the_hold() -> None:
+    @leased("report:{pk}", ttl=10)
+    def build(pk: int, hold: Hold) -> Hold:
+        hold.ensure()
+        assert hold.resource == f"report:{pk}"
+        return hold
+
+    assert not build(5).valid  # type: ignore[call-arg]
+    assert Lease.objects.get().ttl.total_seconds() == 10
+
+
+def test_a_keyword_only_hold_is_given_too() -> None:
+    @leased("report")
+    def build(*, hold: Hold | None = None) -> bool:
+        return hold is not None
+
+    assert build()
+
+
+def test_the_options_are_those_of_a_hold(
+    clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = Waits(clocks, monkeypatch)
+    held = Lease.objects.acquire("report", ttl=60)
+    waits.after(3, lambda: Lease.objects.release(held))
+    told: list[Hold] = []
+
+    @leased("report", holder="ann", wait=10, metadata={"why": "monthly"}, on_lost=told.append)
+    def build(hold: Hold) -> None:
+        lease = Lease.objects.get()
+        assert (lease.holder, lease.metadata) == ("ann", {"why": "monthly"})
+        Lease.objects.revoke()
+        clocks.renew()
+
+    with pytest.raises(LeaseLost, match="revoked"):
+        build()  # type: ignore[call-arg]
+    assert [hold.resource for hold in told] == ["report"]
+
+
+def test_options_that_cannot_be_are_refused_at_the_call() -> None:
+    @leased("report", ttl=0)
+    def build() -> None: ...
+
+    with pytest.raises(InvalidTTL):
+        build()
+
+
+def test_an_error_of_the_body_is_raised_and_the_lease_released() -> None:
+    @leased("report")
+    def build() -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        build()
+    assert active() == []
+    assert events("report") == ["acquired", "released"]
+
+
+def test_a_refusal_that_the_body_raises_is_the_bodys() -> None:
+    Lease.objects.acquire("something else", holder="bob")
+
+    @leased("report")
+    def view(request: HttpRequest) -> HttpResponse:
+        Lease.objects.acquire("something else")
+        return HttpResponse()
+
+    with pytest.raises(LeaseHeld, match="something else is held by bob"):
+        view(RequestFactory().get("/"))
+    assert active() == ["something else"]
+
+
+def test_inside_a_transaction_it_does_not_run() -> None:
+    @leased("report")
+    def build() -> None:
+        pytest.fail("the body must not run")
+
+    with transaction.atomic(), pytest.raises(LeaseInTransaction):
+        build()
+
+
+# Views
+
+
+@leased("report:{pk}")
+def view(request: HttpRequest, pk: int) -> HttpResponse:
+    """A view."""
+    return HttpResponse(f"report {pk}")
+
+
+class Method(View):
+    @leased("report:{pk}")
+    def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return HttpResponse(f"report {pk}")
+
+
+@method_decorator(leased("report:{kwargs[pk]}"), name="dispatch")
+class DecoratedByKeyword(View):
+    def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return HttpResponse(f"report {pk}")
+
+
+VIEWS: dict[str, Any] = {
+    "function": view,
+    "method": Method.as_view(),
+    "dispatch": DecoratedByKeyword.as_view(),
+}
+
+
+@pytest.mark.parametrize("name", list(VIEWS))
+def test_a_view_answers_under_its_lease(name: str) -> None:
+    response = VIEWS[name](RequestFactory().get("/"), pk=5)
+
+    assert (response.status_code, response.content) == (200, b"report 5")
+    assert events("report:5") == ["acquired", "released"]
+
+
+@pytest.mark.parametrize("name", list(VIEWS))
+def test_a_view_that_lost_the_race_answers_409(name: str) -> None:
+    held = Lease.objects.acquire("report:5", holder="ann")
+
+    response = VIEWS[name](RequestFactory().get("/"), pk=5)
+
+    assert response.status_code == 409
+    until = held.expires_at.isoformat()
+    assert json.loads(response.content) == {"error": f"report:5 is held by ann until {until}."}
+    assert events("report:5") == ["acquired"]
+
+
+def test_a_view_that_waited_in_vain_answers_409_too(
+    clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = Waits(clocks, monkeypatch)
+    Lease.objects.acquire("report", ttl=60)
+
+    @leased("report", wait=5)
+    def slow(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    assert slow(RequestFactory().get("/")).status_code == 409
+    assert sum(waits.seconds) == pytest.approx(5)
+    with pytest.raises(LeaseTimeout):
+        leased("report", wait=5)(lambda: None)()
+
+
+# Coroutines
+
+
+@leased("report:{pk}")
+async def abuild(pk: int, hold: Hold) -> str:
+    """A coroutine."""
+    hold.ensure()
+    await asyncio.sleep(0)
+    return hold.resource
+
+
+@leased("report")
+async def aview(request: HttpRequest) -> HttpResponse:
+    await Lease.objects.aacquire("something else")
+    return HttpResponse("done")
+
+
+@in_earnest
+def test_a_coroutine_runs_under_its_lease_or_raises() -> None:
+    assert iscoroutinefunction(abuild)
+    assert abuild.__doc__ == "A coroutine."
+    assert async_to_sync(abuild)(5) == "report:5"  # type: ignore[call-arg]
+    assert active() == []
+
+    Lease.objects.acquire("report:5", holder="ann")
+    with pytest.raises(LeaseHeld, match="held by ann"):
+        async_to_sync(abuild)(5)  # type: ignore[call-arg]
+
+
+@in_earnest
+def test_an_async_view_answers_or_refuses() -> None:
+    request = AsyncRequestFactory().get("/")
+    assert async_to_sync(aview)(request).content == b"done"
+
+    # Now what its body asks for is held: that is no refusal of the view's own.
+    with pytest.raises(LeaseHeld, match="something else"):
+        async_to_sync(aview)(request)
+
+    Lease.objects.acquire("report", holder="ann")
+    assert async_to_sync(aview)(request).status_code == 409
+
+
+@in_earnest
+def test_the_body_of_a_coroutine_is_cancelled_when_the_lease_is_lost() -> None:
+    ended: list[str] = []
+
+    @leased("report")
+    async def build(hold: Hold) -> None:
+        asyncio.get_running_loop().call_soon(hold.lose, "for a test")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    with pytest.raises(LeaseLost, match="report was lost: for a test"):
+        async_to_sync(build)()  # type: ignore[call-arg]
+    assert ended == ["cancelled"]

@@ -1,0 +1,457 @@
+"""Running a command for as long as its term lasts: when it is asked to end, and when killed."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from django.test import override_settings
+
+from leasing import clock as clocks
+from leasing import deadman, supervise
+from leasing.hold import Hold
+from leasing.keeper import Keeper
+from leasing.supervise import KILLED, LAST_WORDS, Child, Oversight, Run, notice_of, run_under
+from tests.leasing.support import PATIENCE, FakeStore, hold_of
+from tests.processes import wait_for
+from tests.test_processes import is_running
+
+# The decisions
+
+
+@pytest.fixture
+def oversight() -> Oversight:
+    return Oversight(notice=5, stop_timeout=10)
+
+
+def test_a_command_may_run_until_its_term_is_not_trusted_any_more(oversight: Oversight) -> None:
+    assert oversight.look(0, trusted_until=30, lost=False, stopping=False) == 30
+    assert oversight.look(10, trusted_until=40, lost=False, stopping=False) == 40
+    assert not oversight.asked
+    assert not oversight.term_ended
+
+
+def test_it_is_asked_to_end_when_trust_becomes_thin_and_killed_when_it_ends(
+    oversight: Oversight,
+) -> None:
+    assert oversight.look(24.9, trusted_until=30, lost=False, stopping=False) == 30
+    assert not oversight.term_ended
+    assert oversight.look(25, trusted_until=30, lost=False, stopping=False) == 30
+
+    assert oversight.asked == "its term is not renewed"
+    assert oversight.term_ended
+    # A renewal that comes now is too late: it was asked, and a deaf one must not stay for ever.
+    assert oversight.look(26, trusted_until=56, lost=False, stopping=False) == 30
+
+
+def test_when_its_term_is_lost_it_has_a_second(oversight: Oversight) -> None:
+    oversight.look(0, trusted_until=30, lost=False, stopping=False)
+
+    assert oversight.look(3, trusted_until=0, lost=True, stopping=False) == 3 + LAST_WORDS
+    assert oversight.look(3.5, trusted_until=0, lost=True, stopping=False) == 3 + LAST_WORDS
+    assert oversight.asked == "its term was lost"
+    assert oversight.term_ended
+
+
+def test_but_not_beyond_what_had_been_promised(oversight: Oversight) -> None:
+    oversight.look(0, trusted_until=30, lost=False, stopping=False)
+
+    assert oversight.look(29.5, trusted_until=0, lost=True, stopping=False) == 30
+
+
+def test_nor_is_it_longer_than_a_second_when_trust_was_thin_before(oversight: Oversight) -> None:
+    oversight.look(25, trusted_until=30, lost=False, stopping=False)
+
+    assert oversight.look(26, trusted_until=0, lost=True, stopping=False) == 26 + LAST_WORDS
+    assert oversight.asked == "its term is not renewed"
+
+
+def test_asked_to_stop_it_has_its_time_while_the_term_is_renewed(oversight: Oversight) -> None:
+    oversight.look(0, trusted_until=12, lost=False, stopping=False)
+
+    assert oversight.look(4, trusted_until=12, lost=False, stopping=True) == 12
+    assert oversight.look(6, trusted_until=18, lost=False, stopping=True) == 14
+    assert oversight.asked == "this process is asked to stop"
+    assert not oversight.term_ended
+
+
+def test_losing_the_term_while_it_stops_leaves_it_less(oversight: Oversight) -> None:
+    oversight.look(0, trusted_until=30, lost=False, stopping=True)
+
+    assert oversight.look(2, trusted_until=0, lost=True, stopping=True) == 2 + LAST_WORDS
+    assert oversight.asked == "this process is asked to stop"
+    assert oversight.term_ended
+
+
+def test_without_trust_it_does_not_even_begin(oversight: Oversight) -> None:
+    assert oversight.look(5, trusted_until=0, lost=True, stopping=False) == 0
+
+
+@pytest.mark.parametrize("ttl", [1, 1.5, 30, 3600])
+@pytest.mark.parametrize("settings", [{}, {"RENEW_EVERY": math.inf}, {"JITTER": 0.2}])
+def test_no_renewal_that_comes_as_it_should_comes_after_the_notice(
+    ttl: float, settings: dict[str, float], store: FakeStore, manual_keeper: Keeper
+) -> None:
+    with override_settings(LEASING=settings), hold_of(store, manual_keeper, ttl=ttl) as term:
+        jitter = settings.get("JITTER", 0.15)
+        left = term.trusted_until - manual_keeper.clock() - term.interval * (1 + jitter)
+
+        assert 0 < notice_of(term) < left
+
+
+# The process beside it
+
+
+def test_both_sides_read_the_same_clock() -> None:
+    assert abs(deadman.clock() - clocks.system_clock()) < 1
+
+
+Start = Callable[..., Child]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a command, given as Python; PLACE is a folder for what it has to say."""
+    children: list[Child] = []
+
+    def started(code: str, lasting: float = PATIENCE) -> Child:
+        child = Child(
+            [sys.executable, "-S", "-c", PRELUDE + code], {**os.environ, "PLACE": str(tmp_path)}
+        )
+        children.append(child)
+        child.run_until(clocks.clock() + lasting)
+        return child
+
+    yield started
+    for child in children:
+        if child._process.poll() is None:
+            child.__exit__(None, None, None)
+        child._channel.close()
+
+
+PRELUDE = """
+import os, signal, sys, time
+def say(name, what=""):
+    path = os.path.join(os.environ["PLACE"], name)
+    with open(path + ".new", "w") as file:
+        file.write(str(what))
+    os.rename(path + ".new", path)
+def stay():
+    while True:
+        time.sleep(60)
+"""
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+#: With a child of its own, and both say who they are.
+TWO = DEAF + "say('child' if os.fork() == 0 else 'parent', os.getpid())\nstay()"
+
+
+def said(folder: Path, name: str) -> str:
+    file = folder / name
+    wait_for(file.exists, timeout=PATIENCE, message=name)
+    return file.read_text()
+
+
+def when(folder: Path, name: str, act: Callable[[], object]) -> threading.Thread:
+    """Act, in another thread, when a command has said ``name``."""
+
+    def wait() -> None:
+        said(folder, name)
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def end(child: Child) -> int | None:
+    """Wait until it has ended, and tell how."""
+
+    def ended() -> bool:
+        child.wait(0.02)
+        return child.ended
+
+    wait_for(ended, timeout=PATIENCE)
+    return child.code
+
+
+def are_gone(*pids: int) -> None:
+    wait_for(lambda: not any(map(is_running, pids)), message="they are gone")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("", 0),
+        ("sys.exit(7)", 7),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137),
+        ("os.kill(os.getpid(), signal.SIGUSR1)", 128 + signal.SIGUSR1),
+    ],
+)
+def test_a_command_that_ends_by_itself_tells_its_code(
+    start: Start, code: str, expected: int
+) -> None:
+    assert end(start(code)) == expected
+
+
+def test_a_command_that_cannot_be_started_has_the_code_of_shells(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plain.txt").touch()
+    for name, code in ((str(tmp_path / "none"), 127), (str(tmp_path / "plain.txt"), 126)):
+        with Child([name], os.environ) as child:
+            child.run_until(clocks.clock() + PATIENCE)
+            assert end(child) == code
+    told = capfd.readouterr().err.splitlines()
+    assert told == [
+        f"{tmp_path / 'none'}: No such file or directory",
+        f"{tmp_path / 'plain.txt'}: Permission denied",
+    ]
+
+
+def test_it_starts_when_it_is_told_for_how_long(tmp_path: Path) -> None:
+    with Child(["touch", str(tmp_path / "begun")], os.environ) as child:
+        child.wait(0.2)
+        assert not child.ended
+        assert not (tmp_path / "begun").exists()
+        child.run_until(clocks.clock() + PATIENCE)
+        assert end(child) == 0
+    assert (tmp_path / "begun").exists()
+
+
+def test_at_its_deadline_it_is_killed_with_all_that_it_started(
+    start: Start, tmp_path: Path
+) -> None:
+    child = start(TWO)
+    pids = int(said(tmp_path, "parent")), int(said(tmp_path, "child"))
+
+    deadline = clocks.clock() + 0.3
+    child.run_until(deadline)
+    assert end(child) is None
+    assert clocks.clock() >= deadline
+    are_gone(*pids)
+
+
+def test_a_deadline_that_moves_on_is_heeded(start: Start, tmp_path: Path) -> None:
+    child = start(TWO, lasting=0.5)
+    said(tmp_path, "parent")
+    first = child._until
+    while clocks.clock() < first + 0.3:
+        child.run_until(clocks.clock() + 0.5)
+        child.wait(0.02)
+
+    assert not child.ended
+
+
+def test_deadlines_that_come_in_pieces_are_put_together(start: Start, tmp_path: Path) -> None:
+    child = start(TWO)
+    pid = int(said(tmp_path, "parent"))
+    far, past = (deadman.NUMBER.pack(clocks.clock() + far) for far in (PATIENCE, -1))
+
+    child._channel.send(far[:3])
+    child._channel.send(far[3:] + past[:5])
+    child.wait(0.2)
+    assert not child.ended
+    child._channel.send(past[5:])
+    assert end(child) is None
+    are_gone(pid)
+
+
+def test_when_whoever_started_it_is_gone_it_is_killed(start: Start, tmp_path: Path) -> None:
+    child = start(TWO)
+    pids = int(said(tmp_path, "parent")), int(said(tmp_path, "child"))
+
+    child._channel.close()  # as the end of this process would
+    are_gone(*pids)
+    assert child._process.wait(PATIENCE) == -signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent")
+def test_when_the_process_beside_it_is_killed_it_dies_too(start: Start, tmp_path: Path) -> None:
+    child = start(TWO)
+    parent, grandchild = int(said(tmp_path, "parent")), int(said(tmp_path, "child"))
+
+    child._process.kill()
+    assert end(child) is None
+    are_gone(parent)
+    child.__exit__(None, None, None)
+    are_gone(grandchild)
+
+
+def test_what_it_leaves_behind_is_killed(start: Start, tmp_path: Path) -> None:
+    child = start(DEAF + "if os.fork() == 0:\n say('child', os.getpid())\n stay()")
+    pid = int(said(tmp_path, "child"))
+    assert end(child) == 0
+
+    assert is_running(pid)
+    child.__exit__(None, None, None)
+    are_gone(pid)
+
+
+def test_what_it_leaves_behind_is_killed_though_nobody_is_there_to_do_it(
+    start: Start, tmp_path: Path
+) -> None:
+    child = start(DEAF + "if os.fork() == 0:\n say('child', os.getpid())\n stay()")
+    pid = int(said(tmp_path, "child"))
+    assert end(child) == 0
+
+    child._channel.close()
+    are_gone(pid)
+
+
+def test_asked_to_end_it_may_have_its_last_words(start: Start, tmp_path: Path) -> None:
+    child = start(
+        "def leave(*args):\n say('bye')\n sys.exit(3)\n"
+        "signal.signal(signal.SIGTERM, leave)\nsay('up')\nstay()"
+    )
+    said(tmp_path, "up")
+
+    child.ask_to_end()
+    assert end(child) == 3
+    said(tmp_path, "bye")
+
+
+def test_one_that_leaves_it_to_the_signal_ends_by_that(start: Start, tmp_path: Path) -> None:
+    child = start("say('up')\nstay()")
+    said(tmp_path, "up")
+
+    child.ask_to_end()
+    assert end(child) == 128 + signal.SIGTERM
+
+
+def test_it_is_not_started_in_the_group_of_somebody_else() -> None:
+    """Which it would kill."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", deadman.__file__, "0", "true"], capture_output=True, text=True
+    )
+
+    assert done.returncode == 1
+    assert "the first process of a group" in done.stderr
+
+
+def test_what_is_asked_before_it_has_begun_it_hears_when_it_has(
+    start: Start, tmp_path: Path
+) -> None:
+    child = start("say('up')\nstay()")
+    child.ask_to_end()
+
+    assert end(child) == 128 + signal.SIGTERM
+
+
+# Under a term
+
+
+@pytest.fixture
+def term(store: FakeStore) -> Iterator[Hold]:
+    """By the real clock: the process beside the command has no other."""
+    hold = hold_of(store, Keeper(threads=False), key="sched", ttl=300)
+    hold.__enter__()
+    yield hold
+    hold.leave()
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-S", "-c", PRELUDE + code]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PLACE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_command_is_told_its_lease_and_its_token(term: Hold, place: Path) -> None:
+    code = "say('env', os.environ['LEASE_RESOURCE'] + ' ' + os.environ['LEASE_FENCING_TOKEN'])"
+
+    assert run_under(term, python(code), threading.Event(), 5) == Run(0)
+    assert said(place, "env") == f"{term.resource} {term.fencing_token}"
+
+
+def test_a_command_is_asked_to_end_when_its_term_is_lost(
+    term: Hold, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = "signal.signal(signal.SIGTERM, lambda *a: sys.exit(3))\nsay('up')\nstay()"
+    lose = when(place, "up", lambda: term.lose("revoked"))
+
+    run = run_under(term, python(code), threading.Event(), 5)
+
+    lose.join()
+    assert run == Run(3, "its term was lost", term_ended=True)
+    assert "is asked to end: its term was lost" in caplog.text
+
+
+def test_a_deaf_command_is_killed_a_second_after_its_term_was_lost(
+    term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "LAST_WORDS", 0.2)
+    lose = when(place, "parent", lambda: term.lose("revoked"))
+
+    run = run_under(term, python(TWO), threading.Event(), 5)
+
+    lose.join()
+    assert run == Run(KILLED, "its term was lost", term_ended=True)
+    are_gone(int(said(place, "parent")), int(said(place, "child")))
+
+
+def test_a_command_is_killed_when_the_trust_in_its_term_ends(
+    term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "notice_of", lambda term: 0.0)
+    term.trusted_until = clocks.clock() + 0.5
+
+    run = run_under(term, python(DEAF + "say('up')\nstay()"), threading.Event(), 5)
+
+    assert run == Run(KILLED, "its term is not renewed", term_ended=True)
+    assert clocks.clock() >= term.trusted_until
+
+
+def test_asked_to_stop_a_command_has_its_time(term: Hold, place: Path) -> None:
+    stopping = threading.Event()
+    stop = when(place, "up", stopping.set)
+
+    run = run_under(term, python(DEAF + "say('up')\nstay()"), stopping, 0.3)
+
+    stop.join()
+    assert run == Run(KILLED, "this process is asked to stop")
+
+
+def test_an_error_of_this_process_ends_the_command(
+    term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(child: Child, seconds: float) -> None:
+        said(place, "child")
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Child, "wait", fail)
+    with pytest.raises(ZeroDivisionError):
+        run_under(term, python(TWO), threading.Event(), 5)
+
+    are_gone(int(said(place, "parent")), int(said(place, "child")))
+
+
+def test_killed_while_this_process_was_paused_it_is_known_to_have_outlived_its_term(
+    term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process beside it does not wait for this one to wake up."""
+    caplog.set_level(logging.WARNING)
+    waits = Child.wait
+
+    def sleep_once(child: Child, seconds: float) -> None:
+        monkeypatch.setattr(Child, "wait", waits)
+        child.run_until(clocks.clock() + 0.2)
+        child._process.wait(PATIENCE)
+        term.trusted_until = 0.0
+        term.lose("it was not renewed in time")
+        child.wait(0)
+
+    monkeypatch.setattr(Child, "wait", sleep_once)
+    run = run_under(term, python(DEAF + "stay()"), threading.Event(), 5)
+
+    assert run == Run(KILLED, "its term was lost", term_ended=True)

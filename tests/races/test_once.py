@@ -1,0 +1,69 @@
+"""Real processes that want to do the same thing once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from leasing.models import OnceKey
+from tests.conftest import Spawn
+from tests.leasing.support import PATIENCE
+from tests.processes import Process, wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PROCESSES = 8
+
+
+def at_work(spawn: Spawn, folder: Path, how: str = "done") -> Process:
+    return spawn(["-m", "tests.races.once_at_work", str(folder), how])
+
+
+def done(folder: Path) -> list[int]:
+    """The processes that ran the body."""
+    file = folder / "done"
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+def results(processes: list[Process]) -> list[dict[str, int]]:
+    for process in processes:
+        assert process.wait(PATIENCE) == 0, process.output
+    return [json.loads(process.output.splitlines()[-1]) for process in processes]
+
+
+def test_of_eight_processes_one_does_it_and_all_are_given_its_result(
+    spawn: Spawn, tmp_path: Path
+) -> None:
+    processes = [at_work(spawn, tmp_path) for _ in range(PROCESSES)]
+    wait_for(lambda: len(list(tmp_path.glob("ready-*"))) == PROCESSES, timeout=60)
+    (tmp_path / "go").touch()
+
+    given = results(processes)
+
+    (winner,) = done(tmp_path)
+    assert given == [{"by": winner}] * PROCESSES
+    assert OnceKey.objects.get().grants == 1
+
+
+def test_after_a_kill_another_does_it_and_not_before_the_lease_has_ended(
+    spawn: Spawn, tmp_path: Path
+) -> None:
+    (tmp_path / "go").touch()
+    killed = at_work(spawn, tmp_path, "hang")
+    wait_for(lambda: done(tmp_path), timeout=30, process=killed)
+    others = [at_work(spawn, tmp_path) for _ in range(2)]
+    wait_for(lambda: len(list(tmp_path.glob("ready-*"))) == 3, timeout=30)
+    assert done(tmp_path) == [killed.pid]  # it runs, and is renewed
+
+    killed.kill()
+    killed.wait(PATIENCE)
+    promised_until = OnceKey.objects.get().expires_at
+
+    (winner,) = {given["by"] for given in results(others)}
+    assert done(tmp_path) == [killed.pid, winner]
+    row = OnceKey.objects.get()
+    assert row.acquired_at is not None
+    assert row.acquired_at >= promised_until
+    assert row.grants == 2

@@ -1,0 +1,1 @@
+"""An app of the tests, as a user would write it: rows of its own that can be leased."""
