@@ -4,10 +4,14 @@ TaskError
 ├── UnknownTask      no handler of that name is registered
 ├── UnknownQueue     TASK_QUEUE["QUEUES"] does not name that queue
 ├── NotSerializable  data or output is not JSON that every database stores
+├── TaskCancelled    raised into a handler whose task someone cancelled
+├── Snooze           raised by a handler: not now, try again after a delay
 └── GiveUp           raised by a handler: do not try again
 """
 
 from __future__ import annotations
+
+from datetime import timedelta
 
 
 class TaskError(Exception):
@@ -24,6 +28,21 @@ class UnknownQueue(TaskError, LookupError):
 
 class NotSerializable(TaskError, TypeError):
     """The value is not JSON that every database stores."""
+
+
+class TaskCancelled(TaskError):
+    """Someone asked for the task to be cancelled, and its handler heard of it."""
+
+
+class Snooze(TaskError):
+    """Raised by a handler whose task is to be tried again after ``delay`` (seconds, or a
+    timedelta). It is no failure, and no attempt is spent."""
+
+    def __init__(self, delay: float | timedelta, reason: str = "") -> None:
+        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        if self.delay < timedelta(0):
+            raise ValueError("The delay of a snooze must not be negative.")
+        super().__init__(reason or f"snoozed for {self.delay.total_seconds():g} s")
 
 
 class GiveUp(TaskError):

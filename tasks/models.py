@@ -10,7 +10,7 @@ from django.db.models import Case, F, Q, Value, When
 
 from leasing.functions import DbNow
 from leasing.models import Leasable
-from tasks.querysets import TaskQuerySet, TaskStatus
+from tasks.querysets import TaskQuerySet, TaskStatus, UniqueFor
 
 
 class Task(Leasable):
@@ -40,10 +40,34 @@ class Task(Leasable):
     max_attempts = models.PositiveIntegerField(default=10)
     task_output = models.JSONField(null=True, default=None, blank=True)
     last_error = models.TextField(blank=True, default="")
-    #: At most one task that has not ended has it; null once it ended.
+    #: At most one task has it at a time, for as long as ``unique_for`` says; then it is null.
     unique_key = models.CharField(max_length=200, null=True, default=None, unique=True)
+    unique_for = models.CharField(max_length=8, choices=UniqueFor, default=UniqueFor.FINISHED.value)
+    #: The end of the window during which an ended task keeps its key.
+    unique_until = models.DateTimeField(null=True, default=None)
+    #: The client's name for this enqueue: sent again, it meets this row, ended or not.
+    idempotency_key = models.CharField(max_length=200, null=True, default=None, unique=True)
     #: How many enqueues its unique key turned away.
     duplicates = models.PositiveIntegerField(default=0)
+
+    #: How long one attempt may run; null is the handler's, or for ever.
+    timeout = models.DurationField(null=True, default=None)
+    #: What the handler last said of how far it is, and when; set anew at each claim.
+    progress = models.JSONField(null=True, default=None, blank=True)
+    progressed_at = models.DateTimeField(null=True, default=None)
+    #: Without progress for so long while running it is taken from its holder, heartbeats or not.
+    progress_timeout = models.DurationField(null=True, default=None)
+    #: What the next attempt goes on from, and how often it was written: it never falls.
+    checkpoint = models.JSONField(null=True, default=None, blank=True)
+    checkpoints = models.PositiveIntegerField(default=0)
+    #: Someone asked the holder to stop; it hears of it with its next heartbeat.
+    cancel_requested_at = models.DateTimeField(null=True, default=None)
+    cancel_requested_by = models.CharField(max_length=200, blank=True, default="")
+    #: At most ``concurrency_limit`` tasks of one key run at a time, each in a ``slot`` of its own
+    #: ("key:0", "key:1", ...), which it has while it is running.
+    concurrency_key = models.CharField(max_length=200, blank=True, default="")
+    concurrency_limit = models.PositiveSmallIntegerField(null=True, default=None)
+    slot = models.CharField(max_length=210, null=True, default=None, unique=True)
 
     #: Set on what ``enqueue`` returns: a task with the same unique key was there before.
     is_duplicate = False
@@ -51,7 +75,12 @@ class Task(Leasable):
     objects: ClassVar = TaskQuerySet.as_manager()
 
     class Meta(Leasable.Meta):
-        permissions: ClassVar = [("retry_task", "Can set a failed task ready again")]
+        permissions: ClassVar = [
+            ("retry_task", "Can set a failed task ready again"),
+            ("cancel_task", "Can cancel a task"),
+            ("discard_task", "Can delete a task that has ended"),
+            ("reschedule_task", "Can move a task to another time or queue"),
+        ]
         constraints: ClassVar = [
             *Leasable.Meta.constraints,
             models.CheckConstraint(
@@ -74,7 +103,19 @@ class Task(Leasable):
             ),
             models.CheckConstraint(
                 name="tasks_task_ended_frees_its_key",
-                condition=Q(unique_key=None) | ~Q(status__in=TaskStatus.ended()),
+                condition=Q(unique_key=None)
+                | ~Q(status__in=TaskStatus.ended())
+                | Q(unique_until__isnull=False),
+            ),
+            models.CheckConstraint(
+                name="tasks_task_slot_is_of_the_running",
+                condition=Q(slot=None) | Q(status=TaskStatus.RUNNING),
+            ),
+            models.CheckConstraint(
+                name="tasks_task_limit_has_a_key",
+                condition=Q(concurrency_key="", concurrency_limit=None)
+                | ~Q(concurrency_key="")
+                & Q(concurrency_limit__isnull=False, concurrency_limit__gt=0),
             ),
         ]
         # Nothing that a heartbeat writes stands in an index or its condition.
@@ -108,12 +149,33 @@ class Task(Leasable):
         return f"/api/tasks/{self.pk}"
 
 
+class TaskStep(models.Model):
+    """A part of a task that was done, and is not done again by later attempts."""
+
+    id = models.BigAutoField(primary_key=True)
+    task = models.ForeignKey(Task, on_delete=models.CASCADE, related_name="step_set")
+    name = models.CharField(max_length=200)
+    output = models.JSONField(null=True, default=None)
+    finished_at = models.DateTimeField(db_default=DbNow())
+
+    class Meta:
+        ordering: ClassVar = ["id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["task", "name"], name="tasks_step_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} of task {self.task_id}"
+
+
 class AttemptOutcome(models.TextChoices):
     """How an attempt ended that did not end well."""
 
     FAILED = "failed"
     LOST = "lost"
     RETURNED = "returned"
+    SNOOZED = "snoozed"
+    CANCELLED = "cancelled"
 
 
 class TaskAttempt(models.Model):
@@ -127,7 +189,7 @@ class TaskAttempt(models.Model):
     holder = models.CharField(max_length=200)
     started_at = models.DateTimeField()
     ended_at = models.DateTimeField(db_default=DbNow())
-    outcome = models.CharField(max_length=8, choices=AttemptOutcome)
+    outcome = models.CharField(max_length=9, choices=AttemptOutcome)
     error = models.TextField(blank=True, default="")
     traceback = models.TextField(blank=True, default="")
     #: When a late write of this attempt was refused, and which.
@@ -163,6 +225,87 @@ class TaskAttempt(models.Model):
             error=error,
             traceback=traceback,
         )
+
+
+class Queue(models.Model):
+    """What is known of a queue beside its tasks: whether it is paused. No row: it is not."""
+
+    name = models.CharField(max_length=200, primary_key=True)
+    #: No task of it is claimed while this is set.
+    paused_at = models.DateTimeField(null=True, default=None)
+    paused_by = models.CharField(max_length=200, blank=True, default="")
+    reason = models.CharField(max_length=500, blank=True, default="")
+
+    class Meta:
+        permissions: ClassVar = [("pause_queue", "Can pause and resume a queue")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class MissedSlots(models.TextChoices):
+    """What becomes of the moments at which nobody was there to enqueue."""
+
+    SKIP = "skip", "none of them"
+    LATEST = "latest", "the latest"
+    ALL = "all", "all of them"
+
+
+class Schedule(models.Model):
+    """A task that is enqueued at moments: by a cron expression, or every so often."""
+
+    id = models.BigAutoField(primary_key=True)
+    name = models.CharField(max_length=200, unique=True)
+    #: What is enqueued.
+    task_name = models.CharField(max_length=200)
+    task_data = models.JSONField(default=dict, blank=True)
+    queue = models.CharField(max_length=200, blank=True, default="")
+    priority = models.SmallIntegerField(default=0)
+    #: When: one of the two.
+    cron = models.CharField(max_length=200, blank=True, default="")
+    every = models.DurationField(null=True, default=None, blank=True)
+    #: In which time zone the cron expression is meant.
+    timezone = models.CharField(max_length=64, default="UTC")
+    missed = models.CharField(max_length=6, choices=MissedSlots, default=MissedSlots.LATEST.value)
+    #: Whether code declares it; what code declares, the admin pauses but does not change.
+    declared = models.BooleanField(default=False, editable=False)
+    paused_at = models.DateTimeField(null=True, default=None, editable=False)
+    paused_by = models.CharField(max_length=200, blank=True, default="", editable=False)
+    #: The next moment that has no slot yet.
+    next_at = models.DateTimeField(null=True, default=None, editable=False)
+    created_at = models.DateTimeField(db_default=DbNow(), editable=False)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="tasks_schedule_has_one_rule",
+                condition=~Q(cron="") & Q(every=None) | Q(cron="", every__isnull=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ScheduleSlot(models.Model):
+    """A moment of a schedule that was served, once, by whichever scheduler came first."""
+
+    id = models.BigAutoField(primary_key=True)
+    schedule = models.ForeignKey(Schedule, on_delete=models.CASCADE, related_name="slot_set")
+    at = models.DateTimeField()
+    #: What was enqueued; null where it was pruned since.
+    task = models.ForeignKey(
+        Task, on_delete=models.SET_NULL, null=True, default=None, related_name="+"
+    )
+    enqueued_at = models.DateTimeField(db_default=DbNow())
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["schedule", "at"], name="tasks_slot_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.schedule_id} at {self.at}"
 
 
 class WorkerState(models.TextChoices):
@@ -274,9 +417,15 @@ class GeneratorWish(models.Model):
 __all__ = [
     "AttemptOutcome",
     "GeneratorWish",
+    "MissedSlots",
+    "Queue",
+    "Schedule",
+    "ScheduleSlot",
     "Task",
     "TaskAttempt",
     "TaskStatus",
+    "TaskStep",
+    "UniqueFor",
     "Worker",
     "WorkerQuerySet",
     "WorkerState",

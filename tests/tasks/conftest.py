@@ -9,7 +9,8 @@ import pytest
 from pytest_django import Settings
 
 from leasing import signals as lease_signals
-from tasks import querysets, registry, signals
+from tasks import registry, signals
+from tasks.querysets import operator
 from tests.leasing.conftest import (
     clock,
     database_clock,
@@ -35,7 +36,7 @@ __all__ = [
 @pytest.fixture(autouse=True)
 def _no_sweep_at_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim recovers nothing that the test has prepared, unless the test recovers first."""
-    monkeypatch.setattr(querysets, "_swept_at", {"default": float("inf")})
+    monkeypatch.setattr(operator, "swept_at", {"default": float("inf")})
 
 
 @pytest.fixture

@@ -1,0 +1,151 @@
+"""What every part of the task queryset stands on: the states, the columns of an end, the pieces."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from django.apps import apps
+from django.db import models
+from django.db.models import F
+from django.db.models.functions import Least
+from django.dispatch import Signal
+
+from leasing.dialects import after_commit
+from leasing.functions import DbNow, after
+from leasing.querysets import LeasableQuerySet
+from tasks import signals
+from tasks.conf import task_settings
+from tasks.exceptions import UnknownQueue
+
+if TYPE_CHECKING:
+    from tasks.models import Task
+
+
+#: What identifies a term and says how long it lasts.
+TERM = ("grant_id", "fencing_token", "acquired_at", "expires_at")
+
+
+class TaskStatus(models.TextChoices):
+    """Where a task is. Delayed tasks and those waiting for a retry are ready, later."""
+
+    READY = "ready"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @classmethod
+    def ended(cls) -> list[str]:
+        """The states that nothing but an operator's retry leaves."""
+        return [cls.SUCCEEDED.value, cls.FAILED.value, cls.CANCELLED.value]
+
+
+class UniqueFor(models.TextChoices):
+    """How long a task keeps its unique key."""
+
+    #: Until it is claimed.
+    WAITING = "waiting"
+    #: Until its first attempt ends: a retry waits without it.
+    RUNNING = "running"
+    #: Until it ends, retries included.
+    FINISHED = "finished"
+    #: Until a moment, whether it has ended by then or not.
+    WINDOW = "window"
+
+
+class TaskRows(LeasableQuerySet["Task"]):
+    """Tasks by their state, and what the verbs share."""
+
+    keeps_events = False  # TaskAttempt is their ledger.
+    renewing = "heartbeat"
+
+    # By state
+
+    def ready(self) -> Self:
+        """Tasks that a worker could claim now."""
+        return self.filter(status=TaskStatus.READY, scheduled_at__lte=DbNow())
+
+    def scheduled(self) -> Self:
+        """Tasks whose time has not come: delayed, or waiting for a retry."""
+        return self.filter(status=TaskStatus.READY, scheduled_at__gt=DbNow())
+
+    def running(self) -> Self:
+        """Tasks that a worker has claimed; stuck ones too."""
+        return self.filter(status=TaskStatus.RUNNING)
+
+    def stuck(self) -> Self:
+        """Running tasks whose holder let the deadline pass."""
+        return self.running().filter(expires_at__lte=DbNow())
+
+    def succeeded(self) -> Self:
+        return self.filter(status=TaskStatus.SUCCEEDED)
+
+    def failed(self) -> Self:
+        """Dead letters: attempts exhausted, or given up."""
+        return self.filter(status=TaskStatus.FAILED)
+
+    def cancelled(self) -> Self:
+        return self.filter(status=TaskStatus.CANCELLED)
+
+    # The pieces
+
+    def _tell(self, signal: Signal, task: Task, **details: Any) -> None:
+        after_commit(self.db, lambda: signals.send(signal, task, **details))
+
+    def _attempts_of(self, task: Task) -> models.QuerySet[Any]:
+        attempts: models.QuerySet[Any] = attempt_model()._default_manager.using(self.db)
+        return attempts.filter(task_id=task.pk)
+
+    def why_over(
+        self, row: Any, grant_id: uuid.UUID | None, fencing_token: int | None = None
+    ) -> str | None:
+        if row is not None and row.grant_id == grant_id:
+            if row.status in TaskStatus.ended():
+                return f"it was already processed: {row.status}"
+            if row.status == TaskStatus.READY:
+                return "it was taken back, and waits for another attempt"
+        return super().why_over(row, grant_id, fencing_token)
+
+    def _lease_columns(self, keys: Iterable[Any]) -> Self:
+        return super()._lease_columns(keys).only("pk", "status", *TERM, "holder", "released_at")
+
+
+def check_queue(queue: str) -> str:
+    """Return ``queue`` if it is one of TASK_QUEUE["QUEUES"]. Raises UnknownQueue."""
+    if queue not in task_settings.QUEUES:
+        raise UnknownQueue(f"There is no queue {queue!r} in TASK_QUEUE['QUEUES'].")
+    return queue
+
+
+def check_between(value: int, lowest: int, highest: int, what: str) -> int:
+    """Return ``value`` if it is a whole number within the bounds. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+        raise ValueError(f"The {what} must be a whole number from {lowest} to {highest}.")
+    return value
+
+
+def overdue(task: Task) -> str:
+    return f"{task.holder} did not renew its lease in time"
+
+
+def attempt_model() -> Any:
+    return apps.get_model("tasks", "TaskAttempt")
+
+
+def over() -> dict[str, Any]:
+    """The lease columns of a task whose holder is done with it."""
+    return {"released_at": DbNow(), "expires_at": Least(F("expires_at"), DbNow()), "slot": None}
+
+
+def ending() -> dict[str, Any]:
+    """The columns of a task that ends."""
+    return {"processed_at": DbNow(), "unique_key": None, **over()}
+
+
+def waiting(delay: timedelta) -> dict[str, Any]:
+    """The columns of a task that waits ``delay`` for its next attempt."""
+    moved = {"scheduled_at": after(delay)} if delay else {}
+    return {"status": TaskStatus.READY, **moved, **over()}

@@ -1,0 +1,124 @@
+"""What operators and recovery do with the tasks of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from django.db import transaction
+from django.db.models import F, Q
+from django.db.models.functions import Greatest, Least
+
+from leasing.clock import clock
+from leasing.dialects import lock, refuse_transaction
+from leasing.functions import DbNow, next_token
+from tasks import signals
+from tasks.conf import task_settings
+from tasks.querysets.base import TERM, TaskRows, TaskStatus, attempt_model, overdue
+
+if TYPE_CHECKING:
+    from tasks.models import Task
+
+
+#: How many rows one recovery transaction takes.
+SWEEP_BATCH = 100
+#: When this process last looked for stuck tasks, by database, on the holder's clock.
+swept_at: dict[str, float] = {}
+
+
+class Operating(TaskRows):
+    """What operators and recovery do with the tasks of others."""
+
+    def recover(self, limit: int = SWEEP_BATCH) -> int:
+        """Take stuck tasks from holders that are gone: ready again, or dead when that was their
+        last attempt, with a raised token. Returns how many; call again while it is ``limit``.
+
+        Any number of processes may do so at once: each takes rows that the others have not.
+        """
+        swept_at[self.home().db] = clock()
+        return self._take(self.stuck, limit, overdue)
+
+    def _sweep_if_due(self) -> None:
+        refuse_transaction(self.db)
+        if clock() - swept_at.get(self.db, 0.0) >= task_settings.SWEEP_EVERY:
+            self._everything().recover()
+
+    def revoke(self, reason: str = "", by: str = "") -> int:
+        """Take running tasks from their holders, as recovery would, without waiting for the
+        deadline. What the holder does meanwhile is not undone; its late result is refused."""
+        text = f"revoked by {by or 'an operator'}" + (f": {reason}" if reason else "")
+        return self._take(self.running, None, lambda task: text)
+
+    def _take(
+        self, which: Callable[[], Operating], limit: int | None, reason: Callable[[Task], str]
+    ) -> int:
+        rows = self.home()
+        with transaction.atomic(using=rows.db):
+            candidates = which().using(rows.db).order_by("pk")
+            columns = candidates.only("name", "attempts", "max_attempts", "holder", *TERM)
+            before = {t.pk: t for t in lock(columns, skip_locked=limit is not None)[:limit]}
+            if not before:
+                return 0
+            mine = Q(pk__in=before, grant_id__in=[task.grant_id for task in before.values()])
+            still = which().using(rows.db).filter(mine)
+            taking = {
+                "fencing_token": next_token(),
+                "expires_at": Least(F("expires_at"), DbNow()),
+                "slot": None,
+            }
+            last = Q(attempts__gte=F("max_attempts"))
+            dead = still.filter(last).update(
+                status=TaskStatus.FAILED, processed_at=DbNow(), unique_key=None, **taking
+            )
+            again = still.filter(~last).update(status=TaskStatus.READY, **taking)
+            taken = rows._everything().filter(mine).exclude(status=TaskStatus.RUNNING)
+            tasks = list(taken.filter(released_at=None).order_by("pk")) if dead or again else []
+            rows._note_taken(tasks, before, reason)
+        for task in tasks:
+            rows._tell(signals.recovered, task, holder=task.holder, reason=task.last_error)
+            if task.status == TaskStatus.FAILED:
+                rows._tell(signals.dead, task, error=task.last_error)
+        return len(tasks)
+
+    def _note_taken(
+        self, tasks: list[Task], before: dict[int, Task], reason: Callable[[Task], str]
+    ) -> None:
+        for task in tasks:
+            task.last_error = reason(task)
+            self._everything().filter(pk=task.pk).update(last_error=task.last_error)
+        attempts = [attempt_model().of(before[t.pk], "lost", t.last_error) for t in tasks]
+        attempt_model()._default_manager.using(self.db).bulk_create(attempts)
+
+    def retry(self, by: str = "") -> int:
+        """Set failed and cancelled tasks ready again, with one attempt more if they were used
+        up. Returns how many."""
+        rows = self.home()
+        with transaction.atomic(using=rows.db):
+            keys = list(lock(rows.order_by("pk")).values_list("pk", flat=True))
+            over = Q(status__in=[TaskStatus.FAILED, TaskStatus.CANCELLED])
+            again = [key for key in keys if rows._retry(over, key)]
+            tasks = list(rows._everything().filter(pk__in=again).order_by("pk"))
+        for task in tasks:
+            rows._tell(signals.retried, task, by=by)
+        return len(tasks)
+
+    def _retry(self, over: Q, key: int) -> int:
+        return (
+            self._everything()
+            .filter(over, pk=key)
+            .update(
+                status=TaskStatus.READY,
+                scheduled_at=DbNow(),
+                processed_at=None,
+                max_attempts=Greatest(F("max_attempts"), F("attempts") + 1),
+            )
+        )
+
+    def note_refused(self, row: Task, verb: str, reason: str) -> None:
+        # Refused because the deadline passed: there is no record of the attempt to note it on
+        # before the task is taken from it.
+        late = self._everything().filter(pk=row.pk, grant_id=row.grant_id)
+        late._take(late.stuck, 1, overdue)
+        self._attempts_of(row).filter(grant_id=row.grant_id, refused_at=None).update(
+            refused_at=DbNow(), refused_verb=verb
+        )
