@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from datetime import timedelta
+from typing import Protocol
+
+
+class RetryPolicy(Protocol):
+    """Decides, after an attempt failed, how long to wait for the next."""
+
+    def __call__(self, error: BaseException, attempt: int) -> float | timedelta | None:
+        """Seconds (or a timedelta) until the next attempt; None gives up. ``attempt`` is the
+        number of the one that failed, the first is 1."""
 
 
 def backoff(
