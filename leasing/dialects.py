@@ -35,13 +35,17 @@ def limit_waiting(using: str, seconds: float) -> None:
     connection = connections[using]
     if connection.vendor != "postgresql":
         return
-    milliseconds = str(max(1, int(seconds * 1000)))
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT set_config(name, %s, true)"
-            " FROM unnest(ARRAY['lock_timeout', 'statement_timeout']) AS name",
-            [milliseconds],
-        )
+        cursor.execute(*waiting_limit(seconds))
+
+
+def waiting_limit(seconds: float) -> tuple[str, list[str]]:
+    """PostgreSQL's statement that limits waiting in this transaction, and its parameters."""
+    return (
+        "SELECT set_config(name, %s, true)"
+        " FROM unnest(ARRAY['lock_timeout', 'statement_timeout']) AS name",
+        [str(max(1, int(seconds * 1000)))],
+    )
 
 
 def refuse_transaction(using: str) -> None:

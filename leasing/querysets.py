@@ -28,13 +28,13 @@ from django.db import models, transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Greatest, Least
 
-from leasing import signals
+from leasing import postgres, signals
 from leasing.aio import Steps, Undoable, adrive, drive
 from leasing.bell import taking
 from leasing.claim import Claim
 from leasing.clock import clock
 from leasing.conf import leasing_settings
-from leasing.dialects import after_commit, durable, limit_waiting, lock
+from leasing.dialects import after_commit, durable, limit_waiting, lock, refuse_transaction
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbNow, after, next_token
 from leasing.hold import Hold
@@ -321,24 +321,17 @@ class LeasableQuerySet(models.QuerySet[Row]):
         renewal that their holders go on believing.
         """
         rows = self.home()
-        mine = Q(pk__in=list(grants), grant_id__in=list(grants.values()))
-        with durable(rows.db):
-            limit_waiting(rows.db, timeout)
-            locked = set(
-                lock(rows.filter(mine).order_by("pk"), skip_locked=True).values_list(
-                    "pk", flat=True
-                )
-            )
-            if locked:
-                rows.filter(mine, pk__in=locked).holding().unexpired().update(**rows.renewal())
-            found = {row.pk: row for row in rows._lease_columns(grants)}
-        answer = Renewals()
-        for key, grant_id in grants.items():
-            reason = rows.why_over(found.get(key), grant_id)
+        refuse_transaction(rows.db)
+        renew = postgres.renew if postgres.serves(rows.db) else _renew
+        renewed = renew(rows.holding().unexpired(), rows.renewal(), grants, timeout)
+        mine = [row for row in renewed if row.grant_id == grants[row.pk]]
+        answer = Renewals({row.pk: row.renewal_now() for row in mine})
+        missed = [key for key in grants if key not in answer.renewed]
+        found = {row.pk: row for row in rows._lease_columns(missed)} if missed else {}
+        for key in missed:
+            reason = rows.why_over(found.get(key), grants[key])
             if reason:
                 answer.lost[key] = reason
-            elif key in locked:
-                answer.renewed[key] = found[key].renewal_now()
         return answer
 
     # Operator verbs
@@ -515,6 +508,28 @@ class LeasableQuerySet(models.QuerySet[Row]):
         for row, kind in granted:
             signals.send(getattr(signals, kind), row)
         return [row for row, _ in granted]
+
+
+def _renew(
+    target: LeasableQuerySet[Any],
+    columns: dict[str, Any],
+    grants: Mapping[Any, uuid.UUID],
+    timeout: float,
+) -> list[Any]:
+    """Write ``columns`` to the rows of ``target`` whose key and grant are in ``grants`` and that
+    nobody else has locked; returns these rows, with ``now``. The portable form of
+    ``postgres.renew``."""
+    mine = Q(pk__in=list(grants), grant_id__in=list(grants.values()))
+    everything = target._everything()
+    with durable(target.db):
+        limit_waiting(target.db, timeout)
+        found = lock(everything.filter(mine).order_by("pk"), skip_locked=True)
+        locked = list(found.values_list("pk", flat=True))
+        if not locked or not target.filter(mine, pk__in=locked).update(**columns):
+            return []
+        written = everything.filter(mine, pk__in=locked, expires_at__gt=DbNow()).holding()
+        dated = written.only("pk", *target.model.renewal_columns).annotate(now=DbNow())
+        return list(dated)
 
 
 def pause_shortly() -> None:
