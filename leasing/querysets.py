@@ -18,6 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -39,7 +40,7 @@ from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbNow, after, next_token
 from leasing.hold import Hold
 from leasing.memory import memory
-from leasing.rowstore import RowStore, grant_of, write_apart
+from leasing.rowstore import RowStore, grant_of, row_store, write_apart
 from leasing.store import Grant, Renewals
 from leasing.terms import Terms
 
@@ -234,14 +235,22 @@ class LeasableQuerySet(models.QuerySet[Row]):
             taker = memory.taker(blank, resource, terms, wait, stopping, unless_in=self.db)
             return Hold(memory, taker, on_lost=on_lost, on_yield=on_yield)
 
-        def acquire() -> Steps[Grant]:
-            return grant_of((yield from self.acquiring(resource, terms, wait, key, stopping)))
-
+        acquire = Acquisition(
+            type(self),
+            self.model,
+            self.db,
+            self.all() if self.query.where else None,
+            resource,
+            terms,
+            wait,
+            *key.popitem(),
+            stopping,
+        )
         return Hold(self.store(terms), acquire, on_lost=on_lost, on_yield=on_yield)
 
     def store(self, terms: Terms) -> RowStore:
         """Where the grants of these rows are renewed."""
-        return RowStore(self.model, self.db)
+        return row_store(self.model, self.db)
 
     def _attempt(self, resource: str, terms: Terms, key: dict[str, Any]) -> Row:
         """Acquire the row with ``key`` now. Raises LeaseHeld; LeaseLost when it is gone."""
@@ -508,6 +517,32 @@ class LeasableQuerySet(models.QuerySet[Row]):
         for row, kind in granted:
             signals.send(getattr(signals, kind), row)
         return [row for row, _ in granted]
+
+
+@dataclass(slots=True)
+class Acquisition:
+    """What a hold does when it is entered. Small, because there may be thousands: a queryset
+    weighs more than the rest of a hold, and is kept only where it has a filter."""
+
+    kind: type[LeasableQuerySet[Any]]
+    model: type[Leasable]
+    using: str
+    filtered: LeasableQuerySet[Any] | None
+    resource: str
+    terms: Terms
+    wait: float | None
+    column: str
+    value: Any
+    stopping: threading.Event | None
+
+    def __call__(self) -> Steps[Grant]:
+        """The steps of acquiring."""
+        rows = self.filtered
+        if rows is None:
+            rows = self.kind(self.model, using=self.using)
+        key = {self.column: self.value}
+        steps = rows.acquiring(self.resource, self.terms, self.wait, key, self.stopping)
+        return grant_of((yield from steps))
 
 
 def _renew(

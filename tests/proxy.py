@@ -18,6 +18,7 @@ class Proxy:
     def __init__(self, folder: Path, upstream: Path) -> None:
         self.folder = folder
         self._upstream = str(upstream / SOCKET)
+        self._swallowed: set[socket.socket] = set()
         self._swallows = threading.Event()
         self._ends: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX)
@@ -32,6 +33,10 @@ class Proxy:
     def swallow(self) -> None:
         """From now on nothing arrives, and nobody is told: connections stay open."""
         self._swallows.set()
+
+    def swallow_so_far(self) -> None:
+        """From now on nothing arrives over the connections that there are; new ones work."""
+        self._swallowed.update(self._ends)
 
     def close(self) -> None:
         """Cut every connection and take no more."""
@@ -53,7 +58,10 @@ class Proxy:
     def _pass(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
-                if not self._swallows.is_set():
+                if self._passes(source):
                     target.sendall(data)
-            if not self._swallows.is_set():
+            if self._passes(source):
                 target.shutdown(socket.SHUT_WR)
+
+    def _passes(self, source: socket.socket) -> bool:
+        return not self._swallows.is_set() and source not in self._swallowed
