@@ -16,4 +16,4 @@ class LeasingConfig(AppConfig):
 
         checks.register_all()
         log.connect()
-        atexit.register(keeper.stop)
+        atexit.register(keeper.give_back_all)

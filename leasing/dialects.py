@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -35,13 +38,17 @@ def limit_waiting(using: str, seconds: float) -> None:
     connection = connections[using]
     if connection.vendor != "postgresql":
         return
-    milliseconds = str(max(1, int(seconds * 1000)))
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT set_config(name, %s, true)"
-            " FROM unnest(ARRAY['lock_timeout', 'statement_timeout']) AS name",
-            [milliseconds],
-        )
+        cursor.execute(*waiting_limit(seconds))
+
+
+def waiting_limit(seconds: float) -> tuple[str, list[str]]:
+    """PostgreSQL's statement that limits waiting in this transaction, and its parameters."""
+    return (
+        "SELECT set_config(name, %s, true)"
+        " FROM unnest(ARRAY['lock_timeout', 'statement_timeout']) AS name",
+        [str(max(1, int(seconds * 1000)))],
+    )
 
 
 def refuse_transaction(using: str) -> None:
@@ -93,6 +100,19 @@ def private_connection(using: str, patience: float) -> BaseDatabaseWrapper:
         options.setdefault("connect_timeout", max(2, int(patience)))
         options.setdefault("tcp_user_timeout", max(1000, int(patience * 1000)))
     return connection
+
+
+def hang_up(connection: BaseDatabaseWrapper) -> None:
+    """End what ``connection`` waits for, from another thread: it gets an error instead of an
+    answer. Only where answers come over a network."""
+    raw: Any = connection.connection
+    if connection.vendor != "postgresql" or raw is None:
+        return
+    with (
+        contextlib.suppress(Exception),  # closed meanwhile
+        socket.socket(fileno=os.dup(raw.fileno())) as line,
+    ):
+        line.shutdown(socket.SHUT_RDWR)
 
 
 def use_private_connection(using: str, patience: float) -> None:

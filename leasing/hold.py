@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -49,6 +50,7 @@ class Hold:
         "_interrupt",
         "_is_last",
         "_is_lost",
+        "_is_unreleased",
         "_keeper",
         "_lock",
         "_lost",
@@ -73,6 +75,7 @@ class Hold:
     ) -> None:
         self.store = store
         self._is_lost = False
+        self._is_unreleased = False
         self._lost: threading.Event | None = None
         #: Who of higher priority asked for it; empty while nobody did. Finish soon then.
         self.yield_to = ""
@@ -152,6 +155,7 @@ class Hold:
         self._in_use = True
         self._settling = False
         self._is_last = False
+        self._is_unreleased = False
         self.trusted_until = grant.sent_at + grant.remaining - margin(grant.ttl)
         self.due_at = self._keeper.next_due(grant.sent_at, self.interval)
         self._keeper.add(self)
@@ -161,13 +165,28 @@ class Hold:
 
         Raises LeaseLost when it was lost before.
         """
-        if not self._in_use and not self._is_lost:
+        if self._in_use or self._is_lost:
+            try:
+                self.ensure()
+            finally:
+                self.leave()
+            self._is_unreleased = True
+        if not self._is_unreleased:
             return
         try:
-            self.ensure()
-        finally:
-            self.leave()
-        self.store.release(self._granted)
+            self.store.release(self._granted)
+        except LeaseLost as loss:
+            self._is_unreleased = False
+            self._lose_late(loss.reason)
+            raise
+        self._is_unreleased = False  # and not before: after a failure a second call tries again
+
+    def _lose_late(self, reason: str) -> None:
+        """The store knew of the loss before we did."""
+        with self._lock:
+            self._in_use = True
+        self.lose(reason)
+        self.leave()
 
     def give_back(self) -> None:
         """Give back a term that was ended by ``lose`` here, and may stand in the store still."""
@@ -249,11 +268,11 @@ class Hold:
     # What the keeper calls
 
     def renewed(self, sent_at: float, renewal: Renewal) -> None:
-        """A renewal sent at ``sent_at`` was answered. Too late an answer changes nothing."""
+        """A renewal sent at ``sent_at`` was answered. Too late an answer makes no difference."""
+        if self._keeper.clock() >= self.trusted_until:
+            self.lose(self.overdue_reason)
         with self._lock:
             if not self._in_use or self._is_lost:
-                return
-            if self._keeper.clock() >= self.trusted_until:
                 return
             grant = self._granted
             believed = sent_at + renewal.remaining - margin(grant.ttl)
@@ -289,7 +308,8 @@ class Hold:
         if interrupt is not None:
             interrupt()
         if not self._settling:
-            self._keeper.tell(self._tell)
+            # Of this term: by the time it is told the hold may have been entered again.
+            self._keeper.tell(partial(self._tell, self._granted, reason))
 
     def forget(self) -> None:
         """In a forked child: not ours, and nobody is told."""
@@ -298,12 +318,12 @@ class Hold:
         self._interrupt = None
         self._reason = "this process is a fork of its holder"
 
-    def _tell(self) -> None:
+    def _tell(self, grant: Grant, reason: str) -> None:
         try:
             if self._on_lost is not None:
                 self._on_lost(self)
         finally:
-            self.store.lost(self._granted, self._reason)
+            self.store.lost(grant, reason)
 
     # What is held
 

@@ -11,12 +11,16 @@ Threads, all daemons, started when the first hold comes and never before
     renewer   renews what is due, many holds in one statement, on a connection of its own
     watchdog  declares holds lost whose trust has run out. It never touches a connection, so a
               renewal that hangs in the network delays nothing
-    teller    calls ``on_lost`` and sends signals, so that a slow callback delays nobody
+    tellers   call ``on_lost`` and send signals, so that a slow callback delays nobody
+              (``leasing.teller``)
 
 What happens when it fails
     A renewal that raises, or is answered slowly, opens the store's breaker: after a growing,
     jittered pause one batch is tried, and the others follow if it succeeds. ``draining`` is true
     meanwhile, and whoever starts new work should not. Only an answer extends trust.
+    A request that outlasts its limit is cut off by the watchdog, at this end of the line: a
+    network that swallows everything would keep the renewer waiting for good. The limit is the
+    shortest interval of all that is held, so that one table in trouble does not cost the others.
     Rows that were locked by someone else count as neither renewed nor lost and are tried again
     shortly. A fork drops every hold in the child.
 """
@@ -26,7 +30,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import queue
 import random
 import threading
 import uuid
@@ -41,6 +44,7 @@ from leasing.breaker import Breaker
 from leasing.clock import clock as holder_clock
 from leasing.conf import leasing_settings
 from leasing.store import Renewal, Store
+from leasing.teller import Teller
 
 logger = logging.getLogger("leasing.keeper")
 
@@ -52,8 +56,18 @@ SPREAD = 0.02
 MAX_NOTES = 1000
 #: Seconds until notes that the database did not take are tried again.
 NOTE_PAUSE = 1.0
+#: Seconds that writing one note may take; it waits no longer than this for locks.
+NOTE_LIMIT = 1.0
 #: Seconds that interpreter exit waits for a renewal under way.
 EXIT_PATIENCE = 1.0
+#: Seconds that a request may take at least, however short the intervals are.
+SHORTEST_LIMIT = 0.25
+#: A request is cut off when it has taken so many times its limit, which the store itself keeps
+#: unless it cannot be reached.
+CUT_OFF = 1.5
+#: The threads look at the clock so often, in seconds, while something is held: their waiting
+#: does not count the time for which the machine was suspended, and trust does.
+LOOK = 1.0
 
 
 class Renewable(Protocol):
@@ -76,6 +90,12 @@ class Renewable(Protocol):
     def renewed(self, sent_at: float, renewal: Renewal) -> None: ...
     def lose(self, reason: str) -> None: ...
     def forget(self) -> None: ...
+    def settle(self) -> None: ...
+    def give_back(self) -> None: ...
+
+
+#: What to write into the ledger, and what lets that fail when it hangs.
+Note = tuple[Callable[[], object], Callable[[], object]]
 
 
 class Keeper:
@@ -95,8 +115,11 @@ class Keeper:
         self._renewer_wakes = threading.Condition(self._lock)
         self._watchdog_wakes = threading.Condition(self._lock)
         self._holds: dict[int, Renewable] = {}
-        self._notes: deque[Callable[[], object]] = deque(maxlen=MAX_NOTES)
-        self._tales: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._notes: deque[Note] = deque(maxlen=MAX_NOTES)
+        self._teller = Teller()
+        #: How to cut off the request under way, and when.
+        self._request: tuple[Callable[[], object], float] | None = None
+        self._is_overdue = False
         self._breakers: defaultdict[Store, Breaker] = defaultdict(Breaker)
         self._open_stores: set[Store] = set()
         self._threads: list[threading.Thread] = []
@@ -130,18 +153,18 @@ class Keeper:
             if not breaker.is_closed and not any(hold.store == store for hold in holds):
                 del self._breakers[store]
 
-    def soon(self, note: Callable[[], object]) -> None:
+    def soon(self, note: Callable[[], object], abort: Callable[[], object] = bool) -> None:
         """Run ``note`` on the renewing thread, over its connection; tried again while the
-        database is away."""
+        database is away. ``abort`` lets one that hangs fail, from another thread."""
         with self._lock:
-            self._notes.append(note)
+            self._notes.append((note, abort))
             self._start()
             self._renewer_wakes.notify()
 
     def tell(self, tale: Callable[[], object]) -> None:
-        """Run ``tale`` apart from renewing and watching, after those that came before."""
+        """Run ``tale`` apart from renewing and watching."""
         if self._with_threads:
-            self._tales.put(tale)
+            self._teller.tell(tale)
         else:
             tale()
 
@@ -149,7 +172,8 @@ class Keeper:
     def draining(self) -> bool:
         """True from the first renewal that failed, or was slow, until one succeeds: start
         nothing new."""
-        return not all(breaker.is_closed for breaker in list(self._breakers.values()))
+        open_ones = (not breaker.is_closed for breaker in list(self._breakers.values()))
+        return self._is_overdue or any(open_ones)
 
     def next_due(self, sent_at: float, interval: float) -> float:
         """When to renew what was granted or renewed by a request sent at ``sent_at``."""
@@ -162,10 +186,11 @@ class Keeper:
         now = self.clock()
         with self._lock:
             due = [h for h in self._holds.values() if h.due_at <= now + h.interval / 10]
+        limit = self._limit() if due else 0.0
         for store, holds in _in_batches(due):
-            self._renew(store, holds)
+            self._renew(store, holds, limit)
 
-    def _renew(self, store: Store, holds: dict[Any, Renewable]) -> None:
+    def _renew(self, store: Store, holds: dict[Any, Renewable], limit: float) -> None:
         interval = min(hold.interval for hold in holds.values())
         breaker = self._breakers[store]
         if not breaker.lets_pass(self.clock()):
@@ -175,7 +200,8 @@ class Keeper:
         sent_at = self.clock()
         try:
             self._open(store)
-            answer = store.renew(grants, interval)
+            with self._requesting(store.abort, limit):
+                answer = store.renew(grants, limit)
         except Exception as error:
             pause = breaker.failed(self.clock(), interval * (0.5 - SPREAD))
             with self._lock:
@@ -206,6 +232,23 @@ class Keeper:
         for hold in holds:
             hold.due_at = until + hold.interval * random.uniform(0, SPREAD)
 
+    def _limit(self) -> float:
+        """Seconds that a request may take."""
+        intervals = [hold.interval for hold in self.holds]
+        return max(SHORTEST_LIMIT, min(intervals, default=NOTE_PAUSE) / 2)
+
+    @contextmanager
+    def _requesting(self, abort: Callable[[], object], limit: float) -> Iterator[None]:
+        """A request that is cut off by ``abort`` when it takes longer than its ``limit``."""
+        with self._lock:
+            self._request = abort, self.clock() + limit * CUT_OFF
+            self._watchdog_wakes.notify()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._request, self._is_overdue = None, False
+
     def _jitter(self) -> float:
         spread = leasing_settings.JITTER
         return random.uniform(1 - spread, 1 + spread)
@@ -221,17 +264,19 @@ class Keeper:
             store.close()
 
     def _write_notes(self) -> bool:
-        """Write what waits for the ledger. False when the database did not take it."""
-        while self._notes:
-            note = self._notes[0]
+        """Write what waits for the ledger, until a renewal is due. False when the database did
+        not take it."""
+        while self._notes and (self._stopped.is_set() or self._renewal_due_at() > self.clock()):
+            note, abort = self._notes[0]
             try:
-                note()
+                with self._requesting(abort, NOTE_LIMIT):
+                    note()
             except Exception as error:
                 logger.warning("a note for the ledger waits: %s", error)
                 self._notes_due_at = self.clock() + NOTE_PAUSE
                 connections.close_all()
                 return False
-            if self._notes and self._notes[0] is note:
+            if self._notes and self._notes[0][0] is note:
                 self._notes.popleft()
         return True
 
@@ -245,6 +290,16 @@ class Keeper:
         for hold in over:
             hold.lose(hold.overdue_reason)
 
+    def cut_off(self) -> None:
+        """Let the request under way fail if it has taken too long."""
+        with self._lock:
+            if self._request is None or self.clock() < self._request[1]:
+                return
+            abort, _ = self._request
+            self._request, self._is_overdue = None, True
+        logger.warning("the database does not answer: the connection is cut")
+        abort()
+
     # Threads
 
     def _start(self) -> None:
@@ -252,7 +307,6 @@ class Keeper:
             return
         self._start_thread("renewer", self._renewer, self._stopped)
         self._start_thread("watchdog", self._watchdog, self._stopped)
-        self._start_thread("teller", self._teller, self._tales)
 
     def _start_thread(self, name: str, work: Callable[..., None], *args: object) -> None:
         thread = threading.Thread(target=work, args=args, name=f"leasing-{name}", daemon=True)
@@ -286,12 +340,16 @@ class Keeper:
 
     def _until_due(self) -> float | None:
         """Seconds until a renewal or a note is due; None when there is nothing to do."""
-        due_at = [hold.due_at for hold in self._holds.values()]
+        due_at = self._renewal_due_at()
         if self._notes:
-            due_at.append(self._notes_due_at)
+            due_at = min(due_at, self._notes_due_at)
+        if due_at == math.inf and not self._holds:
+            return None
+        return min(LOOK, max(0.0, due_at - self.clock()))
+
+    def _renewal_due_at(self) -> float:
         # A hold whose renewals were stalled on purpose is due at infinity.
-        until = min(due_at, default=math.inf) - self.clock()
-        return None if until == math.inf else max(0.0, until)
+        return min((hold.due_at for hold in self.holds), default=math.inf)
 
     def _watchdog(self, stopped: threading.Event) -> None:
         while True:
@@ -299,20 +357,14 @@ class Keeper:
                 # Looked at under the lock: a stop in between would wake nobody.
                 if stopped.is_set():
                     return
-                ends = min((h.trusted_until for h in self._holds.values()), default=None)
-                wait = None if ends is None else max(0.0, ends - self.clock())
+                ends = [hold.trusted_until for hold in self._holds.values()]
+                if self._request is not None:
+                    ends.append(self._request[1])
+                wait = min(LOOK, max(0.0, min(ends) - self.clock())) if ends else None
                 if wait is None or wait > 0:
                     self._watchdog_wakes.wait(wait)
             self.declare_lost()
-
-    def _teller(self, tales: queue.SimpleQueue[Callable[[], object] | None]) -> None:
-        while (tale := tales.get()) is not None:
-            try:
-                tale()
-            except Exception:
-                logger.exception("a callback on a lost hold failed")
-            finally:
-                connections.close_all()
+            self.cut_off()
 
     def stop(self) -> None:
         """End the threads; what is held runs out by itself. For exit, and for tests."""
@@ -320,11 +372,20 @@ class Keeper:
             self._stopped.set()
             self._renewer_wakes.notify_all()
             self._watchdog_wakes.notify_all()
-            self._tales.put(None)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(EXIT_PATIENCE)
+        self._teller.stop(EXIT_PATIENCE)
         self._reset()
+
+    def give_back_all(self) -> None:
+        """Give back what is still held, as far as that goes within EXIT_PATIENCE, and stop. For
+        interpreter exit: whatever threads go on for a moment find their holds lost."""
+        for hold in self.holds:
+            hold.settle()
+            hold.lose("its process ended")
+            self.soon(hold.give_back)
+        self.stop()
 
     @contextmanager
     def by_hand(self) -> Iterator[None]:
@@ -355,7 +416,7 @@ class Keeper:
         """The notes that wait for the ledger: whoever takes them writes them."""
         with self._lock:
             notes, self._notes = list(self._notes), deque(maxlen=MAX_NOTES)
-        return notes
+        return [note for note, _ in notes]
 
     def after_fork(self) -> None:
         """In a child: the parent's holds are not ours, and its locks may be held for ever."""

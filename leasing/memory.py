@@ -178,6 +178,9 @@ class MemoryStore:
 
     # What holds and the keeper ask of a store
 
+    def abort(self) -> None:
+        """Nothing hangs here."""
+
     def open(self) -> None:
         """Nothing to open."""
 

@@ -50,6 +50,8 @@ class Leasable(models.Model):
 
     #: The columns that the verbs alone write.
     verb_columns: ClassVar[frozenset[str]] = LEASE_FIELDS
+    #: What ``renewal_now`` looks at.
+    renewal_columns: ClassVar[frozenset[str]] = frozenset({"grant_id", "expires_at"})
 
     objects: ClassVar[models.Manager[Any]] = LeasableQuerySet.as_manager()
 
@@ -141,6 +143,7 @@ class Lease(Leasable):
     if TYPE_CHECKING:  # on leases that were just granted by PostgreSQL
         had_expired: bool
 
+    renewal_columns = frozenset({"grant_id", "expires_at", "ends_at", "yield_to"})
     verb_columns = LEASE_FIELDS | {
         "metadata",
         "priority",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from leasing.models import OnceKey
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class OnceTerms(Terms):
     """Terms with the window, and the hash of what the work is to be done with."""
 

@@ -18,6 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -28,18 +29,18 @@ from django.db import models, transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Greatest, Least
 
-from leasing import signals
+from leasing import postgres, signals
 from leasing.aio import Steps, Undoable, adrive, drive
 from leasing.bell import taking
 from leasing.claim import Claim
 from leasing.clock import clock
 from leasing.conf import leasing_settings
-from leasing.dialects import after_commit, durable, limit_waiting, lock
+from leasing.dialects import after_commit, durable, limit_waiting, lock, refuse_transaction
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbNow, after, next_token
 from leasing.hold import Hold
 from leasing.memory import memory
-from leasing.rowstore import RowStore, grant_of, write_apart
+from leasing.rowstore import RowStore, grant_of, row_store, write_apart
 from leasing.store import Grant, Renewals
 from leasing.terms import Terms
 
@@ -234,14 +235,22 @@ class LeasableQuerySet(models.QuerySet[Row]):
             taker = memory.taker(blank, resource, terms, wait, stopping, unless_in=self.db)
             return Hold(memory, taker, on_lost=on_lost, on_yield=on_yield)
 
-        def acquire() -> Steps[Grant]:
-            return grant_of((yield from self.acquiring(resource, terms, wait, key, stopping)))
-
+        acquire = Acquisition(
+            type(self),
+            self.model,
+            self.db,
+            self.all() if self.query.where else None,
+            resource,
+            terms,
+            wait,
+            *key.popitem(),
+            stopping,
+        )
         return Hold(self.store(terms), acquire, on_lost=on_lost, on_yield=on_yield)
 
     def store(self, terms: Terms) -> RowStore:
         """Where the grants of these rows are renewed."""
-        return RowStore(self.model, self.db)
+        return row_store(self.model, self.db)
 
     def _attempt(self, resource: str, terms: Terms, key: dict[str, Any]) -> Row:
         """Acquire the row with ``key`` now. Raises LeaseHeld; LeaseLost when it is gone."""
@@ -321,24 +330,17 @@ class LeasableQuerySet(models.QuerySet[Row]):
         renewal that their holders go on believing.
         """
         rows = self.home()
-        mine = Q(pk__in=list(grants), grant_id__in=list(grants.values()))
-        with durable(rows.db):
-            limit_waiting(rows.db, timeout)
-            locked = set(
-                lock(rows.filter(mine).order_by("pk"), skip_locked=True).values_list(
-                    "pk", flat=True
-                )
-            )
-            if locked:
-                rows.filter(mine, pk__in=locked).holding().unexpired().update(**rows.renewal())
-            found = {row.pk: row for row in rows._lease_columns(grants)}
-        answer = Renewals()
-        for key, grant_id in grants.items():
-            reason = rows.why_over(found.get(key), grant_id)
+        refuse_transaction(rows.db)
+        renew = postgres.renew if postgres.serves(rows.db) else _renew
+        renewed = renew(rows.holding().unexpired(), rows.renewal(), grants, timeout)
+        mine = [row for row in renewed if row.grant_id == grants[row.pk]]
+        answer = Renewals({row.pk: row.renewal_now() for row in mine})
+        missed = [key for key in grants if key not in answer.renewed]
+        found = {row.pk: row for row in rows._lease_columns(missed)} if missed else {}
+        for key in missed:
+            reason = rows.why_over(found.get(key), grants[key])
             if reason:
                 answer.lost[key] = reason
-            elif key in locked:
-                answer.renewed[key] = found[key].renewal_now()
         return answer
 
     # Operator verbs
@@ -515,6 +517,54 @@ class LeasableQuerySet(models.QuerySet[Row]):
         for row, kind in granted:
             signals.send(getattr(signals, kind), row)
         return [row for row, _ in granted]
+
+
+@dataclass(slots=True)
+class Acquisition:
+    """What a hold does when it is entered. Small, because there may be thousands: a queryset
+    weighs more than the rest of a hold, and is kept only where it has a filter."""
+
+    kind: type[LeasableQuerySet[Any]]
+    model: type[Leasable]
+    using: str
+    filtered: LeasableQuerySet[Any] | None
+    resource: str
+    terms: Terms
+    wait: float | None
+    column: str
+    value: Any
+    stopping: threading.Event | None
+
+    def __call__(self) -> Steps[Grant]:
+        """The steps of acquiring."""
+        rows = self.filtered
+        if rows is None:
+            rows = self.kind(self.model, using=self.using)
+        key = {self.column: self.value}
+        steps = rows.acquiring(self.resource, self.terms, self.wait, key, self.stopping)
+        return grant_of((yield from steps))
+
+
+def _renew(
+    target: LeasableQuerySet[Any],
+    columns: dict[str, Any],
+    grants: Mapping[Any, uuid.UUID],
+    timeout: float,
+) -> list[Any]:
+    """Write ``columns`` to the rows of ``target`` whose key and grant are in ``grants`` and that
+    nobody else has locked; returns these rows, with ``now``. The portable form of
+    ``postgres.renew``."""
+    mine = Q(pk__in=list(grants), grant_id__in=list(grants.values()))
+    everything = target._everything()
+    with durable(target.db):
+        limit_waiting(target.db, timeout)
+        found = lock(everything.filter(mine).order_by("pk"), skip_locked=True)
+        locked = list(found.values_list("pk", flat=True))
+        if not locked or not target.filter(mine, pk__in=locked).update(**columns):
+            return []
+        written = everything.filter(mine, pk__in=locked, expires_at__gt=DbNow()).holding()
+        dated = written.only("pk", *target.model.renewal_columns).annotate(now=DbNow())
+        return list(dated)
 
 
 def pause_shortly() -> None:

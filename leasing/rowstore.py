@@ -6,26 +6,27 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing import signals
 from leasing.conf import leasing_settings
-from leasing.dialects import in_transaction, limit_waiting, use_private_connection
-from leasing.keeper import keeper
+from leasing.dialects import hang_up, in_transaction, limit_waiting, use_private_connection
+from leasing.keeper import NOTE_LIMIT, keeper
 from leasing.store import Grant, Renewals
 
 if TYPE_CHECKING:
     from leasing.models import Leasable
     from leasing.querysets import LeasableQuerySet
 
-#: Seconds that writing a note may wait for a lock.
-NOTE_PATIENCE = 1.0
+#: The connections of the keeper's thread, by database.
+_lines: dict[str, BaseDatabaseWrapper] = {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RowStore:
     """Keeps grants that stand in rows of ``model``: what a Hold and the keeper work with."""
 
@@ -35,6 +36,10 @@ class RowStore:
     def open(self) -> None:
         """Give this thread a connection of its own."""
         use_private_connection(self.using, patience())
+        _lines[self.using] = connections[self.using]
+
+    def abort(self) -> None:
+        _abort(self.using)
 
     def close(self) -> None:
         """Drop this thread's connection: the next query makes a new one."""
@@ -57,7 +62,7 @@ class RowStore:
         # was silent about the renewal may be as silent about the note.
         rows = self._rows().home()
         note = partial(rows.record, "lost", grant.row, reason=reason)
-        keeper.soon(partial(_write_bounded, self.using, note))
+        keeper.soon(partial(_write_bounded, self.using, note), self.abort)
         signals.send(signals.lost, grant.row, reason=reason)
 
     def refused(self, row: Any, verb: str, reason: str) -> None:
@@ -78,10 +83,23 @@ class RowStore:
         return rows
 
 
+@cache
+def row_store(model: type[Leasable], using: str) -> RowStore:
+    """The store of the rows of ``model``: one for all holds on them."""
+    return RowStore(model, using)
+
+
+def _abort(using: str) -> None:
+    """Cut the connection of the keeper's thread."""
+    if using in _lines:
+        hang_up(_lines[using])
+
+
 def _write_bounded(using: str, write: Callable[[], object]) -> None:
     """Write without waiting long for locks: the thread that does so has renewals to do."""
+    _lines[using] = connections[using]
     with transaction.atomic(using=using):
-        limit_waiting(using, NOTE_PATIENCE)
+        limit_waiting(using, NOTE_LIMIT)
         write()
 
 
@@ -111,6 +129,6 @@ def patience() -> float:
 def write_apart(using: str, write: Callable[[], object]) -> None:
     """Write a note so that a rollback by the caller does not erase it."""
     if in_transaction(using):
-        keeper.soon(partial(_write_bounded, using, write))
+        keeper.soon(partial(_write_bounded, using, write), partial(_abort, using))
     else:
         write()

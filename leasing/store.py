@@ -65,6 +65,9 @@ class Store(Hashable, Protocol):
     def close(self) -> None:
         """Called on the renewing thread when nothing is left to renew."""
 
+    def abort(self) -> None:
+        """Called on another thread: let a request of the renewing thread that hangs fail."""
+
     def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
         """Renew each key's grant; give up after ``timeout`` seconds."""
 

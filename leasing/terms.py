@@ -14,7 +14,7 @@ from leasing.names import check_duration, check_name, check_ttl, default_holder
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -32768, 32767
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Terms:
     """Who wants a lease, for how long, and under which conditions."""
 
@@ -64,6 +64,10 @@ class Terms:
         )
 
 
+#: One for all that give none; nobody writes to it.
+NO_METADATA: dict[str, Any] = {}
+
+
 def _check_priority(priority: int) -> int:
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise ValueError("The priority must be a whole number.")
@@ -74,7 +78,7 @@ def _check_priority(priority: int) -> int:
 
 def _check_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:
     if metadata is None:
-        return {}
+        return NO_METADATA
     if not isinstance(metadata, dict):
         raise ValueError("The metadata must be a dictionary.")
     checked: dict[str, Any] = check_json(metadata, "metadata")

@@ -94,9 +94,35 @@ def _runs(command: list[str]) -> bool:
         return False
 
 
+class Server:
+    """A server that can be stopped and started again, with what it stored."""
+
+    def __init__(self, binaries: Path, account: Account, folder: Path) -> None:
+        self._place = binaries, account, folder
+        #: Where its socket is.
+        self.folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"postgresql://postgres@/postgres?host={self.folder}"
+
+    def start(self) -> None:
+        """Start it, and wait until it answers; raises ``NoServer``."""
+        self._process = _start(*self._place)
+        _wait_until_ready(self._process, self.folder)
+
+    def stop(self) -> None:
+        """Close every session and stop it."""
+        if self._process is not None:
+            _stop(self._process)
+            self._process = None
+
+
 @contextmanager
-def serve() -> Iterator[str]:
-    """Run a server, and give its address as a URL; raises ``NoServer``."""
+def serve() -> Iterator[Server]:
+    """Run a server; raises ``NoServer``."""
     binaries, account = find_binaries(), find_account()
     # A socket's path holds some 100 bytes, and some systems have long temporary folders.
     where = "/tmp" if len(tempfile.gettempdir()) > 60 else None
@@ -104,12 +130,12 @@ def serve() -> Iterator[str]:
     try:
         os.chown(folder, account.uid, account.gid)
         _create(binaries, account, folder)
-        server = _start(binaries, account, folder)
+        server = Server(binaries, account, folder)
         try:
-            _wait_until_ready(server, folder)
-            yield f"postgresql://postgres@/postgres?host={folder}"
+            server.start()
+            yield server
         finally:
-            _stop(server)
+            server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -174,8 +200,8 @@ def main() -> int:
     """Serve until the input ends."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with serve() as url:
-            print(url, flush=True)
+        with serve() as server:
+            print(server.url, flush=True)
             sys.stdin.buffer.read()
     except NoServer as error:
         print(error, file=sys.stderr)

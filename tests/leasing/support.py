@@ -188,6 +188,10 @@ class FakeStore:
         self.losses: list[str] = []
         self.refusals: list[str] = []
         self.release_error: Exception | None = None
+        self.aborted = 0
+
+    def abort(self) -> None:
+        self.aborted += 1
 
     def open(self) -> None:
         self.opened.append(threading.current_thread())

@@ -91,6 +91,7 @@ def test_a_holders_update_is_of_one_row(verb: Callable[[Lease], None]) -> None:
     assert stored(twin) == before
 
 
+@pytest.mark.usefixtures("form")
 def test_a_renewal_of_many_is_of_the_rows_with_the_keys() -> None:
     lease, twin = LeaseFactory.create_batch(2)
     Lease.objects.filter(pk=twin.pk).update(grant_id=lease.grant_id)
@@ -102,6 +103,7 @@ def test_a_renewal_of_many_is_of_the_rows_with_the_keys() -> None:
     assert stored(lease)["renewals"] == 1
 
 
+@pytest.mark.usefixtures("portable")
 def test_a_renewal_of_many_is_of_the_rows_that_it_locked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -106,16 +106,16 @@ def test_two_grants_of_one_key_are_renewed_apart(
     assert new.valid
 
 
-def test_a_renewal_may_take_as_long_as_the_shortest_interval_in_it(
+def test_a_renewal_may_take_half_of_the_shortest_interval_of_all_that_is_held(
     store: FakeStore, manual_keeper: Keeper, clock: FakeClock
 ) -> None:
     enter(store, manual_keeper, 1, ttl=30)
-    enter(store, manual_keeper, 2, ttl=60)
+    enter(FakeStore(), manual_keeper, 2, ttl=60)
 
-    clock.advance(20)
+    clock.advance(10)
     manual_keeper.renew_due()
 
-    assert store.timeouts == [10]
+    assert store.timeouts == [5]
 
 
 def test_renewals_are_spread_by_the_jitter(

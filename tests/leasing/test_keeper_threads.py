@@ -28,7 +28,6 @@ def test_no_thread_runs_before_the_first_hold(store: FakeStore) -> None:
         assert [thread.name for thread in threads] == [
             "leasing-renewer",
             "leasing-watchdog",
-            "leasing-teller",
         ]
         assert all(thread.daemon and thread.is_alive() for thread in threads)
     keeper.stop()
@@ -129,7 +128,7 @@ def test_every_hold_of_a_silent_store_is_told_though_telling_the_ledger_fails(
         wait_for(lambda: len(told) == 3)
 
     assert sorted(told) == [0, 1, 2]
-    assert "a callback on a lost hold failed" in caplog.text
+    assert "a callback on a hold failed" in caplog.text
 
 
 def test_a_hold_outlives_a_store_that_is_away_for_a_while(

@@ -19,6 +19,7 @@ from tests.leasing.support import events, expire, grants, stored, usurp
 pytestmark = pytest.mark.django_db
 
 
+@pytest.mark.usefixtures("form")
 def test_all_are_renewed_and_the_answer_has_their_new_deadlines(
     database_clock: DatabaseClock,
 ) -> None:
@@ -37,6 +38,7 @@ def test_all_are_renewed_and_the_answer_has_their_new_deadlines(
         assert (lease.renewals, lease.renewed_at) == (1, database_clock.now)
 
 
+@pytest.mark.usefixtures("form")
 def test_each_is_renewed_by_its_own_ttl(database_clock: DatabaseClock) -> None:
     short, long = LeaseFactory(ttl=10), LeaseFactory(ttl=60)
 
@@ -50,6 +52,7 @@ def test_each_is_renewed_by_its_own_ttl(database_clock: DatabaseClock) -> None:
     assert gained == {short.pk: (10, 10), long.pk: (60, 60)}
 
 
+@pytest.mark.usefixtures("form")
 def test_a_renewal_never_brings_a_deadline_nearer(database_clock: DatabaseClock) -> None:
     lease = LeaseFactory()
 
@@ -59,6 +62,7 @@ def test_a_renewal_never_brings_a_deadline_nearer(database_clock: DatabaseClock)
     assert answer.renewed == {lease.pk: Renewal(lease.expires_at, remaining=35)}
 
 
+@pytest.mark.usefixtures("form")
 def test_what_was_lost_is_told_with_the_reason_and_the_rest_is_renewed() -> None:
     fine, expired, taken, released, gone = leases = LeaseFactory.create_batch(5)
     expire(expired)
@@ -78,6 +82,7 @@ def test_what_was_lost_is_told_with_the_reason_and_the_rest_is_renewed() -> None
     }
 
 
+@pytest.mark.usefixtures("portable")
 def test_rows_that_are_locked_elsewhere_are_in_neither_and_stay_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -95,6 +100,7 @@ def test_rows_that_are_locked_elsewhere_are_in_neither_and_stay_as_they_are(
     assert stored(busy) == before
 
 
+@pytest.mark.usefixtures("portable")
 def test_a_row_that_is_locked_elsewhere_but_over_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -105,6 +111,7 @@ def test_a_row_that_is_locked_elsewhere_but_over_is_lost(
     assert set(Lease.objects.renew_many(grants(lease)).lost) == {lease.pk}
 
 
+@pytest.mark.usefixtures("portable")
 def test_only_our_own_rows_are_locked_in_the_order_of_their_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -125,6 +132,7 @@ def test_only_our_own_rows_are_locked_in_the_order_of_their_keys(
     assert stored(strange)["renewals"] == 0
 
 
+@pytest.mark.usefixtures("form")
 def test_keys_and_grants_are_never_matched_crosswise() -> None:
     one, two = LeaseFactory.create_batch(2)
 
@@ -134,6 +142,7 @@ def test_keys_and_grants_are_never_matched_crosswise() -> None:
     assert set(answer.lost) == {one.pk, two.pk}
 
 
+@pytest.mark.usefixtures("form")
 def test_nothing_to_renew_is_no_error() -> None:
     answer = Lease.objects.renew_many({})
 
@@ -148,6 +157,7 @@ def test_the_ledger_hears_nothing_of_renewals() -> None:
     assert events("crane:1") == ["acquired"]
 
 
+@pytest.mark.usefixtures("form")
 def test_a_renewal_inside_a_transaction_is_refused() -> None:
     """Rolled back it would be undone, and its holder would go on believing."""
     lease = LeaseFactory()
@@ -158,6 +168,7 @@ def test_a_renewal_inside_a_transaction_is_refused() -> None:
     assert stored(lease)["renewals"] == 0
 
 
+@pytest.mark.usefixtures("portable")
 def test_no_statement_of_it_runs_longer_than_the_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -172,6 +183,7 @@ def test_no_statement_of_it_runs_longer_than_the_timeout(
     assert limits == [("default", 2.5, True)]
 
 
+@pytest.mark.usefixtures("portable")
 def test_a_batch_costs_as_many_statements_as_one_row(
     django_assert_max_num_queries: Any,
 ) -> None:
@@ -186,3 +198,37 @@ def test_a_batch_costs_as_many_statements_as_one_row(
         "UPDATE",
         "SELECT",
     ]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_batch_is_one_message_to_postgresql_with_its_time_limit(
+    form: str, django_assert_num_queries: Any
+) -> None:
+    if form == "portable":
+        return
+    leases = LeaseFactory.create_batch(20)
+
+    with django_assert_num_queries(1) as captured:
+        answer = Lease.objects.renew_many(grants(*leases), timeout=2.5)
+
+    assert set(answer.renewed) == {lease.pk for lease in leases}
+    assert "set_config(name, '2500', true)" in captured.captured_queries[0]["sql"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_where_messages_hold_one_statement_a_batch_is_a_transaction(
+    form: str, django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if form == "portable":
+        return
+    monkeypatch.setattr("leasing.postgres._takes_several_statements", lambda connection: False)
+    lease = LeaseFactory()
+
+    with django_assert_num_queries(4) as captured:
+        answer = Lease.objects.renew_many(grants(lease))
+
+    assert set(answer.renewed) == {lease.pk}
+    begin, limit, renew, commit = (query["sql"] for query in captured.captured_queries)
+    assert (begin, commit) == ("BEGIN", "COMMIT")
+    assert "set_config" in limit
+    assert "SKIP LOCKED" in renew

@@ -1,0 +1,312 @@
+"""Nothing that is slow, hangs or jumps keeps the keeper from the rest of its holds."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+from django.test import override_settings
+
+from leasing import keeper as keeper_module
+from leasing.hold import Hold
+from leasing.keeper import Keeper, keeper
+from leasing.models import Lease
+from leasing.signals import lost
+from leasing.teller import MOST, Teller
+from tests.leasing.support import (
+    PATIENCE,
+    FakeClock,
+    FakeStore,
+    Hanging,
+    enter,
+    hold_of,
+    row_hold,
+)
+from tests.plugin import DATABASE
+from tests.processes import wait_for
+from tests.proxy import Proxy
+from tests.races.test_losing import socket_folder
+
+# A request that hangs
+
+
+def test_a_request_that_outlasts_its_limit_is_cut_off_once(
+    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
+) -> None:
+    enter(store, manual_keeper, 1, ttl=30)
+
+    def hang(grants: Any) -> Any:
+        for seconds, times in ((7.4, 0), (0.2, 1), (10, 1)):
+            clock.advance(seconds)
+            manual_keeper.cut_off()
+            assert store.aborted == times
+            assert manual_keeper.draining == bool(times)
+        raise ConnectionError("cut off")
+
+    store.answer = hang
+    clock.advance(10)
+    manual_keeper.renew_due()
+    manual_keeper.cut_off()
+
+    assert store.aborted == 1
+    assert manual_keeper.draining, "the failure itself has opened the breaker"
+
+
+def test_a_note_that_hangs_is_cut_off_too(manual_keeper: Keeper, clock: FakeClock) -> None:
+    aborted: list[bool] = []
+
+    def hang() -> None:
+        clock.advance(keeper_module.NOTE_LIMIT * keeper_module.CUT_OFF)
+        manual_keeper.cut_off()
+
+    manual_keeper.soon(hang, lambda: aborted.append(True))
+    manual_keeper._write_notes()
+
+    assert aborted == [True]
+    assert not manual_keeper.draining
+
+
+@pytest.mark.usefixtures("often")
+def test_the_watchdog_cuts_off_by_itself(
+    store: FakeStore, live_keeper: Keeper, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "SHORTEST_LIMIT", 0.01)
+    store.answer = hanging
+    with hold_of(store, live_keeper):
+        wait_for(lambda: store.aborted == 1)
+        assert live_keeper.draining
+        hanging.let_go.set()
+        wait_for(lambda: not live_keeper.draining)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="there is no network to SQLite")
+def test_a_hold_outlives_a_connection_whose_answers_never_come(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = socket_folder(request.config.stash[DATABASE].url)
+    if not folder:
+        pytest.skip("the server that was given has no socket here")
+    proxy = Proxy(tmp_path, Path(folder))
+    lease = Lease.objects.acquire("crane:1", ttl=3)
+    Lease.objects.release(lease)
+
+    def renewals() -> int:
+        return Lease.objects.get(pk=lease.pk).renewals
+
+    with override_settings(LEASING={"JITTER": 0}), Lease.objects.hold("crane:1", ttl=3) as hold:
+        monkeypatch.setitem(connections.settings["default"], "HOST", str(proxy.folder))
+        wait_for(lambda: renewals() == 1)
+        proxy.swallow_so_far()
+        wait_for(lambda: keeper.draining)
+        wait_for(lambda: renewals() >= 2)
+        wait_for(lambda: not keeper.draining)
+        hold.ensure()
+    keeper.stop()
+    proxy.close()
+
+
+def test_the_limit_of_a_request_is_never_too_short(manual_keeper: Keeper, store: FakeStore) -> None:
+    enter(store, manual_keeper, 1, ttl=0.1)
+
+    assert manual_keeper._limit() == keeper_module.SHORTEST_LIMIT
+
+
+# Callbacks
+
+
+def test_a_callback_that_exits_keeps_nobody_else_from_being_told() -> None:
+    teller, told = Teller(), threading.Event()
+    teller.tell(partial(sys.exit, 1))
+    teller.tell(told.set)
+
+    assert told.wait(PATIENCE)
+    teller.stop(PATIENCE)
+
+
+def test_slow_callbacks_delay_no_other() -> None:
+    teller, go_on, told = Teller(), threading.Event(), threading.Event()
+    for _ in range(MOST - 1):
+        teller.tell(partial(go_on.wait, PATIENCE))
+    teller.tell(told.set)
+
+    assert told.wait(PATIENCE)
+    go_on.set()
+    teller.stop(PATIENCE)
+
+
+def test_callbacks_one_after_the_other_share_a_thread() -> None:
+    teller, threads = Teller(), set()
+    for _ in range(5):
+        told = threading.Event()
+        teller.tell(lambda: threads.add(threading.get_ident()))
+        teller.tell(told.set)
+        told.wait(PATIENCE)
+        wait_for(lambda: not teller._pending)
+    teller.stop(PATIENCE)
+
+    assert len(threads) <= 2
+
+
+@pytest.mark.django_db
+def test_who_hears_late_of_a_loss_hears_of_the_term_that_was_lost(
+    manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch, notes: Keeper
+) -> None:
+    later: list[Any] = []
+    monkeypatch.setattr(manual_keeper, "tell", later.append)
+    told: list[tuple[Any, str]] = []
+
+    def receiver(lease: Lease, reason: str, **_: Any) -> None:
+        told.append((lease.grant_id, reason))
+
+    hold = row_hold(manual_keeper)
+    hold.__enter__()
+    grant_id = hold.grant_id
+    hold.lose("revoked")
+    hold.give_back()
+    hold.leave()
+    hold.__enter__()
+    lost.connect(receiver)
+    later[0]()
+    lost.disconnect(receiver)
+
+    assert hold.grant_id != grant_id
+    assert told == [(grant_id, "revoked")]
+    hold.release()
+
+
+# Notes and renewals
+
+
+def test_notes_wait_while_a_renewal_is_due(
+    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
+) -> None:
+    enter(store, manual_keeper, 1, ttl=30)
+    written: list[int] = []
+
+    def slow(number: int) -> None:
+        clock.advance(6)
+        written.append(number)
+
+    for number in range(5):
+        manual_keeper.soon(partial(slow, number))
+
+    assert manual_keeper._write_notes()
+    assert written == [0, 1]
+    manual_keeper.renew_due()
+    manual_keeper._write_notes()
+    assert written == [0, 1, 2, 3]
+
+
+# A clock that jumps, as it does when the machine was suspended
+
+
+@pytest.mark.usefixtures("often")
+def test_a_jump_of_the_clock_is_noticed_while_the_threads_wait(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "LOOK", 0.02)
+    now = FakeClock()
+    keeper = Keeper(clock=now)
+    told: list[Hold] = []
+    with override_settings(LEASING={}):
+        hold = hold_of(store, keeper, ttl=3600, on_lost=told.append)
+        hold.__enter__()
+    now.advance(7200)
+
+    assert hold.lost.wait(PATIENCE)
+    wait_for(lambda: told == [hold])
+    keeper.stop()
+
+
+# Giving back
+
+
+def test_a_release_that_failed_can_be_tried_again(store: FakeStore, manual_keeper: Keeper) -> None:
+    (hold,) = enter(store, manual_keeper, 1)
+    store.release_error = ConnectionError("the database is away")
+    with pytest.raises(ConnectionError):
+        hold.release()
+    assert store.released == []
+
+    store.release_error = None
+    hold.release()
+    hold.release()
+
+    assert len(store.released) == 1
+
+
+@pytest.mark.django_db
+def test_a_loss_that_the_release_finds_out_is_told_like_any_other(
+    manual_keeper: Keeper, notes: Keeper
+) -> None:
+    told: list[Hold] = []
+    hold = row_hold(manual_keeper, on_lost=told.append)
+    hold.__enter__()
+    Lease.objects.all().revoke()
+
+    with pytest.raises(Exception, match="revoked"):
+        hold.release()
+
+    assert hold.lost.is_set()
+    assert told == [hold]
+    assert not hold.valid
+    with pytest.raises(Exception, match="revoked"):
+        hold.release()
+    assert told == [hold]
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_at_its_end_a_process_gives_back_what_it_still_holds(spawn: Any, where: str) -> None:
+    code = (
+        "import django, threading; django.setup()\n"
+        "from leasing.models import Lease\n"
+        "hold = Lease.objects.hold('crane:1', on_lost=lambda hold: print('told'))\n"
+        f"if {where!r} == 'main':\n"
+        "    hold.__enter__()\n"
+        "else:\n"
+        "    entered = threading.Event()\n"
+        "    def work():\n"
+        "        with hold:\n"
+        "            entered.set()\n"
+        "            threading.Event().wait()\n"
+        "    threading.Thread(target=work, daemon=True).start()\n"
+        "    entered.wait()\n"
+    )
+    process = spawn(["-W", "ignore::ResourceWarning", "-c", code])
+    assert process.wait(30) == 0
+
+    lease = Lease.objects.get()
+    assert lease.released_at is not None, process.output
+    assert "told" not in process.output
+
+
+def test_a_hold_weighs_less_than_two_kibibytes(transactional_db: None) -> None:
+    import gc
+    import logging
+    import tracemalloc
+
+    names = [f"crane:{number}" for number in range(40)]
+    holds: list[Any] = [None] * len(names)
+    Lease.objects.hold("warm").__enter__()
+    logging.disable(logging.CRITICAL)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number, name in enumerate(names):
+            holds[number] = Lease.objects.hold(name).__enter__()
+        gc.collect()
+        weight = (tracemalloc.get_traced_memory()[0] - before) / len(names)
+    finally:
+        tracemalloc.stop()
+        logging.disable(logging.NOTSET)
+        keeper.stop()
+
+    print(f"{weight:.0f} bytes a hold, its row included")
+    assert weight < 2048 * 1.25, "what this thread's tests leave behind is counted too"

@@ -1,0 +1,67 @@
+"""A network between a process and its PostgreSQL that can fail as networks do."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+#: PostgreSQL's name for a socket in a folder.
+SOCKET = ".s.PGSQL.5432"
+
+
+class Proxy:
+    """Passes on what comes to a socket in ``folder`` to the server in ``upstream``, both ways,
+    until told to swallow it."""
+
+    def __init__(self, folder: Path, upstream: Path) -> None:
+        self.folder = folder
+        self._upstream = str(upstream / SOCKET)
+        self._swallowed: set[socket.socket] = set()
+        self._swallows = threading.Event()
+        self._ends: list[socket.socket] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(folder / SOCKET))
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@/postgres?host={self.folder}"
+
+    def swallow(self) -> None:
+        """From now on nothing arrives, and nobody is told: connections stay open."""
+        self._swallows.set()
+
+    def swallow_so_far(self) -> None:
+        """From now on nothing arrives over the connections that there are; new ones work."""
+        self._swallowed.update(self._ends)
+
+    def close(self) -> None:
+        """Cut every connection and take no more."""
+        for end in [self._listener, *self._ends]:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(self._upstream)
+                self._ends += [client, server]
+                for source, target in ((client, server), (server, client)):
+                    threading.Thread(target=self._pass, args=(source, target), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if self._passes(source):
+                    target.sendall(data)
+            if self._passes(source):
+                target.shutdown(socket.SHUT_WR)
+
+    def _passes(self, source: socket.socket) -> bool:
+        return not self._swallows.is_set() and source not in self._swallowed
