@@ -24,7 +24,7 @@ from leasing.rowstore import RowStore, grant_of
 from tasks import registry
 from tasks.chaos import Chaos
 from tasks.context import Context
-from tasks.exceptions import NotSerializable, UnknownTask
+from tasks.exceptions import NotSerializable, Snooze, UnknownTask
 from tasks.models import Task
 from tasks.payload import check_json
 from tasks.querysets import TaskStatus
@@ -51,7 +51,7 @@ def run(task: Task, hold: Hold, stopping: threading.Event, chaos: Chaos | None =
     try:
         stalled = chaos is not None and chaos.strike(hold)
         settle = _attempt(task, hold, stopping)
-        if chaos is not None and stalled:
+        if chaos is not None and stalled and settle is not None:
             chaos.run_late(hold)
         hold.settle()
         if settle is not None:
@@ -77,7 +77,11 @@ def _attempt(task: Task, hold: Hold, stopping: threading.Event) -> Callable[[], 
     context = Context(task, hold, stopping)
     try:
         output = _call(function, context, task.task_data)
-        check_json(output, "output")
+        if not context.completed:
+            check_json(output, "output")
+    except Snooze as nap:
+        delay, reason = nap.delay, str(nap)
+        return lambda: tasks.snooze(task, delay, reason)
     except LeaseLost as loss:
         if loss.resource == hold.resource and not hold.valid:
             logger.warning("task %s: the handler stopped: %s", task.pk, loss)
@@ -88,7 +92,12 @@ def _attempt(task: Task, hold: Hold, stopping: threading.Event) -> Callable[[], 
     except BaseException as error:
         failure = error
     else:
-        return lambda: tasks.complete(task, output)
+        return None if context.completed else lambda: tasks.complete(task, output)
+    finally:
+        context.flush()
+    if context.completed:
+        logger.warning("task %s: its handler failed after it was completed: %s", task.pk, failure)
+        return None
     return lambda: tasks.fail(task, failure)
 
 
