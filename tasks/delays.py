@@ -18,8 +18,8 @@ def check_delay(value: float | timedelta) -> timedelta:
         raise TypeError(f"A delay is a number of seconds or a timedelta, not {value!r}.")
     try:
         delay = value if isinstance(value, timedelta) else timedelta(seconds=value)
-    except OverflowError as error:
-        raise ValueError(f"{value!r} is too long a delay.") from error
+    except (OverflowError, ValueError) as error:
+        raise ValueError(f"{value!r} is no delay: {error}") from error
     if not timedelta(0) <= delay <= LONGEST_DELAY:
         raise ValueError(f"A delay is from nothing to ten years, not {value!r}.")
     return delay

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from asgiref.sync import async_to_sync, iscoroutinefunction
@@ -24,7 +25,7 @@ from leasing.rowstore import RowStore, grant_of
 from tasks import registry
 from tasks.chaos import Chaos
 from tasks.context import Context
-from tasks.exceptions import NotSerializable, Snooze, UnknownTask
+from tasks.exceptions import Snooze, UnknownTask
 from tasks.models import Task
 from tasks.payload import check_json
 from tasks.querysets import TaskStatus
@@ -75,30 +76,30 @@ def _attempt(task: Task, hold: Hold, stopping: threading.Event) -> Callable[[], 
         logger.error("task %s: %s", task.pk, reason)
         return lambda: tasks.give_back(task, reason, delay=UNKNOWN_DELAY)
     context = Context(task, hold, stopping)
+    failure: BaseException | None = None
+    output = None
     try:
         output = _call(function, context, task.task_data)
         if not context.completed:
             check_json(output, "output")
-    except Snooze as nap:
-        delay, reason = nap.delay, str(nap)
-        return lambda: tasks.snooze(task, delay, reason)
     except LeaseLost as loss:
         if loss.resource == hold.resource and not hold.valid:
             logger.warning("task %s: the handler stopped: %s", task.pk, loss)
             return None
-        failure: BaseException = loss
-    except NotSerializable as error:
-        failure = error
+        failure = loss
     except BaseException as error:
         failure = error
-    else:
-        return None if context.completed else lambda: tasks.complete(task, output)
     finally:
         context.flush()
     if context.completed:
-        logger.warning("task %s: its handler failed after it was completed: %s", task.pk, failure)
+        if failure is not None:
+            logger.warning("task %s: its handler failed after it ended: %r", task.pk, failure)
         return None
-    return lambda: tasks.fail(task, failure)
+    if failure is None:
+        return lambda: tasks.complete(task, output)
+    if isinstance(failure, Snooze):
+        return partial(tasks.snooze, task, failure.delay, str(failure))
+    return partial(tasks.fail, task, failure)
 
 
 def _call(function: Callable[..., Any], context: Context, data: dict[str, Any]) -> Any:

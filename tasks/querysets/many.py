@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,10 +25,6 @@ Result = TypeVar("Result")
 #: A signal to send, and what it says.
 Tellings = list[tuple["Task", Signal, dict[str, Any]]]
 Refused = list[tuple["Task", Exception]]
-
-
-class _Changed(Exception):
-    """A row was changed after it was locked, as can be where there are no row locks."""
 
 
 class Batching(Holding):
@@ -60,7 +57,7 @@ class Batching(Holding):
         try:
             with transaction.atomic(using=self.db):
                 tellings = together(items)
-        except (DataError, IntegrityError, _Changed):
+        except (DataError, IntegrityError):
             tellings = []
         for task, signal, details in tellings:
             self._tell(signal, task, **details)
@@ -88,10 +85,22 @@ class Batching(Holding):
             task_output=Case(*outputs, default=Value(None), output_field=models.JSONField()),
             **ending(),
         )
-        if done != len(tasks):
-            raise _Changed
-        self._read_back(tasks)
-        return [(task, signals.completed, {}) for task in tasks]
+        # Fewer only where there are no row locks, and somebody came between.
+        ours = tasks if done == len(tasks) else self._ended_so(list(mine.values()))
+        self._read_back(ours)
+        return [(task, signals.completed, {}) for task in ours]
+
+    def _ended_so(self, items: list[tuple[Task, Any]]) -> list[Task]:
+        """The tasks that have succeeded under their grant, and with the output beside them."""
+        keys = [task.pk for task, _ in items]
+        rows = {row.pk: row for row in self._everything().filter(pk__in=keys).succeeded()}
+        return [
+            task
+            for task, output in items
+            if task.pk in rows
+            and rows[task.pk].grant_id == task.grant_id
+            and rows[task.pk].task_output == json.loads(json.dumps(output))
+        ]
 
     def _fail_all(self, items: list[tuple[Task, BaseException | str]]) -> Tellings:
         asked = [(task, Failure.of(task, error)) for task, error in items]

@@ -63,12 +63,12 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> Handlers:
 
 
 @pytest.fixture
-def hold_on(manual_keeper: Keeper) -> Callable[[Task], Hold]:
-    """A hold on a claimed task, renewed by hand."""
+def hold_on(notes: Keeper) -> Callable[[Task], Hold]:
+    """A hold on a claimed task, renewed by hand; its notes wait for the test."""
 
     def hold_on(task: Task) -> Hold:
-        hold = Hold(RowStore(Task, "default"), keeper=manual_keeper)
-        hold.adopt(granted_at(task, manual_keeper.clock()))
+        hold = Hold(RowStore(Task, "default"), keeper=notes)
+        hold.adopt(granted_at(task, notes.clock()))
         return hold
 
     return hold_on
@@ -89,9 +89,7 @@ def run_task(
     # The connection of a test, and its transaction, are to stay.
     monkeypatch.setattr(runner, "close_old_connections", lambda: None)
 
-    def run_task(
-        function: Callable[..., Any], *, task: Task | None = None, **options: Any
-    ) -> Task:
+    def run_task(function: Callable[..., Any], *, task: Task | None = None, **options: Any) -> Task:
         handlers["jobs.echo"] = function
         mine: Task = task or TaskFactory(name="jobs.echo", state="running", **options)
         runner.run(mine, hold_on(mine), threading.Event())

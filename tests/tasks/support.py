@@ -24,6 +24,9 @@ Told = list[tuple[str, int, dict[str, Any]]]
 #: Makes what the handler of a claimed task is given.
 ContextOf = Callable[[Task], Context]
 
+#: Runs a task to its end with the function given as its handler.
+RunTask = Callable[..., Task]
+
 #: A handler for each name, as the fixture ``handlers`` has it.
 Handlers = dict[str, Callable[..., Any]]
 
