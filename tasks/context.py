@@ -157,7 +157,7 @@ class Context:
     def flush(self) -> None:
         """Write what was said of the progress and waits. The worker calls it as the handler
         ends. Raises nothing."""
-        if not self.completed and self._hold.valid:
+        if self._hold.valid:  # or the refusal of what matters more would not be noted
             self._progress.flush()
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from django.db import Error, connections
+from django.db import Error
 
 from leasing.clock import clock
 from leasing.dialects import in_transaction
@@ -69,7 +69,6 @@ class Progress:
         except LeaseLost as loss:
             logger.info("task %s: its last progress is dropped: %s", self._task.pk, loss)
         except Error as error:
-            connections[self._using].close()
             logger.warning("task %s: its last progress is dropped: %s", self._task.pk, error)
 
     def _write(self) -> None:

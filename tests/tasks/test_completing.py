@@ -135,6 +135,32 @@ def test_when_the_task_is_another_s_by_then_nothing_is_written(
     assert (attempts(task), refusals(task)) == ([(1, "lost")], ["complete"])
 
 
+def test_the_loss_of_something_else_is_an_error_like_any(run_task: RunTask) -> None:
+    def handler(ctx: Context, **data: Any) -> None:
+        try:
+            with ctx.completing():
+                raise LeaseLost("crane:1", "bob has it")
+        finally:
+            ctx.ensure()
+
+    task = run_task(handler)
+
+    assert task.last_error == "LeaseLost: crane:1 was lost: bob has it."
+    assert attempts(task) == [(1, "failed")]
+
+
+def test_what_is_returned_after_it_is_not_looked_at(
+    run_task: RunTask, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handler(ctx: Context, **data: Any) -> object:
+        with ctx.completing("well"):
+            pass
+        return object()
+
+    assert run_task(handler).task_output == "well"
+    assert "failed" not in caplog.text
+
+
 def test_a_block_is_not_begun_for_a_task_that_is_lost(task: Task, context: ContextOf) -> None:
     ctx = context(task)
     ctx._hold.lose("someone has it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +19,18 @@ from tasks.querysets import TaskQuerySet
 from tasks.retry import Fixed
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
-from tests.tasks.support import Handlers, Told, attempts, copy_of, refusals, row_of, take_over
+from tests.leasing.support import just_before_the_update
+from tests.tasks.support import (
+    Handlers,
+    Told,
+    attempts,
+    copy_of,
+    end_well,
+    refusals,
+    row_of,
+    take_back,
+    take_over,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -26,6 +38,12 @@ pytestmark = pytest.mark.django_db
 def running(count: int, **options: Any) -> list[Task]:
     tasks: list[Task] = TaskFactory.create_batch(count, state="running", **options)
     return tasks
+
+
+def end_another_way(task: Task) -> None:
+    """Under the same grant."""
+    end_well(task)
+    Task.objects.filter(pk=task.pk).update(task_output="another")
 
 
 def outputs(tasks: list[Task]) -> list[Any]:
@@ -153,6 +171,35 @@ def test_of_a_task_named_twice_the_first_counts() -> None:
     assert [each is task for each in done] == [True]
     assert [each is twin for each, _ in refused] == [True]
     assert outputs([task]) == ["first"]
+
+
+def test_grants_that_are_mixed_up_are_no_grants() -> None:
+    one, other = running(2)
+    mixed = copy_of(one), copy_of(other)
+    mixed[0].grant_id, mixed[1].grant_id = other.grant_id, one.grant_id
+
+    done, refused = Task.objects.complete_many([(task, 1) for task in mixed])
+
+    assert (done, len(refused)) == ([], 2)
+    assert Task.objects.running().count() == 2
+
+
+def ended_by_another(task: Task) -> None:
+    """With the same output, under another grant."""
+    take_over(task)
+    end_well(task)
+
+
+@pytest.mark.parametrize("change", [ended_by_another, take_back, end_another_way])
+def test_who_came_between_lock_and_update_is_told_apart(change: Callable[[Task], object]) -> None:
+    """As could be without row locks; both have nothing as their output."""
+    task, neighbour = running(2)
+
+    with just_before_the_update(lambda: change(copy_of(task))):
+        done, refused = Task.objects.complete_many([(task, None), (neighbour, "well")])
+
+    assert (done, [each for each, _ in refused]) == ([neighbour], [task])
+    assert outputs([neighbour]) == ["well"]
 
 
 def test_many_fail_each_in_its_own_way(

@@ -225,6 +225,22 @@ def test_a_handler_whose_progress_is_refused_has_not_failed(run_task: RunTask) -
     assert (attempts(task), refusals(task)) == ([(1, "lost")], ["progress"])
 
 
+def test_the_last_word_of_a_lost_attempt_takes_no_place_from_its_result(
+    run_task: RunTask,
+) -> None:
+    """The first late write is noted; the result says more."""
+
+    def handler(ctx: Any, **data: Any) -> str:
+        ctx.progress(1)
+        ctx.progress(2)
+        expire(ctx.task)
+        Task.objects.recover()
+        ctx._hold.lose("it was told so")
+        return "late"
+
+    assert refusals(run_task(handler)) == ["complete"]
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_last_word_that_cannot_be_written_harms_no_result(
     run_task: RunTask, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -9,7 +9,6 @@ import pytest
 from django.urls import reverse
 
 from leasing.exceptions import LeaseLost
-from leasing.hold import Hold
 from leasing.keeper import Keeper
 from tasks import recovery
 from tasks.diagnosis import diagnose
@@ -51,8 +50,10 @@ def test_a_task_is_stalled_from_its_progress_deadline_on(
 ) -> None:
     database_clock.advance(59.999999)
     assert (stalled(), Task.objects.recover_stalled()) == ([], 0)
+    assert task.stalled_for(database_clock.now) is None
 
     database_clock.advance(0.000001)
+    assert task.stalled_for(database_clock.now) == timedelta(seconds=60)
     assert (stalled(), list(Task.objects.lapsed())) == ([task], [task])
     assert not Task.objects.stuck().exists()
     assert Task.objects.recover_stalled() == 1
@@ -139,18 +140,18 @@ def test_in_its_last_attempt_it_is_dead(task: Task, database_clock: DatabaseCloc
 def test_the_zombie_is_told_by_its_next_renewal_and_what_it_writes_is_refused(
     task: Task,
     database_clock: DatabaseClock,
-    hold_on: Callable[[Task], Hold],
     context: ContextOf,
     notes: Keeper,
     clock: FakeClock,
 ) -> None:
-    hold, ctx = hold_on(task), context(task)
+    ctx = context(task)
+    hold = ctx._hold
     database_clock.advance(61)
     recovery.sweep()
     again = claimed(task, "bob")
     assert hold.valid
 
-    clock.advance(1200)
+    clock.advance(1500)
     notes.renew_due()
     assert hold.lost.is_set()
     with pytest.raises(LeaseLost):
