@@ -21,7 +21,7 @@ from tasks.context import Context
 from tasks.exceptions import Snooze
 from tasks.models import Queue, Task, TaskStatus
 from tests.factories import TaskFactory
-from tests.leasing.support import FakeClock, expire
+from tests.leasing.support import FakeClock, OtherSession, expire
 from tests.tasks.support import (
     ContextOf,
     Handlers,
@@ -229,6 +229,23 @@ def test_an_error_after_it_changes_nothing(
 
     assert (task.status, task.task_output, attempts(task)) == (TaskStatus.SUCCEEDED, "well", [])
     assert names_of(told) == ["enqueued", "claimed", "completed"]
+
+
+@transactional
+def test_the_lease_is_renewed_while_the_block_runs(
+    run_task: RunTask, on_postgresql: None, other_session: OtherSession
+) -> None:
+    """Its row is locked as the block ends, and not before."""
+
+    def handler(ctx: Context, **data: Any) -> None:
+        assert ctx.task.grant_id is not None
+        grants = {ctx.task.pk: ctx.task.grant_id}
+        with ctx.completing():
+            work()
+            answer = other_session.run(lambda: Task.objects.all().renew_many(grants))
+            assert ctx.task.pk in answer.renewed
+
+    assert (run_task(handler).status, written()) == (TaskStatus.SUCCEEDED, 1)
 
 
 @transactional
