@@ -101,6 +101,8 @@ def diagnose(
     if task.status == TaskStatus.RUNNING:
         if task.expires_at <= now:
             return _expired(task, now, around)
+        if idle := task.stalled_for(now):
+            return _stalled(task, now, idle, around)
         return _held(task, now, around)
     if task.status == TaskStatus.READY:
         if task.scheduled_at > now:
@@ -127,6 +129,26 @@ def _held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     return Diagnosis("holder_gone", "warning", headline, next_, facts, [REVOKE])
 
 
+def _stalled(task: Task, now: datetime, idle: timedelta, around: Surroundings) -> Diagnosis:
+    headline = f"{task.holder}'s heartbeats arrive, but nothing has moved for {span(idle)}."
+    facts = _holder_facts(task, now)
+    if around.someone_sweeps:
+        next_ = _after_the_sweep(task)
+        return Diagnosis("no_progress", "warning", headline, next_, facts, [REVOKE])
+    next_ = (
+        "No worker runs that would take it from its holder: start one (manage.py run_worker), "
+        "or a controller (manage.py run_recovery)."
+    )
+    return Diagnosis("no_progress", "critical", headline, next_, facts, [REVOKE])
+
+
+def _after_the_sweep(task: Task) -> str:
+    end = "dead: it was its last attempt" if task.attempts >= task.max_attempts else "ready again"
+    return (
+        f"The next sweep, about a second away, makes it {end}. After that a late result is refused."
+    )
+
+
 def _expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     facts = _holder_facts(task, now)
     since = span(now - task.expires_at)
@@ -140,10 +162,7 @@ def _expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
             "controller (manage.py run_recovery)."
         )
         return Diagnosis("no_recoverer", "critical", headline, next_, facts, [REVOKE])
-    end = "dead: it was its last attempt" if task.attempts >= task.max_attempts else "ready again"
-    next_ = (
-        f"The next sweep, about a second away, makes it {end}. After that a late result is refused."
-    )
+    next_ = _after_the_sweep(task)
     if around.is_live(task.holder):
         headline = (
             f"{task.holder} is alive, but did not renew this task: its lease expired {since} ago."
@@ -158,6 +177,8 @@ def _later(task: Task, now: datetime) -> Diagnosis:
     facts = [("Not before", _stamp(task.scheduled_at)), *_attempt_facts(task)]
     if not task.last_error:
         headline = f"It was enqueued to start in {wait}."
+        if task.started_at:
+            headline = f"It was put off, no attempt spent, and goes on in {wait}."
         return Diagnosis("scheduled", "info", headline, "Then a worker may claim it.", facts)
     headline = f"Its last attempt ended badly, and it waits {wait} for the next."
     next_ = f"Attempt {task.attempts + 1} of {task.max_attempts} follows then."
@@ -209,8 +230,16 @@ def _holder_facts(task: Task, now: datetime) -> list[tuple[str, str]]:
         ("Since", _stamp(task.acquired_at)),
         ("Last heartbeat", _stamp(task.renewed_at or task.acquired_at)),
         ("Until", f"{_stamp(task.expires_at)}, {until}"),
+        *_progress_facts(task, now),
         *_attempt_facts(task),
     ]
+
+
+def _progress_facts(task: Task, now: datetime) -> list[tuple[str, str]]:
+    if task.progress_timeout is None or task.progressed_at is None:
+        return []
+    silent, allowed = span(now - task.progressed_at), span(task.progress_timeout)
+    return [("Last progress", f"{silent} ago; taken from its holder after {allowed}")]
 
 
 def _attempt_facts(task: Task) -> list[tuple[str, str]]:

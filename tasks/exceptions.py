@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from tasks.delays import check_delay
+
 
 class TaskError(Exception):
     """Something is wrong with a task."""
@@ -36,12 +38,10 @@ class TaskCancelled(TaskError):
 
 class Snooze(TaskError):
     """Raised by a handler whose task is to be tried again after ``delay`` (seconds, or a
-    timedelta). It is no failure, and no attempt is spent."""
+    timedelta, at most ten years). It is no failure, and no attempt is spent."""
 
     def __init__(self, delay: float | timedelta, reason: str = "") -> None:
-        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
-        if self.delay < timedelta(0):
-            raise ValueError("The delay of a snooze must not be negative.")
+        self.delay = check_delay(delay)
         super().__init__(reason or f"snoozed for {self.delay.total_seconds():g} s")
 
 

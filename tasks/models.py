@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from django.db import models
@@ -143,6 +143,14 @@ class Task(Leasable):
 
     def __str__(self) -> str:
         return f"{self.name} {self.pk}"
+
+    def stalled_for(self, now: datetime) -> timedelta | None:
+        """How long nothing has moved at ``now``, which is the database's clock, if that is longer
+        than it may be; None otherwise."""
+        if self.status != TaskStatus.RUNNING or not (self.progress_timeout and self.progressed_at):
+            return None
+        silent = now - self.progressed_at
+        return silent if silent >= self.progress_timeout else None
 
     @property
     def lease_resource(self) -> str:

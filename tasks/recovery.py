@@ -25,10 +25,14 @@ LONGEST_PAUSE = 30.0
 
 
 def sweep() -> int:
-    """Recover every stuck task there is now. Returns how many."""
+    """Recover every stuck or stalled task there is now. Returns how many."""
+    return _all_of(Task.objects.recover) + _all_of(Task.objects.recover_stalled)
+
+
+def _all_of(recover: Callable[[int], int]) -> int:
     total = 0
     while True:
-        recovered = Task.objects.recover(SWEEP_BATCH)
+        recovered = recover(SWEEP_BATCH)
         total += recovered
         if recovered < SWEEP_BATCH:
             return total

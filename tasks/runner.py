@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from asgiref.sync import async_to_sync, iscoroutinefunction
@@ -24,7 +25,7 @@ from leasing.rowstore import RowStore, grant_of
 from tasks import registry
 from tasks.chaos import Chaos
 from tasks.context import Context
-from tasks.exceptions import NotSerializable, UnknownTask
+from tasks.exceptions import Snooze, UnknownTask
 from tasks.models import Task
 from tasks.payload import check_json
 from tasks.querysets import TaskStatus
@@ -51,7 +52,7 @@ def run(task: Task, hold: Hold, stopping: threading.Event, chaos: Chaos | None =
     try:
         stalled = chaos is not None and chaos.strike(hold)
         settle = _attempt(task, hold, stopping)
-        if chaos is not None and stalled:
+        if chaos is not None and stalled and settle is not None:
             chaos.run_late(hold)
         hold.settle()
         if settle is not None:
@@ -75,21 +76,30 @@ def _attempt(task: Task, hold: Hold, stopping: threading.Event) -> Callable[[], 
         logger.error("task %s: %s", task.pk, reason)
         return lambda: tasks.give_back(task, reason, delay=UNKNOWN_DELAY)
     context = Context(task, hold, stopping)
+    failure: BaseException | None = None
+    output = None
     try:
         output = _call(function, context, task.task_data)
-        check_json(output, "output")
+        if not context.completed:
+            check_json(output, "output")
     except LeaseLost as loss:
         if loss.resource == hold.resource and not hold.valid:
             logger.warning("task %s: the handler stopped: %s", task.pk, loss)
             return None
-        failure: BaseException = loss
-    except NotSerializable as error:
-        failure = error
+        failure = loss
     except BaseException as error:
         failure = error
-    else:
+    finally:
+        context.flush()
+    if context.completed:
+        if failure is not None:
+            logger.warning("task %s: its handler failed after it ended: %r", task.pk, failure)
+        return None
+    if failure is None:
         return lambda: tasks.complete(task, output)
-    return lambda: tasks.fail(task, failure)
+    if isinstance(failure, Snooze):
+        return partial(tasks.snooze, task, failure.delay, str(failure))
+    return partial(tasks.fail, task, failure)
 
 
 def _call(function: Callable[..., Any], context: Context, data: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ sends ``leasing.signals.refused``.
     dead        error: attempts exhausted, or given up
     recovered   holder, reason: taken from a holder that is gone
     returned    reason: given back unfinished, no attempt spent
+    snoozed     reason: its handler put it off, no attempt spent
     retried     by: an operator set it ready again
     duplicate   an enqueue that a unique key turned away met this task
 """
@@ -26,6 +27,7 @@ failed = Signal()
 dead = Signal()
 recovered = Signal()
 returned = Signal()
+snoozed = Signal()
 retried = Signal()
 duplicate = Signal()
 

@@ -29,6 +29,7 @@ ATTEMPT_SIGNS: Final = {
     AttemptOutcome.FAILED: Sign("failed", "crit", "cross", "✕"),
     AttemptOutcome.LOST: Sign("lost", "warn", "alert", "▲"),
     AttemptOutcome.RETURNED: Sign("given back", "mute", "unlock", "◌"),
+    AttemptOutcome.SNOOZED: Sign("put off", "mute", "clock", "◷"),
 }
 
 WORKER_SIGNS: Final = {
@@ -56,7 +57,7 @@ SEVERITY_SIGNS: Final = {
 def task_sign(task: Task, now: datetime) -> Sign:
     """The sign of ``task`` at ``now``, which is the database's clock."""
     if task.status == TaskStatus.RUNNING:
-        if task.expires_at <= now:
+        if task.expires_at <= now or task.stalled_for(now):
             return STUCK
         return LATE if is_late(task, now) else RUNNING
     if task.status == TaskStatus.READY and task.scheduled_at > now:

@@ -5,13 +5,15 @@ What each verb demands of the row, beside its key:
     claim           ready, and its time has come
     heartbeat       this grant, running, the deadline ahead
     complete, fail  this grant, running (and the deadline ahead, where the caller asks)
-    give_back       this grant, running
+    give_back       this grant, running; snooze too
+    progress        this grant, running; checkpoint and finish_step too
     recover         running, the deadline passed, the grant that was read
+    recover_stalled running, no progress for as long as it may be, the grant that was read
     revoke          running, the grant that was read
     retry           failed or cancelled
 
-Complete and fail need no clock: while the grant is the row's and the row is running, nobody
-else has had the task. Rows are locked first and updated second (see ``leasing.querysets``).
+Holder verbs but heartbeat need no clock: while the grant is the row's and the row is running,
+nobody else has had the task. Rows are locked first and updated second (see ``leasing.querysets``).
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from __future__ import annotations
 from tasks.querysets.base import TaskStatus, UniqueFor, check_between, check_queue
 from tasks.querysets.claim import Claiming
 from tasks.querysets.enqueue import Enqueuing
-from tasks.querysets.holder import Holding
+from tasks.querysets.many import Batching
 from tasks.querysets.operator import SWEEP_BATCH
 
 
-class TaskQuerySet(Enqueuing, Claiming, Holding):  # type: ignore[override]
+class TaskQuerySet(Enqueuing, Claiming, Batching):  # type: ignore[override]
     """Tasks: ``Task.objects``."""
 
 

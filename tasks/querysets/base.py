@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from django.apps import apps
 from django.db import models
-from django.db.models import F
+from django.db.models import ExpressionWrapper, F, Q
 from django.db.models.functions import Least
+from django.db.models.lookups import LessThanOrEqual
 from django.dispatch import Signal
 
 from leasing.dialects import after_commit
 from leasing.functions import DbNow, after
 from leasing.querysets import LeasableQuerySet
+from leasing.wording import span
 from tasks import signals
 from tasks.conf import task_settings
 from tasks.exceptions import UnknownQueue
@@ -80,6 +82,15 @@ class TaskRows(LeasableQuerySet["Task"]):
         """Running tasks whose holder let the deadline pass."""
         return self.running().filter(expires_at__lte=DbNow())
 
+    def stalled(self) -> Self:
+        """Running tasks that said nothing of their progress for as long as they may, whether
+        their heartbeats arrive or not."""
+        return self.running().filter(_progress_is_overdue())
+
+    def lapsed(self) -> Self:
+        """What recovery takes: stuck tasks and stalled ones."""
+        return self.running().filter(Q(expires_at__lte=DbNow()) | Q(_progress_is_overdue()))
+
     def succeeded(self) -> Self:
         return self.filter(status=TaskStatus.SUCCEEDED)
 
@@ -131,8 +142,26 @@ def overdue(task: Task) -> str:
     return f"{task.holder} did not renew its lease in time"
 
 
+def idle(task: Task) -> str:
+    assert task.progress_timeout is not None
+    return f"no progress for {span(task.progress_timeout)}"
+
+
+def _progress_is_overdue() -> LessThanOrEqual:
+    # A sum, as deadlines are: SQLite compares texts, and sums have no ".000000" to be less by.
+    # Null, where there is no timeout, is not overdue.
+    due = ExpressionWrapper(
+        F("progressed_at") + F("progress_timeout"), output_field=models.DateTimeField()
+    )
+    return LessThanOrEqual(due, DbNow())
+
+
 def attempt_model() -> Any:
     return apps.get_model("tasks", "TaskAttempt")
+
+
+def step_model() -> Any:
+    return apps.get_model("tasks", "TaskStep")
 
 
 def over() -> dict[str, Any]:

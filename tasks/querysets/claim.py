@@ -71,4 +71,6 @@ class Claiming(Operating):
             "status": TaskStatus.RUNNING,
             "attempts": F("attempts") + 1,
             "started_at": Coalesce(F("started_at"), DbNow()),
+            "progress": None,
+            "progressed_at": DbNow(),
         }

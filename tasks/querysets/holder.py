@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import traceback
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from django.db import transaction
 from django.db.models import F
+from django.dispatch import Signal
 
-from tasks import signals
-from tasks.conf import task_settings
-from tasks.exceptions import GiveUp
+from tasks import registry, signals
+from tasks.exceptions import GiveUp, Snooze, TaskError, UnknownTask
 from tasks.payload import check_json
-from tasks.querysets.base import TaskRows, TaskStatus, attempt_model, ending, waiting
-from tasks.retry import backoff
+from tasks.querysets.base import TaskStatus, attempt_model, ending, waiting
+from tasks.querysets.progress import Progressing
+from tasks.retry import decide, usual
 
 if TYPE_CHECKING:
-    from tasks.models import Task
+    from tasks.models import Task, TaskAttempt
 
 
-class Holding(TaskRows):
+class Holding(Progressing):
     """What the holder of a running task may do with it."""
 
     def holding(self) -> Self:
@@ -55,30 +57,36 @@ class Holding(TaskRows):
         return task
 
     def fail(self, task: Task, error: BaseException | str, *, unexpired: bool = False) -> Task:
-        """End this attempt badly: the task is tried again after a pause that grows, until its
-        attempts are used up or the error is a GiveUp. Then it is dead. Raises LeaseLost.
+        """End this attempt badly. The task is tried again after a pause, which its handler's
+        retry policy decides about where that is known here, and TASK_QUEUE["BACKOFF"]
+        otherwise. When its attempts are used up, the error is a GiveUp, or the policy gives up,
+        it is dead. A policy gets an ``error`` that is text as a TaskError. Raises LeaseLost.
         """
         rows = self.home()
-        text, trace = describe(error)
+        failure = Failure.of(task, error)
         with transaction.atomic(using=rows.db):
             rows._lock(task)
-            mine = rows._of_grant(task)
-            if unexpired:
-                mine = mine.unexpired()
-            again = mine.filter(attempts__lt=F("max_attempts"))
-            attempt = attempt_model().of(task, "failed", text, trace)
-            failed = not isinstance(error, GiveUp) and again.update(
-                last_error=text,
-                **waiting(_pause(task.attempts)),
-            )
-            dead = not failed and mine.update(status=TaskStatus.FAILED, last_error=text, **ending())
-            if failed or dead:
-                attempt.save(using=rows.db, force_insert=True)
+            told = rows._fail(failure, unexpired=unexpired)
+            if told:
+                failure.attempt.save(using=rows.db, force_insert=True)
                 task.refresh_from_db(using=rows.db)
-        if not (failed or dead):
+        if not told:
             raise rows._refuse(task, "fail")
-        rows._tell(signals.dead if dead else signals.failed, task, error=text)
+        rows._tell(told, task, error=failure.text)
         return task
+
+    def _fail(self, failure: Failure, *, unexpired: bool = False) -> Signal | None:
+        """End the attempt of a locked row. Which signal tells of it; None: it was refused."""
+        mine = self._of_grant(failure.task)
+        if unexpired:
+            mine = mine.unexpired()
+        text = failure.text
+        if failure.delay is not None:
+            again = mine.filter(attempts__lt=F("max_attempts"))
+            if again.update(last_error=text, **waiting(failure.delay)):
+                return signals.failed
+        dead = mine.update(status=TaskStatus.FAILED, last_error=text, **ending())
+        return signals.dead if dead else None
 
     def give_back(self, task: Task, reason: str, *, delay: timedelta = timedelta(0)) -> Task:
         """Set a running task ready again, unfinished: the attempt is not counted, and it is not
@@ -88,27 +96,72 @@ class Holding(TaskRows):
         a task that is returned every minute does not fill it.
         """
         rows = self.home()
-        with transaction.atomic(using=rows.db):
-            rows._lock(task)
-            attempt = attempt_model().of(task, "returned", reason)
-            given = rows._of_grant(task).update(attempts=F("attempts") - 1, **waiting(delay))
-            if given:
-                rows._attempts_of(task).filter(outcome="returned", error=reason).delete()
-                attempt.save(using=rows.db, force_insert=True)
-                task.refresh_from_db(using=rows.db)
-        if not given:
+        attempt = attempt_model().of(task, "returned", reason)
+        if not rows._refund(task, attempt, delay, like={"outcome": "returned", "error": reason}):
             raise rows._refuse(task, "give back")
         rows._tell(signals.returned, task, reason=reason)
         return task
+
+    def snooze(self, task: Task, delay: float | timedelta, reason: str = "") -> Task:
+        """Put a running task off for ``delay`` (seconds, or a timedelta), as its handler asked
+        for: the attempt is not counted, checkpoint and steps stay. The history keeps the latest
+        snooze. Raises LeaseLost, ValueError (the delay).
+        """
+        rows = self.home()
+        nap = Snooze(delay, reason)
+        text = _storable(str(nap))
+        attempt = attempt_model().of(task, "snoozed", text)
+        if not rows._refund(task, attempt, nap.delay, like={"outcome": "snoozed"}):
+            raise rows._refuse(task, "snooze")
+        rows._tell(signals.snoozed, task, reason=text)
+        return task
+
+    def _refund(
+        self, task: Task, attempt: TaskAttempt, delay: timedelta, like: dict[str, str]
+    ) -> bool:
+        """Let ``task`` wait for ``delay`` with its attempt uncounted, and put ``attempt`` in
+        place of those ``like`` it."""
+        with transaction.atomic(using=self.db):
+            self._lock(task)
+            given = self._of_grant(task).update(attempts=F("attempts") - 1, **waiting(delay))
+            if given:
+                self._attempts_of(task).filter(**like).delete()
+                attempt.save(using=self.db, force_insert=True)
+                task.refresh_from_db(using=self.db)
+        return bool(given)
 
     def release(self, row: Task) -> Task:
         """Give the task back: see ``give_back``."""
         return self.give_back(row, "released by its holder")
 
 
-def _pause(attempts: int) -> timedelta:
-    bounds = task_settings.BACKOFF
-    return timedelta(seconds=backoff(attempts, base=bounds["base"], cap=bounds["cap"]))
+@dataclass(frozen=True)
+class Failure:
+    """A failed attempt of ``task``, before it is stored."""
+
+    task: Task
+    text: str
+    #: How long until the next attempt; None: there is to be none.
+    delay: timedelta | None
+    attempt: TaskAttempt
+
+    @classmethod
+    def of(cls, task: Task, error: BaseException | str) -> Failure:
+        """Asks the policy: code of others, that no lock should wait for."""
+        text, trace = describe(error)
+        attempt = attempt_model().of(task, "failed", text, trace)
+        return cls(task, text, _delay(task, error), attempt)
+
+
+def _delay(task: Task, error: BaseException | str) -> timedelta | None:
+    if isinstance(error, GiveUp):
+        return None
+    try:
+        policy = registry.find(task.name).retry
+    except UnknownTask:
+        policy = None
+    seen = error if isinstance(error, BaseException) else TaskError(error)
+    return decide(policy or usual, seen, task.attempts)
 
 
 def describe(error: BaseException | str) -> tuple[str, str]:

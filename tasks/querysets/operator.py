@@ -14,7 +14,7 @@ from leasing.dialects import lock, refuse_transaction
 from leasing.functions import DbNow, next_token
 from tasks import signals
 from tasks.conf import task_settings
-from tasks.querysets.base import TERM, TaskRows, TaskStatus, attempt_model, overdue
+from tasks.querysets.base import TERM, TaskRows, TaskStatus, attempt_model, idle, overdue
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -38,10 +38,16 @@ class Operating(TaskRows):
         swept_at[self.home().db] = clock()
         return self._take(self.stuck, limit, overdue)
 
+    def recover_stalled(self, limit: int = SWEEP_BATCH) -> int:
+        """Take stalled tasks from holders that live, but get nowhere. As ``recover`` else: what
+        the holder writes afterwards is refused, and its next heartbeat tells it."""
+        return self._take(self.stalled, limit, idle)
+
     def _sweep_if_due(self) -> None:
         refuse_transaction(self.db)
         if clock() - swept_at.get(self.db, 0.0) >= task_settings.SWEEP_EVERY:
             self._everything().recover()
+            self._everything().recover_stalled()
 
     def revoke(self, reason: str = "", by: str = "") -> int:
         """Take running tasks from their holders, as recovery would, without waiting for the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,8 +10,14 @@ import pytest
 from pytest_django import Settings
 
 from leasing import signals as lease_signals
-from tasks import registry, signals
+from leasing.hold import Hold
+from leasing.keeper import Keeper
+from leasing.rowstore import RowStore
+from tasks import registry, runner, signals
+from tasks.context import Context
+from tasks.models import Task
 from tasks.querysets import operator
+from tests.factories import TaskFactory
 from tests.leasing.conftest import (
     clock,
     database_clock,
@@ -20,7 +27,7 @@ from tests.leasing.conftest import (
     other_session,
     store,
 )
-from tests.tasks.support import Handlers, Told
+from tests.tasks.support import Handlers, Told, granted_at
 
 __all__ = [
     "clock",
@@ -53,6 +60,42 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> Handlers:
             del known[name]
 
     return Registering()
+
+
+@pytest.fixture
+def hold_on(notes: Keeper) -> Callable[[Task], Hold]:
+    """A hold on a claimed task, renewed by hand; its notes wait for the test."""
+
+    def hold_on(task: Task) -> Hold:
+        hold = Hold(RowStore(Task, "default"), keeper=notes)
+        hold.adopt(granted_at(task, notes.clock()))
+        return hold
+
+    return hold_on
+
+
+@pytest.fixture
+def context(hold_on: Callable[[Task], Hold]) -> Callable[[Task], Context]:
+    """What the handler of a claimed task is given."""
+    return lambda task: Context(task, hold_on(task), threading.Event())
+
+
+@pytest.fixture
+def run_task(
+    hold_on: Callable[[Task], Hold], handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Task]:
+    """Run a task to its end as a worker would, with the function given as its handler: a new
+    one, or the ``task`` that was claimed."""
+    # The connection of a test, and its transaction, are to stay.
+    monkeypatch.setattr(runner, "close_old_connections", lambda: None)
+
+    def run_task(function: Callable[..., Any], *, task: Task | None = None, **options: Any) -> Task:
+        handlers["jobs.echo"] = function
+        mine: Task = task or TaskFactory(name="jobs.echo", state="running", **options)
+        runner.run(mine, hold_on(mine), threading.Event())
+        return Task.objects.get(pk=mine.pk)
+
+    return run_task
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from django.db import transaction
 from pytest_django import Settings
 
 from leasing.exceptions import LeaseLost
+from tasks import retry
 from tasks.exceptions import GiveUp
 from tasks.models import AttemptOutcome, Task, TaskStatus
-from tasks.querysets import holder
 from tasks.retry import backoff
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
@@ -32,7 +32,7 @@ def longest_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     def at_most(attempt: int, **bounds: float) -> float:
         return backoff(attempt, **bounds, uniform=lambda low, high: high)
 
-    monkeypatch.setattr(holder, "backoff", at_most)
+    monkeypatch.setattr(retry, "backoff", at_most)
 
 
 @pytest.mark.usefixtures("longest_pause")
@@ -83,7 +83,7 @@ def test_the_pause_is_drawn_from_nothing_up_to_its_bound(
     def shortest(attempt: int, **bounds: float) -> float:
         return backoff(attempt, **bounds, uniform=lowest)
 
-    monkeypatch.setattr(holder, "backoff", shortest)
+    monkeypatch.setattr(retry, "backoff", shortest)
     task = TaskFactory(state="running")
 
     Task.objects.fail(task, "no luck")

@@ -55,6 +55,11 @@ LINES: dict[str, tuple[Callable[[Task], object], int, str]] = {
         logging.INFO,
         "given back by ann: its worker was stopped",
     ),
+    "snoozed": (
+        lambda task: Task.objects.snooze(task, 60, "the box is locked"),
+        logging.INFO,
+        "put off until {scheduled_at}: the box is locked",
+    ),
 }
 
 
