@@ -9,6 +9,9 @@ What each verb demands of the row, beside its key:
     recover         running, the deadline passed, the grant that was read
     revoke          running, the grant that was read
     retry           failed or cancelled
+    reschedule      ready
+    discard         ended
+    prune           ended, long enough ago, without a unique key that is still kept
 
 Complete and fail need no clock: while the grant is the row's and the row is running, nobody
 else has had the task. Rows are locked first and updated second (see ``leasing.querysets``).
