@@ -26,7 +26,7 @@ def _log(level: int, text: str) -> Any:
                 "by": details.get("by") or "an operator",
                 "at": task.scheduled_at,
                 "kind": details.get("kind", ""),
-                "what": details.get("remedy") or details.get("what", ""),
+                "remedy": details.get("remedy", ""),
             },
         )
 
@@ -49,8 +49,7 @@ _RECEIVERS = {
     signals.duplicate: _log(logging.INFO, "stands for another enqueue under its unique key"),
     signals.rescheduled: _log(logging.INFO, "moved by %(by)s, to be run at %(at)s"),
     signals.discarded: _log(logging.INFO, "deleted by %(by)s: %(name)s"),
-    signals.repaired: _log(logging.WARNING, "repaired (%(kind)s): %(what)s"),
-    signals.suspected: _log(logging.WARNING, "looks wrong (%(kind)s): %(what)s"),
+    signals.repaired: _log(logging.WARNING, "repaired (%(kind)s): %(remedy)s"),
 }
 
 

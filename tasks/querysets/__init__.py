@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from tasks.querysets.base import TaskStatus, UniqueFor, check_between, check_queue
 from tasks.querysets.claim import Claiming
+from tasks.querysets.ended import BULK_BATCH
 from tasks.querysets.enqueue import Enqueuing
 from tasks.querysets.holder import Holding
 from tasks.querysets.operator import SWEEP_BATCH
@@ -30,4 +31,12 @@ class TaskQuerySet(Enqueuing, Claiming, Holding):  # type: ignore[override]
     """Tasks: ``Task.objects``."""
 
 
-__all__ = ["SWEEP_BATCH", "TaskQuerySet", "TaskStatus", "UniqueFor", "check_between", "check_queue"]
+__all__ = [
+    "BULK_BATCH",
+    "SWEEP_BATCH",
+    "TaskQuerySet",
+    "TaskStatus",
+    "UniqueFor",
+    "check_between",
+    "check_queue",
+]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
-
 from django.db import transaction
 from django.db.models import Q
 
@@ -12,9 +10,6 @@ from leasing.dialects import lock
 from leasing.functions import DbNow, after
 from tasks import signals
 from tasks.querysets.base import TaskRows, TaskStatus
-
-if TYPE_CHECKING:
-    from tasks.models import Task
 
 #: How many rows one transaction of a bulk verb takes.
 BULK_BATCH = 500
@@ -35,9 +30,9 @@ class Discarding(TaskRows):
             with transaction.atomic(using=rows.db):
                 found = lock(rows.ended().filter(pk__gt=last).order_by("pk"))
                 tasks = list(found.only("name", "queue", "status")[:BULK_BATCH])
-                gone = rows._delete([task.pk for task in tasks])
-                rows._tell_discarded(tasks if gone == len(tasks) else rows._gone(tasks), by)
-            discarded += gone
+                discarded += rows._delete([task.pk for task in tasks])
+            for task in tasks:
+                rows._tell(signals.discarded, task, by=by)
             if len(tasks) < BULK_BATCH:
                 return discarded
             last = tasks[-1].pk
@@ -62,19 +57,9 @@ class Discarding(TaskRows):
         return self.ended().filter(free, processed_at__lte=after(-age))
 
     def _delete(self, keys: list[int]) -> int:
-        """Delete those of ``keys`` that have ended, judged anew: where there are no row locks,
-        one may have been set ready meanwhile."""
+        """Delete ``keys``, which this transaction has locked. (SQLite has no row locks; there
+        another writer's change since they were read fails the transaction.)"""
         # With the key alone: what hangs on a task is deleted by set, and no payload is read.
-        rows = self._everything().ended().filter(pk__in=keys).only("pk")
+        rows = self._everything().filter(pk__in=keys).only("pk")
         _, counts = rows.delete() if keys else (0, {})
         return counts.get(self.model._meta.label, 0)
-
-    def _gone(self, tasks: list[Task]) -> list[Task]:
-        """Those of ``tasks`` that are there no more."""
-        kept = self._everything().filter(pk__in=[task.pk for task in tasks])
-        left = set(kept.values_list("pk", flat=True))
-        return [task for task in tasks if task.pk not in left]
-
-    def _tell_discarded(self, tasks: list[Task], by: str) -> None:
-        for task in tasks:
-            self._tell(signals.discarded, task, by=by)
