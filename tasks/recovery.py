@@ -22,7 +22,6 @@ from typing import Any
 
 from django.db import Error, close_old_connections, connections
 
-from leasing.clock import clock
 from tasks import housekeeping, signals
 from tasks.catalogue import CATALOGUE, NAMED, Ailment, Expired, Finding
 from tasks.conf import task_settings

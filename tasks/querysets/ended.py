@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+
 from django.db import transaction
 from django.db.models import Q
 
