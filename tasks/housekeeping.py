@@ -83,7 +83,7 @@ def prune(
 def run_until(stopping: threading.Event, examine: Callable[[], object]) -> None:
     """Examine and prune in their time, or see that another does, until ``stopping``."""
     # Workers that start together begin apart.
-    stopping.wait(task_settings.EXAMINE_EVERY * random.random())
+    stopping.wait(task_settings.EXAMINE_EVERY * random.uniform(0.5, 1.0))
     while not stopping.is_set():
         _once("tasks:examine", task_settings.EXAMINE_EVERY, lambda: bool(examine()), stopping)
         if task_settings.PRUNE_EVERY is not None:

@@ -67,8 +67,7 @@ def test_what_has_not_ended_is_kept_however_old_it_is(
 
 
 def test_a_task_that_keeps_its_unique_key_is_kept_until_the_window_is_over() -> None:
-    window = {"unique_key": "k", "unique_for": "window"}
-    task = ended(unique_until=after(DAY), **window)
+    task = ended(unique_key="k", unique_for="window", unique_until=after(DAY))
     assert Task.objects.prune(DAY) == 0
 
     Task.objects.filter(pk=task.pk).update(unique_until=DbNow())
@@ -216,7 +215,6 @@ def rounds(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Callable[[int
     # The test's own connection is none of its business.
     monkeypatch.setattr("tasks.housekeeping.connections.close_all", lambda: None)
     monkeypatch.setattr(housekeeping, "close_old_connections", lambda: None)
-    monkeypatch.setattr("tasks.housekeeping.random.random", lambda: 0.0)
     settings.TASK_QUEUE = {"EXAMINE_EVERY": 60}
 
     def run(count: int) -> int:
