@@ -218,6 +218,14 @@ SOUND: list[tuple[str, Callable[[], Task]]] = [
         lambda: change(TaskFactory(state="returned", unique_key="k"), unique_for="running"),
     ),
     (
+        "given back by a clock that was set back since",
+        lambda: change(
+            TaskFactory(state="succeeded"),
+            released_at=after(timedelta(seconds=60)),
+            expires_at=after(timedelta(seconds=50)),
+        ),
+    ),
+    (
         "just asked to stop",
         lambda: change(TaskFactory(state="running"), cancel_requested_at=DbNow()),
     ),
@@ -374,6 +382,13 @@ def test_a_worker_that_is_gone_serves_nothing() -> None:
     change(TaskFactory(), queue="mail")
 
     assert [each.kind for each in recovery.examine().findings] == ["no_worker"]
+
+
+def test_what_expired_under_a_worker_that_is_gone_is_told_once() -> None:
+    task = running_under_a_worker(WorkerState.GONE)
+    change(task, expires_at=F("acquired_at"))
+
+    assert [each.kind for each in recovery.examine(dry_run=True).findings] == ["expired"]
 
 
 # Schedules

@@ -354,5 +354,6 @@ def test_verbs_over_many_tasks_are_many_transactions(
     assert len(savepoints) == 3
     assert told == [("retried", task.pk, {"by": "root"}) for task in tasks]
 
+    assert Task.objects.order_by("-pk").reschedule(queue="default") == 5
     Task.objects.update(status="failed", processed_at=DbNow())
     assert Task.objects.discard() == 6

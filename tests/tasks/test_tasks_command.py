@@ -127,6 +127,14 @@ def test_what_has_failed_is_retried_by_its_id(told: Told) -> None:
     assert row_of(two)["status"] == "failed"
 
 
+def test_only_what_was_retried_is_told(told: Told) -> None:
+    dead, waiting = TaskFactory(state="dead"), TaskFactory()
+    told.clear()
+
+    assert tasks("retry", dead.pk, waiting.pk) == "1 task retried\n"
+    assert [pk for _, pk, _ in told] == [dead.pk]
+
+
 def test_whoever_runs_it_is_named(told: Told) -> None:
     tasks("retry", TaskFactory(state="dead").pk)
 
