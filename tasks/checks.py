@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from django.apps import AppConfig
@@ -13,6 +14,10 @@ from leasing.exceptions import InvalidResource
 from leasing.names import check_name
 from tasks import registry
 from tasks.conf import task_settings
+from tasks.querysets import TaskStatus
+
+#: Seconds of a window that the shortest lease fits into twice.
+SHORTEST_WINDOW = 3
 
 
 def register_all() -> None:
@@ -25,7 +30,12 @@ def check_settings(
 ) -> list[CheckMessage]:
     """TASK_QUEUE: names, types and bounds, and that each handler's queue exists."""
     messages = unknown_settings(task_settings, "tasks.E001")
-    return messages or [*_check_numbers(), *_check_backoff(), *_check_queues()]
+    return messages or [
+        *_check_numbers(),
+        *_check_backoff(),
+        *_check_queues(),
+        *_check_housekeeping(),
+    ]
 
 
 def _check_numbers() -> list[CheckMessage]:
@@ -83,6 +93,41 @@ def _check_queues() -> list[CheckMessage]:
                 )
             )
     return messages
+
+
+def _check_housekeeping() -> list[CheckMessage]:
+    messages: list[CheckMessage] = [
+        Error(f"TASK_QUEUE[{key!r}] must be at least {SHORTEST_WINDOW} seconds.", id="tasks.E009")
+        for key in ("EXAMINE_EVERY", "PRUNE_EVERY")
+        if not _is_window(getattr(task_settings, key), optional=key == "PRUNE_EVERY")
+    ]
+    given = task_settings.RETENTION
+    if (
+        not isinstance(given, Mapping)
+        or not set(given) <= set(TaskStatus.ended())
+        or not all(_is_age(value) for value in given.values())
+    ):
+        states = ", ".join(TaskStatus.ended())
+        messages.append(
+            Error(
+                f"TASK_QUEUE['RETENTION'] must give some of {states} a number of seconds, a "
+                "timedelta, or None.",
+                id="tasks.E010",
+            )
+        )
+    return messages
+
+
+def _is_window(value: object, optional: bool) -> bool:
+    if value is None:
+        return optional
+    return isinstance(value, int | float) and _is_number(value) and value >= SHORTEST_WINDOW
+
+
+def _is_age(value: object) -> bool:
+    if isinstance(value, timedelta):
+        return value >= timedelta(0)
+    return value is None or isinstance(value, int | float) and _is_number(value) and value >= 0
 
 
 def _is_number(value: object) -> bool:

@@ -25,6 +25,8 @@ def _log(level: int, text: str) -> Any:
                 "reason": details.get("reason", ""),
                 "by": details.get("by") or "an operator",
                 "at": task.scheduled_at,
+                "kind": details.get("kind", ""),
+                "remedy": details.get("remedy", ""),
             },
         )
 
@@ -46,6 +48,9 @@ _RECEIVERS = {
     signals.snoozed: _log(logging.INFO, "put off until %(at)s: %(reason)s"),
     signals.retried: _log(logging.INFO, "set ready again by %(by)s"),
     signals.duplicate: _log(logging.INFO, "stands for another enqueue under its unique key"),
+    signals.rescheduled: _log(logging.INFO, "moved by %(by)s, to be run at %(at)s"),
+    signals.discarded: _log(logging.INFO, "deleted by %(by)s: %(name)s"),
+    signals.repaired: _log(logging.WARNING, "repaired (%(kind)s): %(remedy)s"),
 }
 
 

@@ -139,6 +139,11 @@ class Task(Leasable):
                 name="tasks_task_failed",
                 condition=Q(status=TaskStatus.FAILED),
             ),
+            models.Index(
+                fields=["processed_at"],
+                name="tasks_task_ended",
+                condition=Q(processed_at__isnull=False),
+            ),
         ]
 
     def __str__(self) -> str:

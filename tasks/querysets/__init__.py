@@ -11,6 +11,9 @@ What each verb demands of the row, beside its key:
     recover_stalled running, no progress for as long as it may be, the grant that was read
     revoke          running, the grant that was read
     retry           failed or cancelled
+    reschedule      ready
+    discard         ended
+    prune           ended, long enough ago, without a unique key that is still kept
 
 Holder verbs but heartbeat need no clock: while the grant is the row's and the row is running,
 nobody else has had the task. Rows are locked first and updated second (see ``leasing.querysets``).
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 from tasks.querysets.base import TaskStatus, UniqueFor, check_between, check_queue
 from tasks.querysets.claim import Claiming
+from tasks.querysets.ended import BULK_BATCH
 from tasks.querysets.enqueue import Enqueuing
 from tasks.querysets.many import Batching
 from tasks.querysets.operator import SWEEP_BATCH
@@ -29,4 +33,12 @@ class TaskQuerySet(Enqueuing, Claiming, Batching):  # type: ignore[override]
     """Tasks: ``Task.objects``."""
 
 
-__all__ = ["SWEEP_BATCH", "TaskQuerySet", "TaskStatus", "UniqueFor", "check_between", "check_queue"]
+__all__ = [
+    "BULK_BATCH",
+    "SWEEP_BATCH",
+    "TaskQuerySet",
+    "TaskStatus",
+    "UniqueFor",
+    "check_between",
+    "check_queue",
+]

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 from django.db.models import F, Q
 from django.db.models.functions import Greatest, Least
+from django.dispatch import Signal
+from django.utils.timezone import is_naive
 
 from leasing.clock import clock
 from leasing.dialects import lock, refuse_transaction
 from leasing.functions import DbNow, next_token
 from tasks import signals
 from tasks.conf import task_settings
-from tasks.querysets.base import TERM, TaskRows, TaskStatus, attempt_model, idle, overdue
+from tasks.querysets.base import TERM, TaskStatus, attempt_model, check_queue, idle, overdue
+from tasks.querysets.ended import BULK_BATCH, Discarding
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -26,7 +30,7 @@ SWEEP_BATCH = 100
 swept_at: dict[str, float] = {}
 
 
-class Operating(TaskRows):
+class Operating(Discarding):
     """What operators and recovery do with the tasks of others."""
 
     def recover(self, limit: int = SWEEP_BATCH) -> int:
@@ -97,28 +101,59 @@ class Operating(TaskRows):
 
     def retry(self, by: str = "") -> int:
         """Set failed and cancelled tasks ready again, with one attempt more if they were used
-        up. Returns how many."""
-        rows = self.home()
-        with transaction.atomic(using=rows.db):
-            keys = list(lock(rows.order_by("pk")).values_list("pk", flat=True))
-            over = Q(status__in=[TaskStatus.FAILED, TaskStatus.CANCELLED])
-            again = [key for key in keys if rows._retry(over, key)]
-            tasks = list(rows._everything().filter(pk__in=again).order_by("pk"))
-        for task in tasks:
-            rows._tell(signals.retried, task, by=by)
-        return len(tasks)
+        up, some hundred in a transaction: those of an earlier one stay ready when a later one
+        fails. Returns how many."""
+        over = Q(status__in=[TaskStatus.FAILED, TaskStatus.CANCELLED])
+        columns = {
+            "status": TaskStatus.READY,
+            "scheduled_at": DbNow(),
+            "processed_at": None,
+            "max_attempts": Greatest(F("max_attempts"), F("attempts") + 1),
+            # It was asked to stop in a life that is over.
+            "cancel_requested_at": None,
+            "cancel_requested_by": "",
+        }
+        return self._make_ready(over, columns, signals.retried, by)
 
-    def _retry(self, over: Q, key: int) -> int:
-        return (
-            self._everything()
-            .filter(over, pk=key)
-            .update(
-                status=TaskStatus.READY,
-                scheduled_at=DbNow(),
-                processed_at=None,
-                max_attempts=Greatest(F("max_attempts"), F("attempts") + 1),
-            )
-        )
+    def reschedule(
+        self, *, queue: str | None = None, scheduled_at: datetime | None = None, by: str = ""
+    ) -> int:
+        """Move waiting tasks to another ``queue``, another time, or both, some hundred in a
+        transaction. Returns how many.
+
+        Raises UnknownQueue; ValueError when neither is given, or the time has no zone.
+        """
+        columns: dict[str, Any] = {}
+        if queue is not None:
+            columns["queue"] = check_queue(queue)
+        if scheduled_at is not None:
+            if is_naive(scheduled_at):
+                raise ValueError("scheduled_at must have a time zone.")
+            columns["scheduled_at"] = scheduled_at
+        if not columns:
+            raise ValueError("Where to? Give a queue, a time, or both.")
+        return self._make_ready(Q(status=TaskStatus.READY), columns, signals.rescheduled, by)
+
+    def _make_ready(self, demand: Q, columns: dict[str, Any], signal: Signal, by: str) -> int:
+        """Update those among these rows that meet ``demand``, which are ready then, batch by
+        batch: a hundred thousand dead letters must not keep everybody else from their rows for
+        as long as they take."""
+        rows, last, changed = self.home(), 0, 0
+        while True:
+            with transaction.atomic(using=rows.db):
+                found = lock(rows.filter(demand, pk__gt=last).order_by("pk"))
+                keys = list(found.values_list("pk", flat=True)[:BULK_BATCH])
+                chosen = rows._everything().filter(pk__in=keys)
+                # With the condition again: not every database has row locks.
+                done = chosen.filter(demand).update(**columns)
+                ready = chosen.filter(status=TaskStatus.READY)
+                tasks = list(ready.order_by("pk")) if done else []
+            for task in tasks:
+                rows._tell(signal, task, by=by)
+            changed += done
+            if len(keys) < BULK_BATCH:
+                return changed
+            last = keys[-1]
 
     def note_refused(self, row: Task, verb: str, reason: str) -> None:
         # Refused because the deadline passed: there is no record of the attempt to note it on
