@@ -11,7 +11,7 @@ from django.core.checks import CheckMessage, Error, Tags, register
 from leasing.checks import unknown_settings
 from leasing.exceptions import InvalidResource
 from leasing.names import check_name
-from tasks import registry
+from tasks import declarations, registry
 from tasks.conf import task_settings
 
 
@@ -23,9 +23,9 @@ def register_all() -> None:
 def check_settings(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """TASK_QUEUE: names, types and bounds, and that each handler's queue exists."""
+    """TASK_QUEUE: names, types and bounds, and that what is declared in code fits together."""
     messages = unknown_settings(task_settings, "tasks.E001")
-    return messages or [*_check_numbers(), *_check_backoff(), *_check_queues()]
+    return messages or [*_check_numbers(), *_check_backoff(), *_check_queues(), *_check_schedules()]
 
 
 def _check_numbers() -> list[CheckMessage]:
@@ -82,6 +82,18 @@ def _check_queues() -> list[CheckMessage]:
                     id="tasks.E008",
                 )
             )
+    return messages
+
+
+def _check_schedules() -> list[CheckMessage]:
+    messages: list[CheckMessage] = []
+    for schedule in declarations.declared():
+        if schedule.task_name not in registry.names():
+            text = f"The schedule {schedule.name!r} is of {schedule.task_name!r}, which no handler"
+            messages.append(Error(f"{text} is registered for.", id="tasks.E009"))
+        if schedule.queue and schedule.queue not in task_settings.QUEUES:
+            text = f"The schedule {schedule.name!r} names the queue {schedule.queue!r}, which is"
+            messages.append(Error(f"{text} not in TASK_QUEUE['QUEUES'].", id="tasks.E010"))
     return messages
 
 

@@ -21,10 +21,20 @@ from tasks.querysets.claim import Claiming
 from tasks.querysets.enqueue import Enqueuing
 from tasks.querysets.holder import Holding
 from tasks.querysets.operator import SWEEP_BATCH
+from tasks.querysets.schedule import ScheduleQuerySet, SlotQuerySet
 
 
 class TaskQuerySet(Enqueuing, Claiming, Holding):  # type: ignore[override]
     """Tasks: ``Task.objects``."""
 
 
-__all__ = ["SWEEP_BATCH", "TaskQuerySet", "TaskStatus", "UniqueFor", "check_between", "check_queue"]
+__all__ = [
+    "SWEEP_BATCH",
+    "ScheduleQuerySet",
+    "SlotQuerySet",
+    "TaskQuerySet",
+    "TaskStatus",
+    "UniqueFor",
+    "check_between",
+    "check_queue",
+]
