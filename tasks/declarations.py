@@ -100,7 +100,7 @@ def schedule(
     while the previous task has not ended.
 
     Raises InvalidSchedule (also when the name stands for another schedule already),
-    InvalidResource (the name), NotSerializable.
+    InvalidResource (a name), NotSerializable.
     """
 
     def declare(target: str | Callable[..., Any]) -> None:
@@ -111,7 +111,7 @@ def schedule(
                 task_name=task_name,
                 # As JSON gives it back, to be compared with the row's.
                 task_data=json.loads(json.dumps(check_data(data))),
-                queue=queue or "",
+                queue=check_name(queue, "queue") if queue else "",
                 priority=_check_priority(priority),
                 cron=cron,
                 every=_duration(every),

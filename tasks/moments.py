@@ -26,6 +26,8 @@ from tasks.exceptions import InvalidSchedule
 
 SHORTEST_INTERVAL = timedelta(seconds=1)
 LONGEST_INTERVAL = timedelta(days=3650)
+#: As long as the column of a schedule.
+LONGEST_EXPRESSION = 200
 #: How late a moment may be served and is still not missed.
 ON_TIME = timedelta(minutes=1)
 
@@ -91,6 +93,8 @@ class Cron(Rule):
     def __post_init__(self) -> None:
         if len(self.expression.split()) != 5:
             raise InvalidSchedule("A cron expression has five fields.")
+        if len(self.expression) > LONGEST_EXPRESSION:
+            raise InvalidSchedule("A cron expression has at most 200 characters.")
         self.first(datetime.now(UTC))
 
     @cached_property

@@ -72,7 +72,9 @@ def run_until(stopping: threading.Event, found: Callable[[], object] | None = No
     while not stopping.is_set():
         try:
             close_old_connections()
-            declared = declared or declare_all() >= 0
+            if not declared:
+                declare_all()
+                declared = True
             taken, pause = _look()
             if taken and found is not None:
                 found()

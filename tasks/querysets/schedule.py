@@ -191,7 +191,10 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
 
     def pause(self, by: str = "") -> int:
         """Enqueue nothing from now on. Returns how many were not paused before."""
-        return self.home().filter(paused_at=None).update(paused_at=DbNow(), paused_by=by)
+        rows = self.home().filter(paused_at=None)
+        with transaction.atomic(using=rows.db):
+            keys = list(lock(rows.order_by("pk")).values_list("pk", flat=True))
+            return rows.filter(pk__in=keys).update(paused_at=DbNow(), paused_by=by)
 
     def resume(self) -> int:
         """Go on with the first moment that is yet to come: those of the pause are not made up

@@ -191,6 +191,7 @@ def test_the_latest_of_a_rare_rule_is_found() -> None:
         ("* * * * *", MINUTE, "UTC", "not both"),
         ("* * * *", None, "UTC", "five fields"),
         ("0 * * * * *", None, "UTC", "five fields"),
+        ("1," * 100 + "1 * * * *", None, "UTC", "at most 200"),
         ("@daily", None, "UTC", "five fields"),
         ("60 * * * *", None, "UTC", "Bad minute"),
         ("0 0 30 2 *", None, "UTC", "Bad day-of-month"),

@@ -10,16 +10,23 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, OperationalError, connection, transaction
+from django.core.management import call_command
+from django.db import IntegrityError, OperationalError, connection, connections, transaction
 
+from leasing import functions
+from leasing.exceptions import InvalidResource
 from leasing.functions import DbNow, after
 from tasks import declarations, handler, schedule, schedules
+from tasks import moments as moments_module
 from tasks.checks import check_settings
 from tasks.exceptions import InvalidSchedule, NotSerializable, UnknownQueue
+from tasks.management.commands import run_recovery
 from tasks.models import Schedule, ScheduleSlot, Task
 from tasks.querysets import schedule as querysets
+from tasks.worker import WorkerProcess
 from tests.leasing.conftest import DatabaseClock
 from tests.pages import queries
+from tests.processes import wait_for
 from tests.tasks.support import Handlers, end_well, grant_to
 
 pytestmark = pytest.mark.django_db
@@ -184,7 +191,7 @@ def test_a_scheduler_that_read_an_older_row_loses(
     """As on a database that locks no rows: another has the row between the read and the write."""
     row = make()
     Schedule.objects.update(next_at=DbNow())
-    plan = querysets.due_slots
+    plan = moments_module.due_slots
 
     def overtaken(*args: Any) -> Any:
         rows = Schedule.objects.filter(pk=row.pk)
@@ -401,7 +408,7 @@ def test_what_left_the_code_is_kept_and_served_by_old_code_only(
 
 def test_a_declaration_that_is_overtaken_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     redeclare(every=60)
-    read = querysets.database_now
+    read = functions.database_now
 
     def overtaken(using: str) -> datetime:
         monkeypatch.setattr(querysets, "database_now", read)
@@ -453,7 +460,8 @@ def test_a_declaration_is_confirmed_while_code_that_has_it_runs(
         ({"every": 5, "priority": 40_000}, InvalidSchedule),
         ({"every": 5, "data": {"a": object()}}, NotSerializable),
         ({"every": 5, "name": "n" * 191}, InvalidSchedule),
-        ({"every": 5, "name": ""}, ValueError),
+        ({"every": 5, "name": ""}, InvalidResource),
+        ({"every": 5, "queue": "a\n"}, InvalidResource),
     ],
 )
 def test_a_declaration_that_means_nothing_is_refused(
@@ -513,7 +521,7 @@ def test_a_slot_is_unique_and_one_that_was_skipped_has_no_task() -> None:
         ScheduleSlot.objects.create(schedule=row, at=slot.at)
     with pytest.raises(IntegrityError), transaction.atomic():
         ScheduleSlot.objects.update(skipped=True)
-    slot.task.delete()
+    Task.objects.all().delete()
     assert ScheduleSlot.objects.get().task is None
 
 
@@ -582,6 +590,42 @@ def test_the_scheduler_keeps_house_now_and_then(
     schedules.run_until(looks.stopping)
 
     assert kept == [1]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_enqueues_what_is_due_and_runs_it() -> None:
+    make(every=timedelta(hours=1), task_data={"a": 1})
+    Schedule.objects.update(next_at=DbNow())
+    worker = WorkerProcess(concurrency=1)
+
+    def work() -> None:
+        worker.run()
+        connections.close_all()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        wait_for(Task.objects.succeeded().exists)
+    finally:
+        worker.stop()
+        thread.join(20)
+    assert Task.objects.get().task_output == {"a": 1}
+    assert ScheduleSlot.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_recovery_that_runs_alone_serves_schedules_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    make(every=timedelta(hours=1))
+    Schedule.objects.update(next_at=DbNow())
+
+    def recover(stopping: threading.Event) -> None:
+        wait_for(Task.objects.exists)
+        stopping.set()
+
+    monkeypatch.setattr(run_recovery, "on_stop_signal", lambda stop: None)
+    monkeypatch.setattr("tasks.recovery.run_until", recover)
+    call_command("run_recovery")
+    assert ScheduleSlot.objects.count() == 1
 
 
 # Many at once
