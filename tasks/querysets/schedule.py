@@ -3,7 +3,7 @@
 What each verb demands of the row, beside its key:
 
     serve           not paused, its moment has come, that moment as it was read
-    declare         the moment as it was read
+    declare         nothing: code has its way
     pause           not paused
     resume          paused
 
@@ -48,7 +48,7 @@ RULE = ("cron", "every", "timezone")
 class ScheduleQuerySet(models.QuerySet["Schedule"]):
     """Schedules: ``Schedule.objects``."""
 
-    #: How often to try to declare while others write the same row.
+    #: How often to try to declare what others store and delete meanwhile.
     TRIES = 3
 
     def home(self) -> Self:
@@ -156,14 +156,13 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
             try:
                 with transaction.atomic(using=rows.db):
                     changed = rows._declare(declaration)
-            except IntegrityError:
-                continue  # Another process stored it first.
-            if changed is not None:
+            except IntegrityError as error:
+                refused = error  # Another process stored it first.
+            else:
                 return changed
-        return False
+        raise refused
 
-    def _declare(self, declaration: Declaration) -> bool | None:
-        """Whether it changed anything; None when the row moved on meanwhile."""
+    def _declare(self, declaration: Declaration) -> bool:
         wanted = declaration.columns()
         said = {"declared": True, "declared_at": DbNow()}
         present = lock(self.filter(name=declaration.name)).first()
@@ -174,9 +173,7 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
             return True
         changed = {k: value for k, value in wanted.items() if getattr(present, k) != value}
         moved = {"next_at": rule.first(now)} if changed.keys() & set(RULE) else {}
-        as_read = self.filter(pk=present.pk, next_at=present.next_at)
-        if not as_read.update(**changed, **moved, **said):
-            return None
+        self.filter(pk=present.pk).update(**changed, **moved, **said)
         if changed or not present.declared:
             logger.info("schedule %s is now as code declares it", present)
         return bool(changed) or not present.declared
@@ -185,7 +182,7 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         """Note that what the code of this process declares is still declared."""
         names = [declaration.name for declaration in declarations.declared()]
         old = Q(declared_at__lt=DbNow() - CONFIRMED_EVERY)
-        return self.home().filter(old, declared=True, name__in=names).update(declared_at=DbNow())
+        return self.home().filter(old, name__in=names).update(declared_at=DbNow())
 
     # Operators
 

@@ -13,7 +13,6 @@ import pytest
 from django.core.management import call_command
 from django.db import IntegrityError, OperationalError, connection, connections, transaction
 
-from leasing import functions
 from leasing.exceptions import InvalidResource
 from leasing.functions import DbNow, after
 from tasks import declarations, handler, schedule, schedules
@@ -277,7 +276,7 @@ def test_a_paused_schedule_enqueues_nothing_and_goes_on_after_the_pause(
     assert (Schedule.objects.pause(by="olga"), Schedule.objects.pause(by="ida")) == (1, 0)
     assert (fresh(row).paused_by, fresh(row).paused_at) == ("olga", START)
     database_clock.advance(2.5 * HOUR)
-    assert schedules.serve_due() == 0
+    assert schedules._look() == (0, schedules.LOOK_EVERY)
 
     assert (Schedule.objects.resume(), Schedule.objects.resume()) == (1, 0)
     assert schedules.serve_due() == 0
@@ -404,20 +403,6 @@ def test_what_left_the_code_is_kept_and_served_by_old_code_only(
     assert Schedule.objects.get().declared
     declarations._declared.update(old)
     assert schedules.serve_due() == 1
-
-
-def test_a_declaration_that_is_overtaken_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    redeclare(every=60)
-    read = functions.database_now
-
-    def overtaken(using: str) -> datetime:
-        monkeypatch.setattr(querysets, "database_now", read)
-        Schedule.objects.update(next_at=DbNow())
-        return read(using)
-
-    monkeypatch.setattr(querysets, "database_now", overtaken)
-    assert redeclare(every=70) == 1
-    assert Schedule.objects.get().every == timedelta(seconds=70)
 
 
 def test_a_declaration_that_another_process_stores_first_is_no_error(
