@@ -114,7 +114,9 @@ def test_the_page_tells_of_the_last_moment(operator: Client) -> None:
     task = Task.objects.get()
     page = get(operator, PAGE)
     assert "run by olga" in page.text and f"/ops/tasks/{task.pk}/" in page.links
-    assert "At the start of every hour (UTC) · never two at a time" in page.text
+    assert (
+        "At the start of every hour (UTC) · enqueues jobs.echo · never two at a time" in page.text
+    )
 
     message = Page(operator.post(url_of(row, "run"), follow=True)).text
     assert "its previous task has not ended" in message
