@@ -1,4 +1,5 @@
-"""Tasks, attempts, workers and the generator's wish in Django's admin."""
+"""Tasks, attempts, workers and the generator's wish in Django's admin; schedules are at
+``schedule_admin``."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from leasing.templatetags.leasing_ops import pretty_json
 from tasks.diagnosis import RETRY, REVOKE
 from tasks.forms import RetryForm
 from tasks.models import AttemptOutcome, GeneratorWish, Task, TaskAttempt, Worker, WorkerState
+from tasks.schedule_admin import ScheduleAdmin, ScheduleSlotAdmin
 from tasks.signs import ATTEMPT_SIGNS, WORKER_SIGNS, task_sign
 
 _retry = Confirmed(
@@ -256,3 +258,13 @@ class GeneratorWishAdmin(ReadOnlyAdmin):
         "acknowledged_at",
     )
     readonly_fields = fields
+
+
+__all__ = [
+    "GeneratorWishAdmin",
+    "ScheduleAdmin",
+    "ScheduleSlotAdmin",
+    "TaskAdmin",
+    "TaskAttemptAdmin",
+    "WorkerAdmin",
+]

@@ -12,7 +12,7 @@ from django.core.checks import CheckMessage, Error, Tags, register
 from leasing.checks import unknown_settings
 from leasing.exceptions import InvalidResource
 from leasing.names import check_name
-from tasks import registry
+from tasks import declarations, registry
 from tasks.conf import task_settings
 from tasks.querysets import TaskStatus
 
@@ -28,13 +28,14 @@ def register_all() -> None:
 def check_settings(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """TASK_QUEUE: names, types and bounds, and that each handler's queue exists."""
+    """TASK_QUEUE: names, types and bounds, and that what is declared in code fits together."""
     messages = unknown_settings(task_settings, "tasks.E001")
     return messages or [
         *_check_numbers(),
         *_check_backoff(),
         *_check_queues(),
         *_check_housekeeping(),
+        *_check_schedules(),
     ]
 
 
@@ -128,6 +129,18 @@ def _is_age(value: object) -> bool:
     if isinstance(value, timedelta):
         return value >= timedelta(0)
     return value is None or isinstance(value, int | float) and _is_number(value) and value >= 0
+
+
+def _check_schedules() -> list[CheckMessage]:
+    messages: list[CheckMessage] = []
+    for schedule in declarations.declared():
+        if schedule.task_name not in registry.names():
+            text = f"The schedule {schedule.name!r} is of {schedule.task_name!r}, which no handler"
+            messages.append(Error(f"{text} is registered for.", id="tasks.E011"))
+        if schedule.queue and schedule.queue not in task_settings.QUEUES:
+            text = f"The schedule {schedule.name!r} names the queue {schedule.queue!r}, which is"
+            messages.append(Error(f"{text} not in TASK_QUEUE['QUEUES'].", id="tasks.E012"))
+    return messages
 
 
 def _is_number(value: object) -> bool:

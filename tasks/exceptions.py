@@ -4,6 +4,7 @@ TaskError
 ├── UnknownTask      no handler of that name is registered
 ├── UnknownQueue     TASK_QUEUE["QUEUES"] does not name that queue
 ├── NotSerializable  data or output is not JSON that every database stores
+├── InvalidSchedule  no moment follows from it, or it was declared twice
 ├── TaskCancelled    raised into a handler whose task someone cancelled
 ├── Snooze           raised by a handler: not now, try again after a delay
 └── GiveUp           raised by a handler: do not try again
@@ -30,6 +31,10 @@ class UnknownQueue(TaskError, LookupError):
 
 class NotSerializable(TaskError, TypeError):
     """The value is not JSON that every database stores."""
+
+
+class InvalidSchedule(TaskError, ValueError):
+    """The schedule does not say when, or its name is another's."""
 
 
 class TaskCancelled(TaskError):

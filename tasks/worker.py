@@ -4,6 +4,7 @@
     threads        run one task each at a time (``runner``)
     keeper         renews all of them in one statement (``leasing.keeper``)
     controller     recovers tasks whose holder is gone (``recovery``)
+    scheduler      enqueues what schedules say (``schedules``)
     presence       keeps this worker's row up to date
 
 Asked to stop (SIGTERM, SIGINT) it claims nothing more and lets its tasks run on until a
@@ -31,7 +32,7 @@ from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.keeper import keeper
 from leasing.names import default_holder
-from tasks import recovery, runner
+from tasks import recovery, runner, schedules
 from tasks.chaos import Chaos
 from tasks.conf import task_settings
 from tasks.models import Task
@@ -140,6 +141,7 @@ class WorkerProcess:
     def _start_threads(self) -> None:
         works: list[tuple[str, Any]] = [("presence", self._keep_present)]
         works.append(("controller", lambda: recovery.run_until(self._ended, self._wake.set)))
+        works.append(("scheduler", lambda: schedules.run_until(self._ended, self._wake.set)))
         works += [(f"task-{number + 1}", self._run_tasks) for number in range(self.concurrency)]
         for name, work in works:
             self._threads[name] = threading.Thread(target=work, name=name, daemon=True)

@@ -14,7 +14,7 @@ from django.core.management import get_commands, load_command_class
 from django.test import Client
 
 from leasing.conf import leasing_settings
-from tasks import registry
+from tasks import declarations, registry
 from tasks.conf import task_settings
 from tests.plugin import ROOT
 
@@ -39,7 +39,8 @@ def commands(start: str) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def own_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Handlers that a page registers are gone after it."""
+    """Handlers and schedules that a page declares are gone after it."""
+    monkeypatch.setattr(declarations, "_declared", dict(declarations._declared))
     monkeypatch.setattr(registry, "_handlers", dict(registry._handlers))
 
 

@@ -27,6 +27,7 @@ from tasks.querysets.ended import BULK_BATCH
 from tasks.querysets.enqueue import Enqueuing
 from tasks.querysets.many import Batching
 from tasks.querysets.operator import SWEEP_BATCH
+from tasks.querysets.schedule import ScheduleQuerySet, SlotQuerySet
 
 
 class TaskQuerySet(Enqueuing, Claiming, Batching):  # type: ignore[override]
@@ -36,6 +37,8 @@ class TaskQuerySet(Enqueuing, Claiming, Batching):  # type: ignore[override]
 __all__ = [
     "BULK_BATCH",
     "SWEEP_BATCH",
+    "ScheduleQuerySet",
+    "SlotQuerySet",
     "TaskQuerySet",
     "TaskStatus",
     "UniqueFor",

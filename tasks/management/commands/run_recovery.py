@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from leasing.names import default_holder
 from leasing.shutdown import on_stop_signal
-from tasks import recovery
+from tasks import recovery, schedules
 from tasks.presence import PRESENCE_PATIENCE, keep_present, sign_off
 
 
@@ -40,6 +40,8 @@ class Command(BaseCommand):
             target=keep_present, args=(name, stopping), kwargs=nothing, daemon=True
         )
         presence.start()
+        scheduler = threading.Thread(target=schedules.run_until, args=(stopping,), daemon=True)
+        scheduler.start()
         recovery.run_until(stopping)
         presence.join(PRESENCE_PATIENCE)
         sign_off(name)
