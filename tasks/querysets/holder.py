@@ -66,7 +66,7 @@ class Holding(TaskRows):
             if unexpired:
                 mine = mine.unexpired()
             again = mine.filter(attempts__lt=F("max_attempts"))
-            attempt = attempt_model().of(task, "failed", text, trace)
+            attempt = attempt_model().of(task, "failed", text, trace, class_path(error))
             failed = not isinstance(error, GiveUp) and again.update(
                 last_error=text,
                 **waiting(_pause(task.attempts)),
@@ -77,6 +77,7 @@ class Holding(TaskRows):
                 task.refresh_from_db(using=rows.db)
         if not (failed or dead):
             raise rows._refuse(task, "fail")
+        task.raised = error if isinstance(error, BaseException) else None
         rows._tell(signals.dead if dead else signals.failed, task, error=text)
         return task
 
@@ -121,6 +122,12 @@ def describe(error: BaseException | str) -> tuple[str, str]:
         said = ""
     text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return _storable(text), _storable("".join(traceback.format_exception(error)))
+
+
+def class_path(error: BaseException | str) -> str:
+    """Where the class of ``error`` is found; empty where there is none."""
+    kind = type(error)
+    return "" if isinstance(error, str) else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _storable(text: str) -> str:
