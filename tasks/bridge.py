@@ -11,7 +11,7 @@ is stored, in whatever process: a task that a dead worker left behind ends where
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import wraps
 from inspect import iscoroutinefunction
@@ -53,16 +53,8 @@ class DatabaseTask(AnyTask):
     process: bool = False
 
 
-#: The keywords of ``tasks.handler`` that a task can have.
-KEYWORDS = (
-    "max_attempts",
-    "retry",
-    "timeout",
-    "progress_timeout",
-    "concurrency_key",
-    "concurrency_limit",
-    "process",
-)
+#: What a task of this backend has more than any: the keywords of ``tasks.handler``.
+KEYWORDS = {field.name for field in fields(DatabaseTask)} - {field.name for field in fields(Task)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +85,11 @@ def declare(task: AnyTask, defaults: dict[str, Any]) -> None:
     known = find(task.module_path)
     if known is not None and known.func is task.func:
         return
-    given = {key: value for key in KEYWORDS if (value := getattr(task, key, None))}
-    register = registry.handler
+    own = {key: getattr(task, key, None) for key in KEYWORDS}
+    given = {key: value for key, value in own.items() if value is not None}
     try:
-        register(task.module_path, queue=task.queue_name, **defaults | given)(_runs(task))
+        register = registry.handler(task.module_path, queue=task.queue_name, **defaults | given)
+        register(_runs(task))
     except ValueError as error:
         raise InvalidTask(str(error)) from error
 
@@ -106,7 +99,7 @@ def declare_all(modules: Iterable[ModuleType]) -> None:
     can still be sent here by ``using(backend=...)``."""
     for module in modules:
         for value in list(vars(module).values()):
-            if isinstance(value, Task) and find(value.module_path) is None:
+            if isinstance(value, Task):
                 declare(value, {})
 
 

@@ -101,8 +101,7 @@ def result_of(
         errors=[*_errors(row, spent)],
         worker_ids=_worker_ids(row, spent),
     )
-    if row.status == TaskStatus.SUCCEEDED:
-        object.__setattr__(result, "_return_value", row.task_output)
+    object.__setattr__(result, "_return_value", row.task_output)
     return result
 
 

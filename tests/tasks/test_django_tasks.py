@@ -8,9 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
+import django
 import pytest
 from asgiref.sync import async_to_sync
 from django.apps import apps
+from django.conf import global_settings
 from django.core.checks import run_checks
 from django.db import transaction
 from django.utils import timezone
@@ -32,6 +34,7 @@ from tasks.exceptions import NotSerializable
 from tasks.models import Task, TaskAttempt
 from tests.factories import TaskFactory, claimed
 from tests.jobs import mails
+from tests.jobs import tasks as jobs
 from tests.leasing.support import expire
 from tests.tasks.support import Handlers, make_due, row_of
 
@@ -188,9 +191,28 @@ def test_a_task_has_the_keywords_of_handlers() -> None:
 
 
 @pytest.mark.usefixtures("aside")
-def test_keywords_out_of_bounds_are_refused() -> None:
+@pytest.mark.skipif(django.VERSION[:2] == (6, 0), reason="its decorator passes no keywords on")
+def test_the_decorator_passes_them_on() -> None:
+    decorator: Any = task
+
+    decorator(max_attempts=3)(plain)
+
+    assert registry.find(f"{__name__}.plain").max_attempts == 3
+
+
+@pytest.mark.usefixtures("aside")
+@pytest.mark.parametrize("most", [0, 40_000])
+def test_keywords_out_of_bounds_are_refused(most: int) -> None:
     with pytest.raises(InvalidTask, match="max_attempts"):
-        all_of_it(max_attempts=40_000)
+        all_of_it(max_attempts=most)
+
+
+@pytest.mark.usefixtures("aside")
+def test_a_name_that_is_too_long_for_a_row_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "__qualname__", "x" * 200)
+
+    with pytest.raises(InvalidTask, match="200"):
+        task(plain)
 
 
 @pytest.mark.usefixtures("aside")
@@ -314,7 +336,10 @@ def test_a_task_is_validated_again_as_it_is_enqueued(monkeypatch: pytest.MonkeyP
 
 def test_a_backend_for_any_queue_knows_those_that_there_are(settings: Settings) -> None:
     settings.TASK_QUEUE = {"QUEUES": ["default", "mail"]}
-    assert row(mails.once_only.using(queue_name="mail").enqueue()).queue == "mail"
+    in_mail = mails.once_only.using(queue_name="mail")
+    result = in_mail.enqueue()
+    assert row(result).queue == "mail"
+    assert default().get_result(result.id).task == in_mail
 
     with pytest.raises(InvalidTask, match="nowhere"):
         mails.once_only.using(queue_name="nowhere").enqueue()
@@ -376,7 +401,7 @@ def test_a_result_is_read_by_one_query_however_many_attempts_there_were(
 
 @pytest.mark.parametrize(
     "result_id",
-    ["", "0", "1", "01", "-1", "1.0", " 1", "one", "9" * 19, "9" * 64, "²", "1\0", str(uuid4())],
+    ["", "0", "1", "01", "-1", "1.0", " 1", "one", "9" * 19, "9" * 5_000, "²", "1\0", str(uuid4())],
 )
 def test_a_result_that_is_not_there_does_not_exist(result_id: str) -> None:
     with pytest.raises(TaskResultDoesNotExist):
@@ -619,6 +644,26 @@ def test_without_settings_for_django_tasks_nothing_is_looked_for(settings: Setti
     del settings.TASKS
 
     assert discovery._backends() == []
+
+
+def test_nor_is_it_where_they_are_what_django_has_by_itself(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(global_settings, "TASKS", settings.TASKS, raising=False)
+
+    assert discovery._backends() == []
+
+
+@pytest.mark.usefixtures("aside")
+def test_a_task_for_another_alias_is_found_in_the_tasks_module_of_an_app(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jobs, "plain", task(backend="elsewhere")(plain), raising=False)
+    assert f"{__name__}.plain" not in registry.names()
+
+    discovery.discover()
+
+    assert f"{__name__}.plain" in registry.names()
 
 
 def test_settings_for_django_tasks_harm_nobody_who_has_none(

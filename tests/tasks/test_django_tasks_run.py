@@ -236,10 +236,13 @@ def test_a_cancelled_task_is_told_to_have_finished(heard: Heard) -> None:
     assert [(name, told.status) for name, _, told, _ in heard] == [("finished", FAILED)]
 
 
-def test_other_handlers_are_none_of_djangos_business(heard: Heard) -> None:
+def test_other_handlers_are_none_of_djangos_business(
+    heard: Heard, caplog: pytest.LogCaptureFixture
+) -> None:
     Task.objects.complete(TaskFactory(state="running"))
 
     assert heard == []
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_a_receiver_that_raises_harms_nobody(work: Work) -> None:
