@@ -74,6 +74,8 @@ class Task(Leasable):
 
     #: Set on what ``enqueue`` returns: a task with the same unique key was there before.
     is_duplicate = False
+    #: Set by ``fail``: what its handler raised, for the receivers of its signals.
+    raised: BaseException | None = None
 
     objects: ClassVar = TaskQuerySet.as_manager()
 
@@ -207,6 +209,8 @@ class TaskAttempt(models.Model):
     ended_at = models.DateTimeField(db_default=DbNow())
     outcome = models.CharField(max_length=9, choices=AttemptOutcome)
     error = models.TextField(blank=True, default="")
+    #: Where the class of what was raised is found, and how it came to be raised.
+    exception = models.TextField(blank=True, default="")
     traceback = models.TextField(blank=True, default="")
     #: When a late write of this attempt was refused, and which.
     refused_at = models.DateTimeField(null=True, default=None)
@@ -227,7 +231,14 @@ class TaskAttempt(models.Model):
         return f"attempt {self.number} of task {self.task_id}"
 
     @classmethod
-    def of(cls, task: Task, outcome: str, error: str = "", traceback: str = "") -> TaskAttempt:
+    def of(
+        cls,
+        task: Task,
+        outcome: str,
+        error: str = "",
+        traceback: str = "",
+        exception: str = "",
+    ) -> TaskAttempt:
         """An unsaved record of the attempt whose grant ``task`` carries."""
         assert task.grant_id is not None and task.acquired_at is not None
         return cls(
@@ -239,6 +250,7 @@ class TaskAttempt(models.Model):
             started_at=task.acquired_at,
             outcome=outcome,
             error=error,
+            exception=exception,
             traceback=traceback,
         )
 

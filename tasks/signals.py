@@ -10,6 +10,7 @@ sends ``leasing.signals.refused``.
     recovered    holder, reason: taken from a holder that is gone
     returned     reason: given back unfinished, no attempt spent
     snoozed      reason: its handler put it off, no attempt spent
+    cancelled    by, reason: it will not run, or not again
     retried      by: an operator set it ready again
     duplicate    an enqueue that a unique key turned away met this task
     rescheduled  by: an operator moved it to another queue or time
@@ -32,6 +33,7 @@ dead = Signal()
 recovered = Signal()
 returned = Signal()
 snoozed = Signal()
+cancelled = Signal()
 retried = Signal()
 duplicate = Signal()
 rescheduled = Signal()

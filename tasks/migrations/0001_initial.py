@@ -166,6 +166,7 @@ class Migration(migrations.Migration):
                 ('ended_at', models.DateTimeField(db_default=leasing.functions.DbNow())),
                 ('outcome', models.CharField(choices=[('failed', 'Failed'), ('lost', 'Lost'), ('returned', 'Returned'), ('snoozed', 'Snoozed'), ('cancelled', 'Cancelled')], max_length=9)),
                 ('error', models.TextField(blank=True, default='')),
+                ('exception', models.TextField(blank=True, default='')),
                 ('traceback', models.TextField(blank=True, default='')),
                 ('refused_at', models.DateTimeField(default=None, null=True)),
                 ('refused_verb', models.CharField(blank=True, default='', max_length=20)),

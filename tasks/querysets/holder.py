@@ -77,6 +77,7 @@ class Holding(Progressing):
 
     def _fail(self, failure: Failure, *, unexpired: bool = False) -> Signal | None:
         """End the attempt of a locked row. Which signal tells of it; None: it was refused."""
+        failure.task.raised = failure.raised
         mine = self._of_grant(failure.task)
         if unexpired:
             mine = mine.unexpired()
@@ -144,13 +145,15 @@ class Failure:
     #: How long until the next attempt; None: there is to be none.
     delay: timedelta | None
     attempt: TaskAttempt
+    raised: BaseException | None
 
     @classmethod
     def of(cls, task: Task, error: BaseException | str) -> Failure:
         """Asks the policy: code of others, that no lock should wait for."""
         text, trace = describe(error)
-        attempt = attempt_model().of(task, "failed", text, trace)
-        return cls(task, text, _delay(task, error), attempt)
+        attempt = attempt_model().of(task, "failed", text, trace, class_path(error))
+        raised = error if isinstance(error, BaseException) else None
+        return cls(task, text, _delay(task, error), attempt, raised)
 
 
 def _delay(task: Task, error: BaseException | str) -> timedelta | None:
@@ -174,6 +177,12 @@ def describe(error: BaseException | str) -> tuple[str, str]:
         said = ""
     text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return _storable(text), _storable("".join(traceback.format_exception(error)))
+
+
+def class_path(error: BaseException | str) -> str:
+    """Where the class of ``error`` is found; empty where there is none."""
+    kind = type(error)
+    return "" if isinstance(error, str) else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _storable(text: str) -> str:
