@@ -21,7 +21,7 @@ from leasing.aio import Steps, adrive, drive
 from leasing.bell import announce, bell
 from leasing.claim import Claim
 from leasing.clock import clock
-from leasing.dialects import after_commit, durable, refuse_transaction
+from leasing.dialects import after_commit, durable, lock, refuse_transaction
 from leasing.exceptions import InvalidResource, LeaseHeld
 from leasing.functions import DbNow, after
 from leasing.hold import Hold
@@ -219,11 +219,11 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         return None
 
     def _preempt(self, held: Lease, by: str, priority: int, delay: timedelta) -> None:
-        """Ask the holder of ``held`` to yield: its renewals end after ``delay``."""
+        """Ask the holder of ``held`` to yield: its renewals end after ``delay``. While somebody
+        has the row locked nothing is asked: whoever waits comes again."""
         end = Greatest(F("expires_at"), after(delay))
         with durable(self.db):
-            self._lock(held)
-            asked = (
+            asked = self._lock_at_once(pk=held.pk) and (
                 self._of_grant(held)
                 .unexpired()
                 .filter(Q(ends_at=None) | Q(ends_at__gt=end), priority__lt=priority)
@@ -238,10 +238,19 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         """Let the holder's release be announced to us."""
         if connections[self.db].vendor != "postgresql":
             return
-        waited_for = self._everything().filter(resource=resource)
         # One mark serves all who wait: each of them writing would keep the row locked.
         unmarked = Q(wanted_until=None) | Q(wanted_until__lt=after(timedelta(seconds=2 * LONGEST)))
-        waited_for.filter(unmarked).update(wanted_until=after(timedelta(seconds=4 * LONGEST)))
+        waited_for = self._everything().filter(unmarked, resource=resource)
+        if not waited_for.exists():
+            return
+        with durable(self.db):
+            if self._lock_at_once(resource=resource):
+                waited_for.update(wanted_until=after(timedelta(seconds=4 * LONGEST)))
+
+    def _lock_at_once(self, **key: Any) -> bool:
+        """Lock the row with ``key``, unless somebody else has: nobody is to wait for a lease
+        longer than was said. Returns whether it is locked now."""
+        return bool(lock(self._everything().filter(**key), skip_locked=True).values_list("pk"))
 
     def record(self, kind: str, row: Lease, **fields: Any) -> None:
         super().record(kind, row, **fields)
