@@ -47,6 +47,7 @@ from django.db import Error, close_old_connections
 
 from leasing import clock as clocks
 from leasing.aio import in_thread
+from leasing.decorators import refuse_generators
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.hold import Hold
 from leasing.models import Lease, LeaseState
@@ -132,7 +133,10 @@ class Leader:
         LeaseLost raised by a lost term, and a return from one, lead to the next campaign; any
         other error is raised, and the lease given back. A plain function takes ``stopping`` when
         it is called, and gives None when that ended the campaign; a coroutine is cancelled.
+
+        Raises TypeError for a generator function.
         """
+        refuse_generators(main)
         if iscoroutinefunction(main):
 
             @functools.wraps(main)
