@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from django.db import connections, transaction
@@ -17,7 +18,7 @@ from django.db.models import DateTimeField, ExpressionWrapper, F, Q
 from django.db.models.functions import Coalesce, Greatest, Least
 
 from leasing import postgres, signals
-from leasing.aio import Steps, adrive, drive
+from leasing.aio import Steps, Undoable, adrive, drive, in_thread
 from leasing.bell import announce, bell
 from leasing.claim import Claim
 from leasing.clock import clock
@@ -117,6 +118,13 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             if number:
                 pause_shortly()
         raise LeaseHeld(", ".join(names))
+
+    async def aacquire_many(self, resources: Iterable[str], **terms: Any) -> Claim[Lease]:
+        """``acquire_many``, for async code: ``async with await Lease.objects.aacquire_many(...)``.
+        In the block the body is cancelled when any of the leases is lost."""
+        acquire = partial(self.acquire_many, resources, **terms)
+        leases: Claim[Lease] = await in_thread(Undoable(acquire, Claim.give_back))
+        return leases
 
     # The conditions
 

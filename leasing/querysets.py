@@ -29,7 +29,7 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Greatest, Least
 
 from leasing import postgres, signals
-from leasing.aio import Steps, Undoable, adrive, drive
+from leasing.aio import Steps, Undoable, adrive, drive, in_thread
 from leasing.bell import taking
 from leasing.claim import Claim
 from leasing.clock import clock
@@ -196,6 +196,19 @@ class LeasableQuerySet(models.QuerySet[Row]):
             granted = ordered._grant_locked(terms, limit)
         return Claim(rows._tell_granted(granted), rows.store(terms))
 
+    async def aclaim(
+        self,
+        limit: int = 1,
+        *,
+        holder: str | None = None,
+        ttl: float | timedelta | None = None,
+    ) -> Claim[Row]:
+        """``claim``, for async code: ``async with await orders.aclaim(10) as claimed:``. In the
+        block the body is cancelled when any of the rows is lost."""
+        claim = partial(self.claim, limit, holder=holder, ttl=ttl)
+        claimed: Claim[Row] = await in_thread(Undoable(claim, Claim.give_back))
+        return claimed
+
     def acquiring(
         self,
         resource: str,
@@ -294,6 +307,14 @@ class LeasableQuerySet(models.QuerySet[Row]):
             raise rows._refuse(row, "release")
         return row
 
+    async def arenew(self, row: Row) -> Row:
+        """``renew``, for async code."""
+        return await in_thread(self.renew, row)
+
+    async def arelease(self, row: Row) -> Row:
+        """``release``, for async code. Cancelled while it waits, it releases all the same."""
+        return await in_thread(self.release, row)
+
     def _release(self, row: Row) -> bool:
         with transaction.atomic(using=self.db):
             self._lock(row)
@@ -354,6 +375,10 @@ class LeasableQuerySet(models.QuerySet[Row]):
 
         after_commit(rows.db, tell)
         return len(taken)
+
+    async def arevoke(self, reason: str = "", by: str = "") -> int:
+        """``revoke``, for async code."""
+        return await in_thread(self.revoke, reason, by)
 
     def _revoke(self, key: Any) -> int:
         return (
