@@ -129,10 +129,12 @@ class FencedRows:
         meta = self._rows.model._meta
         rows = "a row" if count == 1 else f"{count} rows"
         reason = f"{rows} of {meta.label} refused the token {self._token}, having seen {self._seen}"
-        proof = self._proof
-        if isinstance(proof, int):
-            proof = BareToken(proof, meta.label_lower, str(first))
-        resource = note_refused(proof, reason)
+        bearer: Hold | Leasable | BareToken
+        if isinstance(self._proof, int):
+            bearer = BareToken(self._proof, meta.label_lower, str(first))
+        else:
+            bearer = self._proof
+        resource = note_refused(bearer, reason)
         return StaleToken(resource, reason)
 
 
@@ -218,14 +220,14 @@ class BareToken:
         signals.send(signals.refused, self, verb=GUARDED, reason=reason)
 
 
-def note_refused(proof: Hold | Leasable | BareToken, reason: str) -> str:
+def note_refused(bearer: Hold | Leasable | BareToken, reason: str) -> str:
     """Tell the world that a late write was turned away. Returns the resource's name."""
-    if isinstance(proof, Hold):
-        proof.refused(GUARDED, reason)
-        return proof.resource
-    if isinstance(proof, BareToken):
-        proof.note(reason)
-        return f"the holder of token {proof.fencing_token}"
-    using = proof._state.db or leasing_settings.DATABASE
-    RowStore(type(proof), using).refused(proof, GUARDED, reason)
-    return proof.lease_resource
+    if isinstance(bearer, Hold):
+        bearer.refused(GUARDED, reason)
+        return bearer.resource
+    if isinstance(bearer, BareToken):
+        bearer.note(reason)
+        return f"the holder of token {bearer.fencing_token}"
+    using = bearer._state.db or leasing_settings.DATABASE
+    RowStore(type(bearer), using).refused(bearer, GUARDED, reason)
+    return bearer.lease_resource

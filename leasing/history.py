@@ -65,7 +65,7 @@ class LeaseEventQuerySet(models.QuerySet[Any]):
             .filter(held_until__gte=after)
         )
 
-    def refusals(self) -> models.QuerySet[Any, dict[str, Any]]:
+    def refusals(self) -> Any:
         """How many late writes were refused: a dictionary for each resource, most first, with
         ``resource``, ``count`` and ``last_at``. Narrow it before:
         ``LeaseEvent.objects.filter(at__gt=since).refusals()``."""

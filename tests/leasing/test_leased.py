@@ -263,7 +263,7 @@ VIEWS: dict[str, Any] = {
     "any arguments": anything,
     "request by name": lambda request, pk: view(request=request, pk=pk),
     "all by name": lambda request, pk: all_by_name(request=request, pk=pk),
-    "of a REST framework": lambda request, pk: view(RestRequest(request), pk=pk),
+    "of a REST framework": lambda request, pk: view(RestRequest(request), pk=pk),  # type: ignore[arg-type]
     "function": view,
     "method": Method.as_view(),
     "dispatch": DecoratedByKeyword.as_view(),
