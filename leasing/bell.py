@@ -1,9 +1,9 @@
 """Hears of releases from PostgreSQL, on one connection for the whole process.
 
 The connection is opened when the first caller waits and closed soon after the last stopped. What
-is missed while it is away costs a poll, no more. Behind a pooler in transaction mode LISTEN succeeds
-and nothing ever arrives: so each connection is tried out first, over another one, and without an
-answer the polls alone serve for a while.
+is missed while it is away costs a poll, no more. Behind a pooler in transaction mode LISTEN
+succeeds and nothing ever arrives: so each connection is tried out first, over another one, and
+without an answer the polls alone serve for a while.
 """
 
 from __future__ import annotations

@@ -76,6 +76,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         resource: str,
         *,
         wait: float | None = None,
+        separate: bool = False,
         stopping: threading.Event | None = None,
         on_lost: Callable[[Hold], object] | None = None,
         on_yield: Callable[[Hold], object] | None = None,
@@ -86,7 +87,9 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
 
         ``on_lost`` is called once, on a thread of the keeper, when the hold is lost; ``on_yield``
         when somebody of higher priority asked for it. ``stopping`` ends the waiting with
-        LeaseTimeout. The other arguments, and the errors, are those of ``acquire``.
+        LeaseTimeout. ``separate`` lets it be taken inside a transaction, over a connection of its
+        own: it is released when that commits, and left to its ttl when not; on SQLite that too
+        is LeaseInTransaction. The other arguments, and the errors, are those of ``acquire``.
         """
         check_name(resource, "resource")
         return self.home().holding_of(
@@ -94,6 +97,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             Terms.check(**terms),
             wait,
             {"resource": resource},
+            separate=separate,
             stopping=stopping,
             on_lost=on_lost,
             on_yield=on_yield,

@@ -40,6 +40,7 @@ from leasing.functions import DbNow, after, next_token
 from leasing.hold import Hold
 from leasing.memory import memory
 from leasing.rowstore import RowStore, grant_of, write_apart
+from leasing.separate import SeparateRowStore, taking_separately
 from leasing.store import Grant, Renewals
 from leasing.terms import Terms
 
@@ -165,14 +166,19 @@ class LeasableQuerySet(models.QuerySet[Row]):
         holder: str | None = None,
         ttl: float | timedelta | None = None,
         wait: float | None = None,
+        separate: bool = False,
         on_lost: Callable[[Hold], object] | None = None,
     ) -> Hold:
         """A context manager that acquires ``row``, renews it while the block runs, and releases
         it at the end. Arguments and errors are those of ``acquire``; ``on_lost`` is called once,
-        on a thread of the keeper, when the hold is lost."""
+        on a thread of the keeper, when the hold is lost.
+
+        ``separate`` lets it be taken inside a transaction, over a connection of its own: it is
+        released when that commits, and left to its ttl when not."""
         terms = Terms.check(holder=holder, ttl=ttl)
-        key = {"pk": row.pk}
-        return self.home().holding_of(row.lease_resource, terms, wait, key, on_lost=on_lost)
+        return self.home().holding_of(
+            row.lease_resource, terms, wait, {"pk": row.pk}, separate=separate, on_lost=on_lost
+        )
 
     def claim(
         self,
@@ -236,6 +242,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
         wait: float | None,
         key: dict[str, Any],
         *,
+        separate: bool = False,
         stopping: threading.Event | None = None,
         on_lost: Callable[[Hold], object] | None = None,
         on_yield: Callable[[Hold], object] | None = None,
@@ -244,13 +251,20 @@ class LeasableQuerySet(models.QuerySet[Row]):
         setting ENABLED is off, in the memory of this process."""
         if not leasing_settings.ENABLED:
             blank = partial(self.model, **key)
-            taker = memory.taker(blank, resource, terms, wait, stopping, unless_in=self.db)
+            unless_in = None if separate else self.db
+            taker = memory.taker(blank, resource, terms, wait, stopping, unless_in=unless_in)
             return Hold(memory, taker, on_lost=on_lost, on_yield=on_yield)
 
         def acquire() -> Steps[Grant]:
-            return grant_of((yield from self.acquiring(resource, terms, wait, key, stopping)))
+            steps = self.acquiring(resource, terms, wait, key, stopping)
+            if separate:
+                steps = taking_separately(self.db, steps)
+            return grant_of((yield from steps))
 
-        return Hold(self.store(terms), acquire, on_lost=on_lost, on_yield=on_yield)
+        store = self.store(terms)
+        if separate:
+            store = SeparateRowStore(store.model, store.using)
+        return Hold(store, acquire, on_lost=on_lost, on_yield=on_yield)
 
     def store(self, terms: Terms) -> RowStore:
         """Where the grants of these rows are renewed."""
