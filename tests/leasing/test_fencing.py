@@ -470,6 +470,7 @@ def test_a_refused_write_is_noted_though_its_caller_rolls_back(notes: Keeper, se
     assert [name for name, *_ in sent] == ["acquired", "refused"]
 
 
+@pytest.mark.usefixtures("notes")
 def test_a_caller_may_go_on_after_a_refusal(report: Report) -> None:
     """The rows it wrote before stay, those of the refused write do not."""
     with transaction.atomic():
