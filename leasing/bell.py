@@ -1,15 +1,19 @@
 """Hears of releases from PostgreSQL, on one connection for the whole process.
 
 The connection is opened when the first caller waits and closed soon after the last stopped. What
-is missed while it is away costs a poll, no more.
+is missed while it is away costs a poll, no more. Behind a pooler in transaction mode LISTEN
+succeeds and nothing ever arrives: so each connection is tried out first, over another one, and
+without an answer the polls alone serve for a while.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +34,9 @@ logger = logging.getLogger("leasing")
 CHANNEL = "leasing_released"
 #: Seconds between looks whether anybody still waits, and the pause after a failure.
 TICK = 1.0
+#: Seconds in which what was sent to try a connection out has to arrive, and for which nobody
+#: listens when it did not.
+ARRIVAL, DEAFNESS = 5.0, 300.0
 
 
 class Bell:
@@ -44,11 +51,13 @@ class Bell:
         self._lock = threading.Lock()
         self._waiters: defaultdict[str, list[Waiter]] = defaultdict(list)
         self._thread: threading.Thread | None = None
+        #: Until when nobody listens, for want of anything to hear.
+        self._deaf_until = 0.0
 
     def add(self, resource: str, waiter: Waiter) -> None:
         with self._lock:
             self._waiters[resource].append(waiter)
-            if self._thread is None and _can_listen(self.using):
+            if self._thread is None and self._hears and _can_listen(self.using):
                 self._thread = threading.Thread(
                     target=self._listen, name="leasing-bell", daemon=True
                 )
@@ -69,6 +78,10 @@ class Bell:
             if waiting:
                 waiting[0].ring()
 
+    @property
+    def _hears(self) -> bool:
+        return clock.system_clock() >= self._deaf_until
+
     def _listen(self) -> None:
         while self._is_wanted():
             try:
@@ -78,23 +91,32 @@ class Bell:
                 time.sleep(TICK)
 
     def _listen_once(self) -> None:
-        connection = private_connection(self.using, TICK)
-        try:
-            connection.set_autocommit(True)
-            with connection.cursor() as cursor:
-                cursor.execute(f"LISTEN {CHANNEL}")
-            raw: Any = connection.connection
+        with _listening(self.using, CHANNEL) as raw:
+            trial = _trial(self.using, CHANNEL)
+            arrives_by = clock.system_clock() + ARRIVAL
             while self._is_wanted(end=False):
                 for note in raw.notifies(timeout=TICK):
+                    if note.payload == trial:
+                        arrives_by = math.inf
                     self.ring(note.payload)
-        finally:
-            connection.close()
+                if clock.system_clock() > arrives_by:
+                    self._give_up()
+                    return
+
+    def _give_up(self) -> None:
+        if not self._deaf_until:
+            logger.warning(
+                "PostgreSQL's notifications do not arrive, so who waits for a lease polls for it:"
+                " is there a pooler in transaction mode? LEASING['LISTEN_URL'] leads around it"
+            )
+        self._deaf_until = clock.system_clock() + DEAFNESS
 
     def _is_wanted(self, end: bool = True) -> bool:
         with self._lock:
-            if not self._waiters and end:
+            wanted = bool(self._waiters) and self._hears
+            if not wanted and end:
                 self._thread = None
-            return bool(self._waiters)
+            return wanted
 
 
 _bells: dict[str, Bell] = {}
@@ -171,16 +193,46 @@ def notifications_arrive(using: str) -> bool:
     where nobody listens anyway."""
     if not _can_listen(using):
         return True
+    with _listening(using, "leasing_check") as raw:
+        trial = _trial(using, "leasing_check")
+        return any(note.payload == trial for note in raw.notifies(timeout=TICK, stop_after=1))
+
+
+@contextmanager
+def _listening(using: str, channel: str) -> Iterator[Any]:
+    """A connection of psycopg's that listens, outside of any pool and any transaction."""
+    url = leasing_settings.LISTEN_URL if using == leasing_settings.DATABASE else None
+    if url:
+        import psycopg
+
+        patience: Any = {"connect_timeout": 2, "tcp_user_timeout": int(1000 * TICK)}
+        connected: Any = psycopg.connect(url, autocommit=True, **patience)
+        with connected as raw:
+            raw.execute(f"LISTEN {channel}")
+            yield raw
+        return
     connection = private_connection(using, TICK)
     try:
         connection.set_autocommit(True)
         with connection.cursor() as cursor:
-            cursor.execute("LISTEN leasing_check")
-            cursor.execute("NOTIFY leasing_check")
-        raw: Any = connection.connection
-        return any(raw.notifies(timeout=TICK, stop_after=1))
+            cursor.execute(f"LISTEN {channel}")
+        yield connection.connection
     finally:
         connection.close()
+
+
+def _trial(using: str, channel: str) -> str:
+    """Notify ``channel`` of something that no lease is called, the way releases are: over
+    another connection, because one's own arrive where those of others do not."""
+    trial = f" {uuid.uuid4()}"
+    connection = private_connection(using, TICK)
+    try:
+        connection.set_autocommit(True)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, %s)", [channel, trial])
+    finally:
+        connection.close()
+    return trial
 
 
 def _can_listen(using: str) -> bool:

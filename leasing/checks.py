@@ -88,6 +88,10 @@ def _check_bounds() -> list[CheckMessage]:
         )
     if not isinstance(conf.ENABLED, bool):
         messages.append(Error("LEASING['ENABLED'] must be True or False.", id="leasing.E011"))
+    if not isinstance(conf.LISTEN_URL, str | None):
+        messages.append(
+            Error("LEASING['LISTEN_URL'] must be an address, or None.", id="leasing.E012")
+        )
     if conf.API_ACCESS not in ("closed", "compatible"):
         messages.append(
             Error("LEASING['API_ACCESS'] must be 'closed' or 'compatible'.", id="leasing.E007")
@@ -239,7 +243,8 @@ def _check_notifications(using: str) -> list[CheckMessage]:
     return [
         Warning(
             "PostgreSQL's notifications do not arrive: is there a pooler in transaction mode?",
-            hint="Everything works without them; who waits for a lease polls for it.",
+            hint="Everything works without them; who waits for a lease polls for it. "
+            "LEASING['LISTEN_URL'] can lead around the pooler.",
             id="leasing.W006",
         )
     ]

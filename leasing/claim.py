@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from leasing.aio import in_thread
 from leasing.exceptions import LeaseLost
-from leasing.hold import Hold
+from leasing.hold import Hold, Interrupt
 from leasing.rowstore import RowStore, grant_of
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ Row = TypeVar("Row", bound="Leasable")
 
 
 class Claim(list[Row]):
-    """A list of rows that are leased to this process, and a block in which they stay so.
+    """A list of rows that are leased to this process, and a block, plain or async, in which
+    they stay so.
 
     In the block each row's lease is renewed; at its end all are released. One that was lost
     raises LeaseLost there, after the others were released, unless the block already failed.
@@ -27,6 +29,7 @@ class Claim(list[Row]):
         super().__init__(rows)
         self._store = store
         self._entered = False
+        self._interrupt: Interrupt | None = None
         #: The holds of the rows, in their order, while the block runs.
         self.holds: list[Hold] = []
 
@@ -57,7 +60,14 @@ class Claim(list[Row]):
             raise losses[0]
 
     async def __aenter__(self) -> Self:
-        return self.__enter__()
+        """As ``with``; in addition the body is cancelled when any of the rows is lost."""
+        self.__enter__()
+        self._interrupt = interrupt = Interrupt()
+        for hold in self.holds:
+            hold._interrupt = interrupt
+        if not all(hold.valid for hold in self.holds):
+            interrupt()  # one was lost before it could tell
+        return self
 
     async def __aexit__(
         self,
@@ -65,9 +75,31 @@ class Claim(list[Row]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        interrupt, self._interrupt = self._interrupt, None
+        holds = self.holds
+        for hold in holds:
+            hold._interrupt = None
+        ours = interrupt is not None and interrupt.explains(error)
         await in_thread(self.__exit__, kind, error, trace)
+        if ours:
+            raise next(filter(None, map(_loss_of, holds))) from error
+
+    def give_back(self) -> None:
+        """Release rows for which there was never a block."""
+        for row in self:
+            with suppress(LeaseLost):
+                self._store.release(grant_of(row))
 
     def ensure(self) -> None:
         """Raise LeaseLost unless every row is surely still held."""
         for hold in self.holds:
             hold.ensure()
+
+
+def _loss_of(hold: Hold) -> LeaseLost | None:
+    """How ``hold`` was lost; None when it was not."""
+    try:
+        hold.ensure()
+    except LeaseLost as loss:
+        return loss if hold.lost.is_set() else None
+    return None

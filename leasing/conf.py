@@ -56,6 +56,9 @@ class LeasingSettings(AppSettings):
     GRACE: float = 0.0
     #: The database of leases.
     DATABASE: str = "default"
+    #: Where to listen for releases, when DATABASE leads to a pooler that swallows notifications:
+    #: the address of the PostgreSQL server itself. None is where DATABASE leads.
+    LISTEN_URL: str | None = None
     #: False keeps what is held in the memory of each process instead of the database: for
     #: tests, and machines where nothing else runs. See ``leasing.memory``.
     ENABLED: bool = True

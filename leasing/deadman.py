@@ -3,9 +3,9 @@
     python -I -S deadman.py FD COMMAND ...
 
 ``leasing.supervise`` starts it as the first process of a group, for the command and what that
-starts. When the deadline passes, or its parent is gone, it kills the group, itself included. So
-nothing of the command outlives its lease, whether the parent was killed, paused or hangs. Were
-this process killed alone, Linux would kill the command with it.
+starts. When the deadline passes, or its parent is gone, or it fails, it kills the group, itself
+included. So nothing of the command outlives its lease, whether the parent was killed, paused or
+hangs. Were this process killed alone, Linux would kill the command with it.
 
 FD is a socket. From it come deadlines, in seconds on the clock of ``leasing.clock``; the first
 starts the command. Its exit code goes back, once; then this waits to be killed, together with
@@ -78,7 +78,7 @@ class Deadman:
     def _receive(self) -> None:
         data = self._channel.recv(4096)
         if not data:
-            kill_group()
+            raise EOFError("whoever knows the deadline is gone")
         self._received += data
         whole = len(self._received) - len(self._received) % NUMBER.size
         for (deadline,) in NUMBER.iter_unpack(self._received[:whole]):
@@ -148,4 +148,12 @@ def kill_group() -> NoReturn:
 if __name__ == "__main__":
     if os.getpgrp() != os.getpid():
         sys.exit("This is run by leasing.supervise, as the first process of a group.")
-    Deadman(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]).run()
+    try:
+        Deadman(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]).run()
+    except (EOFError, ConnectionError):
+        pass  # a socket with a report that nobody read ends in an error, not with an end
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        # However this ends, the command must not outlive it.
+        kill_group()

@@ -24,18 +24,25 @@ def leased(resource: str, **options: Any) -> Callable[[Function], Function]:
     ``options`` are those of ``Lease.objects.hold``. A parameter called ``hold`` is given the
     hold, by its name. A lost race raises LeaseHeld; for a view (the first argument is a request)
     it answers 409 with ``{"error": "..."}``.
+
+    Raises TypeError for a generator function, whose body runs when the call is long over. A
+    StreamingHttpResponse is streamed after its view, too: without the lease.
     """
 
     def decorate(function: Function) -> Function:
+        refuse_generators(function)
         signature = inspect.signature(function)
         wants_hold = "hold" in signature.parameters
 
-        def hold_for(args: Any, kwargs: Any) -> Hold:
-            from leasing.models import Lease
-
+        def call_of(args: Any, kwargs: Any) -> inspect.BoundArguments:
             bound = signature.bind_partial(*args, **kwargs)
             bound.apply_defaults()
-            return Lease.objects.hold(resource.format(**bound.arguments), **options)
+            return bound
+
+        def hold_for(call: inspect.BoundArguments) -> Hold:
+            from leasing.models import Lease
+
+            return Lease.objects.hold(resource.format(**arguments_of(call)), **options)
 
         def given(kwargs: dict[str, Any], hold: Hold) -> dict[str, Any]:
             return {**kwargs, "hold": hold} if wants_hold else kwargs
@@ -44,25 +51,27 @@ def leased(resource: str, **options: Any) -> Callable[[Function], Function]:
 
             @functools.wraps(function)
             async def run_async(*args: Any, **kwargs: Any) -> Any:
-                hold = hold_for(args, kwargs)
+                call = call_of(args, kwargs)
+                hold = hold_for(call)
                 async with AsyncExitStack() as block:
                     # Only this refusal is ours to answer, not one that the body raises.
                     try:
                         await block.enter_async_context(hold)
                     except LeaseHeld as held:
-                        return _refuse(args, held)
+                        return _refuse(call, held)
                     return await function(*args, **given(kwargs, hold))
 
             return run_async  # type: ignore[return-value]
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            hold = hold_for(args, kwargs)
+            call = call_of(args, kwargs)
+            hold = hold_for(call)
             with ExitStack() as block:
                 try:
                     block.enter_context(hold)
                 except LeaseHeld as held:
-                    return _refuse(args, held)
+                    return _refuse(call, held)
                 return function(*args, **given(kwargs, hold))
 
         return run  # type: ignore[return-value]
@@ -70,8 +79,34 @@ def leased(resource: str, **options: Any) -> Callable[[Function], Function]:
     return decorate
 
 
-def _refuse(args: Any, held: LeaseHeld) -> JsonResponse:
+def refuse_generators(function: Callable[..., Any]) -> None:
+    """Raise TypeError for functions whose call returns before their body has begun."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(
+            f"{name} is a generator function: its body would run when what guards the call is "
+            "over. Use a block in it instead."
+        )
+
+
+def arguments_of(call: inspect.BoundArguments) -> dict[str, Any]:
+    """The arguments of ``call`` by name, those that ``**kwargs`` caught too."""
+    arguments = dict(call.arguments)
+    for name, parameter in call.signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments = arguments.get(name, {}) | arguments
+    return arguments
+
+
+def _refuse(call: inspect.BoundArguments, held: LeaseHeld) -> JsonResponse:
     # The first argument of a function, the second of a method.
-    if any(isinstance(argument, HttpRequest) for argument in args[:2]):
+    if any(_is_request(value) for value in [*call.args[:2], call.kwargs.get("request")]):
         return JsonResponse({"error": str(held)}, status=409)
     raise held
+
+
+def _is_request(value: object) -> bool:
+    # The request of Django REST framework wraps Django's.
+    return isinstance(value, HttpRequest) or isinstance(
+        getattr(value, "_request", None), HttpRequest
+    )

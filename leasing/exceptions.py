@@ -65,7 +65,8 @@ class LeaseInTransaction(LeaseError):
     granted twice; and a lease released before the outer commit lets the next holder read what
     is not yet written. Take the lease first, then open the transaction:
     ``with hold: with transaction.atomic(): ...``. A view under ATOMIC_REQUESTS needs
-    ``@transaction.non_atomic_requests``.
+    ``@transaction.non_atomic_requests``. Where neither is possible, ``hold(..., separate=True)``
+    takes the lease over a connection of its own, though not on SQLite.
     """
 
 

@@ -21,20 +21,26 @@ arrive between that read and the new holder's first write.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
 
 from django.db import models, router, transaction
 
+from leasing import signals
 from leasing.conf import leasing_settings
 from leasing.dialects import lock
 from leasing.exceptions import StaleToken
+from leasing.functions import DbNow
 from leasing.hold import Hold
-from leasing.models import Leasable
-from leasing.rowstore import RowStore
+from leasing.models import Leasable, LeaseEvent
+from leasing.rowstore import RowStore, write_apart
 
 #: What proves a term: a hold, a row just acquired, or the bare token.
 Proof = Hold | Leasable | int
+
+#: What a fenced write is called where it was refused.
+GUARDED = "guarded write"
 
 
 class FencedQuerySet(models.QuerySet[Any]):
@@ -78,6 +84,7 @@ class FencedRows:
         self._rows = rows
         self._proof = proof
         self._token = token_of(proof)
+        self._strictly = strictly
         self._accepting = {"fence__lt" if strictly else "fence__lte": self._token}
         self._seen = "one as great" if strictly else "a greater one"
         self.using: str = rows._db or router.db_for_write(rows.model)  # type: ignore[attr-defined]
@@ -101,7 +108,8 @@ class FencedRows:
         everything: models.QuerySet[Any] = models.QuerySet(self._rows.model, using=self.using)
         with transaction.atomic(using=self.using):
             locked = lock(self._rows.using(self.using).order_by("pk"))
-            keys = list(locked.values_list("pk", flat=True))
+            fences = dict(locked.values_list("pk", "fence"))
+            keys = list(fences)
             accepting = everything.filter(pk__in=keys, **self._accepting)
             written = accepting.update(fence=self._token, **values)
             if written == len(keys):
@@ -109,13 +117,24 @@ class FencedRows:
                     also()
                 return written
             transaction.set_rollback(True, using=self.using)
-        raise self._refuse(len(keys) - written)
+        # Where no lock was taken the fences may have been raised since: any row will do then.
+        refusing = [key for key, fence in fences.items() if not self._accepts(fence)] or keys
+        raise self._refuse(len(keys) - written, refusing[0])
 
-    def _refuse(self, count: int) -> StaleToken:
-        model = self._rows.model._meta.label
+    def _accepts(self, fence: int) -> bool:
+        return fence < self._token or (fence == self._token and not self._strictly)
+
+    def _refuse(self, count: int, first: Any) -> StaleToken:
+        """Note that ``count`` rows, ``first`` among them, were not written."""
+        meta = self._rows.model._meta
         rows = "a row" if count == 1 else f"{count} rows"
-        reason = f"{rows} of {model} refused the token {self._token}, having seen {self._seen}"
-        resource = note_refused(self._proof, reason)
+        reason = f"{rows} of {meta.label} refused the token {self._token}, having seen {self._seen}"
+        bearer: Hold | Leasable | BareToken
+        if isinstance(self._proof, int):
+            bearer = BareToken(self._proof, meta.label_lower, str(first))
+        else:
+            bearer = self._proof
+        resource = note_refused(bearer, reason)
         return StaleToken(resource, reason)
 
 
@@ -169,13 +188,46 @@ def token_of(proof: Proof) -> int:
     return proof if isinstance(proof, int) else proof.fencing_token
 
 
-def note_refused(proof: Proof, reason: str) -> str:
+@dataclass(frozen=True)
+class BareToken:
+    """Stands for the lease where a write came with nothing but a token: who holds it is not
+    known, so what is told is which row refused."""
+
+    fencing_token: int
+    #: Of the row that refused; of the first, if several did.
+    model: str
+    key: str
+    holder: str = ""
+    grant_id: None = None
+
+    @property
+    def lease_resource(self) -> str:
+        return f"{self.model}:{self.key}"
+
+    def note(self, reason: str) -> None:
+        """Write it to the ledger, and send the signal."""
+        event = LeaseEvent(
+            model=self.model,
+            key=self.key,
+            resource=self.lease_resource[:250],
+            kind="refused",
+            fencing_token=self.fencing_token,
+            at=DbNow(),
+            reason=f"{GUARDED}: {reason}"[:500],
+        )
+        using = leasing_settings.DATABASE
+        write_apart(using, partial(event.save, using=using, force_insert=True))
+        signals.send(signals.refused, self, verb=GUARDED, reason=reason)
+
+
+def note_refused(bearer: Hold | Leasable | BareToken, reason: str) -> str:
     """Tell the world that a late write was turned away. Returns the resource's name."""
-    if isinstance(proof, Hold):
-        proof.refused("guarded write", reason)
-        return proof.resource
-    if isinstance(proof, Leasable):
-        using = proof._state.db or leasing_settings.DATABASE
-        RowStore(type(proof), using).refused(proof, "guarded write", reason)
-        return proof.lease_resource
-    return f"the holder of token {proof}"
+    if isinstance(bearer, Hold):
+        bearer.refused(GUARDED, reason)
+        return bearer.resource
+    if isinstance(bearer, BareToken):
+        bearer.note(reason)
+        return f"the holder of token {bearer.fencing_token}"
+    using = bearer._state.db or leasing_settings.DATABASE
+    RowStore(type(bearer), using).refused(bearer, GUARDED, reason)
+    return bearer.lease_resource

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from django.apps import apps
 from django.db import models, transaction
-from django.db.models import Case, Exists, OuterRef, Subquery, When
+from django.db.models import Case, Count, Exists, Max, OuterRef, Subquery, When
 from django.db.models.functions import Coalesce
 
 from leasing.conf import leasing_settings
@@ -64,6 +64,15 @@ class LeaseEventQuerySet(models.QuerySet[Any]):
             .annotate(held_until=until)
             .filter(held_until__gte=after)
         )
+
+    def refusals(self) -> Any:
+        """How many late writes were refused: a dictionary for each resource, most first, with
+        ``resource``, ``count`` and ``last_at``. Narrow it before:
+        ``LeaseEvent.objects.filter(at__gt=since).refusals()``."""
+        using = self._db or leasing_settings.DATABASE  # type: ignore[attr-defined]
+        refused = self.using(using).filter(kind="refused").order_by().values("resource")
+        counted = refused.annotate(count=Count("pk"), last_at=Max("at"))
+        return counted.order_by("-count", "resource")
 
     def prune(self, before: datetime, batch: int = 500) -> int:
         """Delete the events of terms that were over ``before`` then, ``batch`` at a time.

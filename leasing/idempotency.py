@@ -18,13 +18,14 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, time, timedelta
 from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.core.serializers.json import DjangoJSONEncoder
 
 from leasing.aio import adrive, drive, in_thread
+from leasing.decorators import arguments_of, refuse_generators
 from leasing.exceptions import InvalidTTL, LeaseLost
 from leasing.hold import Hold
 from leasing.jsonable import check_json
@@ -41,7 +42,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class once:
     """Work that is done once a ``window`` of seconds.
 
-    ``payload`` is what it is done with (JSON; dates, decimals and UUIDs too); ``ttl`` is of the
+    ``payload`` is what it is done with (JSON, whose names are strings; dates, times, decimals and
+    UUIDs too); ``ttl`` is of the
     lease it runs under, and must be shorter than the window; ``wait`` is for how many seconds to
     wait for another that is doing it; None is the setting WAIT.
     """
@@ -87,14 +89,15 @@ class once:
 
     def __call__(self, function: Function) -> Function:
         """As a decorator. The key is a format string over the call's arguments, and they are
-        the payload, unless one was given."""
+        the payload, unless one was given. Raises TypeError for a generator function."""
+        refuse_generators(function)
         signature = inspect.signature(function)
 
         def for_call(args: Any, kwargs: Any) -> once:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             payload = dict(bound.arguments) if self.payload is None else self.payload
-            return replace(self, key=self.key.format(**bound.arguments), payload=payload)
+            return replace(self, key=self.key.format(**arguments_of(bound)), payload=payload)
 
         if iscoroutinefunction(function):
 
@@ -145,10 +148,33 @@ class once:
         return result
 
 
+class _Encoder(DjangoJSONEncoder):
+    """Tells two payloads apart wherever they differ: Django's cuts times to milliseconds."""
+
+    def default(self, value: Any) -> Any:
+        if isinstance(value, datetime | time):
+            return value.isoformat()
+        return super().default(value)
+
+
 def _hash(payload: Any) -> str:
     try:
-        text = json.dumps(payload, sort_keys=True, cls=DjangoJSONEncoder)
+        text = json.dumps(payload, sort_keys=True, cls=_Encoder)
+        _check_names(payload)
     except (TypeError, ValueError, RecursionError) as error:
         # Not its repr() instead: that of most objects is another in every process.
         raise ValueError(f"The payload is not JSON, so give another: {error}") from error
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_names(value: Any) -> None:
+    """Raise ValueError for names that JSON would turn into strings, and so into those of
+    another payload."""
+    if isinstance(value, dict):
+        for name in value:
+            if not isinstance(name, str):
+                raise ValueError(f"the name {name!r} is not a string")
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            _check_names(item)

@@ -16,7 +16,8 @@ What happens when
     the leader dies        nobody renews; the next is elected when the ttl has passed, within a
                            second, which is how often those who wait look
     it loses its database  each renewal tried extends nothing; the term is lost when trust ends,
-                           and the process campaigns again, with growing pauses
+                           and the process campaigns again, with growing pauses. A campaign
+                           hangs on no connection: it asks on a thread that it can leave
     it is paused           others may be elected meanwhile; at its first step afterwards
                            ``term.valid`` is false. What it had begun to send may still arrive:
                            let its receivers refuse the older token
@@ -39,19 +40,24 @@ from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
-from django.db import Error, close_old_connections
+from django.db import Error, close_old_connections, connections
 
+from leasing import aio
 from leasing import clock as clocks
-from leasing.aio import in_thread
+from leasing.aio import drive, in_thread
+from leasing.aside import Aside, moved
+from leasing.decorators import refuse_generators
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.hold import Hold
 from leasing.models import Lease, LeaseState
 from leasing.names import LONGEST_DURATION, check_name
 from leasing.places import place_of
+from leasing.rowstore import RowStore
 from leasing.terms import Terms
 from leasing.waiting import LONGEST, pauses
 
@@ -132,7 +138,10 @@ class Leader:
         LeaseLost raised by a lost term, and a return from one, lead to the next campaign; any
         other error is raised, and the lease given back. A plain function takes ``stopping`` when
         it is called, and gives None when that ended the campaign; a coroutine is cancelled.
+
+        Raises TypeError for a generator function.
         """
+        refuse_generators(main)
         if iscoroutinefunction(main):
 
             @functools.wraps(main)
@@ -283,7 +292,7 @@ class Leader:
             term = self.candidacy(stopping)
             try:
                 close_old_connections()
-                term.__enter__()
+                _enter(term, stopping)
             except LeaseHeld:
                 continue  # asked to stop, or ten years have passed
             except Error as error:
@@ -326,11 +335,16 @@ class Leader:
 
     def _end(self, term: Hold) -> None:
         self._term = None
-        try:
-            term.__exit__(None, None, None)
-        except LeaseLost as loss:
-            logger.info("%s leads no more: %s", term.holder, loss)
-        self._give_back(term)
+        with _beside(term) as run:
+            try:
+                run(partial(term.__exit__, None, None, None))
+            except LeaseLost as loss:
+                logger.info("%s leads no more: %s", term.holder, loss)
+            except Error as error:
+                logger.warning("%s is left to its ttl: %s", term.resource, error)
+            if self._resigned:
+                with suppress(Error):
+                    run(partial(self._give_back, term))
 
     def _give_back(self, term: Hold) -> None:
         """A term that was resigned stands in the store still."""
@@ -357,6 +371,37 @@ class Leader:
             pause,
             error,
         )
+
+
+def _enter(term: Hold, stopping: threading.Event) -> None:
+    """``term.__enter__()``, but it goes on when the network swallows what the database answers,
+    and ends soon after ``stopping`` is set."""
+    steps = term._begin()
+    using = _apart_in(term)
+    if using is not None:
+        steps = moved(Aside(using, stopping=stopping), steps)
+    term.adopt(drive(steps))
+
+
+@contextmanager
+def _beside(term: Hold) -> Iterator[Callable[[Callable[[], object]], object]]:
+    """Calls what gives ``term`` back, and waits for that no longer than the network can be
+    trusted to answer."""
+    using = _apart_in(term)
+    if using is None:
+        yield lambda call: call()
+        return
+    with Aside(using) as aside:
+        yield aside.run
+
+
+def _apart_in(term: Hold) -> str | None:
+    """The database whose connection may hang, so that this thread does not ask it itself. None
+    in memory, in a test by hand, and in a transaction: that is refused, or a test's own."""
+    store = term.store
+    if not isinstance(store, RowStore) or aio.on_callers_thread:
+        return None
+    return None if connections[store.using].in_atomic_block else store.using
 
 
 def rest(seconds: float, stopping: threading.Event) -> None:

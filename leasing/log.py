@@ -17,7 +17,7 @@ def _log(level: int, text: str) -> Any:
             text,
             {
                 "resource": lease.lease_resource,
-                "holder": lease.holder,
+                "holder": lease.holder or "somebody",
                 "token": lease.fencing_token,
                 "reason": details.get("reason") or "no reason given",
                 "verb": details.get("verb", ""),

@@ -85,13 +85,13 @@ class MemoryStore:
         wait: float | None,
         stopping: threading.Event | None = None,
         *,
-        unless_in: str,
+        unless_in: str | None,
     ) -> Callable[[], Steps[Grant]]:
         """How a hold takes the row that ``blank`` makes, waiting for it if need be. It is
-        refused inside a transaction of the database ``unless_in``, as it would be there."""
+        refused inside a transaction of the database ``unless_in``, if any, as it would be there."""
 
         def attempt() -> Grant:
-            if connections[unless_in].in_atomic_block:
+            if unless_in is not None and connections[unless_in].in_atomic_block:
                 refuse_transaction(unless_in)
             return self.acquire(blank(), terms)
 

@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from django.db import connections, transaction
@@ -17,11 +18,11 @@ from django.db.models import DateTimeField, ExpressionWrapper, F, Q
 from django.db.models.functions import Coalesce, Greatest, Least
 
 from leasing import postgres, signals
-from leasing.aio import Steps, adrive, drive
+from leasing.aio import Steps, Undoable, adrive, drive, in_thread
 from leasing.bell import announce, bell
 from leasing.claim import Claim
 from leasing.clock import clock
-from leasing.dialects import after_commit, durable, refuse_transaction
+from leasing.dialects import after_commit, durable, lock, refuse_transaction
 from leasing.exceptions import InvalidResource, LeaseHeld
 from leasing.functions import DbNow, after
 from leasing.hold import Hold
@@ -75,6 +76,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         resource: str,
         *,
         wait: float | None = None,
+        separate: bool = False,
         stopping: threading.Event | None = None,
         on_lost: Callable[[Hold], object] | None = None,
         on_yield: Callable[[Hold], object] | None = None,
@@ -85,7 +87,9 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
 
         ``on_lost`` is called once, on a thread of the keeper, when the hold is lost; ``on_yield``
         when somebody of higher priority asked for it. ``stopping`` ends the waiting with
-        LeaseTimeout. The other arguments, and the errors, are those of ``acquire``.
+        LeaseTimeout. ``separate`` lets it be taken inside a transaction, over a connection of its
+        own: it is released when that commits, and left to its ttl when not; on SQLite that too
+        is LeaseInTransaction. The other arguments, and the errors, are those of ``acquire``.
         """
         check_name(resource, "resource")
         return self.home().holding_of(
@@ -93,6 +97,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             Terms.check(**terms),
             wait,
             {"resource": resource},
+            separate=separate,
             stopping=stopping,
             on_lost=on_lost,
             on_yield=on_yield,
@@ -117,6 +122,13 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             if number:
                 pause_shortly()
         raise LeaseHeld(", ".join(names))
+
+    async def aacquire_many(self, resources: Iterable[str], **terms: Any) -> Claim[Lease]:
+        """``acquire_many``, for async code: ``async with await Lease.objects.aacquire_many(...)``.
+        In the block the body is cancelled when any of the leases is lost."""
+        acquire = partial(self.acquire_many, resources, **terms)
+        leases: Claim[Lease] = await in_thread(Undoable(acquire, Claim.give_back))
+        return leases
 
     # The conditions
 
@@ -219,11 +231,11 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         return None
 
     def _preempt(self, held: Lease, by: str, priority: int, delay: timedelta) -> None:
-        """Ask the holder of ``held`` to yield: its renewals end after ``delay``."""
+        """Ask the holder of ``held`` to yield: its renewals end after ``delay``. While somebody
+        has the row locked nothing is asked: whoever waits comes again."""
         end = Greatest(F("expires_at"), after(delay))
         with durable(self.db):
-            self._lock(held)
-            asked = (
+            asked = self._lock_at_once(pk=held.pk) and (
                 self._of_grant(held)
                 .unexpired()
                 .filter(Q(ends_at=None) | Q(ends_at__gt=end), priority__lt=priority)
@@ -238,10 +250,19 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         """Let the holder's release be announced to us."""
         if connections[self.db].vendor != "postgresql":
             return
-        waited_for = self._everything().filter(resource=resource)
         # One mark serves all who wait: each of them writing would keep the row locked.
         unmarked = Q(wanted_until=None) | Q(wanted_until__lt=after(timedelta(seconds=2 * LONGEST)))
-        waited_for.filter(unmarked).update(wanted_until=after(timedelta(seconds=4 * LONGEST)))
+        waited_for = self._everything().filter(unmarked, resource=resource)
+        if not waited_for.exists():
+            return
+        with durable(self.db):
+            if self._lock_at_once(resource=resource):
+                waited_for.update(wanted_until=after(timedelta(seconds=4 * LONGEST)))
+
+    def _lock_at_once(self, **key: Any) -> bool:
+        """Lock the row with ``key``, unless somebody else has: nobody is to wait for a lease
+        longer than was said. Returns whether it is locked now."""
+        return bool(lock(self._everything().filter(**key), skip_locked=True).values_list("pk"))
 
     def record(self, kind: str, row: Lease, **fields: Any) -> None:
         super().record(kind, row, **fields)

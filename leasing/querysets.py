@@ -30,7 +30,7 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Greatest, Least
 
 from leasing import postgres, signals
-from leasing.aio import Steps, Undoable, adrive, drive
+from leasing.aio import Steps, Undoable, adrive, drive, in_thread
 from leasing.bell import taking
 from leasing.claim import Claim
 from leasing.clock import clock
@@ -41,6 +41,7 @@ from leasing.functions import DbNow, after, next_token
 from leasing.hold import Hold
 from leasing.memory import memory
 from leasing.rowstore import RowStore, grant_of, row_store, write_apart
+from leasing.separate import SeparateRowStore, taking_separately
 from leasing.store import Grant, Renewals
 from leasing.terms import Terms
 
@@ -166,14 +167,19 @@ class LeasableQuerySet(models.QuerySet[Row]):
         holder: str | None = None,
         ttl: float | timedelta | None = None,
         wait: float | None = None,
+        separate: bool = False,
         on_lost: Callable[[Hold], object] | None = None,
     ) -> Hold:
         """A context manager that acquires ``row``, renews it while the block runs, and releases
         it at the end. Arguments and errors are those of ``acquire``; ``on_lost`` is called once,
-        on a thread of the keeper, when the hold is lost."""
+        on a thread of the keeper, when the hold is lost.
+
+        ``separate`` lets it be taken inside a transaction, over a connection of its own: it is
+        released when that commits, and left to its ttl when not."""
         terms = Terms.check(holder=holder, ttl=ttl)
-        key = {"pk": row.pk}
-        return self.home().holding_of(row.lease_resource, terms, wait, key, on_lost=on_lost)
+        return self.home().holding_of(
+            row.lease_resource, terms, wait, {"pk": row.pk}, separate=separate, on_lost=on_lost
+        )
 
     def claim(
         self,
@@ -196,6 +202,19 @@ class LeasableQuerySet(models.QuerySet[Row]):
         with durable(rows.db):
             granted = ordered._grant_locked(terms, limit)
         return Claim(rows._tell_granted(granted), rows.store(terms))
+
+    async def aclaim(
+        self,
+        limit: int = 1,
+        *,
+        holder: str | None = None,
+        ttl: float | timedelta | None = None,
+    ) -> Claim[Row]:
+        """``claim``, for async code: ``async with await orders.aclaim(10) as claimed:``. In the
+        block the body is cancelled when any of the rows is lost."""
+        claim = partial(self.claim, limit, holder=holder, ttl=ttl)
+        claimed: Claim[Row] = await in_thread(Undoable(claim, Claim.give_back))
+        return claimed
 
     def acquiring(
         self,
@@ -224,6 +243,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
         wait: float | None,
         key: dict[str, Any],
         *,
+        separate: bool = False,
         stopping: threading.Event | None = None,
         on_lost: Callable[[Hold], object] | None = None,
         on_yield: Callable[[Hold], object] | None = None,
@@ -232,7 +252,8 @@ class LeasableQuerySet(models.QuerySet[Row]):
         setting ENABLED is off, in the memory of this process."""
         if not leasing_settings.ENABLED:
             blank = partial(self.model, **key)
-            taker = memory.taker(blank, resource, terms, wait, stopping, unless_in=self.db)
+            unless_in = None if separate else self.db
+            taker = memory.taker(blank, resource, terms, wait, stopping, unless_in=unless_in)
             return Hold(memory, taker, on_lost=on_lost, on_yield=on_yield)
 
         acquire = Acquisition(
@@ -244,9 +265,13 @@ class LeasableQuerySet(models.QuerySet[Row]):
             terms,
             wait,
             *key.popitem(),
+            separate,
             stopping,
         )
-        return Hold(self.store(terms), acquire, on_lost=on_lost, on_yield=on_yield)
+        store = self.store(terms)
+        if separate:
+            store = SeparateRowStore(store.model, store.using)
+        return Hold(store, acquire, on_lost=on_lost, on_yield=on_yield)
 
     def store(self, terms: Terms) -> RowStore:
         """Where the grants of these rows are renewed."""
@@ -302,6 +327,14 @@ class LeasableQuerySet(models.QuerySet[Row]):
         elif not rows._was_released_by_holder(row):
             raise rows._refuse(row, "release")
         return row
+
+    async def arenew(self, row: Row) -> Row:
+        """``renew``, for async code."""
+        return await in_thread(self.renew, row)
+
+    async def arelease(self, row: Row) -> Row:
+        """``release``, for async code. Cancelled while it waits, it releases all the same."""
+        return await in_thread(self.release, row)
 
     def _release(self, row: Row) -> bool:
         with transaction.atomic(using=self.db):
@@ -363,6 +396,10 @@ class LeasableQuerySet(models.QuerySet[Row]):
 
         after_commit(rows.db, tell)
         return len(taken)
+
+    async def arevoke(self, reason: str = "", by: str = "") -> int:
+        """``revoke``, for async code."""
+        return await in_thread(self.revoke, reason, by)
 
     def _revoke(self, key: Any) -> int:
         return (
@@ -533,6 +570,7 @@ class Acquisition:
     wait: float | None
     column: str
     value: Any
+    separate: bool
     stopping: threading.Event | None
 
     def __call__(self) -> Steps[Grant]:
@@ -542,6 +580,8 @@ class Acquisition:
             rows = self.kind(self.model, using=self.using)
         key = {self.column: self.value}
         steps = rows.acquiring(self.resource, self.terms, self.wait, key, self.stopping)
+        if self.separate:
+            steps = taking_separately(rows.db, steps)
         return grant_of((yield from steps))
 
 

@@ -7,7 +7,8 @@ A receiver that raises is logged by Django and harms nobody.
     revoked    reason, by
     preempted  by: somebody of higher priority asked the holder to yield
     lost       reason: the holder heard that its term is over
-    refused    verb, reason: a late write was turned away
+    refused    verb, reason: a late write was turned away. Of one that came with nothing but a
+               fencing token the ``lease`` is a ``leasing.fencing.BareToken``
 """
 
 from __future__ import annotations

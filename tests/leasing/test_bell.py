@@ -14,7 +14,9 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import connection
+from django.test import override_settings
 
+from leasing import clock
 from leasing.bell import CHANNEL, Bell, bell, notifications_arrive
 from leasing.bell import waiting as waiting_for
 from leasing.functions import after, database_now
@@ -172,13 +174,14 @@ def test_clocks_that_stand_still_keep_the_listener_away() -> None:
 # Listening
 
 
-def listeners() -> list[int]:
+def listeners(application: str = "") -> list[int]:
     """The backends that listen for releases."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT pid FROM pg_stat_activity"
-            " WHERE datname = current_database() AND query = %s AND pid <> pg_backend_pid()",
-            [f"LISTEN {CHANNEL}"],
+            " WHERE datname = current_database() AND query = %s AND pid <> pg_backend_pid()"
+            " AND application_name = %s",
+            [f"LISTEN {CHANNEL}", application],
         )
         return [pid for (pid,) in cursor.fetchall()]
 
@@ -297,21 +300,86 @@ def test_the_check_knows_whether_notifications_arrive(monkeypatch: pytest.Monkey
     assert not notifications_arrive("default")
 
 
+def a_poolers(notifies: Any) -> Any:
+    """What a pooler in transaction mode passes on: only what a session has sent itself."""
+
+    def own(raw: Any, **options: Any) -> Any:
+        return (note for note in notifies(raw, **options) if note.pid == raw.info.backend_pid)
+
+    return own
+
+
+@transactional
+@on_postgresql
+def test_the_check_does_not_believe_what_it_has_sent_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(psycopg.Connection, "notifies", a_poolers(psycopg.Connection.notifies))
+
+    assert not notifications_arrive("default")
+
+
+@transactional
+@on_postgresql
+def test_behind_a_pooler_nobody_goes_on_listening_and_that_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("leasing.bell.ARRIVAL", 0.1)
+    notifies = psycopg.Connection.notifies
+    monkeypatch.setattr(psycopg.Connection, "notifies", a_poolers(notifies))
+    own, waiter = Bell("default"), FakeWaiter()
+    for _ in range(2):
+        own.add("crane:1", waiter)
+        wait_for(lambda: own._thread is None)
+        own.add("crane:1", waiter)
+        assert own._thread is None  # deaf for a while
+        own._deaf_until = 0.001  # and that is over
+    assert caplog.text.count("PostgreSQL's notifications do not arrive") == 1
+
+    monkeypatch.setattr(psycopg.Connection, "notifies", notifies)
+    own.add("crane:1", waiter)
+    wait_for(listeners)
+    began = clock.system_clock()
+    wait_for(lambda: clock.system_clock() > began + 0.3)
+    assert own._thread is not None
+    notify("crane:1")
+    wait_for(lambda: waiter.rings)
+
+    own._waiters.clear()
+    wait_for(lambda: own._thread is None)
+    assert caplog.text.count("PostgreSQL's notifications do not arrive") == 1
+
+
+@transactional
+@on_postgresql
+def test_a_way_around_the_pooler_is_taken_to_listen() -> None:
+    own, waiter = Bell("default"), FakeWaiter()
+    around = psycopg.conninfo.make_conninfo(**address(), application_name="around")
+    with override_settings(LEASING={"LISTEN_URL": around}):
+        assert notifications_arrive("default")
+        own.add("crane:1", waiter)
+        wait_for(lambda: listeners("around"))
+        notify("crane:1")
+        wait_for(lambda: waiter.rings)
+        own.remove("crane:1", waiter)
+        wait_for(lambda: own._thread is None)
+        assert not listeners("around")
+
+
 # Telling: only those who are waited for are announced
+
+
+def address() -> Any:
+    """Where the test database is, for psycopg."""
+    settings = connection.get_connection_params()
+    known = ("dbname", "user", "password", "host", "port")
+    return {key: settings[key] for key in known if key in settings}
 
 
 @pytest.fixture
 def ear() -> Iterator[Any]:
     """A connection that listens, and gives what it heard."""
-    settings = connection.get_connection_params()
-    with psycopg.connect(
-        **{
-            key: settings[key]
-            for key in ("dbname", "user", "password", "host", "port")
-            if key in settings
-        },
-        autocommit=True,
-    ) as own:
+    with psycopg.connect(**address(), autocommit=True) as own:
         own.execute(f"LISTEN {CHANNEL}")
 
         def heard() -> list[str]:

@@ -68,6 +68,11 @@ def test_only_the_settings_with_a_rule_of_their_own_may_be_none() -> None:
     assert problems(TTL=None) == ["leasing.E002"]
 
 
+def test_where_to_listen_is_an_address_or_nothing() -> None:
+    assert problems(LISTEN_URL="postgresql://db.example/site") == problems(LISTEN_URL=None) == []
+    assert problems(LISTEN_URL=["db.example"]) == ["leasing.E012"]
+
+
 @pytest.mark.parametrize("bounds", [{"TTL": 0.5}, {"MAX_TTL": 10}, {"MIN_TTL": 60}, {"MIN_TTL": 0}])
 def test_bounds_that_leave_the_default_out_are_refused(bounds: dict[str, float]) -> None:
     assert problems(**bounds) == ["leasing.E003"]

@@ -14,7 +14,6 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
-from leasing import aio
 from leasing.exceptions import (
     InvalidResource,
     InvalidTTL,
@@ -25,7 +24,8 @@ from leasing.exceptions import (
 )
 from leasing.hold import Hold
 from leasing.manual import ManualKeeper, manual_keeper
-from leasing.models import LeaseEvent
+from leasing.models import Lease, LeaseEvent
+from leasing.querysets import LeasableQuerySet
 from tests.leasing.conftest import Sent
 from tests.leasing.stopped import Waits
 from tests.leasing.support import (
@@ -37,6 +37,7 @@ from tests.leasing.support import (
     stored,
     usurp,
 )
+from tests.processes import wait_for
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db
@@ -376,25 +377,107 @@ def test_a_block_that_fails_keeps_its_error(clocks: ManualKeeper) -> None:
     assert active() == []
 
 
-@pytest.mark.django_db(transaction=True)
+# In coroutines
+
+
+in_earnest = pytest.mark.django_db(transaction=True)
+
+
+@in_earnest
 def test_async_code_holds_what_it_claimed() -> None:
     async def story() -> None:
-        claimed = await aio.in_thread(lambda: Order.objects.claim(2, ttl=30))
-        async with claimed as rows:
-            assert len(rows) == 2
+        async with await Order.objects.order_by("-pk").aclaim(2, holder="ann", ttl=30) as rows:
+            assert [row.pk for row in rows] == [most, more]
+            assert {row.holder for row in rows} == {"ann"}
             rows.ensure()
             await asyncio.sleep(0)
 
-    orders(2)
+    _, more, most = (order.pk for order in orders(3))
     async_to_sync(story)()
     assert active() == []
     assert Order.objects.released().count() == 2
 
 
-@pytest.mark.django_db(transaction=True)
+@in_earnest
+def test_async_code_acquires_several_names_or_none() -> None:
+    async def story() -> None:
+        async with await Lease.objects.aacquire_many(["b", "a"], ttl=30) as leases:
+            assert [lease.resource for lease in leases] == ["a", "b"]
+            with pytest.raises(LeaseHeld):
+                await Lease.objects.aacquire_many(["c", "b"])
+        assert await Lease.objects.active().acount() == 0
+
+    async_to_sync(story)()
+    assert events("a") == events("b") == ["acquired", "released"]
+
+
+@in_earnest
+def test_the_body_is_cancelled_when_one_of_its_rows_is_lost() -> None:
+    async def story() -> None:
+        async with await Order.objects.aclaim(3) as rows:
+            holds.extend(rows.holds)
+            asyncio.get_running_loop().call_soon(rows.holds[1].lose, "for a test")
+            asyncio.get_running_loop().call_soon(rows.holds[2].lose, "for a test")
+            await asyncio.Event().wait()
+
+    holds: list[Hold] = []
+    orders(3)
+    with pytest.raises(LeaseLost, match="for a test") as loss:
+        async_to_sync(story)()
+    assert loss.value.resource == holds[1].resource
+    assert isinstance(loss.value.__cause__, asyncio.CancelledError)
+    assert len(active()) == 2, "what was lost here may be somebody else's"
+    assert not any(hold._interrupt for hold in holds)
+
+
+@in_earnest
+def test_a_row_lost_before_the_body_begins_cancels_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    adopt = Hold.adopt
+
+    def adopt_and_lose(hold: Hold, grant: Any) -> None:
+        adopt(hold, grant)
+        hold.lose("for a test")
+
+    async def story() -> None:
+        claimed = await Order.objects.aclaim(1)
+        monkeypatch.setattr(Hold, "adopt", adopt_and_lose)
+        async with claimed:
+            await asyncio.Event().wait()
+
+    orders(1)
+    with pytest.raises(LeaseLost, match="for a test"):
+        async_to_sync(story)()
+
+
+@in_earnest
+def test_a_body_that_fails_or_is_cancelled_by_others_keeps_its_error() -> None:
+    async def story() -> None:
+        async with asyncio.timeout(0) as timeout, await Order.objects.aclaim(2):
+            pytest.fail(f"{timeout} was over")
+
+    async def failing() -> None:
+        async with await Order.objects.aclaim(2) as rows:
+            rows.holds[0].lose("for a test")
+            raise KeyError
+
+    async def cancelled() -> None:
+        async with asyncio.timeout(None) as timeout, await Order.objects.aclaim(1):
+            timeout.reschedule(0)
+            await asyncio.Event().wait()
+
+    orders(3)
+    with pytest.raises(KeyError):
+        async_to_sync(failing)()
+    for late in (story, cancelled):
+        with pytest.raises(TimeoutError):
+            async_to_sync(late)()
+    wait_for(lambda: len(active()) == 1)
+
+
+@in_earnest
 def test_async_code_is_told_of_a_lost_row_at_the_end() -> None:
     async def story() -> None:
-        claimed = await aio.in_thread(lambda: Order.objects.claim(2))
+        claimed = await Order.objects.aclaim(2)
         with pytest.raises(LeaseLost, match="its row is gone"):
             async with claimed:
                 await Order.objects.filter(pk=claimed[0].pk).adelete()
@@ -402,3 +485,47 @@ def test_async_code_is_told_of_a_lost_row_at_the_end() -> None:
     orders(2)
     async_to_sync(story)()
     assert active() == []
+
+
+@in_earnest
+def test_what_a_cancelled_claim_brings_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be nobody's until its ttl ended."""
+    reached, go_on = threading.Event(), threading.Event()
+    claim = LeasableQuerySet.claim
+
+    def slow(rows: Any, *args: Any, **options: Any) -> Any:
+        claimed = claim(rows, *args, **options)
+        reached.set()
+        assert go_on.wait(PATIENCE)
+        return claimed
+
+    async def story() -> None:
+        task = asyncio.create_task(Order.objects.aclaim(2))
+        await asyncio.to_thread(reached.wait, PATIENCE)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+
+    monkeypatch.setattr(LeasableQuerySet, "claim", slow)
+    orders(2)
+    async_to_sync(story)()
+    wait_for(lambda: Order.objects.released().count() == 2)
+
+
+@in_earnest
+def test_the_verbs_have_async_twins() -> None:
+    async def story() -> None:
+        row = await Order.objects.aacquire(await Order.objects.aget(), ttl=30)
+        assert (await Order.objects.arenew(row)).renewals == 1
+        await Order.objects.arelease(row)
+        with pytest.raises(LeaseLost):
+            await Order.objects.arenew(row)
+        await Order.objects.aacquire(row)
+        assert await Order.objects.arevoke("stuck", "ann") == 1
+
+    orders(1)
+    async_to_sync(story)()
+    last = LeaseEvent.objects.order_by("id").last()
+    assert last is not None
+    assert (last.kind, last.reason, last.actor) == ("revoked", "stuck", "ann")

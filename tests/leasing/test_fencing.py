@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from django.db import IntegrityError, connection, models, transaction
@@ -396,12 +397,61 @@ def test_a_refused_write_of_any_leased_row_is_noted(report: Report) -> None:
     assert events(f"shop.order:{order.pk}") == ["acquired", "refused"]
 
 
-def test_a_bare_token_is_told_in_the_error_alone(report: Report, sent: Sent) -> None:
-    with pytest.raises(StaleToken, match="^the holder of token 19 was lost") as refusal:
-        rows(report).fenced(19).update(text="late")
+def test_a_write_under_a_bare_token_is_noted_by_the_row_that_refused(
+    report: Report, sent: Sent, caplog: pytest.LogCaptureFixture
+) -> None:
+    Report.objects.create(fence=3)  # which would have taken it
 
-    assert isinstance(refusal.value, LeaseLost)
-    assert (sent, LeaseEvent.objects.exists()) == ([], False)
+    with pytest.raises(StaleToken, match="^the holder of token 19 was lost") as refusal:
+        Report.objects.fenced(19).update(text="late")
+
+    resource = f"press.report:{report.pk}"
+    event = LeaseEvent.objects.get()
+    assert (event.kind, event.resource, event.fencing_token) == ("refused", resource, 19)
+    assert (event.model, event.key) == ("press.report", str(report.pk))
+    assert (event.holder, event.grant_id) == ("", None)
+    assert event.reason == f"guarded write: {refusal.value.reason}"
+    ((name, lease, details),) = sent
+    assert (name, lease.lease_resource, lease.fencing_token) == ("refused", resource, 19)
+    assert details == {"verb": "guarded write", "reason": refusal.value.reason}
+    assert f"refused guarded write of {resource} by somebody" in caplog.text
+
+
+def test_of_several_rows_the_first_that_refused_is_named(report: Report) -> None:
+    Report.objects.create(fence=30)
+
+    for strictly in (False, True):
+        with pytest.raises(StaleToken, match="2 rows" if strictly else "a row"):
+            Report.objects.fenced(20, strictly=strictly).update(text="late")
+
+    later, same = LeaseEvent.objects.order_by("id").values_list("key", flat=True)
+    assert later != same == str(report.pk)
+
+
+def test_a_bare_tokens_refusal_is_noted_though_its_caller_rolls_back(
+    report: Report, notes: Keeper
+) -> None:
+    with pytest.raises(StaleToken), transaction.atomic():
+        rows(report).fenced(19).update(text="late")
+    assert not LeaseEvent.objects.exists()
+
+    notes._write_notes()
+
+    assert LeaseEvent.objects.get().kind == "refused"
+
+
+def test_refusals_are_counted_by_what_was_written_under(report: Report) -> None:
+    lease = Lease.objects.acquire("report:1")
+    Report.objects.filter(pk=report.pk).fenced(lease.fencing_token + 1).advance()
+    for proof in (19, lease, lease):
+        refuse(report, proof)
+    last = LeaseEvent.objects.latest("id").at
+
+    assert list(LeaseEvent.objects.refusals()) == [
+        {"resource": "report:1", "count": 2, "last_at": last},
+        {"resource": f"press.report:{report.pk}", "count": 1, "last_at": ANY},
+    ]
+    assert not LeaseEvent.objects.filter(at__gt=last).refusals()
 
 
 def test_a_refused_write_is_noted_though_its_caller_rolls_back(notes: Keeper, sent: Sent) -> None:
@@ -420,6 +470,7 @@ def test_a_refused_write_is_noted_though_its_caller_rolls_back(notes: Keeper, se
     assert [name for name, *_ in sent] == ["acquired", "refused"]
 
 
+@pytest.mark.usefixtures("notes")
 def test_a_caller_may_go_on_after_a_refusal(report: Report) -> None:
     """The rows it wrote before stay, those of the refused write do not."""
     with transaction.atomic():

@@ -112,7 +112,7 @@ def test_a_renewal_may_take_half_of_the_shortest_interval_of_all_that_is_held(
     enter(store, manual_keeper, 1, ttl=30)
     enter(FakeStore(), manual_keeper, 2, ttl=60)
 
-    clock.advance(10)
+    clock.advance(20)
     manual_keeper.renew_due()
 
     assert store.timeouts == [5]

@@ -49,7 +49,7 @@ def test_a_request_that_outlasts_its_limit_is_cut_off_once(
         raise ConnectionError("cut off")
 
     store.answer = hang
-    clock.advance(10)
+    clock.advance(12)
     manual_keeper.renew_due()
     manual_keeper.cut_off()
 

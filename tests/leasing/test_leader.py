@@ -23,6 +23,7 @@ from leasing.hold import Hold
 from leasing.keeper import keeper
 from leasing.leader import Incumbent
 from leasing.models import Lease
+from leasing.named import LeaseQuerySet
 from leasing.testing import (
     assert_free,
     assert_held,
@@ -418,12 +419,8 @@ def test_a_candidate_whose_connection_is_cut_campaigns_over_another(
     leader: Leader, stopping: threading.Event, aside: Aside
 ) -> None:
     LeaseFactory(resource="scheduler", holder="bob", ttl=600)
-    sessions: list[int] = []
 
     def campaign() -> str:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_backend_pid()")
-            sessions.extend(cursor.fetchone())
         for term in leader.terms(stopping):
             stopping.set()
             return term.holder
@@ -432,10 +429,85 @@ def test_a_candidate_whose_connection_is_cut_campaigns_over_another(
     campaigning = aside.start(campaign)
     wait_for(campaigns)
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_terminate_backend(%s)", sessions)
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
     revoke("scheduler")
 
     assert campaigning.result(PATIENCE) == "ann"
+
+
+class Swallowed:
+    """What the database answers to the first call does not arrive before it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+        self.reached, self.let_go = threading.Event(), threading.Event()
+        call = getattr(LeaseQuerySet, verb)
+
+        def swallowed(rows: Any, *args: Any, **options: Any) -> Any:
+            answer = call(rows, *args, **options)
+            if not self.reached.is_set():
+                self.reached.set()
+                assert self.let_go.wait(PATIENCE)
+            return answer
+
+        monkeypatch.setattr(LeaseQuerySet, verb, swallowed)
+
+
+@on_the_database
+def test_a_candidate_who_is_not_answered_ends_when_asked_to_stop(
+    leader: Leader, stopping: threading.Event, aside: Aside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasing.aside.LAST_CALL", 0.1)
+    network = Swallowed(monkeypatch, "_attempt")
+    campaign = aside.start(lambda: list(leader.terms(stopping)))
+    assert network.reached.wait(PATIENCE)
+
+    stopping.set()
+    assert campaign.result(5) == []
+
+    # It had won, and nobody is there to lead.
+    network.let_go.set()
+    wait_for(lambda: events() == ["acquired", "released"])
+
+
+@on_the_database
+def test_a_candidate_who_is_not_answered_campaigns_over_another_connection(
+    leader: Leader,
+    aside: Aside,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("leasing.aside.patience", lambda: 0.1)
+    network = Swallowed(monkeypatch, "_say_wanted")
+    bob = Lease.objects.acquire("scheduler", holder="bob")
+    pauses = iter([0.0] * 99)
+    monkeypatch.setattr("leasing.leader.pauses", lambda **options: pauses)
+
+    def release() -> None:
+        wait_for(lambda: "the database did not answer in time" in caplog.text)
+        Lease.objects.release(bob)
+
+    aside.start(release)
+    with leader as term:
+        assert term.holder == "ann"
+
+    network.let_go.set()
+
+
+@on_the_database
+def test_a_leader_who_is_not_answered_when_it_leaves_leaves(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("leasing.aside.patience", lambda: 0.1)
+    network = Swallowed(monkeypatch, "release")
+
+    for _ in leader.terms():
+        break
+    network.let_go.set()
+
+    assert "scheduler is left to its ttl: the database did not answer in time" in caplog.text
 
 
 # The block

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from django.test import AsyncRequestFactory, RequestFactory
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from leasing import leased
+from leasing import Leader, leased, once
 from leasing.exceptions import (
     InvalidTTL,
     LeaseHeld,
@@ -100,6 +101,8 @@ class Shop:
         ("shop:{pk.id}", (Shop,), {}, "shop:7"),
         ("shop:{pk[id]}", ({"id": 7},), {}, "shop:7"),
         ("{rest[day]}", (5,), {"day": "monday"}, "monday"),
+        ("{day}", (5,), {"day": "monday"}, "monday"),
+        ("{lang}:{rest[rest]}", (5,), {"rest": "monday"}, "en:monday"),
         ("report:{{pk}}", (5,), {}, "report:{pk}"),
     ],
 )
@@ -119,6 +122,23 @@ def test_a_name_without_its_argument_is_an_error_of_the_caller() -> None:
 
     with pytest.raises(KeyError, match="no_such_argument"):
         build(5)
+
+
+def generate() -> Iterator[int]:
+    yield 1
+
+
+async def agenerate() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("function", [generate, agenerate, partial(generate)])
+@pytest.mark.parametrize(
+    "decorate", [leased("report"), once("report", window=3600), Leader("report").lead]
+)
+def test_a_generator_would_outlive_what_guards_its_call(decorate: Any, function: Any) -> None:
+    with pytest.raises(TypeError, match="is a generator function"):
+        decorate(function)
 
 
 def test_a_parameter_called_hold_is_given_the_hold() -> None:
@@ -222,7 +242,28 @@ class DecoratedByKeyword(View):
         return HttpResponse(f"report {pk}")
 
 
+@leased("report:{pk}")
+def anything(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    return HttpResponse(f"report {kwargs['pk']}")
+
+
+@leased("report:{pk}")
+def all_by_name(**kwargs: Any) -> HttpResponse:
+    return HttpResponse(f"report {kwargs['pk']}")
+
+
+class RestRequest:
+    """As Django REST framework has it."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        self._request = request
+
+
 VIEWS: dict[str, Any] = {
+    "any arguments": anything,
+    "request by name": lambda request, pk: view(request=request, pk=pk),
+    "all by name": lambda request, pk: all_by_name(request=request, pk=pk),
+    "of a REST framework": lambda request, pk: view(RestRequest(request), pk=pk),  # type: ignore[arg-type]
     "function": view,
     "method": Method.as_view(),
     "dispatch": DecoratedByKeyword.as_view(),
@@ -247,6 +288,15 @@ def test_a_view_that_lost_the_race_answers_409(name: str) -> None:
     until = held.expires_at.isoformat()
     assert json.loads(response.content) == {"error": f"report:5 is held by ann until {until}."}
     assert events("report:5") == ["acquired"]
+
+
+def test_what_is_given_a_request_beside_its_own_arguments_is_no_view() -> None:
+    @leased("report:{pk}")
+    def build(pk: int, lang: str, request: HttpRequest | None = None) -> None: ...
+
+    Lease.objects.acquire("report:5")
+    with pytest.raises(LeaseHeld):
+        build(5, "en", request=RequestFactory().get("/"))
 
 
 def test_a_view_that_waited_in_vain_answers_409_too(

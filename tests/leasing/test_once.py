@@ -366,7 +366,21 @@ def test_payloads_are_compared_by_what_they_say(one: Any, same: Any, done: list[
     assert done == ["ann"]
 
 
-@pytest.mark.parametrize("payload", [object(), {1, 2}, {1: "a", "b": 2}, b"bytes"])
+MOMENT = datetime.datetime(2026, 1, 2, 3, 4, 5, 123456, datetime.UTC)
+
+
+@pytest.mark.parametrize("one", [MOMENT, MOMENT.replace(tzinfo=None), MOMENT.time()])
+def test_payloads_a_microsecond_apart_are_two(one: Any, done: list[str]) -> None:
+    once("charge", window=3600, payload=[one]).run(body(done))
+
+    with pytest.raises(PayloadMismatch):
+        once("charge", window=3600, payload=[one.replace(microsecond=123457)]).run(body(done))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [object(), {1, 2}, {1: "a", "b": 2}, b"bytes", {1: "a"}, [{"a": ({None: 1},)}]],
+)
 def test_a_payload_that_is_no_json_is_refused(payload: Any, done: list[str]) -> None:
     """Told by its repr, the same would be another in every process."""
     with pytest.raises(ValueError, match="^The payload is not JSON"):

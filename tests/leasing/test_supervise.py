@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -304,6 +305,29 @@ def test_what_it_leaves_behind_is_killed_though_nobody_is_there_to_do_it(
 
     child._channel.close()
     are_gone(pid)
+
+
+def unread(child: Child) -> None:
+    """Its code has come, and nobody has looked."""
+    select.select([child._channel], [], [], PATIENCE)
+    child._channel.close()
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [unread, lambda child: child._channel.send(deadman.NUMBER.pack(math.nan))],
+    ids=["a report that nobody read", "a deadline that is no time"],
+)
+def test_however_the_process_beside_it_ends_the_command_does(
+    start: Start, tmp_path: Path, failing: Callable[[Child], object]
+) -> None:
+    child = start(DEAF + "if os.fork() == 0:\n say('child', os.getpid())\n stay()")
+    pid = int(said(tmp_path, "child"))
+
+    failing(child)
+
+    are_gone(pid)
+    assert child._process.wait(PATIENCE) == -signal.SIGKILL
 
 
 def test_asked_to_end_it_may_have_its_last_words(start: Start, tmp_path: Path) -> None:

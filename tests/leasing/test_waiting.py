@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import connections, transaction
+from django.db import connection, connections, transaction
 from django.test import override_settings
 
 from leasing import aio, waiting
@@ -32,7 +32,7 @@ from leasing.named import LeaseQuerySet
 from leasing.waiting import FIRST, LONGEST, Waiter, pauses
 from tests.factories import LeaseFactory
 from tests.leasing.stopped import Waits
-from tests.leasing.support import PATIENCE, events
+from tests.leasing.support import PATIENCE, OtherSession, events
 from tests.processes import wait_for
 
 in_earnest = pytest.mark.django_db(transaction=True)
@@ -235,6 +235,34 @@ def test_nobody_waits_inside_a_transaction(waits: Waits) -> None:
         Lease.objects.acquire("crane:1", wait=10)
 
     assert waits.seconds == []
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("on_postgresql")
+@pytest.mark.parametrize(
+    ("terms", "refusal"),
+    [
+        ({"wait": 0.2}, LeaseTimeout),
+        ({"wait": 0.2, "priority": 9, "preempt_after": 0}, LeaseTimeout),
+        ({"priority": 9, "preempt_after": 0}, LeaseHeld),
+    ],
+)
+def test_nobody_waits_for_a_row_that_somebody_has_locked(
+    terms: dict[str, Any], refusal: type[LeaseHeld], other_session: OtherSession
+) -> None:
+    """As an operator's transaction has it, or the holder's ``still_mine``."""
+    other_session.lock(Lease.objects.acquire("crane:1", holder="ann"))
+    with connection.cursor() as cursor:
+        cursor.execute("SET lock_timeout = '50ms'")  # an error instead of the waiting
+
+    try:
+        with pytest.raises(refusal) as held:
+            Lease.objects.acquire("crane:1", **terms)
+    finally:
+        connection.close()
+
+    assert type(held.value) is refusal
+    assert held.value.holder == "ann"
 
 
 @pytest.mark.django_db

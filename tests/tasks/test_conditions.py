@@ -188,6 +188,7 @@ def test_every_verb_locks_its_row_before_it_judges(
 
     monkeypatch.setattr("leasing.querysets.lock", noting)
     monkeypatch.setattr("tasks.querysets.many.lock", noting)
+    monkeypatch.setattr("leasing.postgres.serves", lambda using: False)
 
     with just_before_the_update(lambda: locked.append(["update"])):
         VERBS[name](task)

@@ -1,0 +1,141 @@
+"""Calls to the database beside the caller: on a thread and a connection of their own.
+
+What is written there stays, whatever becomes of the caller's transaction. And the caller can leave:
+a network that swallows an answer keeps whoever waits for it, and a thread cannot be interrupted.
+What a call that was left behind brings after all is undone, if it is Undoable.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import closing
+from contextvars import copy_context
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from django.db import Error, OperationalError, connections
+
+from leasing.aio import Steps, Undoable
+from leasing.clock import system_clock
+from leasing.dialects import use_private_connection
+from leasing.rowstore import patience
+
+Result = TypeVar("Result")
+
+#: Seconds between looks whether the caller was asked to stop; how long a call may take then.
+LOOK, LAST_CALL = 0.1, 1.0
+#: Seconds that waiting for the thread's end may take: it has nothing to do but to close.
+CLOSING = 1.0
+
+Job = tuple["Future[Any]", Callable[[], Any]]
+
+
+class Aside:
+    """A thread with a private connection to the database ``using``, while a ``with`` block runs.
+
+    A call is given up after ``seconds`` (None: twice the patience of the connection), and soon
+    after ``stopping`` is set.
+    """
+
+    def __init__(
+        self, using: str, *, stopping: threading.Event | None = None, seconds: float | None = None
+    ) -> None:
+        self.using = using
+        self._stopping = stopping
+        self._seconds = 2 * patience() if seconds is None else seconds
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(CLOSING)
+            self._thread = None
+
+    def run(self, call: Callable[[], Result]) -> Result:
+        """What ``call`` returns or raises there. Raises OperationalError when it is given up."""
+        if self._thread is None:
+            self._begin()
+        future: Future[Result] = Future()
+        self._jobs.put((future, partial(copy_context().run, call)))
+        if not self._is_done(future):
+            self._leave(future, call)
+            raise OperationalError("the database did not answer in time, or was not waited for")
+        return future.result()
+
+    def _is_done(self, future: Future[Any]) -> bool:
+        end = system_clock() + self._seconds
+        while not future.done() and (left := end - system_clock()) > 0:
+            if self._stopping is None:
+                wait([future], left)
+            elif self._stopping.wait(0):
+                wait([future], min(left, LAST_CALL))
+                break
+            else:
+                wait([future], min(left, LOOK))
+        return future.done()
+
+    def _leave(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        """Let the thread go, to undo the call if that ever ends. The next has another."""
+        if isinstance(call, Undoable):
+            self._jobs.put((Future(), lambda: call.undo(future.result())))
+        self._jobs.put(None)
+        self._thread = None
+
+    def _begin(self) -> None:
+        self._jobs = queue.SimpleQueue()
+        # A daemon: the exit of the process must not wait for what will never be answered.
+        self._thread = threading.Thread(
+            target=_work, args=[self.using, self._jobs], name="leasing-aside", daemon=True
+        )
+        self._thread.start()
+
+
+def _work(using: str, jobs: queue.SimpleQueue[Job | None]) -> None:
+    use_private_connection(using, patience())
+    try:
+        while (job := jobs.get()) is not None:
+            future, call = job
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                if isinstance(error, Error):
+                    connections[using].close()  # the next call has another
+                future.set_exception(error)
+    finally:
+        connections.close_all()
+
+
+def moved(aside: Aside, steps: Steps[Result]) -> Steps[Result]:
+    """The same ``steps``, whose calls are made by ``aside``; pauses stay with the driver."""
+    with closing(steps), aside:
+        send: Callable[[], Any] = partial(next, steps)
+        while True:
+            try:
+                step = send()
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            try:
+                answer = yield _moved(aside, step) if callable(step) else step
+            except Exception as error:
+                send = partial(steps.throw, error)
+            else:
+                send = partial(steps.send, answer)
+
+
+def _moved(aside: Aside, call: Callable[[], Any]) -> Callable[[], Any]:
+    run = partial(aside.run, call)
+    return Undoable(run, call.undo) if isinstance(call, Undoable) else run

@@ -1,0 +1,140 @@
+"""Leases taken inside a transaction, over a connection of their own."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from leasing import leased
+from leasing.exceptions import LeaseHeld, LeaseInTransaction, LeaseTimeout
+from leasing.keeper import keeper
+from leasing.models import Lease
+from leasing.testing import in_memory
+from tests.leasing.support import OtherSession, events, expire
+from tests.shop.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+on_postgresql = pytest.mark.usefixtures("on_postgresql")
+
+
+def active() -> list[str]:
+    return list(Lease.objects.active().values_list("resource", flat=True))
+
+
+@on_postgresql
+def test_it_is_held_until_the_transaction_commits(other_session: OtherSession) -> None:
+    with transaction.atomic():
+        with Lease.objects.hold("crane:1", separate=True) as hold:
+            assert other_session.run(active) == ["crane:1"]
+            hold.renew()
+            assert other_session.run(Lease.objects.get).renewals == 1
+            with hold.still_mine():
+                Order.objects.create(article="ink")
+        assert other_session.run(active) == ["crane:1"]
+        assert keeper.holds == []
+
+    assert active() == []
+    assert events("crane:1") == ["acquired", "released"]
+
+
+@on_postgresql
+@pytest.mark.parametrize("inner", [False, True], ids=["all", "what is around it"])
+def test_a_rollback_leaves_it_to_its_ttl_and_its_token_spent(inner: bool) -> None:
+    with pytest.raises(KeyError), transaction.atomic(), transaction.atomic(savepoint=inner):
+        with Lease.objects.hold("crane:1", separate=True) as hold:
+            token = hold.fencing_token
+        raise KeyError
+
+    assert active() == ["crane:1"]
+    assert keeper.holds == []
+    expire(Lease.objects.get())
+    assert Lease.objects.acquire("crane:1").fencing_token > token
+
+
+@on_postgresql
+def test_who_is_refused_can_go_on_with_the_transaction() -> None:
+    Lease.objects.acquire("crane:1", holder="ann")
+
+    with transaction.atomic():
+        with pytest.raises(LeaseTimeout, match="ann"):
+            Lease.objects.hold("crane:1", separate=True, wait=0.1).__enter__()
+        Order.objects.create(article="ink")
+
+    assert Order.objects.exists()
+
+
+@on_postgresql
+def test_a_lease_that_ended_before_the_commit_is_told_in_the_log(
+    caplog: pytest.LogCaptureFixture, other_session: OtherSession
+) -> None:
+    with transaction.atomic():
+        with Lease.objects.hold("crane:1", separate=True):
+            pass
+        other_session.run(lambda: expire(Lease.objects.get()))
+
+    ((_, level, text),) = [told for told in caplog.record_tuples if "was committed" in told[2]]
+    assert level == logging.ERROR
+    assert "after its lease had ended: crane:1 was lost: it expired at" in text
+
+
+@on_postgresql
+def test_a_row_of_ones_own_too() -> None:
+    order = Order.objects.create(article="ink")
+    with transaction.atomic(), order.hold(separate=True) as hold:
+        hold.ensure()
+
+    assert events(f"shop.order:{order.pk}") == ["acquired", "released"]
+
+
+@on_postgresql
+def test_a_view_in_a_transaction() -> None:
+    @leased("crane:{pk}", separate=True)
+    def view(request: HttpRequest, pk: int) -> HttpResponse:
+        with pytest.raises(LeaseHeld):
+            Lease.objects.hold("crane:1", separate=True).__enter__()
+        return HttpResponse()
+
+    with transaction.atomic():
+        assert view(RequestFactory().get("/"), 1).status_code == 200
+        assert view(RequestFactory().get("/"), 1).status_code == 409  # not committed yet
+    assert active() == []
+
+
+def test_on_sqlite_there_is_one_writer_only() -> None:
+    from django.db import connection
+
+    if connection.vendor != "sqlite":
+        pytest.skip("others have several")
+    with (
+        transaction.atomic(),
+        pytest.raises(LeaseInTransaction, match="SQLite has one writer"),
+        Lease.objects.hold("crane:1", separate=True),
+    ):
+        pytest.fail("the body must not run")
+
+
+def test_outside_of_transactions_it_is_a_hold_like_others() -> None:
+    with Lease.objects.hold("crane:1", separate=True, ttl=30) as hold:
+        hold.renew()
+        assert active() == ["crane:1"]
+    assert active() == []
+
+    async def story() -> Any:
+        async with Lease.objects.hold("crane:2", separate=True) as hold:
+            return hold.resource
+
+    assert async_to_sync(story)() == "crane:2"
+    assert events("crane:2") == ["acquired", "released"]
+
+
+def test_leases_in_memory_are_in_no_transaction_either() -> None:
+    with in_memory() as memory, transaction.atomic():
+        with Lease.objects.hold("crane:1", separate=True) as hold:
+            hold.ensure()
+        assert [event.kind for event in memory.events] == ["acquired", "released"]
