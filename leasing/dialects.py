@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from django.db import connections, models, transaction
@@ -25,6 +25,34 @@ def lock(rows: Rows, *, skip_locked: bool = False) -> Rows:
         skip_locked=skip_locked and features.has_select_for_update_skip_locked,
         no_key=features.has_select_for_no_key_update,
     )
+
+
+def lock_names(using: str, names: Iterable[str], *, wait: bool) -> set[str]:
+    """Lock ``names`` until the transaction ends, and return those that are now this one's.
+
+    All of them are when it waits; it does so in one order, and must do so once in a transaction
+    only, or two of them could wait for each other. Where there are no such locks every name is
+    returned: SQLite has one writer, and elsewhere what is written must be guarded besides.
+    """
+    names = list(names)
+    connection = connections[using]
+    if not names or connection.vendor != "postgresql":
+        return set(names)
+    with connection.cursor() as cursor:
+        if wait:
+            cursor.execute(
+                "SELECT pg_advisory_xact_lock(number) FROM (SELECT DISTINCT"
+                " hashtextextended(name, 0) AS number FROM unnest(%s::text[]) AS name"
+                " ORDER BY number) AS ordered",
+                [names],
+            )
+            return set(names)
+        cursor.execute(
+            "SELECT name FROM unnest(%s::text[]) AS name"
+            " WHERE pg_try_advisory_xact_lock(hashtextextended(name, 0))",
+            [names],
+        )
+        return {name for (name,) in cursor.fetchall()}
 
 
 def limit_waiting(using: str, seconds: float) -> None:

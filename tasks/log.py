@@ -31,6 +31,14 @@ def _log(level: int, text: str) -> Any:
     return receiver
 
 
+def _log_queue(level: int, text: str) -> Any:
+    def receiver(queue: str, by: str = "", reason: str = "", **details: Any) -> None:
+        said = {"queue": queue, "by": by or "an operator", "reason": reason or "no reason given"}
+        logger.log(level, "queue %(queue)s " + text, said)
+
+    return receiver
+
+
 _RECEIVERS = {
     signals.enqueued: _log(logging.DEBUG, "enqueued: %(name)s"),
     signals.claimed: _log(
@@ -45,6 +53,9 @@ _RECEIVERS = {
     signals.returned: _log(logging.INFO, "given back by %(holder)s: %(reason)s"),
     signals.retried: _log(logging.INFO, "set ready again by %(by)s"),
     signals.duplicate: _log(logging.INFO, "stands for another enqueue under its unique key"),
+    signals.replaced: _log(logging.INFO, "is now what another enqueue under its unique key said"),
+    signals.paused: _log_queue(logging.WARNING, "paused by %(by)s: %(reason)s"),
+    signals.resumed: _log_queue(logging.INFO, "resumed by %(by)s"),
 }
 
 

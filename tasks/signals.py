@@ -11,6 +11,12 @@ sends ``leasing.signals.refused``.
     returned    reason: given back unfinished, no attempt spent
     retried     by: an operator set it ready again
     duplicate   an enqueue that a unique key turned away met this task
+    replaced    an enqueue with its unique key made this waiting task what it asked for
+
+And of queues, with ``sender=Queue`` and the name as ``queue``:
+
+    paused      by, reason
+    resumed     by
 """
 
 from __future__ import annotations
@@ -28,6 +34,9 @@ recovered = Signal()
 returned = Signal()
 retried = Signal()
 duplicate = Signal()
+replaced = Signal()
+paused = Signal()
+resumed = Signal()
 
 
 def send(signal: Signal, task: Any, **details: Any) -> None:

@@ -2,13 +2,15 @@
 
 What each verb demands of the row, beside its key:
 
-    claim           ready, and its time has come
+    claim           ready, its time has come, its queue not paused, a slot of its key free
     heartbeat       this grant, running, the deadline ahead
     complete, fail  this grant, running (and the deadline ahead, where the caller asks)
     give_back       this grant, running
     recover         running, the deadline passed, the grant that was read
     revoke          running, the grant that was read
     retry           failed or cancelled
+    enqueue         replaces what has its unique key and is ready; takes the key from what has
+                    it beyond its window
 
 Complete and fail need no clock: while the grant is the row's and the row is running, nobody
 else has had the task. Rows are locked first and updated second (see ``leasing.querysets``).
@@ -16,15 +18,26 @@ else has had the task. Rows are locked first and updated second (see ``leasing.q
 
 from __future__ import annotations
 
-from tasks.querysets.base import TaskStatus, UniqueFor, check_between, check_queue
+from tasks.querysets.base import TaskStatus, check_between, check_queue
 from tasks.querysets.claim import Claiming
 from tasks.querysets.enqueue import Enqueuing
 from tasks.querysets.holder import Holding
 from tasks.querysets.operator import SWEEP_BATCH
+from tasks.querysets.queues import QueueQuerySet
+from tasks.querysets.unique import OnDuplicate, UniqueFor
 
 
 class TaskQuerySet(Enqueuing, Claiming, Holding):  # type: ignore[override]
     """Tasks: ``Task.objects``."""
 
 
-__all__ = ["SWEEP_BATCH", "TaskQuerySet", "TaskStatus", "UniqueFor", "check_between", "check_queue"]
+__all__ = [
+    "SWEEP_BATCH",
+    "OnDuplicate",
+    "QueueQuerySet",
+    "TaskQuerySet",
+    "TaskStatus",
+    "UniqueFor",
+    "check_between",
+    "check_queue",
+]

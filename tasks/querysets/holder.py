@@ -91,7 +91,9 @@ class Holding(TaskRows):
         with transaction.atomic(using=rows.db):
             rows._lock(task)
             attempt = attempt_model().of(task, "returned", reason)
-            given = rows._of_grant(task).update(attempts=F("attempts") - 1, **waiting(delay))
+            given = rows._of_grant(task).update(
+                attempts=F("attempts") - 1, **waiting(delay, spent=False)
+            )
             if given:
                 rows._attempts_of(task).filter(outcome="returned", error=reason).delete()
                 attempt.save(using=rows.db, force_insert=True)

@@ -15,6 +15,7 @@ from leasing.functions import DbNow, next_token
 from tasks import signals
 from tasks.conf import task_settings
 from tasks.querysets.base import TERM, TaskRows, TaskStatus, attempt_model, overdue
+from tasks.querysets.unique import key_in_retry, key_once_ended
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -68,9 +69,14 @@ class Operating(TaskRows):
             }
             last = Q(attempts__gte=F("max_attempts"))
             dead = still.filter(last).update(
-                status=TaskStatus.FAILED, processed_at=DbNow(), unique_key=None, **taking
+                status=TaskStatus.FAILED,
+                processed_at=DbNow(),
+                unique_key=key_once_ended(),
+                **taking,
             )
-            again = still.filter(~last).update(status=TaskStatus.READY, **taking)
+            again = still.filter(~last).update(
+                status=TaskStatus.READY, unique_key=key_in_retry(), **taking
+            )
             taken = rows._everything().filter(mine).exclude(status=TaskStatus.RUNNING)
             tasks = list(taken.filter(released_at=None).order_by("pk")) if dead or again else []
             rows._note_taken(tasks, before, reason)
