@@ -23,7 +23,7 @@ OWN = {
     "concurrency_limit": "each.concurrency_limit",
 }
 
-_COPY = """
+_COPY = """\
 INSERT INTO {table} ({columns})
 SELECT {values}
 FROM {table} AS first, unnest(%s::text[], %s::text[], %s::smallint[])
@@ -49,12 +49,12 @@ def store(tasks: Sequence[Task], using: str, batch: int) -> None:
 
 
 def _copy(first: Task, tasks: Sequence[Task], using: str) -> None:
-    fields = [field for field in first._meta.concrete_fields if not field.primary_key]
+    names = [str(f.column) for f in first._meta.concrete_fields if not f.primary_key]
     quote = connections[using].ops.quote_name
     statement = _COPY.format(
         table=quote(first._meta.db_table),
-        columns=", ".join(quote(field.column) for field in fields),
-        values=", ".join(OWN.get(f.column, f"first.{quote(f.column)}") for f in fields),
+        columns=", ".join(quote(name) for name in names),
+        values=", ".join(OWN.get(name, f"first.{quote(name)}") for name in names),
     )
     own: list[list[Any]] = [
         [json.dumps(task.task_data) for task in tasks],

@@ -115,7 +115,9 @@ class Enqueuing(Meeting):
         **options: Unpack[ManyOptions],
     ) -> list[Task]:
         """Store one task for each of ``data``, all or none. Arguments and errors are those of
-        ``enqueue``; there are no keys."""
+        ``enqueue``; there are no unique and no idempotency keys."""
+        if unknown := options.keys() - ManyOptions.__optional_keys__:
+            raise TypeError(f"enqueue_many takes no {', '.join(sorted(unknown))}.")
         rows = self.home()
         tasks = [rows.model(**new_task(name_or_handler, each, **options)) for each in data]
         with transaction.atomic(using=rows.db):

@@ -73,13 +73,19 @@ class Meeting(TaskRows):
 
     def _with_unique_key(self, task: Task, on_duplicate: str) -> Task | None:
         """The task that keeps the unique key, after ``on_duplicate`` was done with it."""
-        if task.unique_key is None or self._free_overdue(task.unique_key):
+        if task.unique_key is None:
             return None
-        if on_duplicate != OnDuplicate.SKIP:
+        with_key = self._everything().filter(unique_key=task.unique_key)
+        present = with_key.first()
+        if present is None:
+            return None
+        if present.unique_for == UniqueFor.WINDOW and self._free_overdue(task.unique_key):
+            return None
+        if on_duplicate != OnDuplicate.SKIP and present.status == TaskStatus.READY:
             replaced = self._replace(task, keep_time=on_duplicate == OnDuplicate.KEEP_TIME)
             if replaced is not None:
                 return replaced
-        present = self._everything().filter(unique_key=task.unique_key).first()
+            present = with_key.first()
         if present is not None:
             self._count_duplicate(present)
         return present
@@ -95,9 +101,7 @@ class Meeting(TaskRows):
         """Make the waiting task with this unique key what ``task`` says; None when it does not
         wait. It keeps its attempts, and its key for as long as was said at first."""
         with transaction.atomic(using=self.db):
-            waiting = self._everything().filter(
-                unique_key=task.unique_key, status=TaskStatus.READY
-            )
+            waiting = self._everything().filter(unique_key=task.unique_key, status=TaskStatus.READY)
             present = lock(waiting).first()
             if present is None or not waiting.filter(pk=present.pk).update(
                 **self._replacing(task, keep_time)
@@ -137,4 +141,5 @@ class Meeting(TaskRows):
 def _start_of(task: Task) -> Any:
     """When an unsaved ``task`` is to start: a moment, or the expression of one."""
     start: Any = task.scheduled_at
-    return start.expression if isinstance(start, DatabaseDefault) else start
+    is_default = isinstance(start, DatabaseDefault)
+    return start.expression if is_default else start

@@ -17,10 +17,10 @@ from tasks import signals
 from tasks.querysets.base import check_queue
 
 if TYPE_CHECKING:
-    from tasks.models import Queue
+    pass
 
 
-class QueueQuerySet(models.QuerySet["Queue"]):
+class QueueQuerySet(models.QuerySet["Queue", "Queue"]):
     """What is known of queues: ``Queue.objects``."""
 
     def paused(self) -> QueueQuerySet:
@@ -57,7 +57,7 @@ class QueueQuerySet(models.QuerySet["Queue"]):
 
     def _home(self) -> QueueQuerySet:
         """Every queue of the database that has the tasks."""
-        return QueueQuerySet(self.model, using=self._db or leasing_settings.DATABASE)
+        return QueueQuerySet(self.model, using=self._db or leasing_settings.DATABASE)  # type: ignore[attr-defined]
 
     def _tell(self, signal: Signal, name: str, **details: Any) -> None:
         def tell() -> None:

@@ -94,7 +94,8 @@ class Seating(Operating):
         seats = self.seats or Seats(self.model, self.db)
         seated: dict[int, Task] = {}
         while chosen:
-            seats.look(key for task in chosen.values() if (key := task.concurrency_key))
+            if keys := {task.concurrency_key for task in chosen.values()} - {""}:
+                seats.look(keys)
             found = {pk: task for pk, task in chosen.items() if seats.seat(task)}
             seated |= found
             if len(found) == len(chosen):
