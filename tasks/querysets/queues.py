@@ -17,10 +17,10 @@ from tasks import signals
 from tasks.querysets.base import check_queue
 
 if TYPE_CHECKING:
-    pass
+    from tasks.models import Queue
 
 
-class QueueQuerySet(models.QuerySet["Queue", "Queue"]):
+class QueueQuerySet(models.QuerySet["Queue"]):
     """What is known of queues: ``Queue.objects``."""
 
     def paused(self) -> QueueQuerySet:
@@ -52,7 +52,7 @@ class QueueQuerySet(models.QuerySet["Queue", "Queue"]):
 
     def declare(self, names: Iterable[str]) -> None:
         """Make rows for the queues that have none, so that operators find them."""
-        rows = [self.model(name=name) for name in names]
+        rows: list[Queue] = [self.model(name=name) for name in names]
         self._home().bulk_create(rows, ignore_conflicts=True)
 
     def _home(self) -> QueueQuerySet:
