@@ -16,7 +16,7 @@ from leasing.functions import DbNow
 from tasks import signals
 from tasks.payload import is_same_json
 from tasks.querysets.base import TaskRows, TaskStatus
-from tasks.querysets.unique import OnDuplicate, UniqueFor
+from tasks.querysets.unique import OnDuplicate
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -75,26 +75,21 @@ class Meeting(TaskRows):
         """The task that keeps the unique key, after ``on_duplicate`` was done with it."""
         if task.unique_key is None:
             return None
-        with_key = self._everything().filter(unique_key=task.unique_key)
-        present = with_key.first()
+        present = self._everything().filter(unique_key=task.unique_key).first()
         if present is None:
             return None
-        if present.unique_for == UniqueFor.WINDOW and self._free_overdue(task.unique_key):
+        if present.unique_until is not None and self._free_overdue(task.unique_key):
             return None
-        if on_duplicate != OnDuplicate.SKIP and present.status == TaskStatus.READY:
+        if on_duplicate != OnDuplicate.SKIP:
             replaced = self._replace(task, keep_time=on_duplicate == OnDuplicate.KEEP_TIME)
             if replaced is not None:
                 return replaced
-            present = with_key.first()
-        if present is not None:
-            self._count_duplicate(present)
+        self._count_duplicate(present)
         return present
 
     def _free_overdue(self, unique_key: str) -> int:
         """Take the key from a task whose window is over, whether it has ended or not."""
-        overdue = self._everything().filter(
-            unique_key=unique_key, unique_for=UniqueFor.WINDOW, unique_until__lte=DbNow()
-        )
+        overdue = self._everything().filter(unique_key=unique_key, unique_until__lte=DbNow())
         return overdue.update(unique_key=None)
 
     def _replace(self, task: Task, *, keep_time: bool) -> Task | None:
@@ -103,9 +98,7 @@ class Meeting(TaskRows):
         with transaction.atomic(using=self.db):
             waiting = self._everything().filter(unique_key=task.unique_key, status=TaskStatus.READY)
             present = lock(waiting).first()
-            if present is None or not waiting.filter(pk=present.pk).update(
-                **self._replacing(task, keep_time)
-            ):
+            if present is None or not waiting.update(**self._replacing(task, keep_time)):
                 return None
             if present.attempts:  # what it did for the old data
                 apps.get_model("tasks", "TaskStep")._default_manager.using(self.db).filter(

@@ -22,7 +22,6 @@ from django.db import IntegrityError, models, transaction
 from django.db.models import Case, Value, When
 
 from leasing.dialects import lock, lock_names
-from tasks.querysets.base import TaskStatus
 from tasks.querysets.operator import Operating
 
 if TYPE_CHECKING:
@@ -51,8 +50,8 @@ class Seats:
         self._waited = True
         self._elsewhere |= {name.removeprefix(LOCK) for name in names - mine}
         self._taken = defaultdict(set)
-        running = self._rows.filter(status=TaskStatus.RUNNING, slot__isnull=False)
-        for key, slot in running.values_list("concurrency_key", "slot"):
+        seated = self._rows.filter(slot__isnull=False)
+        for key, slot in seated.values_list("concurrency_key", "slot"):
             self._taken[key].add(slot)
         for key, slots in self._given.items():
             self._taken[key] |= slots

@@ -69,7 +69,7 @@ def key_in_retry() -> Case:
 
 
 def key_once_ended() -> Case:
-    ahead = When(unique_for=UniqueFor.WINDOW, unique_until__gt=DbNow(), then=F("unique_key"))
+    ahead = When(unique_until__gt=DbNow(), then=F("unique_key"))
     return Case(ahead, default=_NO_KEY)
 
 

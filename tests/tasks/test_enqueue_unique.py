@@ -162,8 +162,8 @@ def test_a_waiting_task_becomes_what_was_asked_for_last(
     mode: str, told: Told, database_clock: DatabaseClock
 ) -> None:
     later = database_clock.now + HOUR
-    task = TaskFactory(unique_key="k", unique_for=7200, scheduled_at=later)
     other = TaskFactory(unique_key="another")
+    task = TaskFactory(unique_key="k", unique_for=7200, scheduled_at=later)
     before, bystander = row_of(task), row_of(other)
     told.clear()
 

@@ -121,7 +121,7 @@ def test_each_task_is_measured_by_its_own_limit() -> None:
     assert claim(1) == [wide[0]]
     Task.objects.filter(pk__in=narrow).update(priority=5)
 
-    assert claim() == [narrow[0], *wide[1:3]]
+    assert [pk for _ in range(5) for pk in claim(1)] == [narrow[0], *wide[1:3]]
     assert slots_taken() == {"a:0", "a:1", "a:2", "a:3"}
 
     # Slots beyond the narrow limit count too.
