@@ -27,26 +27,18 @@ def lock(rows: Rows, *, skip_locked: bool = False) -> Rows:
     )
 
 
-def lock_names(using: str, names: Iterable[str], *, wait: bool) -> set[str]:
-    """Lock ``names`` until the transaction ends, and return those that are now this one's.
+def lock_names(using: str, names: Iterable[str]) -> set[str]:
+    """Lock those of ``names`` that no other transaction has locked, until this one ends, and
+    return them. It waits for none: whoever has one may have been stopped in the midst of it.
 
-    All of them are when it waits; it does so in one order, and must do so once in a transaction
-    only, or two of them could wait for each other. Where there are no such locks every name is
-    returned: SQLite has one writer, and elsewhere what is written must be guarded besides.
+    Where there are no such locks every name is returned: SQLite has one writer, and elsewhere
+    what is written must be guarded besides.
     """
     names = list(names)
     connection = connections[using]
     if not names or connection.vendor != "postgresql":
         return set(names)
     with connection.cursor() as cursor:
-        if wait:
-            cursor.execute(
-                "SELECT pg_advisory_xact_lock(number) FROM (SELECT DISTINCT"
-                " hashtextextended(name, 0) AS number FROM unnest(%s::text[]) AS name"
-                " ORDER BY number) AS ordered",
-                [names],
-            )
-            return set(names)
         cursor.execute(
             "SELECT name FROM unnest(%s::text[]) AS name"
             " WHERE pg_try_advisory_xact_lock(hashtextextended(name, 0))",

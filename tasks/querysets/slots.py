@@ -6,8 +6,10 @@ after the other), reads which slots are taken, and seats each task whose key has
 than the task's own limit. When some found no seat it looks again, past everything whose key is
 full: a backlog behind one key stands in nobody's way.
 
-No task can share a slot, for the column is unique. Where keys cannot be locked a claim may so
-meet a slot that has just been taken; it then passes over that task.
+No claim waits long for another, which may be of a process that was stopped in the midst of it:
+a key that stays locked is passed over. And no two tasks share a slot, for the column is unique:
+where keys cannot be locked a claim may meet a slot that has just been taken, and then passes over
+that task.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from django.db import IntegrityError, models, transaction
 from django.db.models import Case, Value, When
 
 from leasing.dialects import lock, lock_names
+from leasing.querysets import pause_shortly
 from tasks.querysets.operator import Operating
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Before the names of the keys that are locked.
 LOCK = "tasks.slot:"
+#: How often to try to lock a key that another claim has, a few milliseconds each time.
+TRIES = 8
 
 
 class Seats:
@@ -36,19 +41,21 @@ class Seats:
 
     def __init__(self, model: type[Task], using: str) -> None:
         self._rows = model._default_manager.using(using)
-        self._waited = False
         self._taken: dict[str, set[str]] = {}
         #: Given, and perhaps not written yet.
         self._given: dict[str, set[str]] = defaultdict(set)
-        #: Keys of which another claim is seating tasks right now.
+        #: Keys of which another claim has been seating tasks for too long.
         self._elsewhere: set[str] = set()
 
     def look(self, keys: Iterable[str]) -> None:
         """Lock ``keys``, and read what is taken."""
         names = {LOCK + key for key in keys}
-        mine = lock_names(self._rows.db, names, wait=not self._waited)
-        self._waited = True
-        self._elsewhere |= {name.removeprefix(LOCK) for name in names - mine}
+        for _ in range(TRIES):
+            names -= lock_names(self._rows.db, names)
+            if not names:
+                break
+            pause_shortly()
+        self._elsewhere |= {name.removeprefix(LOCK) for name in names}
         self._taken = defaultdict(set)
         seated = self._rows.filter(slot__isnull=False)
         for key, slot in seated.values_list("concurrency_key", "slot"):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from leasing import dialects
 from leasing.dialects import lock_names
 from tasks.exceptions import GiveUp
 from tasks.models import Task
@@ -177,23 +176,36 @@ def test_a_task_that_was_taken_meanwhile_takes_no_slot() -> None:
     assert slots_taken() == {"a:1"}
 
 
-def test_keys_are_waited_for_once_and_then_passed_over_when_another_claim_has_them(
+def test_a_key_that_another_claim_has_is_tried_again_and_then_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Waiting twice in a transaction, two claims could wait for each other."""
-    asked = []
+    """Waiting for it, every claim would stand still behind a process that was stopped."""
+    asked: list[str] = []
 
-    def noting(using: str, names: Any, *, wait: bool) -> set[str]:
-        asked.append((sorted(names), wait))
-        return set(names) if wait else set()
+    def busy(using: str, names: set[str]) -> set[str]:
+        asked.extend(sorted(names))
+        patient = asked.count("tasks.slot:a") > 2
+        return {name for name in names if patient and name != "tasks.slot:b"}
 
-    monkeypatch.setattr(slots, "lock_names", noting)
+    monkeypatch.setattr(slots, "lock_names", busy)
+    monkeypatch.setattr(slots, "pause_shortly", lambda: None)
     (first, *_), _, free = store("a", 3), store("b", 3), store("")
 
     assert claim(3) == [first, *free]
 
-    assert asked == [(["tasks.slot:a"], True), (["tasks.slot:b"], False)]
+    assert asked == ["tasks.slot:a"] * 3 + ["tasks.slot:b"] * slots.TRIES
     assert slots_taken() == {"a:0"}
+
+
+def test_what_was_seated_in_one_look_counts_in_the_next() -> None:
+    """Nothing is written before the last look: the rows do not say so yet."""
+    first, second, over = [*store("a"), *store("b"), *store("b")]
+    (more,) = store("a", limit=2)
+
+    assert claim(3) == [first, second, more]
+
+    assert slots_taken() == {"a:0", "a:1", "b:0"}
+    assert row_of(Task.objects.get(pk=over))["status"] == "ready"
 
 
 @pytest.mark.usefixtures("on_postgresql")
@@ -201,19 +213,19 @@ def test_keys_are_waited_for_once_and_then_passed_over_when_another_claim_has_th
 def test_names_are_locked_by_one_transaction_at_a_time(other_session: OtherSession) -> None:
     using = connection.alias
     other_session.begin()
-    assert other_session.run(lambda: lock_names(using, ["a", "b"], wait=True)) == {"a", "b"}
+    assert other_session.run(lambda: lock_names(using, ["a", "b"])) == {"a", "b"}
 
     with transaction.atomic():
-        assert lock_names(using, ["a", "b", "c"], wait=False) == {"c"}
+        assert lock_names(using, ["a", "b", "c"]) == {"c"}
 
     other_session.commit()
     with transaction.atomic():
-        assert lock_names(using, ["a", "b", "c"], wait=False) == {"a", "b", "c"}
+        assert lock_names(using, ["a", "b", "c"]) == {"a", "b", "c"}
 
 
 def test_no_names_are_no_statement(django_assert_num_queries: Any) -> None:
     with django_assert_num_queries(0):
-        assert dialects.lock_names(connection.alias, [], wait=True) == set()
+        assert lock_names(connection.alias, []) == set()
 
 
 @pytest.mark.usefixtures("on_postgresql")
@@ -221,7 +233,7 @@ def test_no_names_are_no_statement(django_assert_num_queries: Any) -> None:
 @pytest.mark.parametrize("locks", [True, False], ids=["keys locked", "keys not locked"])
 def test_claims_at_once_never_exceed_a_limit(locks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not locks:
-        monkeypatch.setattr(slots, "lock_names", lambda using, names, wait: set(names))
+        monkeypatch.setattr(slots, "lock_names", lambda using, names: set(names))
     for key, limit in (("a", 1), ("b", 3)):
         store(key, 8, limit=limit)
     store("", 8)
@@ -233,7 +245,7 @@ def test_claims_at_once_never_exceed_a_limit(locks: bool, monkeypatch: pytest.Mo
         try:
             together.wait(10)
             for _ in range(200):
-                for task in Task.objects.claim(name, limit=2):
+                for task in Task.objects.claim(name, limit=2 if locks else 1):
                     running = Task.objects.running().values_list("concurrency_key", flat=True)
                     count = Counter(running)
                     if count["a"] > 1 or count["b"] > 3:
