@@ -100,7 +100,7 @@ class Meeting(TaskRows):
             present = lock(waiting).first()
             if present is None or not waiting.update(**self._replacing(task, keep_time)):
                 return None
-            if present.attempts:  # what it did for the old data
+            if present.grants:  # what it did for the old data, in attempts that were refunded too
                 apps.get_model("tasks", "TaskStep")._default_manager.using(self.db).filter(
                     task_id=present.pk
                 ).delete()

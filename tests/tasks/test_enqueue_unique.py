@@ -156,6 +156,15 @@ def test_skip_leaves_the_present_task_as_it_is(told: Told) -> None:
     assert told == [("duplicate", task.pk, {})]
 
 
+def test_a_duplicate_costs_a_refused_insert_a_look_and_a_count(
+    django_assert_num_queries: Any,
+) -> None:
+    TaskFactory(unique_key="k")
+
+    with django_assert_num_queries(6):  # SAVEPOINT, INSERT, ROLLBACK, RELEASE, SELECT, UPDATE
+        again()
+
+
 @pytest.mark.usefixtures("queues")
 @pytest.mark.parametrize("mode", ["replace", "keep_time"])
 def test_a_waiting_task_becomes_what_was_asked_for_last(
@@ -203,8 +212,11 @@ def test_a_replacement_without_a_time_is_due_now(database_clock: DatabaseClock) 
     assert again(on_duplicate="replace").scheduled_at == database_clock.now
 
 
-def test_a_retry_that_is_replaced_forgets_what_it_had_done() -> None:
-    task = TaskFactory(unique_key="k", state="retrying", max_attempts=5)
+@pytest.mark.parametrize(("state", "attempts"), [("retrying", 1), ("returned", 0)])
+def test_a_task_that_began_and_is_replaced_forgets_what_it_had_done(
+    state: str, attempts: int
+) -> None:
+    task = TaskFactory(unique_key="k", state=state, max_attempts=5)
     other = TaskFactory(state="running")
     Task.objects.filter(pk=task.pk).update(checkpoint={"at": 3}, checkpoints=1, progress={"n": 1})
     for each in (task, other):
@@ -212,7 +224,7 @@ def test_a_retry_that_is_replaced_forgets_what_it_had_done() -> None:
 
     present = again(on_duplicate="replace", max_attempts=1)
 
-    assert (present.attempts, present.max_attempts) == (1, 2)
+    assert (present.attempts, present.max_attempts) == (attempts, attempts + 1)
     assert (present.checkpoint, present.checkpoints, present.progress) == (None, 1, None)
     assert [step.task_id for step in TaskStep.objects.all()] == [other.pk]
 

@@ -14,6 +14,7 @@ from tasks import handler
 from tasks.exceptions import NotSerializable, UnknownQueue, UnknownTask
 from tasks.models import Task
 from tasks.payload import is_same_json
+from tasks.querysets import TaskQuerySet
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
@@ -100,6 +101,25 @@ def test_what_the_database_makes_of_the_data_is_the_same_data(data: Any) -> None
 def test_other_data_is_other_data(stored: Any, value: Any) -> None:
     assert not is_same_json(stored, value)
     assert not is_same_json(value, stored)
+
+
+@pytest.mark.django_db
+def test_a_task_that_is_pruned_meanwhile_is_stored_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no task without a unique key is taken for the one that was in the way."""
+    TaskFactory()
+    first = send()
+    look = TaskQuerySet._same_enqueue
+
+    def after_it_was_pruned(rows: TaskQuerySet, task: Task) -> Task | None:
+        monkeypatch.undo()
+        Task.objects.filter(pk=first.pk).delete()
+        return look(rows, task)
+
+    monkeypatch.setattr(TaskQuerySet, "_same_enqueue", after_it_was_pruned)
+    second = send()
+
+    assert not second.is_duplicate
+    assert row_of(second)["idempotency_key"] == "i"
 
 
 @pytest.mark.django_db

@@ -181,6 +181,7 @@ def test_a_key_that_another_claim_has_is_tried_again_and_then_passed_over(
 ) -> None:
     """Waiting for it, every claim would stand still behind a process that was stopped."""
     asked: list[str] = []
+    pauses: list[int] = []
 
     def busy(using: str, names: set[str]) -> set[str]:
         asked.extend(sorted(names))
@@ -188,12 +189,13 @@ def test_a_key_that_another_claim_has_is_tried_again_and_then_passed_over(
         return {name for name in names if patient and name != "tasks.slot:b"}
 
     monkeypatch.setattr(slots, "lock_names", busy)
-    monkeypatch.setattr(slots, "pause_shortly", lambda: None)
+    monkeypatch.setattr(slots, "pause_shortly", lambda: pauses.append(len(asked)))
     (first, *_), _, free = store("a", 3), store("b", 3), store("")
 
     assert claim(3) == [first, *free]
 
     assert asked == ["tasks.slot:a"] * 3 + ["tasks.slot:b"] * slots.TRIES
+    assert len(pauses) == 2 + slots.TRIES
     assert slots_taken() == {"a:0"}
 
 
