@@ -1,4 +1,4 @@
-"""Tasks, attempts, workers and the generator's wish in Django's admin; schedules are at
+"""Tasks, attempts, queues, workers and the generator's wish in Django's admin; schedules are at
 ``schedule_admin``."""
 
 from __future__ import annotations
@@ -16,10 +16,18 @@ from leasing.adminkit import Confirmed, ReadOnlyAdmin, badge, link, short, site_
 from leasing.forms import RevokeForm
 from leasing.templatetags.leasing_ops import pretty_json
 from tasks.diagnosis import RETRY, REVOKE
-from tasks.forms import RetryForm
-from tasks.models import AttemptOutcome, GeneratorWish, Task, TaskAttempt, Worker, WorkerState
+from tasks.forms import PauseForm, ResumeForm, RetryForm
+from tasks.models import (
+    AttemptOutcome,
+    GeneratorWish,
+    Queue,
+    Task,
+    TaskAttempt,
+    Worker,
+    WorkerState,
+)
 from tasks.schedule_admin import ScheduleAdmin, ScheduleSlotAdmin
-from tasks.signs import ATTEMPT_SIGNS, WORKER_SIGNS, task_sign
+from tasks.signs import ATTEMPT_SIGNS, WORKER_SIGNS, queue_sign, task_sign
 
 _retry = Confirmed(
     "Retried",
@@ -34,6 +42,23 @@ _revoke = Confirmed(
     REVOKE.consequence,
     RevokeForm,
     lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
+)
+
+_pause = Confirmed(
+    "Paused",
+    "Pause these queues?",
+    "Nothing of theirs is claimed from then on. What runs, runs to its end.",
+    PauseForm,
+    lambda rows, said, by: sum(
+        rows.pause(queue.name, by=by, reason=said["reason"]) for queue in rows
+    ),
+)
+_resume = Confirmed(
+    "Resumed",
+    "Resume these queues?",
+    "What has waited is claimed at once, in its order.",
+    ResumeForm,
+    lambda rows, said, by: sum(rows.resume(queue.name, by=by) for queue in rows),
 )
 
 
@@ -189,6 +214,36 @@ class TaskAttemptAdmin(ReadOnlyAdmin):
     @admin.display(description="traceback")
     def trace(self, attempt: TaskAttempt) -> SafeString:
         return format_html('<pre class="leasing-json">{}</pre>', attempt.traceback)
+
+
+@admin.register(Queue)
+class QueueAdmin(ReadOnlyAdmin):
+    list_display = ("name", "badge", "paused_at", "paused_by", "reason")
+    sortable_by = ("name",)
+    exact_search = ("name",)
+    search_help_text = "The exact name of a queue."
+    actions = ("pause", "resume")
+    fields = ("name", "badge", "paused_at", "paused_by", "reason", "waiting")
+    readonly_fields = fields
+
+    def has_pause_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("tasks.pause_queue")
+
+    @admin.display(description="state")
+    def badge(self, queue: Queue) -> SafeString:
+        return badge(queue_sign(queue))
+
+    @admin.display(description="tasks")
+    def waiting(self, queue: Queue) -> SafeString | str:
+        return _tasks_of("Ready tasks", queue__exact=queue.name, status__exact="ready")
+
+    @admin.action(description="Pause…", permissions=["pause"])
+    def pause(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
+        return _pause(self, request, queryset)
+
+    @admin.action(description="Resume…", permissions=["pause"])
+    def resume(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
+        return _resume(self, request, queryset)
 
 
 class WorkerStateFilter(admin.SimpleListFilter):

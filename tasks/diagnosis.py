@@ -6,6 +6,7 @@ Every diagnosis answers in one order: why (``headline``), who holds it and until
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -15,11 +16,13 @@ from leasing.conf import leasing_settings
 from leasing.functions import database_now
 from leasing.signs import is_late
 from leasing.wording import span, stamp
-from tasks.models import Task, Worker, WorkerState
+from tasks.models import Queue, Task, Worker, WorkerState
 from tasks.querysets import TaskStatus
 
 #: How many workers are looked at.
 MOST_WORKERS = 1000
+#: How many pairs of a holder and a concurrency key are looked at.
+MOST_GROUPS = 10_000
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,9 @@ class Surroundings:
     now: datetime
     workers: dict[str, Worker]
     running: dict[str, int]
+    paused: dict[str, Queue] = field(default_factory=dict)
+    #: How many run of each concurrency key.
+    by_key: dict[str, int] = field(default_factory=dict)
 
     @property
     def someone_sweeps(self) -> bool:
@@ -80,14 +86,21 @@ class Surroundings:
 
 
 def look_around() -> Surroundings:
-    """Read what ``diagnose`` needs to know beside the task: three queries."""
+    """Read what ``diagnose`` needs to know beside the task: four queries."""
     using = leasing_settings.DATABASE
     present = Worker.objects.using(using).present().with_state().order_by("id")[:MOST_WORKERS]
-    held = Task.objects.using(using).running().values("holder").annotate(tasks=Count("id"))
+    held = Task.objects.using(using).running().values("holder", "concurrency_key")
+    running: Counter[str] = Counter()
+    by_key: Counter[str] = Counter()
+    for row in held.annotate(tasks=Count("id"))[:MOST_GROUPS]:
+        running[row["holder"]] += row["tasks"]
+        by_key[row["concurrency_key"]] += row["tasks"]
     return Surroundings(
         now=database_now(using),
         workers={worker.name: worker for worker in present},
-        running={row["holder"]: row["tasks"] for row in held[:MOST_WORKERS]},
+        running=running,
+        paused={queue.name: queue for queue in Queue.objects.using(using).paused()},
+        by_key=by_key,
     )
 
 
@@ -188,6 +201,8 @@ def _later(task: Task, now: datetime) -> Diagnosis:
 
 def _waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     facts = [("Due since", span(now - task.scheduled_at)), *_attempt_facts(task)]
+    if task.queue in around.paused:
+        return _paused(around.paused[task.queue], facts)
     serving = around.serving(task.queue)
     able = [worker for worker in serving if task.name in worker.handlers]
     if not serving:
@@ -198,12 +213,30 @@ def _waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         headline = f"No worker of the queue {task.queue} has code for {task.name}."
         next_ = "Each worker that claims it gives it back for a minute, until one has the code."
         return Diagnosis("unknown_task", "critical", headline, next_, facts)
+    if task.concurrency_key and around.by_key.get(task.concurrency_key, 0) >= _limit(task):
+        facts.append(("Concurrency key", task.concurrency_key))
+        headline = f"As many tasks of {task.concurrency_key} run as may: {_limit(task)}."
+        next_ = "It starts when one of them ends or is recovered, in its turn."
+        return Diagnosis("limit_reached", "info", headline, next_, facts)
     if not around.free_threads(able):
         headline = f"Every thread of the {len(able)} workers that could run it is busy."
         next_ = "It starts when one of them is free; tasks of higher priority go first."
         return Diagnosis("saturated", "info", headline, next_, facts)
     headline = "It is due, and a worker is free to take it."
     return Diagnosis("due", "ok", headline, "It is claimed at the next poll.", facts)
+
+
+def _paused(queue: Queue, facts: list[tuple[str, str]]) -> Diagnosis:
+    facts += [("Paused at", _stamp(queue.paused_at)), ("Paused by", queue.paused_by or "unknown")]
+    if queue.reason:
+        facts.append(("Reason", queue.reason))
+    headline = f"The queue {queue.name} is paused" + (f": {queue.reason}" if queue.reason else ".")
+    next_ = "It waits until someone resumes the queue."
+    return Diagnosis("queue_paused", "warning", headline, next_, facts)
+
+
+def _limit(task: Task) -> int:
+    return task.concurrency_limit or 1
 
 
 def _ended(task: Task) -> Diagnosis:

@@ -6,7 +6,7 @@ from typing import Any
 
 from django import forms
 
-from leasing.forms import CursorField, ReasonForm
+from leasing.forms import CursorField, ReasonForm, RevokeForm
 
 _UNKNOWN_STATE = {"invalid_choice": "There is no state “%(value)s”. Choose one of the tabs."}
 
@@ -58,6 +58,18 @@ class PageFilter(forms.Form):
 
 class RetryForm(forms.Form):
     """Set a failed or cancelled task ready again. There is nothing to say about it."""
+
+
+class PauseForm(RevokeForm):
+    """Let nothing of a queue be claimed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["reason"].help_text = "It is shown with every task that waits for the queue."
+
+
+class ResumeForm(forms.Form):
+    """Let the tasks of a queue be claimed again. There is nothing to say about it."""
 
 
 class StartGeneratorForm(ReasonForm):

@@ -33,6 +33,14 @@ def _log(level: int, text: str) -> Any:
     return receiver
 
 
+def _log_queue(level: int, text: str) -> Any:
+    def receiver(queue: str, by: str = "", reason: str = "", **details: Any) -> None:
+        said = {"queue": queue, "by": by or "an operator", "reason": reason or "no reason given"}
+        logger.log(level, "queue %(queue)s " + text, said)
+
+    return receiver
+
+
 _RECEIVERS = {
     signals.enqueued: _log(logging.DEBUG, "enqueued: %(name)s"),
     signals.claimed: _log(
@@ -51,6 +59,9 @@ _RECEIVERS = {
     signals.rescheduled: _log(logging.INFO, "moved by %(by)s, to be run at %(at)s"),
     signals.discarded: _log(logging.INFO, "deleted by %(by)s: %(name)s"),
     signals.repaired: _log(logging.WARNING, "repaired (%(kind)s): %(remedy)s"),
+    signals.replaced: _log(logging.INFO, "is now what another enqueue under its unique key said"),
+    signals.paused: _log_queue(logging.WARNING, "paused by %(by)s: %(reason)s"),
+    signals.resumed: _log_queue(logging.INFO, "resumed by %(by)s"),
 }
 
 

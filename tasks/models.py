@@ -12,7 +12,14 @@ from leasing.functions import DbNow
 from leasing.models import Leasable
 from tasks.declarations import LONGEST_NAME
 from tasks.moments import MissedSlots, Rule, rule_of
-from tasks.querysets import ScheduleQuerySet, SlotQuerySet, TaskQuerySet, TaskStatus, UniqueFor
+from tasks.querysets import (
+    QueueQuerySet,
+    ScheduleQuerySet,
+    SlotQuerySet,
+    TaskQuerySet,
+    TaskStatus,
+    UniqueFor,
+)
 from tasks.schedule_clean import clean_schedule
 
 
@@ -46,7 +53,7 @@ class Task(Leasable):
     #: At most one task has it at a time, for as long as ``unique_for`` says; then it is null.
     unique_key = models.CharField(max_length=200, null=True, default=None, unique=True)
     unique_for = models.CharField(max_length=8, choices=UniqueFor, default=UniqueFor.FINISHED.value)
-    #: The end of the window during which an ended task keeps its key.
+    #: The end of the window for which it keeps its key.
     unique_until = models.DateTimeField(null=True, default=None)
     #: The client's name for this enqueue: sent again, it meets this row, ended or not.
     idempotency_key = models.CharField(max_length=200, null=True, default=None, unique=True)
@@ -72,7 +79,7 @@ class Task(Leasable):
     concurrency_limit = models.PositiveSmallIntegerField(null=True, default=None)
     slot = models.CharField(max_length=210, null=True, default=None, unique=True)
 
-    #: Set on what ``enqueue`` returns: a task with the same unique key was there before.
+    #: Set on what ``enqueue`` returns: a task with the same key was there before.
     is_duplicate = False
     #: Set by ``fail``: what its handler raised, for the receivers of its signals.
     raised: BaseException | None = None
@@ -107,10 +114,18 @@ class Task(Leasable):
                 | Q(attempts=F("max_attempts")) & ~Q(status=TaskStatus.READY),
             ),
             models.CheckConstraint(
-                name="tasks_task_ended_frees_its_key",
+                name="tasks_task_key_is_in_its_time",
                 condition=Q(unique_key=None)
-                | ~Q(status__in=TaskStatus.ended())
-                | Q(unique_until__isnull=False),
+                | Q(unique_for=UniqueFor.WINDOW, unique_until__isnull=False)
+                | Q(unique_for=UniqueFor.FINISHED) & ~Q(status__in=TaskStatus.ended())
+                | Q(unique_for=UniqueFor.RUNNING, status=TaskStatus.RUNNING)
+                | Q(unique_for=UniqueFor.RUNNING, status=TaskStatus.READY, attempts=0)
+                | Q(unique_for=UniqueFor.WAITING, status=TaskStatus.READY, grants=0),
+            ),
+            models.CheckConstraint(
+                name="tasks_task_window_has_an_end",
+                condition=Q(unique_for=UniqueFor.WINDOW, unique_until__isnull=False)
+                | Q(unique_until=None) & ~Q(unique_for=UniqueFor.WINDOW),
             ),
             models.CheckConstraint(
                 name="tasks_task_slot_is_of_the_running",
@@ -264,6 +279,8 @@ class Queue(models.Model):
     paused_by = models.CharField(max_length=200, blank=True, default="")
     reason = models.CharField(max_length=500, blank=True, default="")
 
+    objects: ClassVar = QueueQuerySet.as_manager()
+
     class Meta:
         permissions: ClassVar = [("pause_queue", "Can pause and resume a queue")]
 
@@ -396,6 +413,7 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
         """Note that a worker called ``name`` has started, as the ``what`` columns say."""
         started = {"started_at": DbNow(), "last_seen_at": DbNow(), "stopped_at": None}
         self.update_or_create(name=name, defaults=what | started)
+        Queue.objects.using(self.db).declare(what.get("queues", ()))
 
     def forget_gone(self) -> None:
         """Delete workers that have not been seen for a day."""

@@ -17,6 +17,12 @@ sends ``leasing.signals.refused``.
     discarded    by: an operator deleted it; the row is gone
     repaired     kind, remedy: recovery put right a state that must not be (``tasks.catalogue``)
     suspected    kind, what: recovery came upon such a state, and only reports it
+    replaced     an enqueue with its unique key made this waiting task what it asked for
+
+And of queues, with ``sender=Queue`` and the name as ``queue``:
+
+    paused       by, reason
+    resumed      by
 """
 
 from __future__ import annotations
@@ -40,6 +46,9 @@ rescheduled = Signal()
 discarded = Signal()
 repaired = Signal()
 suspected = Signal()
+replaced = Signal()
+paused = Signal()
+resumed = Signal()
 
 
 def send(signal: Signal, task: Any, **details: Any) -> None:

@@ -2,7 +2,7 @@
 
 What each verb demands of the row, beside its key:
 
-    claim           ready, and its time has come
+    claim           ready, its time has come, its queue not paused, a slot of its key free
     heartbeat       this grant, running, the deadline ahead
     complete, fail  this grant, running (and the deadline ahead, where the caller asks)
     give_back       this grant, running; snooze too
@@ -14,6 +14,8 @@ What each verb demands of the row, beside its key:
     reschedule      ready
     discard         ended
     prune           ended, long enough ago, without a unique key that is still kept
+    enqueue         replaces what has its unique key and is ready; takes the key from what has
+                    it beyond its window
 
 Holder verbs but heartbeat need no clock: while the grant is the row's and the row is running,
 nobody else has had the task. Rows are locked first and updated second (see ``leasing.querysets``).
@@ -21,13 +23,15 @@ nobody else has had the task. Rows are locked first and updated second (see ``le
 
 from __future__ import annotations
 
-from tasks.querysets.base import TaskStatus, UniqueFor, check_between, check_queue
+from tasks.querysets.base import TaskStatus, check_between, check_queue
 from tasks.querysets.claim import Claiming
 from tasks.querysets.ended import BULK_BATCH
 from tasks.querysets.enqueue import Enqueuing
 from tasks.querysets.many import Batching
 from tasks.querysets.operator import SWEEP_BATCH
+from tasks.querysets.queues import QueueQuerySet
 from tasks.querysets.schedule import ScheduleQuerySet, SlotQuerySet
+from tasks.querysets.unique import OnDuplicate, UniqueFor
 
 
 class TaskQuerySet(Enqueuing, Claiming, Batching):  # type: ignore[override]
@@ -37,6 +41,8 @@ class TaskQuerySet(Enqueuing, Claiming, Batching):  # type: ignore[override]
 __all__ = [
     "BULK_BATCH",
     "SWEEP_BATCH",
+    "OnDuplicate",
+    "QueueQuerySet",
     "ScheduleQuerySet",
     "SlotQuerySet",
     "TaskQuerySet",

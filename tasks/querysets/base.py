@@ -21,6 +21,7 @@ from leasing.wording import span
 from tasks import signals
 from tasks.conf import task_settings
 from tasks.exceptions import UnknownQueue
+from tasks.querysets.unique import key_in_retry, key_once_ended
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -43,19 +44,6 @@ class TaskStatus(models.TextChoices):
     def ended(cls) -> list[str]:
         """The states that nothing but an operator's retry leaves."""
         return [cls.SUCCEEDED.value, cls.FAILED.value, cls.CANCELLED.value]
-
-
-class UniqueFor(models.TextChoices):
-    """How long a task keeps its unique key."""
-
-    #: Until it is claimed.
-    WAITING = "waiting"
-    #: Until its first attempt ends: a retry waits without it.
-    RUNNING = "running"
-    #: Until it ends, retries included.
-    FINISHED = "finished"
-    #: Until a moment, whether it has ended by then or not.
-    WINDOW = "window"
 
 
 class TaskRows(LeasableQuerySet["Task"]):
@@ -171,10 +159,12 @@ def over() -> dict[str, Any]:
 
 def ending() -> dict[str, Any]:
     """The columns of a task that ends."""
-    return {"processed_at": DbNow(), "unique_key": None, **over()}
+    return {"processed_at": DbNow(), "unique_key": key_once_ended(), **over()}
 
 
-def waiting(delay: timedelta) -> dict[str, Any]:
-    """The columns of a task that waits ``delay`` for its next attempt."""
+def waiting(delay: timedelta, *, spent: bool = True) -> dict[str, Any]:
+    """The columns of a task that waits ``delay`` for its next attempt. ``spent`` says whether
+    the attempt that ended counts."""
     moved = {"scheduled_at": after(delay)} if delay else {}
-    return {"status": TaskStatus.READY, **moved, **over()}
+    freed = {"unique_key": key_in_retry()} if spent else {}
+    return {"status": TaskStatus.READY, **moved, **freed, **over()}

@@ -18,13 +18,15 @@ from leasing.terms import Terms
 from tasks import signals
 from tasks.conf import task_settings
 from tasks.querysets.base import TaskStatus, check_queue
-from tasks.querysets.operator import Operating
+from tasks.querysets.queues import is_paused
+from tasks.querysets.slots import Seating, Seats
+from tasks.querysets.unique import key_once_claimed
 
 if TYPE_CHECKING:
     from tasks.models import Task
 
 
-class Claiming(Operating):
+class Claiming(Seating):
     """What workers begin with."""
 
     def claim(  # type: ignore[override]
@@ -38,7 +40,8 @@ class Claiming(Operating):
         """Lease up to ``limit`` ready tasks of ``queues`` (None: all) to ``holder``, for ``ttl``
         seconds from now and from each heartbeat.
 
-        Higher priority goes first, then the longest due. Which queue is looked at first is
+        Higher priority goes first, then the longest due. Queues that are paused and tasks whose
+        concurrency key has its limit running are passed over. Which queue is looked at first is
         drawn by lot, so that a full one does not starve the others. When this process has not
         looked for stuck tasks for SWEEP_EVERY, it does so first: a site whose only workers are
         remote ones recovers too.
@@ -51,10 +54,13 @@ class Claiming(Operating):
         rows = self.home()
         rows._sweep_if_due()
         granted: list[tuple[Task, str]] = []
+        seats = Seats(rows.model, rows.db)
         with durable(rows.db):
             for queue in names:
                 if len(granted) < limit:
-                    ready = rows.filter(queue=queue).order_by("-priority", "scheduled_at", "id")
+                    open_ = rows.filter(~is_paused(queue), queue=queue)
+                    ready = open_.order_by("-priority", "scheduled_at", "id")
+                    ready.seats = seats
                     granted += ready._grant_locked(terms, limit - len(granted))
         return Claim(rows._tell_granted(granted), rows.store(terms))
 
@@ -73,4 +79,5 @@ class Claiming(Operating):
             "started_at": Coalesce(F("started_at"), DbNow()),
             "progress": None,
             "progressed_at": DbNow(),
+            "unique_key": key_once_claimed(),
         }

@@ -1,21 +1,20 @@
-"""Enqueuing: new rows, and the ones that unique keys turn away."""
+"""Enqueuing: new rows, alone, in numbers, or after a commit."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Unpack
 
-from django.db import IntegrityError, transaction
-from django.db.models import F
-from django.utils.timezone import is_naive
+from django.db import transaction
+from django.db.models import Expression
 
-from leasing.dialects import after_commit
-from leasing.names import check_name
-from tasks import registry, signals
-from tasks.conf import task_settings
-from tasks.payload import check_data
-from tasks.querysets.base import TaskRows, check_between, check_queue
+from tasks import signals
+from tasks.querysets import bulk
+from tasks.querysets.columns import EnqueueOptions, ManyOptions, new_task
+from tasks.querysets.present import Meeting
+from tasks.querysets.unique import OnDuplicate, UniqueFor
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -25,11 +24,8 @@ if TYPE_CHECKING:
 INSERT_BATCH = 500
 
 
-class Enqueuing(TaskRows):
+class Enqueuing(Meeting):
     """What producers call."""
-
-    #: How often to try to enqueue while the task that has the unique key comes and goes.
-    TRIES = 3
 
     def enqueue(
         self,
@@ -39,122 +35,120 @@ class Enqueuing(TaskRows):
         queue: str | None = None,
         priority: int = 0,
         scheduled_at: datetime | None = None,
+        delay: float | timedelta | None = None,
         unique_key: str | None = None,
+        unique_for: str | float | timedelta = UniqueFor.FINISHED.value,
+        on_duplicate: str = OnDuplicate.SKIP.value,
+        idempotency_key: str | None = None,
         max_attempts: int | None = None,
+        timeout: float | timedelta | None = None,
+        progress_timeout: float | timedelta | None = None,
+        concurrency_key: str | None = None,
+        concurrency_limit: int | None = None,
     ) -> Task:
         """Store a task, as part of the caller's transaction if there is one.
 
         ``data`` are the handler's keyword arguments. Higher ``priority`` (-32768 to 32767) goes
-        first; it is not started before ``scheduled_at``. While a task with the same
-        ``unique_key`` has not ended, that task is returned and nothing is stored.
+        first; it is not started before ``scheduled_at``, or before ``delay`` (seconds) has
+        passed on the database's clock. ``queue``, ``max_attempts``, ``timeout`` and
+        ``progress_timeout`` (seconds, of one attempt), ``concurrency_key`` (text as it is; empty:
+        none) and ``concurrency_limit`` default to the handler's.
 
-        Raises UnknownTask, UnknownQueue, NotSerializable, InvalidResource (the key), ValueError.
+        One task at a time has a ``unique_key``, for as long as ``unique_for`` says: "waiting"
+        (until its claim), "running" (until its first attempt ends), "finished", or a window in
+        seconds. An enqueue meanwhile returns that task, with ``is_duplicate`` set, and stores
+        nothing; what becomes of the task while it still waits, ``on_duplicate`` says: "skip"
+        leaves it, "replace" makes it what was asked for now, "keep_time" does so but for the
+        time it is scheduled at.
+
+        The same ``idempotency_key`` again returns the same task, ended or not.
+
+        Raises UnknownTask, UnknownQueue, NotSerializable, InvalidResource (a key), ValueError,
+        PayloadMismatch (the idempotency key was used for another task or other data).
         """
         rows = self.home()
-        task = rows._build(
+        columns = new_task(
             name_or_handler,
             data,
             queue=queue,
             priority=priority,
             scheduled_at=scheduled_at,
+            delay=delay,
             unique_key=unique_key,
+            unique_for=unique_for,
+            on_duplicate=on_duplicate,
+            idempotency_key=idempotency_key,
             max_attempts=max_attempts,
+            timeout=timeout,
+            progress_timeout=progress_timeout,
+            concurrency_key=concurrency_key,
+            concurrency_limit=concurrency_limit,
         )
-        if unique_key is not None:
-            return rows._enqueue_unless_present(task)
-        task.save(using=rows.db, force_insert=True)
-        rows._announce([task])
-        return task
+        return rows._store(rows.model(**columns), on_duplicate)
+
+    def enqueue_on_commit(
+        self,
+        name_or_handler: str | Callable[..., Any],
+        data: dict[str, Any] | None = None,
+        *,
+        using: str | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> None:
+        """Check everything now, and store the task once the caller's transaction has committed;
+        at once outside of one, and never if it is rolled back. A delay counts from the commit.
+
+        For transactions on another database than the tasks': ``using`` is its alias (default:
+        the tasks' own). In the same database ``enqueue`` is better: its task cannot get lost
+        between the commit and the storing. Arguments and errors are those of ``enqueue``; what
+        only the storing shows, PayloadMismatch and errors of the database, is raised to whoever
+        commits.
+        """
+        rows = self.home()
+        task = rows.model(**new_task(name_or_handler, copy.deepcopy(data), **options))
+        mode = options.get("on_duplicate", OnDuplicate.SKIP.value)
+        transaction.on_commit(lambda: rows._store(task, mode), using=using or rows.db)
 
     def enqueue_many(
         self,
         name_or_handler: str | Callable[..., Any],
         data: Iterable[dict[str, Any] | None],
-        *,
-        queue: str | None = None,
-        priority: int = 0,
-        scheduled_at: datetime | None = None,
-        max_attempts: int | None = None,
+        **options: Unpack[ManyOptions],
     ) -> list[Task]:
-        """Store one task for each of ``data``, all or none. See ``enqueue``."""
+        """Store one task for each of ``data``, all or none. Arguments and errors are those of
+        ``enqueue``; there are no unique and no idempotency keys."""
+        if unknown := options.keys() - ManyOptions.__optional_keys__:
+            raise TypeError(f"enqueue_many takes no {', '.join(sorted(unknown))}.")
         rows = self.home()
-        tasks = [
-            rows._build(
-                name_or_handler,
-                each,
-                queue=queue,
-                priority=priority,
-                scheduled_at=scheduled_at,
-                max_attempts=max_attempts,
-            )
-            for each in data
-        ]
+        tasks = [rows.model(**new_task(name_or_handler, each, **options)) for each in data]
         with transaction.atomic(using=rows.db):
-            rows._everything().bulk_create(tasks, batch_size=INSERT_BATCH)
+            if tasks and bulk.serves(rows.db):
+                bulk.store(tasks, rows.db, INSERT_BATCH)
+            else:
+                rows._everything().bulk_create(tasks, batch_size=INSERT_BATCH)
+        for task in tasks:
+            _read_back_later(task)
         rows._announce(tasks)
         return tasks
 
-    def _build(
-        self,
-        name_or_handler: str | Callable[..., Any],
-        data: dict[str, Any] | None,
-        *,
-        queue: str | None,
-        priority: int,
-        scheduled_at: datetime | None,
-        max_attempts: int | None,
-        unique_key: str | None = None,
-    ) -> Task:
-        handler = registry.find(name_or_handler)
-        if max_attempts is None:
-            max_attempts = handler.max_attempts or task_settings.MAX_ATTEMPTS
-        fields: dict[str, Any] = {}
-        if scheduled_at is not None:
-            if is_naive(scheduled_at):
-                raise ValueError("scheduled_at must have a time zone.")
-            fields["scheduled_at"] = scheduled_at
-        if unique_key is not None:
-            fields["unique_key"] = check_name(unique_key, "unique key")
-        return self.model(
-            name=handler.name,
-            queue=check_queue(queue or handler.queue),
-            task_data=check_data(data),
-            priority=check_between(priority, -32768, 32767, "priority"),
-            max_attempts=check_between(max_attempts, 1, 32767, "max_attempts"),
-            **fields,
-        )
-
-    def _enqueue_unless_present(self, task: Task) -> Task:
-        """Store ``task``, or count it as a duplicate of the one that has its key."""
-        for _ in range(self.TRIES):
-            try:
-                with transaction.atomic(using=self.db):
-                    task.save(using=self.db, force_insert=True)
-            except IntegrityError as error:
-                refused = error
-            else:
-                self._announce([task])
-                return task
-            present = self._everything().filter(unique_key=task.unique_key).first()
-            if present is not None:
-                self._count_duplicate(present)
-                return present
-            # It ended in between, and its key is free again.
-        raise refused
-
-    def _count_duplicate(self, task: Task) -> None:
-        """Count what ``task`` turned away, once the caller's transaction has ended: the row of a
-        running task stays free for its heartbeats meanwhile."""
-
-        def count() -> None:
-            self._everything().filter(pk=task.pk).update(duplicates=F("duplicates") + 1)
-            signals.send(signals.duplicate, task)
-
-        task.is_duplicate = True
-        task.duplicates += 1
-        after_commit(self.db, count)
+    def _store(self, task: Task, on_duplicate: str) -> Task:
+        if task.unique_key is None and task.idempotency_key is None:
+            task.save(using=self.db, force_insert=True)
+            stored = True
+        else:
+            task, stored = self._store_unless_present(task, on_duplicate)
+        if stored:
+            _read_back_later(task)
+            self._announce([task])
+        return task
 
     def _announce(self, tasks: Sequence[Task]) -> None:
         if signals.enqueued.has_listeners(self.model):
             for task in tasks:
                 self._tell(signals.enqueued, task)
+
+
+def _read_back_later(task: Task) -> None:
+    """Let the moments that the database has computed be read when someone looks at them."""
+    for name in ("scheduled_at", "unique_until"):
+        if isinstance(task.__dict__.get(name), Expression):
+            del task.__dict__[name]

@@ -124,7 +124,9 @@ class Holding(Progressing):
         place of those ``like`` it."""
         with transaction.atomic(using=self.db):
             self._lock(task)
-            given = self._of_grant(task).update(attempts=F("attempts") - 1, **waiting(delay))
+            given = self._of_grant(task).update(
+                attempts=F("attempts") - 1, **waiting(delay, spent=False)
+            )
             if given:
                 self._attempts_of(task).filter(**like).delete()
                 attempt.save(using=self.db, force_insert=True)

@@ -19,6 +19,7 @@ from tasks import signals
 from tasks.conf import task_settings
 from tasks.querysets.base import TERM, TaskStatus, attempt_model, check_queue, idle, overdue
 from tasks.querysets.ended import BULK_BATCH, Discarding
+from tasks.querysets.unique import key_in_retry, key_once_ended
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -78,9 +79,14 @@ class Operating(Discarding):
             }
             last = Q(attempts__gte=F("max_attempts"))
             dead = still.filter(last).update(
-                status=TaskStatus.FAILED, processed_at=DbNow(), unique_key=None, **taking
+                status=TaskStatus.FAILED,
+                processed_at=DbNow(),
+                unique_key=key_once_ended(),
+                **taking,
             )
-            again = still.filter(~last).update(status=TaskStatus.READY, **taking)
+            again = still.filter(~last).update(
+                status=TaskStatus.READY, unique_key=key_in_retry(), **taking
+            )
             taken = rows._everything().filter(mine).exclude(status=TaskStatus.RUNNING)
             tasks = list(taken.filter(released_at=None).order_by("pk")) if dead or again else []
             rows._note_taken(tasks, before, reason)

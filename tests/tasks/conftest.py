@@ -114,9 +114,9 @@ def told() -> Iterator[Told]:
     for name, signal in named.items():
 
         def receiver(_name: str = name, **details: Any) -> None:
-            row = details.pop("task", None) or details.pop("lease")
+            row = details.pop("task", None) or details.pop("lease", None)
             rest = {k: v for k, v in details.items() if k not in ("signal", "sender")}
-            heard.append((_name, row.pk, rest))
+            heard.append((_name, row.pk if row is not None else 0, rest))
 
         signal.connect(receiver, weak=False)
         connected.append((signal, receiver))
