@@ -5,6 +5,7 @@ TaskError
 ├── UnknownQueue     TASK_QUEUE["QUEUES"] does not name that queue
 ├── NotSerializable  data or output is not JSON that every database stores
 ├── TaskCancelled    raised into a handler whose task someone cancelled
+├── ProcessDied      the process of a handler ended without an answer
 ├── Snooze           raised by a handler: not now, try again after a delay
 └── GiveUp           raised by a handler: do not try again
 """
@@ -32,6 +33,10 @@ class NotSerializable(TaskError, TypeError):
 
 class TaskCancelled(TaskError):
     """Someone asked for the task to be cancelled, and its handler heard of it."""
+
+
+class ProcessDied(TaskError):
+    """The process in which a handler ran ended without an answer."""
 
 
 class Snooze(TaskError):

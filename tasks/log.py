@@ -43,6 +43,7 @@ _RECEIVERS = {
     signals.dead: _log(logging.ERROR, "is dead after attempt %(attempt)s of %(of)s: %(error)s"),
     signals.recovered: _log(logging.WARNING, "recovered from %(holder)s: %(reason)s"),
     signals.returned: _log(logging.INFO, "given back by %(holder)s: %(reason)s"),
+    signals.cancelled: _log(logging.INFO, "cancelled: %(reason)s"),
     signals.retried: _log(logging.INFO, "set ready again by %(by)s"),
     signals.duplicate: _log(logging.INFO, "stands for another enqueue under its unique key"),
 }

@@ -9,6 +9,7 @@ sends ``leasing.signals.refused``.
     dead        error: attempts exhausted, or given up
     recovered   holder, reason: taken from a holder that is gone
     returned    reason: given back unfinished, no attempt spent
+    cancelled   by, reason: it ended because someone asked for it
     retried     by: an operator set it ready again
     duplicate   an enqueue that a unique key turned away met this task
 """
@@ -26,6 +27,7 @@ failed = Signal()
 dead = Signal()
 recovered = Signal()
 returned = Signal()
+cancelled = Signal()
 retried = Signal()
 duplicate = Signal()
 

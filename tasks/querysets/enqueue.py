@@ -13,6 +13,7 @@ from django.utils.timezone import is_naive
 from leasing.dialects import after_commit
 from leasing.names import check_name
 from tasks import registry, signals
+from tasks.bell import ring
 from tasks.conf import task_settings
 from tasks.payload import check_data
 from tasks.querysets.base import TaskRows, check_between, check_queue
@@ -155,6 +156,7 @@ class Enqueuing(TaskRows):
         after_commit(self.db, count)
 
     def _announce(self, tasks: Sequence[Task]) -> None:
+        ring(self.db, tasks)
         if signals.enqueued.has_listeners(self.model):
             for task in tasks:
                 self._tell(signals.enqueued, task)

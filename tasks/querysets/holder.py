@@ -10,10 +10,12 @@ from django.db import transaction
 from django.db.models import F
 
 from tasks import signals
+from tasks.bell import ring
 from tasks.conf import task_settings
 from tasks.exceptions import GiveUp
 from tasks.payload import check_json
 from tasks.querysets.base import TaskRows, TaskStatus, attempt_model, ending, waiting
+from tasks.querysets.cancel import cancellation, said
 from tasks.retry import backoff
 
 if TYPE_CHECKING:
@@ -77,7 +79,30 @@ class Holding(TaskRows):
                 task.refresh_from_db(using=rows.db)
         if not (failed or dead):
             raise rows._refuse(task, "fail")
-        rows._tell(signals.dead if dead else signals.failed, task, error=text)
+        if task.status == TaskStatus.CANCELLED:
+            rows._tell_cancelled(task)
+        else:
+            rows._tell(signals.dead if dead else signals.failed, task, error=text)
+        return task
+
+    def accept_cancel(self, task: Task, by: str = "") -> Task:
+        """End a running task as cancelled: its holder heard that ``by`` asked for it, and
+        stopped. Raises LeaseLost."""
+        rows = self.home()
+        with transaction.atomic(using=rows.db):
+            rows._lock(task)
+            text = cancellation(by or task.cancel_requested_by)
+            attempt = attempt_model().of(task, "cancelled", text)
+            done = rows._of_grant(task).update(
+                status=TaskStatus.CANCELLED, last_error=said(text), **ending()
+            )
+            if done:
+                task.refresh_from_db(using=rows.db)
+                attempt.error = task.last_error
+                attempt.save(using=rows.db, force_insert=True)
+        if not done:
+            raise rows._refuse(task, "cancel")
+        rows._tell_cancelled(task)
         return task
 
     def give_back(self, task: Task, reason: str, *, delay: timedelta = timedelta(0)) -> Task:
@@ -98,7 +123,12 @@ class Holding(TaskRows):
                 task.refresh_from_db(using=rows.db)
         if not given:
             raise rows._refuse(task, "give back")
-        rows._tell(signals.returned, task, reason=reason)
+        if task.status == TaskStatus.CANCELLED:
+            rows._tell_cancelled(task)
+        else:
+            rows._tell(signals.returned, task, reason=reason)
+            if not delay:
+                ring(rows.db, [task])
         return task
 
     def release(self, row: Task) -> Task:

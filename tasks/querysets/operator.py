@@ -13,8 +13,17 @@ from leasing.clock import clock
 from leasing.dialects import lock, refuse_transaction
 from leasing.functions import DbNow, next_token
 from tasks import signals
+from tasks.bell import ring
 from tasks.conf import task_settings
-from tasks.querysets.base import TERM, TaskRows, TaskStatus, attempt_model, overdue
+from tasks.querysets.base import (
+    CANCEL_REQUESTED,
+    TERM,
+    TaskStatus,
+    attempt_model,
+    closing,
+    overdue,
+)
+from tasks.querysets.cancel import Cancelling, never_cancelled
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -26,7 +35,7 @@ SWEEP_BATCH = 100
 swept_at: dict[str, float] = {}
 
 
-class Operating(TaskRows):
+class Operating(Cancelling):
     """What operators and recovery do with the tasks of others."""
 
     def recover(self, limit: int = SWEEP_BATCH) -> int:
@@ -66,18 +75,26 @@ class Operating(TaskRows):
                 "expires_at": Least(F("expires_at"), DbNow()),
                 "slot": None,
             }
-            last = Q(attempts__gte=F("max_attempts"))
-            dead = still.filter(last).update(
-                status=TaskStatus.FAILED, processed_at=DbNow(), unique_key=None, **taking
+            asked = still.filter(CANCEL_REQUESTED).update(
+                status=TaskStatus.CANCELLED, **closing(), **taking
             )
+            last = Q(attempts__gte=F("max_attempts"))
+            dead = still.filter(last).update(status=TaskStatus.FAILED, **closing(), **taking)
             again = still.filter(~last).update(status=TaskStatus.READY, **taking)
             taken = rows._everything().filter(mine).exclude(status=TaskStatus.RUNNING)
-            tasks = list(taken.filter(released_at=None).order_by("pk")) if dead or again else []
+            tasks = (
+                list(taken.filter(released_at=None).order_by("pk"))
+                if asked or dead or again
+                else []
+            )
             rows._note_taken(tasks, before, reason)
         for task in tasks:
             rows._tell(signals.recovered, task, holder=task.holder, reason=task.last_error)
             if task.status == TaskStatus.FAILED:
                 rows._tell(signals.dead, task, error=task.last_error)
+            elif task.status == TaskStatus.CANCELLED:
+                rows._tell_cancelled(task)
+        ring(rows.db, [task for task in tasks if task.status == TaskStatus.READY])
         return len(tasks)
 
     def _note_taken(
@@ -100,6 +117,7 @@ class Operating(TaskRows):
             tasks = list(rows._everything().filter(pk__in=again).order_by("pk"))
         for task in tasks:
             rows._tell(signals.retried, task, by=by)
+        ring(rows.db, tasks)
         return len(tasks)
 
     def _retry(self, over: Q, key: int) -> int:
@@ -110,6 +128,7 @@ class Operating(TaskRows):
                 status=TaskStatus.READY,
                 scheduled_at=DbNow(),
                 processed_at=None,
+                **never_cancelled(),
                 max_attempts=Greatest(F("max_attempts"), F("attempts") + 1),
             )
         )
