@@ -20,7 +20,8 @@ from tasks.models import Task
 
 
 class Execution:
-    """One attempt at ``task``, which was just claimed: it is kept from now on."""
+    """One attempt at ``task``, which was just claimed: it is kept from now on. ``watch`` is
+    called as its timeout begins."""
 
     def __init__(
         self,
@@ -28,6 +29,7 @@ class Execution:
         stopping: threading.Event,
         *,
         keeper: Keeper = keeper,
+        watch: Callable[[Execution], object] = lambda execution: None,
     ) -> None:
         self.task = task
         self.using = task._state.db or "default"
@@ -40,12 +42,19 @@ class Execution:
         self.taken_by = ""
         #: Ends what can be ended from outside: a coroutine. May be called on any thread.
         self.interrupt: Callable[[], object] | None = None
+        self._watch = watch
         self._lock = threading.Lock()
         self.hold = Hold(
             RowStore(Task, self.using), on_lost=self._lost, on_yield=self._cancelled, keeper=keeper
         )
         self.hold.adopt(grant_of(task))
-        self.interruption.start_timeout(task.sent_at)
+        if self.kind is not registry.Kind.PROCESS:  # which may have to start first
+            self.start_timeout(task.sent_at)
+
+    def start_timeout(self, since: float | None = None) -> None:
+        """The attempt begins now, or began at ``since``: it is watched from here on."""
+        self.interruption.start_timeout(since)
+        self._watch(self)
 
     @property
     def kind(self) -> registry.Kind:

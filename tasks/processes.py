@@ -7,6 +7,7 @@ timed out, lost, given back, or cancelled and not ended for CANCEL_GRACE seconds
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -27,6 +28,8 @@ from tasks.registry import Kind
 
 #: Seconds that a handler in a child has to end once its task was cancelled.
 CANCEL_GRACE = 10.0
+#: Seconds that a child has to start: to import the project.
+START_PATIENCE = 60.0
 #: Seconds between looks whether the attempt is over.
 TICK = 0.1
 
@@ -73,9 +76,9 @@ class Child:
         watch = Watch(execution)
         try:
             if not self._ready:
-                self._receive(watch)
+                self._receive(watch, clock() + START_PATIENCE)
                 self._ready = True
-            execution.interruption.start_timeout()
+            execution.start_timeout()
             self._send(
                 child.Job(
                     execution.task, execution.hold.trusted_until, execution.interruption.timeout
@@ -120,9 +123,9 @@ class Child:
         with suppress(OSError):  # the end of the child is noticed as its answer is awaited
             self._pipe.send(message)
 
-    def _receive(self, watch: Watch) -> Any:
+    def _receive(self, watch: Watch, deadline: float = math.inf) -> Any:
         """The next message of the child; tells it what ``watch`` sees meanwhile."""
-        while True:
+        while clock() < deadline:
             process = self._process
             ended = process is None or process.poll() is not None
             try:
@@ -135,6 +138,7 @@ class Child:
             news = watch.look()
             if news is not None:
                 self._send(news)
+        raise ProcessDied(f"The process of the handler did not start in {START_PATIENCE:g} s.")
 
 
 class Watch:

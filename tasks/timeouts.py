@@ -48,13 +48,8 @@ class Timekeeper:
         """Those whose deadline has passed, which are no longer watched."""
         found: list[Execution] = []
         while self._heap and self._heap[0][0] <= clock():
-            _, order, execution = heapq.heappop(self._heap)
-            deadline = execution.interruption.deadline
-            if execution.ended.is_set() or deadline is None:
-                continue
-            if deadline > clock():  # it began later than it was claimed
-                heapq.heappush(self._heap, (deadline, order, execution))
-            else:
+            execution = heapq.heappop(self._heap)[2]
+            if not execution.ended.is_set():
                 found.append(execution)
         return found
 

@@ -100,6 +100,8 @@ class WorkerProcess:
         self._wake = threading.Event()
         #: Whether the latest claim found something: then more is likely.
         self._busy = False
+        #: Whether it looked for tasks of every kind.
+        self._saw_all = False
         self._look_again_at: float | None = None
         self._presence: threading.Thread | None = None
         self._timekeeper = Timekeeper(runner.time_out)
@@ -173,7 +175,7 @@ class WorkerProcess:
     def _claim(self) -> bool:
         """Claim for the places that are free. Whether there may be more to claim at once."""
         close_old_connections()
-        found = more = False
+        found = more = self._saw_all = False
         if not (keeper.draining or self._closing):
             for rows, room in self._openings():
                 limit = room if self._tasks_left is None else min(room, self._tasks_left)
@@ -192,7 +194,8 @@ class WorkerProcess:
         kinds together; otherwise each lane has one of its own, so that none waits for another."""
         kinds = self._kinds()
         room = {kind: self.lanes[kind].free for kind in kinds}
-        if min(room.values()) > 0 and (len(kinds) == 1 or not self._busy):
+        self._saw_all = min(room.values()) > 0
+        if self._saw_all and (len(kinds) == 1 or not self._busy):
             yield Task.objects.all(), min(room.values())
             return
         for kind, free in room.items():
@@ -203,8 +206,7 @@ class WorkerProcess:
                 yield Task.objects.filter(name__in=kinds[kind]), free
 
     def _begin(self, task: Task) -> None:
-        execution = Execution(task, self.stopping)
-        self._timekeeper.watch(execution)
+        execution = Execution(task, self.stopping, watch=self._timekeeper.watch)
         self.lanes[execution.kind].submit(execution)
         if self._tasks_left is not None:
             self._tasks_left -= 1
@@ -243,9 +245,8 @@ class WorkerProcess:
         """Whether the end is reached, after a look that found no more."""
         if self.until is Until.STOPPED and not self._closing:
             return False
-        if not (self._closing or self._busy or keeper.draining):
-            room = all(self.lanes[kind].free > 0 for kind in self._kinds())
-            if self.until is Until.ONCE and room:
+        if self._saw_all and not (self._closing or self._busy):
+            if self.until is Until.ONCE:
                 self._closing = True
             elif self.until is Until.DRAINED and not self.executions:
                 self._closing = not self._is_anything_left()

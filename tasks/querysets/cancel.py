@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Case, F, Value, When
+from django.db.models import Case, F, TextField, Value, When
 
 from leasing.dialects import lock
 from leasing.functions import DbNow
@@ -54,7 +54,8 @@ def cancellation(by: str, reason: str = "") -> str:
 
 def said(text: str) -> Any:
     """What was said at the asking, or ``text`` where nobody asked."""
-    return Case(When(CANCEL_REQUESTED, then=F("last_error")), default=Value(text))
+    asked = When(CANCEL_REQUESTED, then=F("last_error"))
+    return Case(asked, default=Value(text), output_field=TextField())
 
 
 def never_cancelled() -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import signal
 import threading
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.utils import autoreload
 
 from leasing import shutdown
 from tasks.chaos import Chaos
@@ -134,8 +137,8 @@ def test_in_development_a_worker_starts_again_with_new_code(
 ) -> None:
     """Under the reloader it runs beside the main thread, whose end gives its tasks back."""
     at_exit: list[Any] = []
-    monkeypatch.setattr(run_worker.autoreload, "run_with_reloader", lambda work: work())
-    monkeypatch.setattr(run_worker.atexit, "register", at_exit.append)
+    monkeypatch.setattr(autoreload, "run_with_reloader", lambda work: work())
+    monkeypatch.setattr(atexit, "register", at_exit.append)
     monkeypatch.setattr(Noted, "stop_now", "gives back", raising=False)
 
     call_command("run_worker", "--autoreload", "--threads", "2")
@@ -156,8 +159,8 @@ def test_a_thread_that_runs_on_does_not_keep_the_process_from_its_end(
 ) -> None:
     left: list[int] = []
     monkeypatch.setattr(Noted, "executions", ["one"])
-    monkeypatch.setattr(run_worker.logging, "shutdown", lambda: None)
-    monkeypatch.setattr(run_worker.os, "_exit", left.append)
+    monkeypatch.setattr(logging, "shutdown", lambda: None)
+    monkeypatch.setattr(os, "_exit", left.append)
 
     call_command("run_worker")
 
