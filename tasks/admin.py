@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from leasing.adminkit import Confirmed, ReadOnlyAdmin, badge, link, short, site_url
 from leasing.forms import RevokeForm
 from leasing.templatetags.leasing_ops import pretty_json
-from tasks.diagnosis import RETRY, REVOKE
+from tasks.diagnosis import CANCEL, RETRY, REVOKE
 from tasks.forms import RetryForm
 from tasks.models import AttemptOutcome, GeneratorWish, Task, TaskAttempt, Worker, WorkerState
 from tasks.signs import ATTEMPT_SIGNS, WORKER_SIGNS, task_sign
@@ -32,6 +32,13 @@ _revoke = Confirmed(
     REVOKE.consequence,
     RevokeForm,
     lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
+)
+_cancel = Confirmed(
+    "Cancelled",
+    "Cancel these tasks?",
+    CANCEL.consequence,
+    RevokeForm,
+    lambda rows, said, by: rows.cancel(by=by, reason=said["reason"]),
 )
 
 
@@ -58,7 +65,7 @@ class TaskAdmin(ReadOnlyAdmin):
     exact_search = ("id", "name", "unique_key")
     search_help_text = "An id, an exact name, or an exact unique key."
     large = ("task_data", "task_output", "last_error")
-    actions = ("retry", "revoke")
+    actions = ("retry", "cancel", "revoke")
     fields = (
         "name",
         "badge",
@@ -98,6 +105,9 @@ class TaskAdmin(ReadOnlyAdmin):
     def has_retry_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("tasks.retry_task")
 
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("tasks.cancel_task")
+
     def has_revoke_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("leasing.revoke_lease")
 
@@ -134,6 +144,10 @@ class TaskAdmin(ReadOnlyAdmin):
     @admin.action(description="Set ready again…", permissions=["retry"])
     def retry(self, request: HttpRequest, queryset: QuerySet[Task]) -> Any:
         return _retry(self, request, queryset)
+
+    @admin.action(description="Cancel…", permissions=["cancel"])
+    def cancel(self, request: HttpRequest, queryset: QuerySet[Task]) -> Any:
+        return _cancel(self, request, queryset)
 
     @admin.action(description="Take from their holders…", permissions=["revoke"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[Task]) -> Any:

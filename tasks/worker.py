@@ -22,6 +22,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
@@ -30,9 +31,11 @@ from django.db import Error, close_old_connections, connections
 
 from leasing.clock import clock
 from leasing.conf import leasing_settings
+from leasing.dialects import use_private_connection
 from leasing.exceptions import LeaseLost
 from leasing.keeper import keeper
 from leasing.names import default_holder
+from leasing.rowstore import patience
 from tasks import recovery, registry, runner
 from tasks.bell import SECOND_LOOK, Listener, ringer
 from tasks.chaos import Chaos
@@ -118,7 +121,7 @@ class WorkerProcess:
         self._start_threads()
         logger.info("%s serves %s", self.name, ", ".join(self.queues))
         failures = 0
-        with ringer.heard_by(self._hear):
+        with _lasting_connection(), ringer.heard_by(self._hear):
             while not self.stopping.is_set():
                 self._wake.clear()
                 try:
@@ -138,7 +141,7 @@ class WorkerProcess:
                     self.stop()
                 elif pause:
                     self._wake.wait(pause)
-        self._wind_up()
+            self._wind_up()
 
     def stop(self) -> None:
         """Claim nothing more; a second call does not wait for running tasks either."""
@@ -207,6 +210,9 @@ class WorkerProcess:
 
     def _begin(self, task: Task) -> None:
         execution = Execution(task, self.stopping, watch=self._timekeeper.watch)
+        if self.stopping.is_set():  # meanwhile: the claim was under way
+            self._give_back(execution)
+            return
         self.lanes[execution.kind].submit(execution)
         if self._tasks_left is not None:
             self._tasks_left -= 1
@@ -266,7 +272,11 @@ class WorkerProcess:
         self._presence = self._start("presence", self._keep_present)
 
     def _start(self, name: str, work: Callable[[], Any]) -> threading.Thread:
-        thread = threading.Thread(target=work, name=name, daemon=True)
+        def with_connection() -> None:
+            with _lasting_connection():
+                work()
+
+        thread = threading.Thread(target=with_connection, name=name, daemon=True)
         thread.start()
         return thread
 
@@ -315,3 +325,20 @@ class WorkerProcess:
             logger.info("task %s needed no giving back: %s", task.pk, loss)
         except Error as error:
             logger.warning("task %s could not be given back: %s", task.pk, error)
+
+
+@contextmanager
+def _lasting_connection() -> Iterator[None]:
+    """In this block the thread keeps its connection whatever CONN_MAX_AGE says: what the worker
+    asks again and again would otherwise connect each time."""
+    using = leasing_settings.DATABASE
+    before = connections[using]
+    if before.in_atomic_block:  # a test's, which sees what others do not
+        yield
+        return
+    use_private_connection(using, patience())
+    try:
+        yield
+    finally:
+        connections[using].close()
+        connections[using] = before

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
 from leasing.dialects import private_connection
-from leasing.functions import after
+from leasing.functions import database_now
 from tasks import bell
 from tasks.bell import CHANNEL, Listener, ringer
 from tasks.models import Task, TaskStatus
@@ -260,7 +260,6 @@ def test_while_notifications_arrive_a_worker_polls_less_and_looks_ahead(
         assert 1.6 <= worker._pause() <= 2.0
         worker._listener.hears = True
         assert 8.0 <= worker._pause() <= 10.0
-        TaskFactory(name="jobs.echo", data={})
-        Task.objects.update(scheduled_at=after(timedelta(seconds=4)))
+        TaskFactory(scheduled_at=database_now("default") + timedelta(seconds=4))
         worker._look_again_at = None
         assert 3.0 < worker._pause() <= 4.0
