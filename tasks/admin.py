@@ -15,7 +15,7 @@ from leasing.adminkit import Confirmed, ReadOnlyAdmin, badge, link, short, site_
 from leasing.forms import RevokeForm
 from leasing.templatetags.leasing_ops import pretty_json
 from tasks.diagnosis import CANCEL, RETRY, REVOKE
-from tasks.forms import RetryForm
+from tasks.forms import CancelForm, RetryForm
 from tasks.models import AttemptOutcome, GeneratorWish, Task, TaskAttempt, Worker, WorkerState
 from tasks.signs import ATTEMPT_SIGNS, WORKER_SIGNS, task_sign
 
@@ -37,7 +37,7 @@ _cancel = Confirmed(
     "Cancelled",
     "Cancel these tasks?",
     CANCEL.consequence,
-    RevokeForm,
+    CancelForm,
     lambda rows, said, by: rows.cancel(by=by, reason=said["reason"]),
 )
 

@@ -69,11 +69,17 @@ class Coroutines(Lane):
     def _begin(self, execution: Execution) -> None:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._start("event-loop", self._loop.run_forever)
+            self._start("event-loop", self._run_loop)
             for number in range(STORERS):
                 self._start(f"task-results-{number + 1}", self._store)
         loop = self._loop
         loop.call_soon_threadsafe(lambda: _kept(loop.create_task(self._run(execution))))
+
+    def _run_loop(self) -> None:
+        assert self._loop is not None
+        self._loop.run_forever()
+        if not self._running:
+            self._loop.close()
 
     def _start(self, name: str, work: Callable[[], object]) -> None:
         threading.Thread(target=work, name=name, daemon=True).start()

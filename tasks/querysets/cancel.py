@@ -36,15 +36,15 @@ class Cancelling(TaskRows):
             waiting = list(mine.filter(status=TaskStatus.READY).values_list("pk", flat=True))
             asked = mine.running().exclude(CANCEL_REQUESTED)
             running = list(asked.order_by("pk").values_list("pk", flat=True))
-            rows._everything().filter(pk__in=waiting, status=TaskStatus.READY).update(
+            ends = mine.filter(pk__in=waiting, status=TaskStatus.READY).update(
                 status=TaskStatus.CANCELLED, last_error=text, **asking, **closing()
             )
-            rows._everything().filter(pk__in=running).running().update(last_error=text, **asking)
-            ended = list(rows._everything().filter(pk__in=waiting).order_by("pk"))
+            asks = mine.filter(pk__in=running).running().update(last_error=text, **asking)
+            ended = list(mine.filter(pk__in=waiting).cancelled().order_by("pk"))
         for task in ended:
             rows._tell_cancelled(task, reason=reason)
         hurry(rows.db, running)
-        return len(waiting) + len(running)
+        return ends + asks
 
 
 def cancellation(by: str, reason: str = "") -> str:

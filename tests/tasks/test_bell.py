@@ -105,7 +105,7 @@ def test_a_cancellation_reaches_the_holder_in_this_process_at_once(heard: list[s
 def test_a_worker_that_is_rung_does_not_wait_for_its_next_look(settings: Settings) -> None:
     settings.TASK_QUEUE = {"POLL_EVERY": 1000, "SWEEP_EVERY": 1000}
     with working() as worker:
-        wait_for(lambda: not worker._wake.is_set())
+        wait_for(lambda: worker._saw_all)
         task = TaskFactory(name="jobs.echo", data={})
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
         # What came within the window of the first is found by the second look.
@@ -120,10 +120,17 @@ def test_a_worker_that_is_rung_looks_again_when_the_window_is_over(
 ) -> None:
     settings.TASK_QUEUE = {"POLL_EVERY": 1000, "SWEEP_EVERY": 1000}
     monkeypatch.setattr(ringer, "is_due", lambda using, queue: False)
-    looks: list[float] = []
+    monkeypatch.setattr(Listener, "listen", lambda listener: None)
+    looks: list[int] = []
     with working() as worker:
+        wait_for(lambda: worker._saw_all)
         claim = worker._claim
-        monkeypatch.setattr(worker, "_claim", lambda: looks.append(1) or claim())
+
+        def counted() -> bool:
+            looks.append(1)
+            return claim()
+
+        monkeypatch.setattr(worker, "_claim", counted)
         worker._hear("queue elsewhere")
         assert looks == []
         worker._hear("queue default")

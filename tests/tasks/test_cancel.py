@@ -15,12 +15,13 @@ from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
-from tests.leasing.support import FakeClock, expire
+from tests.leasing.support import FakeClock, expire, just_before_the_update
 from tests.tasks.support import (
     Told,
     attempt,
     attempts,
     end_well,
+    grant_to,
     names_of,
     refusals,
     row_of,
@@ -243,3 +244,24 @@ def test_saving_a_stale_instance_takes_no_request_back() -> None:
     task.save()
 
     assert row_of(task)["cancel_requested_by"] == "ann"
+
+
+@pytest.mark.parametrize(("state", "meanwhile"), [("ready", "claimed"), ("running", "ended")])
+def test_what_changes_between_the_lock_and_the_update_is_left_alone(
+    state: str, meanwhile: str, told: Told
+) -> None:
+    """As could happen on a database without row locks."""
+    task = TaskFactory(state=state)
+
+    def change() -> None:
+        if meanwhile == "claimed":
+            grant_to(task, "bob")
+        else:
+            end_well(task)
+
+    with just_before_the_update(change):
+        changed = rows(task).cancel(by="ann")
+
+    assert changed == 0
+    assert row_of(task)["cancel_requested_at"] is None
+    assert "cancelled" not in names_of(told)

@@ -60,6 +60,7 @@ VERBS: dict[str, Verb] = {
     "give up": lambda task: Task.objects.fail(task, GiveUp("no hope")),
     "give up in time": lambda task: Task.objects.fail(task, GiveUp("no hope"), unexpired=True),
     "give back": lambda task: Task.objects.give_back(task, "again"),
+    "accept cancel": lambda task: Task.objects.accept_cancel(task),
     "release": lambda task: Task.objects.release(task),
 }
 BREAKS: dict[str, Callable[[Task], object]] = {
@@ -69,7 +70,7 @@ BREAKS: dict[str, Callable[[Task], object]] = {
     "its deadline has passed": expire,
 }
 #: Complete, fail and give back need no clock where the caller does not ask for it.
-TIMELESS = {"complete", "fail", "give up", "give back", "release"}
+TIMELESS = {"complete", "fail", "give up", "give back", "accept cancel", "release"}
 TABLE = [
     pytest.param(VERBS[verb], BREAKS[broken], id=f"{verb}, but {broken}")
     for verb, broken in product(VERBS, BREAKS)
