@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from tasks import handler
@@ -69,6 +70,13 @@ def compute(ctx: Context, do: str = "return", **data: Any) -> Any:
                 pass
             ctx.give_back("the worker stops")
     return None
+
+
+@handler("jobs.block")
+async def block(ctx: Context, folder: str) -> None:
+    """Sleep on a thread, where no cancellation reaches."""
+    Path(folder, "began").write_text(str(os.getpid()))
+    await sync_to_async(time.sleep)(60)
 
 
 class Unsendable(Exception):

@@ -79,12 +79,14 @@ def test_a_task_that_runs_is_asked_to_stop_and_goes_on_meanwhile(
 
 
 @pytest.mark.parametrize("state", ["succeeded", "dead", "cancelled"])
-def test_what_has_ended_is_not_cancelled(state: str) -> None:
+def test_what_has_ended_is_not_cancelled(state: str, told: Told) -> None:
     task = TaskFactory(state=state)
     before = row_of(task)
+    told.clear()
 
     assert rows(task).cancel(by="ann") == 0
     assert row_of(task) == before
+    assert told == []
 
 
 def test_only_the_tasks_that_are_meant_are_cancelled() -> None:

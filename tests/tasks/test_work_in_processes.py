@@ -12,6 +12,7 @@ from pytest_django import Settings
 
 from tasks import processes
 from tasks.models import Task, TaskStatus
+from tests.conftest import Spawn
 from tests.factories import TaskFactory
 from tests.leasing.support import expire
 from tests.processes import wait_for
@@ -137,3 +138,26 @@ def test_a_handler_in_a_process_hears_of_what_happens_to_its_task(tmp_path: Path
     assert began(asked) == began(stopped)  # it was not killed
     assert row_of(polite)["status"] == TaskStatus.READY
     assert attempt(polite).error == "the worker stops"
+
+
+def test_a_child_ends_with_its_worker_however_that_ends(spawn: Spawn, tmp_path: Path) -> None:
+    enqueue("ignore", folder=str(tmp_path))
+    worker = spawn(["manage.py", "run_worker"])
+    child = wait_for(lambda: began(tmp_path), process=worker)
+
+    worker.kill()
+
+    wait_for(lambda: is_gone(child))
+
+
+def test_a_coroutine_that_blocks_a_thread_does_not_keep_its_worker_from_the_end(
+    spawn: Spawn, tmp_path: Path
+) -> None:
+    task = TaskFactory(name="jobs.block", data={"folder": str(tmp_path)})
+    worker = spawn(["manage.py", "run_worker", "--stop-timeout", "0"])
+    wait_for(lambda: began(tmp_path), process=worker)
+
+    worker.terminate()
+
+    assert worker.wait(10) == 0
+    assert attempts(task) == [(1, "returned")]

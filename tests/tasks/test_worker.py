@@ -367,11 +367,17 @@ def test_a_worker_says_what_it_is_and_what_it_serves() -> None:
 
     assert (row.pid, row.hostname) == (os.getpid(), socket.gethostname())
     assert (row.queues, row.sweeps) == (["mail"], True)
-    # Three threads and a process: there are handlers for these two.
-    assert row.concurrency == worker.concurrency == 4
+    assert row.concurrency == worker.concurrency == 3 + 100 + 1
     assert row.handlers == registry.names()
     assert row.state == "live"
     assert worker_row(worker).state == "stopped"
+
+
+def test_only_places_for_handlers_that_there_are_count(handlers: Handlers) -> None:
+    del handlers["jobs.block"]
+    assert WorkerProcess(threads=3, processes=5).concurrency == 3 + 5
+    del handlers["jobs.compute"]
+    assert WorkerProcess(threads=3, processes=5).concurrency == 3
 
 
 def test_a_worker_is_seen_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +403,7 @@ def test_a_worker_that_starts_again_under_its_name_says_what_it_is_now() -> None
         wait_for(known(worker))
         row = worker_row(worker)
 
-    assert (row.pk, row.pid, row.concurrency) == (old.pk, os.getpid(), 3)
+    assert (row.pk, row.pid, row.concurrency) == (old.pk, os.getpid(), 2 + 100 + 1)
     assert row.handlers == registry.names()
     assert row.started_at > old.started_at
 
