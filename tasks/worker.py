@@ -105,6 +105,7 @@ class WorkerProcess:
         self._busy = False
         #: Whether it looked for tasks of every kind.
         self._saw_all = False
+        self._lock = threading.Lock()
         self._look_again_at: float | None = None
         self._presence: threading.Thread | None = None
         self._timekeeper = Timekeeper(runner.time_out)
@@ -124,6 +125,7 @@ class WorkerProcess:
         with _lasting_connection(), ringer.heard_by(self._hear):
             while not self.stopping.is_set():
                 self._wake.clear()
+                self._begin_look()
                 try:
                     more = self._claim()
                     if not more and self._is_finished():
@@ -228,14 +230,20 @@ class WorkerProcess:
         poll = task_settings.POLL_EVERY
         hears = self._listener.hears
         pause = poll * (WHILE_HEARING if hears else 1.0) * random.uniform(0.8, 1.0)
-        if self._look_again_at is not None:
-            left, self._look_again_at = self._look_again_at - clock(), None
-            return min(pause, max(0.001, left))
+        look_again_at = self._look_again_at
+        if look_again_at is not None:
+            return min(pause, max(0.001, look_again_at - clock()))
         if hears:
             due_in = Task.objects.home().filter(queue__in=self.queues).next_due_in(pause)
             if due_in is not None:
                 return max(0.001, due_in)
         return pause
+
+    def _begin_look(self) -> None:
+        """The second look after a ring is due, or is not yet."""
+        with self._lock:
+            if self._look_again_at is not None and clock() >= self._look_again_at:
+                self._look_again_at = None
 
     def _hear(self, message: str) -> None:
         what, _, which = message.partition(" ")
@@ -244,7 +252,8 @@ class WorkerProcess:
                 if str(execution.task.pk) == which:
                     keeper.hurry(execution.hold)
         elif what == "all" or which in self.queues:
-            self._look_again_at = clock() + SECOND_LOOK
+            with self._lock:
+                self._look_again_at = clock() + SECOND_LOOK
             self._wake.set()
 
     def _is_finished(self) -> bool:

@@ -20,7 +20,7 @@ from tasks.models import Task, TaskStatus
 from tests.factories import TaskFactory
 from tests.leasing.support import FakeClock, expire
 from tests.processes import wait_for
-from tests.tasks.support import row_of
+from tests.tasks.support import Handlers, row_of
 from tests.tasks.workers import PATIENCE, working
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -100,6 +100,23 @@ def test_a_cancellation_reaches_the_holder_in_this_process_at_once(heard: list[s
     Task.objects.filter(pk__in=[waiting.pk, running.pk]).cancel()
 
     assert heard == [f"task {running.pk}"]
+
+
+def test_a_handler_hears_of_a_cancellation_without_waiting_for_a_heartbeat(
+    handlers: Handlers,
+) -> None:
+    began = threading.Event()
+
+    def wait(ctx: Any) -> None:
+        began.set()
+        ctx.wait(PATIENCE)
+
+    handlers["jobs.wait"] = wait
+    task = TaskFactory(name="jobs.wait", data={})
+    with working(ttl=3000):
+        assert began.wait(PATIENCE)
+        Task.objects.filter(pk=task.pk).cancel(by="ann")
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.CANCELLED)
 
 
 def test_a_worker_that_is_rung_does_not_wait_for_its_next_look(settings: Settings) -> None:

@@ -133,6 +133,24 @@ def test_a_handler_hears_of_it_with_the_next_renewal_and_at_its_next_look(
     execution.hold.leave()
 
 
+def test_a_task_that_is_lost_while_it_is_to_be_cancelled_is_lost_for_its_own_reason(
+    manual_keeper: Keeper, clock: FakeClock
+) -> None:
+    task = TaskFactory(state="running")
+    task.sent_at = clock()
+    execution = Execution(task, threading.Event(), keeper=manual_keeper)
+    rows(task).cancel(by="ann")
+    clock.advance(15)
+    manual_keeper.renew_due()
+
+    clock.advance(60)
+    manual_keeper.declare_lost()
+
+    with pytest.raises(LeaseLost, match="it was not renewed in time"):
+        execution.context().ensure()
+    execution.hold.leave()
+
+
 def test_the_holder_of_a_task_ends_it_as_cancelled(
     database_clock: DatabaseClock, told: Told
 ) -> None:
