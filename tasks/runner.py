@@ -194,6 +194,18 @@ def store(execution: Execution, outcome: Outcome | None, by: str) -> None:
         hold.leave()
 
 
+def give_back(execution: Execution, reason: str) -> None:
+    """Set the task ready again at once, whatever its handler still does. Raises nothing."""
+    task = execution.task
+    execution.hold.leave()
+    try:
+        Task.objects.using(execution.using).give_back(task, reason)
+    except LeaseLost as loss:
+        logger.info("task %s needed no giving back: %s", task.pk, loss)
+    except Error as error:
+        logger.warning("task %s could not be given back: %s", task.pk, error)
+
+
 def _drop(execution: Execution, outcome: Outcome) -> None:
     reason = f"it had been ended by its {execution.taken_by}"
     logger.warning("task %s: a late %s is dropped: %s", execution.task.pk, outcome.verb, reason)

@@ -1,7 +1,7 @@
 """A worker process: claims tasks, runs them, and recovers those of others.
 
     main thread    claims for the lanes that have a place free, as long as renewals succeed
-    lanes          run the tasks: threads (``lanes``), the event loop (``loop``), child processes
+    places         run the tasks: threads (``lanes``), the event loop (``loop``), child processes
                    (``processes``)
     keeper         renews all of them in one statement (``leasing.keeper``)
     timeouts       fails attempts that run too long (``timeouts``)
@@ -21,8 +21,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
@@ -31,22 +30,17 @@ from django.db import Error, close_old_connections, connections
 
 from leasing.clock import clock
 from leasing.conf import leasing_settings
-from leasing.dialects import use_private_connection
-from leasing.exceptions import LeaseLost
 from leasing.keeper import keeper
 from leasing.names import default_holder
-from leasing.rowstore import patience
-from tasks import recovery, registry, runner
+from tasks import recovery, runner
 from tasks.bell import SECOND_LOOK, Listener, ringer
 from tasks.chaos import Chaos
 from tasks.conf import task_settings
+from tasks.connection import lasting_connection
 from tasks.execution import Execution
-from tasks.lanes import Lane, Threads
-from tasks.loop import Coroutines
 from tasks.models import Queue, Task
+from tasks.places import Places
 from tasks.presence import PRESENCE_PATIENCE, keep_present, sign_off
-from tasks.processes import Processes
-from tasks.querysets import TaskQuerySet
 from tasks.registry import Kind
 from tasks.timeouts import Timekeeper
 
@@ -103,26 +97,20 @@ class WorkerProcess:
         self._wake = threading.Event()
         #: Whether the latest claim found something: then more is likely.
         self._busy = False
-        #: Whether it looked for tasks of every kind.
-        self._saw_all = False
         self._lock = threading.Lock()
         self._look_again_at: float | None = None
         self._presence: threading.Thread | None = None
         self._timekeeper = Timekeeper(runner.time_out)
         self._listener = Listener(leasing_settings.DATABASE, self._hear, self._ended)
-        lanes: list[Lane] = [
-            Threads(threads, self._done, chaos),
-            Coroutines(coroutines, self._done, chaos),
-            Processes(processes, self._done, chaos),
-        ]
-        self.lanes: dict[Kind, Lane] = {lane.kind: lane for lane in lanes}
+        counts = {Kind.THREAD: threads, Kind.COROUTINE: coroutines, Kind.PROCESS: processes}
+        self.places = Places(counts, self._done, chaos)
 
     def run(self) -> None:
         """Work until ``stop`` is called, or the end is reached; then return when all is settled."""
         self._start_threads()
         logger.info("%s serves %s", self.name, ", ".join(self.queues))
         failures = 0
-        with _lasting_connection(), ringer.heard_by(self._hear):
+        with lasting_connection(), ringer.heard_by(self._hear):
             while not self.stopping.is_set():
                 self._wake.clear()
                 self._begin_look()
@@ -137,7 +125,7 @@ class WorkerProcess:
                     pause = min(LONGEST_PAUSE, task_settings.POLL_EVERY * 2.0 ** min(failures, 10))
                     connections.close_all()
                     logger.warning("claiming failed, and is tried again: %s", error)
-                if any(lane.is_stuck() for lane in self.lanes.values()):
+                if self.places.is_stuck():
                     logger.error("every place is at a task that is over: %s ends", self.name)
                     self.failed = True
                     self.stop()
@@ -162,27 +150,16 @@ class WorkerProcess:
     @property
     def executions(self) -> list[Execution]:
         """What runs now; after ``run``: what could not be ended."""
-        return [execution for lane in self.lanes.values() for execution in lane.executions]
-
-    @property
-    def concurrency(self) -> int:
-        """How many tasks it can run at a time, of the kinds for which it has handlers."""
-        kinds = self._kinds()
-        return sum(lane.places for kind, lane in self.lanes.items() if kind in kinds)
-
-    def _kinds(self) -> dict[Kind, list[str]]:
-        """The names of the tasks of each kind that there is; threads also take unknown ones."""
-        named = registry.names_by_kind()
-        return {kind: names for kind, names in named.items() if names or kind is Kind.THREAD}
+        return self.places.executions
 
     # Claiming
 
     def _claim(self) -> bool:
         """Claim for the places that are free. Whether there may be more to claim at once."""
         close_old_connections()
-        found = more = self._saw_all = False
+        found = more = self.places.saw_all = False
         if not (keeper.draining or self._closing):
-            for rows, room in self._openings():
+            for rows, room in self.places.openings(self._busy):
                 limit = room if self._tasks_left is None else min(room, self._tasks_left)
                 if limit and not self.stopping.is_set():
                     claimed = rows.claim(self.name, queues=self.queues, limit=limit, ttl=self.ttl)
@@ -191,31 +168,14 @@ class WorkerProcess:
                     found = found or bool(claimed)
                     more = more or len(claimed) == limit
         self._busy = found
-        has_room = any(self.lanes[kind].free > 0 for kind in self._kinds())
-        return more and has_room and not self._closing
-
-    def _openings(self) -> Iterator[tuple[TaskQuerySet, int]]:
-        """Which tasks to claim, and how many. While nothing is found one claim looks for all
-        kinds together; otherwise each lane has one of its own, so that none waits for another."""
-        kinds = self._kinds()
-        room = {kind: self.lanes[kind].free for kind in kinds}
-        self._saw_all = min(room.values()) > 0
-        if self._saw_all and (len(kinds) == 1 or not self._busy):
-            yield Task.objects.all(), min(room.values())
-            return
-        for kind, free in room.items():
-            if free > 0 and kind is Kind.THREAD:
-                others = [name for other in kinds if other is not kind for name in kinds[other]]
-                yield Task.objects.exclude(name__in=others), free
-            elif free > 0:
-                yield Task.objects.filter(name__in=kinds[kind]), free
+        return more and self.places.has_room and not self._closing
 
     def _begin(self, task: Task) -> None:
         execution = Execution(task, self.stopping, watch=self._timekeeper.watch)
         if self.stopping.is_set():  # meanwhile: the claim was under way
-            self._give_back(execution)
+            runner.give_back(execution, "its worker was stopped")
             return
-        self.lanes[execution.kind].submit(execution)
+        self.places.submit(execution)
         if self._tasks_left is not None:
             self._tasks_left -= 1
             self._closing = self._closing or self._tasks_left <= 0
@@ -260,7 +220,7 @@ class WorkerProcess:
         """Whether the end is reached, after a look that found no more."""
         if self.until is Until.STOPPED and not self._closing:
             return False
-        if self._saw_all and not (self._closing or self._busy):
+        if self.places.saw_all and not (self._closing or self._busy):
             if self.until is Until.ONCE:
                 self._closing = True
             elif self.until is Until.DRAINED and not self.executions:
@@ -282,7 +242,7 @@ class WorkerProcess:
 
     def _start(self, name: str, work: Callable[[], Any]) -> threading.Thread:
         def with_connection() -> None:
-            with _lasting_connection():
+            with lasting_connection():
                 work()
 
         thread = threading.Thread(target=with_connection, name=name, daemon=True)
@@ -290,7 +250,9 @@ class WorkerProcess:
         return thread
 
     def _keep_present(self) -> None:
-        keep_present(self.name, self._ended, queues=self.queues, concurrency=self.concurrency)
+        keep_present(
+            self.name, self._ended, queues=self.queues, concurrency=self.places.concurrency
+        )
 
     # Stopping
 
@@ -303,8 +265,7 @@ class WorkerProcess:
                 self._wake.wait(min(0.5, max(0.0, deadline - clock())))
         self._give_back_all(self.executions)
         self._timekeeper.close()
-        for lane in self.lanes.values():
-            lane.close()
+        self.places.close()
         self._ended.set()
         if self._presence is not None:
             # A sign of life that is under way would undo the signing off.
@@ -323,31 +284,4 @@ class WorkerProcess:
         for execution in interrupted:
             execution.ended.wait(max(0.0, patience - clock()))
         for execution in left:
-            self._give_back(execution)
-
-    def _give_back(self, execution: Execution) -> None:
-        task = execution.task
-        execution.hold.leave()
-        try:
-            Task.objects.give_back(task, "its worker was stopped")
-        except LeaseLost as loss:
-            logger.info("task %s needed no giving back: %s", task.pk, loss)
-        except Error as error:
-            logger.warning("task %s could not be given back: %s", task.pk, error)
-
-
-@contextmanager
-def _lasting_connection() -> Iterator[None]:
-    """In this block the thread keeps its connection whatever CONN_MAX_AGE says: what the worker
-    asks again and again would otherwise connect each time."""
-    using = leasing_settings.DATABASE
-    before = connections[using]
-    if before.in_atomic_block:  # a test's, which sees what others do not
-        yield
-        return
-    use_private_connection(using, patience())
-    try:
-        yield
-    finally:
-        connections[using].close()
-        connections[using] = before
+            runner.give_back(execution, "its worker was stopped")

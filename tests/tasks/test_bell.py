@@ -122,7 +122,7 @@ def test_a_handler_hears_of_a_cancellation_without_waiting_for_a_heartbeat(
 def test_a_worker_that_is_rung_does_not_wait_for_its_next_look(settings: Settings) -> None:
     settings.TASK_QUEUE = {"POLL_EVERY": 1000, "SWEEP_EVERY": 1000}
     with working() as worker:
-        wait_for(lambda: worker._saw_all)
+        wait_for(lambda: worker.places.saw_all)
         task = TaskFactory(name="jobs.echo", data={})
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
         # What came within the window of the first is found by the second look.
@@ -140,7 +140,7 @@ def test_a_worker_that_is_rung_looks_again_when_the_window_is_over(
     monkeypatch.setattr(Listener, "listen", lambda listener: None)
     looks: list[int] = []
     with working() as worker:
-        wait_for(lambda: worker._saw_all)
+        wait_for(lambda: worker.places.saw_all)
         claim = worker._claim
 
         def counted() -> bool:

@@ -367,7 +367,7 @@ def test_a_worker_says_what_it_is_and_what_it_serves() -> None:
 
     assert (row.pid, row.hostname) == (os.getpid(), socket.gethostname())
     assert (row.queues, row.sweeps) == (["mail"], True)
-    assert row.concurrency == worker.concurrency == 3 + 100 + 1
+    assert row.concurrency == worker.places.concurrency == 3 + 100 + 1
     assert row.handlers == registry.names()
     assert row.state == "live"
     assert worker_row(worker).state == "stopped"
@@ -375,9 +375,9 @@ def test_a_worker_says_what_it_is_and_what_it_serves() -> None:
 
 def test_only_places_for_handlers_that_there_are_count(handlers: Handlers) -> None:
     del handlers["jobs.block"]
-    assert WorkerProcess(threads=3, processes=5).concurrency == 3 + 5
+    assert WorkerProcess(threads=3, processes=5).places.concurrency == 3 + 5
     del handlers["jobs.compute"]
-    assert WorkerProcess(threads=3, processes=5).concurrency == 3
+    assert WorkerProcess(threads=3, processes=5).places.concurrency == 3
 
 
 def test_a_worker_is_seen_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
