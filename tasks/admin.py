@@ -15,8 +15,8 @@ from django.utils.safestring import SafeString
 from leasing.adminkit import Confirmed, ReadOnlyAdmin, badge, link, short, site_url
 from leasing.forms import RevokeForm
 from leasing.templatetags.leasing_ops import pretty_json
-from tasks.diagnosis import RETRY, REVOKE
-from tasks.forms import PauseForm, ResumeForm, RetryForm
+from tasks.diagnosis import CANCEL, RETRY, REVOKE
+from tasks.forms import CancelForm, PauseForm, ResumeForm, RetryForm
 from tasks.models import (
     AttemptOutcome,
     GeneratorWish,
@@ -42,6 +42,13 @@ _revoke = Confirmed(
     REVOKE.consequence,
     RevokeForm,
     lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
+)
+_cancel = Confirmed(
+    "Cancelled",
+    "Cancel these tasks?",
+    CANCEL.consequence,
+    CancelForm,
+    lambda rows, said, by: rows.cancel(by=by, reason=said["reason"]),
 )
 
 _pause = Confirmed(
@@ -85,7 +92,7 @@ class TaskAdmin(ReadOnlyAdmin):
     exact_search = ("id", "name", "unique_key")
     search_help_text = "An id, an exact name, or an exact unique key."
     large = ("task_data", "task_output", "last_error")
-    actions = ("retry", "revoke")
+    actions = ("retry", "cancel", "revoke")
     fields = (
         "name",
         "badge",
@@ -125,6 +132,9 @@ class TaskAdmin(ReadOnlyAdmin):
     def has_retry_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("tasks.retry_task")
 
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("tasks.cancel_task")
+
     def has_revoke_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("leasing.revoke_lease")
 
@@ -161,6 +171,10 @@ class TaskAdmin(ReadOnlyAdmin):
     @admin.action(description="Set ready again…", permissions=["retry"])
     def retry(self, request: HttpRequest, queryset: QuerySet[Task]) -> Any:
         return _retry(self, request, queryset)
+
+    @admin.action(description="Cancel…", permissions=["cancel"])
+    def cancel(self, request: HttpRequest, queryset: QuerySet[Task]) -> Any:
+        return _cancel(self, request, queryset)
 
     @admin.action(description="Take from their holders…", permissions=["revoke"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[Task]) -> Any:

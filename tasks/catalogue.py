@@ -156,7 +156,7 @@ class KeptKey(Ailment):
     kind = "kept_key"
     what = "has a unique key that it should have given up"
     remedy = "its unique key was freed"
-    guard = "tasks_task_ended_frees_its_key"
+    guard = "tasks_task_key_is_in_its_time"
 
     def rows(self) -> TaskQuerySet:
         too_long = (

@@ -29,7 +29,7 @@ class TaskQueueSettings(AppSettings):
     #: How long tasks are kept that have ended, by their state: seconds, a timedelta, or None
     #: for ever. States that it does not name: see ``tasks.housekeeping``.
     RETENTION: Mapping[str, Age] = {}
-    #: How often an idle worker looks for tasks.
+    #: How often an idle worker looks for tasks; a fifth as often while notifications arrive.
     POLL_EVERY: float = 1.0
     #: How long a worker that was asked to stop lets its tasks run on.
     STOP_TIMEOUT: float = 30.0

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 
+from leasing.clock import clock
 from leasing.dialects import durable
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from tasks.completing import Completing
+from tasks.interruption import Interruption
 from tasks.progress import Progress
 
 if TYPE_CHECKING:
@@ -26,13 +29,21 @@ class Context:
     no longer this attempt's they raise LeaseLost: let it pass, as that of ``ensure``.
     """
 
-    def __init__(self, task: Task, hold: Hold, stopping: threading.Event) -> None:
+    def __init__(
+        self,
+        task: Task,
+        hold: Hold,
+        stopping: threading.Event,
+        interruption: Interruption | None = None,
+    ) -> None:
         self.task = task
         #: Whether the task was ended by ``completing``.
         self.completed = False
         self._hold = hold
-        self._stopping = stopping
         self._progress = Progress(task)
+        self._interruption = interruption or Interruption(stopping)
+        #: Why the handler gave its task back, and for how long; None while it did not.
+        self.given_back: tuple[str, timedelta] | None = None
 
     @property
     def attempt(self) -> int:
@@ -46,8 +57,13 @@ class Context:
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker was asked to stop: finish soon."""
-        return self._stopping.is_set()
+        """Whether the worker was asked to stop: finish soon, or ``give_back``."""
+        return self._interruption.stopping.is_set()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether someone asked for the task to be cancelled."""
+        return bool(self._interruption.cancelled_by)
 
     @property
     def state(self) -> Any:
@@ -55,9 +71,33 @@ class Context:
         return self.task.checkpoint
 
     def ensure(self) -> None:
-        """Raise LeaseLost unless the task is surely still ours. Call it between the steps of
-        long work, and let the error pass: the worker drops what a lost attempt returns."""
+        """Raise LeaseLost unless the task is surely still ours, TimeoutError once its timeout
+        is over, TaskCancelled once someone asked for that. Call it between the steps of long
+        work, and let the error pass: the worker knows what to make of it."""
+        self._interruption.check_timeout()
         self._hold.ensure()
+        self._interruption.check_cancelled()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep for ``seconds``, or until the worker is asked to stop. Returns ``stopping``.
+
+        Ends early, and raises what ``ensure`` does, when there is reason to. Not for coroutines,
+        which are cancelled at any await.
+        """
+        deadline = self._interruption.deadline
+        if deadline is not None:
+            seconds = min(seconds, max(0.0, deadline - clock()))
+        self._interruption.stirred.wait(seconds)
+        self.ensure()
+        return self.stopping
+
+    def give_back(self, reason: str = "", *, delay: float | timedelta = 0) -> None:
+        """Set the task ready again once the handler returns, not before ``delay`` (seconds) has
+        passed, with no attempt spent; what the handler returns is dropped."""
+        pause = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        if pause < timedelta(0):
+            raise ValueError("The delay must not be negative.")
+        self.given_back = (reason or "given back by its handler", pause)
 
     # On the way
 
@@ -159,6 +199,11 @@ class Context:
         ends. Raises nothing."""
         if self._hold.valid:  # or the refusal of what matters more would not be noted
             self._progress.flush()
+
+    async def aflush(self) -> None:
+        """``flush``, for coroutines."""
+        if self._progress.waits:
+            await sync_to_async(self.flush)()
 
     @property
     def _rows(self) -> Any:

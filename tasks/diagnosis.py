@@ -46,6 +46,13 @@ RETRY = Action(
     "It is set ready now, with one attempt more if they were used up.",
 )
 
+CANCEL = Action(
+    "cancel",
+    "Cancel",
+    "Those that wait end at once. Those that run are asked to: a handler that does not look may "
+    "still complete its task. None of them is tried again.",
+)
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -127,6 +134,15 @@ def diagnose(
 def _held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     facts = _holder_facts(task, now)
     silent = now - (task.renewed_at or task.acquired_at or now)
+    if task.cancel_requested_at is not None and not is_late(task, now):
+        by = task.cancel_requested_by or "An operator"
+        wait = span(now - task.cancel_requested_at)
+        headline = f"{by} asked {wait} ago for it to be cancelled, and it still runs."
+        next_ = (
+            "Its holder hears of it with the next heartbeat, its handler at its next ensure() or "
+            "await. A handler that does neither may complete it; it is not tried again."
+        )
+        return Diagnosis("cancel_requested", "info", headline, next_, facts, [REVOKE])
     if not is_late(task, now):
         headline = f"{task.holder} is working on it, and its heartbeats arrive."
         next_ = "It ends when its handler returns."
@@ -157,6 +173,8 @@ def _stalled(task: Task, now: datetime, idle: timedelta, around: Surroundings) -
 
 def _after_the_sweep(task: Task) -> str:
     end = "dead: it was its last attempt" if task.attempts >= task.max_attempts else "ready again"
+    if task.cancel_requested_at is not None:
+        end = "cancelled, as someone asked"
     return (
         f"The next sweep, about a second away, makes it {end}. After that a late result is refused."
     )
@@ -245,7 +263,9 @@ def _ended(task: Task) -> Diagnosis:
         headline = f"It was completed by {task.holder}."
         return Diagnosis("done", "ok", headline, "Nothing more.", facts)
     if task.status == TaskStatus.CANCELLED:
-        return Diagnosis("cancelled", "info", "It was cancelled.", "Nothing more.", facts, [RETRY])
+        by = f" by {task.cancel_requested_by}" if task.cancel_requested_by else ""
+        headline = f"It was cancelled{by}."
+        return Diagnosis("cancelled", "info", headline, "Nothing more.", facts, [RETRY])
     facts.append(("Last error", task.last_error))
     next_ = "Nothing, until someone retries it."
     if task.attempts >= task.max_attempts:

@@ -6,6 +6,7 @@ TaskError
 ├── NotSerializable  data or output is not JSON that every database stores
 ├── InvalidSchedule  no moment follows from it, or it was declared twice
 ├── TaskCancelled    raised into a handler whose task someone cancelled
+├── ProcessDied      the process of a handler ended without an answer
 ├── Snooze           raised by a handler: not now, try again after a delay
 └── GiveUp           raised by a handler: do not try again
 """
@@ -39,6 +40,10 @@ class InvalidSchedule(TaskError, ValueError):
 
 class TaskCancelled(TaskError):
     """Someone asked for the task to be cancelled, and its handler heard of it."""
+
+
+class ProcessDied(TaskError):
+    """The process in which a handler ran ended without an answer."""
 
 
 class Snooze(TaskError):

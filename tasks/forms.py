@@ -6,7 +6,7 @@ from typing import Any
 
 from django import forms
 
-from leasing.forms import CursorField, ReasonForm, RevokeForm
+from leasing.forms import REASON_LENGTH, CursorField, ReasonForm, RevokeForm
 
 _UNKNOWN_STATE = {"invalid_choice": "There is no state “%(value)s”. Choose one of the tabs."}
 
@@ -70,6 +70,17 @@ class PauseForm(RevokeForm):
 
 class ResumeForm(forms.Form):
     """Let the tasks of a queue be claimed again. There is nothing to say about it."""
+
+
+class CancelForm(ReasonForm):
+    """Cancel a task, or ask its holder to."""
+
+    reason = forms.CharField(
+        max_length=REASON_LENGTH,
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+        help_text="It is kept with the task, beside your name.",
+        error_messages={"required": "Say why: whoever looks at this next wants to know."},
+    )
 
 
 class StartGeneratorForm(ReasonForm):

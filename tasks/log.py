@@ -54,6 +54,7 @@ _RECEIVERS = {
     signals.recovered: _log(logging.WARNING, "recovered from %(holder)s: %(reason)s"),
     signals.returned: _log(logging.INFO, "given back by %(holder)s: %(reason)s"),
     signals.snoozed: _log(logging.INFO, "put off until %(at)s: %(reason)s"),
+    signals.cancelled: _log(logging.INFO, "cancelled: %(reason)s"),
     signals.retried: _log(logging.INFO, "set ready again by %(by)s"),
     signals.duplicate: _log(logging.INFO, "stands for another enqueue under its unique key"),
     signals.rescheduled: _log(logging.INFO, "moved by %(by)s, to be run at %(at)s"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
@@ -10,6 +11,8 @@ from django.db.models import Case, F, Q, Value, When
 
 from leasing.functions import DbNow
 from leasing.models import Leasable
+from leasing.querysets import LEASE_FIELDS
+from leasing.store import Renewal
 from tasks.declarations import LONGEST_NAME
 from tasks.moments import MissedSlots, Rule, rule_of
 from tasks.querysets import (
@@ -78,6 +81,11 @@ class Task(Leasable):
     concurrency_key = models.CharField(max_length=200, blank=True, default="")
     concurrency_limit = models.PositiveSmallIntegerField(null=True, default=None)
     slot = models.CharField(max_length=210, null=True, default=None, unique=True)
+
+    renewal_columns = frozenset(
+        {"grant_id", "expires_at", "cancel_requested_at", "cancel_requested_by"}
+    )
+    verb_columns = LEASE_FIELDS | {"cancel_requested_at", "cancel_requested_by"}
 
     #: Set on what ``enqueue`` returns: a task with the same key was there before.
     is_duplicate = False
@@ -180,6 +188,12 @@ class Task(Leasable):
     @property
     def lease_resource(self) -> str:
         return f"/api/tasks/{self.pk}"
+
+    def renewal_now(self) -> Renewal:
+        renewal = super().renewal_now()
+        if self.cancel_requested_at is None:
+            return renewal
+        return replace(renewal, yield_to=self.cancel_requested_by or "an operator")
 
 
 class TaskStep(models.Model):

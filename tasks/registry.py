@@ -9,13 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import StrEnum
 from typing import Any, TypeVar
+
+from asgiref.sync import iscoroutinefunction
 
 from leasing.names import check_name
 from tasks.exceptions import UnknownTask
 from tasks.retry import RetryPolicy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Kind(StrEnum):
+    """Where a handler runs."""
+
+    THREAD = "thread"
+    COROUTINE = "coroutine"
+    PROCESS = "process"
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,13 @@ class Handler:
     concurrency_limit: int | None = None
     #: Whether it runs in a process of its own rather than on a thread.
     process: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """Where it runs: coroutines on the worker's event loop, unless a process was asked for."""
+        if self.process:
+            return Kind.PROCESS
+        return Kind.COROUTINE if iscoroutinefunction(self.function) else Kind.THREAD
 
 
 _handlers: dict[str, Handler] = {}
@@ -125,6 +143,14 @@ def find(name_or_function: str | Callable[..., Any]) -> Handler:
 def names() -> list[str]:
     """The names of all tasks that can run here."""
     return sorted(_handlers)
+
+
+def names_by_kind() -> dict[Kind, list[str]]:
+    """The names of the tasks that can run here, by where they run."""
+    found: dict[Kind, list[str]] = {kind: [] for kind in Kind}
+    for known in list(_handlers.values()):
+        found[known.kind].append(known.name)
+    return found
 
 
 def _place(function: Callable[..., Any]) -> str:

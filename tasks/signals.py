@@ -10,7 +10,7 @@ sends ``leasing.signals.refused``.
     recovered    holder, reason: taken from a holder that is gone
     returned     reason: given back unfinished, no attempt spent
     snoozed      reason: its handler put it off, no attempt spent
-    cancelled    by, reason: it will not run, or not again
+    cancelled    by, reason: it ended because someone asked for it
     retried      by: an operator set it ready again
     duplicate    an enqueue that a unique key turned away met this task
     rescheduled  by: an operator moved it to another queue or time

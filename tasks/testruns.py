@@ -25,6 +25,7 @@ from leasing.manual import manual_keeper
 from tasks import registry, runner
 from tasks.diagnosis import diagnose
 from tasks.exceptions import Snooze, TaskCancelled, UnknownTask
+from tasks.execution import Execution
 from tasks.models import Task
 
 #: Who runs tasks here.
@@ -81,7 +82,7 @@ def _run_claimed(task: Task, raises: bool) -> None:
         else:
             watched = replace(handler, function=_watched(handler.function, raised), process=False)
             stack.enter_context(patch.dict(registry._handlers, {task.name: watched}))
-        runner.run(task, runner.hold_of(task), threading.Event())
+        runner.run(Execution(task, threading.Event()))
     if raised and (
         isinstance(raised[0], UnknownTask) or raises and not isinstance(raised[0], SAID)
     ):

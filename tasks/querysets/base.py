@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from django.apps import apps
 from django.db import models
-from django.db.models import ExpressionWrapper, F, Q
+from django.db.models import Case, ExpressionWrapper, F, Q, Value, When
 from django.db.models.functions import Least
 from django.db.models.lookups import LessThanOrEqual
 from django.dispatch import Signal
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tasks.models import Task
 
 
+#: Tasks that someone asked to cancel while they ran.
+CANCEL_REQUESTED = Q(cancel_requested_at__isnull=False)
 #: What identifies a term and says how long it lasts.
 TERM = ("grant_id", "fencing_token", "acquired_at", "expires_at")
 
@@ -89,10 +91,21 @@ class TaskRows(LeasableQuerySet["Task"]):
     def cancelled(self) -> Self:
         return self.filter(status=TaskStatus.CANCELLED)
 
+    def next_due_in(self, seconds: float) -> float | None:
+        """Seconds until the next of these tasks is due, if that is within ``seconds``."""
+        soon = self.scheduled().filter(scheduled_at__lte=after(timedelta(seconds=seconds)))
+        moments: Any = soon.order_by("scheduled_at", "id").values_list("scheduled_at", DbNow())
+        row = moments.first()
+        return None if row is None else max(0.0, (row[0] - row[1]).total_seconds())
+
     # The pieces
 
     def _tell(self, signal: Signal, task: Task, **details: Any) -> None:
         after_commit(self.db, lambda: signals.send(signal, task, **details))
+
+    def _tell_cancelled(self, task: Task, reason: str = "") -> None:
+        by = task.cancel_requested_by
+        self._tell(signals.cancelled, task, by=by, reason=reason or task.last_error)
 
     def _attempts_of(self, task: Task) -> models.QuerySet[Any]:
         attempts: models.QuerySet[Any] = attempt_model()._default_manager.using(self.db)
@@ -109,7 +122,9 @@ class TaskRows(LeasableQuerySet["Task"]):
         return super().why_over(row, grant_id, fencing_token)
 
     def _lease_columns(self, keys: Iterable[Any]) -> Self:
-        return super()._lease_columns(keys).only("pk", "status", *TERM, "holder", "released_at")
+        asked = ("cancel_requested_at", "cancel_requested_by")
+        term = ("pk", "status", *TERM, "holder", "released_at", *asked)
+        return super()._lease_columns(keys).only(*term)
 
 
 def check_queue(queue: str) -> str:
@@ -157,14 +172,38 @@ def over() -> dict[str, Any]:
     return {"released_at": DbNow(), "expires_at": Least(F("expires_at"), DbNow()), "slot": None}
 
 
+def closing() -> dict[str, Any]:
+    """The columns of a task that ends, beside those of its lease."""
+    return {"processed_at": DbNow(), "unique_key": key_once_ended()}
+
+
 def ending() -> dict[str, Any]:
-    """The columns of a task that ends."""
-    return {"processed_at": DbNow(), "unique_key": key_once_ended(), **over()}
+    """The columns of a running task that ends."""
+    return {**closing(), **over()}
 
 
 def waiting(delay: timedelta, *, spent: bool = True) -> dict[str, Any]:
-    """The columns of a task that waits ``delay`` for its next attempt. ``spent`` says whether
-    the attempt that ended counts."""
+    """The columns of a task that waits ``delay`` for its next attempt; of one that someone asked
+    to cancel, the columns of its end: it is not tried again. ``spent`` says whether the attempt
+    that ended counts."""
     moved = {"scheduled_at": after(delay)} if delay else {}
-    freed = {"unique_key": key_in_retry()} if spent else {}
-    return {"status": TaskStatus.READY, **moved, **freed, **over()}
+    return {**ready_unless_cancelled(spent=spent), **moved, **over()}
+
+
+def ready_unless_cancelled(*, spent: bool = True) -> dict[str, Any]:
+    """The columns of a task that waits again, or ends here because someone asked for it."""
+    status = Case(
+        When(CANCEL_REQUESTED, then=Value(TaskStatus.CANCELLED.value)),
+        default=Value(TaskStatus.READY.value),
+    )
+    stays: dict[str, Any] = {"unique_key": key_in_retry()} if spent else {}
+    fields: Any = apps.get_model("tasks", "Task")._meta
+    ends = {
+        column: Case(
+            When(CANCEL_REQUESTED, then=value),
+            default=stays.get(column, F(column)),
+            output_field=fields.get_field(column),
+        )
+        for column, value in closing().items()
+    }
+    return {"status": status, **ends}

@@ -11,6 +11,7 @@ from django.db import transaction
 from django.db.models import Expression
 
 from tasks import signals
+from tasks.bell import ring
 from tasks.querysets import bulk
 from tasks.querysets.columns import EnqueueOptions, ManyOptions, new_task
 from tasks.querysets.present import Meeting
@@ -142,6 +143,7 @@ class Enqueuing(Meeting):
         return task
 
     def _announce(self, tasks: Sequence[Task]) -> None:
+        ring(self.db, tasks)
         if signals.enqueued.has_listeners(self.model):
             for task in tasks:
                 self._tell(signals.enqueued, task)

@@ -12,9 +12,11 @@ from django.db.models import F
 from django.dispatch import Signal
 
 from tasks import registry, signals
+from tasks.bell import ring
 from tasks.exceptions import GiveUp, Snooze, TaskError, UnknownTask
 from tasks.payload import check_json
 from tasks.querysets.base import TaskStatus, attempt_model, ending, waiting
+from tasks.querysets.cancel import cancellation, said
 from tasks.querysets.progress import Progressing
 from tasks.retry import decide, usual
 
@@ -72,7 +74,30 @@ class Holding(Progressing):
                 task.refresh_from_db(using=rows.db)
         if not told:
             raise rows._refuse(task, "fail")
-        rows._tell(told, task, error=failure.text)
+        if task.status == TaskStatus.CANCELLED:
+            rows._tell_cancelled(task)
+        else:
+            rows._tell(told, task, error=failure.text)
+        return task
+
+    def accept_cancel(self, task: Task, by: str = "") -> Task:
+        """End a running task as cancelled: its holder heard that ``by`` asked for it, and
+        stopped. Raises LeaseLost."""
+        rows = self.home()
+        with transaction.atomic(using=rows.db):
+            rows._lock(task)
+            text = cancellation(by or task.cancel_requested_by)
+            attempt = attempt_model().of(task, "cancelled", text)
+            done = rows._of_grant(task).update(
+                status=TaskStatus.CANCELLED, last_error=said(text), **ending()
+            )
+            if done:
+                task.refresh_from_db(using=rows.db)
+                attempt.error = task.last_error
+                attempt.save(using=rows.db, force_insert=True)
+        if not done:
+            raise rows._refuse(task, "cancel")
+        rows._tell_cancelled(task)
         return task
 
     def _fail(self, failure: Failure, *, unexpired: bool = False) -> Signal | None:
@@ -100,7 +125,12 @@ class Holding(Progressing):
         attempt = attempt_model().of(task, "returned", reason)
         if not rows._refund(task, attempt, delay, like={"outcome": "returned", "error": reason}):
             raise rows._refuse(task, "give back")
-        rows._tell(signals.returned, task, reason=reason)
+        if task.status == TaskStatus.CANCELLED:
+            rows._tell_cancelled(task)
+        else:
+            rows._tell(signals.returned, task, reason=reason)
+            if not delay:
+                ring(rows.db, [task])
         return task
 
     def snooze(self, task: Task, delay: float | timedelta, reason: str = "") -> Task:
@@ -114,7 +144,10 @@ class Holding(Progressing):
         attempt = attempt_model().of(task, "snoozed", text)
         if not rows._refund(task, attempt, nap.delay, like={"outcome": "snoozed"}):
             raise rows._refuse(task, "snooze")
-        rows._tell(signals.snoozed, task, reason=text)
+        if task.status == TaskStatus.CANCELLED:
+            rows._tell_cancelled(task)
+        else:
+            rows._tell(signals.snoozed, task, reason=text)
         return task
 
     def _refund(

@@ -60,7 +60,10 @@ class Batching(Holding):
         except (DataError, IntegrityError):
             tellings = []
         for task, signal, details in tellings:
-            self._tell(signal, task, **details)
+            if task.status == TaskStatus.CANCELLED:
+                self._tell_cancelled(task)
+            else:
+                self._tell(signal, task, **details)
         done = {id(task) for task, _, _ in tellings}
         refused: Refused = []
         for task, result in items:

@@ -16,10 +16,21 @@ from leasing.clock import clock
 from leasing.dialects import lock, refuse_transaction
 from leasing.functions import DbNow, next_token
 from tasks import signals
+from tasks.bell import ring
 from tasks.conf import task_settings
-from tasks.querysets.base import TERM, TaskStatus, attempt_model, check_queue, idle, overdue
-from tasks.querysets.ended import BULK_BATCH, Discarding
-from tasks.querysets.unique import key_in_retry, key_once_ended
+from tasks.querysets.base import (
+    CANCEL_REQUESTED,
+    TERM,
+    TaskStatus,
+    attempt_model,
+    check_queue,
+    closing,
+    idle,
+    overdue,
+)
+from tasks.querysets.cancel import Cancelling, never_cancelled
+from tasks.querysets.ended import BULK_BATCH
+from tasks.querysets.unique import key_in_retry
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -31,7 +42,7 @@ SWEEP_BATCH = 100
 swept_at: dict[str, float] = {}
 
 
-class Operating(Discarding):
+class Operating(Cancelling):
     """What operators and recovery do with the tasks of others."""
 
     def recover(self, limit: int = SWEEP_BATCH) -> int:
@@ -77,23 +88,28 @@ class Operating(Discarding):
                 "expires_at": Least(F("expires_at"), DbNow()),
                 "slot": None,
             }
-            last = Q(attempts__gte=F("max_attempts"))
-            dead = still.filter(last).update(
-                status=TaskStatus.FAILED,
-                processed_at=DbNow(),
-                unique_key=key_once_ended(),
-                **taking,
+            asked = still.filter(CANCEL_REQUESTED).update(
+                status=TaskStatus.CANCELLED, **closing(), **taking
             )
+            last = Q(attempts__gte=F("max_attempts"))
+            dead = still.filter(last).update(status=TaskStatus.FAILED, **closing(), **taking)
             again = still.filter(~last).update(
                 status=TaskStatus.READY, unique_key=key_in_retry(), **taking
             )
             taken = rows._everything().filter(mine).exclude(status=TaskStatus.RUNNING)
-            tasks = list(taken.filter(released_at=None).order_by("pk")) if dead or again else []
+            tasks = (
+                list(taken.filter(released_at=None).order_by("pk"))
+                if asked or dead or again
+                else []
+            )
             rows._note_taken(tasks, before, reason)
         for task in tasks:
             rows._tell(signals.recovered, task, holder=task.holder, reason=task.last_error)
             if task.status == TaskStatus.FAILED:
                 rows._tell(signals.dead, task, error=task.last_error)
+            elif task.status == TaskStatus.CANCELLED:
+                rows._tell_cancelled(task)
+        ring(rows.db, [task for task in tasks if task.status == TaskStatus.READY])
         return len(tasks)
 
     def _note_taken(
@@ -116,8 +132,7 @@ class Operating(Discarding):
             "processed_at": None,
             "max_attempts": Greatest(F("max_attempts"), F("attempts") + 1),
             # It was asked to stop in a life that is over.
-            "cancel_requested_at": None,
-            "cancel_requested_by": "",
+            **never_cancelled(),
         }
         return self._make_ready(over, columns, signals.retried, by)
 
@@ -156,6 +171,7 @@ class Operating(Discarding):
                 tasks = list(ready.order_by("pk")) if done else []
             for task in tasks:
                 rows._tell(signal, task, by=by)
+            ring(rows.db, tasks)
             changed += done
             if len(keys) < BULK_BATCH:
                 return changed

@@ -15,6 +15,7 @@ from leasing.keeper import Keeper
 from leasing.rowstore import RowStore
 from tasks import registry, runner, signals
 from tasks.context import Context
+from tasks.execution import Execution
 from tasks.models import Task
 from tasks.querysets import operator
 from tests.factories import TaskFactory
@@ -81,8 +82,19 @@ def context(hold_on: Callable[[Task], Hold]) -> Callable[[Task], Context]:
 
 
 @pytest.fixture
+def execution_of(notes: Keeper) -> Callable[[Task], Execution]:
+    """A claimed task on its way, renewed by hand."""
+
+    def execution_of(task: Task) -> Execution:
+        task.sent_at = notes.clock()
+        return Execution(task, threading.Event(), keeper=notes)
+
+    return execution_of
+
+
+@pytest.fixture
 def run_task(
-    hold_on: Callable[[Task], Hold], handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+    execution_of: Callable[[Task], Execution], handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Task]:
     """Run a task to its end as a worker would, with the function given as its handler: a new
     one, or the ``task`` that was claimed."""
@@ -92,7 +104,7 @@ def run_task(
     def run_task(function: Callable[..., Any], *, task: Task | None = None, **options: Any) -> Task:
         handlers["jobs.echo"] = function
         mine: Task = task or TaskFactory(name="jobs.echo", state="running", **options)
-        runner.run(mine, hold_on(mine), threading.Event())
+        runner.run(execution_of(mine))
         return Task.objects.get(pk=mine.pk)
 
     return run_task

@@ -98,7 +98,7 @@ REPAIRED: list[tuple[str, str, str, Callable[[], Task], dict[str, Any]]] = [
     (
         "kept_key",
         "ended with a key for no window",
-        "tasks_task_ended_frees_its_key",
+        "tasks_task_key_is_in_its_time",
         lambda: change(TaskFactory(state="dead"), unique_key="k"),
         {"unique_key": None},
     ),

@@ -19,6 +19,7 @@ from tasks.chaos import Chaos
 from tasks.completing import Completing
 from tasks.context import Context
 from tasks.exceptions import Snooze
+from tasks.execution import Execution
 from tasks.models import Queue, Task, TaskStatus
 from tests.factories import TaskFactory
 from tests.leasing.support import FakeClock, OtherSession, expire
@@ -279,7 +280,10 @@ class Spike(Chaos):
 
 
 def test_a_latency_spike_does_not_wait_for_the_loss_of_what_has_ended(
-    task: Task, handlers: Handlers, hold_on: Callable[[Task], Hold], monkeypatch: pytest.MonkeyPatch
+    task: Task,
+    handlers: Handlers,
+    execution_of: Callable[[Task], Execution],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runner, "close_old_connections", lambda: None)
 
@@ -289,7 +293,7 @@ def test_a_latency_spike_does_not_wait_for_the_loss_of_what_has_ended(
 
     handlers[task.name] = handler
 
-    runner.run(task, hold_on(task), threading.Event(), Spike())
+    runner.run(execution_of(task), chaos=Spike())
 
     assert row_of(task)["task_output"] == "well"
 

@@ -72,6 +72,7 @@ VERBS: dict[str, Verb] = {
     "finish step": lambda task: Task.objects.finish_step(task, "fetch", 1),
     "complete many": lambda task: all_or_raise(Task.objects.complete_many([(task, {"x": 1})])),
     "fail many": lambda task: all_or_raise(Task.objects.fail_many([(task, "no luck")])),
+    "accept cancel": lambda task: Task.objects.accept_cancel(task),
     "release": lambda task: Task.objects.release(task),
 }
 BREAKS: dict[str, Callable[[Task], object]] = {
@@ -87,6 +88,7 @@ TIMELESS = {
     "fail",
     "fail many",
     "give up",
+    "accept cancel",
     "give back",
     "snooze",
     "release",

@@ -99,8 +99,16 @@ def due() -> Task:
     return TaskFactory()
 
 
+def cancel_requested() -> Task:
+    task = running_ok()
+    Task.objects.filter(pk=task.pk).cancel(by="bob")
+    task.refresh_from_db()
+    return task
+
+
 SITUATIONS: dict[str, Callable[[], Task]] = {
     "running_ok": running_ok,
+    "cancel_requested": cancel_requested,
     "late": late,
     "holder_gone": holder_gone,
     "expired_holder_alive": expired_holder_alive,
@@ -148,6 +156,23 @@ def test_a_stuck_task_says_what_recovery_will_make_of_it(attempts: int, end: str
     WorkerFactory()
 
     assert end in diagnose(TaskFactory(state="stuck", max_attempts=attempts)).next
+
+
+def test_who_asked_for_a_cancellation_is_named_while_it_runs_and_afterwards() -> None:
+    task = cancel_requested()
+    assert diagnose(task).headline.startswith("bob asked ")
+
+    Task.objects.accept_cancel(task)
+    assert diagnose(task).headline == "It was cancelled by bob."
+
+
+def test_a_stuck_task_that_was_to_be_cancelled_will_be() -> None:
+    WorkerFactory()
+    task = TaskFactory(state="stuck")
+    Task.objects.filter(pk=task.pk).cancel()
+    task.refresh_from_db()
+
+    assert "cancelled" in diagnose(task).next
 
 
 @pytest.mark.parametrize(

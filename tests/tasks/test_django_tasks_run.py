@@ -12,9 +12,7 @@ import pytest
 from django.db import connections
 
 from leasing.exceptions import LeaseLost
-from leasing.hold import Hold
 from leasing.keeper import Keeper
-from leasing.rowstore import RowStore
 from tasks import runner, signals
 from tasks.backend import DatabaseBackend
 from tasks.bridge import DatabaseTaskContext
@@ -25,13 +23,14 @@ from tasks.compat import (
     task_finished,
     task_started,
 )
+from tasks.execution import Execution
 from tasks.models import Task
 from tasks.worker import WorkerProcess
 from tests.factories import TaskFactory, claimed
 from tests.jobs import mails
 from tests.leasing.support import expire
 from tests.processes import wait_for
-from tests.tasks.support import granted_at, make_due
+from tests.tasks.support import make_due
 
 pytestmark = pytest.mark.django_db
 
@@ -55,9 +54,8 @@ def work(manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> Work:
         waiting = Task.objects.get(pk=result.id)
         make_due(waiting)
         mine = claimed(waiting, holder)
-        hold = Hold(RowStore(Task, "default"), keeper=manual_keeper)
-        hold.adopt(granted_at(mine, manual_keeper.clock()))
-        runner.run(mine, hold, threading.Event())
+        mine.sent_at = manual_keeper.clock()
+        runner.run(Execution(mine, threading.Event(), keeper=manual_keeper))
         result.refresh()
         return result
 
@@ -283,7 +281,7 @@ def test_django_logs_the_end_with_the_traceback(
 def test_one_worker_runs_named_handlers_and_djangos_tasks() -> None:
     named = Task.objects.enqueue("jobs.echo", {"a": 1})
     results: list[Any] = [mails.send.enqueue("a"), mails.send_async.enqueue("b")]
-    worker = WorkerProcess(concurrency=2, stop_timeout=20)
+    worker = WorkerProcess(threads=2, stop_timeout=20)
 
     def run() -> None:
         worker.run()

@@ -581,7 +581,7 @@ def test_the_scheduler_keeps_house_now_and_then(
 def test_a_worker_enqueues_what_is_due_and_runs_it() -> None:
     make(every=timedelta(hours=1), task_data={"a": 1})
     Schedule.objects.update(next_at=DbNow())
-    worker = WorkerProcess(concurrency=1)
+    worker = WorkerProcess(threads=1)
 
     def work() -> None:
         worker.run()

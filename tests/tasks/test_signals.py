@@ -50,6 +50,11 @@ LINES: dict[str, tuple[Callable[[Task], object], int, str]] = {
         logging.WARNING,
         "recovered from ann: revoked by root: wrong printer",
     ),
+    "cancelled": (
+        lambda task: Task.objects.accept_cancel(task, by="bob"),
+        logging.INFO,
+        "cancelled: cancelled by bob",
+    ),
     "returned": (
         lambda task: Task.objects.give_back(task, "its worker was stopped"),
         logging.INFO,
