@@ -107,6 +107,22 @@ def request_of(line: str) -> tuple[str, str, str]:
     return options["-X"], urlsplit(url).path, options["-d"]
 
 
+def test_every_test_that_the_page_of_features_names_is_there() -> None:
+    text = (ROOT / "docs" / "features.md").read_text()
+    named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", text)
+
+    missing = [
+        (file, test)
+        for file, test in named
+        if not (ROOT / "tests" / file).exists()
+        or test
+        and f"def {test}(" not in (ROOT / "tests" / file).read_text()
+    ]
+
+    assert len(named) > 30
+    assert missing == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+?)\)", page.read_text())

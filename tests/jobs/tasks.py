@@ -39,6 +39,14 @@ def wait(ctx: Context, folder: str) -> dict[str, Any]:
     return {"attempt": attempt, "pid": os.getpid()}
 
 
+if os.environ.get("JOBS_VERSION") != "1":
+
+    @handler("jobs.new")
+    def new(ctx: Context, **data: Any) -> dict[str, Any]:
+        """Work that the first version of this app knows nothing of."""
+        return data
+
+
 @handler("jobs.compute", process=True)
 def compute(ctx: Context, do: str = "return", **data: Any) -> Any:
     """Do as ``do`` says, in a process of its own."""
