@@ -20,7 +20,7 @@ processes may repair at once, and a row that has become sound meanwhile is left 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -34,7 +34,7 @@ from leasing.dialects import lock
 from leasing.functions import DbNow, after
 from tasks import signals
 from tasks.models import Schedule, Task, TaskStatus, UniqueFor, Worker, WorkerState
-from tasks.querysets import SWEEP_BATCH, TaskQuerySet
+from tasks.querysets import SWEEP_BATCH, ScheduleQuerySet, TaskQuerySet
 from tasks.runner import UNKNOWN_DELAY
 
 #: How many rows in one state are counted, and how many are named.
@@ -150,8 +150,7 @@ class KeptSlot(Ailment):
 
 
 class KeptKey(Ailment):
-    """Of the ways to keep a key too long the guard refuses one: that of a task that ended
-    without a window."""
+    """The guard refuses all but one: a window that is over has nobody who would end it then."""
 
     kind = "kept_key"
     what = "has a unique key that it should have given up"
@@ -168,7 +167,7 @@ class KeptKey(Ailment):
         return _tasks().filter(too_long, unique_key__isnull=False)
 
     def columns(self) -> dict[str, Any]:
-        return {"unique_key": None, "unique_until": None}
+        return {"unique_key": None}
 
 
 class OpenAttempt(Ailment):
@@ -189,24 +188,21 @@ class OpenAttempt(Ailment):
 
 
 class Unplanned(Ailment):
-    """Whoever runs schedules says how one is planned; until then they are only reported."""
+    """A scheduler that has the code plans it as it comes by; here it is done at once."""
 
     kind = "unplanned"
     what = "a schedule that is not paused, and has no next moment"
-    #: Gives a schedule its next moment; whether it did.
-    plan: ClassVar[Callable[[Schedule], bool] | None] = None
+    remedy = "its next moment was set"
 
-    @property
-    def remedy(self) -> str:  # type: ignore[override]
-        return "its next moment was set" if type(self).plan else ""
-
-    def rows(self) -> models.QuerySet[Schedule]:
-        schedules = Schedule._default_manager.using(leasing_settings.DATABASE)
+    def rows(self) -> ScheduleQuerySet:
+        schedules: ScheduleQuerySet = Schedule._default_manager.using(leasing_settings.DATABASE)
         return schedules.filter(paused_at=None, next_at=None)
 
     def repair(self) -> int:
-        plan = type(self).plan
-        return sum(plan(schedule) for schedule in self.find()) if plan else 0
+        keys = [schedule.pk for schedule in self.find()]
+        for key in keys:
+            self.rows().serve(key)
+        return len(keys) - self.rows().filter(pk__in=keys).count()
 
 
 class NoWorker(Ailment):

@@ -109,19 +109,19 @@ REPAIRED: list[tuple[str, str, str, Callable[[], Task], dict[str, Any]]] = [
         lambda: change(
             TaskFactory(state="succeeded"), unique_key="k", unique_for="window", unique_until=PAST
         ),
-        {"unique_key": None, "unique_until": None},
+        {"unique_key": None},
     ),
     (
         "kept_key",
         "running with a key for waiting",
-        "",
+        "tasks_task_key_is_in_its_time",
         lambda: change(TaskFactory(state="running"), unique_key="k", unique_for="waiting"),
         {"unique_key": None},
     ),
     (
         "kept_key",
         "waiting for a retry with a key for the first attempt",
-        "",
+        "tasks_task_key_is_in_its_time",
         lambda: change(TaskFactory(state="retrying"), unique_key="k", unique_for="running"),
         {"unique_key": None},
     ),
@@ -394,27 +394,23 @@ def test_what_expired_under_a_worker_that_is_gone_is_told_once() -> None:
 # Schedules
 
 
-def test_a_schedule_without_a_next_moment_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    Schedule.objects.create(name="nightly", task_name="sample.sleep", every=timedelta(days=1))
+def test_a_schedule_without_a_next_moment_gets_one() -> None:
+    schedule = Schedule.objects.create(name="n", task_name="sample.sleep", every=timedelta(days=1))
+
+    (finding,) = recovery.examine().findings
+
+    assert (finding.kind, finding.repaired, finding.keys) == ("unplanned", 1, [schedule.pk])
+    schedule.refresh_from_db()
+    assert schedule.next_at is not None
+    assert recovery.examine().findings == []
+
+
+def test_a_schedule_that_nobody_here_could_serve_is_reported() -> None:
+    Schedule.objects.create(name="nightly", task_name="forgotten", every=timedelta(days=1))
 
     (finding,) = recovery.examine().findings
 
     assert (finding.kind, finding.count, finding.repaired) == ("unplanned", 1, 0)
-    assert "a schedule that is not paused, and has no next moment: nightly" in caplog.text
-
-
-def test_whoever_runs_schedules_is_asked_to_plan_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = Schedule.objects.create(name="n", task_name="sample.sleep", every=timedelta(days=1))
-
-    def plan(found: Schedule) -> bool:
-        return bool(Schedule.objects.filter(pk=found.pk).update(next_at=DbNow()))
-
-    monkeypatch.setattr(catalogue.Unplanned, "plan", staticmethod(plan))
-
-    (finding,) = recovery.examine().findings
-
-    assert (finding.repaired, finding.keys) == (1, [schedule.pk])
-    assert recovery.examine().findings == []
 
 
 @pytest.mark.parametrize("columns", [{"paused_at": DbNow()}, {"next_at": DbNow()}])
