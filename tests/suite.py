@@ -136,9 +136,7 @@ def main(args: list[str]) -> int:
     """Run what the arguments ask for."""
     match args:
         case []:
-            well, phrase = run_all(sys.executable, DATABASES)
-            wheel_well, wheel_phrase = run_all(sys.executable, WHEEL)
-            name, well, phrase = "test", well and wheel_well, f"{phrase}, {wheel_phrase}"
+            name, (well, phrase) = "test", run_all(sys.executable, DATABASES | WHEEL)
         case ["wheel"]:
             name, (well, phrase) = "wheel", run_all(sys.executable, WHEEL)
         case ["matrix", *pairs]:
