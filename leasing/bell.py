@@ -57,7 +57,7 @@ class Bell:
     def add(self, resource: str, waiter: Waiter) -> None:
         with self._lock:
             self._waiters[resource].append(waiter)
-            if self._thread is None and self._hears and _can_listen(self.using):
+            if self._thread is None and self._hears and can_listen(self.using):
                 self._thread = threading.Thread(
                     target=self._listen, name="leasing-bell", daemon=True
                 )
@@ -191,7 +191,7 @@ def announce(using: str, resource: str) -> None:
 def notifications_arrive(using: str) -> bool:
     """Whether what is notified is heard: behind a pooler in transaction mode it is not. True
     where nobody listens anyway."""
-    if not _can_listen(using):
+    if not can_listen(using):
         return True
     with _listening(using, "leasing_check") as raw:
         trial = _trial(using, "leasing_check")
@@ -235,7 +235,8 @@ def _trial(using: str, channel: str) -> str:
     return trial
 
 
-def _can_listen(using: str) -> bool:
+def can_listen(using: str) -> bool:
+    """Whether notifications of the database ``using`` can be waited for from here."""
     if using not in connections.settings or connections[using].vendor != "postgresql":
         return False
     if clock.stand_in is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from django.db import connections, models, transaction
@@ -28,6 +28,26 @@ def lock(rows: Rows, *, skip_locked: bool = False) -> Rows:
         skip_locked=skip_locked and features.has_select_for_update_skip_locked,
         no_key=features.has_select_for_no_key_update,
     )
+
+
+def lock_names(using: str, names: Iterable[str]) -> set[str]:
+    """Lock those of ``names`` that no other transaction has locked, until this one ends, and
+    return them. It waits for none: whoever has one may have been stopped in the midst of it.
+
+    Where there are no such locks every name is returned: SQLite has one writer, and elsewhere
+    what is written must be guarded besides.
+    """
+    names = list(names)
+    connection = connections[using]
+    if not names or connection.vendor != "postgresql":
+        return set(names)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT name FROM unnest(%s::text[]) AS name"
+            " WHERE pg_try_advisory_xact_lock(hashtextextended(name, 0))",
+            [names],
+        )
+        return {name for (name,) in cursor.fetchall()}
 
 
 def limit_waiting(using: str, seconds: float) -> None:

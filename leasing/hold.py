@@ -287,7 +287,8 @@ class Hold:
     @property
     def overdue_reason(self) -> str:
         """What to say when trust runs out."""
-        if self.yield_to:
+        # Who asks for the end of a task does not end its renewals.
+        if self.yield_to and self._is_last:
             return f"{self.yield_to}, of higher priority, asked for it"
         if self._is_last:
             return "it was held for the longest time it may be"

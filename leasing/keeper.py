@@ -146,6 +146,13 @@ class Keeper:
             if not self._holds:
                 self._renewer_wakes.notify()
 
+    def hurry(self, hold: Renewable) -> None:
+        """Renew ``hold`` now: the store has something to say to it."""
+        with self._lock:
+            if id(hold) in self._holds:
+                hold.due_at = self.clock()
+                self._renewer_wakes.notify()
+
     def _forget_unheld(self) -> None:
         # What nobody holds any more is never renewed again: nothing else would close its breaker.
         for store, breaker in list(self._breakers.items()):

@@ -522,16 +522,11 @@ class LeasableQuerySet(models.QuerySet[Row]):
         """Grant up to ``limit`` available rows with ``key``, in the order of the queryset.
         Returns them with what happened to each; within the caller's transaction."""
         sent_at = clock()
-        free = self.available().filter(**key)
-        term = free.only("pk", "holder", "grants", "released_at", "expires_at")
-        before = {row.pk: row for row in lock(term, skip_locked=True)[:limit]}
-        grants = {pk: uuid.uuid4() for pk in before}
+        before = self._chosen(self.available().filter(**key), limit)
         if not before:
             return []
-        chosen = [When(pk=pk, then=Value(grant)) for pk, grant in grants.items()]
-        self._everything().filter(pk__in=list(before)).available().update(
-            grant_id=Case(*chosen, output_field=models.UUIDField()), **self.granting(terms)
-        )
+        grants = {pk: uuid.uuid4() for pk in before}
+        self._write_grants(before, grants, self.granting(terms))
         won = self._everything().filter(pk__in=list(before), grant_id__in=list(grants.values()))
         dated: Iterable[Any] = won.annotate(now=DbNow())
         rows: dict[Any, Row] = {row.pk: row for row in dated}
@@ -549,6 +544,20 @@ class LeasableQuerySet(models.QuerySet[Row]):
                 )
                 granted.append((rows[old.pk], kind))
         return granted
+
+    def _chosen(self, free: Self, limit: int | None) -> dict[Any, Row]:
+        """Lock up to ``limit`` of the rows of ``free``, passing over those that others have."""
+        term = free.only("pk", "holder", "grants", "released_at", "expires_at")
+        return {row.pk: row for row in lock(term, skip_locked=True)[:limit]}
+
+    def _write_grants(
+        self, before: dict[Any, Row], grants: dict[Any, uuid.UUID], columns: dict[str, Any]
+    ) -> None:
+        """Write ``columns`` and its grant to each of the chosen rows that is still available."""
+        chosen = [When(pk=pk, then=Value(grants[pk])) for pk in before]
+        self._everything().filter(pk__in=list(before)).available().update(
+            grant_id=Case(*chosen, output_field=models.UUIDField()), **columns
+        )
 
     def _tell_granted(self, granted: list[tuple[Row, str]]) -> list[Row]:
         for row, kind in granted:

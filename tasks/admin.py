@@ -1,4 +1,5 @@
-"""Tasks, attempts, workers and the generator's wish in Django's admin."""
+"""Tasks, attempts, queues, workers and the generator's wish in Django's admin; schedules are at
+``schedule_admin``."""
 
 from __future__ import annotations
 
@@ -14,10 +15,19 @@ from django.utils.safestring import SafeString
 from leasing.adminkit import Confirmed, ReadOnlyAdmin, badge, link, short, site_url
 from leasing.forms import RevokeForm
 from leasing.templatetags.leasing_ops import pretty_json
-from tasks.diagnosis import RETRY, REVOKE
-from tasks.forms import RetryForm
-from tasks.models import AttemptOutcome, GeneratorWish, Task, TaskAttempt, Worker, WorkerState
-from tasks.signs import ATTEMPT_SIGNS, WORKER_SIGNS, task_sign
+from tasks.diagnosis import CANCEL, RETRY, REVOKE
+from tasks.forms import CancelForm, PauseForm, ResumeForm, RetryForm
+from tasks.models import (
+    AttemptOutcome,
+    GeneratorWish,
+    Queue,
+    Task,
+    TaskAttempt,
+    Worker,
+    WorkerState,
+)
+from tasks.schedule_admin import ScheduleAdmin, ScheduleSlotAdmin
+from tasks.signs import ATTEMPT_SIGNS, WORKER_SIGNS, queue_sign, task_sign
 
 _retry = Confirmed(
     "Retried",
@@ -32,6 +42,30 @@ _revoke = Confirmed(
     REVOKE.consequence,
     RevokeForm,
     lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
+)
+_cancel = Confirmed(
+    "Cancelled",
+    "Cancel these tasks?",
+    CANCEL.consequence,
+    CancelForm,
+    lambda rows, said, by: rows.cancel(by=by, reason=said["reason"]),
+)
+
+_pause = Confirmed(
+    "Paused",
+    "Pause these queues?",
+    "Nothing of theirs is claimed from then on. What runs, runs to its end.",
+    PauseForm,
+    lambda rows, said, by: sum(
+        rows.pause(queue.name, by=by, reason=said["reason"]) for queue in rows
+    ),
+)
+_resume = Confirmed(
+    "Resumed",
+    "Resume these queues?",
+    "What has waited is claimed at once, in its order.",
+    ResumeForm,
+    lambda rows, said, by: sum(rows.resume(queue.name, by=by) for queue in rows),
 )
 
 
@@ -58,7 +92,7 @@ class TaskAdmin(ReadOnlyAdmin):
     exact_search = ("id", "name", "unique_key")
     search_help_text = "An id, an exact name, or an exact unique key."
     large = ("task_data", "task_output", "last_error")
-    actions = ("retry", "revoke")
+    actions = ("retry", "cancel", "revoke")
     fields = (
         "name",
         "badge",
@@ -98,6 +132,9 @@ class TaskAdmin(ReadOnlyAdmin):
     def has_retry_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("tasks.retry_task")
 
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("tasks.cancel_task")
+
     def has_revoke_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("leasing.revoke_lease")
 
@@ -134,6 +171,10 @@ class TaskAdmin(ReadOnlyAdmin):
     @admin.action(description="Set ready again…", permissions=["retry"])
     def retry(self, request: HttpRequest, queryset: QuerySet[Task]) -> Any:
         return _retry(self, request, queryset)
+
+    @admin.action(description="Cancel…", permissions=["cancel"])
+    def cancel(self, request: HttpRequest, queryset: QuerySet[Task]) -> Any:
+        return _cancel(self, request, queryset)
 
     @admin.action(description="Take from their holders…", permissions=["revoke"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[Task]) -> Any:
@@ -187,6 +228,36 @@ class TaskAttemptAdmin(ReadOnlyAdmin):
     @admin.display(description="traceback")
     def trace(self, attempt: TaskAttempt) -> SafeString:
         return format_html('<pre class="leasing-json">{}</pre>', attempt.traceback)
+
+
+@admin.register(Queue)
+class QueueAdmin(ReadOnlyAdmin):
+    list_display = ("name", "badge", "paused_at", "paused_by", "reason")
+    sortable_by = ("name",)
+    exact_search = ("name",)
+    search_help_text = "The exact name of a queue."
+    actions = ("pause", "resume")
+    fields = ("name", "badge", "paused_at", "paused_by", "reason", "waiting")
+    readonly_fields = fields
+
+    def has_pause_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("tasks.pause_queue")
+
+    @admin.display(description="state")
+    def badge(self, queue: Queue) -> SafeString:
+        return badge(queue_sign(queue))
+
+    @admin.display(description="tasks")
+    def waiting(self, queue: Queue) -> SafeString | str:
+        return _tasks_of("Ready tasks", queue__exact=queue.name, status__exact="ready")
+
+    @admin.action(description="Pause…", permissions=["pause"])
+    def pause(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
+        return _pause(self, request, queryset)
+
+    @admin.action(description="Resume…", permissions=["pause"])
+    def resume(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
+        return _resume(self, request, queryset)
 
 
 class WorkerStateFilter(admin.SimpleListFilter):
@@ -256,3 +327,13 @@ class GeneratorWishAdmin(ReadOnlyAdmin):
         "acknowledged_at",
     )
     readonly_fields = fields
+
+
+__all__ = [
+    "GeneratorWishAdmin",
+    "ScheduleAdmin",
+    "ScheduleSlotAdmin",
+    "TaskAdmin",
+    "TaskAttemptAdmin",
+    "WorkerAdmin",
+]

@@ -9,10 +9,8 @@ class TasksConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django.utils.module_loading import autodiscover_modules
-
-        from tasks import checks, log, sample  # noqa: F401 - the sample's handler registers
+        from tasks import checks, discovery, log, sample  # noqa: F401 - the sample registers
 
         checks.register_all()
         log.connect()
-        autodiscover_modules("tasks")
+        discovery.discover()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from django.apps import AppConfig
@@ -11,8 +12,12 @@ from django.core.checks import CheckMessage, Error, Tags, register
 from leasing.checks import unknown_settings
 from leasing.exceptions import InvalidResource
 from leasing.names import check_name
-from tasks import registry
+from tasks import declarations, registry
 from tasks.conf import task_settings
+from tasks.querysets import TaskStatus
+
+#: Seconds of a window that the shortest lease fits into twice.
+SHORTEST_WINDOW = 3
 
 
 def register_all() -> None:
@@ -23,9 +28,15 @@ def register_all() -> None:
 def check_settings(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """TASK_QUEUE: names, types and bounds, and that each handler's queue exists."""
+    """TASK_QUEUE: names, types and bounds, and that what is declared in code fits together."""
     messages = unknown_settings(task_settings, "tasks.E001")
-    return messages or [*_check_numbers(), *_check_backoff(), *_check_queues()]
+    return messages or [
+        *_check_numbers(),
+        *_check_backoff(),
+        *_check_queues(),
+        *_check_housekeeping(),
+        *_check_schedules(),
+    ]
 
 
 def _check_numbers() -> list[CheckMessage]:
@@ -82,6 +93,53 @@ def _check_queues() -> list[CheckMessage]:
                     id="tasks.E008",
                 )
             )
+    return messages
+
+
+def _check_housekeeping() -> list[CheckMessage]:
+    messages: list[CheckMessage] = [
+        Error(f"TASK_QUEUE[{key!r}] must be at least {SHORTEST_WINDOW} seconds.", id="tasks.E009")
+        for key in ("EXAMINE_EVERY", "PRUNE_EVERY")
+        if not _is_window(getattr(task_settings, key), optional=key == "PRUNE_EVERY")
+    ]
+    given = task_settings.RETENTION
+    if (
+        not isinstance(given, Mapping)
+        or not set(given) <= set(TaskStatus.ended())
+        or not all(_is_age(value) for value in given.values())
+    ):
+        states = ", ".join(TaskStatus.ended())
+        messages.append(
+            Error(
+                f"TASK_QUEUE['RETENTION'] must give some of {states} a number of seconds, a "
+                "timedelta, or None.",
+                id="tasks.E010",
+            )
+        )
+    return messages
+
+
+def _is_window(value: object, optional: bool) -> bool:
+    if value is None:
+        return optional
+    return isinstance(value, int | float) and _is_number(value) and value >= SHORTEST_WINDOW
+
+
+def _is_age(value: object) -> bool:
+    if isinstance(value, timedelta):
+        return value >= timedelta(0)
+    return value is None or isinstance(value, int | float) and _is_number(value) and value >= 0
+
+
+def _check_schedules() -> list[CheckMessage]:
+    messages: list[CheckMessage] = []
+    for schedule in declarations.declared():
+        if schedule.task_name not in registry.names():
+            text = f"The schedule {schedule.name!r} is of {schedule.task_name!r}, which no handler"
+            messages.append(Error(f"{text} is registered for.", id="tasks.E011"))
+        if schedule.queue and schedule.queue not in task_settings.QUEUES:
+            text = f"The schedule {schedule.name!r} names the queue {schedule.queue!r}, which is"
+            messages.append(Error(f"{text} not in TASK_QUEUE['QUEUES'].", id="tasks.E012"))
     return messages
 
 

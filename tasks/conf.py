@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 
 from leasing.conf import AppSettings
+
+#: How long something is kept: seconds, a timedelta, or None for ever.
+Age = float | timedelta | None
 
 
 class TaskQueueSettings(AppSettings):
@@ -18,7 +22,14 @@ class TaskQueueSettings(AppSettings):
     QUEUES: tuple[str, ...] = ("default",)
     #: How often each worker looks for tasks whose holder is gone.
     SWEEP_EVERY: float = 1.0
-    #: How often an idle worker looks for tasks.
+    #: How often one of all workers looks for the other states that must not be.
+    EXAMINE_EVERY: float = 60.0
+    #: How often one of all workers deletes what RETENTION does not keep; None: none does.
+    PRUNE_EVERY: float | None = 3600.0
+    #: How long tasks are kept that have ended, by their state: seconds, a timedelta, or None
+    #: for ever. States that it does not name: see ``tasks.housekeeping``.
+    RETENTION: Mapping[str, Age] = {}
+    #: How often an idle worker looks for tasks; a fifth as often while notifications arrive.
     POLL_EVERY: float = 1.0
     #: How long a worker that was asked to stop lets its tasks run on.
     STOP_TIMEOUT: float = 30.0

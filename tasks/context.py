@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
+from asgiref.sync import iscoroutinefunction, sync_to_async
+
+from leasing.clock import clock
+from leasing.dialects import durable
+from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
+from tasks.completing import Completing
+from tasks.interruption import Interruption
+from tasks.progress import Progress
 
 if TYPE_CHECKING:
     from tasks.models import Task
 
 
 class Context:
-    """One attempt of one task, as its handler sees it."""
+    """One attempt of one task, as its handler sees it.
 
-    def __init__(self, task: Task, hold: Hold, stopping: threading.Event) -> None:
+    Methods that write have a twin for coroutines, whose name begins with an a. When the task is
+    no longer this attempt's they raise LeaseLost: let it pass, as that of ``ensure``.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        hold: Hold,
+        stopping: threading.Event,
+        interruption: Interruption | None = None,
+    ) -> None:
         self.task = task
+        #: Whether the task was ended by ``completing``.
+        self.completed = False
         self._hold = hold
-        self._stopping = stopping
+        self._progress = Progress(task)
+        self._interruption = interruption or Interruption(stopping)
+        #: Why the handler gave its task back, and for how long; None while it did not.
+        self.given_back: tuple[str, timedelta] | None = None
 
     @property
     def attempt(self) -> int:
@@ -31,10 +57,165 @@ class Context:
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker was asked to stop: finish soon."""
-        return self._stopping.is_set()
+        """Whether the worker was asked to stop: finish soon, or ``give_back``."""
+        return self._interruption.stopping.is_set()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether someone asked for the task to be cancelled."""
+        return bool(self._interruption.cancelled_by)
+
+    @property
+    def state(self) -> Any:
+        """The latest checkpoint, of this attempt or of one before; None where there is none."""
+        return self.task.checkpoint
 
     def ensure(self) -> None:
-        """Raise LeaseLost unless the task is surely still ours. Call it between the steps of
-        long work, and let the error pass: the worker drops what a lost attempt returns."""
+        """Raise LeaseLost unless the task is surely still ours, TimeoutError once its timeout
+        is over, TaskCancelled once someone asked for that. Call it between the steps of long
+        work, and let the error pass: the worker knows what to make of it."""
+        self._interruption.check_timeout()
         self._hold.ensure()
+        self._interruption.check_cancelled()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep for ``seconds``, or until the worker is asked to stop. Returns ``stopping``.
+
+        Ends early, and raises what ``ensure`` does, when there is reason to. Not for coroutines,
+        which are cancelled at any await.
+        """
+        deadline = self._interruption.deadline
+        if deadline is not None:
+            seconds = min(seconds, max(0.0, deadline - clock()))
+        self._interruption.stirred.wait(seconds)
+        self.ensure()
+        return self.stopping
+
+    def give_back(self, reason: str = "", *, delay: float | timedelta = 0) -> None:
+        """Set the task ready again once the handler returns, not before ``delay`` (seconds) has
+        passed, with no attempt spent; what the handler returns is dropped."""
+        pause = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        if pause < timedelta(0):
+            raise ValueError("The delay must not be negative.")
+        self.given_back = (reason or "given back by its handler", pause)
+
+    # On the way
+
+    def progress(self, done: Any = None, total: Any = None, **more: Any) -> None:
+        """Say how far the work is: ``done`` of ``total``, and any JSON beside it. Without
+        arguments: that it moves.
+
+        Written at most once a second, but at once when ``done`` is ``total``. What waits goes
+        with the next word, checkpoint or step, or as the handler ends; inside a transaction all
+        of it waits. Raises LeaseLost, NotSerializable.
+        """
+        given = {"done": done, "total": total}
+        value = {key: said for key, said in given.items() if said is not None} | more
+        with self._losing():
+            self._progress.say(value or None, is_last=done is not None and done == total)
+
+    async def aprogress(self, done: Any = None, total: Any = None, **more: Any) -> None:
+        """``progress``, for coroutines."""
+        await sync_to_async(self.progress)(done, total, **more)
+
+    def checkpoint(self, state: Any) -> None:
+        """Store ``state``, any JSON, for a later attempt to find as ``ctx.state``. It counts as
+        progress. Inside a transaction it is part of that. Raises LeaseLost, NotSerializable.
+        """
+        with self._losing():
+            self._rows.checkpoint(self.task, state, progress=self._progress.take())
+
+    async def acheckpoint(self, state: Any) -> None:
+        """``checkpoint``, for coroutines."""
+        await sync_to_async(self.checkpoint)(state)
+
+    def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What ``function(*args, **kwargs)`` returned, in whichever attempt it came to its end
+        first; it is not called again by later ones. ``name`` tells the steps of a task apart.
+
+        It is called again if the worker dies before the output, which is JSON, is stored; in a
+        transaction of yours, what it wrote and the step are one commit. Counts as progress.
+        Raises LeaseLost, NotSerializable, and what ``function`` raises.
+        """
+        if iscoroutinefunction(function):
+            raise TypeError("A step that is a coroutine is for `await ctx.astep(...)`.")
+        known = self._rows.step(self.task, name)
+        if known is not None:
+            return known.output
+        self.ensure()
+        return self._finish(name, function(*args, **kwargs))
+
+    async def astep(
+        self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """``step``, for coroutines; ``function`` may be one, or plain."""
+        known = await sync_to_async(self._rows.step)(self.task, name)
+        if known is not None:
+            return known.output
+        self.ensure()
+        is_async = iscoroutinefunction(function)
+        call: Callable[..., Awaitable[Any]] = function if is_async else sync_to_async(function)
+        output = await call(*args, **kwargs)
+        return await sync_to_async(self._finish)(name, output)
+
+    def _finish(self, name: str, output: Any) -> Any:
+        with self._losing():
+            said = self._progress.take()
+            return self._rows.finish_step(self.task, name, output, progress=said).output
+
+    # The end
+
+    def completing(self, output: Any = None) -> Completing:
+        """A block, ``with`` or ``async with``, whose writes to the database of the task and the
+        task's completion are one commit.
+
+            with ctx.completing() as end:
+                Invoice.objects.create(...)
+                end.output = {"sent": True}
+
+        When the block raises, or the task is no longer ours, nothing of it is written. After it
+        the task has ended: return, what you return is not looked at. The block is a transaction
+        of its own; keep it short. Raises LeaseLost, LeaseInTransaction, NotSerializable.
+        """
+        return Completing(self._complete_after, output)
+
+    @contextmanager
+    def _complete_after(self, end: Completing) -> Iterator[None]:
+        if self.completed:
+            raise RuntimeError("The task was completed before.")
+        self.ensure()
+        with self._losing(), durable(self._rows.db):
+            yield
+            if self._progress.waits:
+                self._rows.progress(self.task, self._progress.take())
+            # The keeper may find the task ended before this thread can say that it let go.
+            self._hold.settle()
+            self._rows.complete(self.task, end.output)
+        self.completed = True
+        self._hold.leave()
+
+    def flush(self) -> None:
+        """Write what was said of the progress and waits. The worker calls it as the handler
+        ends. Raises nothing."""
+        if self._hold.valid:  # or the refusal of what matters more would not be noted
+            self._progress.flush()
+
+    async def aflush(self) -> None:
+        """``flush``, for coroutines."""
+        if self._progress.waits:
+            await sync_to_async(self.flush)()
+
+    @property
+    def _rows(self) -> Any:
+        # Not imported: modules that only name this class may be loaded before models are.
+        return type(self.task).objects.using(self.task._state.db)
+
+    @contextmanager
+    def _losing(self) -> Iterator[None]:
+        """Let the hold know of a loss before the keeper hears of it."""
+        try:
+            yield
+        except LeaseLost as loss:
+            if loss.resource == self._hold.resource:
+                self._hold.lose(loss.reason)
+            raise

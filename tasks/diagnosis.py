@@ -6,6 +6,7 @@ Every diagnosis answers in one order: why (``headline``), who holds it and until
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -15,11 +16,13 @@ from leasing.conf import leasing_settings
 from leasing.functions import database_now
 from leasing.signs import is_late
 from leasing.wording import span, stamp
-from tasks.models import Task, Worker, WorkerState
+from tasks.models import Queue, Task, Worker, WorkerState
 from tasks.querysets import TaskStatus
 
 #: How many workers are looked at.
 MOST_WORKERS = 1000
+#: How many pairs of a holder and a concurrency key are looked at.
+MOST_GROUPS = 10_000
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,13 @@ RETRY = Action(
     "It is set ready now, with one attempt more if they were used up.",
 )
 
+CANCEL = Action(
+    "cancel",
+    "Cancel",
+    "Those that wait end at once. Those that run are asked to: a handler that does not look may "
+    "still complete its task. None of them is tried again.",
+)
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -63,6 +73,9 @@ class Surroundings:
     now: datetime
     workers: dict[str, Worker]
     running: dict[str, int]
+    paused: dict[str, Queue] = field(default_factory=dict)
+    #: How many run of each concurrency key.
+    by_key: dict[str, int] = field(default_factory=dict)
 
     @property
     def someone_sweeps(self) -> bool:
@@ -80,14 +93,21 @@ class Surroundings:
 
 
 def look_around() -> Surroundings:
-    """Read what ``diagnose`` needs to know beside the task: three queries."""
+    """Read what ``diagnose`` needs to know beside the task: four queries."""
     using = leasing_settings.DATABASE
     present = Worker.objects.using(using).present().with_state().order_by("id")[:MOST_WORKERS]
-    held = Task.objects.using(using).running().values("holder").annotate(tasks=Count("id"))
+    held = Task.objects.using(using).running().values("holder", "concurrency_key")
+    running: Counter[str] = Counter()
+    by_key: Counter[str] = Counter()
+    for row in held.annotate(tasks=Count("id"))[:MOST_GROUPS]:
+        running[row["holder"]] += row["tasks"]
+        by_key[row["concurrency_key"]] += row["tasks"]
     return Surroundings(
         now=database_now(using),
         workers={worker.name: worker for worker in present},
-        running={row["holder"]: row["tasks"] for row in held[:MOST_WORKERS]},
+        running=running,
+        paused={queue.name: queue for queue in Queue.objects.using(using).paused()},
+        by_key=by_key,
     )
 
 
@@ -101,6 +121,8 @@ def diagnose(
     if task.status == TaskStatus.RUNNING:
         if task.expires_at <= now:
             return _expired(task, now, around)
+        if idle := task.stalled_for(now):
+            return _stalled(task, now, idle, around)
         return _held(task, now, around)
     if task.status == TaskStatus.READY:
         if task.scheduled_at > now:
@@ -112,6 +134,15 @@ def diagnose(
 def _held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     facts = _holder_facts(task, now)
     silent = now - (task.renewed_at or task.acquired_at or now)
+    if task.cancel_requested_at is not None and not is_late(task, now):
+        by = task.cancel_requested_by or "An operator"
+        wait = span(now - task.cancel_requested_at)
+        headline = f"{by} asked {wait} ago for it to be cancelled, and it still runs."
+        next_ = (
+            "Its holder hears of it with the next heartbeat, its handler at its next ensure() or "
+            "await. A handler that does neither may complete it; it is not tried again."
+        )
+        return Diagnosis("cancel_requested", "info", headline, next_, facts, [REVOKE])
     if not is_late(task, now):
         headline = f"{task.holder} is working on it, and its heartbeats arrive."
         next_ = "It ends when its handler returns."
@@ -127,6 +158,28 @@ def _held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     return Diagnosis("holder_gone", "warning", headline, next_, facts, [REVOKE])
 
 
+def _stalled(task: Task, now: datetime, idle: timedelta, around: Surroundings) -> Diagnosis:
+    headline = f"{task.holder}'s heartbeats arrive, but nothing has moved for {span(idle)}."
+    facts = _holder_facts(task, now)
+    if around.someone_sweeps:
+        next_ = _after_the_sweep(task)
+        return Diagnosis("no_progress", "warning", headline, next_, facts, [REVOKE])
+    next_ = (
+        "No worker runs that would take it from its holder: start one (manage.py run_worker), "
+        "or a controller (manage.py run_recovery)."
+    )
+    return Diagnosis("no_progress", "critical", headline, next_, facts, [REVOKE])
+
+
+def _after_the_sweep(task: Task) -> str:
+    end = "dead: it was its last attempt" if task.attempts >= task.max_attempts else "ready again"
+    if task.cancel_requested_at is not None:
+        end = "cancelled, as someone asked"
+    return (
+        f"The next sweep, about a second away, makes it {end}. After that a late result is refused."
+    )
+
+
 def _expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     facts = _holder_facts(task, now)
     since = span(now - task.expires_at)
@@ -140,10 +193,7 @@ def _expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
             "controller (manage.py run_recovery)."
         )
         return Diagnosis("no_recoverer", "critical", headline, next_, facts, [REVOKE])
-    end = "dead: it was its last attempt" if task.attempts >= task.max_attempts else "ready again"
-    next_ = (
-        f"The next sweep, about a second away, makes it {end}. After that a late result is refused."
-    )
+    next_ = _after_the_sweep(task)
     if around.is_live(task.holder):
         headline = (
             f"{task.holder} is alive, but did not renew this task: its lease expired {since} ago."
@@ -158,6 +208,8 @@ def _later(task: Task, now: datetime) -> Diagnosis:
     facts = [("Not before", _stamp(task.scheduled_at)), *_attempt_facts(task)]
     if not task.last_error:
         headline = f"It was enqueued to start in {wait}."
+        if task.started_at:
+            headline = f"It was put off, no attempt spent, and goes on in {wait}."
         return Diagnosis("scheduled", "info", headline, "Then a worker may claim it.", facts)
     headline = f"Its last attempt ended badly, and it waits {wait} for the next."
     next_ = f"Attempt {task.attempts + 1} of {task.max_attempts} follows then."
@@ -167,6 +219,8 @@ def _later(task: Task, now: datetime) -> Diagnosis:
 
 def _waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     facts = [("Due since", span(now - task.scheduled_at)), *_attempt_facts(task)]
+    if task.queue in around.paused:
+        return _paused(around.paused[task.queue], facts)
     serving = around.serving(task.queue)
     able = [worker for worker in serving if task.name in worker.handlers]
     if not serving:
@@ -177,6 +231,11 @@ def _waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         headline = f"No worker of the queue {task.queue} has code for {task.name}."
         next_ = "Each worker that claims it gives it back for a minute, until one has the code."
         return Diagnosis("unknown_task", "critical", headline, next_, facts)
+    if task.concurrency_key and around.by_key.get(task.concurrency_key, 0) >= _limit(task):
+        facts.append(("Concurrency key", task.concurrency_key))
+        headline = f"As many tasks of {task.concurrency_key} run as may: {_limit(task)}."
+        next_ = "It starts when one of them ends or is recovered, in its turn."
+        return Diagnosis("limit_reached", "info", headline, next_, facts)
     if not around.free_threads(able):
         headline = f"Every thread of the {len(able)} workers that could run it is busy."
         next_ = "It starts when one of them is free; tasks of higher priority go first."
@@ -185,13 +244,28 @@ def _waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     return Diagnosis("due", "ok", headline, "It is claimed at the next poll.", facts)
 
 
+def _paused(queue: Queue, facts: list[tuple[str, str]]) -> Diagnosis:
+    facts += [("Paused at", _stamp(queue.paused_at)), ("Paused by", queue.paused_by or "unknown")]
+    if queue.reason:
+        facts.append(("Reason", queue.reason))
+    headline = f"The queue {queue.name} is paused" + (f": {queue.reason}" if queue.reason else ".")
+    next_ = "It waits until someone resumes the queue."
+    return Diagnosis("queue_paused", "warning", headline, next_, facts)
+
+
+def _limit(task: Task) -> int:
+    return task.concurrency_limit or 1
+
+
 def _ended(task: Task) -> Diagnosis:
     facts = [("Ended", _stamp(task.processed_at)), *_attempt_facts(task)]
     if task.status == TaskStatus.SUCCEEDED:
         headline = f"It was completed by {task.holder}."
         return Diagnosis("done", "ok", headline, "Nothing more.", facts)
     if task.status == TaskStatus.CANCELLED:
-        return Diagnosis("cancelled", "info", "It was cancelled.", "Nothing more.", facts, [RETRY])
+        by = f" by {task.cancel_requested_by}" if task.cancel_requested_by else ""
+        headline = f"It was cancelled{by}."
+        return Diagnosis("cancelled", "info", headline, "Nothing more.", facts, [RETRY])
     facts.append(("Last error", task.last_error))
     next_ = "Nothing, until someone retries it."
     if task.attempts >= task.max_attempts:
@@ -209,8 +283,16 @@ def _holder_facts(task: Task, now: datetime) -> list[tuple[str, str]]:
         ("Since", _stamp(task.acquired_at)),
         ("Last heartbeat", _stamp(task.renewed_at or task.acquired_at)),
         ("Until", f"{_stamp(task.expires_at)}, {until}"),
+        *_progress_facts(task, now),
         *_attempt_facts(task),
     ]
+
+
+def _progress_facts(task: Task, now: datetime) -> list[tuple[str, str]]:
+    if task.progress_timeout is None or task.progressed_at is None:
+        return []
+    silent, allowed = span(now - task.progressed_at), span(task.progress_timeout)
+    return [("Last progress", f"{silent} ago; taken from its holder after {allowed}")]
 
 
 def _attempt_facts(task: Task) -> list[tuple[str, str]]:

@@ -4,10 +4,18 @@ TaskError
 ├── UnknownTask      no handler of that name is registered
 ├── UnknownQueue     TASK_QUEUE["QUEUES"] does not name that queue
 ├── NotSerializable  data or output is not JSON that every database stores
+├── InvalidSchedule  no moment follows from it, or it was declared twice
+├── TaskCancelled    raised into a handler whose task someone cancelled
+├── ProcessDied      the process of a handler ended without an answer
+├── Snooze           raised by a handler: not now, try again after a delay
 └── GiveUp           raised by a handler: do not try again
 """
 
 from __future__ import annotations
+
+from datetime import timedelta
+
+from tasks.delays import check_delay
 
 
 class TaskError(Exception):
@@ -24,6 +32,27 @@ class UnknownQueue(TaskError, LookupError):
 
 class NotSerializable(TaskError, TypeError):
     """The value is not JSON that every database stores."""
+
+
+class InvalidSchedule(TaskError, ValueError):
+    """The schedule does not say when, or its name is another's."""
+
+
+class TaskCancelled(TaskError):
+    """Someone asked for the task to be cancelled, and its handler heard of it."""
+
+
+class ProcessDied(TaskError):
+    """The process in which a handler ran ended without an answer."""
+
+
+class Snooze(TaskError):
+    """Raised by a handler whose task is to be tried again after ``delay`` (seconds, or a
+    timedelta, at most ten years). It is no failure, and no attempt is spent."""
+
+    def __init__(self, delay: float | timedelta, reason: str = "") -> None:
+        self.delay = check_delay(delay)
+        super().__init__(reason or f"snoozed for {self.delay.total_seconds():g} s")
 
 
 class GiveUp(TaskError):

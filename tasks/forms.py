@@ -6,7 +6,7 @@ from typing import Any
 
 from django import forms
 
-from leasing.forms import CursorField, ReasonForm
+from leasing.forms import REASON_LENGTH, CursorField, ReasonForm, RevokeForm
 
 _UNKNOWN_STATE = {"invalid_choice": "There is no state “%(value)s”. Choose one of the tabs."}
 
@@ -58,6 +58,29 @@ class PageFilter(forms.Form):
 
 class RetryForm(forms.Form):
     """Set a failed or cancelled task ready again. There is nothing to say about it."""
+
+
+class PauseForm(RevokeForm):
+    """Let nothing of a queue be claimed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["reason"].help_text = "It is shown with every task that waits for the queue."
+
+
+class ResumeForm(forms.Form):
+    """Let the tasks of a queue be claimed again. There is nothing to say about it."""
+
+
+class CancelForm(ReasonForm):
+    """Cancel a task, or ask its holder to."""
+
+    reason = forms.CharField(
+        max_length=REASON_LENGTH,
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+        help_text="It is kept with the task, beside your name.",
+        error_messages={"required": "Say why: whoever looks at this next wants to know."},
+    )
 
 
 class StartGeneratorForm(ReasonForm):

@@ -25,8 +25,18 @@ def _log(level: int, text: str) -> Any:
                 "reason": details.get("reason", ""),
                 "by": details.get("by") or "an operator",
                 "at": task.scheduled_at,
+                "kind": details.get("kind", ""),
+                "remedy": details.get("remedy", ""),
             },
         )
+
+    return receiver
+
+
+def _log_queue(level: int, text: str) -> Any:
+    def receiver(queue: str, by: str = "", reason: str = "", **details: Any) -> None:
+        said = {"queue": queue, "by": by or "an operator", "reason": reason or "no reason given"}
+        logger.log(level, "queue %(queue)s " + text, said)
 
     return receiver
 
@@ -43,8 +53,16 @@ _RECEIVERS = {
     signals.dead: _log(logging.ERROR, "is dead after attempt %(attempt)s of %(of)s: %(error)s"),
     signals.recovered: _log(logging.WARNING, "recovered from %(holder)s: %(reason)s"),
     signals.returned: _log(logging.INFO, "given back by %(holder)s: %(reason)s"),
+    signals.snoozed: _log(logging.INFO, "put off until %(at)s: %(reason)s"),
+    signals.cancelled: _log(logging.INFO, "cancelled: %(reason)s"),
     signals.retried: _log(logging.INFO, "set ready again by %(by)s"),
     signals.duplicate: _log(logging.INFO, "stands for another enqueue under its unique key"),
+    signals.rescheduled: _log(logging.INFO, "moved by %(by)s, to be run at %(at)s"),
+    signals.discarded: _log(logging.INFO, "deleted by %(by)s: %(name)s"),
+    signals.repaired: _log(logging.WARNING, "repaired (%(kind)s): %(remedy)s"),
+    signals.replaced: _log(logging.INFO, "is now what another enqueue under its unique key said"),
+    signals.paused: _log_queue(logging.WARNING, "paused by %(by)s: %(reason)s"),
+    signals.resumed: _log_queue(logging.INFO, "resumed by %(by)s"),
 }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from django.db import models
@@ -10,7 +11,19 @@ from django.db.models import Case, F, Q, Value, When
 
 from leasing.functions import DbNow
 from leasing.models import Leasable
-from tasks.querysets import TaskQuerySet, TaskStatus
+from leasing.querysets import LEASE_FIELDS
+from leasing.store import Renewal
+from tasks.declarations import LONGEST_NAME
+from tasks.moments import MissedSlots, Rule, rule_of
+from tasks.querysets import (
+    QueueQuerySet,
+    ScheduleQuerySet,
+    SlotQuerySet,
+    TaskQuerySet,
+    TaskStatus,
+    UniqueFor,
+)
+from tasks.schedule_clean import clean_schedule
 
 
 class Task(Leasable):
@@ -40,18 +53,54 @@ class Task(Leasable):
     max_attempts = models.PositiveIntegerField(default=10)
     task_output = models.JSONField(null=True, default=None, blank=True)
     last_error = models.TextField(blank=True, default="")
-    #: At most one task that has not ended has it; null once it ended.
+    #: At most one task has it at a time, for as long as ``unique_for`` says; then it is null.
     unique_key = models.CharField(max_length=200, null=True, default=None, unique=True)
+    unique_for = models.CharField(max_length=8, choices=UniqueFor, default=UniqueFor.FINISHED.value)
+    #: The end of the window for which it keeps its key.
+    unique_until = models.DateTimeField(null=True, default=None)
+    #: The client's name for this enqueue: sent again, it meets this row, ended or not.
+    idempotency_key = models.CharField(max_length=200, null=True, default=None, unique=True)
     #: How many enqueues its unique key turned away.
     duplicates = models.PositiveIntegerField(default=0)
 
-    #: Set on what ``enqueue`` returns: a task with the same unique key was there before.
+    #: How long one attempt may run; null is the handler's, or for ever.
+    timeout = models.DurationField(null=True, default=None)
+    #: What the handler last said of how far it is, and when; set anew at each claim.
+    progress = models.JSONField(null=True, default=None, blank=True)
+    progressed_at = models.DateTimeField(null=True, default=None)
+    #: Without progress for so long while running it is taken from its holder, heartbeats or not.
+    progress_timeout = models.DurationField(null=True, default=None)
+    #: What the next attempt goes on from, and how often it was written: it never falls.
+    checkpoint = models.JSONField(null=True, default=None, blank=True)
+    checkpoints = models.PositiveIntegerField(default=0)
+    #: Someone asked the holder to stop; it hears of it with its next heartbeat.
+    cancel_requested_at = models.DateTimeField(null=True, default=None)
+    cancel_requested_by = models.CharField(max_length=200, blank=True, default="")
+    #: At most ``concurrency_limit`` tasks of one key run at a time, each in a ``slot`` of its own
+    #: ("key:0", "key:1", ...), which it has while it is running.
+    concurrency_key = models.CharField(max_length=200, blank=True, default="")
+    concurrency_limit = models.PositiveSmallIntegerField(null=True, default=None)
+    slot = models.CharField(max_length=210, null=True, default=None, unique=True)
+
+    renewal_columns = frozenset(
+        {"grant_id", "expires_at", "cancel_requested_at", "cancel_requested_by"}
+    )
+    verb_columns = LEASE_FIELDS | {"cancel_requested_at", "cancel_requested_by"}
+
+    #: Set on what ``enqueue`` returns: a task with the same key was there before.
     is_duplicate = False
+    #: Set by ``fail``: what its handler raised, for the receivers of its signals.
+    raised: BaseException | None = None
 
     objects: ClassVar = TaskQuerySet.as_manager()
 
     class Meta(Leasable.Meta):
-        permissions: ClassVar = [("retry_task", "Can set a failed task ready again")]
+        permissions: ClassVar = [
+            ("retry_task", "Can set a failed task ready again"),
+            ("cancel_task", "Can cancel a task"),
+            ("discard_task", "Can delete a task that has ended"),
+            ("reschedule_task", "Can move a task to another time or queue"),
+        ]
         constraints: ClassVar = [
             *Leasable.Meta.constraints,
             models.CheckConstraint(
@@ -73,8 +122,28 @@ class Task(Leasable):
                 | Q(attempts=F("max_attempts")) & ~Q(status=TaskStatus.READY),
             ),
             models.CheckConstraint(
-                name="tasks_task_ended_frees_its_key",
-                condition=Q(unique_key=None) | ~Q(status__in=TaskStatus.ended()),
+                name="tasks_task_key_is_in_its_time",
+                condition=Q(unique_key=None)
+                | Q(unique_for=UniqueFor.WINDOW, unique_until__isnull=False)
+                | Q(unique_for=UniqueFor.FINISHED) & ~Q(status__in=TaskStatus.ended())
+                | Q(unique_for=UniqueFor.RUNNING, status=TaskStatus.RUNNING)
+                | Q(unique_for=UniqueFor.RUNNING, status=TaskStatus.READY, attempts=0)
+                | Q(unique_for=UniqueFor.WAITING, status=TaskStatus.READY, grants=0),
+            ),
+            models.CheckConstraint(
+                name="tasks_task_window_has_an_end",
+                condition=Q(unique_for=UniqueFor.WINDOW, unique_until__isnull=False)
+                | Q(unique_until=None) & ~Q(unique_for=UniqueFor.WINDOW),
+            ),
+            models.CheckConstraint(
+                name="tasks_task_slot_is_of_the_running",
+                condition=Q(slot=None) | Q(status=TaskStatus.RUNNING),
+            ),
+            models.CheckConstraint(
+                name="tasks_task_limit_has_a_key",
+                condition=Q(concurrency_key="", concurrency_limit=None)
+                | ~Q(concurrency_key="")
+                & Q(concurrency_limit__isnull=False, concurrency_limit__gt=0),
             ),
         ]
         # Nothing that a heartbeat writes stands in an index or its condition.
@@ -98,14 +167,52 @@ class Task(Leasable):
                 name="tasks_task_failed",
                 condition=Q(status=TaskStatus.FAILED),
             ),
+            models.Index(
+                fields=["processed_at"],
+                name="tasks_task_ended",
+                condition=Q(processed_at__isnull=False),
+            ),
         ]
 
     def __str__(self) -> str:
         return f"{self.name} {self.pk}"
 
+    def stalled_for(self, now: datetime) -> timedelta | None:
+        """How long nothing has moved at ``now``, which is the database's clock, if that is longer
+        than it may be; None otherwise."""
+        if self.status != TaskStatus.RUNNING or not (self.progress_timeout and self.progressed_at):
+            return None
+        silent = now - self.progressed_at
+        return silent if silent >= self.progress_timeout else None
+
     @property
     def lease_resource(self) -> str:
         return f"/api/tasks/{self.pk}"
+
+    def renewal_now(self) -> Renewal:
+        renewal = super().renewal_now()
+        if self.cancel_requested_at is None:
+            return renewal
+        return replace(renewal, yield_to=self.cancel_requested_by or "an operator")
+
+
+class TaskStep(models.Model):
+    """A part of a task that was done, and is not done again by later attempts."""
+
+    id = models.BigAutoField(primary_key=True)
+    task = models.ForeignKey(Task, on_delete=models.CASCADE, related_name="step_set")
+    name = models.CharField(max_length=200)
+    output = models.JSONField(null=True, default=None)
+    finished_at = models.DateTimeField(db_default=DbNow())
+
+    class Meta:
+        ordering: ClassVar = ["id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["task", "name"], name="tasks_step_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} of task {self.task_id}"
 
 
 class AttemptOutcome(models.TextChoices):
@@ -114,6 +221,8 @@ class AttemptOutcome(models.TextChoices):
     FAILED = "failed"
     LOST = "lost"
     RETURNED = "returned"
+    SNOOZED = "snoozed"
+    CANCELLED = "cancelled"
 
 
 class TaskAttempt(models.Model):
@@ -127,8 +236,10 @@ class TaskAttempt(models.Model):
     holder = models.CharField(max_length=200)
     started_at = models.DateTimeField()
     ended_at = models.DateTimeField(db_default=DbNow())
-    outcome = models.CharField(max_length=8, choices=AttemptOutcome)
+    outcome = models.CharField(max_length=9, choices=AttemptOutcome)
     error = models.TextField(blank=True, default="")
+    #: Where the class of what was raised is found, and how it came to be raised.
+    exception = models.TextField(blank=True, default="")
     traceback = models.TextField(blank=True, default="")
     #: When a late write of this attempt was refused, and which.
     refused_at = models.DateTimeField(null=True, default=None)
@@ -149,7 +260,14 @@ class TaskAttempt(models.Model):
         return f"attempt {self.number} of task {self.task_id}"
 
     @classmethod
-    def of(cls, task: Task, outcome: str, error: str = "", traceback: str = "") -> TaskAttempt:
+    def of(
+        cls,
+        task: Task,
+        outcome: str,
+        error: str = "",
+        traceback: str = "",
+        exception: str = "",
+    ) -> TaskAttempt:
         """An unsaved record of the attempt whose grant ``task`` carries."""
         assert task.grant_id is not None and task.acquired_at is not None
         return cls(
@@ -161,8 +279,119 @@ class TaskAttempt(models.Model):
             started_at=task.acquired_at,
             outcome=outcome,
             error=error,
+            exception=exception,
             traceback=traceback,
         )
+
+
+class Queue(models.Model):
+    """What is known of a queue beside its tasks: whether it is paused. No row: it is not."""
+
+    name = models.CharField(max_length=200, primary_key=True)
+    #: No task of it is claimed while this is set.
+    paused_at = models.DateTimeField(null=True, default=None)
+    paused_by = models.CharField(max_length=200, blank=True, default="")
+    reason = models.CharField(max_length=500, blank=True, default="")
+
+    objects: ClassVar = QueueQuerySet.as_manager()
+
+    class Meta:
+        permissions: ClassVar = [("pause_queue", "Can pause and resume a queue")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Schedule(models.Model):
+    """A task that is enqueued at moments: by a cron expression, or every so often."""
+
+    #: Declared in code, and not by any that ran for so long: it looks abandoned.
+    ORPHANED_AFTER = timedelta(days=1)
+
+    id = models.BigAutoField(primary_key=True)
+    name = models.CharField(max_length=LONGEST_NAME, unique=True)
+    #: What is enqueued.
+    task_name = models.CharField(max_length=200)
+    task_data = models.JSONField(default=dict, blank=True)
+    queue = models.CharField(max_length=200, blank=True, default="")
+    priority = models.SmallIntegerField(default=0)
+    #: When: one of the two.
+    cron = models.CharField(max_length=200, blank=True, default="")
+    every = models.DurationField(null=True, default=None, blank=True)
+    #: In which time zone the cron expression is meant.
+    timezone = models.CharField(max_length=64, default="UTC")
+    missed = models.CharField(max_length=6, choices=MissedSlots, default=MissedSlots.LATEST.value)
+    #: Whether it enqueues while its previous task has not ended.
+    overlap = models.BooleanField(default=True)
+    #: Whether code declares it; what code declares, the admin pauses but does not change.
+    declared = models.BooleanField(default=False, editable=False)
+    #: When a scheduler whose code declares it last said so.
+    declared_at = models.DateTimeField(null=True, default=None, editable=False)
+    paused_at = models.DateTimeField(null=True, default=None, editable=False)
+    paused_by = models.CharField(max_length=200, blank=True, default="", editable=False)
+    #: The next moment that has no slot yet; null until a scheduler or the admin works it out.
+    next_at = models.DateTimeField(null=True, default=None, editable=False)
+    created_at = models.DateTimeField(db_default=DbNow(), editable=False)
+
+    objects: ClassVar = ScheduleQuerySet.as_manager()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="tasks_schedule_has_one_rule",
+                condition=~Q(cron="") & Q(every=None) | Q(cron="", every__isnull=False),
+                violation_error_message="Say when: by cron or by an interval, and not both.",
+            ),
+        ]
+        indexes: ClassVar = [models.Index(fields=["next_at"], name="tasks_schedule_due")]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def rule(self) -> Rule:
+        """Raises InvalidSchedule for what did not come in through code or forms."""
+        return rule_of(self.cron, self.every, self.timezone)
+
+    @property
+    def unique_key(self) -> str | None:
+        """Of the tasks it enqueues."""
+        return None if self.overlap else f"schedule:{self.name}"
+
+    def clean(self) -> None:
+        """Refuse what could never be enqueued. Raises ValidationError, by field."""
+        clean_schedule(self)
+
+
+class ScheduleSlot(models.Model):
+    """A moment of a schedule that was served, once, by whichever scheduler came first."""
+
+    id = models.BigAutoField(primary_key=True)
+    schedule = models.ForeignKey(Schedule, on_delete=models.CASCADE, related_name="slot_set")
+    at = models.DateTimeField()
+    #: What was enqueued; null where it was pruned since, and where nothing was.
+    task = models.ForeignKey(
+        Task, on_delete=models.SET_NULL, null=True, default=None, related_name="+"
+    )
+    #: Nothing was enqueued: the previous task had not ended.
+    skipped = models.BooleanField(default=False)
+    #: Who had it run beside the plan; empty: it is of the plan.
+    run_by = models.CharField(max_length=200, blank=True, default="")
+    enqueued_at = models.DateTimeField(db_default=DbNow())
+
+    objects: ClassVar = SlotQuerySet.as_manager()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["schedule", "at"], name="tasks_slot_once"),
+            models.CheckConstraint(
+                name="tasks_slot_skipped_has_no_task", condition=Q(skipped=False) | Q(task=None)
+            ),
+        ]
+        indexes: ClassVar = [models.Index(fields=["at"], name="tasks_slot_by_time")]
+
+    def __str__(self) -> str:
+        return f"{self.schedule_id} at {self.at}"
 
 
 class WorkerState(models.TextChoices):
@@ -198,6 +427,7 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
         """Note that a worker called ``name`` has started, as the ``what`` columns say."""
         started = {"started_at": DbNow(), "last_seen_at": DbNow(), "stopped_at": None}
         self.update_or_create(name=name, defaults=what | started)
+        Queue.objects.using(self.db).declare(what.get("queues", ()))
 
     def forget_gone(self) -> None:
         """Delete workers that have not been seen for a day."""
@@ -274,9 +504,15 @@ class GeneratorWish(models.Model):
 __all__ = [
     "AttemptOutcome",
     "GeneratorWish",
+    "MissedSlots",
+    "Queue",
+    "Schedule",
+    "ScheduleSlot",
     "Task",
     "TaskAttempt",
     "TaskStatus",
+    "TaskStep",
+    "UniqueFor",
     "Worker",
     "WorkerQuerySet",
     "WorkerState",

@@ -69,7 +69,7 @@ def _figures(using: str, status: GeneratorStatus, now: Any) -> Figures:
         ready=capped_count(tasks.ready()),
         scheduled=capped_count(tasks.scheduled()),
         running=capped_count(tasks.running()),
-        stuck=capped_count(tasks.stuck()),
+        stuck=capped_count(tasks.lapsed()),
         failed=capped_count(tasks.failed()),
         overdue=capped_count(tasks.running().filter(expires_at__lte=DbNow() - SWEPT_WITHIN)),
         workers=counted["all"],

@@ -43,6 +43,33 @@ def check_data(data: Any) -> dict[str, Any]:
     return checked
 
 
+def is_same_json(stored: Any, value: Any) -> bool:
+    """Whether a database that was given ``value`` may give back ``stored``: lists for tuples,
+    and for a number another of the same amount."""
+    if isinstance(stored, dict) and isinstance(value, dict):
+        return stored.keys() == value.keys() and all(
+            is_same_json(item, value[key]) for key, item in stored.items()
+        )
+    if isinstance(stored, list) and isinstance(value, list | tuple):
+        return len(stored) == len(value) and all(map(is_same_json, stored, value))
+    if _is_number(stored) and _is_number(value):
+        return _is_same_number(stored, value)
+    return type(stored) is type(value) and bool(stored == value)
+
+
+def _is_same_number(stored: float, value: float) -> bool:
+    if isinstance(stored, int) and isinstance(value, int):
+        return stored == value
+    try:  # 1e23 may come back as the whole number 10 ** 23, which Python holds for another
+        return float(stored) == float(value)
+    except OverflowError:
+        return False
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH):

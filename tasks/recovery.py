@@ -1,8 +1,13 @@
-"""Recovery: finds tasks whose holder is gone and sets them ready again.
+"""The controller: finds tasks whose holder is gone, and every other state that must not be.
+
+    sweep     about every SWEEP_EVERY seconds, in every controller: takes back what has expired
+    examine   about every EXAMINE_EVERY seconds, in one of them: goes through the catalogue
+    prune     about every PRUNE_EVERY seconds, in one of them: see ``tasks.housekeeping``
 
 A controller runs in every worker, and alone under ``manage.py run_recovery``. It is never a
 task in the queue it repairs, and none is elected: its repairs are conditional updates over rows
-locked with SKIP LOCKED, so any number may run, and a dying one delays nothing.
+locked with SKIP LOCKED, so any number may run, and a dying one delays nothing. That one of many
+examines at a time is to spare the database, and nothing depends on it.
 """
 
 from __future__ import annotations
@@ -10,10 +15,15 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from django.db import Error, close_old_connections, connections
 
+from tasks import housekeeping, signals
+from tasks.catalogue import CATALOGUE, NAMED, Ailment, Expired, Finding
 from tasks.conf import task_settings
 from tasks.models import Task
 from tasks.querysets import SWEEP_BATCH
@@ -24,21 +34,108 @@ logger = logging.getLogger("tasks.recovery")
 LONGEST_PAUSE = 30.0
 
 
+@dataclass
+class Report:
+    """What one examination found, and did."""
+
+    #: Whether nothing was changed.
+    dry_run: bool = False
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def repaired(self) -> int:
+        return sum(finding.repaired for finding in self.findings)
+
+    @property
+    def repairable(self) -> int:
+        return sum(finding.count for finding in self.findings if finding.remedy)
+
+    @property
+    def suspected(self) -> int:
+        """How many are only reported."""
+        return sum(finding.count for finding in self.findings if not finding.remedy)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"dry_run": self.dry_run, "findings": [asdict(each) for each in self.findings]}
+
+
+@dataclass
+class Totals:
+    """What recovery did in this process since it started, by kind: for metrics."""
+
+    repaired: Counter[str] = field(default_factory=Counter)
+    #: Each row once, for as long as it is found again and again.
+    suspected: Counter[str] = field(default_factory=Counter)
+
+
+totals = Totals()
+#: What was reported already, by kind: the same rows are not told of every minute.
+_suspects: dict[str, set[int]] = {}
+
+
 def sweep() -> int:
-    """Recover every stuck task there is now. Returns how many."""
+    """Recover every stuck or stalled task there is now. Returns how many."""
+    return _all_of(Task.objects.recover) + _all_of(Task.objects.recover_stalled)
+
+
+def _all_of(recover: Callable[[int], int]) -> int:
     total = 0
     while True:
-        recovered = Task.objects.recover(SWEEP_BATCH)
+        recovered = recover(SWEEP_BATCH)
         total += recovered
         if recovered < SWEEP_BATCH:
+            totals.repaired[Expired.kind] += total
             return total
 
 
+def examine(dry_run: bool = False) -> Report:
+    """Go through the catalogue: repair what can be, report the rest. ``dry_run`` only looks."""
+    report = Report(dry_run)
+    for ailment in CATALOGUE:
+        if (finding := _examine(ailment, dry_run)) is not None:
+            report.findings.append(finding)
+    return report
+
+
+def _examine(ailment: Ailment, dry_run: bool) -> Finding | None:
+    found = ailment.find()
+    repaired = 0
+    if found and not dry_run:
+        repaired = ailment.repair() if ailment.remedy else 0
+        totals.repaired[ailment.kind] += repaired
+    if not dry_run and not ailment.remedy:
+        _tell_suspects(ailment, found)
+    if not found:
+        return None
+    keys = [row.pk for row in found[:NAMED]]
+    count = max(len(found), repaired)
+    return Finding(ailment.kind, ailment.what, ailment.remedy, count, repaired, keys)
+
+
+def _tell_suspects(ailment: Ailment, found: list[Any]) -> None:
+    """Tell of the rows that this process has not told of."""
+    known = _suspects.get(ailment.kind, set())
+    _suspects[ailment.kind] = {row.pk for row in found}
+    news = [row for row in found if row.pk not in known]
+    if not news:
+        return
+    totals.suspected[ailment.kind] += len(news)
+    named = ", ".join(str(row) for row in news[:NAMED]) + (", ..." if news[NAMED:] else "")
+    logger.warning("%s, %s: %s", ailment.kind, ailment.what, named)
+    for row in news:
+        if isinstance(row, Task):
+            signals.send(signals.suspected, row, kind=ailment.kind, what=ailment.what)
+
+
 def run_until(stopping: threading.Event, found: Callable[[], object] | None = None) -> None:
-    """Sweep about every SWEEP_EVERY seconds until ``stopping``, whatever happens between.
+    """Sweep and examine until ``stopping``, whatever happens between.
 
     ``found`` is called after a sweep that recovered something.
     """
+    keeping = threading.Thread(
+        target=housekeeping.run_until, args=(stopping, examine), name="housekeeping", daemon=True
+    )
+    keeping.start()
     failures = 0
     while not stopping.is_set():
         try:

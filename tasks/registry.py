@@ -8,12 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
 from typing import Any, TypeVar
+
+from asgiref.sync import iscoroutinefunction
 
 from leasing.names import check_name
 from tasks.exceptions import UnknownTask
+from tasks.retry import RetryPolicy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Kind(StrEnum):
+    """Where a handler runs."""
+
+    THREAD = "thread"
+    COROUTINE = "coroutine"
+    PROCESS = "process"
 
 
 @dataclass(frozen=True)
@@ -22,36 +35,94 @@ class Handler:
 
     name: str
     function: Callable[..., Any]
-    queue: str
-    max_attempts: int | None
+    queue: str = "default"
+    max_attempts: int | None = None
+    #: Decides about another try: see ``tasks.retry``. None is the settings' backoff.
+    retry: RetryPolicy | None = None
+    #: How long one attempt may run. None: for ever.
+    timeout: timedelta | None = None
+    #: How long it may run without a word of progress. None: for ever.
+    progress_timeout: timedelta | None = None
+    #: At most ``concurrency_limit`` of the tasks with the same key run at a time. The key is a
+    #: format string over the task's data; empty: no limit.
+    concurrency_key: str = ""
+    concurrency_limit: int | None = None
+    #: Whether it runs in a process of its own rather than on a thread.
+    process: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """Where it runs: coroutines on the worker's event loop, unless a process was asked for."""
+        if self.process:
+            return Kind.PROCESS
+        return Kind.COROUTINE if iscoroutinefunction(self.function) else Kind.THREAD
 
 
 _handlers: dict[str, Handler] = {}
 
 
 def handler(
-    name: str, *, queue: str = "default", max_attempts: int | None = None
+    name: str,
+    *,
+    queue: str = "default",
+    max_attempts: int | None = None,
+    retry: RetryPolicy | None = None,
+    timeout: float | timedelta | None = None,
+    progress_timeout: float | timedelta | None = None,
+    concurrency_key: str = "",
+    concurrency_limit: int | None = None,
+    process: bool = False,
 ) -> Callable[[Function], Function]:
     """Register the decorated function as what runs tasks called ``name``.
 
     It is called with a ``Context`` and the task's data as keyword arguments, and returns JSON.
-    ``queue`` and ``max_attempts`` are the defaults of its tasks; None is
-    TASK_QUEUE["MAX_ATTEMPTS"].
+    These are the defaults of its tasks:
 
-    Raises ValueError when the name stands for other code already.
+    ``queue``; ``max_attempts`` (None: TASK_QUEUE["MAX_ATTEMPTS"]); ``retry`` decides whether and
+    when a failed attempt is followed by another (None: TASK_QUEUE["BACKOFF"]); ``timeout`` in
+    seconds ends one attempt, ``progress_timeout`` one that says nothing of its progress for so
+    long; at most ``concurrency_limit`` (1) of those with the same ``concurrency_key``, a format
+    string over the data such as "account:{account_id}", run at a time; ``process`` runs it in a
+    process of its own, for work of the CPU.
+
+    Raises ValueError when the name stands for other code already, or a number is out of bounds.
     """
     check_name(name, "name of the task")
     if max_attempts is not None and not 1 <= max_attempts <= 32767:
         raise ValueError("max_attempts must be a whole number from 1 to 32767.")
+    if concurrency_limit is not None and not concurrency_key:
+        raise ValueError("A concurrency_limit needs a concurrency_key.")
+    if concurrency_limit is not None and not 1 <= concurrency_limit <= 32767:
+        raise ValueError("concurrency_limit must be a whole number from 1 to 32767.")
 
     def register(function: Function) -> Function:
         known = _handlers.get(name)
         if known is not None and _place(known.function) != _place(function):
             raise ValueError(f"{name!r} is the name of {_place(known.function)} already.")
-        _handlers[name] = Handler(name, function, queue, max_attempts)
+        _handlers[name] = Handler(
+            name,
+            function,
+            queue,
+            max_attempts,
+            retry,
+            _duration(timeout, "timeout"),
+            _duration(progress_timeout, "progress_timeout"),
+            concurrency_key,
+            (concurrency_limit or 1) if concurrency_key else None,
+            process,
+        )
         return function
 
     return register
+
+
+def _duration(value: float | timedelta | None, what: str) -> timedelta | None:
+    if value is None:
+        return None
+    duration = value if isinstance(value, timedelta) else timedelta(seconds=value)
+    if duration <= timedelta(0):
+        raise ValueError(f"The {what} must be more than nothing.")
+    return duration
 
 
 def find(name_or_function: str | Callable[..., Any]) -> Handler:
@@ -72,6 +143,14 @@ def find(name_or_function: str | Callable[..., Any]) -> Handler:
 def names() -> list[str]:
     """The names of all tasks that can run here."""
     return sorted(_handlers)
+
+
+def names_by_kind() -> dict[Kind, list[str]]:
+    """The names of the tasks that can run here, by where they run."""
+    found: dict[Kind, list[str]] = {kind: [] for kind in Kind}
+    for known in list(_handlers.values()):
+        found[known.kind].append(known.name)
+    return found
 
 
 def _place(function: Callable[..., Any]) -> str:

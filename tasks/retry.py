@@ -1,9 +1,34 @@
-"""When to try again: pure decisions, without clock or database."""
+"""When to try again: decisions about an error and the number of the attempt that ended with it.
+
+A policy is anything callable as RetryPolicy says. Those below can stand inside one another:
+
+    GiveUpOn(CardStolen, then=Exponential(base=5, cap=600))
+    RetryOn(ConnectionError, TimeoutError, then=Fixed(30))
+
+``usual``, what the settings say, decides wherever no other policy does.
+"""
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+from tasks.conf import task_settings
+from tasks.delays import check_delay
+
+logger = logging.getLogger("tasks.retry")
+
+
+class RetryPolicy(Protocol):
+    """Decides, after an attempt failed, how long to wait for the next."""
+
+    def __call__(self, error: BaseException, attempt: int) -> float | timedelta | None:
+        """Seconds (or a timedelta) until the next attempt; None gives up. ``attempt`` is the
+        number of the one that failed, the first is 1."""
 
 
 def backoff(
@@ -18,5 +43,86 @@ def backoff(
     The bound doubles with each attempt up to ``cap``, and the wait is drawn evenly below it
     ("full jitter"), so that tasks that failed together do not come back together.
     """
-    bound = min(cap, base * 2.0 ** min(attempt - 1, 60))
-    return uniform(0.0, bound)
+    return uniform(0.0, _bound(attempt, base, cap))
+
+
+def _bound(attempt: int, base: float, cap: float) -> float:
+    return min(cap, base * 2.0 ** min(attempt - 1, 60))
+
+
+def usual(error: BaseException, attempt: int) -> float:
+    """As TASK_QUEUE["BACKOFF"] says, for whatever error."""
+    bounds = task_settings.BACKOFF
+    return backoff(attempt, base=bounds["base"], cap=bounds["cap"])
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """``base`` seconds, doubled with each attempt, at most ``cap``. ``jitter`` is the share of
+    the wait that is drawn by lot: 1 draws all of it, 0 nothing."""
+
+    base: float = 1.0
+    cap: float = 3600.0
+    jitter: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_delay(self.base)
+        check_delay(self.cap)
+        if not 0 <= self.jitter <= 1:
+            raise ValueError("The jitter must be a share, from 0 to 1.")
+
+    def __call__(self, error: BaseException, attempt: int) -> float:
+        bound = _bound(attempt, self.base, self.cap)
+        return bound - random.uniform(0.0, bound * self.jitter)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always the same ``delay`` (seconds, or a timedelta)."""
+
+    delay: float | timedelta
+
+    def __post_init__(self) -> None:
+        check_delay(self.delay)
+
+    def __call__(self, error: BaseException, attempt: int) -> float | timedelta:
+        return self.delay
+
+
+class GiveUpOn:
+    """Gives up on errors of these classes; ``then`` decides about all others."""
+
+    def __init__(self, *errors: type[BaseException], then: RetryPolicy = usual) -> None:
+        self.errors = _classes(errors)
+        self.then = then
+
+    def __call__(self, error: BaseException, attempt: int) -> float | timedelta | None:
+        return None if isinstance(error, self.errors) else self.then(error, attempt)
+
+
+class RetryOn:
+    """``then`` decides about errors of these classes; gives up on all others."""
+
+    def __init__(self, *errors: type[BaseException], then: RetryPolicy = usual) -> None:
+        self.errors = _classes(errors)
+        self.then = then
+
+    def __call__(self, error: BaseException, attempt: int) -> float | timedelta | None:
+        return self.then(error, attempt) if isinstance(error, self.errors) else None
+
+
+def _classes(errors: tuple[type[BaseException], ...]) -> tuple[type[BaseException], ...]:
+    if not errors or not all(isinstance(e, type) and issubclass(e, BaseException) for e in errors):
+        raise TypeError("Name the classes of errors that it is about.")
+    return errors
+
+
+def decide(policy: RetryPolicy, error: BaseException, attempt: int) -> timedelta | None:
+    """What ``policy`` says: the wait, or None to give up. Of one that raises, or answers with
+    what is no wait, the answer is the usual one."""
+    try:
+        answer = policy(error, attempt)
+        return None if answer is None else check_delay(answer)
+    except Exception:
+        logger.exception("the retry policy %r failed; the usual one decides", policy)
+        return timedelta(seconds=usual(error, attempt))

@@ -5,12 +5,24 @@ receiver that raises is logged by Django and harms nobody. A late write that was
 sends ``leasing.signals.refused``.
 
     enqueued, claimed, completed
-    failed      error: this attempt failed, and the task will be tried again
-    dead        error: attempts exhausted, or given up
-    recovered   holder, reason: taken from a holder that is gone
-    returned    reason: given back unfinished, no attempt spent
-    retried     by: an operator set it ready again
-    duplicate   an enqueue that a unique key turned away met this task
+    failed       error: this attempt failed, and the task will be tried again
+    dead         error: attempts exhausted, or given up
+    recovered    holder, reason: taken from a holder that is gone
+    returned     reason: given back unfinished, no attempt spent
+    snoozed      reason: its handler put it off, no attempt spent
+    cancelled    by, reason: it ended because someone asked for it
+    retried      by: an operator set it ready again
+    duplicate    an enqueue that a unique key turned away met this task
+    rescheduled  by: an operator moved it to another queue or time
+    discarded    by: an operator deleted it; the row is gone
+    repaired     kind, remedy: recovery put right a state that must not be (``tasks.catalogue``)
+    suspected    kind, what: recovery came upon such a state, and only reports it
+    replaced     an enqueue with its unique key made this waiting task what it asked for
+
+And of queues, with ``sender=Queue`` and the name as ``queue``:
+
+    paused       by, reason
+    resumed      by
 """
 
 from __future__ import annotations
@@ -26,8 +38,17 @@ failed = Signal()
 dead = Signal()
 recovered = Signal()
 returned = Signal()
+snoozed = Signal()
+cancelled = Signal()
 retried = Signal()
 duplicate = Signal()
+rescheduled = Signal()
+discarded = Signal()
+repaired = Signal()
+suspected = Signal()
+replaced = Signal()
+paused = Signal()
+resumed = Signal()
 
 
 def send(signal: Signal, task: Any, **details: Any) -> None:

@@ -1,4 +1,4 @@
-"""Signs of tasks, attempts, workers and the generator. See ``leasing.signs``."""
+"""Signs of tasks, attempts, queues, workers and the generator. See ``leasing.signs``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from leasing.signs import LATE, UNKNOWN, Sign, is_late
-from tasks.models import AttemptOutcome, Task, TaskStatus, WorkerState
+from tasks.models import AttemptOutcome, Queue, Task, TaskStatus, WorkerState
 
 READY: Final = Sign("ready", "mute", "circle", "○")
 SCHEDULED: Final = Sign("scheduled", "mute", "clock", "◷")
@@ -29,6 +29,7 @@ ATTEMPT_SIGNS: Final = {
     AttemptOutcome.FAILED: Sign("failed", "crit", "cross", "✕"),
     AttemptOutcome.LOST: Sign("lost", "warn", "alert", "▲"),
     AttemptOutcome.RETURNED: Sign("given back", "mute", "unlock", "◌"),
+    AttemptOutcome.SNOOZED: Sign("put off", "mute", "clock", "◷"),
 }
 
 WORKER_SIGNS: Final = {
@@ -44,6 +45,9 @@ GENERATOR_SIGNS: Final = {
     "STOPPED": Sign("stopped", "mute", "stop", "■"),
 }
 
+OPEN: Final = Sign("open", "ok", "check", "●")
+PAUSED: Final = Sign("paused", "warn", "stop", "■")
+
 #: How grave a diagnosis is.
 SEVERITY_SIGNS: Final = {
     "ok": Sign("all is well", "ok", "check", "✓"),
@@ -53,10 +57,14 @@ SEVERITY_SIGNS: Final = {
 }
 
 
+def queue_sign(queue: Queue) -> Sign:
+    return OPEN if queue.paused_at is None else PAUSED
+
+
 def task_sign(task: Task, now: datetime) -> Sign:
     """The sign of ``task`` at ``now``, which is the database's clock."""
     if task.status == TaskStatus.RUNNING:
-        if task.expires_at <= now:
+        if task.expires_at <= now or task.stalled_for(now):
             return STUCK
         return LATE if is_late(task, now) else RUNNING
     if task.status == TaskStatus.READY and task.scheduled_at > now:

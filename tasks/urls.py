@@ -6,16 +6,18 @@ from django.urls import path
 
 from leasing import navigation
 from leasing.navigation import Entry
-from tasks import views
+from tasks import schedule_views, views
 
 app_name = "tasks"
 
 SEE_TASKS, SEE_WORKERS = "tasks.view_task", "tasks.view_worker"
+SEE_SCHEDULES = "tasks.view_schedule"
 
 navigation.add(
     Entry(10, "tasks:overview", "Overview", "pulse", SEE_TASKS),
     Entry(20, "tasks:list", "Tasks", "stack", SEE_TASKS, ("tasks:detail", "tasks:retry")),
     Entry(30, "tasks:stuck", "Stuck", "alert", SEE_TASKS),
+    Entry(45, "tasks:schedules", "Schedules", "clock", SEE_SCHEDULES),
     Entry(50, "tasks:workers", "Workers", "workers", SEE_WORKERS),
     Entry(60, "tasks:generator", "Generator", "bolt", SEE_TASKS),
 )
@@ -27,6 +29,10 @@ urlpatterns = [
     path("tasks/stuck/", views.stuck, name="stuck"),
     path("tasks/<int:pk>/", views.task_detail, name="detail"),
     path("tasks/<int:pk>/retry/", views.retry, name="retry"),
+    path("schedules/", schedule_views.schedule_list, name="schedules"),
+    path("schedules/<int:pk>/pause/", schedule_views.pause, name="schedule_pause"),
+    path("schedules/<int:pk>/resume/", schedule_views.resume, name="schedule_resume"),
+    path("schedules/<int:pk>/run/", schedule_views.run_now, name="schedule_run"),
     path("workers/", views.workers, name="workers"),
     path("generator/", views.generator, name="generator"),
     path("generator/start/", views.generator_start, name="generator_start"),

@@ -34,7 +34,7 @@ VIEW, RETRY = "tasks.view_task", "tasks.retry_task"
 VIEW_WORKERS, CONTROL = "tasks.view_worker", "tasks.control_generator"
 
 #: What a list never loads.
-LARGE = ("task_data", "task_output", "last_error")
+LARGE = ("task_data", "task_output", "last_error", "progress", "checkpoint")
 #: Facts of a diagnosis that the page tells by itself, with times that tick.
 TOLD = {
     "Held by",
@@ -74,10 +74,10 @@ def task_list(request: HttpRequest) -> HttpResponse:
 
 @page(VIEW)
 def stuck(request: HttpRequest) -> HttpResponse:
-    """Tasks whose holder let the deadline pass: who, since when, what happens next."""
+    """Tasks whose holder let a deadline pass: who, since when, what happens next."""
     form = PageFilter(request.GET)
     form.is_valid()
-    rows = _page(form, _tasks().stuck().defer(*LARGE))
+    rows = _page(form, _tasks().lapsed().defer(*LARGE))
     around = look_around()
     diagnosed = [(task, diagnose(task, around.now, around)) for task in rows.rows]
     context = {"form": form, "page": rows, "diagnosed": diagnosed, "now": around.now}

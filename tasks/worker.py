@@ -1,188 +1,289 @@
-"""A worker process: claims tasks, runs them on threads, and recovers those of others.
+"""A worker process: claims tasks, runs them, and recovers those of others.
 
-    main thread    claims as many tasks as threads are free, as long as renewals succeed
-    threads        run one task each at a time (``runner``)
+    main thread    claims for the lanes that have a place free, as long as renewals succeed
+    places         run the tasks: threads (``lanes``), the event loop (``loop``), child processes
+                   (``processes``)
     keeper         renews all of them in one statement (``leasing.keeper``)
+    timeouts       fails attempts that run too long (``timeouts``)
+    bell           wakes the main thread when something was enqueued (``bell``)
     controller     recovers tasks whose holder is gone (``recovery``)
+    scheduler      enqueues what schedules say (``schedules``)
     presence       keeps this worker's row up to date
 
 Asked to stop (SIGTERM, SIGINT) it claims nothing more and lets its tasks run on until a
-deadline; what is still running then is given back at once, with no attempt spent. Asked again
-it gives back at once. Threads cannot be killed: what runs on in one ends with the process, and
-its result is refused. A worker whose threads are all at tasks that were lost long ago ends, to be
-started again by whoever supervises it.
+deadline; then coroutines are cancelled, processes killed, and all that is left is given back at
+once, with no attempt spent. Asked again it does not wait. Threads cannot be killed: what runs on
+in one ends with the process, and its result is refused. A worker all of whose threads are at
+tasks that were over long ago ends, to be started again by whoever supervises it.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import random
 import threading
-import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from enum import StrEnum
 from typing import Any
 
 from django.db import Error, close_old_connections, connections
 
 from leasing.clock import clock
-from leasing.exceptions import LeaseLost
-from leasing.hold import Hold
+from leasing.conf import leasing_settings
 from leasing.keeper import keeper
 from leasing.names import default_holder
-from tasks import recovery, runner
+from tasks import recovery, runner, schedules
+from tasks.bell import SECOND_LOOK, Listener, ringer
 from tasks.chaos import Chaos
 from tasks.conf import task_settings
-from tasks.models import Task
+from tasks.connection import lasting_connection
+from tasks.execution import Execution
+from tasks.models import Queue, Task
+from tasks.places import Places
 from tasks.presence import PRESENCE_PATIENCE, keep_present, sign_off
+from tasks.registry import Kind
+from tasks.timeouts import Timekeeper
 
 logger = logging.getLogger("tasks.worker")
 
 #: Seconds between claims while the database is away.
 LONGEST_PAUSE = 15.0
+#: How many times as long a worker waits between polls while notifications arrive.
+WHILE_HEARING = 5.0
+
+
+class Until(StrEnum):
+    """When a worker ends by itself."""
+
+    #: Never: when it is asked to stop.
+    STOPPED = "stopped"
+    #: Once it has run what was ready.
+    ONCE = "once"
+    #: Once nothing in its queues is due or running, here or elsewhere.
+    DRAINED = "drained"
 
 
 class WorkerProcess:
-    """Runs tasks of ``queues`` (None: all) on ``concurrency`` threads until asked to stop."""
+    """Runs tasks of ``queues`` (None: all) until asked to stop, or as long as ``until`` says:
+    at a time as many as ``threads``, ``coroutines`` and ``processes``; ``max_tasks`` in all."""
 
     def __init__(
         self,
         *,
         queues: Sequence[str] | None = None,
-        concurrency: int = 4,
+        threads: int = 4,
+        coroutines: int = 100,
+        processes: int = 1,
         ttl: float | timedelta | None = None,
         stop_timeout: float | None = None,
+        until: Until = Until.STOPPED,
+        max_tasks: int | None = None,
         chaos: Chaos | None = None,
         name: str | None = None,
     ) -> None:
         self.name = name or default_holder()
         self.queues = list(queues or task_settings.QUEUES)
-        self.concurrency = concurrency
         self.ttl = ttl
         self.stop_timeout = task_settings.STOP_TIMEOUT if stop_timeout is None else stop_timeout
-        self.chaos = chaos
+        self.until = until
         self.stopping = threading.Event()
         #: Whether it ended because it could do no more, and should be started again.
         self.failed = False
-        self._stuck_since: float | None = None
+        self._tasks_left = max_tasks
+        #: Whether it claims no more, and ends with what it runs.
+        self._closing = False
         self._forced = False
         self._ended = threading.Event()
         self._wake = threading.Event()
+        #: Whether the latest claim found something: then more is likely.
+        self._busy = False
         self._lock = threading.Lock()
-        # By grant: a task that was lost and claimed again is here twice, on two threads.
-        self._running: dict[uuid.UUID, tuple[Task, Hold]] = {}
-        self._inbox: queue.SimpleQueue[tuple[Task, Hold]] = queue.SimpleQueue()
-        self._threads: dict[str, threading.Thread] = {}
+        self._look_again_at: float | None = None
+        self._presence: threading.Thread | None = None
+        self._timekeeper = Timekeeper(runner.time_out)
+        self._listener = Listener(leasing_settings.DATABASE, self._hear, self._ended)
+        counts = {Kind.THREAD: threads, Kind.COROUTINE: coroutines, Kind.PROCESS: processes}
+        self.places = Places(counts, self._done, chaos)
 
     def run(self) -> None:
-        """Work until ``stop`` is called; then return when all is settled."""
+        """Work until ``stop`` is called, or the end is reached; then return when all is settled."""
         self._start_threads()
-        logger.info(
-            "%s serves %s with %s threads", self.name, ", ".join(self.queues), self.concurrency
-        )
+        logger.info("%s serves %s", self.name, ", ".join(self.queues))
         failures = 0
-        while not self.stopping.is_set():
-            self._wake.clear()
-            try:
-                full = self._claim()
-                failures = 0
-            except Error as error:
-                failures += 1
-                full = False
-                connections.close_all()
-                logger.warning("claiming failed, and is tried again: %s", error)
-            if self._is_stuck():
-                logger.error("every thread runs a task that was lost: %s ends", self.name)
-                self.failed = True
-                self.stop()
-            elif not full:
-                pause = min(LONGEST_PAUSE, task_settings.POLL_EVERY * 2.0 ** min(failures, 10))
-                self._wake.wait(pause * random.uniform(0.8, 1.0))
-        self._wind_up()
+        with lasting_connection(), ringer.heard_by(self._hear):
+            while not self.stopping.is_set():
+                self._wake.clear()
+                self._begin_look()
+                try:
+                    more = self._claim()
+                    if not more and self._is_finished():
+                        break
+                    pause = 0.0 if more else self._pause()
+                    failures = 0
+                except Error as error:
+                    failures += 1
+                    pause = min(LONGEST_PAUSE, task_settings.POLL_EVERY * 2.0 ** min(failures, 10))
+                    connections.close_all()
+                    logger.warning("claiming failed, and is tried again: %s", error)
+                if self.places.is_stuck():
+                    logger.error("every place is at a task that is over: %s ends", self.name)
+                    self.failed = True
+                    self.stop()
+                elif pause:
+                    self._wake.wait(pause)
+            self._wind_up()
 
     def stop(self) -> None:
         """Claim nothing more; a second call does not wait for running tasks either."""
         self._forced = self.stopping.is_set()
         self.stopping.set()
+        for execution in self.executions:
+            execution.interruption.stirred.set()
         self._wake.set()
 
-    def _is_stuck(self) -> bool:
-        """Whether every thread has been at a task that was lost for longer than its lease was:
-        they cannot be stopped, and nothing else is left to do but to be started again."""
-        with self._lock:
-            held = [hold for _, hold in self._running.values()]
-        if len(held) < self.concurrency or not all(hold.lost.is_set() for hold in held):
-            self._stuck_since = None
-            return False
-        if self._stuck_since is None:
-            self._stuck_since = clock()
-        return clock() - self._stuck_since > max(3 * hold.interval for hold in held)
+    def stop_now(self, patience: float = 5.0) -> None:
+        """Give everything back, and wait up to ``patience`` seconds until that is done."""
+        self.stop()
+        self.stop()
+        self._ended.wait(patience)
+
+    @property
+    def executions(self) -> list[Execution]:
+        """What runs now; after ``run``: what could not be ended."""
+        return self.places.executions
 
     # Claiming
 
     def _claim(self) -> bool:
-        """Claim for the threads that are free. Whether there may be more to claim at once."""
+        """Claim for the places that are free. Whether there may be more to claim at once."""
         close_old_connections()
-        free = self.concurrency - len(self._running)
-        if free <= 0 or keeper.draining:
-            return False
-        tasks = Task.objects.claim(self.name, queues=self.queues, limit=free, ttl=self.ttl)
-        for task in tasks:
-            hold = runner.hold_of(task)
+        found = more = self.places.saw_all = False
+        if not (keeper.draining or self._closing):
+            for rows, room in self.places.openings(self._busy):
+                limit = room if self._tasks_left is None else min(room, self._tasks_left)
+                if limit and not self.stopping.is_set():
+                    claimed = rows.claim(self.name, queues=self.queues, limit=limit, ttl=self.ttl)
+                    for task in claimed:
+                        self._begin(task)
+                    found = found or bool(claimed)
+                    more = more or len(claimed) == limit
+        self._busy = found
+        return more and self.places.has_room and not self._closing
+
+    def _begin(self, task: Task) -> None:
+        execution = Execution(task, self.stopping, watch=self._timekeeper.watch)
+        if self.stopping.is_set():  # meanwhile: the claim was under way
+            runner.give_back(execution, "its worker was stopped")
+            return
+        self.places.submit(execution)
+        if self._tasks_left is not None:
+            self._tasks_left -= 1
+            self._closing = self._closing or self._tasks_left <= 0
+
+    def _done(self, execution: Execution) -> None:
+        self._wake.set()
+
+    # Waiting
+
+    def _pause(self) -> float:
+        """Seconds until the next look, unless something wakes it before."""
+        poll = task_settings.POLL_EVERY
+        hears = self._listener.hears
+        pause = poll * (WHILE_HEARING if hears else 1.0) * random.uniform(0.8, 1.0)
+        look_again_at = self._look_again_at
+        if look_again_at is not None:
+            return min(pause, max(0.001, look_again_at - clock()))
+        if hears:
+            due_in = Task.objects.home().filter(queue__in=self.queues).next_due_in(pause)
+            if due_in is not None:
+                return max(0.001, due_in)
+        return pause
+
+    def _begin_look(self) -> None:
+        """The second look after a ring is due, or is not yet."""
+        with self._lock:
+            if self._look_again_at is not None and clock() >= self._look_again_at:
+                self._look_again_at = None
+
+    def _hear(self, message: str) -> None:
+        what, _, which = message.partition(" ")
+        if what == "task":
+            for execution in self.executions:
+                if str(execution.task.pk) == which:
+                    keeper.hurry(execution.hold)
+        elif what == "all" or which in self.queues:
             with self._lock:
-                self._running[hold.grant_id] = task, hold
-            self._inbox.put((task, hold))
-        return len(tasks) == free and len(self._running) < self.concurrency
+                self._look_again_at = clock() + SECOND_LOOK
+            self._wake.set()
+
+    def _is_finished(self) -> bool:
+        """Whether the end is reached, after a look that found no more."""
+        if self.until is Until.STOPPED and not self._closing:
+            return False
+        if self.places.saw_all and not (self._closing or self._busy):
+            if self.until is Until.ONCE:
+                self._closing = True
+            elif self.until is Until.DRAINED and not self.executions:
+                self._closing = not self._is_anything_left()
+        return self._closing and not self.executions
+
+    def _is_anything_left(self) -> bool:
+        rows = Task.objects.home()
+        paused = Queue.objects.using(rows.db).filter(paused_at__isnull=False).values("name")
+        mine = rows.filter(queue__in=self.queues)
+        return mine.running().exists() or mine.ready().exclude(queue__in=paused).exists()
 
     # Threads
 
     def _start_threads(self) -> None:
-        works: list[tuple[str, Any]] = [("presence", self._keep_present)]
-        works.append(("controller", lambda: recovery.run_until(self._ended, self._wake.set)))
-        works += [(f"task-{number + 1}", self._run_tasks) for number in range(self.concurrency)]
-        for name, work in works:
-            self._threads[name] = threading.Thread(target=work, name=name, daemon=True)
-            self._threads[name].start()
+        self._start("bell", self._listener.listen)
+        self._start("controller", lambda: recovery.run_until(self._ended, self._wake.set))
+        self._start("scheduler", lambda: schedules.run_until(self._ended, self._wake.set))
+        self._presence = self._start("presence", self._keep_present)
 
-    def _run_tasks(self) -> None:
-        while True:
-            task, hold = self._inbox.get()
-            try:
-                runner.run(task, hold, self.stopping, self.chaos)
-            finally:
-                with self._lock:
-                    self._running.pop(hold.grant_id, None)
-                self._wake.set()
+    def _start(self, name: str, work: Callable[[], Any]) -> threading.Thread:
+        def with_connection() -> None:
+            with lasting_connection():
+                work()
+
+        thread = threading.Thread(target=with_connection, name=name, daemon=True)
+        thread.start()
+        return thread
 
     def _keep_present(self) -> None:
-        keep_present(self.name, self._ended, queues=self.queues, concurrency=self.concurrency)
+        keep_present(
+            self.name, self._ended, queues=self.queues, concurrency=self.places.concurrency
+        )
 
     # Stopping
 
     def _wind_up(self) -> None:
         deadline = clock() + self.stop_timeout
-        logger.info("%s stops; %s tasks run on", self.name, len(self._running))
-        while self._running and not self._forced and clock() < deadline:
+        logger.info("%s stops; %s tasks run on", self.name, len(self.executions))
+        while self.executions and not self._forced and clock() < deadline:
             self._wake.clear()
-            if self._running:
+            if self.executions:
                 self._wake.wait(min(0.5, max(0.0, deadline - clock())))
-        with self._lock:
-            left = list(self._running.values())
-        for task, hold in left:
-            self._give_back(task, hold)
+        self._give_back_all(self.executions)
+        self._timekeeper.close()
+        self.places.close()
         self._ended.set()
-        # A sign of life that is under way would undo the signing off.
-        self._threads["presence"].join(PRESENCE_PATIENCE)
+        if self._presence is not None:
+            # A sign of life that is under way would undo the signing off.
+            self._presence.join(PRESENCE_PATIENCE)
         sign_off(self.name)
         keeper.stop()
         logger.info("%s has stopped", self.name)
 
-    def _give_back(self, task: Task, hold: Hold) -> None:
-        hold.leave()
-        try:
-            Task.objects.give_back(task, "its worker was stopped")
-        except LeaseLost as loss:
-            logger.info("task %s needed no giving back: %s", task.pk, loss)
-        except Error as error:
-            logger.warning("task %s could not be given back: %s", task.pk, error)
+    def _give_back_all(self, left: list[Execution]) -> None:
+        """End what can be ended, and give everything back."""
+        interrupted = [each for each in left if each.kind is not Kind.THREAD]
+        for execution in interrupted:
+            if execution.take("stop"):
+                execution.end_work()
+        patience = clock() + runner.END_PATIENCE
+        for execution in interrupted:
+            execution.ended.wait(max(0.0, patience - clock()))
+        for execution in left:
+            runner.give_back(execution, "its worker was stopped")

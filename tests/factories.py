@@ -11,9 +11,10 @@ from factory.django import DjangoModelFactory
 from leasing.clock import clock
 from leasing.functions import DbNow, after, database_now
 from leasing.models import Lease, LeaseState
-from tasks import querysets, registry
+from tasks import registry
 from tasks.exceptions import GiveUp
 from tasks.models import Task, TaskStatus, Worker, WorkerState
+from tasks.querysets import operator
 from tasks.sample import SLEEP
 from tests.leasing.support import expire
 
@@ -97,7 +98,7 @@ class TaskFactory(DjangoModelFactory[Task]):
 def claimed(task: Task, holder: str, ttl: float = 30.0) -> Task:
     """``task``, which is ready, as ``holder`` has claimed it."""
     # Or the claim would recover what the test has prepared.
-    swept_at = querysets._swept_at
+    swept_at = operator.swept_at
     swept_at["default"] = max(clock(), swept_at.get("default", 0.0))
     (mine,) = Task.objects.filter(pk=task.pk).claim(holder, ttl=ttl)
     return mine

@@ -52,6 +52,9 @@ DATABASE = pytest.StashKey[Database]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("leasing")
     group.addoption("--db", choices=("sqlite", "postgresql"), default="sqlite")
+    group.addoption(
+        "--only-db", action="store_true", help="leave out the tests that touch no database"
+    )
     group.addoption("--counts", metavar="FILE", help="write what passed and failed, as JSON")
 
 
@@ -62,6 +65,19 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     database = early_config.stash[DATABASE] = choose(early_config)
     os.environ.update(ENVIRONMENT, DATABASE_URL=database.url)
     yield
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("only_db"):
+        apart = [item for item in items if not _touches_a_database(item)]
+        config.hook.pytest_deselected(items=apart)
+        items[:] = [item for item in items if _touches_a_database(item)]
+
+
+def _touches_a_database(item: pytest.Item) -> bool:
+    wanted = {"db", "transactional_db", "live_server", "client", "admin_client"}
+    fixtures = set(getattr(item, "fixturenames", ()))
+    return item.get_closest_marker("django_db") is not None or bool(wanted & fixtures)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -1,5 +1,7 @@
 """The demo site's settings on the database that ``tests.plugin`` chose."""
 
+from importlib.util import find_spec
+
 from project.settings import *  # noqa: F403
 from project.settings import DATABASES, INSTALLED_APPS
 
@@ -11,3 +13,16 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 # Handlers that do as a test says, and a user's own rows that can be leased, and guarded.
 INSTALLED_APPS += ["tests.jobs", "tests.shop", "tests.press"]
+
+# Django's own tasks, or those of the backport, run on the queue.
+TASKS = {
+    "default": {"BACKEND": "tasks.backend.DatabaseBackend"},
+    "second": {
+        "BACKEND": "tasks.backend.DatabaseBackend",
+        "QUEUES": [],
+        "OPTIONS": {"max_attempts": 1, "timeout": 60, "modules": ["tests.jobs.mails"]},
+    },
+    "elsewhere": {"BACKEND": "tests.jobs.backends.ForgetfulBackend"},
+}
+if find_spec("django_tasks"):
+    INSTALLED_APPS += ["django_tasks"]

@@ -14,7 +14,7 @@ from django.core.management import get_commands, load_command_class
 from django.test import Client
 
 from leasing.conf import leasing_settings
-from tasks import registry
+from tasks import declarations, registry
 from tasks.conf import task_settings
 from tests.plugin import ROOT
 
@@ -39,7 +39,8 @@ def commands(start: str) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def own_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Handlers that a page registers are gone after it."""
+    """Handlers and schedules that a page declares are gone after it."""
+    monkeypatch.setattr(declarations, "_declared", dict(declarations._declared))
     monkeypatch.setattr(registry, "_handlers", dict(registry._handlers))
 
 
@@ -104,6 +105,22 @@ def request_of(line: str) -> tuple[str, str, str]:
     if options["-d"]:
         json.loads(options["-d"])
     return options["-X"], urlsplit(url).path, options["-d"]
+
+
+def test_every_test_that_the_page_of_features_names_is_there() -> None:
+    text = (ROOT / "docs" / "features.md").read_text()
+    named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", text)
+
+    missing = [
+        (file, test)
+        for file, test in named
+        if not (ROOT / "tests" / file).exists()
+        or test
+        and f"def {test}(" not in (ROOT / "tests" / file).read_text()
+    ]
+
+    assert len(named) > 30
+    assert missing == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -48,6 +48,45 @@ def attempt_sign(attempt: TaskAttempt) -> Sign:
 
 
 @register.simple_tag
+def progress_line(task: Task) -> str:
+    """How far ``task`` said it is: "3 of 10"."""
+    done, total = _progress(task)
+    if done is None:
+        return "It moves."
+    return f"{done:,}" if total is None else f"{done:,} of {total:,}"
+
+
+@register.simple_tag
+def progress_bar(task: Task, tone: str = "info") -> SafeString | str:
+    """The share that ``task`` said it has done, as a bar; nothing where it said no total."""
+    done, total = _progress(task)
+    if done is None or not total:
+        return ""
+    share = max(0.0, min(100.0, 100 * (done / total)))
+    return format_html(
+        '<svg class="remaining tone-{}" role="img" aria-label="{} % is done">'
+        '<rect width="{}%" height="100%" rx="3"/></svg>',
+        tone,
+        round(share),
+        f"{share:.1f}",
+    )
+
+
+def _progress(task: Task) -> tuple[float | None, float | None]:
+    """What was done, and of how much, where a handler said so by numbers."""
+    said = task.progress if isinstance(task.progress, dict) else {}
+    done, total = (_number(said.get(key)) for key in ("done", "total"))
+    return done, total
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    # Whole numbers beyond what a float can be would end the arithmetic.
+    return value if abs(value) < 1e15 else None
+
+
+@register.simple_tag
 def lasted(start: datetime, end: datetime) -> str:
     """How long it was from ``start`` to ``end``, with a tenth where it was short."""
     return _short(end - start)

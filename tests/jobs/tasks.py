@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import transaction
 
 from tasks import handler
 from tasks.context import Context
@@ -32,3 +37,62 @@ def wait(ctx: Context, folder: str) -> dict[str, Any]:
             ctx._hold.due_at = float("inf")
         time.sleep(0.01)
     return {"attempt": attempt, "pid": os.getpid()}
+
+
+if os.environ.get("JOBS_VERSION") != "1":
+
+    @handler("jobs.new")
+    def new(ctx: Context, **data: Any) -> dict[str, Any]:
+        """Work that the first version of this app knows nothing of."""
+        return data
+
+
+@handler("jobs.compute", process=True)
+def compute(ctx: Context, do: str = "return", **data: Any) -> Any:
+    """Do as ``do`` says, in a process of its own."""
+    match do:
+        case "return":
+            ctx.ensure()
+            return {"pid": os.getpid(), "token": ctx.fencing_token, **data}
+        case "raise":
+            raise ValueError("no luck")
+        case "raise what cannot be sent":
+            raise Unsendable(lambda: None)
+        case "return no JSON":
+            return {1, 2}
+        case "exit":
+            os._exit(3)
+        case "be killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "give back":
+            ctx.give_back("not today", delay=3600)
+        case "leave a transaction open":
+            transaction.atomic().__enter__()
+        case "ensure":
+            _wait(ctx, Path(data["folder"]), ctx.ensure)
+        case "ignore":
+            _wait(ctx, Path(data["folder"]), lambda: None)
+        case "until stopping":
+            Path(data["folder"], "began").write_text(str(os.getpid()))
+            while not ctx.wait(60):
+                pass
+            ctx.give_back("the worker stops")
+    return None
+
+
+@handler("jobs.block")
+async def block(ctx: Context, folder: str) -> None:
+    """Sleep on a thread, where no cancellation reaches."""
+    Path(folder, "began").write_text(str(os.getpid()))
+    await sync_to_async(time.sleep)(60)
+
+
+class Unsendable(Exception):
+    """Has what cannot be pickled."""
+
+
+def _wait(ctx: Context, folder: Path, look: Callable[[], None]) -> None:
+    Path(folder, "began").write_text(str(os.getpid()))
+    while True:
+        look()
+        time.sleep(0.01)

@@ -56,7 +56,7 @@ class FakeWaiter(Waiter):
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Bell:
     """A bell that hears of nothing but ``ring``."""
-    monkeypatch.setattr("leasing.bell._can_listen", lambda using: False)
+    monkeypatch.setattr("leasing.bell.can_listen", lambda using: False)
     return Bell("default")
 
 

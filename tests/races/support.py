@@ -14,6 +14,8 @@ from tasks.models import Task, Worker
 from tests.conftest import Spawn
 from tests.processes import Process, wait_for
 
+#: Where a worker may die.
+STAGES = ["claimed", "running", "before completing", "while completing", "completed"]
 #: How many processes race.
 SIZE = 8
 #: Seconds that a loaded machine may take to start processes; nothing waits so long otherwise.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,15 @@ import pytest
 from pytest_django import Settings
 
 from leasing import signals as lease_signals
-from tasks import querysets, registry, signals
+from leasing.hold import Hold
+from leasing.keeper import Keeper
+from leasing.rowstore import RowStore
+from tasks import registry, runner, signals
+from tasks.context import Context
+from tasks.execution import Execution
+from tasks.models import Task
+from tasks.querysets import operator
+from tests.factories import TaskFactory
 from tests.leasing.conftest import (
     clock,
     database_clock,
@@ -19,7 +28,7 @@ from tests.leasing.conftest import (
     other_session,
     store,
 )
-from tests.tasks.support import Handlers, Told
+from tests.tasks.support import Handlers, Told, granted_at
 
 __all__ = [
     "clock",
@@ -35,7 +44,7 @@ __all__ = [
 @pytest.fixture(autouse=True)
 def _no_sweep_at_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim recovers nothing that the test has prepared, unless the test recovers first."""
-    monkeypatch.setattr(querysets, "_swept_at", {"default": float("inf")})
+    monkeypatch.setattr(operator, "swept_at", {"default": float("inf")})
 
 
 @pytest.fixture
@@ -55,6 +64,53 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> Handlers:
 
 
 @pytest.fixture
+def hold_on(notes: Keeper) -> Callable[[Task], Hold]:
+    """A hold on a claimed task, renewed by hand; its notes wait for the test."""
+
+    def hold_on(task: Task) -> Hold:
+        hold = Hold(RowStore(Task, "default"), keeper=notes)
+        hold.adopt(granted_at(task, notes.clock()))
+        return hold
+
+    return hold_on
+
+
+@pytest.fixture
+def context(hold_on: Callable[[Task], Hold]) -> Callable[[Task], Context]:
+    """What the handler of a claimed task is given."""
+    return lambda task: Context(task, hold_on(task), threading.Event())
+
+
+@pytest.fixture
+def execution_of(notes: Keeper) -> Callable[[Task], Execution]:
+    """A claimed task on its way, renewed by hand."""
+
+    def execution_of(task: Task) -> Execution:
+        task.sent_at = notes.clock()
+        return Execution(task, threading.Event(), keeper=notes)
+
+    return execution_of
+
+
+@pytest.fixture
+def run_task(
+    execution_of: Callable[[Task], Execution], handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Task]:
+    """Run a task to its end as a worker would, with the function given as its handler: a new
+    one, or the ``task`` that was claimed."""
+    # The connection of a test, and its transaction, are to stay.
+    monkeypatch.setattr(runner, "close_old_connections", lambda: None)
+
+    def run_task(function: Callable[..., Any], *, task: Task | None = None, **options: Any) -> Task:
+        handlers["jobs.echo"] = function
+        mine: Task = task or TaskFactory(name="jobs.echo", state="running", **options)
+        runner.run(execution_of(mine))
+        return Task.objects.get(pk=mine.pk)
+
+    return run_task
+
+
+@pytest.fixture
 def queues(settings: Settings) -> None:
     """Three queues: default, mail and reports."""
     settings.TASK_QUEUE = {"QUEUES": ("default", "mail", "reports")}
@@ -70,9 +126,9 @@ def told() -> Iterator[Told]:
     for name, signal in named.items():
 
         def receiver(_name: str = name, **details: Any) -> None:
-            row = details.pop("task", None) or details.pop("lease")
+            row = details.pop("task", None) or details.pop("lease", None)
             rest = {k: v for k, v in details.items() if k not in ("signal", "sender")}
-            heard.append((_name, row.pk, rest))
+            heard.append((_name, row.pk if row is not None else 0, rest))
 
         signal.connect(receiver, weak=False)
         connected.append((signal, receiver))

@@ -15,10 +15,17 @@ from leasing.functions import DbNow, after
 from leasing.rowstore import grant_of
 from leasing.store import Grant
 from leasing.terms import Terms
+from tasks.context import Context
 from tasks.models import Task, TaskAttempt, TaskStatus
 
 #: A signal that was sent: its name, the task, and what else it says.
 Told = list[tuple[str, int, dict[str, Any]]]
+
+#: Makes what the handler of a claimed task is given.
+ContextOf = Callable[[Task], Context]
+
+#: Runs a task to its end with the function given as its handler.
+RunTask = Callable[..., Task]
 
 #: A handler for each name, as the fixture ``handlers`` has it.
 Handlers = dict[str, Callable[..., Any]]

@@ -20,6 +20,7 @@ TASKS, ATTEMPTS = "/admin/tasks/task/", "/admin/tasks/taskattempt/"
 WORKERS, WISH = "/admin/tasks/worker/", "/admin/tasks/generatorwish/"
 VIEW = tuple(f"tasks.view_{name}" for name in ("task", "taskattempt", "worker", "generatorwish"))
 RETRY, REVOKE = "tasks.retry_task", "leasing.revoke_lease"
+CANCEL = "tasks.cancel_task"
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def viewer() -> Client:
 
 @pytest.fixture
 def operator() -> Client:
-    return signed_in(*VIEW, RETRY, REVOKE, name="olga", is_staff=True)
+    return signed_in(*VIEW, RETRY, REVOKE, CANCEL, name="olga", is_staff=True)
 
 
 def act(client: Client, action: str, tasks: list[Task], **more: Any) -> Page:
@@ -165,7 +166,25 @@ def test_a_revocation_takes_running_tasks_with_a_reason(operator: Client) -> Non
     assert row_of(task)["last_error"] == "revoked by olga: she hangs"
 
 
-@pytest.mark.parametrize(("action", "state"), [("retry", "dead"), ("revoke", "running")])
+def test_a_cancellation_ends_what_waits_and_asks_what_runs_with_a_reason(
+    operator: Client,
+) -> None:
+    tasks: list[Task] = [
+        TaskFactory(),
+        TaskFactory(state="running"),
+        TaskFactory(state="succeeded"),
+    ]
+    assert "Say why" in act(operator, "cancel", tasks, confirmed="yes", reason=" ").text
+    page = act(operator, "cancel", tasks, confirmed="yes", reason="wrong month")
+    assert "2 of 3 changed; 1 were not in a state for it." in page.text
+    assert [row_of(task)["status"] for task in tasks] == ["cancelled", "running", "succeeded"]
+    assert row_of(tasks[1])["cancel_requested_by"] == "olga"
+    assert row_of(tasks[0])["last_error"] == "cancelled by olga: wrong month"
+
+
+@pytest.mark.parametrize(
+    ("action", "state"), [("retry", "dead"), ("cancel", "ready"), ("revoke", "running")]
+)
 def test_an_action_needs_its_permission(viewer: Client, action: str, state: str) -> None:
     task = TaskFactory(state=state)
     before = row_of(task)

@@ -12,13 +12,13 @@ import pytest
 
 from leasing.hold import Hold
 from leasing.keeper import Keeper
-from leasing.rowstore import RowStore
 from tasks import chaos, runner
 from tasks.chaos import Chaos
+from tasks.execution import Execution
 from tasks.models import TaskStatus
 from tests.factories import TaskFactory
 from tests.leasing.support import FakeClock, FakeStore, expire, hold_of
-from tests.tasks.support import Handlers, granted_at, refusals, row_of
+from tests.tasks.support import Handlers, refusals, row_of
 
 
 class Drawn(random.Random):
@@ -109,8 +109,7 @@ def test_the_result_of_a_stalled_task_is_handed_in_late_and_refused(
     monkeypatch.setattr(chaos, "LATENESS", 0)
     monkeypatch.setattr(runner, "close_old_connections", lambda: None)
     task = TaskFactory(name="jobs.echo", state="running")
-    hold = Hold(RowStore(type(task), "default"), keeper=manual_keeper)
-    hold.adopt(granted_at(task, clock()))
+    task.sent_at = clock()
 
     def work(ctx: Any, **data: Any) -> str:
         clock.advance(30)
@@ -120,7 +119,8 @@ def test_the_result_of_a_stalled_task_is_handed_in_late_and_refused(
         return "late"
 
     handlers["jobs.echo"] = work
-    runner.run(task, hold, threading.Event(), Chaos(random=Drawn(0.1)))
+    execution = Execution(task, threading.Event(), keeper=manual_keeper)
+    runner.run(execution, chaos=Chaos(random=Drawn(0.1)))
 
     assert row_of(task)["status"] == TaskStatus.READY
     assert refusals(task) == ["complete"]
@@ -132,10 +132,10 @@ def test_a_task_that_is_spared_runs_as_without_chaos(
 ) -> None:
     monkeypatch.setattr(runner, "close_old_connections", lambda: None)
     task = TaskFactory(name="jobs.echo", data={"x": 1}, state="running")
-    hold = Hold(RowStore(type(task), "default"), keeper=manual_keeper)
-    hold.adopt(granted_at(task, clock()))
+    task.sent_at = clock()
+    execution = Execution(task, threading.Event(), keeper=manual_keeper)
 
-    runner.run(task, hold, threading.Event(), Chaos(random=Drawn(0.5)))
+    runner.run(execution, chaos=Chaos(random=Drawn(0.5)))
 
     assert row_of(task)["task_output"] == {"x": 1}
 

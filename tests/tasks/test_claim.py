@@ -13,9 +13,9 @@ from pytest_django import Settings
 
 from leasing.clock import clock
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseInTransaction
-from tasks import querysets
 from tasks.exceptions import UnknownQueue
 from tasks.models import Task, TaskStatus
+from tasks.querysets import operator
 from tasks.sample import SLEEP
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
@@ -314,7 +314,7 @@ def last_swept(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def set_to(seconds_ago: float | None) -> None:
         ages = {} if seconds_ago is None else {connection.alias: clock() - seconds_ago}
-        monkeypatch.setattr(querysets, "_swept_at", ages)
+        monkeypatch.setattr(operator, "swept_at", ages)
 
     return set_to
 
@@ -332,7 +332,7 @@ def test_stuck_tasks_are_recovered_first_when_none_has_looked_for_them_lately(
 
     assert (task.pk, task.attempts, task.holder) == (stuck.pk, 2, "ann")
     assert [name for name, _, _ in told] == ["recovered", "claimed"]
-    assert clock() - querysets._swept_at["default"] < 5
+    assert clock() - operator.swept_at["default"] < 5
 
 
 def test_a_process_that_has_just_swept_does_not_sweep_again(
@@ -408,6 +408,6 @@ def test_a_row_that_has_come_by_the_same_grant_is_not_answered(
 ) -> None:
     other = TaskFactory(state="running")
     mine = TaskFactory()
-    monkeypatch.setattr("tasks.querysets.uuid.uuid4", lambda: other.grant_id)
+    monkeypatch.setattr("uuid.uuid4", lambda: other.grant_id)
 
     assert [task.pk for task in Task.objects.claim("ann")] == [mine.pk]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import signal
 import threading
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.utils import autoreload
 
 from leasing import shutdown
 from tasks.chaos import Chaos
@@ -23,6 +26,7 @@ class Noted:
     """Stands for a worker or a generator: keeps what it was made with, and does not run."""
 
     failed = False
+    executions: tuple[()] = ()
 
     made: dict[str, Any] = {}
 
@@ -47,6 +51,10 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "says"),
     [
         (["--threads", "0"], "--threads must be at least 1"),
+        (["--coroutines", "0"], "--coroutines must be at least 1"),
+        (["--processes", "0"], "--processes must be at least 1"),
+        (["--max-tasks", "0"], "--max-tasks must be at least 1"),
+        (["--once", "--drain"], "not allowed with argument"),
         (["--queue", "nowhere"], "There is no queue 'nowhere'"),
         (["--queue", "default", "--queue", "nowhere"], "There is no queue 'nowhere'"),
         (["--ttl", "0.5"], "between 1 and 86400 seconds"),
@@ -70,6 +78,13 @@ def test_a_workers_options_reach_it() -> None:
         "default",
         "--threads",
         "3",
+        "--coroutines",
+        "4",
+        "--processes",
+        "5",
+        "--max-tasks",
+        "6",
+        "--drain",
         "--ttl",
         "7",
         "--stop-timeout",
@@ -83,7 +98,11 @@ def test_a_workers_options_reach_it() -> None:
     assert isinstance(chaos, Chaos)
     assert Noted.made == {
         "queues": ["default"],
-        "concurrency": 3,
+        "threads": 3,
+        "coroutines": 4,
+        "processes": 5,
+        "max_tasks": 6,
+        "until": "drained",
         "ttl": 7,
         "stop_timeout": 9,
         "name": "ann",
@@ -95,12 +114,57 @@ def test_a_worker_without_options_has_the_defaults() -> None:
 
     assert Noted.made == {
         "queues": None,
-        "concurrency": 4,
+        "threads": 4,
+        "coroutines": 100,
+        "processes": 1,
+        "max_tasks": None,
+        "until": "stopped",
         "ttl": None,
         "stop_timeout": None,
         "name": None,
         "chaos": None,
     }
+
+
+def test_a_worker_may_end_with_what_is_ready() -> None:
+    call_command("run_worker", "--once")
+
+    assert Noted.made["until"] == "once"
+
+
+def test_in_development_a_worker_starts_again_with_new_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under the reloader it runs beside the main thread, whose end gives its tasks back."""
+    at_exit: list[Any] = []
+    monkeypatch.setattr(autoreload, "run_with_reloader", lambda work: work())
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    monkeypatch.setattr(Noted, "stop_now", "gives back", raising=False)
+
+    call_command("run_worker", "--autoreload", "--threads", "2")
+
+    assert Noted.made["threads"] == 2
+    assert at_exit == ["gives back"]
+
+
+def test_a_worker_that_failed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Noted, "failed", True)
+
+    with pytest.raises(CommandError, match="stuck"):
+        call_command("run_worker")
+
+
+def test_a_thread_that_runs_on_does_not_keep_the_process_from_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(Noted, "executions", ["one"])
+    monkeypatch.setattr(logging, "shutdown", lambda: None)
+    monkeypatch.setattr(os, "_exit", left.append)
+
+    call_command("run_worker")
+
+    assert left == [0]
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,50 @@ IMPOSSIBLE: list[tuple[str, str, str, dict[str, Any]]] = [
     ("attempts_are_limited", "more attempts than allowed", "running", {"attempts": 11}),
     ("attempts_are_limited", "fewer allowed than were made", "dead", {"max_attempts": 0}),
     ("attempts_are_limited", "ready with no attempt left", "retrying", {"max_attempts": 1}),
-    ("ended_frees_its_key", "ended and in the way of others", "succeeded", {"unique_key": "k"}),
-    ("ended_frees_its_key", "dead and in the way of others", "dead", {"unique_key": "k"}),
+    ("key_is_in_its_time", "ended and in the way of others", "succeeded", {"unique_key": "k"}),
+    ("key_is_in_its_time", "dead and in the way of others", "dead", {"unique_key": "k"}),
+    (
+        "key_is_in_its_time",
+        "claimed, with the key of one that waits",
+        "running",
+        {"unique_key": "k", "unique_for": "waiting"},
+    ),
+    (
+        "key_is_in_its_time",
+        "claimed once, with the key of one that waits",
+        "retrying",
+        {"unique_key": "k", "unique_for": "waiting"},
+    ),
+    (
+        "key_is_in_its_time",
+        "in its second attempt, with the key of the first",
+        "retrying",
+        {"unique_key": "k", "unique_for": "running"},
+    ),
+    (
+        "key_is_in_its_time",
+        "ended, with the key of one that runs",
+        "succeeded",
+        {"unique_key": "k", "unique_for": "running"},
+    ),
+    ("window_has_an_end", "a window for ever", "ready", {"unique_for": "window"}),
+    (
+        "key_is_in_its_time",
+        "ended, with the key of a window for ever",
+        "succeeded",
+        {"unique_key": "k", "unique_for": "window"},
+    ),
+    ("window_has_an_end", "an end of no window", "ready", {"unique_until": LATER}),
+    ("slot_is_of_the_running", "waiting and in a slot", "ready", {"slot": "k:0"}),
+    ("slot_is_of_the_running", "ended and in a slot", "succeeded", {"slot": "k:0"}),
+    ("limit_has_a_key", "a limit of nothing", "ready", {"concurrency_limit": 1}),
+    ("limit_has_a_key", "a key without a limit", "ready", {"concurrency_key": "k"}),
+    (
+        "limit_has_a_key",
+        "a limit that lets nothing run",
+        "ready",
+        {"concurrency_key": "k", "concurrency_limit": 0},
+    ),
     ("granted_or_never", "held by nobody", "running", {"holder": ""}),
     ("granted_or_never", "running without a proof", "running", {"grant_id": None}),
     ("granted_or_never", "granted at no time", "running", {"acquired_at": None}),
@@ -71,6 +113,25 @@ def test_an_impossible_state_cannot_be_written(
 
     with pytest.raises(IntegrityError, match=f"tasks_task_{constraint}"), transaction.atomic():
         Task.objects.filter(pk=task.pk).update(**update)
+
+
+@pytest.mark.parametrize(
+    ("state", "update"),
+    [
+        ("ready", {"unique_for": "waiting"}),
+        ("returned", {"unique_for": "running"}),
+        ("running", {"unique_for": "running"}),
+        ("retrying", {"unique_for": "finished"}),
+        *[
+            (state, {"unique_for": "window", "unique_until": LATER})
+            for state in ("ready", "running", "retrying", "succeeded", "dead")
+        ],
+    ],
+)
+def test_a_key_may_be_kept_in_its_time(state: str, update: dict[str, Any]) -> None:
+    task = TaskFactory(state=state)
+
+    assert Task.objects.filter(pk=task.pk).update(unique_key="k", **update) == 1
 
 
 def test_each_constraint_is_put_to_the_test() -> None:

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from leasing.functions import after
 from tasks.diagnosis import diagnose, look_around
-from tasks.models import Task
+from tasks.models import Queue, Task
 from tests.factories import TaskFactory, WorkerFactory
 
 pytestmark = pytest.mark.django_db
@@ -82,13 +82,33 @@ def saturated() -> Task:
     return TaskFactory()
 
 
+def queue_paused() -> Task:
+    Queue.objects.pause("default", by="olga", reason="the server is down")
+    return TaskFactory()
+
+
+def limit_reached() -> Task:
+    WorkerFactory()
+    TaskFactory(state="running", concurrency_key="k", concurrency_limit=2, holder="ann")
+    TaskFactory(state="running", concurrency_key="k", concurrency_limit=2, holder="bob")
+    return TaskFactory(concurrency_key="k", concurrency_limit=2)
+
+
 def due() -> Task:
     WorkerFactory()
     return TaskFactory()
 
 
+def cancel_requested() -> Task:
+    task = running_ok()
+    Task.objects.filter(pk=task.pk).cancel(by="bob")
+    task.refresh_from_db()
+    return task
+
+
 SITUATIONS: dict[str, Callable[[], Task]] = {
     "running_ok": running_ok,
+    "cancel_requested": cancel_requested,
     "late": late,
     "holder_gone": holder_gone,
     "expired_holder_alive": expired_holder_alive,
@@ -99,6 +119,8 @@ SITUATIONS: dict[str, Callable[[], Task]] = {
     "no_worker": no_worker,
     "unknown_task": unknown_task,
     "saturated": saturated,
+    "queue_paused": queue_paused,
+    "limit_reached": limit_reached,
     "due": due,
     "done": lambda: TaskFactory(state="succeeded"),
     "cancelled": lambda: TaskFactory(state="cancelled"),
@@ -136,11 +158,47 @@ def test_a_stuck_task_says_what_recovery_will_make_of_it(attempts: int, end: str
     assert end in diagnose(TaskFactory(state="stuck", max_attempts=attempts)).next
 
 
+def test_who_asked_for_a_cancellation_is_named_while_it_runs_and_afterwards() -> None:
+    task = cancel_requested()
+    assert diagnose(task).headline.startswith("bob asked ")
+
+    Task.objects.accept_cancel(task)
+    assert diagnose(task).headline == "It was cancelled by bob."
+
+
+def test_a_stuck_task_that_was_to_be_cancelled_will_be() -> None:
+    WorkerFactory()
+    task = TaskFactory(state="stuck")
+    Task.objects.filter(pk=task.pk).cancel()
+    task.refresh_from_db()
+
+    assert "cancelled" in diagnose(task).next
+
+
 @pytest.mark.parametrize(
     ("code", "action"), [("late", "revoke"), ("exhausted", "retry"), ("given_up", "retry")]
 )
 def test_what_can_be_done_is_offered_with_its_consequence(code: str, action: str) -> None:
     assert [offer.name for offer in diagnose(SITUATIONS[code]()).actions] == [action]
+
+
+def test_a_paused_queue_says_who_paused_it_and_why() -> None:
+    answer = diagnose(queue_paused())
+
+    assert answer.headline == "The queue default is paused: the server is down"
+    assert dict(answer.facts).items() >= {"Paused by": "olga"}.items()
+
+
+@pytest.mark.parametrize("state", ["succeeded", "ready", "retrying"])
+def test_a_limit_that_is_not_reached_is_nobodys_reason(state: str) -> None:
+    WorkerFactory()
+    for key in ("k", "other", ""):
+        TaskFactory(state="running", concurrency_key=key, concurrency_limit=2 if key else None)
+    TaskFactory(state=state, concurrency_key="k", concurrency_limit=2)
+
+    task = TaskFactory(concurrency_key="k", concurrency_limit=2)
+
+    assert diagnose(task).code == "due"
 
 
 def test_nothing_is_offered_where_nothing_needs_doing() -> None:

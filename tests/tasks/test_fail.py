@@ -10,7 +10,7 @@ from django.db import transaction
 from pytest_django import Settings
 
 from leasing.exceptions import LeaseLost
-from tasks import querysets
+from tasks import retry
 from tasks.exceptions import GiveUp
 from tasks.models import AttemptOutcome, Task, TaskStatus
 from tasks.retry import backoff
@@ -32,7 +32,7 @@ def longest_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     def at_most(attempt: int, **bounds: float) -> float:
         return backoff(attempt, **bounds, uniform=lambda low, high: high)
 
-    monkeypatch.setattr(querysets, "backoff", at_most)
+    monkeypatch.setattr(retry, "backoff", at_most)
 
 
 @pytest.mark.usefixtures("longest_pause")
@@ -83,7 +83,7 @@ def test_the_pause_is_drawn_from_nothing_up_to_its_bound(
     def shortest(attempt: int, **bounds: float) -> float:
         return backoff(attempt, **bounds, uniform=lowest)
 
-    monkeypatch.setattr(querysets, "backoff", shortest)
+    monkeypatch.setattr(retry, "backoff", shortest)
     task = TaskFactory(state="running")
 
     Task.objects.fail(task, "no luck")

@@ -16,11 +16,10 @@ from django.db import InterfaceError, OperationalError, connection, transaction
 from leasing.clock import clock as holder_clock
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
-from leasing.hold import Hold
 from leasing.keeper import Keeper
-from leasing.rowstore import RowStore
 from tasks import registry, runner
 from tasks.exceptions import GiveUp, UnknownTask
+from tasks.execution import Execution
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tests.factories import TaskFactory, claimed
@@ -30,7 +29,6 @@ from tests.tasks.support import (
     Told,
     attempt,
     attempts,
-    granted_at,
     make_due,
     names_of,
     refusals,
@@ -68,15 +66,14 @@ class Running:
         self.stopping = threading.Event()
         self._keeper = keeper
 
-    def hold(self, task: Task) -> Hold:
-        hold = Hold(RowStore(Task, "default"), keeper=self._keeper)
-        hold.adopt(granted_at(task, self._keeper.clock()))
-        return hold
+    def execution(self, task: Task) -> Execution:
+        task.sent_at = self._keeper.clock()
+        return Execution(task, self.stopping, keeper=self._keeper)
 
     def __call__(self, function: Callable[..., Any] | None = None, **options: Any) -> Task:
         """Run a task to its end, with ``function`` as its handler."""
         task: Task = TaskFactory(name="jobs.echo", state="running", holder="ann", **options)
-        runner.run(task, self.hold(task), self.stopping)
+        runner.run(self.execution(task))
         assert self._keeper._holds == {}
         task.refresh_from_db()
         return task
@@ -237,7 +234,7 @@ def test_a_task_whose_handler_is_missing_waits_and_spends_no_attempt(
     running = Running(manual_keeper)
     start = database_now("default")
 
-    runner.run(mine, running.hold(mine), running.stopping)
+    runner.run(running.execution(mine))
 
     row = row_of(task)
     assert (row["status"], row["attempts"]) == (TaskStatus.READY, 0)
@@ -259,12 +256,12 @@ def test_once_the_handler_is_there_the_task_is_run(
     del handlers["jobs.echo"]
     running = Running(manual_keeper)
     mine = claimed(task, "old")
-    runner.run(mine, running.hold(mine), running.stopping)
+    runner.run(running.execution(mine))
 
     handlers["jobs.echo"] = known
     make_due(task)
     mine = claimed(task, "new")
-    runner.run(mine, running.hold(mine), running.stopping)
+    runner.run(running.execution(mine))
 
     assert row_of(task)["status"] == TaskStatus.SUCCEEDED
     assert row_of(task)["task_output"] == {"x": 1}
@@ -589,7 +586,7 @@ def test_a_claimed_task_is_held_from_the_moment_its_claim_was_sent() -> None:
     assert before <= task.sent_at <= holder_clock()
     task.sent_at = sent_at = before - 5
 
-    hold = runner.hold_of(task)
+    hold = Execution(task, threading.Event()).hold
 
     try:
         assert hold.key == task.pk

@@ -50,10 +50,20 @@ LINES: dict[str, tuple[Callable[[Task], object], int, str]] = {
         logging.WARNING,
         "recovered from ann: revoked by root: wrong printer",
     ),
+    "cancelled": (
+        lambda task: Task.objects.accept_cancel(task, by="bob"),
+        logging.INFO,
+        "cancelled: cancelled by bob",
+    ),
     "returned": (
         lambda task: Task.objects.give_back(task, "its worker was stopped"),
         logging.INFO,
         "given back by ann: its worker was stopped",
+    ),
+    "snoozed": (
+        lambda task: Task.objects.snooze(task, 60, "the box is locked"),
+        logging.INFO,
+        "put off until {scheduled_at}: the box is locked",
     ),
 }
 

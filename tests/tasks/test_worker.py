@@ -7,18 +7,17 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
-from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from django.db import InterfaceError, OperationalError, connections
+from django.db import InterfaceError, OperationalError
 from pytest_django import Settings
 
 from leasing.keeper import Keeper, keeper
 from tasks import registry
+from tasks.lanes import Lane, Threads
 from tasks.models import Task, TaskStatus, Worker, WorkerQuerySet
 from tasks.querysets import TaskQuerySet
 from tasks.worker import WorkerProcess
@@ -26,11 +25,9 @@ from tests.factories import TaskFactory, WorkerFactory
 from tests.leasing.support import expire
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempt, attempts, make_due, refusals, row_of
+from tests.tasks.workers import PATIENCE, ended, states, working
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-#: Long enough for a loaded machine; nothing waits that long when all is well.
-PATIENCE = 20.0
 
 
 @pytest.fixture(autouse=True)
@@ -40,26 +37,6 @@ def _quick(settings: Settings) -> None:
         "POLL_EVERY": 0.05,
         "SWEEP_EVERY": 0.1,
     }
-
-
-@contextmanager
-def working(**options: Any) -> Iterator[WorkerProcess]:
-    """A worker at work; made to stop at the end, if it has not."""
-    worker = WorkerProcess(**{"concurrency": 2, "stop_timeout": PATIENCE, **options})
-
-    def work() -> None:
-        worker.run()
-        connections.close_all()
-
-    thread = threading.Thread(target=work, name="main thread of a worker")
-    thread.start()
-    try:
-        yield worker
-    finally:
-        worker.stop()
-        worker.stop()
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
 
 
 class Gate:
@@ -89,14 +66,6 @@ def gate(handlers: Handlers) -> Iterator[Gate]:
     wait_for(lambda: len(gate.saw_stop) == len(gate.began))
 
 
-def ended(worker: WorkerProcess) -> Callable[[], bool]:
-    return worker._ended.is_set
-
-
-def states() -> list[str]:
-    return list(Task.objects.order_by("pk").values_list("status", flat=True))
-
-
 # Running tasks
 
 
@@ -117,7 +86,7 @@ def test_a_worker_runs_what_is_there_and_what_comes() -> None:
 def test_as_many_tasks_run_at_a_time_as_there_are_threads(gate: Gate) -> None:
     tasks = TaskFactory.create_batch(5, name="jobs.gate", data={})
 
-    with working(concurrency=3):
+    with working(threads=3):
         wait_for(lambda: len(gate.began) == 3)
         assert states() == ["running"] * 3 + ["ready"] * 2
         gate.open()
@@ -166,7 +135,7 @@ def test_a_handler_that_ends_its_thread_ends_neither_thread_nor_worker(
     TaskFactory.create_batch(3, name="jobs.leave", data={}, max_attempts=1)
     last = TaskFactory(name="jobs.echo", data={}, priority=-1)
 
-    with working(concurrency=1):
+    with working(threads=1):
         wait_for(lambda: row_of(last)["status"] == TaskStatus.SUCCEEDED)
 
     assert states() == ["failed"] * 3 + ["succeeded"]
@@ -200,13 +169,13 @@ def test_a_worker_that_recovers_a_task_claims_it_without_waiting_for_its_next_lo
 def test_a_worker_that_lost_a_task_and_has_it_again_keeps_count_of_both(gate: Gate) -> None:
     """The lost attempt still has its thread: there is no room for a third."""
     task = TaskFactory(name="jobs.gate", data={})
-    with working(concurrency=2) as worker:
+    with working(threads=2) as worker:
         wait_for(lambda: gate.began == [task.pk])
         expire(task)
         wait_for(lambda: gate.began == [task.pk] * 2)
         TaskFactory(name="jobs.gate", data={})
 
-        assert len(worker._running) == 2
+        assert len(worker.executions) == 2
         assert worker._claim() is False
         gate.open()
         wait_for(lambda: states() == ["succeeded"] * 2)
@@ -290,7 +259,7 @@ def test_both_attempts_of_a_task_that_a_worker_has_twice_are_settled_when_it_sto
     gate: Gate,
 ) -> None:
     task = TaskFactory(name="jobs.gate", data={})
-    with working(concurrency=2, stop_timeout=0) as worker:
+    with working(threads=2, stop_timeout=0) as worker:
         wait_for(lambda: gate.began == [task.pk])
         expire(task)
         wait_for(lambda: gate.began == [task.pk] * 2)
@@ -372,7 +341,7 @@ def test_a_task_without_a_handler_stops_no_worker(handlers: Handlers) -> None:
     del handlers["jobs.new"]
     known = TaskFactory(name="jobs.echo", data={})
 
-    with working(concurrency=1):
+    with working(threads=1):
         wait_for(lambda: row_of(known)["status"] == TaskStatus.SUCCEEDED)
         assert attempts(unknown) == [(1, "returned")]
         handlers["jobs.new"] = lambda ctx: "found"
@@ -392,15 +361,24 @@ def known(worker: WorkerProcess) -> Callable[[], bool]:
 
 
 def test_a_worker_says_what_it_is_and_what_it_serves() -> None:
-    with working(queues=["mail"], concurrency=3) as worker:
+    with working(queues=["mail"], threads=3) as worker:
         wait_for(known(worker))
         row = worker_row(worker)
 
     assert (row.pid, row.hostname) == (os.getpid(), socket.gethostname())
-    assert (row.queues, row.concurrency, row.sweeps) == (["mail"], 3, True)
+    assert (row.queues, row.sweeps) == (["mail"], True)
+    assert row.concurrency == worker.places.concurrency == 3 + 100 + 1
     assert row.handlers == registry.names()
     assert row.state == "live"
     assert worker_row(worker).state == "stopped"
+
+
+def test_only_places_for_handlers_that_there_are_count(handlers: Handlers) -> None:
+    for name in [n for n in registry.names() if registry.find(n).kind is registry.Kind.COROUTINE]:
+        del handlers[name]
+    assert WorkerProcess(threads=3, processes=5).places.concurrency == 3 + 5
+    del handlers["jobs.compute"]
+    assert WorkerProcess(threads=3, processes=5).places.concurrency == 3
 
 
 def test_a_worker_is_seen_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,11 +400,11 @@ def test_a_worker_whose_row_was_deleted_writes_another(monkeypatch: pytest.Monke
 def test_a_worker_that_starts_again_under_its_name_says_what_it_is_now() -> None:
     old = WorkerFactory(name="ann", state="stopped", pid=1, handlers=["old"], concurrency=9)
 
-    with working(name="ann", concurrency=2) as worker:
+    with working(name="ann", threads=2) as worker:
         wait_for(known(worker))
         row = worker_row(worker)
 
-    assert (row.pk, row.pid, row.concurrency) == (old.pk, os.getpid(), 2)
+    assert (row.pk, row.pid, row.concurrency) == (old.pk, os.getpid(), 2 + 100 + 1)
     assert row.handlers == registry.names()
     assert row.started_at > old.started_at
 
@@ -497,29 +475,43 @@ def test_a_workers_threads_leave_no_renewals_behind() -> None:
     assert not threads & {"leasing-renewer", "leasing-watchdog", "leasing-teller"}
 
 
-def test_a_worker_whose_threads_all_run_lost_tasks_ends_to_be_started_again(
+def lost_in(lane: Lane, interval: float = 10.0) -> Any:
+    """A place of ``lane`` that is taken by a task which may be lost."""
+    execution = SimpleNamespace(is_over=False, hold=SimpleNamespace(interval=interval))
+    lane._running[uuid.uuid4()] = cast(Any, execution)
+    return execution
+
+
+def test_a_lane_whose_places_all_have_tasks_that_are_over_is_stuck_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("tasks.worker.clock", lambda: now)
-    worker = WorkerProcess(concurrency=1)
-    hold = SimpleNamespace(lost=Event(), interval=10.0)
-    worker._running[uuid.uuid4()] = cast(Any, (None, hold))
+    monkeypatch.setattr("tasks.lanes.clock", lambda: now)
+    lane = Threads(1, print)
+    execution = lost_in(lane)
 
-    assert not worker._is_stuck()
-    hold.lost.set()
-    assert not worker._is_stuck()
+    assert not lane.is_stuck()
+    execution.is_over = True
+    assert not lane.is_stuck()
     now += 30
-    assert not worker._is_stuck()
+    assert not lane.is_stuck()
     now += 0.1
-    assert worker._is_stuck()
+    assert lane.is_stuck()
 
 
-def test_a_worker_with_a_thread_left_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = WorkerProcess(concurrency=2)
-    hold = SimpleNamespace(lost=Event(), interval=0.0)
-    hold.lost.set()
-    worker._running[uuid.uuid4()] = cast(Any, (None, hold))
+def test_a_lane_with_a_place_left_is_not_stuck() -> None:
+    lane = Threads(2, print)
+    lost_in(lane, interval=0.0).is_over = True
 
-    assert not worker._is_stuck()
-    assert not worker._is_stuck()
+    assert not lane.is_stuck()
+    assert not lane.is_stuck()
+
+
+def test_a_worker_with_a_lane_that_is_stuck_ends_to_be_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Threads, "is_stuck", lambda lane: True)
+    with working() as worker:
+        wait_for(ended(worker))
+
+    assert worker.failed

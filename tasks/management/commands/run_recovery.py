@@ -1,27 +1,37 @@
 from __future__ import annotations
 
+import json
 import threading
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
 
 from leasing.names import default_holder
 from leasing.shutdown import on_stop_signal
-from tasks import recovery
+from tasks import recovery, schedules
 from tasks.presence import PRESENCE_PATIENCE, keep_present, sign_off
 
 
 class Command(BaseCommand):
-    help = "Recover tasks whose holder is gone. Every worker does so too; this is one alone."
+    help = (
+        "Recover tasks whose holder is gone, and repair or report every other state that must "
+        "not be. Every worker does so too; this is one alone."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--once", action="store_true", help="sweep once, say how many, and end")
+        parser.add_argument("--once", action="store_true", help="look once, say what, and end")
+        parser.add_argument(
+            "--dry-run", action="store_true", help="with --once: change nothing, only say what"
+        )
+        parser.add_argument("--json", action="store_true", help="with --once: as a JSON object")
 
     def handle(self, **options: Any) -> None:
         if options["once"]:
-            self.stdout.write(f"{recovery.sweep()} recovered")
+            self._print(recovery.examine(dry_run=options["dry_run"]), options["json"])
             return
+        if options["dry_run"] or options["json"]:
+            raise CommandError("--dry-run and --json go with --once.")
         stopping = threading.Event()
         on_stop_signal(stopping.set)
         name = default_holder()
@@ -30,6 +40,30 @@ class Command(BaseCommand):
             target=keep_present, args=(name, stopping), kwargs=nothing, daemon=True
         )
         presence.start()
+        scheduler = threading.Thread(target=schedules.run_until, args=(stopping,), daemon=True)
+        scheduler.start()
         recovery.run_until(stopping)
         presence.join(PRESENCE_PATIENCE)
         sign_off(name)
+
+    def _print(self, report: recovery.Report, as_json: bool) -> None:
+        if as_json:
+            self.stdout.write(json.dumps(report.as_json(), indent=2))
+            return
+        for each in report.findings:
+            shown = ", ".join(map(str, each.keys)) + (
+                ", ..." if each.count > len(each.keys) else ""
+            )
+            self.stdout.write(f"{each.kind}: {each.count} ({shown})")
+            self.stdout.write(f"  {each.what}")
+            if not each.remedy:
+                self.stdout.write("  only reported")
+            elif report.dry_run:
+                self.stdout.write(f"  would be repaired: {each.remedy}")
+            else:
+                self.stdout.write(f"  {each.repaired} repaired: {each.remedy}")
+        if report.dry_run:
+            repairs = f"{report.repairable} would be repaired"
+        else:
+            repairs = f"{report.repaired} repaired"
+        self.stdout.write(f"{repairs}, {report.suspected} only reported")

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import atexit
+import logging
+import os
+import sys
 from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
+from django.utils import autoreload
 
 from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.names import check_name, check_ttl
@@ -11,7 +16,7 @@ from leasing.shutdown import on_stop_signal
 from tasks.chaos import Chaos
 from tasks.exceptions import UnknownQueue
 from tasks.querysets import check_queue
-from tasks.worker import WorkerProcess
+from tasks.worker import Until, WorkerProcess
 
 
 class Command(BaseCommand):
@@ -25,7 +30,18 @@ class Command(BaseCommand):
             metavar="NAME",
             help="serve this queue only; may be given again (default: all of them)",
         )
-        parser.add_argument("--threads", type=int, default=4, help="tasks at a time (default 4)")
+        parser.add_argument(
+            "--threads", type=int, default=4, help="plain handlers at a time (default 4)"
+        )
+        parser.add_argument(
+            "--coroutines", type=int, default=100, help="async handlers at a time (default 100)"
+        )
+        parser.add_argument(
+            "--processes",
+            type=int,
+            default=1,
+            help="handlers in child processes at a time (default 1, started when needed)",
+        )
         parser.add_argument(
             "--ttl", type=float, help="seconds that a claim and each heartbeat are good for"
         )
@@ -35,6 +51,19 @@ class Command(BaseCommand):
             metavar="SECONDS",
             help="how long running tasks may go on after a stop",
         )
+        ends = parser.add_mutually_exclusive_group()
+        ends.add_argument("--once", action="store_true", help="run what is ready, and end")
+        ends.add_argument(
+            "--drain",
+            action="store_true",
+            help="end when nothing in the queues is due or running, here or elsewhere",
+        )
+        ends.add_argument(
+            "--autoreload", action="store_true", help="in development: start again with new code"
+        )
+        parser.add_argument(
+            "--max-tasks", type=int, metavar="N", help="end after so many tasks, for a supervisor"
+        )
         parser.add_argument("--name", help="what this worker is called (default: host:pid:random)")
         parser.add_argument(
             "--chaos",
@@ -43,25 +72,52 @@ class Command(BaseCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        if options["threads"] < 1:
-            raise CommandError("--threads must be at least 1.")
-        try:
-            check_ttl(options["ttl"])
-            if options["name"] is not None:
-                check_name(options["name"], "name")
-            for queue in options["queues"] or ():
-                check_queue(queue)
-        except (InvalidResource, InvalidTTL, UnknownQueue) as error:
-            raise CommandError(str(error)) from error
-        worker = WorkerProcess(
-            queues=options["queues"],
-            concurrency=options["threads"],
-            ttl=options["ttl"],
-            stop_timeout=options["stop_timeout"],
-            chaos=Chaos() if options["chaos"] else None,
-            name=options["name"],
-        )
+        _check(options)
+        if options["autoreload"]:
+            # Runs it on a thread beside the main one, which gets the signals and ends at a change.
+            autoreload.run_with_reloader(lambda: _reloaded(_worker(options)))
+            return
+        worker = _worker(options)
         on_stop_signal(worker.stop)
         worker.run()
+        if worker.executions:
+            # A thread that cannot be ended must not keep the process from its end.
+            _leave(worker)
         if worker.failed:
-            raise CommandError("Every thread was stuck.")
+            raise CommandError("Every place was stuck.")
+
+
+def _check(options: dict[str, Any]) -> None:
+    for name in ("threads", "coroutines", "processes", "max_tasks"):
+        if options[name] is not None and options[name] < 1:
+            raise CommandError(f"--{name.replace('_', '-')} must be at least 1.")
+    try:
+        check_ttl(options["ttl"])
+        if options["name"] is not None:
+            check_name(options["name"], "name")
+        for queue in options["queues"] or ():
+            check_queue(queue)
+    except (InvalidResource, InvalidTTL, UnknownQueue) as error:
+        raise CommandError(str(error)) from error
+
+
+def _worker(options: dict[str, Any]) -> WorkerProcess:
+    same = ("queues", "threads", "coroutines", "processes", "ttl", "stop_timeout", "max_tasks")
+    until = Until.ONCE if options["once"] else Until.DRAINED if options["drain"] else Until.STOPPED
+    return WorkerProcess(
+        **{name: options[name] for name in (*same, "name")},
+        until=until,
+        chaos=Chaos() if options["chaos"] else None,
+    )
+
+
+def _reloaded(worker: WorkerProcess) -> None:
+    atexit.register(worker.stop_now)
+    worker.run()
+
+
+def _leave(worker: WorkerProcess) -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1 if worker.failed else 0)

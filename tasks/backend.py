@@ -1,0 +1,159 @@
+"""The backend for Django's tasks: ``TASKS = {"default": {"BACKEND":
+"tasks.backend.DatabaseBackend"}}``.
+
+Enqueue, ``get_result`` and ``refresh`` cost one query each. Backends are built while modules are
+loading, so models are imported when they are needed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, ParamSpec, TypeVar, cast
+
+from django.apps import apps
+from django.core.checks import CheckMessage, Error
+
+from tasks import bridge
+from tasks.bridge import DatabaseTask
+from tasks.compat import (
+    AnyResult,
+    AnyTask,
+    BaseTaskBackend,
+    InvalidTask,
+    Task,
+    TaskResult,
+    TaskResultDoesNotExist,
+    normalize_json,
+    task_enqueued,
+)
+from tasks.conf import task_settings
+from tasks.exceptions import UnknownQueue
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: What ``OPTIONS`` may have.
+OPTIONS = ("max_attempts", "modules", "timeout")
+#: Those of them that tasks have for want of their own.
+DEFAULTS = ("max_attempts", "timeout")
+#: The greatest key that databases store.
+MAX_KEY = 2**63 - 1
+
+
+class DatabaseBackend(BaseTaskBackend):
+    """Stores tasks in the database, for ``manage.py run_worker``."""
+
+    task_class = DatabaseTask
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def validate_task(self, task: AnyTask) -> None:
+        """Check ``task``, and let workers run it. Raises InvalidTask."""
+        super().validate_task(task)
+        defaults = {key: self.options[key] for key in DEFAULTS if key in self.options}
+        bridge.declare(task, defaults)
+
+    def enqueue(
+        self, task: Task[P, R], args: list[Any], kwargs: dict[str, Any]
+    ) -> TaskResult[P, R]:
+        """Store ``task`` with JSON arguments, as part of the caller's transaction if there is
+        one. Raises InvalidTask, TypeError (arguments that are not JSON)."""
+        from tasks import models, results
+
+        self.validate_task(task)
+        data = normalize_json({"args": args, "kwargs": kwargs}) | {"backend": self.alias}
+        if task.run_after is not None:
+            data["run_after"] = task.run_after.isoformat()
+        try:
+            row = models.Task.objects.enqueue(
+                task.module_path,
+                data,
+                queue=task.queue_name,
+                priority=int(task.priority),
+                scheduled_at=task.run_after,
+                max_attempts=getattr(task, "max_attempts", None)
+                or self.options.get("max_attempts"),
+            )
+        except UnknownQueue as error:
+            raise InvalidTask(str(error)) from error
+        result = cast("TaskResult[P, R]", results.result_of(task, row, []))
+        task_enqueued.send(sender=type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> AnyResult:
+        """The result of a task that was enqueued here, by whichever alias and process.
+
+        Raises TaskResultDoesNotExist, also for tasks that no code here declares.
+        """
+        from tasks import models, results
+
+        key = _key(result_id)
+        found = results.fetch(models.Task.objects.home(), key) if key is not None else None
+        if found is None:
+            raise TaskResultDoesNotExist(result_id)
+        row, attempts = found
+        declared = bridge.find(row.name)
+        if declared is None:
+            raise TaskResultDoesNotExist(f"{result_id}: no task {row.name!r} is declared here.")
+        return results.result_of(declared, row, attempts)
+
+    def check(self, **kwargs: Any) -> list[CheckMessage]:
+        """What is wrong with these settings. No query."""
+        return [*self._check_app(), *self._check_options(), *self._check_queues()]
+
+    def _check_app(self) -> Iterable[CheckMessage]:
+        for app in ("leasing", "tasks"):
+            if not apps.is_installed(app):
+                yield Error(
+                    f"TASKS[{self.alias!r}] needs {app!r} in INSTALLED_APPS.", id="tasks.E020"
+                )
+
+    def _check_options(self) -> Iterable[CheckMessage]:
+        where = f"TASKS[{self.alias!r}]['OPTIONS']"
+        for key in self.options:
+            if key not in OPTIONS:
+                close = difflib.get_close_matches(str(key).lower(), OPTIONS, n=1)
+                hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(OPTIONS)}."
+                yield Error(f"{where} has no option {key!r}.", hint=hint, id="tasks.E021")
+        most = self.options.get("max_attempts", 1)
+        if not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= 32767:
+            yield Error(
+                f"{where}['max_attempts'] must be a whole number from 1 to 32767.",
+                id="tasks.E022",
+            )
+        if not _is_duration(self.options.get("timeout", 1)):
+            yield Error(
+                f"{where}['timeout'] must be more than 0 seconds, or a timedelta.",
+                id="tasks.E024",
+            )
+        if isinstance(self.options.get("modules", ()), str):
+            yield Error(f"{where}['modules'] must be a list of modules.", id="tasks.E025")
+
+    def _check_queues(self) -> Iterable[CheckMessage]:
+        for queue in sorted(self.queues - set(task_settings.QUEUES)):
+            yield Error(
+                f"TASKS[{self.alias!r}]['QUEUES'] names the queue {queue!r}, which is not in "
+                "TASK_QUEUE['QUEUES'].",
+                hint="TASK_QUEUE['QUEUES'] lists every queue there is.",
+                id="tasks.E023",
+            )
+
+
+def _is_duration(value: object) -> bool:
+    if isinstance(value, timedelta):
+        return value > timedelta(0)
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _key(result_id: object) -> int | None:
+    """The key that ``result_id`` stands for; None where it stands for none."""
+    text = str(result_id)
+    if not (text.isascii() and text.isdigit()) or len(text) > len(str(MAX_KEY)):
+        return None
+    key = int(text)
+    return key if text == str(key) and key <= MAX_KEY else None

@@ -1,0 +1,186 @@
+"""Wakes waiting workers: by notification on PostgreSQL, and within this process anywhere.
+
+Whoever enqueues rings once its transaction has committed, so a worker that wakes up finds the
+task. It rings at most once a WINDOW for each queue: what comes meanwhile is found by the second
+look that every rung worker takes a little more than a WINDOW later. A notification that is missed
+costs a poll, no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from django.db import Error, connections
+
+from leasing.bell import can_listen
+from leasing.clock import clock
+from leasing.dialects import after_commit, private_connection
+
+if TYPE_CHECKING:
+    from tasks.models import Task
+
+logger = logging.getLogger("tasks.worker")
+
+CHANNEL = "tasks_bell"
+#: Seconds in which one notification is enough for a queue.
+WINDOW = 0.05
+#: Seconds after which a worker that was rung looks again.
+SECOND_LOOK = 1.2 * WINDOW
+#: Seconds a connect or an answer may take, and between looks whether the worker has ended.
+TICK = 1.0
+#: Seconds between proofs that notifications still arrive.
+PROOF_EVERY = 30.0
+LONGEST_PAUSE = 15.0
+
+#: Hears a message: "queue default", or "task 17" for one that was asked to cancel.
+Hear = Callable[[str], object]
+
+
+class Ringer:
+    """Who listens within this process, and when each queue was last rung from it."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew. In a forked child: the listeners are the parent's."""
+        self._lock = threading.Lock()
+        self._rung_at: dict[tuple[str, str], float] = {}
+        self._here: list[Hear] = []
+
+    @contextmanager
+    def heard_by(self, hear: Hear) -> Iterator[None]:
+        """Call ``hear`` with what is rung within this process while the block runs."""
+        with self._lock:
+            self._here.append(hear)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._here.remove(hear)
+
+    def tell(self, using: str, message: str) -> None:
+        """Tell the listeners of this process and, over the connection ``using``, all others."""
+        with self._lock:
+            here = list(self._here)
+        for hear in here:
+            hear(message)
+        connection = connections[using]
+        # In a block that a TestCase wraps around a test nothing is ever committed.
+        if connection.vendor != "postgresql" or connection.in_atomic_block:
+            return
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, message])
+        except Error as error:  # the work is stored: a poll will find it
+            logger.warning("no worker could be told of %s: %s", message, error)
+
+    def is_due(self, using: str, queue: str) -> bool:
+        """Whether ``queue`` may be rung, which it then counts as."""
+        now = clock()
+        with self._lock:
+            if now - self._rung_at.get((using, queue), float("-inf")) < WINDOW:
+                return False
+            self._rung_at[using, queue] = now
+            return True
+
+
+ringer = Ringer()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=ringer.forget)
+
+
+def ring(using: str, tasks: Iterable[Task]) -> None:
+    """Wake the workers that wait for ``tasks``, once they are there to stay."""
+    queues = sorted({task.queue for task in tasks})
+
+    def tell() -> None:
+        for queue in queues:
+            if ringer.is_due(using, queue):
+                ringer.tell(using, f"queue {queue}")
+
+    if queues:
+        after_commit(using, tell)
+
+
+def hurry(using: str, keys: Iterable[Any]) -> None:
+    """Let the holders of the tasks with ``keys`` hear at once that they were asked to stop."""
+    messages = [f"task {key}" for key in keys]
+
+    def tell() -> None:
+        for message in messages:
+            ringer.tell(using, message)
+
+    if messages:
+        after_commit(using, tell)
+
+
+class Listener:
+    """Listens on a connection of its own, which it opens again when it broke."""
+
+    def __init__(self, using: str, hear: Hear, ended: threading.Event) -> None:
+        self.using = using
+        self._hear = hear
+        self._ended = ended
+        #: Whether notifications are known to arrive: behind a pooler in transaction mode they
+        #: do not.
+        self.hears = False
+
+    def listen(self) -> None:
+        """Listen until ``ended``; return at once where there is nothing to listen to."""
+        failures = 0
+        while can_listen(self.using) and not self._ended.is_set():
+            try:
+                failures = 0 if self._listen_once() else failures + 1
+            except Exception as error:
+                failures += 1
+                logger.warning("tasks are polled for, notifications are not heard: %s", error)
+            self.hears = False
+            self._ended.wait(min(LONGEST_PAUSE, TICK * 2.0 ** min(failures, 10)))
+        connections.close_all()
+
+    def _listen_once(self) -> bool:
+        """Listen for as long as the connection does its duty. Whether it ever did."""
+        connection = private_connection(self.using, TICK)
+        try:
+            connection.set_autocommit(True)
+            with connection.cursor() as cursor:
+                cursor.execute(f"LISTEN {CHANNEL}")
+                # What came while nobody listened.
+                self._hear("all")
+                while self._prove(connection, cursor):
+                    self._take(connection, clock() + PROOF_EVERY)
+                    if self._ended.is_set():
+                        return True
+            return False
+        finally:
+            connection.close()
+
+    def _prove(self, connection: Any, cursor: Any) -> bool:
+        """Whether what is notified on this connection is heard on it."""
+        proof = f"proof {uuid.uuid4()}"
+        cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, proof])
+        heard = self._take(connection, clock() + TICK, until=proof)
+        if self.hears != heard:
+            self.hears = heard
+            self._hear("all")
+        if not heard:
+            logger.warning("tasks are polled for: notifications do not arrive, as behind a pooler")
+        return heard
+
+    def _take(self, connection: Any, deadline: float, until: str = "") -> bool:
+        """Pass on what comes before ``deadline``; stop at the message ``until``, if it comes."""
+        while (left := deadline - clock()) > 0 and not self._ended.is_set():
+            for note in connection.connection.notifies(timeout=min(TICK, left), stop_after=1):
+                if note.payload == until:
+                    return True
+                if not note.payload.startswith("proof "):
+                    self._hear(note.payload)
+        return False

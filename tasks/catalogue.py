@@ -1,0 +1,289 @@
+"""Every state that a task must not be in, how it is found, and what is done about it.
+
+    expired          running, the deadline passed             taken back (``Task.objects.recover``)
+    holder_gone      running, its worker gone                 reported: the deadline decides
+    kept_slot        a slot, and not running                  the slot is freed
+    kept_key         a unique key beyond its lifetime         the key is freed
+    open_attempt     not running, the lease still open        the lease is closed
+    unplanned        a schedule that knows no next moment     it is planned
+    no_worker        due, in a queue that nobody serves       reported
+    unknown_task     due, and no worker has code for it       reported
+    unseen_cancel    to be cancelled, and waiting             cancelled
+    ignored_cancel   to be cancelled, and running on          reported: code cannot be killed
+
+Some of these a constraint of the table refuses (``guard``). They are looked for nevertheless:
+constraints are dropped, added without checking the rows that are there, or lost in a restore.
+
+Repairs are conditional updates over rows that nobody has locked, so that any number of
+processes may repair at once, and a row that has become sound meanwhile is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from django.db import models, transaction
+from django.db.models import Case, F, Q, Value, When
+from django.db.models.functions import Least
+
+from leasing.conf import leasing_settings
+from leasing.dialects import lock
+from leasing.functions import DbNow, after
+from tasks import signals
+from tasks.models import Schedule, Task, TaskStatus, UniqueFor, Worker, WorkerState
+from tasks.querysets import SWEEP_BATCH, ScheduleQuerySet, TaskQuerySet
+from tasks.runner import UNKNOWN_DELAY
+
+#: How many rows in one state are counted, and how many are named.
+MOST, NAMED = 1000, 10
+#: How long a holder may take to heed a cancellation: a renewal, and a step of its handler.
+HEED_WITHIN = timedelta(seconds=60)
+#: How far back claims are looked at for leases that were left open.
+CLAIMED_WITHIN = timedelta(days=1)
+#: What nobody needs to see of a task that is reported.
+PAYLOAD = ("task_data", "task_output", "progress", "checkpoint")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found in one of these states, and what was done."""
+
+    kind: str
+    what: str
+    #: Empty for what is only reported.
+    remedy: str
+    #: How many, counted up to MOST.
+    count: int
+    repaired: int = 0
+    #: The keys of the first of them.
+    keys: list[int] = field(default_factory=list)
+
+
+class Ailment:
+    """A state that must not be. Subclasses say which rows are in it."""
+
+    kind: ClassVar[str]
+    what: ClassVar[str]
+    #: What ``repair`` does, in a few words; empty: nothing, it is only reported.
+    remedy: str = ""
+    #: The constraint that refuses such a row.
+    guard: ClassVar[str] = ""
+
+    def rows(self) -> models.QuerySet[Any]:
+        """The rows that are in this state now."""
+        raise NotImplementedError
+
+    def columns(self) -> dict[str, Any]:
+        """What a repair writes."""
+        raise NotImplementedError
+
+    def find(self, limit: int = MOST) -> list[Any]:
+        """Rows in this state, the oldest first; nothing is changed."""
+        return list(self.rows().order_by("pk")[:limit])
+
+    def repair(self) -> int:
+        """Put right every row that nobody has locked. Returns how many."""
+        repaired = 0
+        while True:
+            found, cured = self._repair_some()
+            repaired += cured
+            if found < SWEEP_BATCH or not cured:
+                return repaired
+
+    def _repair_some(self) -> tuple[int, int]:
+        rows = self.rows()
+        with transaction.atomic(using=rows.db):
+            locked = lock(rows.order_by("pk"), skip_locked=True)
+            keys = list(locked.values_list("pk", flat=True)[:SWEEP_BATCH])
+            cured = [key for key in keys if rows.filter(pk=key).update(**self.columns())]
+        for task in _tasks().filter(pk__in=cured).order_by("pk"):
+            signals.send(signals.repaired, task, kind=self.kind, remedy=self.remedy)
+        return len(keys), len(cured)
+
+
+class Expired(Ailment):
+    """Its holder is gone. Poison ends here: at the limit of its attempts the task is dead."""
+
+    kind = "expired"
+    what = "running, and its deadline has passed"
+    remedy = "taken back with a raised token: ready, or dead after its last attempt"
+
+    def rows(self) -> TaskQuerySet:
+        return _tasks().stuck()
+
+    def repair(self) -> int:
+        repaired = 0
+        while True:
+            taken = Task.objects.recover(SWEEP_BATCH)
+            repaired += taken
+            if taken < SWEEP_BATCH:
+                return repaired
+
+
+class HolderGone(Ailment):
+    """Only the lease says who holds: a worker that cannot reach the database may still work."""
+
+    kind = "holder_gone"
+    what = "running under a worker that is gone; it is taken back when its deadline passes"
+
+    def rows(self) -> TaskQuerySet:
+        absent = [WorkerState.GONE.value, WorkerState.STOPPED.value]
+        gone = _workers().with_state().filter(state__in=absent)
+        held = _tasks().running().filter(expires_at__gt=DbNow())
+        return held.filter(holder__in=gone.values("name"))
+
+
+class KeptSlot(Ailment):
+    kind = "kept_slot"
+    what = "not running, and in the way of others with its concurrency key"
+    remedy = "its slot was freed"
+    guard = "tasks_task_slot_is_of_the_running"
+
+    def rows(self) -> TaskQuerySet:
+        return _tasks().filter(slot__isnull=False).exclude(status=TaskStatus.RUNNING)
+
+    def columns(self) -> dict[str, Any]:
+        return {"slot": None}
+
+
+class KeptKey(Ailment):
+    """The guard refuses all but one: a window that is over has nobody who would end it then."""
+
+    kind = "kept_key"
+    what = "has a unique key that it should have given up"
+    remedy = "its unique key was freed"
+    guard = "tasks_task_key_is_in_its_time"
+
+    def rows(self) -> TaskQuerySet:
+        too_long = (
+            Q(status__in=TaskStatus.ended(), unique_until=None)
+            | Q(unique_until__lte=DbNow())
+            | Q(unique_for=UniqueFor.WAITING, status=TaskStatus.RUNNING)
+            | Q(unique_for=UniqueFor.RUNNING, status=TaskStatus.READY, attempts__gt=0)
+        )
+        return _tasks().filter(too_long, unique_key__isnull=False)
+
+    def columns(self) -> dict[str, Any]:
+        return {"unique_key": None}
+
+
+class OpenAttempt(Ailment):
+    """The lists of leases would show it as held, although nobody can do anything under it."""
+
+    kind = "open_attempt"
+    what = "not running, and its lease is still open"
+    remedy = "its lease was closed"
+
+    def rows(self) -> TaskQuerySet:
+        # The deadline stands in no index; the moment of the claim does.
+        lately = _tasks().filter(acquired_at__gte=after(-CLAIMED_WITHIN))
+        open_ = lately.filter(released_at=None, expires_at__gt=DbNow())
+        return open_.exclude(status=TaskStatus.RUNNING)
+
+    def columns(self) -> dict[str, Any]:
+        return {"released_at": DbNow(), "expires_at": Least(F("expires_at"), DbNow())}
+
+
+class Unplanned(Ailment):
+    """A scheduler that has the code plans it as it comes by; here it is done at once."""
+
+    kind = "unplanned"
+    what = "a schedule that is not paused, and has no next moment"
+    remedy = "its next moment was set"
+
+    def rows(self) -> ScheduleQuerySet:
+        schedules: ScheduleQuerySet = Schedule._default_manager.using(leasing_settings.DATABASE)
+        return schedules.filter(paused_at=None, next_at=None)
+
+    def repair(self) -> int:
+        keys = [schedule.pk for schedule in self.find()]
+        for key in keys:
+            self.rows().serve(key)
+        return len(keys) - self.rows().filter(pk__in=keys).count()
+
+
+class NoWorker(Ailment):
+    kind = "no_worker"
+    what = "due, in a queue that no worker serves"
+
+    def rows(self) -> TaskQuerySet:
+        return _tasks().ready().exclude(queue__in=list(_served()))
+
+
+class UnknownName(Ailment):
+    """Workers that lack the code give the task back for a while, so it is looked for then too."""
+
+    kind = "unknown_task"
+    what = "due, and no worker of its queue has code for it"
+
+    def rows(self) -> TaskQuerySet:
+        unknown = Q(pk__in=[])
+        for queue, names in _served().items():
+            unknown |= Q(queue=queue) & ~Q(name__in=names)
+        soon = after(UNKNOWN_DELAY)
+        return _tasks().filter(unknown, status=TaskStatus.READY, scheduled_at__lte=soon)
+
+
+class UnseenCancel(Ailment):
+    """Its holder gave it back, or died, before it heard."""
+
+    kind = "unseen_cancel"
+    what = "waiting, although someone cancelled it"
+    remedy = "cancelled"
+
+    def rows(self) -> TaskQuerySet:
+        asked = _tasks().filter(cancel_requested_at__isnull=False)
+        return asked.filter(status=TaskStatus.READY)
+
+    def columns(self) -> dict[str, Any]:
+        kept = When(unique_until__gt=DbNow(), then=F("unique_key"))
+        return {
+            "status": TaskStatus.CANCELLED,
+            "processed_at": DbNow(),
+            "unique_key": Case(kept, default=Value(None), output_field=models.CharField()),
+        }
+
+
+class IgnoredCancel(Ailment):
+    kind = "ignored_cancel"
+    what = "running on, although someone cancelled it; a thread cannot be killed"
+
+    def rows(self) -> TaskQuerySet:
+        return _tasks().running().filter(cancel_requested_at__lte=after(-HEED_WITHIN))
+
+
+#: In the order in which they are looked for: what is repaired first may heal what comes later.
+CATALOGUE: Sequence[Ailment] = (
+    Expired(),
+    HolderGone(),
+    KeptSlot(),
+    KeptKey(),
+    OpenAttempt(),
+    Unplanned(),
+    UnseenCancel(),
+    IgnoredCancel(),
+    NoWorker(),
+    UnknownName(),
+)
+
+
+def _tasks() -> TaskQuerySet:
+    tasks: TaskQuerySet = Task.objects.home().defer(*PAYLOAD)
+    return tasks
+
+
+def _workers() -> Any:
+    return Worker.objects.using(leasing_settings.DATABASE)
+
+
+def _served() -> dict[str, set[str]]:
+    """The queues that workers serve who were seen lately, and the names that these have code
+    for."""
+    served: dict[str, set[str]] = {}
+    for worker in _workers().present().only("queues", "handlers"):
+        for queue in worker.queues:
+            served.setdefault(queue, set()).update(worker.handlers)
+    return served

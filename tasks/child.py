@@ -1,0 +1,180 @@
+"""What runs in a child process of a worker: one handler after the other.
+
+The worker keeps the lease of the task, and tells the child over a pipe until when it may be
+trusted, that it was cancelled, or that the worker stops. The child's context writes
+(progress, checkpoints) under the task's grant, over a connection of the child's own; how the
+attempt ended is told to the worker, which stores it. When the worker is gone the pipe ends, and
+so does the child with all that it started.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import threading
+import traceback
+import uuid
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+from django.db import close_old_connections
+
+from leasing.hold import Hold
+from leasing.keeper import Keeper
+from leasing.rowstore import RowStore, grant_of
+from tasks import registry
+from tasks.context import Context
+from tasks.interruption import Interruption
+from tasks.models import Task
+from tasks.payload import check_json
+from tasks.runner import call_handler
+
+
+@dataclass
+class Job:
+    """What the worker sends: a task to run, and what is known of its term."""
+
+    task: Task
+    trusted_until: float
+    timeout: timedelta | None
+
+
+@dataclass
+class News:
+    """What the worker sends meanwhile."""
+
+    grant_id: uuid.UUID
+    trusted_until: float
+    cancelled_by: str = ""
+    stopping: bool = False
+
+
+@dataclass
+class Answer:
+    """What the child sends: how the handler ended."""
+
+    output: Any = None
+    given_back: tuple[str, timedelta] | None = None
+    #: Whether the handler has completed the task itself.
+    completed: bool = False
+    failed: bool = False
+    #: The error, pickled, where that can be done.
+    error: bytes | None = None
+    error_type: str = ""
+    error_text: str = ""
+    traceback: str = ""
+
+
+@dataclass
+class Attempt:
+    """The child's side of one attempt."""
+
+    task: Task
+    hold: Hold
+    interruption: Interruption = field(default_factory=Interruption)
+
+    @classmethod
+    def of(cls, job: Job) -> Attempt:
+        hold = Hold(RowStore(Task, job.task._state.db or "default"), keeper=Keeper(threads=False))
+        hold.adopt(grant_of(job.task))
+        hold.settle()  # the worker tells of a loss
+        hold.trusted_until = job.trusted_until
+        interruption = Interruption(timeout=job.timeout)
+        interruption.start_timeout()
+        return cls(job.task, hold, interruption)
+
+    def hear(self, news: News) -> None:
+        if news.grant_id != self.hold.grant_id:
+            return
+        self.hold.trusted_until = news.trusted_until
+        if news.cancelled_by:
+            self.interruption.cancel(news.cancelled_by)
+        if news.stopping:
+            self.interruption.stopping.set()
+            self.interruption.stirred.set()
+
+    def run(self) -> Answer:
+        close_old_connections()
+        context = Context(self.task, self.hold, self.interruption.stopping, self.interruption)
+        try:
+            output = call_handler(registry.find(self.task.name), context)
+            if not context.completed:
+                check_json(output, "output")
+            answer = Answer(output, context.given_back)
+        except BaseException as error:
+            answer = failure(error)
+        context.flush()
+        answer.completed = context.completed
+        close_old_connections()
+        return answer
+
+
+def failure(error: BaseException) -> Answer:
+    """``error`` for the worker: as it is, if it can be taken apart and put together again."""
+    try:
+        pickled: bytes | None = pickle.dumps(error)
+        pickle.loads(pickled or b"")
+    except Exception:
+        pickled = None
+    try:
+        text = str(error)
+    except Exception:  # an error of the error's own
+        text = ""
+    trace = "".join(traceback.format_exception(error))
+    return Answer(
+        failed=True,
+        error=pickled,
+        error_type=type(error).__name__,
+        error_text=text,
+        traceback=trace,
+    )
+
+
+class RemoteTraceback(Exception):
+    """The cause of an error that came from a child: where it was raised there."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def error_of(answer: Answer) -> BaseException:
+    """The error that ``answer`` tells of; one of the same name where it could not be sent."""
+    if answer.error is not None:
+        error: BaseException = pickle.loads(answer.error)
+    else:
+        kind = type(answer.error_type, (Exception,), {"__doc__": "An error in a child process."})
+        error = kind(answer.error_text)
+    error.__cause__ = RemoteTraceback(answer.traceback)
+    return error
+
+
+def serve(descriptor: int) -> None:
+    """Run what comes over the pipe, until it ends."""
+    os.set_inheritable(descriptor, False)
+    # The worker decides when the child ends. No SIG_IGN: what a handler starts would inherit it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    pipe: Connection[Any, Any] = Connection(descriptor)
+    jobs: queue.SimpleQueue[Attempt] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(pipe, jobs), name="worker-news", daemon=True).start()
+    pipe.send(None)
+    while True:
+        pipe.send(jobs.get().run())
+
+
+def _listen(pipe: Connection[Any, Any], jobs: queue.SimpleQueue[Attempt]) -> None:
+    attempt: Attempt | None = None
+    try:
+        while True:
+            heard = pipe.recv()
+            if isinstance(heard, Job):
+                attempt = Attempt.of(heard)
+                jobs.put(attempt)
+            elif attempt is not None:
+                attempt.hear(heard)
+    finally:
+        os.killpg(0, signal.SIGKILL)

@@ -1,0 +1,68 @@
+"""Django's tasks API: ``django.tasks`` where Django has it, else the backport ``django_tasks``.
+
+Nothing else in this package imports either of the two. The names here are Django's own; the
+backport's exceptions end in "Error".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from django.tasks import TaskContext, TaskResult, TaskResultStatus, task, task_backends
+    from django.tasks.backends.base import BaseTaskBackend
+    from django.tasks.base import Task, TaskError
+    from django.tasks.exceptions import InvalidTask, InvalidTaskBackend, TaskResultDoesNotExist
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+
+    def normalize_json(obj: Any) -> Any: ...
+
+    # Whatever they take and return. At run time Django's classes know no parameters.
+    AnyTask: TypeAlias = Task[..., Any]
+    AnyResult: TypeAlias = TaskResult[..., Any]
+    AnyContext: TypeAlias = TaskContext[..., Any]
+
+else:
+    try:
+        from django.tasks import TaskContext, TaskResult, TaskResultStatus, task, task_backends
+        from django.tasks.backends.base import BaseTaskBackend
+        from django.tasks.base import Task, TaskError
+        from django.tasks.exceptions import (
+            InvalidTask,
+            InvalidTaskBackend,
+            TaskResultDoesNotExist,
+        )
+        from django.tasks.signals import task_enqueued, task_finished, task_started
+        from django.utils.json import normalize_json
+    except ModuleNotFoundError:
+        from django_tasks import TaskContext, TaskResult, TaskResultStatus, task, task_backends
+        from django_tasks.backends.base import BaseTaskBackend
+        from django_tasks.base import Task, TaskError
+        from django_tasks.exceptions import InvalidTaskBackendError as InvalidTaskBackend
+        from django_tasks.exceptions import InvalidTaskError as InvalidTask
+        from django_tasks.exceptions import TaskResultDoesNotExist
+        from django_tasks.signals import task_enqueued, task_finished, task_started
+        from django_tasks.utils import normalize_json
+
+    AnyTask, AnyResult, AnyContext = Task, TaskResult, TaskContext
+
+__all__ = [
+    "AnyContext",
+    "AnyResult",
+    "AnyTask",
+    "BaseTaskBackend",
+    "InvalidTask",
+    "InvalidTaskBackend",
+    "Task",
+    "TaskContext",
+    "TaskError",
+    "TaskResult",
+    "TaskResultDoesNotExist",
+    "TaskResultStatus",
+    "normalize_json",
+    "task",
+    "task_backends",
+    "task_enqueued",
+    "task_finished",
+    "task_started",
+]

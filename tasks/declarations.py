@@ -1,0 +1,175 @@
+"""Schedules that code declares: what ``@schedule`` says, until a scheduler stores it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, TypeVar, overload
+
+from leasing.names import check_name
+from tasks import registry
+from tasks.exceptions import InvalidSchedule, UnknownTask
+from tasks.moments import MissedSlots, rule_of
+from tasks.payload import check_data
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Duration = float | timedelta
+
+#: What a unique key leaves of a name's length.
+LONGEST_NAME = 190
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """The columns of a schedule that belong to the code which declares it."""
+
+    name: str
+    task_name: str
+    task_data: dict[str, Any]
+    queue: str
+    priority: int
+    cron: str
+    every: timedelta | None
+    timezone: str
+    missed: str
+    overlap: bool
+
+    def columns(self) -> dict[str, Any]:
+        """All of them but the name, by which the row is found."""
+        columns = asdict(self)
+        del columns["name"]
+        return columns
+
+
+_declared: dict[str, Declaration] = {}
+
+
+@overload
+def schedule(
+    name: str,
+    task: str | Callable[..., Any],
+    *,
+    cron: str = "",
+    every: Duration | None = None,
+    timezone: str = "UTC",
+    data: dict[str, Any] | None = None,
+    queue: str | None = None,
+    priority: int = 0,
+    missed: str = "latest",
+    overlap: bool = True,
+) -> None: ...
+
+
+@overload
+def schedule(
+    name: str | None = None,
+    *,
+    cron: str = "",
+    every: Duration | None = None,
+    timezone: str = "UTC",
+    data: dict[str, Any] | None = None,
+    queue: str | None = None,
+    priority: int = 0,
+    missed: str = "latest",
+    overlap: bool = True,
+) -> Callable[[Function], Function]: ...
+
+
+def schedule(
+    name: str | None = None,
+    task: str | Callable[..., Any] | None = None,
+    *,
+    cron: str = "",
+    every: Duration | None = None,
+    timezone: str = "UTC",
+    data: dict[str, Any] | None = None,
+    queue: str | None = None,
+    priority: int = 0,
+    missed: str = "latest",
+    overlap: bool = True,
+) -> Any:
+    """Declare that a task is enqueued at moments: ``@schedule(cron="0 3 * * *")`` above
+    ``@handler``, or ``schedule("nightly", "reports.build", cron="0 3 * * *")``.
+
+    When: ``cron``, five fields meant in ``timezone``, or ``every`` so many seconds (1 to ten
+    years). ``name`` is the schedule's own, by default that of its task. ``data``, ``queue`` and
+    ``priority`` are those of each task. ``missed`` says which moments are made up for that
+    nobody served: "skip" (none), "latest", "all". With ``overlap=False`` a moment is skipped
+    while the previous task has not ended.
+
+    Raises InvalidSchedule (also when the name stands for another schedule already),
+    InvalidResource (a name), NotSerializable.
+    """
+
+    def declare(target: str | Callable[..., Any]) -> None:
+        task_name = _task_name(target)
+        _add(
+            Declaration(
+                name=_check_name(task_name if name is None else name),
+                task_name=task_name,
+                # As JSON gives it back, to be compared with the row's.
+                task_data=json.loads(json.dumps(check_data(data))),
+                queue=check_name(queue, "queue") if queue else "",
+                priority=_check_priority(priority),
+                cron=cron,
+                every=_duration(every),
+                timezone=timezone,
+                missed=_check_missed(missed),
+                overlap=overlap,
+            )
+        )
+
+    def decorate(function: Function) -> Function:
+        declare(function)
+        return function
+
+    if task is None:
+        return decorate
+    declare(task)
+    return None
+
+
+def declared() -> list[Declaration]:
+    """All that the code of this process declares, by name."""
+    return [_declared[name] for name in sorted(_declared)]
+
+
+def _add(declaration: Declaration) -> None:
+    rule_of(declaration.cron, declaration.every, declaration.timezone)
+    if _declared.get(declaration.name, declaration) != declaration:
+        raise InvalidSchedule(f"Another schedule is called {declaration.name!r} already.")
+    _declared[declaration.name] = declaration
+
+
+def _task_name(task: str | Callable[..., Any]) -> str:
+    if isinstance(task, str):
+        # Its handler may be registered later: a system check looks for it.
+        return check_name(task, "name of the task")
+    try:
+        return registry.find(task).name
+    except UnknownTask as error:
+        raise InvalidSchedule(f"{error} Put @schedule above @handler.") from error
+
+
+def _check_name(name: str) -> str:
+    if len(check_name(name, "name of the schedule")) > LONGEST_NAME:
+        raise InvalidSchedule(f"The name of a schedule has at most {LONGEST_NAME} characters.")
+    return name
+
+
+def _check_priority(priority: int) -> int:
+    if isinstance(priority, bool) or not -32768 <= priority <= 32767:
+        raise InvalidSchedule("The priority must be a whole number from -32768 to 32767.")
+    return priority
+
+
+def _check_missed(missed: str) -> str:
+    if missed not in MissedSlots.values:
+        raise InvalidSchedule(f"missed must be one of {', '.join(MissedSlots.values)}.")
+    return str(MissedSlots(missed).value)
+
+
+def _duration(every: Duration | None) -> timedelta | None:
+    return every if every is None or isinstance(every, timedelta) else timedelta(seconds=every)

@@ -1,0 +1,51 @@
+"""Imports the modules in which tasks are declared, so that workers know them."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+from django.conf import global_settings, settings
+from django.utils.module_loading import autodiscover_modules
+
+if TYPE_CHECKING:
+    from tasks.backend import DatabaseBackend
+
+
+def discover() -> None:
+    """Import ``tasks.py`` of every app, and what our backends of Django's tasks name besides."""
+    autodiscover_modules("tasks")
+    if backends := _backends():
+        from tasks.bridge import declare_all
+
+        names = [name for each in backends for name in each.options.get("modules", ())]
+        modules = [import_module(name) for name in names]
+        found = [sys.modules.get(f"{app.name}.tasks") for app in apps.get_app_configs()]
+        declare_all([*modules, *filter(None, found)])
+
+
+def _backends() -> list[DatabaseBackend]:
+    """The backends of Django's tasks that store them here."""
+    chosen: dict[str, Any] | None = getattr(settings, "TASKS", None)
+    if not chosen or chosen is getattr(global_settings, "TASKS", None) or not _tasks_exist():
+        return []
+    from tasks.backend import DatabaseBackend
+    from tasks.compat import InvalidTaskBackend, task_backends
+
+    backends = []
+    for alias in chosen:
+        try:
+            backend = task_backends[alias]
+        except InvalidTaskBackend:
+            continue  # Django says so itself, to whoever uses it
+        if isinstance(backend, DatabaseBackend):
+            backends.append(backend)
+    return backends
+
+
+def _tasks_exist() -> bool:
+    """Django 5.2 has none, unless the backport is installed."""
+    return any(find_spec(name) for name in ("django.tasks", "django_tasks"))

@@ -1,0 +1,135 @@
+"""A context for handlers that are called without a task. See ``tasks.testing``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+from leasing.exceptions import LeaseLost
+from tasks.exceptions import TaskCancelled
+from tasks.models import Task
+from tasks.payload import check_json
+
+
+class FakeContext:
+    """What a handler is given, in memory: it keeps what the handler says, and writes nothing.
+
+    ``attempt`` and ``fencing_token`` are as the handler sees them; ``state`` is the checkpoint
+    it finds; ``steps`` are the outputs of the steps that an earlier attempt has done. A test
+    calls ``stop``, ``cancel`` and ``lose``, before or while the handler runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        attempt: int = 1,
+        fencing_token: int = 1,
+        state: Any = None,
+        steps: dict[str, Any] | None = None,
+    ) -> None:
+        self.task = Task(attempts=attempt, fencing_token=fencing_token, checkpoint=state)
+        self.attempt = attempt
+        self.fencing_token = fencing_token
+        #: The latest checkpoint, and all of them.
+        self.state = state
+        self.checkpoints: list[Any] = []
+        #: The output of each step that was done.
+        self.steps = dict(steps or {})
+        #: What the handler said of its progress, the latest last.
+        self.said: list[dict[str, Any]] = []
+        #: Whether the handler completed the task itself, and with what.
+        self.completed = False
+        self.output: Any = None
+        self.stopping = False
+        self.cancelled = False
+        self._lost = ""
+
+    # What a test lets happen
+
+    def stop(self) -> None:
+        """The worker is asked to stop."""
+        self.stopping = True
+
+    def cancel(self) -> None:
+        """Someone cancels the task."""
+        self.cancelled = True
+
+    def lose(self, reason: str = "it was not renewed in time") -> None:
+        """The task is somebody else's from now on."""
+        self._lost = reason
+
+    # What a handler calls
+
+    def ensure(self) -> None:
+        """Raise LeaseLost after ``lose``, TaskCancelled after ``cancel``."""
+        self._ensure_held()
+        if self.cancelled:
+            raise TaskCancelled("The task was cancelled.")
+
+    def progress(self, done: Any = None, total: Any = None, **more: Any) -> None:
+        self._ensure_held()
+        given = {"done": done, "total": total}
+        said = {name: value for name, value in given.items() if value is not None} | more
+        self.said.append(check_json(said, "progress"))
+
+    def checkpoint(self, state: Any) -> None:
+        self._ensure_held()
+        self.state = check_json(state, "checkpoint")
+        self.checkpoints.append(state)
+
+    def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if name not in self.steps:
+            self.ensure()
+            self._finish(name, function(*args, **kwargs))
+        return self.steps[name]
+
+    def completing(self, output: Any = None) -> FakeCompleting:
+        """A block of the handler's, without a transaction."""
+        self.ensure()
+        return FakeCompleting(self, output)
+
+    async def aprogress(self, done: Any = None, total: Any = None, **more: Any) -> None:
+        self.progress(done, total, **more)
+
+    async def acheckpoint(self, state: Any) -> None:
+        self.checkpoint(state)
+
+    async def astep(
+        self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        if name not in self.steps:
+            self.ensure()
+            output = function(*args, **kwargs)
+            self._finish(name, await output if hasattr(output, "__await__") else output)
+        return self.steps[name]
+
+    def _finish(self, name: str, output: Any) -> None:
+        self._ensure_held()
+        self.steps[name] = check_json(output, "output of a step")
+
+    def _ensure_held(self) -> None:
+        if self._lost:
+            raise LeaseLost("the task of a test", self._lost)
+
+
+class FakeCompleting:
+    """The block of ``FakeContext.completing``, for ``with`` and ``async with``."""
+
+    def __init__(self, ctx: FakeContext, output: Any) -> None:
+        self._ctx = ctx
+        self.output = output
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            self._ctx.ensure()
+            self._ctx.completed = True
+            self._ctx.output = check_json(self.output, "output")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        self.__exit__(kind, error, trace)

@@ -1,0 +1,58 @@
+"""What reaches a handler from outside while it runs: a stop, a cancellation, its timeout.
+
+The worker writes it, on whichever thread hears of it; the handler reads it through its context.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+from leasing.clock import clock
+from tasks.exceptions import TaskCancelled
+
+
+class Interruption:
+    """What the handler of one attempt is asked to do."""
+
+    def __init__(
+        self, stopping: threading.Event | None = None, timeout: timedelta | None = None
+    ) -> None:
+        #: The whole worker is to stop.
+        self.stopping = stopping or threading.Event()
+        #: Who asked for the task to be cancelled; empty while nobody did.
+        self.cancelled_by = ""
+        self.timeout = timeout
+        #: The end of the timeout on the holder's clock; None while there is none.
+        self.deadline: float | None = None
+        #: Set with the first thing there is to hear of: it ends the pauses of the handler.
+        self.stirred = threading.Event()
+
+    def start_timeout(self, since: float | None = None) -> None:
+        """The attempt begins now, or began at ``since`` on the holder's clock."""
+        if self.timeout is not None:
+            began = clock() if since is None else since
+            self.deadline = began + self.timeout.total_seconds()
+
+    def cancel(self, by: str) -> None:
+        """Pass on that ``by`` asked for the cancellation."""
+        self.cancelled_by = by
+        self.stirred.set()
+
+    @property
+    def timed_out(self) -> bool:
+        return self.deadline is not None and clock() >= self.deadline
+
+    def check_timeout(self) -> None:
+        """Raise TimeoutError once the timeout is over."""
+        if self.timed_out:
+            raise self.timeout_error()
+
+    def check_cancelled(self) -> None:
+        """Raise TaskCancelled once someone asked for it."""
+        if self.cancelled_by:
+            raise TaskCancelled(f"{self.cancelled_by} asked for the task to be cancelled.")
+
+    def timeout_error(self) -> TimeoutError:
+        seconds = self.timeout.total_seconds() if self.timeout else 0.0
+        return TimeoutError(f"The attempt ran longer than its timeout of {seconds:g} s.")

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from datetime import timedelta
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from tasks import housekeeping
+from tasks.models import TaskStatus
+
+
+class Command(BaseCommand):
+    help = (
+        "Delete tasks that ended longer ago than TASK_QUEUE['RETENTION'] says for their state. "
+        "Workers do so by themselves, every PRUNE_EVERY seconds. Any number may run, at any time."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--state", action="append", choices=TaskStatus.ended(), help="only these; default all"
+        )
+        parser.add_argument(
+            "--days", type=float, help="how old at least, in place of what the settings say"
+        )
+        parser.add_argument(
+            "--batch", type=int, default=500, help="rows in a transaction (default 500)"
+        )
+        parser.add_argument(
+            "--pause",
+            type=float,
+            default=housekeeping.PAUSE,
+            help=f"seconds between two batches (default {housekeeping.PAUSE})",
+        )
+
+    def handle(self, **options: Any) -> None:
+        if not 1 <= options["batch"] <= 10_000:
+            raise CommandError("--batch must be from 1 to 10000.")
+        if not 0 <= options["pause"] <= 60:
+            raise CommandError("--pause must be from 0 to 60.")
+        keep = housekeeping.retention()
+        if options["days"] is not None:
+            if not 0 <= options["days"] <= 36_500:
+                raise CommandError("--days must be from 0 to 36500.")
+            keep = dict.fromkeys(keep, timedelta(days=options["days"]))
+        if options["state"]:
+            keep = {state: keep[state] for state in keep if state in options["state"]}
+        done = housekeeping.prune(keep, batch=options["batch"], pause=options["pause"])
+        said = ", ".join(f"{count} {state}" for state, count in done.items())
+        self.stdout.write(f"pruned: {said or 'nothing is to be'}")

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import getpass
+import json
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.core.serializers.json import DjangoJSONEncoder
+from django.utils.dateparse import parse_datetime
+from django.utils.timezone import is_naive, make_aware
+
+from leasing.conf import leasing_settings
+from leasing.functions import database_now
+from leasing.wording import ago, plural, stamp
+from tasks.diagnosis import diagnose
+from tasks.exceptions import TaskError
+from tasks.models import Task, TaskAttempt
+from tasks.querysets import TaskQuerySet
+
+#: What --state may say: the lists of ``Task.objects``.
+STATES = ("ready", "scheduled", "running", "stuck", "succeeded", "failed", "cancelled")
+#: What a verb has done to a task.
+DONE = {"retry": "retried", "cancel": "cancelled", "discard": "discarded", "move": "moved"}
+#: The verbs of the queryset that go by another name here.
+VERBS = {"move": "reschedule"}
+
+
+class Command(BaseCommand):
+    help = "List tasks, explain one, or act on those that are chosen."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+        listing = actions.add_parser("list", help="tasks, the newest first")
+        _add_filters(listing)
+        listing.add_argument("--limit", type=int, default=50, help="at most so many (default 50)")
+        listing.add_argument("--json", action="store_true", help="as a JSON array")
+        show = actions.add_parser("show", help="one task: why it is where it is, its attempts")
+        show.add_argument("id", type=int, metavar="ID")
+        show.add_argument("--json", action="store_true", help="as a JSON object")
+        _add_verb(actions, "retry", "set failed and cancelled tasks ready again")
+        cancel = _add_verb(actions, "cancel", "cancel tasks; running ones are asked to stop")
+        cancel.add_argument("--reason", default="", help="why")
+        _add_verb(actions, "discard", "delete tasks that have ended")
+        move = _add_verb(actions, "move", "move waiting tasks to another queue or time")
+        move.add_argument("--to-queue", metavar="NAME", help="which queue")
+        time = move.add_mutually_exclusive_group()
+        time.add_argument("--at", metavar="TIME", help='when: "now", or an ISO 8601 time')
+        time.add_argument("--in", type=float, metavar="SECONDS", dest="delay", help="how soon")
+
+    def handle(self, **options: Any) -> None:
+        action = options["action"]
+        if action in DONE:
+            self._act(action, options)
+        else:
+            getattr(self, f"_{action}")(options)
+
+    # Looking
+
+    def _list(self, options: dict[str, Any]) -> None:
+        if options["limit"] < 1:
+            raise CommandError("--limit must be at least 1.")
+        tasks = list(_chosen(options).order_by("-pk")[: options["limit"]])
+        if options["json"]:
+            self._print_json([_facts(task) for task in tasks])
+            return
+        now = _now()
+        head = ("ID", "STATE", "NAME", "QUEUE", "ATTEMPTS", "WHEN", "HOLDER")
+        self._print_table([head, *(_columns(task, now) for task in tasks)])
+
+    def _show(self, options: dict[str, Any]) -> None:
+        task = Task.objects.home().filter(pk=options["id"]).first()
+        if task is None:
+            raise CommandError(f"There is no task {options['id']}.")
+        diagnosis = diagnose(task)
+        attempts = list(task.attempt_set.using(task._state.db))
+        if options["json"]:
+            told = asdict(diagnosis) | {"facts": dict(diagnosis.facts)}
+            more = {"task_data": task.task_data, "task_output": task.task_output}
+            history = [_attempt(attempt) for attempt in attempts]
+            self._print_json(_facts(task) | more | {"diagnosis": told, "history": history})
+            return
+        self.stdout.write(f"task {task.pk}, {plain(task.name)}: {plain(diagnosis.headline)}")
+        self.stdout.write(f"{plain(diagnosis.next)} ({diagnosis.code}, {diagnosis.severity})")
+        facts = {name: _shown(value) for name, value in _facts(task).items()}
+        facts["task_data"] = json.dumps(task.task_data)
+        self._print_table([(name, value) for name, value in facts.items() if value])
+        if attempts:
+            self.stdout.write("")
+            self._print_table([_told(attempt) for attempt in attempts])
+
+    # Acting
+
+    def _act(self, action: str, options: dict[str, Any]) -> None:
+        tasks = _chosen(options)
+        if not options["ids"]:
+            _refuse_unasked(action, tasks, options)
+        details = _details(action, options) | {"by": options["by"] or getpass.getuser()}
+        verb: Callable[..., int] = getattr(tasks, VERBS.get(action, action))
+        try:
+            count = verb(**details)
+        except (TaskError, ValueError) as error:
+            raise CommandError(str(error)) from error
+        if options["json"]:
+            self._print_json({DONE[action]: count})
+        else:
+            self.stdout.write(f"{plural(count, 'task')} {DONE[action]}")
+
+    def _print_json(self, value: object) -> None:
+        self.stdout.write(json.dumps(value, indent=2, cls=DjangoJSONEncoder))
+
+    def _print_table(self, rows: Iterable[tuple[str, ...]]) -> None:
+        rows = [tuple(map(plain, row)) for row in rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+            self.stdout.write("  ".join(cells).rstrip())
+
+
+def plain(text: str) -> str:
+    """``text`` in a line, without what could steer a terminal."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+# Choosing
+
+
+def _add_filters(parser: ArgumentParser) -> None:
+    parser.add_argument("--state", choices=STATES, help="only those in this state")
+    parser.add_argument("--queue", help="only those of this queue")
+    parser.add_argument("--name", help="only those of this name")
+    parser.add_argument(
+        "--stuck", action="store_true", help="only running ones whose deadline has passed"
+    )
+
+
+def _add_verb(actions: Any, name: str, says: str) -> ArgumentParser:
+    verb: ArgumentParser = actions.add_parser(name, help=says)
+    verb.add_argument("ids", type=int, nargs="*", metavar="ID", help="which; or by the filters")
+    _add_filters(verb)
+    verb.add_argument("--yes", action="store_true", help="without ids: all that the filters let by")
+    verb.add_argument("--by", help="who does it; default: the user that runs this")
+    verb.add_argument("--json", action="store_true", help="as a JSON object")
+    return verb
+
+
+def _chosen(options: Mapping[str, Any]) -> TaskQuerySet:
+    tasks: TaskQuerySet = Task.objects.home()
+    if options.get("ids"):
+        tasks = tasks.filter(pk__in=options["ids"])
+    if options["state"]:
+        tasks = getattr(tasks, options["state"])()
+    if options["stuck"]:
+        tasks = tasks.stuck()
+    for column in ("queue", "name"):
+        if options[column] is not None:
+            tasks = tasks.filter(**{column: options[column]})
+    return tasks
+
+
+def _refuse_unasked(action: str, tasks: TaskQuerySet, options: Mapping[str, Any]) -> None:
+    if not any(options[name] for name in ("state", "stuck", "queue", "name")):
+        raise CommandError("Which? Give ids, or one of --state, --queue, --name, --stuck.")
+    if not options["yes"]:
+        count = plural(tasks.count(), "task")
+        raise CommandError(f"The filters let {count} by. Add --yes to {action} what can be.")
+
+
+def _details(action: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    if action == "cancel":
+        return {"reason": options["reason"]}
+    if action != "move":
+        return {}
+    details: dict[str, Any] = {"queue": options["to_queue"]}
+    if options["delay"] is not None:
+        details["scheduled_at"] = _now() + timedelta(seconds=options["delay"])
+    elif options["at"] is not None:
+        details["scheduled_at"] = _moment(options["at"])
+    return details
+
+
+def _moment(text: str) -> datetime:
+    if text == "now":
+        return _now()
+    try:
+        moment = parse_datetime(text)
+    except ValueError:
+        moment = None
+    if moment is None:
+        raise CommandError(f"{plain(text)!r} is no time; one is 2030-01-31T08:00:00+01:00.")
+    return make_aware(moment) if is_naive(moment) else moment
+
+
+def _now() -> datetime:
+    return database_now(leasing_settings.DATABASE)
+
+
+# Telling
+
+
+def _facts(task: Task) -> dict[str, Any]:
+    """What may be told of a task: not its grant, which proves a term."""
+    columns = (
+        *("id", "name", "queue", "status", "priority", "scheduled_at", "created_at"),
+        *("started_at", "processed_at", "attempts", "max_attempts", "holder", "expires_at"),
+        *("fencing_token", "unique_key", "concurrency_key", "progress", "cancel_requested_at"),
+        "last_error",
+    )
+    facts = {column: getattr(task, column) for column in columns}
+    return facts if task.grants else facts | {"expires_at": None}
+
+
+def _columns(task: Task, now: datetime) -> tuple[str, ...]:
+    moment = task.processed_at or task.acquired_at or task.scheduled_at
+    if task.status == "ready":
+        moment = task.scheduled_at
+    attempts = f"{task.attempts}/{task.max_attempts}"
+    holder = task.holder if task.status == "running" else ""
+    when = ago(moment, now)
+    return str(task.pk), task.status, task.name, task.queue, attempts, when, holder
+
+
+def _attempt(attempt: TaskAttempt) -> dict[str, Any]:
+    names = ("number", "outcome", "holder", "started_at", "ended_at", "fencing_token", "error")
+    return {name: getattr(attempt, name) for name in (*names, "traceback", "refused_verb")}
+
+
+def _told(attempt: TaskAttempt) -> tuple[str, ...]:
+    error = attempt.error.partition("\n")[0]
+    refused = f"its late {attempt.refused_verb} was refused" if attempt.refused_verb else ""
+    moment = stamp(attempt.ended_at)
+    return f"attempt {attempt.number}", moment, attempt.outcome, attempt.holder, refused, error
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, datetime):
+        return stamp(value)
+    if value is None or value == "":
+        return ""
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)

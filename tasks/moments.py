@@ -1,0 +1,166 @@
+"""When schedules are due: pure functions of a rule and of times, with nothing read or stored.
+
+A cron expression is meant in a time zone, and daylight saving time is treated as Debian's cron
+does. An expression that names both minute and hour is a time of day: when clocks go forward over
+it, it comes as soon as they have; when clocks go back over it, it comes the first time and not
+the second. One with ``*`` in the minute or the hour is a rhythm, and follows the time that
+passes: what clocks skip is not made up for, and an hour that comes twice has its moments twice.
+
+An interval follows the time that passes, counted from its own earlier moments, so that serving
+one late does not put off the next.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from functools import cached_property
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from cronsim import CronSim, CronSimError
+from django.db import models
+
+from leasing.wording import span
+from tasks.exceptions import InvalidSchedule
+
+SHORTEST_INTERVAL = timedelta(seconds=1)
+LONGEST_INTERVAL = timedelta(days=3650)
+#: As long as the column of a schedule.
+LONGEST_EXPRESSION = 200
+#: How late a moment may be served and is still not missed.
+ON_TIME = timedelta(minutes=1)
+
+
+class MissedSlots(models.TextChoices):
+    """What becomes of the moments at which nobody was there to enqueue."""
+
+    SKIP = "skip", "none of them"
+    LATEST = "latest", "the latest"
+    ALL = "all", "all of them"
+
+
+class Rule(ABC):
+    """Says which moments there are. All moments are aware, and returned in UTC."""
+
+    @abstractmethod
+    def after(self, moment: datetime, anchor: datetime) -> datetime:
+        """The first moment after ``moment``, where ``anchor`` is any moment of the rule."""
+
+    @abstractmethod
+    def latest(self, anchor: datetime, now: datetime) -> datetime:
+        """The last moment up to ``now``; ``anchor`` is one that has come."""
+
+    def first(self, now: datetime) -> datetime:
+        """The moment that a schedule made ``now`` begins with."""
+        return self.after(now, now)
+
+    def upcoming(self, moment: datetime, count: int) -> list[datetime]:
+        """``moment``, which is one of the rule, and those that follow: ``count`` in all."""
+        moments = [moment]
+        while len(moments) < count:
+            moments.append(self.after(moments[-1], moments[-1]))
+        return moments
+
+
+@dataclass(frozen=True)
+class Interval(Rule):
+    """Every so often."""
+
+    every: timedelta
+
+    def __post_init__(self) -> None:
+        if not SHORTEST_INTERVAL <= self.every <= LONGEST_INTERVAL:
+            raise InvalidSchedule("An interval must be from 1 second to 3650 days.")
+
+    def after(self, moment: datetime, anchor: datetime) -> datetime:
+        return (anchor + ((moment - anchor) // self.every + 1) * self.every).astimezone(UTC)
+
+    def latest(self, anchor: datetime, now: datetime) -> datetime:
+        return (anchor + (now - anchor) // self.every * self.every).astimezone(UTC)
+
+    def __str__(self) -> str:
+        return f"Every {span(self.every)}"
+
+
+@dataclass(frozen=True)
+class Cron(Rule):
+    """A cron expression of five fields in a time zone."""
+
+    expression: str
+    zone: str = "UTC"
+
+    def __post_init__(self) -> None:
+        if len(self.expression.split()) != 5:
+            raise InvalidSchedule("A cron expression has five fields.")
+        if len(self.expression) > LONGEST_EXPRESSION:
+            raise InvalidSchedule("A cron expression has at most 200 characters.")
+        self.first(datetime.now(UTC))
+
+    @cached_property
+    def tz(self) -> tzinfo:
+        try:
+            return UTC if self.zone == "UTC" else ZoneInfo(self.zone)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            raise InvalidSchedule(f"There is no time zone {self.zone!r}.") from error
+
+    def after(self, moment: datetime, anchor: datetime | None = None) -> datetime:
+        for local in self._run(moment):
+            found = local.astimezone(UTC)
+            # In an hour that comes twice, cronsim counts on from its first coming.
+            if found > moment:
+                return found
+        raise InvalidSchedule(f"{self.expression!r} never comes.")
+
+    def latest(self, anchor: datetime, now: datetime) -> datetime:
+        # From ever further back: the last moments of a long absence are near its end.
+        reach = timedelta(hours=1)
+        while now - reach > anchor:
+            found = self._last(now - reach, now)
+            if found is not None:
+                return found
+            reach *= 8
+        return self._last(anchor, now) or anchor.astimezone(UTC)
+
+    def _last(self, moment: datetime, now: datetime) -> datetime | None:
+        last = None
+        while (moment := self.after(moment)) <= now:
+            last = moment
+        return last
+
+    def _run(self, moment: datetime) -> CronSim:
+        try:
+            return CronSim(self.expression, moment.astimezone(self.tz))
+        except (CronSimError, AssertionError, TypeError, ValueError) as error:
+            # Some of what cannot be read trips over the reader's own assertions.
+            reason = str(error) or "it cannot be read"
+            raise InvalidSchedule(
+                f"{self.expression!r} is no cron expression: {reason}."
+            ) from error
+
+    def __str__(self) -> str:
+        return f"{self._run(datetime.now(UTC)).explain()} ({self.zone})"
+
+
+def rule_of(cron: str, every: timedelta | None, timezone: str = "UTC") -> Rule:
+    """The rule that these columns of a schedule mean. Raises InvalidSchedule."""
+    if bool(cron) == (every is not None):
+        raise InvalidSchedule("Say when: by a cron expression or by an interval, and not both.")
+    return Interval(every) if every is not None else Cron(cron, timezone)
+
+
+def due_slots(
+    rule: Rule, due_at: datetime, now: datetime, missed: str, limit: int
+) -> tuple[list[datetime], datetime]:
+    """Which moments to serve at ``now`` when ``due_at`` is the first that was not, and the
+    moment to go on with. That one may have come too, when there were more than ``limit``."""
+    if missed == MissedSlots.ALL:
+        slots, at = [due_at], rule.after(due_at, due_at)
+        while at <= now and len(slots) < limit:
+            slots.append(at)
+            at = rule.after(at, at)
+        return slots, at
+    newest = rule.latest(due_at, now)
+    is_missed = now - newest > ON_TIME
+    served = [] if missed == MissedSlots.SKIP and is_missed else [newest]
+    return served, rule.after(now, newest)

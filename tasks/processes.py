@@ -1,0 +1,194 @@
+"""Work in child processes: the worker keeps the lease, the child runs the handler.
+
+A child is started (never forked) when the first task needs it, and serves one task after the
+other. It is killed, with all that it started, when the attempt is over before the handler is:
+timed out, lost, given back, or cancelled and not ended for CANCEL_GRACE seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from typing import Any
+
+from leasing.clock import clock
+from leasing.exceptions import LeaseLost
+from tasks import child, runner
+from tasks.context import Context
+from tasks.exceptions import ProcessDied, TaskCancelled
+from tasks.execution import Execution
+from tasks.lanes import Threads
+from tasks.registry import Kind
+
+#: Seconds that a handler in a child has to end once its task was cancelled.
+CANCEL_GRACE = 10.0
+#: Seconds that a child has to start: to import the project.
+START_PATIENCE = 60.0
+#: Seconds between looks whether the attempt is over.
+TICK = 0.1
+
+_START = (
+    "import sys; sys.path[:] = {path!r}; import django; django.setup(); "
+    "from tasks.child import serve; serve({descriptor})"
+)
+
+
+class Processes(Threads):
+    """Runs each task in a child process; a thread of the worker's own watches each child."""
+
+    kind = Kind.PROCESS
+
+    def _caller(self) -> runner.Call | None:
+        mine = Child()
+        with self._lock:
+            self._children.append(mine)
+        return mine.call
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._children: list[Child] = []
+
+    def close(self) -> None:
+        for each in self._children:
+            each.kill()
+
+
+class Child:
+    """One child process at a time, started anew after it was killed or has died."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Any = None
+        #: Whether it has said that it is up.
+        self._ready = False
+        self._lock = threading.Lock()
+
+    def call(self, execution: Execution, context: Context) -> Any:
+        """Run the handler of ``execution`` in the child. Raises what the handler raised,
+        ProcessDied, LeaseLost, TaskCancelled."""
+        self._start()
+        watch = Watch(execution)
+        try:
+            if not self._ready:
+                self._receive(watch, clock() + START_PATIENCE)
+                self._ready = True
+            execution.start_timeout()
+            self._send(
+                child.Job(
+                    execution.task, execution.hold.trusted_until, execution.interruption.timeout
+                )
+            )
+            answer = self._receive(watch)
+        except BaseException:
+            self.kill()
+            raise
+        context.completed = answer.completed
+        if answer.failed:
+            raise child.error_of(answer)
+        context.given_back = answer.given_back
+        return answer.output
+
+    def kill(self) -> None:
+        """End the child with all that it started."""
+        with self._lock:
+            process, self._process = self._process, None
+            if process is not None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                self._pipe.close()
+
+    def _start(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.kill()
+        ours, theirs = multiprocessing.Pipe()
+        code = _START.format(path=sys.path, descriptor=theirs.fileno())
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, *_flags(), "-c", code],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._pipe = ours
+        self._ready = False
+
+    def _send(self, message: Any) -> None:
+        with suppress(OSError):  # the end of the child is noticed as its answer is awaited
+            self._pipe.send(message)
+
+    def _receive(self, watch: Watch, deadline: float = math.inf) -> Any:
+        """The next message of the child; tells it what ``watch`` sees meanwhile."""
+        while clock() < deadline:
+            process = self._process
+            ended = process is None or process.poll() is not None
+            try:
+                if self._pipe.poll(0 if ended else TICK):
+                    return self._pipe.recv()
+            except (EOFError, OSError):
+                ended = True
+            if ended:
+                raise ProcessDied(_how_it_died(process))
+            news = watch.look()
+            if news is not None:
+                self._send(news)
+        raise ProcessDied(f"The process of the handler did not start in {START_PATIENCE:g} s.")
+
+
+class Watch:
+    """What happens to an attempt while its handler runs in a child."""
+
+    def __init__(self, execution: Execution) -> None:
+        self.execution = execution
+        self._told = self._news()
+        self._cancelled_at: float | None = None
+
+    def look(self) -> child.News | None:
+        """What the child is to hear of now. Raises what ends the attempt."""
+        hold, interruption = self.execution.hold, self.execution.interruption
+        if self.execution.taken_by:
+            raise ProcessDied(f"It was killed: ended by its {self.execution.taken_by}.")
+        if hold.lost.is_set():
+            raise LeaseLost(hold.resource, hold.overdue_reason)
+        if interruption.cancelled_by:
+            self._cancelled_at = self._cancelled_at or clock()
+            if clock() - self._cancelled_at > CANCEL_GRACE:
+                raise TaskCancelled("The handler did not end, and its process was killed.")
+        news = self._news()
+        if news == self._told:
+            return None
+        self._told = news
+        return news
+
+    def _news(self) -> child.News:
+        hold, interruption = self.execution.hold, self.execution.interruption
+        return child.News(
+            hold.grant_id,
+            hold.trusted_until,
+            cancelled_by=interruption.cancelled_by,
+            stopping=interruption.stopping.is_set(),
+        )
+
+
+def _flags() -> list[str]:
+    """The interpreter's own options, as this process was started with."""
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return flags
+
+
+def _how_it_died(process: subprocess.Popen[bytes] | None) -> str:
+    if process is None:
+        return "The process of the handler was ended with its worker."
+    code = process.wait()
+    if code < 0:
+        how = f"was ended by {signal.Signals(-code).name}"
+    else:
+        how = f"ended with exit code {code}"
+    return f"The process of the handler {how}."

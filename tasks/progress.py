@@ -1,0 +1,76 @@
+"""What a handler says of its progress, on its way to the row.
+
+A handler may speak as often as it likes: what it says is written at most once in ``EVERY``
+seconds. What came too soon waits, and goes with the next word, checkpoint or step, or when the
+handler ends. Inside a transaction nothing is written either: nobody would see it, and the row,
+locked until the commit, could not be renewed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from django.db import Error
+
+from leasing.clock import clock
+from leasing.dialects import in_transaction
+from leasing.exceptions import LeaseLost
+from tasks.payload import check_json
+
+if TYPE_CHECKING:
+    from tasks.models import Task
+
+logger = logging.getLogger("tasks.progress")
+
+#: Seconds between writes.
+EVERY = 1.0
+
+
+class Progress:
+    """The words of one attempt of ``task``."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._using = task._state.db or "default"
+        self._every = EVERY
+        if task.progress_timeout is not None:
+            # What waits here must not look like silence.
+            self._every = min(EVERY, task.progress_timeout.total_seconds() / 3)
+        self._written_at = float("-inf")
+        self._waiting: Any = None
+        #: Whether something was said that is not written.
+        self.waits = False
+
+    def say(self, value: Any, *, is_last: bool = False) -> None:
+        """Write ``value`` now, or soon. None is a sign of life. Raises LeaseLost,
+        NotSerializable."""
+        check_json(value, "progress")
+        if value is not None:
+            self._waiting = value
+        self.waits = True
+        due = is_last or clock() - self._written_at >= self._every
+        if due and not in_transaction(self._using):
+            self._write()
+
+    def take(self) -> Any:
+        """What waits, for a statement that writes it along with something else."""
+        value, self._waiting, self.waits = self._waiting, None, False
+        self._written_at = clock()
+        return value
+
+    def flush(self) -> None:
+        """Write what waits, if anything does, as the last thing of the attempt. A failure is
+        logged: the result that follows is worth more."""
+        if not self.waits:
+            return
+        try:
+            self._write()
+        except LeaseLost as loss:
+            logger.info("task %s: its last progress is dropped: %s", self._task.pk, loss)
+        except Error as error:
+            logger.warning("task %s: its last progress is dropped: %s", self._task.pk, error)
+
+    def _write(self) -> None:
+        rows = type(self._task).objects.using(self._using)
+        rows.progress(self._task, self.take())

@@ -1,0 +1,153 @@
+"""The columns of a new task: what the caller says, then its handler, then the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
+
+from django.utils.timezone import is_naive
+
+from leasing.functions import after
+from leasing.names import check_duration, check_name
+from tasks import registry
+from tasks.conf import task_settings
+from tasks.payload import check_data
+from tasks.querysets.base import check_between, check_queue
+from tasks.querysets.unique import OnDuplicate, UniqueFor, lifetime
+from tasks.registry import Handler
+
+
+class ManyOptions(TypedDict, total=False):
+    """What ``enqueue_many`` takes beside the data."""
+
+    queue: str | None
+    priority: int
+    scheduled_at: datetime | None
+    delay: float | timedelta | None
+    max_attempts: int | None
+    timeout: float | timedelta | None
+    progress_timeout: float | timedelta | None
+    concurrency_key: str | None
+    concurrency_limit: int | None
+
+
+class EnqueueOptions(ManyOptions, total=False):
+    """What ``enqueue`` takes beside the data."""
+
+    unique_key: str | None
+    unique_for: str | float | timedelta
+    on_duplicate: str
+    idempotency_key: str | None
+
+
+def new_task(
+    name_or_handler: str | Callable[..., Any],
+    data: dict[str, Any] | None,
+    *,
+    queue: str | None = None,
+    priority: int = 0,
+    scheduled_at: datetime | None = None,
+    delay: float | timedelta | None = None,
+    unique_key: str | None = None,
+    unique_for: str | float | timedelta = UniqueFor.FINISHED.value,
+    on_duplicate: str = OnDuplicate.SKIP.value,
+    idempotency_key: str | None = None,
+    max_attempts: int | None = None,
+    timeout: float | timedelta | None = None,
+    progress_timeout: float | timedelta | None = None,
+    concurrency_key: str | None = None,
+    concurrency_limit: int | None = None,
+) -> dict[str, Any]:
+    """The columns for these arguments of ``enqueue``, checked; see there."""
+    handler = registry.find(name_or_handler)
+    if max_attempts is None:
+        max_attempts = handler.max_attempts or task_settings.MAX_ATTEMPTS
+    checked = check_data(data)
+    return {
+        "name": handler.name,
+        "queue": check_queue(queue or handler.queue),
+        "task_data": checked,
+        "priority": check_between(priority, -32768, 32767, "priority"),
+        "max_attempts": check_between(max_attempts, 1, 32767, "max_attempts"),
+        "timeout": handler.timeout if timeout is None else _duration(timeout, "timeout"),
+        "progress_timeout": (
+            handler.progress_timeout
+            if progress_timeout is None
+            else _duration(progress_timeout, "progress_timeout")
+        ),
+        **_start(scheduled_at, delay),
+        **_keys(unique_key, unique_for, on_duplicate, idempotency_key),
+        **_limit(handler, checked, concurrency_key, concurrency_limit),
+    }
+
+
+def _duration(value: float | timedelta, what: str) -> timedelta:
+    duration = check_duration(value, what)
+    if not duration:
+        raise ValueError(f"The {what} must be more than nothing.")
+    return duration
+
+
+def _start(scheduled_at: datetime | None, delay: float | timedelta | None) -> dict[str, Any]:
+    if delay is not None:
+        if scheduled_at is not None:
+            raise ValueError("Give scheduled_at or delay, not both.")
+        return {"scheduled_at": after(check_duration(delay, "delay"))}
+    if scheduled_at is None:
+        return {}
+    if is_naive(scheduled_at):
+        raise ValueError("scheduled_at must have a time zone.")
+    return {"scheduled_at": scheduled_at}
+
+
+def _keys(
+    unique_key: str | None,
+    unique_for: str | float | timedelta,
+    on_duplicate: str,
+    idempotency_key: str | None,
+) -> dict[str, Any]:
+    if on_duplicate not in OnDuplicate.values:
+        raise ValueError(f"on_duplicate must be one of {', '.join(OnDuplicate.values)}.")
+    keys: dict[str, Any] = {}
+    if idempotency_key is not None:
+        if on_duplicate != OnDuplicate.SKIP:
+            # Sent again it would meet no row of its own, and so replace once more.
+            raise ValueError("An enqueue that replaces another has no idempotency_key.")
+        keys["idempotency_key"] = check_name(idempotency_key, "idempotency key")
+    if unique_key is not None:
+        keys["unique_key"] = check_name(unique_key, "unique key")
+        keys |= lifetime(unique_for)
+    elif on_duplicate != OnDuplicate.SKIP or unique_for != UniqueFor.FINISHED:
+        raise ValueError("unique_for and on_duplicate need a unique_key.")
+    return keys
+
+
+def _limit(
+    handler: Handler, data: dict[str, Any], key: str | None, limit: int | None
+) -> dict[str, Any]:
+    if key is None:
+        key = _formatted(handler, data)
+    if limit is not None:
+        check_between(limit, 1, 32767, "concurrency_limit")
+    if not key:
+        if limit is not None:
+            raise ValueError("A concurrency_limit needs a concurrency_key.")
+        return {}
+    return {
+        "concurrency_key": check_name(key, "concurrency key"),
+        "concurrency_limit": limit or handler.concurrency_limit or 1,
+    }
+
+
+def _formatted(handler: Handler, data: dict[str, Any]) -> str:
+    """The handler's concurrency key for ``data``."""
+    if not handler.concurrency_key:
+        return ""
+    try:
+        return handler.concurrency_key.format(**data)
+    except (LookupError, AttributeError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"The data of {handler.name} does not fit its concurrency key"
+            f" {handler.concurrency_key!r}: {error!r}"
+        ) from error

@@ -1,0 +1,156 @@
+"""Enqueuing: new rows, alone, in numbers, or after a commit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Unpack
+
+from django.db import transaction
+from django.db.models import Expression
+
+from tasks import signals
+from tasks.bell import ring
+from tasks.querysets import bulk
+from tasks.querysets.columns import EnqueueOptions, ManyOptions, new_task
+from tasks.querysets.present import Meeting
+from tasks.querysets.unique import OnDuplicate, UniqueFor
+
+if TYPE_CHECKING:
+    from tasks.models import Task
+
+
+#: How many rows one INSERT carries.
+INSERT_BATCH = 500
+
+
+class Enqueuing(Meeting):
+    """What producers call."""
+
+    def enqueue(
+        self,
+        name_or_handler: str | Callable[..., Any],
+        data: dict[str, Any] | None = None,
+        *,
+        queue: str | None = None,
+        priority: int = 0,
+        scheduled_at: datetime | None = None,
+        delay: float | timedelta | None = None,
+        unique_key: str | None = None,
+        unique_for: str | float | timedelta = UniqueFor.FINISHED.value,
+        on_duplicate: str = OnDuplicate.SKIP.value,
+        idempotency_key: str | None = None,
+        max_attempts: int | None = None,
+        timeout: float | timedelta | None = None,
+        progress_timeout: float | timedelta | None = None,
+        concurrency_key: str | None = None,
+        concurrency_limit: int | None = None,
+    ) -> Task:
+        """Store a task, as part of the caller's transaction if there is one.
+
+        ``data`` are the handler's keyword arguments. Higher ``priority`` (-32768 to 32767) goes
+        first; it is not started before ``scheduled_at``, or before ``delay`` (seconds) has
+        passed on the database's clock. ``queue``, ``max_attempts``, ``timeout`` and
+        ``progress_timeout`` (seconds, of one attempt), ``concurrency_key`` (text as it is; empty:
+        none) and ``concurrency_limit`` default to the handler's.
+
+        One task at a time has a ``unique_key``, for as long as ``unique_for`` says: "waiting"
+        (until its claim), "running" (until its first attempt ends), "finished", or a window in
+        seconds. An enqueue meanwhile returns that task, with ``is_duplicate`` set, and stores
+        nothing; what becomes of the task while it still waits, ``on_duplicate`` says: "skip"
+        leaves it, "replace" makes it what was asked for now, "keep_time" does so but for the
+        time it is scheduled at.
+
+        The same ``idempotency_key`` again returns the same task, ended or not.
+
+        Raises UnknownTask, UnknownQueue, NotSerializable, InvalidResource (a key), ValueError,
+        PayloadMismatch (the idempotency key was used for another task or other data).
+        """
+        rows = self.home()
+        columns = new_task(
+            name_or_handler,
+            data,
+            queue=queue,
+            priority=priority,
+            scheduled_at=scheduled_at,
+            delay=delay,
+            unique_key=unique_key,
+            unique_for=unique_for,
+            on_duplicate=on_duplicate,
+            idempotency_key=idempotency_key,
+            max_attempts=max_attempts,
+            timeout=timeout,
+            progress_timeout=progress_timeout,
+            concurrency_key=concurrency_key,
+            concurrency_limit=concurrency_limit,
+        )
+        return rows._store(rows.model(**columns), on_duplicate)
+
+    def enqueue_on_commit(
+        self,
+        name_or_handler: str | Callable[..., Any],
+        data: dict[str, Any] | None = None,
+        *,
+        using: str | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> None:
+        """Check everything now, and store the task once the caller's transaction has committed;
+        at once outside of one, and never if it is rolled back. A delay counts from the commit.
+
+        For transactions on another database than the tasks': ``using`` is its alias (default:
+        the tasks' own). In the same database ``enqueue`` is better: its task cannot get lost
+        between the commit and the storing. Arguments and errors are those of ``enqueue``; what
+        only the storing shows, PayloadMismatch and errors of the database, is raised to whoever
+        commits.
+        """
+        rows = self.home()
+        task = rows.model(**new_task(name_or_handler, copy.deepcopy(data), **options))
+        mode = options.get("on_duplicate", OnDuplicate.SKIP.value)
+        transaction.on_commit(lambda: rows._store(task, mode), using=using or rows.db)
+
+    def enqueue_many(
+        self,
+        name_or_handler: str | Callable[..., Any],
+        data: Iterable[dict[str, Any] | None],
+        **options: Unpack[ManyOptions],
+    ) -> list[Task]:
+        """Store one task for each of ``data``, all or none. Arguments and errors are those of
+        ``enqueue``; there are no unique and no idempotency keys."""
+        if unknown := options.keys() - ManyOptions.__optional_keys__:
+            raise TypeError(f"enqueue_many takes no {', '.join(sorted(unknown))}.")
+        rows = self.home()
+        tasks = [rows.model(**new_task(name_or_handler, each, **options)) for each in data]
+        with transaction.atomic(using=rows.db):
+            if tasks and bulk.serves(rows.db):
+                bulk.store(tasks, rows.db, INSERT_BATCH)
+            else:
+                rows._everything().bulk_create(tasks, batch_size=INSERT_BATCH)
+        for task in tasks:
+            _read_back_later(task)
+        rows._announce(tasks)
+        return tasks
+
+    def _store(self, task: Task, on_duplicate: str) -> Task:
+        if task.unique_key is None and task.idempotency_key is None:
+            task.save(using=self.db, force_insert=True)
+            stored = True
+        else:
+            task, stored = self._store_unless_present(task, on_duplicate)
+        if stored:
+            _read_back_later(task)
+            self._announce([task])
+        return task
+
+    def _announce(self, tasks: Sequence[Task]) -> None:
+        ring(self.db, tasks)
+        if signals.enqueued.has_listeners(self.model):
+            for task in tasks:
+                self._tell(signals.enqueued, task)
+
+
+def _read_back_later(task: Task) -> None:
+    """Let the moments that the database has computed be read when someone looks at them."""
+    for name in ("scheduled_at", "unique_until"):
+        if isinstance(task.__dict__.get(name), Expression):
+            del task.__dict__[name]

@@ -1,0 +1,146 @@
+"""Ending many tasks in one short transaction, for workers that have several ready at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django.db import DataError, IntegrityError, models, transaction
+from django.db.models import Case, Q, Value, When
+from django.dispatch import Signal
+
+from leasing.dialects import lock
+from leasing.exceptions import LeaseLost
+from tasks import signals
+from tasks.exceptions import NotSerializable
+from tasks.payload import check_json
+from tasks.querysets.base import TaskStatus, attempt_model, ending
+from tasks.querysets.holder import Failure, Holding
+
+if TYPE_CHECKING:
+    from tasks.models import Task
+
+Result = TypeVar("Result")
+#: A signal to send, and what it says.
+Tellings = list[tuple["Task", Signal, dict[str, Any]]]
+Refused = list[tuple["Task", Exception]]
+
+
+class Batching(Holding):
+    """The verbs that end a task, for many at once.
+
+    What the one transaction does not take is tried again one by one: each is then refused, and
+    the refusal noted, for its own reason, and none sinks its neighbours.
+    """
+
+    def complete_many(self, results: Iterable[tuple[Task, Any]]) -> tuple[list[Task], Refused]:
+        """``complete`` each task with the output beside it. Returns those that are completed,
+        and the others, each with its error (LeaseLost, NotSerializable, DataError)."""
+        rows = self.home()
+        return rows._end_many(list(results), rows._complete_all, rows.complete)
+
+    def fail_many(
+        self, failures: Iterable[tuple[Task, BaseException | str]]
+    ) -> tuple[list[Task], Refused]:
+        """``fail`` each task with the error beside it. Returns those that are failed, and the
+        others, each with its error (LeaseLost)."""
+        rows = self.home()
+        return rows._end_many(list(failures), rows._fail_all, rows.fail)
+
+    def _end_many(
+        self,
+        items: list[tuple[Task, Result]],
+        together: Callable[[list[tuple[Task, Result]]], Tellings],
+        alone: Callable[[Task, Result], object],
+    ) -> tuple[list[Task], Refused]:
+        try:
+            with transaction.atomic(using=self.db):
+                tellings = together(items)
+        except (DataError, IntegrityError):
+            tellings = []
+        for task, signal, details in tellings:
+            if task.status == TaskStatus.CANCELLED:
+                self._tell_cancelled(task)
+            else:
+                self._tell(signal, task, **details)
+        done = {id(task) for task, _, _ in tellings}
+        refused: Refused = []
+        for task, result in items:
+            if id(task) not in done:
+                try:
+                    alone(task, result)
+                except (LeaseLost, NotSerializable, DataError, IntegrityError) as error:
+                    refused.append((task, error))
+        turned_away = {id(task) for task, _ in refused}
+        return [task for task, _ in items if id(task) not in turned_away], refused
+
+    def _complete_all(self, items: list[tuple[Task, Any]]) -> Tellings:
+        mine = self._lock_all([(task, output) for task, output in items if _is_json(output)])
+        outputs = [
+            When(pk=key, then=Value(output, models.JSONField()))
+            for key, (_, output) in mine.items()
+            if output is not None
+        ]
+        tasks = [task for task, _ in mine.values()]
+        done = self._of_grants(tasks).update(
+            status=TaskStatus.SUCCEEDED,
+            task_output=Case(*outputs, default=Value(None), output_field=models.JSONField()),
+            **ending(),
+        )
+        # Fewer only where there are no row locks, and somebody came between.
+        ours = tasks if done == len(tasks) else self._ended_so(list(mine.values()))
+        self._read_back(ours)
+        return [(task, signals.completed, {}) for task in ours]
+
+    def _ended_so(self, items: list[tuple[Task, Any]]) -> list[Task]:
+        """The tasks that have succeeded under their grant, and with the output beside them."""
+        keys = [task.pk for task, _ in items]
+        rows = {row.pk: row for row in self._everything().filter(pk__in=keys).succeeded()}
+        return [
+            task
+            for task, output in items
+            if task.pk in rows
+            and rows[task.pk].grant_id == task.grant_id
+            and rows[task.pk].task_output == json.loads(json.dumps(output))
+        ]
+
+    def _fail_all(self, items: list[tuple[Task, BaseException | str]]) -> Tellings:
+        asked = [(task, Failure.of(task, error)) for task, error in items]
+        tellings: Tellings = []
+        attempts = []
+        for task, failure in self._lock_all(asked).values():
+            signal = self._fail(failure)
+            if signal:
+                attempts.append(failure.attempt)
+                tellings.append((task, signal, {"error": failure.text}))
+        attempt_model()._default_manager.using(self.db).bulk_create(attempts)
+        self._read_back([task for task, _, _ in tellings])
+        return tellings
+
+    def _lock_all(self, items: list[tuple[Task, Result]]) -> dict[Any, tuple[Task, Result]]:
+        """Lock the rows, in the order of their keys, and return the items whose grant stands."""
+        # Of one task named twice the first counts; the other is refused alone.
+        first = {task.pk: (task, result) for task, result in reversed(items)}
+        rows = lock(self._of_grants([task for task, _ in first.values()]).order_by("pk"))
+        stand = dict(rows.values_list("pk", "grant_id"))
+        return {key: first[key] for key, grant in stand.items() if first[key][0].grant_id == grant}
+
+    def _of_grants(self, tasks: list[Task]) -> Batching:
+        mine = Q(pk__in=[t.pk for t in tasks], grant_id__in=[t.grant_id for t in tasks])
+        return self._everything().filter(mine).holding()
+
+    def _read_back(self, tasks: list[Task]) -> None:
+        """Read ``tasks`` again, by one query."""
+        rows = {row.pk: row for row in self._everything().filter(pk__in=[t.pk for t in tasks])}
+        for task in tasks:
+            for field in self.model._meta.concrete_fields:
+                setattr(task, field.attname, getattr(rows[task.pk], field.attname))
+
+
+def _is_json(output: Any) -> bool:
+    try:
+        check_json(output, "output")
+    except NotSerializable:
+        return False
+    return True

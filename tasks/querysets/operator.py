@@ -1,0 +1,187 @@
+"""What operators and recovery do with the tasks of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.db import transaction
+from django.db.models import F, Q
+from django.db.models.functions import Greatest, Least
+from django.dispatch import Signal
+from django.utils.timezone import is_naive
+
+from leasing.clock import clock
+from leasing.dialects import lock, refuse_transaction
+from leasing.functions import DbNow, next_token
+from tasks import signals
+from tasks.bell import ring
+from tasks.conf import task_settings
+from tasks.querysets.base import (
+    CANCEL_REQUESTED,
+    TERM,
+    TaskStatus,
+    attempt_model,
+    check_queue,
+    closing,
+    idle,
+    overdue,
+)
+from tasks.querysets.cancel import Cancelling, never_cancelled
+from tasks.querysets.ended import BULK_BATCH
+from tasks.querysets.unique import key_in_retry
+
+if TYPE_CHECKING:
+    from tasks.models import Task
+
+
+#: How many rows one recovery transaction takes.
+SWEEP_BATCH = 100
+#: When this process last looked for stuck tasks, by database, on the holder's clock.
+swept_at: dict[str, float] = {}
+
+
+class Operating(Cancelling):
+    """What operators and recovery do with the tasks of others."""
+
+    def recover(self, limit: int = SWEEP_BATCH) -> int:
+        """Take stuck tasks from holders that are gone: ready again, or dead when that was their
+        last attempt, with a raised token. Returns how many; call again while it is ``limit``.
+
+        Any number of processes may do so at once: each takes rows that the others have not.
+        """
+        swept_at[self.home().db] = clock()
+        return self._take(self.stuck, limit, overdue)
+
+    def recover_stalled(self, limit: int = SWEEP_BATCH) -> int:
+        """Take stalled tasks from holders that live, but get nowhere. As ``recover`` else: what
+        the holder writes afterwards is refused, and its next heartbeat tells it."""
+        return self._take(self.stalled, limit, idle)
+
+    def _sweep_if_due(self) -> None:
+        refuse_transaction(self.db)
+        if clock() - swept_at.get(self.db, 0.0) >= task_settings.SWEEP_EVERY:
+            self._everything().recover()
+            self._everything().recover_stalled()
+
+    def revoke(self, reason: str = "", by: str = "") -> int:
+        """Take running tasks from their holders, as recovery would, without waiting for the
+        deadline. What the holder does meanwhile is not undone; its late result is refused."""
+        text = f"revoked by {by or 'an operator'}" + (f": {reason}" if reason else "")
+        return self._take(self.running, None, lambda task: text)
+
+    def _take(
+        self, which: Callable[[], Operating], limit: int | None, reason: Callable[[Task], str]
+    ) -> int:
+        rows = self.home()
+        with transaction.atomic(using=rows.db):
+            candidates = which().using(rows.db).order_by("pk")
+            columns = candidates.only("name", "attempts", "max_attempts", "holder", *TERM)
+            before = {t.pk: t for t in lock(columns, skip_locked=limit is not None)[:limit]}
+            if not before:
+                return 0
+            mine = Q(pk__in=before, grant_id__in=[task.grant_id for task in before.values()])
+            still = which().using(rows.db).filter(mine)
+            taking = {
+                "fencing_token": next_token(),
+                "expires_at": Least(F("expires_at"), DbNow()),
+                "slot": None,
+            }
+            asked = still.filter(CANCEL_REQUESTED).update(
+                status=TaskStatus.CANCELLED, **closing(), **taking
+            )
+            last = Q(attempts__gte=F("max_attempts"))
+            dead = still.filter(last).update(status=TaskStatus.FAILED, **closing(), **taking)
+            again = still.filter(~last).update(
+                status=TaskStatus.READY, unique_key=key_in_retry(), **taking
+            )
+            taken = rows._everything().filter(mine).exclude(status=TaskStatus.RUNNING)
+            tasks = (
+                list(taken.filter(released_at=None).order_by("pk"))
+                if asked or dead or again
+                else []
+            )
+            rows._note_taken(tasks, before, reason)
+        for task in tasks:
+            rows._tell(signals.recovered, task, holder=task.holder, reason=task.last_error)
+            if task.status == TaskStatus.FAILED:
+                rows._tell(signals.dead, task, error=task.last_error)
+            elif task.status == TaskStatus.CANCELLED:
+                rows._tell_cancelled(task)
+        ring(rows.db, [task for task in tasks if task.status == TaskStatus.READY])
+        return len(tasks)
+
+    def _note_taken(
+        self, tasks: list[Task], before: dict[int, Task], reason: Callable[[Task], str]
+    ) -> None:
+        for task in tasks:
+            task.last_error = reason(task)
+            self._everything().filter(pk=task.pk).update(last_error=task.last_error)
+        attempts = [attempt_model().of(before[t.pk], "lost", t.last_error) for t in tasks]
+        attempt_model()._default_manager.using(self.db).bulk_create(attempts)
+
+    def retry(self, by: str = "") -> int:
+        """Set failed and cancelled tasks ready again, with one attempt more if they were used
+        up, some hundred in a transaction: those of an earlier one stay ready when a later one
+        fails. Returns how many."""
+        over = Q(status__in=[TaskStatus.FAILED, TaskStatus.CANCELLED])
+        columns = {
+            "status": TaskStatus.READY,
+            "scheduled_at": DbNow(),
+            "processed_at": None,
+            "max_attempts": Greatest(F("max_attempts"), F("attempts") + 1),
+            # It was asked to stop in a life that is over.
+            **never_cancelled(),
+        }
+        return self._make_ready(over, columns, signals.retried, by)
+
+    def reschedule(
+        self, *, queue: str | None = None, scheduled_at: datetime | None = None, by: str = ""
+    ) -> int:
+        """Move waiting tasks to another ``queue``, another time, or both, some hundred in a
+        transaction. Returns how many.
+
+        Raises UnknownQueue; ValueError when neither is given, or the time has no zone.
+        """
+        columns: dict[str, Any] = {}
+        if queue is not None:
+            columns["queue"] = check_queue(queue)
+        if scheduled_at is not None:
+            if is_naive(scheduled_at):
+                raise ValueError("scheduled_at must have a time zone.")
+            columns["scheduled_at"] = scheduled_at
+        if not columns:
+            raise ValueError("Where to? Give a queue, a time, or both.")
+        return self._make_ready(Q(status=TaskStatus.READY), columns, signals.rescheduled, by)
+
+    def _make_ready(self, demand: Q, columns: dict[str, Any], signal: Signal, by: str) -> int:
+        """Update those among these rows that meet ``demand``, which are ready then, batch by
+        batch: a hundred thousand dead letters must not keep everybody else from their rows for
+        as long as they take."""
+        rows, last, changed = self.home(), 0, 0
+        while True:
+            with transaction.atomic(using=rows.db):
+                found = lock(rows.filter(demand, pk__gt=last).order_by("pk"))
+                keys = list(found.values_list("pk", flat=True)[:BULK_BATCH])
+                chosen = rows._everything().filter(pk__in=keys)
+                # With the condition again: not every database has row locks.
+                done = chosen.filter(demand).update(**columns)
+                ready = chosen.filter(status=TaskStatus.READY)
+                tasks = list(ready.order_by("pk")) if done else []
+            for task in tasks:
+                rows._tell(signal, task, by=by)
+            ring(rows.db, tasks)
+            changed += done
+            if len(keys) < BULK_BATCH:
+                return changed
+            last = keys[-1]
+
+    def note_refused(self, row: Task, verb: str, reason: str) -> None:
+        # Refused because the deadline passed: there is no record of the attempt to note it on
+        # before the task is taken from it.
+        late = self._everything().filter(pk=row.pk, grant_id=row.grant_id)
+        late._take(late.stuck, 1, overdue)
+        self._attempts_of(row).filter(grant_id=row.grant_id, refused_at=None).update(
+            refused_at=DbNow(), refused_verb=verb
+        )

@@ -1,0 +1,138 @@
+"""Enqueues that meet a task with the same key: counted, answered, or written into that task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+from django.db import IntegrityError, transaction
+from django.db.models import F
+from django.db.models.expressions import DatabaseDefault
+from django.db.models.functions import Greatest
+
+from leasing.dialects import after_commit, lock
+from leasing.exceptions import PayloadMismatch
+from leasing.functions import DbNow
+from tasks import signals
+from tasks.payload import is_same_json
+from tasks.querysets.base import TaskRows, TaskStatus
+from tasks.querysets.unique import OnDuplicate
+
+if TYPE_CHECKING:
+    from tasks.models import Task
+
+#: What one that replaces another overwrites, beside the number of attempts.
+REPLACED = (
+    "name",
+    "task_data",
+    "queue",
+    "priority",
+    "timeout",
+    "progress_timeout",
+    "concurrency_key",
+    "concurrency_limit",
+)
+
+
+class Meeting(TaskRows):
+    """What an enqueue with a key goes through."""
+
+    #: How often to try while the task that has the key comes and goes.
+    TRIES = 3
+
+    def _store_unless_present(self, task: Task, on_duplicate: str) -> tuple[Task, bool]:
+        """Store ``task``, or return the one that has its key; and whether it was stored.
+
+        The unique columns decide, not a look beforehand: of two that come at once the second
+        waits for what becomes of the first.
+        """
+        for _ in range(self.TRIES):
+            try:
+                with transaction.atomic(using=self.db):
+                    task.save(using=self.db, force_insert=True)
+                return task, True
+            except IntegrityError as error:
+                refused = error
+            present = self._same_enqueue(task) or self._with_unique_key(task, on_duplicate)
+            if present is not None:
+                present.is_duplicate = True
+                return present, False
+            # It ended in between, or its window is over: its key is free again.
+        raise refused
+
+    def _same_enqueue(self, task: Task) -> Task | None:
+        """What was stored under the idempotency key. Raises PayloadMismatch."""
+        if task.idempotency_key is None:
+            return None
+        present = self._everything().filter(idempotency_key=task.idempotency_key).first()
+        if present is not None and not (
+            present.name == task.name and is_same_json(present.task_data, task.task_data)
+        ):
+            raise PayloadMismatch(task.idempotency_key)
+        return present
+
+    def _with_unique_key(self, task: Task, on_duplicate: str) -> Task | None:
+        """The task that keeps the unique key, after ``on_duplicate`` was done with it."""
+        if task.unique_key is None:
+            return None
+        present = self._everything().filter(unique_key=task.unique_key).first()
+        if present is None:
+            return None
+        if present.unique_until is not None and self._free_overdue(task.unique_key):
+            return None
+        if on_duplicate != OnDuplicate.SKIP:
+            replaced = self._replace(task, keep_time=on_duplicate == OnDuplicate.KEEP_TIME)
+            if replaced is not None:
+                return replaced
+        self._count_duplicate(present)
+        return present
+
+    def _free_overdue(self, unique_key: str) -> int:
+        """Take the key from a task whose window is over, whether it has ended or not."""
+        overdue = self._everything().filter(unique_key=unique_key, unique_until__lte=DbNow())
+        return overdue.update(unique_key=None)
+
+    def _replace(self, task: Task, *, keep_time: bool) -> Task | None:
+        """Make the waiting task with this unique key what ``task`` says; None when it does not
+        wait. It keeps its attempts, and its key for as long as was said at first."""
+        with transaction.atomic(using=self.db):
+            waiting = self._everything().filter(unique_key=task.unique_key, status=TaskStatus.READY)
+            present = lock(waiting).first()
+            if present is None or not waiting.update(**self._replacing(task, keep_time)):
+                return None
+            if present.grants:  # what it did for the old data, in attempts that were refunded too
+                apps.get_model("tasks", "TaskStep")._default_manager.using(self.db).filter(
+                    task_id=present.pk
+                ).delete()
+            present.refresh_from_db(using=self.db)
+        self._tell(signals.replaced, present)
+        return present
+
+    def _replacing(self, task: Task, keep_time: bool) -> dict[str, Any]:
+        columns: dict[str, Any] = {name: getattr(task, name) for name in REPLACED}
+        if not keep_time:
+            columns["scheduled_at"] = _start_of(task)
+        return columns | {
+            "max_attempts": Greatest(task.max_attempts, F("attempts") + 1),
+            "progress": None,
+            "progressed_at": None,
+            "checkpoint": None,
+        }
+
+    def _count_duplicate(self, task: Task) -> None:
+        """Count what ``task`` turned away, once the caller's transaction has ended: the row of a
+        running task stays free for its heartbeats meanwhile."""
+
+        def count() -> None:
+            self._everything().filter(pk=task.pk).update(duplicates=F("duplicates") + 1)
+            signals.send(signals.duplicate, task)
+
+        task.duplicates += 1
+        after_commit(self.db, count)
+
+
+def _start_of(task: Task) -> Any:
+    """When an unsaved ``task`` is to start: a moment, or the expression of one."""
+    start: Any = task.scheduled_at
+    is_default = isinstance(start, DatabaseDefault)
+    return start.expression if is_default else start

@@ -1,0 +1,72 @@
+"""Queues that stand still: nothing of theirs is claimed until someone resumes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+from django.db import models
+from django.db.models import Exists
+from django.dispatch import Signal
+
+from leasing.conf import leasing_settings
+from leasing.dialects import after_commit
+from leasing.functions import DbNow
+from tasks import signals
+from tasks.querysets.base import check_queue
+
+if TYPE_CHECKING:
+    from tasks.models import Queue
+
+
+class QueueQuerySet(models.QuerySet["Queue"]):
+    """What is known of queues: ``Queue.objects``."""
+
+    def paused(self) -> QueueQuerySet:
+        return self.filter(paused_at__isnull=False)
+
+    def pause(self, name: str, *, by: str = "", reason: str = "") -> bool:
+        """Let no task of the queue ``name`` be claimed from now on; those that run run on.
+
+        Returns whether it was open: who and why of an earlier pause stay. Once this has
+        committed, every claim that begins later sees it. Raises UnknownQueue.
+        """
+        rows = self._home()
+        if not rows.filter(name=name).exists():
+            rows.declare([check_queue(name)])
+        paused = rows.filter(name=name, paused_at=None).update(
+            paused_at=DbNow(), paused_by=by[:200], reason=reason[:500]
+        )
+        if paused:
+            rows._tell(signals.paused, name, by=by, reason=reason)
+        return bool(paused)
+
+    def resume(self, name: str, *, by: str = "") -> bool:
+        """Let tasks of the queue ``name`` be claimed again. Returns whether it was paused."""
+        rows = self._home()
+        resumed = rows.filter(name=name).paused().update(paused_at=None, paused_by="", reason="")
+        if resumed:
+            rows._tell(signals.resumed, name, by=by)
+        return bool(resumed)
+
+    def declare(self, names: Iterable[str]) -> None:
+        """Make rows for the queues that have none, so that operators find them."""
+        rows: list[Queue] = [self.model(name=name) for name in names]
+        self._home().bulk_create(rows, ignore_conflicts=True)
+
+    def _home(self) -> QueueQuerySet:
+        """Every queue of the database that has the tasks."""
+        return QueueQuerySet(self.model, using=self._db or leasing_settings.DATABASE)  # type: ignore[attr-defined]
+
+    def _tell(self, signal: Signal, name: str, **details: Any) -> None:
+        def tell() -> None:
+            signal.send_robust(sender=self.model, queue=name, **details)
+
+        after_commit(self.db, tell)
+
+
+def is_paused(name: str) -> Exists:
+    """Whether the queue ``name`` is paused: asked once a statement, not once a row."""
+    rows: Any = apps.get_model("tasks", "Queue")._default_manager
+    return Exists(rows.filter(name=name).paused())

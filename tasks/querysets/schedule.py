@@ -1,0 +1,267 @@
+"""What schedulers and operators do with schedules.
+
+What each verb demands of the row, beside its key:
+
+    serve           not paused, its moment has come, that moment as it was read
+    declare         nothing: code has its way
+    pause           not paused
+    resume          paused
+
+A moment is served by inserting its slot, which is unique, together with the task and the step to
+the next moment, in one transaction. However many schedulers try, one commits; the others find
+nothing that is due.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from django.apps import apps
+from django.db import IntegrityError, models, transaction
+from django.db.models import Exists, OuterRef, Q, Subquery
+
+from leasing.conf import leasing_settings
+from leasing.dialects import lock
+from leasing.functions import DbNow, after, database_now
+from tasks import declarations, registry
+from tasks.declarations import Declaration
+from tasks.exceptions import InvalidSchedule
+from tasks.moments import due_slots, rule_of
+
+if TYPE_CHECKING:
+    from tasks.models import Schedule, ScheduleSlot, Task
+
+logger = logging.getLogger("tasks.schedules")
+
+#: How many slots one transaction takes at most.
+SLOT_BATCH = 100
+#: How long slots are kept; of each schedule the last one for ever.
+SLOTS_KEPT_FOR = timedelta(days=7)
+#: A declaration is confirmed when it was not for so long.
+CONFIRMED_EVERY = timedelta(minutes=30)
+#: The columns that say when.
+RULE = ("cron", "every", "timezone")
+
+
+class ScheduleQuerySet(models.QuerySet["Schedule"]):
+    """Schedules: ``Schedule.objects``."""
+
+    #: How often to try to declare what others store and delete meanwhile.
+    TRIES = 3
+
+    def home(self) -> Self:
+        """These rows in the database in which their tasks are."""
+        return self.using(self._db or leasing_settings.DATABASE)  # type: ignore[attr-defined]
+
+    def served_here(self) -> Self:
+        """Those that this process may enqueue: it has code for the task and, where code declares
+        the schedule, its own does so. What a deploy took out of the code is thus served until
+        the last process with the old code ends, and not again."""
+        names = [declaration.name for declaration in declarations.declared()]
+        return self.filter(
+            Q(declared=False) | Q(name__in=names), task_name__in=registry.names(), paused_at=None
+        )
+
+    def due(self, ahead: timedelta = timedelta(0)) -> Self:
+        """Those whose next moment comes within ``ahead``, or is not worked out yet."""
+        return self.filter(Q(next_at=None) | Q(next_at__lte=after(ahead)))
+
+    def with_last(self) -> Self:
+        """Annotate the newest slot: ``last_at``, ``last_task``, ``last_skipped``, ``last_by``."""
+        newest = slot_rows().filter(schedule=OuterRef("pk")).order_by("-at")
+        columns = {"last_at": "at", "last_task": "task_id", "last_skipped": "skipped"}
+        return self.annotate(
+            **{
+                alias: Subquery(newest.values(column)[:1])
+                for alias, column in (columns | {"last_by": "run_by"}).items()
+            }
+        )
+
+    # Schedulers
+
+    def serve(self, key: int, limit: int = SLOT_BATCH) -> int:
+        """Enqueue what is due of the schedule with that ``key``: ``limit`` slots at most.
+
+        Returns how many slots it took; none when others were first. Raises InvalidSchedule,
+        UnknownTask, UnknownQueue, NotSerializable for rows that no form has seen.
+        """
+        rows = self.home()
+        with transaction.atomic(using=rows.db):
+            due = rows.served_here().due().filter(pk=key).annotate(now=DbNow())
+            schedule: Any = lock(due, skip_locked=True).first()
+            if schedule is None:
+                return 0
+            now = schedule.now
+            if schedule.next_at is None:
+                slots: list[datetime] = []
+                next_at = schedule.rule.first(now)
+            else:
+                slots, next_at = due_slots(
+                    schedule.rule, schedule.next_at, now, schedule.missed, limit
+                )
+            as_read = rows.filter(pk=key, next_at=schedule.next_at, paused_at=None)
+            if not as_read.update(next_at=next_at):
+                return 0
+            taken = rows._fill(schedule, slots)
+        for slot in taken:
+            logger.info("schedule %s: %s for %s", schedule, _became(slot), slot.at)
+        return len(taken)
+
+    def _fill(
+        self, schedule: Schedule, moments: list[datetime], by: str = ""
+    ) -> list[ScheduleSlot]:
+        """Take the slots at those ``moments`` that nobody has, and enqueue for each."""
+        slots = slot_rows().using(self.db)
+        known = slots.filter(schedule=schedule, at__in=moments)
+        had = set(known.values_list("at", flat=True)) if moments else set()
+        taken = []
+        for at in moments:
+            if at in had:
+                continue
+            task = self._enqueue(schedule)
+            skipped = task.is_duplicate
+            taken.append(
+                slots.model(
+                    schedule=schedule,
+                    at=at,
+                    task=None if skipped else task,
+                    skipped=skipped,
+                    run_by=by,
+                )
+            )
+        return slots.bulk_create(taken)
+
+    def _enqueue(self, schedule: Schedule) -> Task:
+        tasks: Any = apps.get_model("tasks", "Task")._default_manager.using(self.db)
+        task: Task = tasks.enqueue(
+            schedule.task_name,
+            schedule.task_data,
+            queue=schedule.queue or None,
+            priority=schedule.priority,
+            unique_key=schedule.unique_key,
+        )
+        return task
+
+    # Declarations
+
+    def declare(self, declaration: Declaration) -> bool:
+        """Let the row be as ``declaration`` says. Returns whether that changed anything.
+
+        The process that starts last decides: at the end of a deploy that is new code.
+        """
+        rows = self.home()
+        for _ in range(self.TRIES):
+            try:
+                with transaction.atomic(using=rows.db):
+                    changed = rows._declare(declaration)
+            except IntegrityError as error:
+                refused = error  # Another process stored it first.
+            else:
+                return changed
+        raise refused
+
+    def _declare(self, declaration: Declaration) -> bool:
+        wanted = declaration.columns()
+        said = {"declared": True, "declared_at": DbNow()}
+        present = lock(self.filter(name=declaration.name)).first()
+        now = database_now(self.db)
+        rule = rule_of(declaration.cron, declaration.every, declaration.timezone)
+        if present is None:
+            self.create(name=declaration.name, next_at=rule.first(now), **wanted, **said)
+            return True
+        changed = {k: value for k, value in wanted.items() if getattr(present, k) != value}
+        moved = {"next_at": rule.first(now)} if changed.keys() & set(RULE) else {}
+        self.filter(pk=present.pk).update(**changed, **moved, **said)
+        if changed or not present.declared:
+            logger.info("schedule %s is now as code declares it", present)
+        return bool(changed) or not present.declared
+
+    def confirm(self) -> int:
+        """Note that what the code of this process declares is still declared."""
+        names = [declaration.name for declaration in declarations.declared()]
+        old = Q(declared_at__lt=DbNow() - CONFIRMED_EVERY)
+        return self.home().filter(old, name__in=names).update(declared_at=DbNow())
+
+    # Operators
+
+    def pause(self, by: str = "") -> int:
+        """Enqueue nothing from now on. Returns how many were not paused before."""
+        rows = self.home().filter(paused_at=None)
+        with transaction.atomic(using=rows.db):
+            keys = list(lock(rows.order_by("pk")).values_list("pk", flat=True))
+            return rows.filter(pk__in=keys).update(paused_at=DbNow(), paused_by=by)
+
+    def resume(self) -> int:
+        """Go on with the first moment that is yet to come: those of the pause are not made up
+        for. Returns how many were paused."""
+        return sum(self.home()._resume(key) for key in self._keys())
+
+    def _resume(self, key: int) -> int:
+        paused = self.filter(pk=key, paused_at__isnull=False)
+        with transaction.atomic(using=self.db):
+            schedule: Any = lock(paused.annotate(now=DbNow())).first()
+            if schedule is None:
+                return 0
+            try:
+                moment = schedule.rule.after(schedule.now, schedule.next_at or schedule.now)
+            except InvalidSchedule:
+                moment = None  # The page says so, and the schedulers' logs.
+            return paused.update(paused_at=None, paused_by="", next_at=moment)
+
+    def run_now(self, by: str = "") -> int:
+        """Enqueue each once beside its plan, paused or not. Returns how many tasks that made:
+        none for those without code here, and those whose previous task has not ended where they
+        must not overlap.
+
+        Raises UnknownQueue, NotSerializable.
+        """
+        return sum(self.home()._run_now(key, by) for key in self._keys())
+
+    def _run_now(self, key: int, by: str) -> int:
+        with transaction.atomic(using=self.db):
+            known = self.filter(pk=key, task_name__in=registry.names())
+            schedule = lock(known).first()
+            if schedule is None:
+                return 0
+            (slot,) = self._fill(schedule, [self._free_moment(schedule)], by or "an operator")
+        return int(not slot.skipped)
+
+    def _free_moment(self, schedule: Schedule) -> datetime:
+        """Now, or as soon after as neither a slot nor the plan has: clocks tick, some slowly."""
+        at = database_now(self.db)
+        taken = slot_rows().using(self.db).filter(schedule=schedule, at__gte=at)
+        others = {schedule.next_at, *taken.values_list("at", flat=True)}
+        while at in others:
+            at += timedelta(microseconds=1)
+        return at
+
+    def _keys(self) -> list[int]:
+        return list(self.home().order_by("pk").values_list("pk", flat=True))
+
+
+class SlotQuerySet(models.QuerySet["ScheduleSlot"]):
+    """Slots: ``ScheduleSlot.objects``."""
+
+    def prune(self, limit: int = 500) -> int:
+        """Delete up to ``limit`` slots older than a week that are not their schedule's last.
+        Returns how many; call again while it is ``limit``."""
+        rows = self.using(leasing_settings.DATABASE)
+        newer = rows.filter(schedule=OuterRef("schedule"), at__gt=OuterRef("at"))
+        old = rows.filter(Exists(newer), at__lt=DbNow() - SLOTS_KEPT_FOR)
+        with transaction.atomic(using=rows.db):
+            locked = lock(old.order_by("at"), skip_locked=True)
+            keys = list(locked.values_list("pk", flat=True)[:limit])
+            deleted, _ = rows.filter(pk__in=keys).delete()
+        return deleted
+
+
+def slot_rows() -> SlotQuerySet:
+    rows: Any = apps.get_model("tasks", "ScheduleSlot")._default_manager.all()
+    slots: SlotQuerySet = rows
+    return slots
+
+
+def _became(slot: ScheduleSlot) -> str:
+    return "skipped, its previous task has not ended," if slot.skipped else f"task {slot.task_id}"

@@ -1,0 +1,135 @@
+"""Slots: at most so many tasks of one concurrency key run at a time.
+
+A running task with a key has a slot of its own ("key:0", "key:1", ...), which ends with its
+running. A claim locks its rows, then the keys of these rows (so that claims of one key come one
+after the other), reads which slots are taken, and seats each task whose key has fewer running
+than the task's own limit. When some found no seat it looks again, past everything whose key is
+full: a backlog behind one key stands in nobody's way.
+
+No claim waits long for another, which may be of a process that was stopped in the midst of it:
+a key that stays locked is passed over. And no two tasks share a slot, for the column is unique:
+where keys cannot be locked a claim may meet a slot that has just been taken, and then passes over
+that task.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+
+from django.db import IntegrityError, models, transaction
+from django.db.models import Case, Value, When
+
+from leasing.dialects import lock, lock_names
+from leasing.querysets import pause_shortly
+from tasks.querysets.operator import Operating
+
+if TYPE_CHECKING:
+    from tasks.models import Task
+
+#: Before the names of the keys that are locked.
+LOCK = "tasks.slot:"
+#: How often to try to lock a key that another claim has, a few milliseconds each time.
+TRIES = 8
+
+
+class Seats:
+    """The slots as one claim finds and fills them, over all the queues it looks at."""
+
+    def __init__(self, model: type[Task], using: str) -> None:
+        self._rows = model._default_manager.using(using)
+        self._taken: dict[str, set[str]] = {}
+        #: Given, and perhaps not written yet.
+        self._given: dict[str, set[str]] = defaultdict(set)
+        #: Keys of which another claim has been seating tasks for too long.
+        self._elsewhere: set[str] = set()
+
+    def look(self, keys: Iterable[str]) -> None:
+        """Lock ``keys``, and read what is taken."""
+        names = {LOCK + key for key in keys}
+        for _ in range(TRIES):
+            names -= lock_names(self._rows.db, names)
+            if not names:
+                break
+            pause_shortly()
+        self._elsewhere |= {name.removeprefix(LOCK) for name in names}
+        self._taken = defaultdict(set)
+        seated = self._rows.filter(slot__isnull=False)
+        for key, slot in seated.values_list("concurrency_key", "slot"):
+            self._taken[key].add(slot)
+        for key, slots in self._given.items():
+            self._taken[key] |= slots
+
+    def seat(self, task: Task) -> bool:
+        """Give ``task`` a slot, if its key has one left for it or needs none."""
+        key = task.concurrency_key
+        if not key:
+            return True
+        taken = self._taken[key]
+        limit = task.concurrency_limit or 1
+        if key in self._elsewhere or len(taken) >= limit:
+            return False
+        task.slot = next(slot for n in range(limit) if (slot := f"{key}:{n}") not in taken)
+        taken.add(task.slot)
+        self._given[key].add(task.slot)
+        return True
+
+    def past_the_full(self, rows: Seating) -> Seating:
+        """The ``rows`` that might find a seat."""
+        by_number = defaultdict(list)
+        for key, slots in self._taken.items():
+            by_number[len(slots)].append(key)
+        for number, keys in by_number.items():
+            rows = rows.exclude(concurrency_key__in=keys, concurrency_limit__lte=number)
+        return rows.exclude(concurrency_key__in=self._elsewhere)
+
+
+class Seating(Operating):
+    """Granting with a slot."""
+
+    #: Those of the claim that these rows are a part of.
+    seats: Seats | None = None
+
+    def _chosen(self, free: Self, limit: int | None) -> dict[int, Task]:
+        chosen = self._locked(free, limit)
+        if not any(task.concurrency_key for task in chosen.values()):
+            return chosen
+        seats = self.seats or Seats(self.model, self.db)
+        seated: dict[int, Task] = {}
+        while chosen:
+            if keys := {task.concurrency_key for task in chosen.values()} - {""}:
+                seats.look(keys)
+            found = {pk: task for pk, task in chosen.items() if seats.seat(task)}
+            seated |= found
+            if len(found) == len(chosen):
+                break
+            more = seats.past_the_full(free).exclude(pk__in=list(seated))
+            chosen = self._locked(more, None if limit is None else limit - len(seated))
+        return seated
+
+    def _locked(self, free: Any, limit: int | None) -> dict[int, Task]:
+        columns = ("holder", "grants", "released_at", "expires_at")
+        rows = free.only("pk", *columns, "concurrency_key", "concurrency_limit", "slot")
+        return {task.pk: task for task in lock(rows, skip_locked=True)[:limit]}
+
+    def _write_grants(
+        self, before: dict[int, Task], grants: dict[int, uuid.UUID], columns: dict[str, Any]
+    ) -> None:
+        slots = {pk: task.slot for pk, task in before.items() if task.slot is not None}
+        if not slots:
+            return super()._write_grants(before, grants, columns)
+        chosen = [When(pk=pk, then=Value(slot)) for pk, slot in slots.items()]
+        columns["slot"] = Case(*chosen, default=None, output_field=models.CharField())
+        with suppress(IntegrityError), transaction.atomic(using=self.db):
+            return super()._write_grants(before, grants, columns)
+        # A slot was taken meanwhile: each on its own, and that one not.
+        free = {pk: task for pk, task in before.items() if pk not in slots}
+        if free:
+            super()._write_grants(free, grants, columns)
+        for pk in slots:
+            with suppress(IntegrityError), transaction.atomic(using=self.db):
+                super()._write_grants({pk: before[pk]}, grants, columns)
+        return None

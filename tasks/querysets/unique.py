@@ -1,0 +1,80 @@
+"""Unique keys: how long a task keeps its own, and what an enqueue does that meets one.
+
+    waiting    until the claim
+    running    until the first attempt ends: a retry waits without it
+    finished   until the task ends, retries included
+    window     until a moment, ended or not; the next enqueue after that takes the key over
+
+The columns here free a key as part of the update that ends its time; a window has nobody who
+would do so at the moment, and so the enqueue that wants the key does.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.db import models
+from django.db.models import Case, F, Value, When
+
+from leasing.functions import DbNow, after
+from leasing.names import check_duration
+
+
+class UniqueFor(models.TextChoices):
+    """How long a task keeps its unique key."""
+
+    #: Until it is claimed.
+    WAITING = "waiting"
+    #: Until its first attempt ends: a retry waits without it.
+    RUNNING = "running"
+    #: Until it ends, retries included.
+    FINISHED = "finished"
+    #: Until a moment, whether it has ended by then or not.
+    WINDOW = "window"
+
+
+class OnDuplicate(models.TextChoices):
+    """What an enqueue does to the waiting task that has its unique key."""
+
+    #: Nothing.
+    SKIP = "skip"
+    #: Make it what was asked for now.
+    REPLACE = "replace"
+    #: The same, but for the time it is scheduled at.
+    KEEP_TIME = "keep_time"
+
+
+def lifetime(unique_for: str | float | timedelta) -> dict[str, Any]:
+    """The columns of a key that lasts for ``unique_for``: "waiting", "running", "finished", or a
+    window in seconds or as a timedelta, which begins now. Raises ValueError."""
+    if isinstance(unique_for, str):
+        if unique_for not in (UniqueFor.WAITING, UniqueFor.RUNNING, UniqueFor.FINISHED):
+            raise ValueError(
+                'unique_for must be "waiting", "running", "finished", or a window in seconds.'
+            )
+        return {"unique_for": UniqueFor(unique_for).value}
+    window = check_duration(unique_for, "window of a unique key")
+    if not window:
+        raise ValueError("The window of a unique key must be more than nothing.")
+    return {"unique_for": UniqueFor.WINDOW.value, "unique_until": after(window)}
+
+
+def key_once_claimed() -> Case:
+    return _key_unless(When(unique_for=UniqueFor.WAITING, then=_NO_KEY))
+
+
+def key_in_retry() -> Case:
+    return _key_unless(When(unique_for=UniqueFor.RUNNING, then=_NO_KEY))
+
+
+def key_once_ended() -> Case:
+    ahead = When(unique_until__gt=DbNow(), then=F("unique_key"))
+    return Case(ahead, default=_NO_KEY)
+
+
+_NO_KEY = Value(None, output_field=models.CharField())
+
+
+def _key_unless(freed: When) -> Case:
+    return Case(freed, default=F("unique_key"))

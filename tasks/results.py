@@ -1,0 +1,136 @@
+"""Rows of tasks, read as the results of ``django.tasks``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from django.db.models import F, QuerySet
+
+from tasks import models
+from tasks.compat import AnyResult, AnyTask, TaskError, TaskResultStatus
+from tasks.models import AttemptOutcome, TaskStatus
+
+STATUS = {
+    TaskStatus.READY.value: TaskResultStatus.READY,
+    TaskStatus.RUNNING.value: TaskResultStatus.RUNNING,
+    TaskStatus.SUCCEEDED.value: TaskResultStatus.SUCCESSFUL,
+    TaskStatus.FAILED.value: TaskResultStatus.FAILED,
+    TaskStatus.CANCELLED.value: TaskResultStatus.FAILED,
+}
+
+#: The attempts that count: those that were given back or snoozed were refunded.
+SPENT = (AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.CANCELLED)
+
+#: What stands for an attempt that ended without an exception of its own.
+EXCEPTIONS = {
+    AttemptOutcome.FAILED.value: "tasks.exceptions.TaskError",
+    AttemptOutcome.LOST.value: "leasing.exceptions.LeaseLost",
+    AttemptOutcome.CANCELLED.value: "tasks.exceptions.TaskCancelled",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseTaskResult(AnyResult):  # type: ignore[misc] # the stubs' is not frozen
+    """A result with the row that it was read from, ``db_result``."""
+
+    db_result: models.Task
+
+
+class PastAttempt(NamedTuple):
+    """What a result says of an attempt that did not end well."""
+
+    outcome: str
+    holder: str
+    error: str
+    exception: str
+    traceback: str
+
+
+def fetch(rows: QuerySet[models.Task], pk: int) -> tuple[models.Task, list[PastAttempt]] | None:
+    """The task ``pk`` of ``rows`` and its past attempts, by one query; None if there is none."""
+    columns = {f"attempt_{name}": F(f"attempt_set__{name}") for name in PastAttempt._fields}
+    found = list(rows.filter(pk=pk).annotate(**columns).order_by("attempt_set__id"))
+    if not found:
+        return None
+    attempts = [PastAttempt(*(getattr(row, name) for name in columns)) for row in found]
+    return found[0], [attempt for attempt in attempts if attempt.outcome]
+
+
+def is_first(row: models.Task) -> bool:
+    """Whether no attempt of ``row`` that counts went before this one, so there is no history."""
+    return row.attempts == 1 and row.status in (TaskStatus.RUNNING, TaskStatus.SUCCEEDED)
+
+
+def history(row: models.Task) -> list[PastAttempt]:
+    """The past attempts of ``row``: a query, unless this is its first."""
+    if is_first(row):
+        return []
+    attempts = models.TaskAttempt.objects.using(row._state.db).filter(task_id=row.pk)
+    return [PastAttempt(*each) for each in attempts.values_list(*PastAttempt._fields)]
+
+
+def result_of(
+    declared: AnyTask, row: models.Task, attempts: Sequence[PastAttempt]
+) -> DatabaseTaskResult:
+    """The result of ``row``, whose handler runs ``declared``."""
+    data = row.task_data
+    alias = data.get("backend", declared.backend)
+    run_after = data.get("run_after")
+    spent = [attempt for attempt in attempts if attempt.outcome in SPENT]
+    result = DatabaseTaskResult(
+        db_result=row,
+        task=_as_stored(
+            declared,
+            priority=row.priority,
+            queue_name=row.queue,
+            backend=alias,
+            run_after=datetime.fromisoformat(run_after) if run_after else None,
+        ),
+        id=str(row.pk),
+        status=STATUS[row.status],
+        enqueued_at=row.created_at,
+        started_at=row.started_at,
+        finished_at=row.processed_at,
+        last_attempted_at=row.acquired_at,
+        args=data.get("args", []),
+        kwargs=data.get("kwargs", {}),
+        backend=alias,
+        errors=[*_errors(row, spent)],
+        worker_ids=_worker_ids(row, spent),
+    )
+    object.__setattr__(result, "_return_value", row.task_output)
+    return result
+
+
+def _as_stored(declared: AnyTask, **changes: Any) -> AnyTask:
+    """A copy of ``declared`` with ``changes``. It is not validated: what was enqueued under
+    yesterday's settings can be read under today's."""
+    copied = object.__new__(type(declared))
+    for field in fields(declared):
+        value = changes.get(field.name, getattr(declared, field.name))
+        object.__setattr__(copied, field.name, value)
+    return copied
+
+
+def _worker_ids(row: models.Task, spent: Sequence[PastAttempt]) -> list[str]:
+    """Who worked on it, in this order; a running attempt and a good one have no record."""
+    now = [row.holder] if row.status in (TaskStatus.RUNNING, TaskStatus.SUCCEEDED) else []
+    return [*(attempt.holder for attempt in spent), *now]
+
+
+def _errors(row: models.Task, spent: Sequence[PastAttempt]) -> Iterable[TaskError]:
+    for attempt in spent:
+        yield TaskError(
+            exception_class_path=attempt.exception or EXCEPTIONS[attempt.outcome],
+            traceback=attempt.traceback or attempt.error,
+        )
+    last = spent[-1].outcome if spent else None
+    if row.status == TaskStatus.CANCELLED and last != AttemptOutcome.CANCELLED:
+        # It was cancelled while it waited.
+        yield TaskError(
+            exception_class_path=EXCEPTIONS[AttemptOutcome.CANCELLED.value],
+            traceback=row.last_error,
+        )

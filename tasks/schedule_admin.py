@@ -1,0 +1,201 @@
+"""Schedules in Django's admin: one's own are made and changed there, those of code are paused."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlencode
+
+from django import forms
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
+
+from leasing.adminkit import AdminOfAny, Confirmed, ReadOnlyAdmin, badge, link, short, site_url
+from leasing.conf import leasing_settings
+from leasing.functions import database_now
+from leasing.wording import stamp
+from tasks.exceptions import TaskError
+from tasks.models import Schedule, ScheduleSlot
+from tasks.querysets.schedule import RULE
+from tasks.standing import ACTIVE, Standing, is_orphaned, standing_of
+
+if TYPE_CHECKING:
+    FormOfSchedule = forms.ModelForm[Schedule]
+else:
+    # Django's own class takes no type arguments at run time.
+    FormOfSchedule = forms.ModelForm
+
+#: What a form may say of a schedule.
+EDITED = (
+    "name",
+    "task_name",
+    "task_data",
+    "queue",
+    "priority",
+    "cron",
+    "every",
+    "timezone",
+    "missed",
+    "overlap",
+)
+
+_pause = Confirmed(
+    "Paused",
+    "Pause these schedules?",
+    "Nothing is enqueued until they are resumed, and those moments are skipped. Tasks that exist "
+    "are worked as before.",
+    forms.Form,
+    lambda rows, said, by: rows.pause(by=by),
+)
+_resume = Confirmed(
+    "Resumed",
+    "Resume these schedules?",
+    "They go on with their next moments; those of the pause are skipped.",
+    forms.Form,
+    lambda rows, said, by: rows.resume(),
+)
+_run_now = Confirmed(
+    "Run now",
+    "Enqueue the tasks of these schedules now?",
+    "Each is enqueued once, beside its plan, which stays as it is.",
+    forms.Form,
+    lambda rows, said, by: rows.run_now(by=by),
+)
+
+
+class ScheduleForm(FormOfSchedule):
+    """What one says of a schedule of one's own. What it means is checked by ``clean``."""
+
+    class Meta:
+        model = Schedule
+        fields = EDITED
+        help_texts: ClassVar = {
+            "task_name": "What is enqueued: the name of a handler.",
+            "task_data": "The handler's keyword arguments, as JSON.",
+            "queue": "Empty: the handler's own.",
+            "priority": "Higher goes first.",
+            "cron": "Five fields: minute, hour, day of month, month, day of week.",
+            "every": "Instead of cron: hours:minutes:seconds, counted from its own moments.",
+            "timezone": "In which the cron expression is meant, such as Europe/Berlin.",
+            "missed": "What is made up for of the moments at which no worker ran.",
+            "overlap": "Otherwise a moment is skipped while the previous task has not ended.",
+        }
+
+
+@admin.register(Schedule)
+class ScheduleAdmin(ReadOnlyAdmin):
+    """Edits, unlike its base: but only what no code declares."""
+
+    form = ScheduleForm
+    list_display = ("name", "task_name", "when", "badge", "next_at", "declared")
+    list_filter = ("declared",)
+    exact_search = ("id", "name", "task_name")
+    search_help_text = "An id, or the exact name of a schedule or of its task."
+    large = ("task_data",)
+    actions = ("pause", "resume", "run_now")
+    fields = (*EDITED, "badge", "why", "moments", "slots", "declared", "declared_at", "created_at")
+    readonly_fields = fields[len(EDITED) :]
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return AdminOfAny.has_add_permission(self, request)
+
+    def has_change_permission(self, request: HttpRequest, obj: Schedule | None = None) -> bool:
+        return not (obj and obj.declared) and AdminOfAny.has_change_permission(self, request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Schedule | None = None) -> bool:
+        # Code that runs would only declare it again.
+        is_living = obj is not None and obj.declared and not is_orphaned(obj, _now())
+        return not is_living and AdminOfAny.has_delete_permission(self, request, obj)
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        """The schedules alone: their slots go with them, and may be very many."""
+        refused = {"schedule" for each in objs if not self.has_delete_permission(request, each)}
+        return [str(each) for each in objs], {"schedules": len(objs)}, refused, []
+
+    def save_model(
+        self, request: HttpRequest, obj: Schedule, form: forms.ModelForm[Schedule], change: bool
+    ) -> None:
+        """Store what the form changed, and nothing that a scheduler may have moved meanwhile."""
+        changed = set(form.changed_data)
+        if not change or changed & set(RULE):
+            obj.next_at = obj.rule.first(_now())
+            changed.add("next_at")
+        if not change:
+            obj.save()
+        elif changed:
+            obj.save(update_fields=changed)
+
+    def view_on_site(self, schedule: Schedule) -> str | None:
+        return site_url("tasks:schedules")
+
+    @admin.display(description="when")
+    def when(self, schedule: Schedule) -> str:
+        return short(self._standing(schedule).rule)
+
+    @admin.display(description="state")
+    def badge(self, schedule: Schedule) -> SafeString:
+        return badge(self._standing(schedule).sign)
+
+    @admin.display(description="why")
+    def why(self, schedule: Schedule) -> str:
+        return self._standing(schedule).why
+
+    @admin.display(description="next moments")
+    def moments(self, schedule: Schedule) -> SafeString:
+        upcoming = self._standing(schedule).upcoming
+        return format_html_join("", "{}<br>", ((stamp(each),) for each in upcoming))
+
+    @admin.display(description="last moments")
+    def slots(self, schedule: Schedule) -> SafeString | str:
+        query = "?" + urlencode({"schedule__id__exact": schedule.pk})
+        return link("What was enqueued", "admin:tasks_scheduleslot_changelist", query=query)
+
+    def _standing(self, schedule: Schedule) -> Standing:
+        return standing_of(schedule, _now()) if schedule.pk else Standing(ACTIVE)
+
+    @admin.action(description="Pause…", permissions=["change"])
+    def pause(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> Any:
+        return _pause(self, request, queryset)
+
+    @admin.action(description="Resume…", permissions=["change"])
+    def resume(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> Any:
+        return _resume(self, request, queryset)
+
+    @admin.action(description="Run now…", permissions=["change"])
+    def run_now(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> Any:
+        try:
+            return _run_now(self, request, queryset)
+        except TaskError as error:
+            self.message_user(request, f"Not all was enqueued: {error}", messages.ERROR)
+            return None
+
+
+@admin.register(ScheduleSlot)
+class ScheduleSlotAdmin(ReadOnlyAdmin):
+    list_display = ("at", "of_schedule", "of_task", "skipped", "run_by")
+    list_filter = ("skipped",)
+    list_select_related = ("schedule",)
+    exact_search = ("id",)
+    search_help_text = "The id of a slot."
+    fields = ("of_schedule", "at", "of_task", "skipped", "run_by", "enqueued_at")
+    readonly_fields = fields
+
+    def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
+        return lookup == "schedule__id__exact" or super().lookup_allowed(lookup, value, request)
+
+    @admin.display(description="schedule")
+    def of_schedule(self, slot: ScheduleSlot) -> SafeString | str:
+        return link(short(slot.schedule.name), "admin:tasks_schedule_change", slot.schedule_id)
+
+    @admin.display(description="task")
+    def of_task(self, slot: ScheduleSlot) -> SafeString | str:
+        if slot.task_id is None:
+            return "–"
+        return link(f"task {slot.task_id}", "admin:tasks_task_change", slot.task_id)
+
+
+def _now() -> datetime:
+    return database_now(leasing_settings.DATABASE)

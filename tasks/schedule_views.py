@@ -1,0 +1,89 @@
+"""The operator's page about schedules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+
+from leasing.access import page, user_name, verb
+from leasing.conf import leasing_settings
+from leasing.functions import database_now
+from leasing.paging import InvalidCursor, Page, page_of
+from tasks.exceptions import TaskError
+from tasks.forms import PageFilter
+from tasks.models import Schedule
+from tasks.standing import standing_of
+
+VIEW, CHANGE = "tasks.view_schedule", "tasks.change_schedule"
+
+#: What became of a button, where it did nothing.
+NOTHING = {
+    "pause": "Nothing changed: it was paused already.",
+    "resume": "Nothing changed: it was not paused.",
+    "run": "Nothing was enqueued: its previous task has not ended and must not be overlapped, "
+    "or no handler is registered here for it.",
+}
+
+
+@page(VIEW)
+def schedule_list(request: HttpRequest) -> HttpResponse:
+    """Schedules, the newest first: when each is due, and what became of its last moment."""
+    form = PageFilter(request.GET)
+    shown: Page[Any] = Page([])
+    if form.is_valid():
+        try:
+            shown = page_of(_rows().with_last().defer("task_data"), form.cleaned_data["at"])
+        except InvalidCursor:
+            form.add_error("at", form.fields["at"].error_messages["invalid"])
+    now = database_now(leasing_settings.DATABASE)
+    context = {
+        "form": form,
+        "page": shown,
+        "schedules": [(each, standing_of(each, now)) for each in shown.rows],
+        "may_change": request.user.has_perm(CHANGE),
+        "may_see_tasks": request.user.has_perm("tasks.view_task"),
+        "now": now,
+    }
+    return render(request, "tasks/schedules.html", context, status=400 if form.errors else 200)
+
+
+@verb(CHANGE)
+def pause(request: HttpRequest, pk: int) -> HttpResponse:
+    """Enqueue nothing of it from now on."""
+    done = _one(pk).pause(by=user_name(request))
+    return _answer(request, done, "It is paused.", NOTHING["pause"])
+
+
+@verb(CHANGE)
+def resume(request: HttpRequest, pk: int) -> HttpResponse:
+    """Go on with its next moment."""
+    return _answer(request, _one(pk).resume(), "It goes on.", NOTHING["resume"])
+
+
+@verb(CHANGE)
+def run_now(request: HttpRequest, pk: int) -> HttpResponse:
+    """Enqueue its task once, beside the plan."""
+    rows = _one(pk)
+    try:
+        done = rows.run_now(by=user_name(request))
+    except TaskError as error:
+        return _answer(request, 0, "", f"Nothing was enqueued: {error}")
+    return _answer(request, done, "Its task is enqueued.", NOTHING["run"])
+
+
+def _answer(request: HttpRequest, done: int, said: str, otherwise: str) -> HttpResponse:
+    level = messages.SUCCESS if done else messages.WARNING
+    messages.add_message(request, level, said if done else otherwise, fail_silently=True)
+    return redirect("tasks:schedules")
+
+
+def _rows() -> Any:
+    return Schedule.objects.home()
+
+
+def _one(pk: int) -> Any:
+    get_object_or_404(_rows().only("pk"), pk=pk)
+    return _rows().filter(pk=pk)

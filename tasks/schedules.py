@@ -1,0 +1,136 @@
+"""The scheduler: enqueues the tasks of schedules when their moments come.
+
+One runs in every worker and in ``manage.py run_recovery``, and none is elected: a moment is
+served by inserting a unique row (see ``querysets.schedule``), so the others only look in vain. A
+scheduler that dies delays nothing. The database's clock decides what is due; the process's own
+only how long to sleep.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+from django.db import Error, InterfaceError, OperationalError, close_old_connections, connections
+from django.db.models import F
+
+from leasing.clock import clock
+from leasing.functions import DbNow
+from tasks import declarations
+from tasks.models import Schedule, ScheduleSlot
+from tasks.querysets.schedule import SLOT_BATCH
+
+logger = logging.getLogger("tasks.schedules")
+
+#: Seconds between two looks while nothing is due: how late a schedule is that was made in
+#: between, and is due at once.
+LOOK_EVERY = 5.0
+#: Seconds after which to look again at what was due, and others were at.
+PATIENCE = 1.0
+#: Seconds between two looks while the database is away.
+LONGEST_PAUSE = 30.0
+#: Seconds between two rounds of housekeeping.
+KEEP_HOUSE_EVERY = 1800.0
+#: What was last said of a schedule that cannot be served, by key.
+_said: dict[int, str] = {}
+#: How many batches of one schedule are served before the others have their turn.
+BATCHES = 10
+
+
+def declare_all() -> int:
+    """Store the schedules that code declares. Returns how many of them changed by it."""
+    return sum(Schedule.objects.declare(each) for each in declarations.declared())
+
+
+def serve_due() -> int:
+    """Enqueue what is due now. Returns how many slots were taken: call again while there are
+    some, to catch up with what was missed."""
+    taken, _ = _look()
+    return taken
+
+
+def keep_house() -> int:
+    """Confirm what is declared, and delete old slots. Returns how many were deleted."""
+    Schedule.objects.confirm()
+    total = 0
+    while deleted := ScheduleSlot.objects.prune():
+        total += deleted
+    return total
+
+
+def run_until(stopping: threading.Event, found: Callable[[], object] | None = None) -> None:
+    """Declare, then serve until ``stopping``, whatever happens between.
+
+    ``found`` is called when something was enqueued.
+    """
+    failures = 0
+    declared = False
+    kept_at = clock()
+    while not stopping.is_set():
+        try:
+            close_old_connections()
+            if not declared:
+                declare_all()
+                declared = True
+            taken, pause = _look()
+            if taken and found is not None:
+                found()
+            if clock() - kept_at > KEEP_HOUSE_EVERY * random.uniform(0.8, 1.0):
+                kept_at = clock()
+                keep_house()
+            failures = 0
+        except Exception as error:
+            failures += 1
+            pause = min(LONGEST_PAUSE, 2.0 ** min(failures, 10)) * random.uniform(0.8, 1.0)
+            _complain(error)
+        stopping.wait(pause)
+    connections.close_all()
+
+
+def _complain(error: Exception) -> None:
+    if isinstance(error, Error):
+        connections.close_all()
+        logger.warning("looking for what is due failed, and is tried again: %s", error)
+    else:
+        logger.error("looking for what is due failed, and is tried again", exc_info=error)
+
+
+def _look() -> tuple[int, float]:
+    """Serve what is due. Returns how many slots were taken, and for how many seconds there is
+    nothing else to do."""
+    ahead = Schedule.objects.home().served_here().due(timedelta(seconds=LOOK_EVERY))
+    rows = list(
+        ahead.order_by(F("next_at").asc(nulls_first=True))
+        .annotate(now=DbNow())
+        .values_list("pk", "name", "next_at", "now")
+    )
+    due = [(key, name) for key, name, at, now in rows if at is None or at <= now]
+    if not due:
+        waits = [(at - now).total_seconds() for _, _, at, now in rows if at is not None]
+        return 0, min([LOOK_EVERY, *waits])
+    taken = sum(_serve(key, name) for key, name in due)
+    return taken, 0.0 if taken else PATIENCE
+
+
+def _serve(key: int, name: str) -> int:
+    """Serve one schedule; what is wrong with it stops no other."""
+    taken = 0
+    try:
+        for _ in range(BATCHES):
+            served = Schedule.objects.serve(key)
+            taken += served
+            if served < SLOT_BATCH:
+                break
+    except (InterfaceError, OperationalError):
+        raise  # The database is away, or busy: that concerns all of them.
+    except Exception as error:
+        # It stays due, so this comes with every look; once said is enough.
+        if _said.get(key) != str(error):
+            _said[key] = str(error)
+            logger.error("schedule %s cannot be served: %s", name, error)
+    else:
+        _said.pop(key, None)
+    return taken

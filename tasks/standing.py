@@ -1,0 +1,83 @@
+"""How a schedule stands, and why: for pages and the admin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from leasing.signs import Sign
+from leasing.wording import ago, stamp
+from tasks import registry
+from tasks.exceptions import InvalidSchedule
+from tasks.models import Schedule
+
+#: How late the next moment is before it looks as if nobody served it.
+OVERDUE_AFTER = timedelta(minutes=1)
+#: How many moments to foretell.
+FORETOLD = 5
+
+ACTIVE: Final = Sign("active", "ok", "clock", "◷")
+PAUSED: Final = Sign("paused", "warn", "pause", "‖")
+OVERDUE: Final = Sign("overdue", "crit", "alert", "▲")
+ORPHANED: Final = Sign("orphaned", "warn", "info", "?")
+UNKNOWN_TASK: Final = Sign("unknown task", "crit", "cross", "✕")
+BROKEN: Final = Sign("no rule", "crit", "cross", "✕")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The state of a schedule: its sign, the reason in a sentence, and the moments to come."""
+
+    sign: Sign
+    why: str = ""
+    rule: str = ""
+    upcoming: tuple[datetime, ...] = ()
+
+
+def standing_of(schedule: Schedule, now: datetime) -> Standing:
+    """How ``schedule`` stands at ``now``, which is the database's clock."""
+    try:
+        rule = schedule.rule
+    except InvalidSchedule as error:
+        return Standing(BROKEN, f"It does not say when: {error}")
+    sign, why = _state(schedule, now)
+    if sign is ACTIVE or sign is OVERDUE:
+        begin = schedule.next_at or rule.first(now)
+        return Standing(sign, why, str(rule), tuple(rule.upcoming(begin, FORETOLD)))
+    return Standing(sign, why, str(rule))
+
+
+def _state(schedule: Schedule, now: datetime) -> tuple[Sign, str]:
+    if schedule.paused_at is not None:
+        by = f" by {schedule.paused_by}" if schedule.paused_by else ""
+        return PAUSED, (
+            f"Paused{by} {ago(schedule.paused_at, now)}. The moments until it is resumed are "
+            "skipped."
+        )
+    if is_orphaned(schedule, now):
+        return ORPHANED, (
+            f"No running code has declared it since {stamp(schedule.declared_at)}: nothing is "
+            "enqueued, and it can be deleted."
+            if schedule.declared_at
+            else "No running code declares it."
+        )
+    if schedule.task_name not in registry.names():
+        return UNKNOWN_TASK, (
+            f"No handler is registered here for {schedule.task_name}: only a worker that has "
+            "one enqueues it."
+        )
+    if schedule.next_at is not None and now - schedule.next_at > OVERDUE_AFTER:
+        return OVERDUE, (
+            f"It was due {ago(schedule.next_at, now)}: no worker runs that has code for it, or "
+            "they cannot enqueue it, and their logs say why."
+        )
+    return ACTIVE, ""
+
+
+def is_orphaned(schedule: Schedule, now: datetime) -> bool:
+    """Whether code declared ``schedule`` once, and none that ran lately does."""
+    declared_at = schedule.declared_at
+    return schedule.declared and (
+        declared_at is None or now - declared_at > Schedule.ORPHANED_AFTER
+    )

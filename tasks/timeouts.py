@@ -1,0 +1,70 @@
+"""Watches the clock for what runs: an attempt whose timeout is over is failed in time.
+
+A coroutine is cancelled and a process killed; a thread cannot be ended, so its attempt is failed
+without it, and what it still returns is dropped.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable
+
+from leasing.clock import clock
+from tasks.execution import Execution
+
+
+class Timekeeper:
+    """Calls ``over`` with each execution whose deadline has passed, on a thread of its own."""
+
+    def __init__(self, over: Callable[[Execution], object]) -> None:
+        self._over = over
+        self._wakes = threading.Condition()
+        self._heap: list[tuple[float, int, Execution]] = []
+        self._order = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def watch(self, execution: Execution) -> None:
+        """Watch ``execution``, if it has a timeout."""
+        deadline = execution.interruption.deadline
+        if deadline is None:
+            return
+        with self._wakes:
+            heapq.heappush(self._heap, (deadline, next(self._order), execution))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="timeouts", daemon=True)
+                self._thread.start()
+            self._wakes.notify()
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._wakes:
+            self._closed = True
+            self._wakes.notify()
+
+    def due(self) -> list[Execution]:
+        """Those whose deadline has passed, which are no longer watched."""
+        found: list[Execution] = []
+        while self._heap and self._heap[0][0] <= clock():
+            execution = heapq.heappop(self._heap)[2]
+            if not execution.ended.is_set():
+                found.append(execution)
+        return found
+
+    def _watch(self) -> None:
+        while True:
+            with self._wakes:
+                if self._closed:
+                    return
+                due = self.due()
+                if not due:
+                    until = self._heap[0][0] - clock() if self._heap else None
+                    if until is None or until > 0:
+                        self._wakes.wait(until)
+            for execution in due:
+                # Each on a thread: one that has to wait for the database delays no other.
+                threading.Thread(
+                    target=self._over, args=(execution,), name="timeout", daemon=True
+                ).start()

@@ -1,0 +1,289 @@
+"""What wakes a waiting worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, transaction
+from django.test.utils import CaptureQueriesContext
+from pytest_django import Settings
+
+from leasing.dialects import private_connection
+from leasing.functions import database_now
+from tasks import bell
+from tasks.bell import CHANNEL, Listener, ringer
+from tasks.models import Task, TaskStatus
+from tests.factories import TaskFactory
+from tests.leasing.support import FakeClock, expire
+from tests.processes import wait_for
+from tests.tasks.support import Handlers, row_of
+from tests.tasks.workers import PATIENCE, working
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What is rung within this process, without a pause that another test began."""
+    monkeypatch.setattr(ringer, "_rung_at", {})
+    messages: list[str] = []
+    with ringer.heard_by(messages.append):
+        yield messages
+
+
+def test_who_enqueues_rings_once_the_task_is_there_to_stay(heard: list[str]) -> None:
+    with transaction.atomic():
+        TaskFactory(name="jobs.echo")
+        assert heard == []
+
+    assert heard == ["queue default"]
+
+
+def test_what_is_rolled_back_rings_nobody_and_silences_nobody(heard: list[str]) -> None:
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        TaskFactory(name="jobs.echo")
+        raise ZeroDivisionError
+    assert heard == []
+
+    TaskFactory(name="jobs.echo")
+    assert heard == ["queue default"]
+
+
+@pytest.mark.usefixtures("queues")
+def test_a_queue_is_rung_once_in_a_while_each_by_itself(
+    heard: list[str], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bell, "clock", clock)
+    TaskFactory.create_batch(3, name="jobs.echo")
+    TaskFactory(name="jobs.echo", queue="mail")
+    assert heard == ["queue default", "queue mail"]
+
+    clock.advance(bell.WINDOW * 0.9)
+    TaskFactory(name="jobs.echo")
+    assert len(heard) == 2
+    clock.advance(bell.WINDOW * 0.2)
+    TaskFactory(name="jobs.echo")
+    assert heard[2:] == ["queue default"]
+
+
+@pytest.mark.parametrize("verb", ["retry", "recover", "give back", "enqueue many"])
+def test_whatever_makes_a_task_ready_rings(
+    heard: list[str], verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"retry": "dead", "enqueue many": "ready"}.get(verb, "running")
+    task = TaskFactory(state=state, name="jobs.echo")
+    ringer._rung_at.clear()
+    heard.clear()
+
+    match verb:
+        case "retry":
+            Task.objects.failed().retry()
+        case "recover":
+            expire(task)
+            Task.objects.recover()
+        case "give back":
+            Task.objects.give_back(task, "stopped")
+        case "enqueue many":
+            Task.objects.enqueue_many("jobs.echo", [{}, {}])
+
+    assert heard == ["queue default"]
+
+
+def test_a_cancellation_reaches_the_holder_in_this_process_at_once(heard: list[str]) -> None:
+    waiting, running = TaskFactory(name="jobs.echo"), TaskFactory(state="running")
+    heard.clear()
+
+    Task.objects.filter(pk__in=[waiting.pk, running.pk]).cancel()
+
+    assert heard == [f"task {running.pk}"]
+
+
+def test_a_handler_hears_of_a_cancellation_without_waiting_for_a_heartbeat(
+    handlers: Handlers,
+) -> None:
+    began = threading.Event()
+
+    def wait(ctx: Any) -> None:
+        began.set()
+        ctx.wait(PATIENCE)
+
+    handlers["jobs.wait"] = wait
+    task = TaskFactory(name="jobs.wait", data={})
+    with working(ttl=3000):
+        assert began.wait(PATIENCE)
+        Task.objects.filter(pk=task.pk).cancel(by="ann")
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.CANCELLED)
+
+
+def test_a_worker_that_is_rung_does_not_wait_for_its_next_look(settings: Settings) -> None:
+    settings.TASK_QUEUE = {"POLL_EVERY": 1000, "SWEEP_EVERY": 1000}
+    with working() as worker:
+        wait_for(lambda: worker.places.saw_all)
+        task = TaskFactory(name="jobs.echo", data={})
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
+        # What came within the window of the first is found by the second look.
+        ringer._rung_at["default", "default"] = float("inf")
+        later = TaskFactory(name="jobs.echo", data={})
+        worker._hear("queue default")
+        wait_for(lambda: row_of(later)["status"] == TaskStatus.SUCCEEDED)
+
+
+def test_a_worker_that_is_rung_looks_again_when_the_window_is_over(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.TASK_QUEUE = {"POLL_EVERY": 1000, "SWEEP_EVERY": 1000}
+    monkeypatch.setattr(ringer, "is_due", lambda using, queue: False)
+    monkeypatch.setattr(Listener, "listen", lambda listener: None)
+    looks: list[int] = []
+    with working() as worker:
+        wait_for(lambda: worker.places.saw_all)
+        claim = worker._claim
+
+        def counted() -> bool:
+            looks.append(1)
+            return claim()
+
+        monkeypatch.setattr(worker, "_claim", counted)
+        worker._hear("queue elsewhere")
+        assert looks == []
+        worker._hear("queue default")
+        wait_for(lambda: len(looks) == 2)
+
+
+def test_a_task_that_is_due_soon_is_not_slept_over(database_clock: Any) -> None:
+    rows = Task.objects.home()
+    assert rows.next_due_in(5) is None
+    TaskFactory(scheduled_at=database_clock.now + timedelta(seconds=9))
+    TaskFactory(scheduled_at=database_clock.now + timedelta(seconds=3))
+    TaskFactory(scheduled_at=database_clock.now + timedelta(seconds=4))
+    TaskFactory()
+
+    assert rows.next_due_in(5) == pytest.approx(3)
+    assert rows.next_due_in(2) is None
+
+
+# Between processes
+
+
+@pytest.fixture
+def other(on_postgresql: None) -> Iterator[Any]:
+    """Another process's connection that listens."""
+    other = private_connection("default", 5)
+    other.set_autocommit(True)
+    with other.cursor() as cursor:
+        cursor.execute(f"LISTEN {CHANNEL}")
+    yield other
+    other.close()
+
+
+def notes_of(other: Any) -> list[str]:
+    return [note.payload for note in other.connection.notifies(timeout=0.3, stop_after=9)]
+
+
+def test_other_processes_are_notified_by_one_query_and_once_for_many(
+    other: Any, heard: list[str]
+) -> None:
+    with CaptureQueriesContext(connection) as queries:
+        TaskFactory(name="jobs.echo")
+        TaskFactory(name="jobs.echo")
+
+    assert len([query for query in queries if "pg_notify" in query["sql"]]) == 1
+    assert notes_of(other) == ["queue default"]
+
+
+def test_a_notification_that_fails_loses_no_task(
+    other: Any, heard: list[str], caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> None:
+        raise OperationalError("too many notifications")
+
+    with connection.execute_wrapper(
+        lambda execute, sql, *rest: fail() if "pg_notify" in sql else execute(sql, *rest)
+    ):
+        task = TaskFactory(name="jobs.echo")
+
+    assert row_of(task)["status"] == TaskStatus.READY
+    assert "no worker could be told of queue default" in caplog.text
+
+
+class Listening:
+    """A listener at work."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.ended = threading.Event()
+        self.listener = Listener("default", self.heard.append, self.ended)
+        self.thread = threading.Thread(target=self.listener.listen)
+        self.thread.start()
+
+    def end(self) -> None:
+        self.ended.set()
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listening]:
+    monkeypatch.setattr(bell, "TICK", 0.05)
+    listening = Listening()
+    yield listening
+    listening.end()
+
+
+def test_a_listener_hears_what_others_ring_and_heals(
+    on_postgresql: None, listening: Listening, caplog: Any
+) -> None:
+    wait_for(lambda: listening.listener.hears)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_notify(%s, 'queue mail')", [CHANNEL])
+        wait_for(lambda: "queue mail" in listening.heard)
+        listening.heard.clear()
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE query LIKE '%%pg_notify%%' AND pid <> pg_backend_pid()"
+            " AND datname = current_database()"
+        )
+    wait_for(lambda: "notifications are not heard" in caplog.text)
+    wait_for(lambda: listening.listener.hears)
+
+    # What came while nobody listened is looked for.
+    assert "all" in listening.heard
+
+
+def test_a_listener_whose_notifications_do_not_arrive_says_so(
+    on_postgresql: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(bell, "TICK", 0.05)
+    monkeypatch.setattr(Listener, "_take", lambda *args, **options: False)
+    listening = Listening()
+
+    wait_for(lambda: "notifications do not arrive" in caplog.text)
+    assert not listening.listener.hears
+    listening.end()
+
+
+def test_where_there_are_no_notifications_nobody_listens() -> None:
+    if connection.vendor == "postgresql":
+        pytest.skip("there are")
+    listening = Listening()
+    listening.thread.join(PATIENCE)
+    assert not listening.thread.is_alive()
+
+
+def test_while_notifications_arrive_a_worker_polls_less_and_looks_ahead(
+    settings: Settings,
+) -> None:
+    settings.TASK_QUEUE = {"POLL_EVERY": 2.0, "SWEEP_EVERY": 1000}
+    with working() as worker:
+        worker._look_again_at = None
+        worker._listener.hears = False
+        assert 1.6 <= worker._pause() <= 2.0
+        worker._listener.hears = True
+        assert 8.0 <= worker._pause() <= 10.0
+        TaskFactory(scheduled_at=database_now("default") + timedelta(seconds=4))
+        worker._look_again_at = None
+        assert 3.0 < worker._pause() <= 4.0

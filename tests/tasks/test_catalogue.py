@@ -1,0 +1,524 @@
+"""The catalogue: each state that must not be is made by hand, then looked for and put right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.db.models import F
+
+from leasing.functions import DbNow, after, database_now
+from tasks import catalogue, recovery
+from tasks.models import Schedule, Task, TaskStatus, WorkerState
+from tests.factories import TaskFactory, WorkerFactory
+from tests.leasing.support import OtherSession
+from tests.tasks.support import Told, attempts, row_of
+
+pytestmark = pytest.mark.django_db
+
+AHEAD, PAST = after(timedelta(minutes=10)), after(timedelta(minutes=-10))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "totals", recovery.Totals())
+    monkeypatch.setattr(recovery, "_suspects", {})
+
+
+@pytest.fixture(autouse=True)
+def _served() -> None:
+    """Somebody serves every queue, and has code for everything."""
+    WorkerFactory(name="server")
+
+
+@contextmanager
+def without(constraint: str) -> Iterator[None]:
+    """The table as it is where that constraint was lost."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            # Until the test is rolled back.
+            cursor.execute(f"ALTER TABLE tasks_task DROP CONSTRAINT {constraint}")
+            yield
+            return
+        cursor.execute("PRAGMA ignore_check_constraints = ON")
+        try:
+            yield
+        finally:
+            cursor.execute("PRAGMA ignore_check_constraints = OFF")
+
+
+def change(task: Task, **columns: Any) -> Task:
+    Task.objects.filter(pk=task.pk).update(**columns)
+    return task
+
+
+def running_under_a_worker(state: str) -> Task:
+    worker = WorkerFactory(state=state)
+    task: Task = TaskFactory(state="running", holder=worker.name)
+    return task
+
+
+#: The state, how it comes about, and what a repair makes of the row.
+REPAIRED: list[tuple[str, str, str, Callable[[], Task], dict[str, Any]]] = [
+    (
+        "expired",
+        "its worker died",
+        "",
+        lambda: TaskFactory(state="stuck"),
+        {"status": "ready"},
+    ),
+    (
+        "expired",
+        "its worker died at its last attempt",
+        "",
+        lambda: TaskFactory(state="stuck", max_attempts=1),
+        {"status": "failed"},
+    ),
+    (
+        "kept_slot",
+        "waiting in a slot",
+        "tasks_task_slot_is_of_the_running",
+        lambda: change(TaskFactory(), slot="k:0"),
+        {"slot": None},
+    ),
+    (
+        "kept_slot",
+        "ended in a slot",
+        "tasks_task_slot_is_of_the_running",
+        lambda: change(TaskFactory(state="succeeded"), slot="k:0"),
+        {"slot": None},
+    ),
+    (
+        "kept_key",
+        "ended with a key for no window",
+        "tasks_task_key_is_in_its_time",
+        lambda: change(TaskFactory(state="dead"), unique_key="k"),
+        {"unique_key": None},
+    ),
+    (
+        "kept_key",
+        "ended with a key whose window is over",
+        "",
+        lambda: change(
+            TaskFactory(state="succeeded"), unique_key="k", unique_for="window", unique_until=PAST
+        ),
+        {"unique_key": None},
+    ),
+    (
+        "kept_key",
+        "running with a key for waiting",
+        "tasks_task_key_is_in_its_time",
+        lambda: change(TaskFactory(state="running"), unique_key="k", unique_for="waiting"),
+        {"unique_key": None},
+    ),
+    (
+        "kept_key",
+        "waiting for a retry with a key for the first attempt",
+        "tasks_task_key_is_in_its_time",
+        lambda: change(TaskFactory(state="retrying"), unique_key="k", unique_for="running"),
+        {"unique_key": None},
+    ),
+    (
+        "open_attempt",
+        "ended under an open lease",
+        "",
+        lambda: change(TaskFactory(state="succeeded"), released_at=None, expires_at=AHEAD),
+        {},
+    ),
+    (
+        "open_attempt",
+        "waiting under an open lease",
+        "",
+        lambda: change(TaskFactory(state="recovered"), expires_at=AHEAD),
+        {},
+    ),
+    (
+        "unseen_cancel",
+        "given back before it was seen",
+        "",
+        lambda: change(TaskFactory(state="returned"), cancel_requested_at=PAST),
+        {"status": "cancelled"},
+    ),
+    (
+        "unseen_cancel",
+        "waiting for a retry, with a key",
+        "",
+        lambda: change(TaskFactory(state="retrying", unique_key="k"), cancel_requested_at=PAST),
+        {"status": "cancelled", "unique_key": None},
+    ),
+    (
+        "unseen_cancel",
+        "with a key for a window that is not over",
+        "",
+        lambda: change(
+            TaskFactory(unique_key="k"),
+            cancel_requested_at=PAST,
+            unique_for="window",
+            unique_until=AHEAD,
+        ),
+        {"status": "cancelled", "unique_key": "k"},
+    ),
+]
+REPORTED: list[tuple[str, str, Callable[[], Task]]] = [
+    ("holder_gone", "its worker is gone", lambda: running_under_a_worker(WorkerState.GONE)),
+    ("holder_gone", "its worker has stopped", lambda: running_under_a_worker(WorkerState.STOPPED)),
+    (
+        "no_worker",
+        "a queue that nobody serves",
+        lambda: change(TaskFactory(), queue="abandoned"),
+    ),
+    ("unknown_task", "code that nobody has", lambda: change(TaskFactory(), name="forgotten")),
+    (
+        "unknown_task",
+        "given back for lack of code",
+        lambda: change(TaskFactory(), name="forgotten", scheduled_at=after(timedelta(seconds=50))),
+    ),
+    (
+        "ignored_cancel",
+        "its handler asks nothing",
+        lambda: change(TaskFactory(state="running"), cancel_requested_at=PAST),
+    ),
+]
+#: Sound rows that only just are not in a state of the catalogue.
+SOUND: list[tuple[str, Callable[[], Task]]] = [
+    ("ready", lambda: TaskFactory()),
+    ("scheduled", lambda: TaskFactory(state="scheduled")),
+    ("running", lambda: TaskFactory(state="running", holder="server")),
+    ("a holder that is no worker", lambda: TaskFactory(state="running", holder="over-http")),
+    ("a worker that is late", lambda: running_under_a_worker(WorkerState.LATE)),
+    ("succeeded", lambda: TaskFactory(state="succeeded")),
+    ("dead", lambda: TaskFactory(state="dead")),
+    ("retrying with a key until it ends", lambda: TaskFactory(state="retrying", unique_key="k")),
+    ("recovered", lambda: TaskFactory(state="recovered")),
+    ("returned", lambda: TaskFactory(state="returned")),
+    ("running in a slot", lambda: change(TaskFactory(state="running"), slot="k:0")),
+    (
+        "ended within its window",
+        lambda: change(
+            TaskFactory(state="succeeded"), unique_key="k", unique_for="window", unique_until=AHEAD
+        ),
+    ),
+    (
+        "waiting with a key for waiting",
+        lambda: change(TaskFactory(unique_key="k"), unique_for="waiting"),
+    ),
+    (
+        "running with a key for the first attempt",
+        lambda: change(TaskFactory(state="running", unique_key="k"), unique_for="running"),
+    ),
+    (
+        "given back with a key for the first attempt",
+        lambda: change(TaskFactory(state="returned", unique_key="k"), unique_for="running"),
+    ),
+    (
+        "given back by a clock that was set back since",
+        lambda: change(
+            TaskFactory(state="succeeded"),
+            released_at=after(timedelta(seconds=60)),
+            expires_at=after(timedelta(seconds=50)),
+        ),
+    ),
+    (
+        "just asked to stop",
+        lambda: change(TaskFactory(state="running"), cancel_requested_at=DbNow()),
+    ),
+    (
+        "cancelled when asked to",
+        lambda: change(TaskFactory(state="cancelled"), cancel_requested_at=PAST),
+    ),
+    (
+        "to be run tomorrow, by code that is to be deployed",
+        lambda: change(TaskFactory(state="scheduled"), name="forgotten"),
+    ),
+    (
+        "to be run tomorrow, in a queue to be served",
+        lambda: change(TaskFactory(state="scheduled"), queue="abandoned"),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "guard", "make", "becomes"),
+    [
+        pytest.param(kind, guard, make, becomes, id=f"{kind}: {how}")
+        for kind, how, guard, make, becomes in REPAIRED
+    ],
+)
+def test_what_can_be_repaired_is(
+    kind: str, guard: str, make: Callable[[], Task], becomes: dict[str, Any], told: Told
+) -> None:
+    with without(guard) if guard else without("tasks_task_ttl_is_positive"):
+        task = make()
+        before = row_of(task)
+        told.clear()
+
+        looked = recovery.examine(dry_run=True)
+
+        assert [(each.kind, each.count, each.repaired) for each in looked.findings] == [
+            (kind, 1, 0)
+        ]
+        assert looked.findings[0].keys == [task.pk]
+        assert (row_of(task), told, recovery.totals.repaired) == (before, [], {})
+
+        done = recovery.examine()
+
+    assert [(each.kind, each.count, each.repaired) for each in done.findings] == [(kind, 1, 1)]
+    row = row_of(task)
+    assert {column: row[column] for column in becomes} == becomes
+    assert recovery.totals.repaired == {kind: 1}
+    assert told[0][:2] == ("recovered" if kind == "expired" else "repaired", task.pk)
+    assert recovery.examine().findings == []
+
+
+def test_a_recovered_task_has_a_raised_token_and_its_lost_attempt() -> None:
+    task = TaskFactory(state="stuck")
+    before = row_of(task)["fencing_token"]
+
+    recovery.examine()
+
+    assert row_of(task)["fencing_token"] > before
+    assert attempts(task) == [(1, "lost")]
+
+
+def test_a_lease_that_was_left_open_is_closed_now() -> None:
+    task = change(TaskFactory(state="succeeded"), released_at=None, expires_at=AHEAD)
+
+    recovery.examine()
+
+    row = row_of(task)
+    assert row["expires_at"] <= row["released_at"] <= database_now("default")
+    assert not Task.objects.active().exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [pytest.param(kind, make, id=f"{kind}: {how}") for kind, how, make in REPORTED],
+)
+def test_what_cannot_be_repaired_is_reported_once(
+    kind: str, make: Callable[[], Task], told: Told
+) -> None:
+    task = make()
+    before = row_of(task)
+    told.clear()
+
+    assert [each.kind for each in recovery.examine(dry_run=True).findings] == [kind]
+    assert told == []
+    for _ in range(2):
+        (finding,) = recovery.examine().findings
+        assert (finding.kind, finding.count, finding.repaired) == (kind, 1, 0)
+        assert (finding.remedy, finding.keys) == ("", [task.pk])
+
+    assert row_of(task) == before
+    assert [(name, pk, said["kind"]) for name, pk, said in told] == [("suspected", task.pk, kind)]
+    assert recovery.totals.suspected == {kind: 1}
+
+
+def test_many_suspects_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    TaskFactory.create_batch(12)
+    Task.objects.update(name="forgotten")
+    caplog.clear()
+
+    recovery.examine()
+
+    (line,) = [record for record in caplog.records if record.name == "tasks.recovery"]
+    assert line.getMessage().endswith(", ...")
+    assert line.getMessage().count("forgotten ") == 10
+
+
+def test_what_was_well_for_a_while_is_reported_again() -> None:
+    task = change(TaskFactory(), name="forgotten")
+    recovery.examine()
+    change(task, name="sample.sleep")
+    recovery.examine()
+    change(task, name="forgotten")
+
+    recovery.examine()
+
+    assert recovery.totals.suspected == {"unknown_task": 2}
+
+
+@pytest.mark.parametrize(
+    "make", [pytest.param(make, id=what) for what, make in SOUND], ids=lambda what: what
+)
+def test_sound_rows_are_left_alone(make: Callable[[], Task]) -> None:
+    task = make()
+    before = row_of(task)
+
+    assert recovery.examine().findings == []
+    assert row_of(task) == before
+
+
+def test_each_state_of_the_catalogue_is_made_by_a_test() -> None:
+    made = {kind for kind, *_ in REPAIRED} | {kind for kind, *_ in REPORTED} | {"unplanned"}
+
+    assert {ailment.kind for ailment in catalogue.CATALOGUE} == made
+    assert all(f"    {kind} " in (catalogue.__doc__ or "") for kind in made)
+
+
+def test_the_guards_are_constraints_of_the_table() -> None:
+    """That they refuse such rows, see ``test_constraints``."""
+    guards = {ailment.guard for ailment in catalogue.CATALOGUE} - {""}
+
+    assert guards < {constraint.name for constraint in Task._meta.constraints}
+    assert guards == {guard for _, _, guard, *_ in REPAIRED} - {""}
+
+
+def test_names_are_looked_for_among_the_workers_of_the_queue() -> None:
+    WorkerFactory(queues=["mail"], handlers=["mail.only"])
+    task = change(TaskFactory(), name="mail.only")
+
+    assert [each.keys for each in recovery.examine().findings] == [[task.pk]]
+
+
+def test_a_worker_that_is_gone_serves_nothing() -> None:
+    WorkerFactory(queues=["mail"], state=WorkerState.GONE)
+    change(TaskFactory(), queue="mail")
+
+    assert [each.kind for each in recovery.examine().findings] == ["no_worker"]
+
+
+def test_what_expired_under_a_worker_that_is_gone_is_told_once() -> None:
+    task = running_under_a_worker(WorkerState.GONE)
+    change(task, expires_at=F("acquired_at"))
+
+    assert [each.kind for each in recovery.examine(dry_run=True).findings] == ["expired"]
+
+
+# Schedules
+
+
+def test_a_schedule_without_a_next_moment_gets_one() -> None:
+    schedule = Schedule.objects.create(name="n", task_name="sample.sleep", every=timedelta(days=1))
+
+    (finding,) = recovery.examine().findings
+
+    assert (finding.kind, finding.repaired, finding.keys) == ("unplanned", 1, [schedule.pk])
+    schedule.refresh_from_db()
+    assert schedule.next_at is not None
+    assert recovery.examine().findings == []
+
+
+def test_a_schedule_that_nobody_here_could_serve_is_reported() -> None:
+    Schedule.objects.create(name="nightly", task_name="forgotten", every=timedelta(days=1))
+
+    (finding,) = recovery.examine().findings
+
+    assert (finding.kind, finding.count, finding.repaired) == ("unplanned", 1, 0)
+
+
+@pytest.mark.parametrize("columns", [{"paused_at": DbNow()}, {"next_at": DbNow()}])
+def test_a_schedule_that_is_paused_or_planned_is_sound(columns: dict[str, Any]) -> None:
+    Schedule.objects.create(name="n", task_name="sample.sleep", every=timedelta(days=1), **columns)
+
+    assert recovery.examine().findings == []
+
+
+# Many at once
+
+
+def test_more_than_a_batch_is_repaired_in_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "SWEEP_BATCH", 2)
+    tasks = TaskFactory.create_batch(5)
+    Task.objects.update(cancel_requested_at=PAST)
+
+    (finding,) = recovery.examine().findings
+
+    assert (finding.count, finding.repaired) == (5, 5)
+    assert Task.objects.cancelled().count() == len(tasks)
+
+
+def test_a_row_that_became_sound_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a database without row locks: it was claimed between the look and the update."""
+    task = TaskFactory(unique_key="k")
+    change(task, cancel_requested_at=PAST)
+
+    def lock_too_late(rows: Any, skip_locked: bool) -> Any:
+        keys = list(rows.values_list("pk", flat=True))
+        change(task, cancel_requested_at=None)
+        return Task.objects.filter(pk__in=keys).order_by("pk")
+
+    monkeypatch.setattr(catalogue, "lock", lock_too_late)
+
+    (finding,) = recovery.examine().findings
+
+    assert (finding.count, finding.repaired) == (1, 0)
+    assert row_of(task)["status"] == TaskStatus.READY
+
+
+@pytest.mark.usefixtures("on_postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_somebody_has_locked_is_passed_over(other_session: OtherSession) -> None:
+    locked, free = TaskFactory.create_batch(2)
+    Task.objects.update(cancel_requested_at=PAST)
+    other_session.begin()
+    other_session.run(lambda: Task.objects.select_for_update().get(pk=locked.pk))
+
+    (finding,) = recovery.examine().findings
+
+    assert (finding.count, finding.repaired) == (2, 1)
+    assert row_of(free)["status"] == TaskStatus.CANCELLED
+
+
+# The command
+
+
+def printed(*options: str) -> str:
+    out = StringIO()
+    call_command("run_recovery", "--once", *options, stdout=out)
+    return out.getvalue()
+
+
+def test_a_dry_run_prints_what_would_be_done_and_does_nothing() -> None:
+    stuck, gone = TaskFactory(state="stuck"), running_under_a_worker(WorkerState.GONE)
+    before = row_of(stuck), row_of(gone)
+
+    text = printed("--dry-run")
+
+    assert f"expired: 1 ({stuck.pk})\n" in text
+    assert "  would be repaired: taken back with a raised token" in text
+    assert f"holder_gone: 1 ({gone.pk})\n" in text
+    assert "  only reported\n" in text
+    assert text.endswith("1 would be repaired, 1 only reported\n")
+    assert (row_of(stuck), row_of(gone)) == before
+
+
+def test_a_look_prints_what_was_done() -> None:
+    TaskFactory.create_batch(12, state="stuck")
+
+    text = printed()
+
+    assert ", ...)\n" in text
+    assert "  12 repaired: " in text
+    assert text.endswith("12 repaired, 0 only reported\n")
+    assert printed() == "0 repaired, 0 only reported\n"
+
+
+def test_the_report_is_there_as_json() -> None:
+    task = TaskFactory(state="stuck")
+
+    report = json.loads(printed("--json", "--dry-run"))
+
+    assert report["dry_run"] is True
+    assert [(each["kind"], each["keys"]) for each in report["findings"]] == [("expired", [task.pk])]
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--json"])
+def test_what_goes_with_one_look_is_refused_without_it(option: str) -> None:
+    with pytest.raises(CommandError, match="go with --once"):
+        call_command("run_recovery", option)
+
+
+def test_counters_add_up_over_sweeps_and_looks() -> None:
+    TaskFactory.create_batch(2, state="stuck")
+    recovery.sweep()
+    change(TaskFactory(state="running"), expires_at=F("acquired_at"))
+    recovery.examine()
+
+    assert recovery.totals.repaired == {"expired": 3}

@@ -1,0 +1,376 @@
+"""The handler's own writes and the end of its task, in one commit."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connection, transaction
+
+from leasing.exceptions import LeaseInTransaction, LeaseLost
+from leasing.hold import Hold
+from leasing.keeper import Keeper
+from tasks import runner
+from tasks.chaos import Chaos
+from tasks.completing import Completing
+from tasks.context import Context
+from tasks.exceptions import Snooze
+from tasks.execution import Execution
+from tasks.models import Queue, Task, TaskStatus
+from tests.factories import TaskFactory
+from tests.leasing.support import FakeClock, OtherSession, expire
+from tests.tasks.support import (
+    ContextOf,
+    Handlers,
+    RunTask,
+    Told,
+    attempts,
+    names_of,
+    refusals,
+    row_of,
+)
+
+pytestmark = pytest.mark.django_db
+#: For tests that look at what is committed.
+transactional = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def task() -> Task:
+    created: Task = TaskFactory(state="running", holder="ann")
+    return created
+
+
+def work() -> None:
+    """A write of the handler's own."""
+    Queue.objects.create(name="work")
+
+
+def written() -> int:
+    return Queue.objects.filter(name="work").count()
+
+
+def take(task: Task) -> None:
+    """Let another have the task."""
+    expire(task)
+    Task.objects.recover()
+
+
+@transactional
+def test_work_and_completion_are_one_commit(run_task: RunTask, told: Told) -> None:
+    def handler(ctx: Context, **data: Any) -> str:
+        with ctx.completing({"kept": True}):
+            work()
+            assert connection.in_atomic_block
+            assert row_of(ctx.task)["status"] == TaskStatus.RUNNING
+            assert names_of(told) == ["enqueued", "claimed"]
+        assert (ctx.completed, row_of(ctx.task)["status"]) == (True, TaskStatus.SUCCEEDED)
+        return "not looked at"
+
+    task = run_task(handler)
+
+    assert (task.status, task.task_output) == (TaskStatus.SUCCEEDED, {"kept": True})
+    assert (written(), attempts(task)) == (1, [])
+    assert names_of(told) == ["enqueued", "claimed", "completed"]
+
+
+def test_the_output_may_be_found_in_the_block(run_task: RunTask) -> None:
+    def handler(ctx: Context, **data: Any) -> None:
+        with ctx.completing() as end:
+            end.output = {"found": 1}
+
+    assert run_task(handler).task_output == {"found": 1}
+
+
+def test_a_block_that_raises_writes_nothing_and_fails_the_attempt(run_task: RunTask) -> None:
+    def handler(ctx: Context, **data: Any) -> None:
+        with ctx.completing():
+            work()
+            raise ValueError("no luck")
+
+    task = run_task(handler)
+
+    assert (task.last_error, attempts(task)) == ("ValueError: no luck", [(1, "failed")])
+    assert written() == 0
+
+
+def test_a_handler_may_go_on_after_a_block_that_raised(run_task: RunTask) -> None:
+    def handler(ctx: Context, **data: Any) -> str:
+        try:
+            with ctx.completing():
+                work()
+                raise ValueError("no luck")
+        except ValueError:
+            with ctx.completing("at last"):
+                work()
+        return "not looked at"
+
+    task = run_task(handler)
+
+    assert (task.task_output, written()) == ("at last", 1)
+
+
+def test_when_the_task_is_another_s_by_then_nothing_is_written(
+    run_task: RunTask, notes: Keeper
+) -> None:
+    lost: list[str] = []
+
+    def handler(ctx: Context, **data: Any) -> None:
+        take(ctx.task)
+        try:
+            with ctx.completing():
+                work()
+        except LeaseLost as loss:
+            lost.append(loss.reason)
+            raise
+
+    task = run_task(handler)
+    notes._write_notes()
+
+    assert lost == ["it was taken back, and waits for another attempt"]
+    assert (task.status, written()) == (TaskStatus.READY, 0)
+    assert (attempts(task), refusals(task)) == ([(1, "lost")], ["complete"])
+
+
+def test_the_loss_of_something_else_is_an_error_like_any(run_task: RunTask) -> None:
+    def handler(ctx: Context, **data: Any) -> None:
+        try:
+            with ctx.completing():
+                raise LeaseLost("crane:1", "bob has it")
+        finally:
+            ctx.ensure()
+
+    task = run_task(handler)
+
+    assert task.last_error == "LeaseLost: crane:1 was lost: bob has it."
+    assert attempts(task) == [(1, "failed")]
+
+
+def test_what_is_returned_after_it_is_not_looked_at(
+    run_task: RunTask, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handler(ctx: Context, **data: Any) -> object:
+        with ctx.completing("well"):
+            pass
+        return object()
+
+    assert run_task(handler).task_output == "well"
+    assert "failed" not in caplog.text
+
+
+def test_a_block_is_not_begun_for_a_task_that_is_lost(task: Task, context: ContextOf) -> None:
+    ctx = context(task)
+    ctx._hold.lose("someone has it")
+
+    with pytest.raises(LeaseLost), ctx.completing():
+        work()
+
+    assert written() == 0
+
+
+def test_an_output_that_is_no_json_writes_nothing(run_task: RunTask) -> None:
+    def handler(ctx: Context, **data: Any) -> None:
+        with ctx.completing(object()):
+            work()
+
+    task = run_task(handler)
+
+    assert task.last_error.startswith("NotSerializable: The output")
+    assert (task.status, written()) == (TaskStatus.READY, 0)
+
+
+def test_it_is_a_transaction_of_its_own(task: Task, context: ContextOf) -> None:
+    """Inside another it would be complete, and then perhaps not."""
+    ctx = context(task)
+    with transaction.atomic(), pytest.raises(LeaseInTransaction), ctx.completing():
+        work()
+
+    assert (written(), ctx.completed) == (0, False)
+
+
+def test_a_task_is_completed_once(task: Task, context: ContextOf) -> None:
+    ctx = context(task)
+    with ctx.completing():
+        pass
+
+    with pytest.raises(RuntimeError, match="before"), ctx.completing():
+        pass
+
+
+def test_after_it_the_task_is_no_longer_the_handlers(
+    task: Task, context: ContextOf, notes: Keeper, told: Told
+) -> None:
+    ctx = context(task)
+    told.clear()
+    with ctx.completing(1):
+        pass
+
+    assert notes._holds == {}
+    for late in (ctx.ensure, lambda: ctx.checkpoint(1), lambda: ctx.step("x", int)):
+        with pytest.raises(LeaseLost):
+            late()
+    assert "lost" not in names_of(told)
+
+
+@transactional
+@pytest.mark.parametrize("error", [ValueError("too late"), Snooze(5), SystemExit(1)])
+def test_an_error_after_it_changes_nothing(
+    run_task: RunTask, error: BaseException, told: Told
+) -> None:
+    def handler(ctx: Context, **data: Any) -> None:
+        with ctx.completing("well"):
+            pass
+        raise error
+
+    task = run_task(handler)
+
+    assert (task.status, task.task_output, attempts(task)) == (TaskStatus.SUCCEEDED, "well", [])
+    assert names_of(told) == ["enqueued", "claimed", "completed"]
+
+
+@transactional
+def test_the_lease_is_renewed_while_the_block_runs(
+    run_task: RunTask, on_postgresql: None, other_session: OtherSession
+) -> None:
+    """Its row is locked as the block ends, and not before."""
+
+    def handler(ctx: Context, **data: Any) -> None:
+        assert ctx.task.grant_id is not None
+        grants = {ctx.task.pk: ctx.task.grant_id}
+        with ctx.completing():
+            work()
+            answer = other_session.run(lambda: Task.objects.all().renew_many(grants))
+            assert ctx.task.pk in answer.renewed
+
+    assert (run_task(handler).status, written()) == (TaskStatus.SUCCEEDED, 1)
+
+
+@transactional
+def test_a_renewal_under_way_as_it_commits_tells_of_no_loss(
+    run_task: RunTask,
+    notes: Keeper,
+    clock: FakeClock,
+    told: Told,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = Hold.leave
+
+    def renew_then_leave(hold: Hold) -> None:
+        clock.advance(15)
+        notes.renew_due()
+        left(hold)
+
+    monkeypatch.setattr(Hold, "leave", renew_then_leave)
+
+    def handler(ctx: Context, **data: Any) -> None:
+        with ctx.completing():
+            pass
+
+    assert run_task(handler).status == TaskStatus.SUCCEEDED
+    assert names_of(told) == ["enqueued", "claimed", "completed"]
+
+
+class Spike(Chaos):
+    def strike(self, hold: Any) -> bool:
+        return True
+
+
+def test_a_latency_spike_does_not_wait_for_the_loss_of_what_has_ended(
+    task: Task,
+    handlers: Handlers,
+    execution_of: Callable[[Task], Execution],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner, "close_old_connections", lambda: None)
+
+    def handler(ctx: Context, **data: Any) -> None:
+        with ctx.completing("well"):
+            pass
+
+    handlers[task.name] = handler
+
+    runner.run(execution_of(task), chaos=Spike())
+
+    assert row_of(task)["task_output"] == "well"
+
+
+# For coroutines
+
+
+def test_a_coroutine_completes_with_its_own_writes(run_task: RunTask) -> None:
+    async def handler(ctx: Context, **data: Any) -> None:
+        async with ctx.completing() as end:
+            await Queue.objects.acreate(name="work")
+            end.output = "well"
+
+    task = run_task(handler)
+
+    assert (task.status, task.task_output, written()) == (TaskStatus.SUCCEEDED, "well", 1)
+
+
+@transactional
+def test_what_a_coroutine_wrote_before_it_raised_is_rolled_back(run_task: RunTask) -> None:
+    async def handler(ctx: Context, **data: Any) -> None:
+        async with ctx.completing():
+            await Queue.objects.acreate(name="work")
+            raise ValueError("no luck")
+
+    task = run_task(handler)
+
+    assert (task.last_error, written()) == ("ValueError: no luck", 0)
+
+
+def test_a_coroutine_whose_task_is_another_s_by_then_writes_nothing(run_task: RunTask) -> None:
+    async def handler(ctx: Context, **data: Any) -> None:
+        async with ctx.completing():
+            await Queue.objects.acreate(name="work")
+            await Task.objects.filter(pk=ctx.task.pk).aupdate(status=TaskStatus.READY)
+
+    task = run_task(handler)
+
+    assert (task.status, written()) == (TaskStatus.RUNNING, 0)
+
+
+@pytest.mark.parametrize("during", ["__enter__", "__exit__"])
+def test_a_cancellation_leaves_no_transaction_open(
+    task: Task, context: ContextOf, during: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while a thread begins or ends the transaction."""
+    ctx = context(task)
+    reached = asyncio.Event()
+    step = getattr(Completing, during)
+    loop: Any = None
+    loop_has_cancelled = threading.Event()
+
+    def slowly(end: Completing, *how: Any) -> Any:
+        loop.call_soon_threadsafe(reached.set)
+        loop_has_cancelled.wait(5)
+        return step(end, *how)
+
+    monkeypatch.setattr(Completing, during, slowly)
+
+    async def handler() -> None:
+        async with ctx.completing():
+            pass
+
+    async def cancelling() -> None:
+        nonlocal loop
+        loop = asyncio.get_running_loop()
+        running = asyncio.ensure_future(handler())
+        await reached.wait()
+        running.cancel()
+        loop.call_later(0.01, loop_has_cancelled.set)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    depth = len(connection.savepoint_ids)
+
+    async_to_sync(cancelling)()
+
+    assert len(connection.savepoint_ids) == depth
+    assert ctx.completed is (during == "__exit__")
+    assert (row_of(task)["status"] == TaskStatus.SUCCEEDED) is ctx.completed

@@ -1,0 +1,307 @@
+"""Django's tasks as workers run them: what they are given, what becomes of it, who is told."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from leasing.exceptions import LeaseLost
+from leasing.keeper import Keeper
+from tasks import runner, signals
+from tasks.backend import DatabaseBackend
+from tasks.bridge import DatabaseTaskContext
+from tasks.compat import (
+    TaskContext,
+    TaskResultStatus,
+    task_backends,
+    task_finished,
+    task_started,
+)
+from tasks.execution import Execution
+from tasks.models import Task
+from tasks.worker import WorkerProcess
+from tests.factories import TaskFactory, claimed
+from tests.jobs import mails
+from tests.leasing.support import expire
+from tests.processes import wait_for
+from tests.tasks.support import make_due
+
+pytestmark = pytest.mark.django_db
+
+READY = TaskResultStatus.READY
+RUNNING = TaskResultStatus.RUNNING
+FAILED = TaskResultStatus.FAILED
+SUCCESSFUL = TaskResultStatus.SUCCESSFUL
+
+Work = Callable[..., Any]
+
+#: What receivers heard: the signal, its sender, the result, the exception being handled.
+Heard = list[tuple[str, Any, Any, BaseException | None]]
+
+
+@pytest.fixture
+def work(manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> Work:
+    """Run the task of a result once, on this thread, and refresh the result."""
+    monkeypatch.setattr(runner, "close_old_connections", lambda: None)
+
+    def work(result: Any, holder: str = "ann") -> Any:
+        waiting = Task.objects.get(pk=result.id)
+        make_due(waiting)
+        mine = claimed(waiting, holder)
+        mine.sent_at = manual_keeper.clock()
+        runner.run(Execution(mine, threading.Event(), keeper=manual_keeper))
+        result.refresh()
+        return result
+
+    return work
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    """Every signal of Django's about a task that began or ended."""
+    told: Heard = []
+
+    def started(sender: Any, task_result: Any, **kwargs: Any) -> None:
+        told.append(("started", sender, task_result, sys.exception()))
+
+    def finished(sender: Any, task_result: Any, **kwargs: Any) -> None:
+        told.append(("finished", sender, task_result, sys.exception()))
+
+    task_started.connect(started)
+    task_finished.connect(finished)
+    yield told
+    task_started.disconnect(started)
+    task_finished.disconnect(finished)
+
+
+@pytest.fixture
+def seen() -> Iterator[list[Any]]:
+    """The contexts that tasks were given."""
+    yield mails.seen
+    mails.seen.clear()
+
+
+# What a task is given, and returns
+
+
+def test_a_task_gets_its_arguments_and_its_value_is_kept(work: Work) -> None:
+    result = work(mails.send.enqueue("ann@example.org", subject="hello"))
+
+    assert result.status == SUCCESSFUL
+    assert result.return_value == {"address": "ann@example.org", "subject": "hello"}
+    assert (result.attempts, result.worker_ids, result.errors) == (1, ["ann"], [])
+
+
+def test_a_coroutine_runs(work: Work) -> None:
+    assert work(mails.send_async.enqueue("ann@example.org")).return_value == "ann@example.org"
+
+
+def test_a_value_becomes_what_json_makes_of_it(work: Work) -> None:
+    assert work(mails.returning.enqueue([1])).return_value == [[1]]
+
+
+def test_a_value_that_is_not_json_fails_the_attempt(work: Work) -> None:
+    result = work(mails.returning_object.enqueue())
+
+    assert result.status == READY
+    assert [error.exception_class for error in result.errors] == [TypeError]
+
+
+def test_an_exception_fails_the_attempt_with_its_class_and_traceback(work: Work) -> None:
+    result = work(mails.bounce.enqueue("bob@example.org"))
+
+    assert (result.status, result.attempts) == (READY, 1)
+    (error,) = result.errors
+    assert error.exception_class is mails.BouncedError
+    assert "in bounce" in error.traceback
+    assert error.traceback.endswith("BouncedError: bob@example.org bounced\n")
+
+
+def test_the_last_attempt_fails_the_task(work: Work) -> None:
+    result = work(mails.once_only.enqueue())
+
+    assert (result.status, result.is_finished, result.attempts) == (FAILED, True, 1)
+
+
+def test_a_task_that_gives_up_is_not_tried_again(work: Work) -> None:
+    result = work(mails.give_up.enqueue())
+
+    assert (result.status, result.attempts) == (FAILED, 1)
+
+
+def test_a_task_of_another_alias_runs_here_once_it_was_sent_here(work: Work) -> None:
+    result = mails.for_elsewhere.using(backend="default").enqueue()
+
+    assert work(result).return_value == "done"
+
+
+@pytest.mark.parametrize("name", ["looking", "looking_async"])
+def test_a_task_that_takes_the_context_has_all_that_handlers_have(
+    work: Work, seen: list[Any], name: str
+) -> None:
+    result = work(getattr(mails, name).enqueue("a note"))
+
+    (context,) = seen
+    row = Task.objects.get(pk=result.id)
+    assert isinstance(context, TaskContext) and isinstance(context, DatabaseTaskContext)
+    assert result.return_value == "a note"
+    assert (context.attempt, context.fencing_token) == (1, row.fencing_token)
+    assert context.task == row
+    assert context.stopping is False
+    assert context.task_result.id == result.id
+    assert (context.task_result.status, context.task_result.worker_ids) == (RUNNING, ["ann"])
+    with pytest.raises(LeaseLost):
+        context.ensure()
+    with pytest.raises(AttributeError):
+        context.no_such_thing()
+
+
+@pytest.mark.parametrize("name", ["looking", "looking_async"])
+def test_the_context_of_a_later_attempt_tells_of_those_before(
+    work: Work, seen: list[Any], name: str
+) -> None:
+    result = getattr(mails, name).enqueue("a note")
+    make_due(Task.objects.get(pk=result.id))
+    expire(claimed(Task.objects.get(pk=result.id), "bob"))
+    Task.objects.recover()
+
+    work(result)
+
+    (context,) = seen
+    assert context.attempt == context.task_result.attempts == 2
+    assert context.task_result.worker_ids == ["bob", "ann"]
+    assert len(context.task_result.errors) == 1
+
+
+# Signals
+
+
+def test_a_task_that_ends_well_is_told_of_twice(work: Work, heard: Heard) -> None:
+    result = work(mails.send.enqueue("a"))
+
+    (started, finished) = heard
+    assert started[:2] == ("started", DatabaseBackend)
+    assert (started[2].id, started[2].status) == (result.id, RUNNING)
+    assert started[2].worker_ids == ["ann"]
+    assert finished[:2] == ("finished", DatabaseBackend)
+    assert finished[2] == result
+    assert finished[2].return_value == {"address": "a", "subject": ""}
+    assert finished[3] is None
+
+
+def test_its_failure_is_told_in_the_except_block_of_its_exception(work: Work, heard: Heard) -> None:
+    result = work(mails.once_only.enqueue())
+
+    name, sender, told, error = heard[-1]
+    assert (name, sender) == ("finished", DatabaseBackend)
+    assert told == result
+    assert told.status == FAILED
+    assert isinstance(error, mails.BouncedError)
+    assert told.errors[0].exception_class is mails.BouncedError
+
+
+def test_an_attempt_that_is_followed_by_another_finishes_nothing(work: Work, heard: Heard) -> None:
+    work(mails.bounce.enqueue("a"))
+
+    assert [name for name, *_ in heard] == ["started"]
+
+
+def test_a_task_whose_last_worker_died_ends_where_it_is_recovered(heard: Heard) -> None:
+    result = mails.once_only.enqueue()
+    expire(claimed(Task.objects.get(pk=result.id), "ann"))
+
+    Task.objects.recover()
+
+    ((name, sender, told, error),) = heard
+    assert (name, sender, told.status, error) == ("finished", DatabaseBackend, FAILED, None)
+    assert told.worker_ids == ["ann"]
+    assert told.errors[0].exception_class is LeaseLost
+
+
+def test_a_cancelled_task_is_told_to_have_finished(heard: Heard) -> None:
+    result = mails.send.enqueue("a")
+    row = Task.objects.get(pk=result.id)
+    row.status = "cancelled"
+
+    signals.send(signals.cancelled, row)
+
+    assert [(name, told.status) for name, _, told, _ in heard] == [("finished", FAILED)]
+
+
+def test_other_handlers_are_none_of_djangos_business(
+    heard: Heard, caplog: pytest.LogCaptureFixture
+) -> None:
+    Task.objects.complete(TaskFactory(state="running"))
+
+    assert heard == []
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_a_receiver_that_raises_harms_nobody(work: Work) -> None:
+    def receiver(**kwargs: Any) -> None:
+        raise RuntimeError("a receiver of somebody's")
+
+    task_started.connect(receiver)
+    task_finished.connect(receiver)
+    try:
+        result = work(mails.send.enqueue("a"))
+    finally:
+        task_started.disconnect(receiver)
+        task_finished.disconnect(receiver)
+
+    assert (result.status, result.errors) == (SUCCESSFUL, [])
+
+
+def test_django_logs_the_end_with_the_traceback(
+    work: Work, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = work(mails.once_only.enqueue())
+
+    (record,) = [
+        record
+        for record in caplog.records
+        if record.levelno == logging.ERROR and "mails.once_only" in record.getMessage()
+        if record.name in ("django.tasks", "django_tasks")
+    ]
+    assert f"id={result.id}" in record.getMessage()
+    assert record.exc_info is not None
+    assert record.exc_info[0] is mails.BouncedError
+
+
+# Beside other handlers
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_worker_runs_named_handlers_and_djangos_tasks() -> None:
+    named = Task.objects.enqueue("jobs.echo", {"a": 1})
+    results: list[Any] = [mails.send.enqueue("a"), mails.send_async.enqueue("b")]
+    worker = WorkerProcess(threads=2, stop_timeout=20)
+
+    def run() -> None:
+        worker.run()
+        connections.close_all()
+
+    thread = threading.Thread(target=run, name="main thread of a worker")
+    thread.start()
+    try:
+        wait_for(lambda: Task.objects.succeeded().count() == 3, message="all have succeeded")
+    finally:
+        worker.stop()
+        worker.stop()
+        thread.join(20)
+
+    named.refresh_from_db()
+    assert named.task_output == {"a": 1}
+    values = [task_backends["default"].get_result(each.id).return_value for each in results]
+    assert values == [{"address": "a", "subject": ""}, "b"]
+
+
+def test_a_task_can_still_be_called_as_the_function_it_is() -> None:
+    assert mails.send.call("a") == {"address": "a", "subject": ""}
+    assert mails.returning.call("a") == ("a",)

@@ -1,0 +1,141 @@
+"""Workers that end by themselves, and handlers that give their task back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pytest_django import Settings
+
+from leasing.functions import DbNow
+from tasks.exceptions import Snooze, TaskCancelled
+from tasks.models import Queue, Task, TaskStatus, Worker
+from tasks.worker import Until
+from tests.factories import TaskFactory
+from tests.processes import wait_for
+from tests.tasks.support import Handlers, attempt, attempts, row_of
+from tests.tasks.workers import PATIENCE, ended, states, working
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _quick(settings: Settings) -> None:
+    settings.TASK_QUEUE = {
+        "QUEUES": ("default", "mail"),
+        "POLL_EVERY": 0.05,
+        "SWEEP_EVERY": 0.1,
+    }
+
+
+@pytest.mark.parametrize("until", [Until.ONCE, Until.DRAINED])
+def test_a_worker_runs_what_is_ready_and_ends(until: Until) -> None:
+    TaskFactory.create_batch(5, name="jobs.echo", data={})
+    later = TaskFactory(name="jobs.echo", data={}, state="scheduled")
+
+    with working(until=until, stop_timeout=0) as worker:
+        wait_for(ended(worker))
+        assert not worker.stopping.is_set()
+
+    assert states() == ["succeeded"] * 5 + ["ready"]
+    assert row_of(later)["attempts"] == 0
+    assert Worker.objects.get(name=worker.name).stopped_at is not None
+
+
+def test_a_worker_that_runs_once_lets_its_tasks_end_however_long_they_take(
+    handlers: Handlers,
+) -> None:
+    opened = threading.Event()
+    handlers["jobs.long"] = lambda ctx: opened.wait(PATIENCE) and ctx.stopping
+    task = TaskFactory(name="jobs.long", data={})
+
+    with working(until=Until.ONCE, stop_timeout=0) as worker:
+        wait_for(lambda: worker._closing)
+        assert worker.executions
+        opened.set()
+        wait_for(ended(worker))
+
+    assert (row_of(task)["status"], row_of(task)["task_output"]) == ("succeeded", False)
+
+
+def test_draining_waits_for_what_runs_elsewhere_and_takes_what_comes_of_it() -> None:
+    task = TaskFactory(name="jobs.echo", data={}, state="running", holder="elsewhere")
+    paused = TaskFactory(name="jobs.echo", data={}, queue="mail")
+    Queue.objects.create(name="mail", paused_at=DbNow())
+
+    with working(until=Until.DRAINED, queues=["default"]) as worker:
+        wait_for(lambda: Worker.objects.filter(name=worker.name).exists())
+        assert not worker._ended.is_set()
+        Task.objects.give_back(task, "its worker was stopped")
+        wait_for(ended(worker))
+
+    assert row_of(task)["holder"] == worker.name
+    assert row_of(task)["status"] == TaskStatus.SUCCEEDED
+    assert row_of(paused)["status"] == TaskStatus.READY
+
+
+def test_draining_does_not_wait_for_a_queue_that_is_paused() -> None:
+    TaskFactory(name="jobs.echo", data={}, queue="mail")
+    Queue.objects.create(name="mail", paused_at=DbNow())
+
+    with working(until=Until.DRAINED, queues=["default", "mail"]) as worker:
+        assert not worker._is_anything_left()
+
+
+def test_a_worker_that_may_run_so_many_tasks_claims_no_more() -> None:
+    TaskFactory.create_batch(5, name="jobs.echo", data={})
+
+    with working(max_tasks=3, stop_timeout=0) as worker:
+        wait_for(ended(worker))
+
+    assert states() == ["succeeded"] * 3 + ["ready"] * 2
+    assert not worker.failed
+
+
+def test_a_handler_that_sees_the_worker_stop_gives_its_task_back(handlers: Handlers) -> None:
+    began = threading.Event()
+
+    def polite(ctx: Any) -> str:
+        began.set()
+        while not ctx.wait(PATIENCE):
+            pass
+        ctx.give_back("saved at page 7", delay=60)
+        return "dropped"
+
+    handlers["jobs.polite"] = polite
+    task = TaskFactory(name="jobs.polite", data={}, max_attempts=1)
+
+    with working(stop_timeout=PATIENCE) as worker:
+        assert began.wait(PATIENCE)
+        worker.stop()
+        wait_for(ended(worker))
+
+    row = row_of(task)
+    assert (row["status"], row["attempts"], row["task_output"]) == ("ready", 0, None)
+    assert list(Task.objects.scheduled()) == [task]
+    assert attempt(task).error == "saved at page 7"
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def handler(ctx: Any) -> None:
+        raise error
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "spent"),
+    [(Snooze(60, "not yet"), "ready", 0), (TaskCancelled("enough"), "cancelled", 1)],
+)
+def test_a_handler_may_end_its_attempt_by_what_it_raises(
+    handlers: Handlers, error: Exception, status: str, spent: int
+) -> None:
+    handlers["jobs.raise"] = raising(error)
+    task = TaskFactory(name="jobs.raise", data={})
+
+    with working():
+        wait_for(lambda: attempts(task) != [])
+
+    assert (row_of(task)["status"], row_of(task)["attempts"]) == (status, spent)

@@ -1,0 +1,284 @@
+"""Unique keys: how long they last, and what an enqueue does that meets one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from leasing.functions import after
+from tasks.exceptions import GiveUp
+from tasks.models import Task, TaskStep, UniqueFor
+from tests.factories import TaskFactory
+from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import OtherSession, expire, just_before_the_update
+from tests.tasks.support import Told, grant_to, row_of
+
+pytestmark = pytest.mark.django_db
+
+HOUR = timedelta(hours=1)
+ECHO = "jobs.echo"
+
+
+def again(**options: Any) -> Task:
+    return Task.objects.enqueue(ECHO, {"n": 2}, unique_key="k", **options)
+
+
+def has_key(task: Task) -> bool:
+    return bool(row_of(task)["unique_key"] == "k")
+
+
+def lose(task: Task) -> None:
+    expire(task)
+    Task.objects.recover()
+
+
+# Lifetimes
+
+ENDS: dict[str, Callable[[Task], object]] = {
+    "claim": lambda task: None,
+    "complete": lambda task: Task.objects.complete(task),
+    "fail": lambda task: Task.objects.fail(task, "no luck"),
+    "give up": lambda task: Task.objects.fail(task, GiveUp("no hope")),
+    "give back": lambda task: Task.objects.give_back(task, "stopped"),
+    "recover": lose,
+    "revoke": lambda task: Task.objects.revoke(),
+}
+#: What keeps the key. Recovery and revocation end an attempt as a failure does.
+KEEPS: dict[Any, set[str]] = {
+    "waiting": set(),
+    "running": {"claim", "give back"},
+    "finished": {"claim", "give back", "fail", "recover", "revoke"},
+    HOUR: set(ENDS),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("unique_for", KEEPS, ids=str)
+def test_a_key_lasts_as_long_as_was_asked(unique_for: Any, end: str) -> None:
+    stored = TaskFactory(unique_key="k", unique_for=unique_for)
+    assert again().pk == stored.pk
+
+    (task,) = Task.objects.claim("ann")
+    ENDS[end](task)
+
+    assert has_key(task) == (end in KEEPS[unique_for])
+    assert (again().pk == task.pk) == (end in KEEPS[unique_for])
+
+
+@pytest.mark.parametrize("end", ["recover", "revoke"])
+@pytest.mark.parametrize(("unique_for", "keeps"), [("finished", False), (HOUR, True)])
+def test_the_last_attempt_ends_the_key_too(unique_for: Any, keeps: bool, end: str) -> None:
+    task = TaskFactory(unique_key="k", unique_for=unique_for, max_attempts=1, state="running")
+
+    ENDS[end](task)
+
+    assert row_of(task)["status"] == "failed"
+    assert has_key(task) == keeps
+
+
+def test_a_retry_by_an_operator_keeps_the_window() -> None:
+    task = TaskFactory(unique_key="k", unique_for=HOUR, state="dead")
+
+    Task.objects.retry()
+
+    assert again().pk == task.pk
+
+
+@pytest.mark.parametrize("state", ["ready", "running", "succeeded", "retrying"])
+def test_after_its_window_the_next_enqueue_takes_the_key_over(
+    state: str, database_clock: DatabaseClock
+) -> None:
+    task = TaskFactory(unique_key="k", unique_for=HOUR, state=state, ttl=80_000)
+    assert row_of(task)["unique_until"] == database_clock.now + HOUR
+
+    database_clock.advance(HOUR.total_seconds() - 0.000001)
+    assert again().pk == task.pk
+
+    database_clock.advance(0.000001)
+    other = again(unique_for=60.5)
+    assert other.pk != task.pk and not other.is_duplicate
+    assert other.unique_until == database_clock.now + timedelta(seconds=60.5)
+    assert has_key(other) and not has_key(task)
+    assert again().pk == other.pk
+
+
+def test_a_window_that_is_over_is_not_kept_by_an_end(database_clock: DatabaseClock) -> None:
+    task = TaskFactory(unique_key="k", unique_for=HOUR, state="running", ttl=80_000)
+    database_clock.advance(3600)
+
+    Task.objects.complete(task)
+
+    assert not has_key(task)
+
+
+def test_no_other_key_is_freed_with_one_that_is_overdue(database_clock: DatabaseClock) -> None:
+    """Neither another's of the same age, nor one whose time is no window."""
+    mine = TaskFactory(unique_key="k", unique_for=1)
+    other = TaskFactory(unique_key="other", unique_for=1)
+    database_clock.advance(2)
+
+    again()
+
+    assert row_of(other)["unique_key"] == "other"
+    assert row_of(mine)["unique_key"] is None
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("on_postgresql")
+def test_of_two_that_take_over_at_once_one_does(other_session: OtherSession) -> None:
+    old = TaskFactory(unique_key="k", unique_for=HOUR, state="succeeded")
+    Task.objects.filter(pk=old.pk).update(unique_until=after(timedelta(seconds=-1)))
+
+    with transaction.atomic():
+        mine = again()
+        theirs = other_session.start(again)
+
+    assert theirs.result(20).pk == mine.pk
+    assert Task.objects.count() == 2
+
+
+# Modes
+
+
+def test_skip_leaves_the_present_task_as_it_is(told: Told) -> None:
+    task = TaskFactory(name=ECHO, data={"n": 1}, unique_key="k")
+    before = row_of(task)
+    told.clear()
+
+    present = again(priority=9)
+
+    assert present.is_duplicate and present.task_data == {"n": 1}
+    assert row_of(task) == before | {"duplicates": 1}
+    assert told == [("duplicate", task.pk, {})]
+
+
+def test_a_duplicate_costs_a_refused_insert_a_look_and_a_count(
+    django_assert_num_queries: Any,
+) -> None:
+    TaskFactory(unique_key="k")
+
+    with django_assert_num_queries(6):  # SAVEPOINT, INSERT, ROLLBACK, RELEASE, SELECT, UPDATE
+        again()
+
+
+@pytest.mark.usefixtures("queues")
+@pytest.mark.parametrize("mode", ["replace", "keep_time"])
+def test_a_waiting_task_becomes_what_was_asked_for_last(
+    mode: str, told: Told, database_clock: DatabaseClock
+) -> None:
+    later = database_clock.now + HOUR
+    other = TaskFactory(unique_key="another")
+    task = TaskFactory(unique_key="k", unique_for=7200, scheduled_at=later)
+    before, bystander = row_of(task), row_of(other)
+    told.clear()
+
+    present = again(
+        on_duplicate=mode,
+        queue="mail",
+        priority=9,
+        delay=60,
+        max_attempts=3,
+        timeout=5,
+        progress_timeout=timedelta(seconds=6),
+        concurrency_key="c",
+        concurrency_limit=2,
+    )
+
+    moved = {"scheduled_at": database_clock.now + timedelta(seconds=60)}
+    assert row_of(task) == before | {
+        "name": ECHO,
+        "task_data": {"n": 2},
+        "queue": "mail",
+        "priority": 9,
+        "max_attempts": 3,
+        "timeout": timedelta(seconds=5),
+        "progress_timeout": timedelta(seconds=6),
+        "concurrency_key": "c",
+        "concurrency_limit": 2,
+    } | (moved if mode == "replace" else {})
+    assert present.pk == task.pk and present.is_duplicate
+    assert row_of(present) == {column: getattr(present, column) for column in row_of(present)}
+    assert row_of(other) == bystander
+    assert told == [("replaced", task.pk, {})]
+
+
+def test_a_replacement_without_a_time_is_due_now(database_clock: DatabaseClock) -> None:
+    TaskFactory(unique_key="k", state="scheduled")
+
+    assert again(on_duplicate="replace").scheduled_at == database_clock.now
+
+
+@pytest.mark.parametrize(("state", "attempts"), [("retrying", 1), ("returned", 0)])
+def test_a_task_that_began_and_is_replaced_forgets_what_it_had_done(
+    state: str, attempts: int
+) -> None:
+    task = TaskFactory(unique_key="k", state=state, max_attempts=5)
+    other = TaskFactory(state="running")
+    Task.objects.filter(pk=task.pk).update(checkpoint={"at": 3}, checkpoints=1, progress={"n": 1})
+    for each in (task, other):
+        TaskStep.objects.create(task=each, name="charge")
+
+    present = again(on_duplicate="replace", max_attempts=1)
+
+    assert (present.attempts, present.max_attempts) == (attempts, attempts + 1)
+    assert (present.checkpoint, present.checkpoints, present.progress) == (None, 1, None)
+    assert [step.task_id for step in TaskStep.objects.all()] == [other.pk]
+
+
+@pytest.mark.parametrize("mode", ["replace", "keep_time"])
+@pytest.mark.parametrize("state", ["running", "succeeded"])
+def test_what_does_not_wait_is_left_alone_and_counts_a_duplicate(
+    state: str, mode: str, told: Told
+) -> None:
+    task = TaskFactory(unique_key="k", unique_for=HOUR, state=state)
+    before = row_of(task)
+    told.clear()
+
+    assert again(on_duplicate=mode).pk == task.pk
+
+    assert row_of(task) == before | {"duplicates": 1}
+    assert told == [("duplicate", task.pk, {})]
+
+
+def test_a_task_that_is_claimed_before_it_can_be_replaced_is_left_alone() -> None:
+    """As on a database without row locks: it waited when it was looked at."""
+    task = TaskFactory(unique_key="k")
+
+    with just_before_the_update(lambda: grant_to(task, "bob")):
+        present = again(on_duplicate="replace")
+
+    assert present.pk == task.pk
+    assert (row_of(task)["holder"], row_of(task)["task_data"]) == ("bob", task.task_data)
+    assert row_of(task)["duplicates"] == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"unique_for": "for ever"},
+        {"unique_for": "window"},
+        {"unique_for": 0},
+        {"unique_for": -1},
+        {"unique_for": True},
+        {"unique_for": None},
+        {"on_duplicate": "merge"},
+        {"on_duplicate": "replace", "idempotency_key": "i"},
+        {"on_duplicate": "replace", "unique_key": None},
+        {"unique_for": "waiting", "unique_key": None},
+        {"unique_for": 5, "unique_key": None},
+    ],
+    ids=str,
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        Task.objects.enqueue(ECHO, **{"unique_key": "k", **options})
+
+    assert not Task.objects.exists()
+
+
+def test_a_member_of_the_choices_is_as_good_as_its_name() -> None:
+    assert TaskFactory(unique_key="k", unique_for=UniqueFor.WAITING).unique_for == "waiting"

@@ -1,0 +1,238 @@
+"""Ending many tasks at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import DataError, OperationalError, connection
+from django.test.utils import CaptureQueriesContext
+
+from leasing import dialects
+from leasing.exceptions import LeaseLost
+from tasks import registry
+from tasks.exceptions import GiveUp, NotSerializable
+from tasks.models import Task, TaskStatus
+from tasks.querysets import TaskQuerySet
+from tasks.retry import Fixed
+from tests.factories import TaskFactory
+from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import just_before_the_update
+from tests.tasks.support import (
+    Handlers,
+    Told,
+    attempts,
+    copy_of,
+    end_well,
+    refusals,
+    row_of,
+    take_back,
+    take_over,
+)
+
+pytestmark = pytest.mark.django_db
+
+
+def running(count: int, **options: Any) -> list[Task]:
+    tasks: list[Task] = TaskFactory.create_batch(count, state="running", **options)
+    return tasks
+
+
+def end_another_way(task: Task) -> None:
+    """Under the same grant."""
+    end_well(task)
+    Task.objects.filter(pk=task.pk).update(task_output="another")
+
+
+def outputs(tasks: list[Task]) -> list[Any]:
+    return [row_of(task)["task_output"] for task in tasks]
+
+
+def is_as_stored(task: Task) -> bool:
+    return row_of(task) == {column: getattr(task, column) for column in row_of(task)}
+
+
+def test_many_are_completed_each_with_its_output(database_clock: DatabaseClock, told: Told) -> None:
+    tasks = running(4)
+    told.clear()
+
+    done, refused = Task.objects.complete_many(zip(tasks, [{"n": 1}, None, [2], 0], strict=True))
+
+    assert (done, refused) == (tasks, [])
+    assert outputs(tasks) == [{"n": 1}, None, [2], 0]
+    assert all(is_as_stored(task) for task in tasks)
+    assert {task.status for task in tasks} == {TaskStatus.SUCCEEDED}
+    assert {task.processed_at for task in tasks} == {database_clock.now}
+    assert told == [("completed", task.pk, {}) for task in tasks]
+
+
+def test_an_output_of_nothing_is_stored_as_one_alone_is() -> None:
+    one, *some = running(3)
+    Task.objects.complete(one)
+
+    Task.objects.complete_many([(task, None) for task in some])
+
+    assert Task.objects.filter(task_output__isnull=True).count() == 3
+
+
+def test_many_cost_as_many_statements_as_one() -> None:
+    def cost(count: int) -> int:
+        tasks = running(count)
+        with CaptureQueriesContext(connection) as queries:
+            Task.objects.complete_many([(task, {"n": 1}) for task in tasks])
+        return len(queries)
+
+    assert cost(20) == cost(1) <= 5
+
+
+def test_nothing_is_nothing() -> None:
+    assert Task.objects.complete_many([]) == ([], [])
+    assert Task.objects.fail_many([]) == ([], [])
+
+
+def test_rows_are_locked_in_the_order_of_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = []
+
+    def noting(rows: Any) -> Any:
+        orders.append(rows.query.order_by)
+        return dialects.lock(rows)
+
+    monkeypatch.setattr("tasks.querysets.many.lock", noting)
+    tasks = running(2)
+
+    Task.objects.complete_many([(task, None) for task in reversed(tasks[:1])])
+    Task.objects.fail_many([(tasks[1], "no luck")])
+
+    assert orders == [("pk",), ("pk",)]
+
+
+def test_what_cannot_be_taken_sinks_no_neighbour(told: Told) -> None:
+    good, other, bad, sold = running(4)
+    take_over(copy_of(sold))
+    told.clear()
+
+    done, refused = Task.objects.complete_many(
+        [(sold, 1), (bad, object()), (good, "well"), (other, "well")]
+    )
+
+    assert done == [good, other]
+    assert [(task, type(error)) for task, error in refused] == [
+        (sold, LeaseLost),
+        (bad, NotSerializable),
+    ]
+    assert outputs([good, other, bad, sold]) == ["well", "well", None, None]
+    assert row_of(bad)["status"] == TaskStatus.RUNNING
+    assert [name for name, _, _ in told] == ["completed", "completed", "refused"]
+
+
+def test_an_output_that_only_the_database_refuses_sinks_no_neighbour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    good, bad = running(2)
+    complete = TaskQuerySet.complete
+
+    def refuse_together(*arguments: Any) -> Any:
+        raise DataError("too large a number")
+
+    def refuse_the_bad(rows: Any, task: Task, output: Any) -> Task:
+        if task is bad:
+            raise DataError("too large a number")
+        return complete(rows, task, output)
+
+    monkeypatch.setattr(TaskQuerySet, "_complete_all", refuse_together)
+    monkeypatch.setattr(TaskQuerySet, "complete", refuse_the_bad)
+
+    done, refused = Task.objects.complete_many([(bad, 1), (good, 2)])
+
+    assert done == [good]
+    assert [(task, str(error)) for task, error in refused] == [(bad, "too large a number")]
+
+
+def test_a_database_that_is_away_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    (task,) = running(1)
+
+    def away(*arguments: Any) -> Any:
+        raise OperationalError("the database is away")
+
+    monkeypatch.setattr(TaskQuerySet, "_lock_all", away)
+
+    with pytest.raises(OperationalError):
+        Task.objects.complete_many([(task, 1)])
+
+
+def test_of_a_task_named_twice_the_first_counts() -> None:
+    (task,) = running(1)
+    twin = copy_of(task)
+
+    done, refused = Task.objects.complete_many([(task, "first"), (twin, "second")])
+
+    assert [each is task for each in done] == [True]
+    assert [each is twin for each, _ in refused] == [True]
+    assert outputs([task]) == ["first"]
+
+
+def test_grants_that_are_mixed_up_are_no_grants() -> None:
+    one, other = running(2)
+    mixed = copy_of(one), copy_of(other)
+    mixed[0].grant_id, mixed[1].grant_id = other.grant_id, one.grant_id
+
+    done, refused = Task.objects.complete_many([(task, 1) for task in mixed])
+
+    assert (done, len(refused)) == ([], 2)
+    assert Task.objects.running().count() == 2
+
+
+def ended_by_another(task: Task) -> None:
+    """With the same output, under another grant."""
+    take_over(task)
+    end_well(task)
+
+
+@pytest.mark.parametrize("change", [ended_by_another, take_back, end_another_way])
+def test_who_came_between_lock_and_update_is_told_apart(change: Callable[[Task], object]) -> None:
+    """As could be without row locks; both have nothing as their output."""
+    task, neighbour = running(2)
+
+    with just_before_the_update(lambda: change(copy_of(task))):
+        done, refused = Task.objects.complete_many([(task, None), (neighbour, "well")])
+
+    assert (done, [each for each, _ in refused]) == ([neighbour], [task])
+    assert outputs([neighbour]) == ["well"]
+
+
+def test_many_fail_each_in_its_own_way(
+    handlers: Handlers, database_clock: DatabaseClock, told: Told
+) -> None:
+    registry._handlers["jobs.echo"] = registry.Handler("jobs.echo", print, retry=Fixed(60))
+    again, given_up, last = running(3, name="jobs.echo")
+    Task.objects.filter(pk=last.pk).update(max_attempts=1)
+    told.clear()
+
+    done, refused = Task.objects.fail_many(
+        [(again, ValueError("no luck")), (given_up, GiveUp("no hope")), (last, "HTTP 502")]
+    )
+
+    assert (done, refused) == ([again, given_up, last], [])
+    assert [task.status for task in done] == ["ready", "failed", "failed"]
+    assert all(is_as_stored(task) for task in done)
+    assert again.scheduled_at == database_clock.now + timedelta(seconds=60)
+    assert [attempts(task) for task in done] == [[(1, "failed")]] * 3
+    assert told == [
+        ("failed", again.pk, {"error": "ValueError: no luck"}),
+        ("dead", given_up.pk, {"error": "GiveUp: no hope"}),
+        ("dead", last.pk, {"error": "HTTP 502"}),
+    ]
+
+
+@pytest.mark.parametrize("verb", ["complete_many", "fail_many"])
+def test_a_late_result_among_many_is_noted_on_its_attempt(verb: str) -> None:
+    late, good = running(2)
+    Task.objects.filter(pk=late.pk).revoke()
+
+    done, ((refused, error),) = getattr(Task.objects, verb)([(late, "x"), (good, "y")])
+
+    assert (done, refused) == ([good], late)
+    assert isinstance(error, LeaseLost)
+    assert refusals(late) == [verb.removesuffix("_many")]

@@ -1,0 +1,359 @@
+"""Tasks that ended long ago are deleted, by age and state, in small batches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connection
+from django.test.utils import CaptureQueriesContext
+from pytest_django import Settings
+
+from leasing.functions import DbNow, after
+from leasing.models import OnceKey
+from tasks import checks, housekeeping
+from tasks.models import Schedule, ScheduleSlot, Task, TaskAttempt, TaskStep
+from tests.factories import TaskFactory
+from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import OtherSession
+
+pytestmark = pytest.mark.django_db
+
+ENDED = ("succeeded", "dead", "given_up", "cancelled")
+NOT_ENDED = ("ready", "scheduled", "running", "stuck", "retrying", "recovered", "returned")
+DAY = timedelta(days=1)
+
+
+def ended(state: str = "succeeded", days: float = 10, **columns: Any) -> Task:
+    """A task that ended so many days ago."""
+    task: Task = TaskFactory(state=state)
+    Task.objects.filter(pk=task.pk).update(processed_at=after(-days * DAY), **columns)
+    return task
+
+
+def left() -> set[int]:
+    return set(Task.objects.values_list("pk", flat=True))
+
+
+@pytest.mark.parametrize("state", ENDED)
+def test_a_task_is_deleted_once_it_ended_so_long_ago(
+    state: str, database_clock: DatabaseClock
+) -> None:
+    database_clock.advance(0.5)
+    task = TaskFactory(state=state)
+
+    database_clock.now = task.processed_at + DAY - timedelta(milliseconds=1)
+    assert Task.objects.prune(DAY) == 0
+
+    database_clock.now = task.processed_at + DAY
+    assert Task.objects.prune(DAY) == 1
+    assert left() == set()
+
+
+@pytest.mark.parametrize("state", NOT_ENDED)
+def test_what_has_not_ended_is_kept_however_old_it_is(
+    state: str, database_clock: DatabaseClock
+) -> None:
+    task = TaskFactory(state=state)
+    database_clock.advance(365 * 86_400)
+
+    assert Task.objects.prune(timedelta(0)) == 0
+    assert left() == {task.pk}
+
+
+def test_a_task_that_keeps_its_unique_key_is_kept_until_the_window_is_over() -> None:
+    task = ended(unique_key="k", unique_for="window", unique_until=after(DAY))
+    assert Task.objects.prune(DAY) == 0
+
+    Task.objects.filter(pk=task.pk).update(unique_until=DbNow())
+    assert Task.objects.prune(DAY) == 1
+
+
+def test_what_hangs_on_a_task_goes_with_it_by_set() -> None:
+    tasks = [ended("dead") for _ in range(5)]
+    kept = ended("dead", days=0)
+    schedule = Schedule.objects.create(name="n", task_name="sample.sleep", every=DAY)
+    for number, task in enumerate([*tasks, kept]):
+        TaskStep.objects.create(task=task, name="one")
+        ScheduleSlot.objects.create(schedule=schedule, at=after(number * DAY), task=task)
+
+    with CaptureQueriesContext(connection) as queries:
+        assert Task.objects.prune(DAY) == 5
+
+    assert len(queries) <= 9
+    assert not any('"task_data"' in query["sql"] for query in queries)
+    assert left() == {kept.pk}
+    assert [each.task_id for each in TaskAttempt.objects.all()] == [kept.pk]
+    assert [each.task_id for each in TaskStep.objects.all()] == [kept.pk]
+    assert [each.task_id for each in ScheduleSlot.objects.order_by("id")] == [None] * 5 + [kept.pk]
+
+
+def test_no_more_are_deleted_at_once_than_asked_for_the_oldest_first() -> None:
+    tasks = [ended(days=10 + number) for number in range(3)]
+
+    assert Task.objects.prune(DAY, limit=2) == 2
+    assert left() == {tasks[0].pk}
+
+
+def test_only_what_was_chosen_is_pruned() -> None:
+    one, two = ended(), ended()
+
+    assert Task.objects.filter(pk=one.pk).prune(DAY) == 1
+    assert left() == {two.pk}
+
+
+@pytest.mark.usefixtures("on_postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_a_task_that_somebody_has_locked_is_passed_over(other_session: OtherSession) -> None:
+    locked, free = ended(), ended()
+    other_session.begin()
+    other_session.run(lambda: Task.objects.select_for_update().get(pk=locked.pk))
+
+    assert Task.objects.prune(DAY) == 1
+    assert left() == {locked.pk}
+    assert free.pk not in left()
+
+
+# By the settings
+
+
+def test_each_state_is_kept_as_long_as_the_settings_say(settings: Settings) -> None:
+    settings.TASK_QUEUE = {"RETENTION": {"succeeded": 3600, "failed": None}}
+    kept = [ended(days=0.04), ended("dead", days=1000), ended("cancelled", days=6)]
+    for state, days in [("succeeded", 0.05), ("cancelled", 8)]:
+        ended(state, days=days)
+
+    assert housekeeping.prune(pause=0) == {"succeeded": 1, "cancelled": 1}
+    assert left() == {task.pk for task in kept}
+
+
+def test_without_a_setting_the_dead_are_kept_for_longest() -> None:
+    kept = [ended("dead", days=89), ended("succeeded", days=6.9), ended("cancelled", days=6.9)]
+    for state, days in [("dead", 91), ("succeeded", 7.1), ("cancelled", 7.1)]:
+        ended(state, days=days)
+
+    done = housekeeping.prune(pause=0)
+
+    assert done == {"succeeded": 1, "cancelled": 1, "failed": 1}
+    assert left() == {task.pk for task in kept}
+
+
+class Pauses(threading.Event):
+    """Stops after so many pauses."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        super().__init__()
+        self.waited: list[float | None] = []
+        self.stop_after = stop_after
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited.append(timeout)
+        if len(self.waited) == self.stop_after:
+            self.set()
+        return self.is_set()
+
+
+def test_there_is_a_pause_between_two_batches() -> None:
+    for _ in range(5):
+        ended()
+    pauses = Pauses()
+
+    assert housekeeping.prune(batch=2, pause=0.3, stopping=pauses)["succeeded"] == 5
+    assert pauses.waited == [0.3, 0.3]
+
+
+def test_a_worker_that_stops_leaves_the_rest_to_another() -> None:
+    for _ in range(5):
+        ended()
+
+    with pytest.raises(housekeeping.Stopped):
+        housekeeping.prune(batch=2, stopping=Pauses(stop_after=1))
+
+    assert len(left()) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"RETENTION": {"done": 5}}, "tasks.E010"),
+        ({"RETENTION": {"succeeded": "a week"}}, "tasks.E010"),
+        ({"RETENTION": {"succeeded": -1}}, "tasks.E010"),
+        ({"RETENTION": {"failed": -DAY}}, "tasks.E010"),
+        ({"RETENTION": 7}, "tasks.E010"),
+        ({"PRUNE_EVERY": 1}, "tasks.E009"),
+        ({"PRUNE_EVERY": True}, "tasks.E009"),
+        ({"EXAMINE_EVERY": None}, "tasks.E009"),
+        ({"EXAMINE_EVERY": "often"}, "tasks.E009"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(
+    given: dict[str, Any], code: str, settings: Settings
+) -> None:
+    settings.TASK_QUEUE = given
+
+    assert [message.id for message in checks.check_settings()] == [code]
+
+
+@pytest.mark.parametrize("given", [{"PRUNE_EVERY": None}, {"RETENTION": {"failed": DAY}}])
+def test_settings_that_can_be_meant_are_not(given: dict[str, Any], settings: Settings) -> None:
+    settings.TASK_QUEUE = given
+
+    assert checks.check_settings() == []
+
+
+# By one of the workers
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Callable[[int], int]:
+    """Runs the loop of a worker for so many rounds; how often it examined."""
+    # The test's own connection is none of its business.
+    monkeypatch.setattr("tasks.housekeeping.connections.close_all", lambda: None)
+    monkeypatch.setattr(housekeeping, "close_old_connections", lambda: None)
+    settings.TASK_QUEUE = {"EXAMINE_EVERY": 60}
+
+    def run(count: int) -> int:
+        examined: list[int] = []
+        housekeeping.run_until(Pauses(stop_after=1 + count), lambda: examined.append(1))
+        return len(examined)
+
+    return run
+
+
+def test_a_worker_examines_and_prunes_by_itself(rounds: Callable[[int], int]) -> None:
+    ended()
+
+    assert rounds(1) == 1
+    assert left() == set()
+    assert set(OnceKey.objects.values_list("key", flat=True)) == {"tasks:examine", "tasks:prune"}
+
+
+def test_what_one_did_no_other_does_until_its_time_comes(
+    rounds: Callable[[int], int], database_clock: DatabaseClock
+) -> None:
+    assert [rounds(2), rounds(1)] == [1, 0]
+    late = ended()
+
+    database_clock.advance(61)
+    assert (rounds(1), left()) == (1, {late.pk})
+
+    database_clock.advance(3600)
+    assert (rounds(1), left()) == (1, set())
+
+
+def test_nobody_prunes_where_the_settings_say_so(
+    rounds: Callable[[int], int], settings: Settings
+) -> None:
+    settings.TASK_QUEUE = {"PRUNE_EVERY": None}
+    task = ended()
+
+    assert rounds(1) == 1
+    assert left() == {task.pk}
+
+
+@pytest.mark.parametrize("error", [OperationalError("away"), RuntimeError("a bug of ours")])
+def test_what_failed_is_tried_again(
+    error: Exception,
+    rounds: Callable[[int], int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outcomes = [error]
+
+    def prune(**_: Any) -> dict[str, int]:
+        if outcomes:
+            raise outcomes.pop()
+        return {}
+
+    monkeypatch.setattr(housekeeping, "prune", prune)
+
+    assert rounds(2) == 1
+    assert caplog.text.count("tasks:prune failed, and is tried again") == 1
+    assert outcomes == []
+
+
+# The command
+
+
+def printed(*options: str) -> str:
+    out = StringIO()
+    call_command("prune_tasks", "--pause", "0", *options, stdout=out)
+    return out.getvalue()
+
+
+def test_the_command_says_how_many_of_each_state() -> None:
+    ended()
+
+    assert printed() == "pruned: 1 succeeded, 0 cancelled, 0 failed\n"
+
+
+def test_the_command_can_be_given_an_age_and_states() -> None:
+    kept = ended("dead", days=2)
+    ended("succeeded", days=2)
+    ended("cancelled", days=2)
+
+    text = printed("--days", "1", "--state", "succeeded", "--state", "cancelled", "--batch", "1")
+
+    assert text == "pruned: 1 succeeded, 1 cancelled\n"
+    assert left() == {kept.pk}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--days", "-1"], "--days must be"),
+        (["--batch", "0"], "--batch must be"),
+        (["--pause", "-1"], "--pause must be"),
+        (["--state", "ready"], "invalid choice"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options: list[str], says: str) -> None:
+    with pytest.raises(CommandError, match=says):
+        call_command("prune_tasks", *options)
+
+
+# By an operator
+
+
+@pytest.mark.parametrize("state", ENDED)
+def test_an_operator_can_delete_what_has_ended(state: str, told: Any) -> None:
+    task = TaskFactory(state=state)
+    told.clear()
+
+    assert Task.objects.filter(pk=task.pk).discard(by="root") == 1
+    assert left() == set()
+    assert told == [("discarded", task.pk, {"by": "root"})]
+
+
+@pytest.mark.parametrize("state", NOT_ENDED)
+def test_what_has_not_ended_cannot_be_discarded(state: str, told: Any) -> None:
+    task = TaskFactory(state=state)
+    told.clear()
+
+    assert Task.objects.discard() == 0
+    assert (left(), told) == ({task.pk}, [])
+
+
+def test_verbs_over_many_tasks_are_many_transactions(
+    monkeypatch: pytest.MonkeyPatch, told: Any
+) -> None:
+    monkeypatch.setattr("tasks.querysets.operator.BULK_BATCH", 2)
+    monkeypatch.setattr("tasks.querysets.ended.BULK_BATCH", 2)
+    tasks = TaskFactory.create_batch(5, state="dead")
+    TaskFactory(state="succeeded")
+    told.clear()
+
+    with CaptureQueriesContext(connection) as queries:
+        assert Task.objects.failed().order_by("-priority").retry(by="root") == 5
+    savepoints = [query for query in queries if query["sql"].startswith("SAVEPOINT")]
+    assert len(savepoints) == 3
+    assert told == [("retried", task.pk, {"by": "root"}) for task in tasks]
+
+    assert Task.objects.order_by("-pk").reschedule(queue="default") == 5
+    Task.objects.update(status="failed", processed_at=DbNow())
+    assert Task.objects.discard() == 6

@@ -1,0 +1,658 @@
+"""Schedules: each moment is enqueued once, by whoever looks first, and pauses are heeded."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import IntegrityError, OperationalError, connection, connections, transaction
+
+from leasing.exceptions import InvalidResource
+from leasing.functions import DbNow, after
+from tasks import declarations, handler, schedule, schedules
+from tasks import moments as moments_module
+from tasks.checks import check_settings
+from tasks.exceptions import InvalidSchedule, NotSerializable, UnknownQueue
+from tasks.management.commands import run_recovery
+from tasks.models import Schedule, ScheduleSlot, Task
+from tasks.querysets import schedule as querysets
+from tasks.worker import WorkerProcess
+from tests.leasing.conftest import DatabaseClock
+from tests.pages import queries
+from tests.processes import wait_for
+from tests.tasks.support import Handlers, end_well, grant_to
+
+pytestmark = pytest.mark.django_db
+
+#: Where ``database_clock`` begins.
+START = datetime(2030, 1, 1, tzinfo=UTC)
+HOUR = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def own_declarations(monkeypatch: pytest.MonkeyPatch, handlers: Handlers) -> None:
+    """What a test declares is gone after it; ``jobs.echo`` is a handler of the tests' app."""
+    monkeypatch.setattr(declarations, "_declared", {})
+    monkeypatch.setattr(schedules, "_said", {})
+
+
+def make(name: str = "hourly", **columns: Any) -> Schedule:
+    """A schedule of ``jobs.echo``, hourly unless said otherwise, that schedulers know."""
+    if not {"cron", "every"} & set(columns):
+        columns["cron"] = "0 * * * *"
+    row: Schedule = Schedule.objects.create(name=name, task_name="jobs.echo", **columns)
+    if row.next_at is None:
+        Schedule.objects.serve(row.pk)
+    row.refresh_from_db()
+    return row
+
+
+def moments(schedule: Schedule) -> list[str]:
+    """When the slots of ``schedule`` are, in order."""
+    slots = ScheduleSlot.objects.filter(schedule=schedule).order_by("at")
+    return [at.strftime("%H:%M:%S") for at in slots.values_list("at", flat=True)]
+
+
+def fresh(schedule: Schedule) -> Schedule:
+    return Schedule.objects.get(pk=schedule.pk)
+
+
+# Serving
+
+
+def test_a_moment_that_has_come_is_enqueued_as_the_row_says(
+    database_clock: DatabaseClock, queues: None
+) -> None:
+    row = make(task_data={"a": [1]}, queue="mail", priority=7)
+    assert row.next_at == START + timedelta(hours=1)
+    database_clock.advance(HOUR - 0.001)
+    assert schedules.serve_due() == 0
+
+    database_clock.advance(0.001)
+    assert schedules.serve_due() == 1
+
+    slot = ScheduleSlot.objects.get()
+    task = Task.objects.get()
+    assert (slot.schedule, slot.at, slot.task, slot.run_by) == (row, row.next_at, task, "")
+    assert (task.name, task.task_data, task.queue, task.priority, task.unique_key) == (
+        "jobs.echo",
+        {"a": [1]},
+        "mail",
+        7,
+        None,
+    )
+    assert fresh(row).next_at == START + timedelta(hours=2)
+    assert schedules.serve_due() == 0
+
+
+def test_an_interval_does_not_drift(database_clock: DatabaseClock) -> None:
+    row = make(every=timedelta(seconds=90))
+    for late in (0, 20, 70):
+        database_clock.now = START + timedelta(seconds=90 * (1 + ScheduleSlot.objects.count()))
+        database_clock.advance(late)
+        assert schedules.serve_due() == 1
+    assert moments(row) == ["00:01:30", "00:03:00", "00:04:30"]
+
+
+@pytest.mark.parametrize(
+    ("missed", "expected"),
+    [
+        ("skip", []),
+        ("latest", ["04:00:00"]),
+        ("all", ["01:00:00", "02:00:00", "03:00:00", "04:00:00"]),
+    ],
+)
+def test_after_hours_without_a_scheduler_the_policy_decides(
+    database_clock: DatabaseClock, missed: str, expected: list[str]
+) -> None:
+    row = make(missed=missed)
+    database_clock.advance(4.5 * HOUR)
+
+    assert schedules.serve_due() == len(expected)
+
+    assert moments(row) == expected
+    assert Task.objects.count() == len(expected)
+    assert fresh(row).next_at == START + timedelta(hours=5)
+    assert schedules.serve_due() == 0
+
+
+def test_what_was_missed_for_long_is_made_up_for_in_parts(
+    database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "SLOT_BATCH", 2)
+    monkeypatch.setattr(querysets.ScheduleQuerySet.serve, "__defaults__", (2,))
+    monkeypatch.setattr(schedules, "BATCHES", 2)
+    row = make(missed="all")
+    database_clock.advance(7 * HOUR)
+
+    assert [schedules.serve_due() for _ in range(3)] == [4, 3, 0]
+    assert len(set(moments(row))) == len(moments(row)) == 7
+
+
+def test_a_slot_that_was_taken_is_not_taken_again(database_clock: DatabaseClock) -> None:
+    """Not even when the row is set back to a moment that was served."""
+    row = make()
+    database_clock.advance(HOUR)
+    schedules.serve_due()
+    Schedule.objects.update(next_at=row.next_at)
+
+    assert schedules.serve_due() == 0
+    assert Task.objects.count() == ScheduleSlot.objects.count() == 1
+    assert fresh(row).next_at == START + timedelta(hours=2)
+
+
+def test_slot_and_task_are_written_together_or_not_at_all(
+    database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = make()
+    database_clock.advance(HOUR)
+
+    def fail(*args: Any) -> None:
+        raise OperationalError("the connection broke")
+
+    monkeypatch.setattr(querysets.SlotQuerySet, "bulk_create", fail)
+    with pytest.raises(OperationalError):
+        schedules.serve_due()
+
+    assert not Task.objects.exists()
+    assert fresh(row).next_at == row.next_at
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"next_at": after(timedelta(seconds=3))},
+        {"paused_at": DbNow()},
+        {"task_name": "jobs.unheard-of"},
+        {"declared": True},
+    ],
+    ids=["moved on", "paused", "no code for the task", "declared by other code"],
+)
+def test_what_changed_since_it_was_looked_at_is_not_served(columns: dict[str, Any]) -> None:
+    row = make()
+    Schedule.objects.update(next_at=DbNow())
+    Schedule.objects.filter(pk=row.pk).update(**columns)
+
+    assert Schedule.objects.serve(row.pk) == 0
+    assert not Task.objects.exists()
+
+
+@pytest.mark.parametrize("meanwhile", ["moved", "paused"])
+def test_a_scheduler_that_read_an_older_row_loses(
+    monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    """As on a database that locks no rows: another has the row between the read and the write."""
+    row = make()
+    Schedule.objects.update(next_at=DbNow())
+    plan = moments_module.due_slots
+
+    def overtaken(*args: Any) -> Any:
+        rows = Schedule.objects.filter(pk=row.pk)
+        rows.update(next_at=after(timedelta(hours=1))) if meanwhile == "moved" else rows.pause()
+        return plan(*args)
+
+    monkeypatch.setattr(querysets, "due_slots", overtaken)
+    assert Schedule.objects.serve(row.pk) == 0
+    assert not Task.objects.exists() and not ScheduleSlot.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"cron": "every day"}, {"queue": "closed"}, {"timezone": "Mars"}, {"task_data": [1]}],
+    ids=lambda columns: next(iter(columns)),
+)
+def test_a_schedule_that_cannot_be_served_stops_no_other_and_is_told_of_once(
+    caplog: pytest.LogCaptureFixture, broken: dict[str, Any]
+) -> None:
+    bad, good = make("bad"), make("good")
+    Schedule.objects.filter(pk=bad.pk).update(next_at=after(timedelta(seconds=-9)), **broken)
+    Schedule.objects.filter(pk=good.pk).update(next_at=DbNow())
+
+    assert schedules.serve_due() == 1
+    assert schedules.serve_due() == 0
+
+    assert ScheduleSlot.objects.get().schedule == good
+    assert [record.message[:29] for record in caplog.records if record.levelname == "ERROR"] == [
+        "schedule bad cannot be served"
+    ]
+
+
+def test_an_idle_look_is_one_query_and_says_when_to_come_back(
+    database_clock: DatabaseClock,
+) -> None:
+    make(every=timedelta(seconds=3))
+    make("later")
+    with queries() as sent:
+        assert schedules._look() == (0, 3.0)
+    assert len(sent()) == 1
+    database_clock.advance(1)
+    assert schedules._look() == (0, 2.0)
+
+
+# Overlap
+
+
+def test_a_moment_is_skipped_while_the_previous_task_has_not_ended(
+    database_clock: DatabaseClock,
+) -> None:
+    row = make(overlap=False)
+    database_clock.advance(HOUR)
+    assert schedules.serve_due() == 1
+    first = Task.objects.get()
+    assert first.unique_key == "schedule:hourly"
+    database_clock.advance(HOUR)
+    grant_to(first, "w1")
+    schedules.serve_due()
+
+    slots = ScheduleSlot.objects.order_by("at")
+    assert list(slots.values_list("task", "skipped")) == [(first.pk, False), (None, True)]
+    assert Schedule.objects.run_now() == 0
+
+    end_well(first)
+    database_clock.advance(HOUR)
+    schedules.serve_due()
+    assert Task.objects.count() == 2
+    assert fresh(row).next_at == START + timedelta(hours=4)
+
+
+def test_the_longest_name_still_makes_a_unique_key() -> None:
+    row = make("n" * declarations.LONGEST_NAME, overlap=False)
+    assert Schedule.objects.filter(pk=row.pk).run_now() == 1
+
+
+# Operators
+
+
+def test_a_paused_schedule_enqueues_nothing_and_goes_on_after_the_pause(
+    database_clock: DatabaseClock,
+) -> None:
+    row = make(every=timedelta(hours=1), missed="all")
+    assert (Schedule.objects.pause(by="olga"), Schedule.objects.pause(by="ida")) == (1, 0)
+    assert (fresh(row).paused_by, fresh(row).paused_at) == ("olga", START)
+    database_clock.advance(2.5 * HOUR)
+    assert schedules._look() == (0, schedules.LOOK_EVERY)
+
+    assert (Schedule.objects.resume(), Schedule.objects.resume()) == (1, 0)
+    assert schedules.serve_due() == 0
+    resumed = fresh(row)
+    assert (resumed.paused_at, resumed.paused_by) == (None, "")
+    assert resumed.next_at == START + timedelta(hours=3)
+
+
+def test_resuming_one_that_was_not_paused_does_not_skip_what_is_due(
+    database_clock: DatabaseClock,
+) -> None:
+    row = make()
+    database_clock.advance(2 * HOUR)
+    assert Schedule.objects.resume() == 0
+    assert fresh(row).next_at == row.next_at
+
+
+def test_what_is_run_now_is_beside_the_plan(database_clock: DatabaseClock) -> None:
+    row = make(task_data={"a": 1})
+    Schedule.objects.pause()
+    assert Schedule.objects.run_now(by="olga") == 1
+    assert Schedule.objects.run_now(by="ida") == 1  # in the same tick of the clock
+
+    slots = ScheduleSlot.objects.order_by("at")
+    assert [(slot.run_by, slot.skipped) for slot in slots] == [("olga", False), ("ida", False)]
+    assert slots[0].at == START
+    assert [task.task_data for task in Task.objects.all()] == [{"a": 1}] * 2
+    assert fresh(row).next_at == row.next_at
+
+
+def test_what_is_run_now_takes_no_slot_of_the_plan(database_clock: DatabaseClock) -> None:
+    row = make()
+    database_clock.advance(HOUR)
+    assert Schedule.objects.run_now() == 1
+    assert schedules.serve_due() == 1
+    assert ScheduleSlot.objects.filter(schedule=row, run_by="").get().at == row.next_at
+
+
+def test_what_has_no_code_here_is_not_run_now() -> None:
+    make()
+    Schedule.objects.update(task_name="jobs.unheard-of")
+    assert Schedule.objects.run_now() == 0
+
+
+def test_running_now_says_what_is_wrong() -> None:
+    make()
+    Schedule.objects.update(queue="closed")
+    with pytest.raises(UnknownQueue):
+        Schedule.objects.run_now()
+    assert not ScheduleSlot.objects.exists()
+
+
+# Declarations
+
+
+def test_code_declares_by_decorator_or_by_call() -> None:
+    @schedule(cron="0 3 * * *", timezone="Europe/Berlin", data={"of": (1,)}, overlap=False)
+    @schedule("often", every=300)
+    @handler("reports.build")
+    def build(ctx: Any, of: Any = None) -> None: ...
+
+    schedule("by name", "reports.build", every=timedelta(minutes=1), missed="all")
+
+    assert schedules.declare_all() == 3
+    rows = {row.name: row for row in Schedule.objects.all()}
+    assert set(rows) == {"reports.build", "often", "by name"}
+    assert {row.task_name for row in rows.values()} == {"reports.build"}
+    nightly = rows["reports.build"]
+    assert (nightly.cron, nightly.timezone, nightly.overlap) == (
+        "0 3 * * *",
+        "Europe/Berlin",
+        False,
+    )
+    assert nightly.task_data == {"of": [1]}
+    assert (rows["by name"].every, rows["by name"].missed) == (timedelta(minutes=1), "all")
+    assert all(row.declared and row.next_at and row.declared_at for row in rows.values())
+    assert schedules.declare_all() == 0
+
+
+def redeclare(**columns: Any) -> int:
+    declarations._declared.clear()
+    schedule("hourly", "jobs.echo", **columns)
+    return schedules.declare_all()
+
+
+def test_a_rule_that_code_changed_is_begun_anew_and_other_changes_keep_the_plan(
+    database_clock: DatabaseClock,
+) -> None:
+    redeclare(every=600)
+    database_clock.advance(500)
+    assert redeclare(every=600, priority=3) == 1
+    row = Schedule.objects.get()
+    assert (row.priority, row.next_at) == (3, START + timedelta(seconds=600))
+
+    assert redeclare(every=1000, priority=3) == 1
+    assert Schedule.objects.get().next_at == START + timedelta(seconds=1500)
+
+
+def test_a_declaration_leaves_a_pause_and_what_is_due(database_clock: DatabaseClock) -> None:
+    redeclare(every=600)
+    Schedule.objects.pause(by="olga")
+    database_clock.advance(700)
+    redeclare(every=600, priority=1)
+    row = Schedule.objects.get()
+    assert (row.paused_by, row.next_at) == ("olga", START + timedelta(seconds=600))
+
+
+def test_code_takes_over_a_schedule_of_its_name() -> None:
+    make(every=timedelta(hours=1))
+    assert redeclare(every=3600) == 1
+    assert Schedule.objects.get().declared
+
+
+def test_what_left_the_code_is_kept_and_served_by_old_code_only(
+    database_clock: DatabaseClock,
+) -> None:
+    redeclare(every=60)
+    old = dict(declarations._declared)
+    declarations._declared.clear()
+    schedules.declare_all()
+    database_clock.advance(60)
+
+    assert schedules.serve_due() == 0  # new code
+    assert Schedule.objects.get().declared
+    declarations._declared.update(old)
+    assert schedules.serve_due() == 1
+
+
+def test_a_declaration_that_another_process_stores_first_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    create = querysets.ScheduleQuerySet.create
+
+    def overtaken(rows: Any, **columns: Any) -> Any:
+        monkeypatch.setattr(querysets.ScheduleQuerySet, "create", create)
+        with transaction.atomic():
+            redeclare(every=60)
+        return create(rows, **columns)
+
+    monkeypatch.setattr(querysets.ScheduleQuerySet, "create", overtaken)
+    redeclare(every=60)
+    assert Schedule.objects.get().declared
+
+
+def test_a_declaration_is_confirmed_while_code_that_has_it_runs(
+    database_clock: DatabaseClock,
+) -> None:
+    redeclare(every=60)
+    make("own")
+    for minutes, confirmed in ((29, 0), (2, 1), (1, 0)):
+        database_clock.advance(minutes * 60)
+        assert Schedule.objects.confirm() == confirmed
+    database_clock.advance(HOUR)
+    declarations._declared.clear()
+    assert Schedule.objects.confirm() == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "error"),
+    [
+        ({}, InvalidSchedule),
+        ({"cron": "* * * * *", "every": 5}, InvalidSchedule),
+        ({"cron": "61 * * * *"}, InvalidSchedule),
+        ({"cron": "* * * * *", "timezone": "Mars"}, InvalidSchedule),
+        ({"every": 5, "missed": "some"}, InvalidSchedule),
+        ({"every": 5, "priority": 40_000}, InvalidSchedule),
+        ({"every": 5, "data": {"a": object()}}, NotSerializable),
+        ({"every": 5, "name": "n" * 191}, InvalidSchedule),
+        ({"every": 5, "name": ""}, InvalidResource),
+        ({"every": 5, "queue": "a\n"}, InvalidResource),
+    ],
+)
+def test_a_declaration_that_means_nothing_is_refused(
+    columns: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        schedule(columns.pop("name", "x"), "jobs.echo", **columns)
+    assert not declarations.declared()
+
+
+def test_a_name_is_of_one_schedule() -> None:
+    schedule("x", "jobs.echo", every=5)
+    schedule("x", "jobs.echo", every=5)  # the module was read twice
+    with pytest.raises(InvalidSchedule, match="'x' already"):
+        schedule("x", "jobs.echo", every=6)
+
+
+def test_the_decorator_belongs_above_the_handler() -> None:
+    with pytest.raises(InvalidSchedule, match="above @handler"):
+
+        @handler("x")
+        @schedule(every=5)
+        def function(ctx: Any) -> None: ...
+
+
+def test_checks_find_what_a_declaration_names_in_vain() -> None:
+    schedule("x", "jobs.unheard-of", every=5, queue="closed")
+    assert [message.id for message in check_settings()] == ["tasks.E011", "tasks.E012"]
+
+
+# Housekeeping
+
+
+def test_old_slots_are_pruned_but_for_the_last(database_clock: DatabaseClock) -> None:
+    row, other = make(), make("other")
+    day = timedelta(days=1)
+    for schedule_, days in ((row, (9, 8, 6, 1)), (other, (10, 9))):
+        for ago in days:
+            ScheduleSlot.objects.create(schedule=schedule_, at=START - ago * day)
+
+    assert ScheduleSlot.objects.prune(limit=1) == 1
+    assert schedules.keep_house() == 2
+
+    left = ScheduleSlot.objects.order_by("at").values_list("schedule__name", "at")
+    assert [(name, (START - at).days) for name, at in left] == [
+        ("other", 9),
+        ("hourly", 6),
+        ("hourly", 1),
+    ]
+
+
+def test_a_slot_is_unique_and_one_that_was_skipped_has_no_task() -> None:
+    row = make()
+    Schedule.objects.run_now()
+    slot = ScheduleSlot.objects.get()
+    with pytest.raises(IntegrityError), transaction.atomic():
+        ScheduleSlot.objects.create(schedule=row, at=slot.at)
+    with pytest.raises(IntegrityError), transaction.atomic():
+        ScheduleSlot.objects.update(skipped=True)
+    Task.objects.all().delete()
+    assert ScheduleSlot.objects.get().task is None
+
+
+# The loop
+
+
+class Looks:
+    """Stands for the scheduler's looks; stops it after the last."""
+
+    def __init__(self, *outcomes: Any) -> None:
+        self.outcomes = list(outcomes)
+        self.stopping = threading.Event()
+
+    def __call__(self) -> tuple[int, float]:
+        outcome = self.outcomes.pop(0)
+        if not self.outcomes:
+            self.stopping.set()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome, 0.0
+
+
+@pytest.fixture
+def calm(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long the scheduler would have paused; it does not, nor does it close connections."""
+    waited: list[float] = []
+
+    def note(event: threading.Event, timeout: float | None = None) -> bool:
+        waited.append(timeout or 0)
+        return event.is_set()
+
+    monkeypatch.setattr(threading.Event, "wait", note)
+    monkeypatch.setattr("tasks.schedules.random.uniform", lambda low, high: high)
+    monkeypatch.setattr(schedules, "close_old_connections", lambda: None)
+    monkeypatch.setattr("tasks.schedules.connections.close_all", lambda: None)
+    return waited
+
+
+def test_the_scheduler_goes_on_whatever_happens(
+    calm: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    schedule("declared", "jobs.echo", every=60)
+    looks = Looks(1, OperationalError("gone"), ValueError("odd"), 0, 2)
+    monkeypatch.setattr(schedules, "_look", looks)
+    found: list[int] = []
+
+    schedules.run_until(looks.stopping, lambda: found.append(1))
+
+    assert Schedule.objects.get().name == "declared"
+    assert found == [1, 1]
+    assert calm == [0.0, 2.0, 4.0, 0.0, 0.0]
+    levels = [record.levelno for record in caplog.records if "looking" in record.message]
+    assert levels == [logging.WARNING, logging.ERROR]
+
+
+def test_the_scheduler_keeps_house_now_and_then(
+    calm: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = Looks(0, 0, 0)
+    monkeypatch.setattr(schedules, "_look", looks)
+    times = iter([0.0, 1.0, schedules.KEEP_HOUSE_EVERY + 1, schedules.KEEP_HOUSE_EVERY + 1])
+    kept: list[int] = []
+    monkeypatch.setattr(schedules, "clock", lambda: next(times, schedules.KEEP_HOUSE_EVERY + 2))
+    monkeypatch.setattr(schedules, "keep_house", lambda: kept.append(1))
+
+    schedules.run_until(looks.stopping)
+
+    assert kept == [1]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_enqueues_what_is_due_and_runs_it() -> None:
+    make(every=timedelta(hours=1), task_data={"a": 1})
+    Schedule.objects.update(next_at=DbNow())
+    worker = WorkerProcess(threads=1)
+
+    def work() -> None:
+        worker.run()
+        connections.close_all()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        wait_for(Task.objects.succeeded().exists)
+    finally:
+        worker.stop()
+        thread.join(20)
+    assert Task.objects.get().task_output == {"a": 1}
+    assert ScheduleSlot.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_recovery_that_runs_alone_serves_schedules_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    make(every=timedelta(hours=1))
+    Schedule.objects.update(next_at=DbNow())
+
+    def recover(stopping: threading.Event) -> None:
+        wait_for(Task.objects.exists)
+        stopping.set()
+
+    monkeypatch.setattr(run_recovery, "on_stop_signal", lambda stop: None)
+    monkeypatch.setattr("tasks.recovery.run_until", recover)
+    call_command("run_recovery")
+    assert ScheduleSlot.objects.count() == 1
+
+
+# Many at once
+
+
+@pytest.fixture
+def crowd() -> Iterator[list[threading.Thread]]:
+    threads: list[threading.Thread] = []
+    yield threads
+    for thread in threads:
+        thread.join(30)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_four_schedulers_one_serves_each_moment(crowd: list[threading.Thread]) -> None:
+    for number in range(6):
+        make(f"schedule-{number}", missed="all")
+    Schedule.objects.update(next_at=after(timedelta(hours=-5)))
+    schedule("declared", "jobs.echo", every=60)
+    together = threading.Barrier(4, timeout=30)
+    taken: list[int] = []
+    errors: list[Exception] = []
+
+    def serve() -> None:
+        try:
+            together.wait()
+            schedules.declare_all()
+            taken.append(sum(schedules.serve_due() for _ in range(3)))
+        except Exception as error:
+            errors.append(error)
+        finally:
+            connection.close()
+
+    crowd += [threading.Thread(target=serve) for _ in range(4)]
+    for thread in crowd:
+        thread.start()
+    for thread in crowd:
+        thread.join(30)
+
+    assert errors == []
+    slots = Counter(ScheduleSlot.objects.values_list("schedule__name", flat=True))
+    assert set(slots.values()) == {6} and len(slots) == 6
+    assert Schedule.objects.filter(name="declared").count() == 1
+    assert sum(taken) == Task.objects.count() == 36
+    assert ScheduleSlot.objects.values("task").distinct().count() == 36

@@ -1,0 +1,106 @@
+"""Handlers that put their task off."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.urls import reverse
+
+from tasks.diagnosis import diagnose
+from tasks.exceptions import Snooze
+from tasks.models import AttemptOutcome, Task, TaskStatus
+from tests.factories import TaskFactory, claimed
+from tests.leasing.conftest import DatabaseClock
+from tests.pages import get, signed_in
+from tests.tasks.support import RunTask, Told, attempt, attempts, make_due, row_of
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_task_that_is_put_off_waits_and_no_attempt_is_spent(
+    database_clock: DatabaseClock, told: Told
+) -> None:
+    task = TaskFactory(state="running", holder="ann", max_attempts=1)
+    grant_id = task.grant_id
+    Task.objects.checkpoint(task, [1])
+    Task.objects.finish_step(task, "fetch")
+    told.clear()
+
+    answer = Task.objects.snooze(task, 300, "the box is locked")
+
+    assert answer is task
+    assert row_of(task) == {column: getattr(task, column) for column in row_of(task)}
+    assert (task.status, task.attempts, task.max_attempts) == (TaskStatus.READY, 0, 1)
+    assert task.scheduled_at == database_clock.now + timedelta(seconds=300)
+    assert (task.last_error, task.released_at) == ("", database_clock.now)
+    assert (task.checkpoint, task.step_set.count()) == ([1], 1)
+    record = attempt(task)
+    assert (record.number, record.holder, record.grant_id) == (1, "ann", grant_id)
+    assert (record.outcome, record.error) == (AttemptOutcome.SNOOZED, "the box is locked")
+    assert told == [("snoozed", task.pk, {"reason": "the box is locked"})]
+
+
+def test_of_many_snoozes_the_history_keeps_the_latest() -> None:
+    task, other = TaskFactory(max_attempts=2), TaskFactory(state="running")
+    Task.objects.snooze(other, 1)
+    Task.objects.give_back(claimed(task, "ann"), "again")
+    Task.objects.fail(claimed(task, "ann"), "no luck")
+    for number in range(3):
+        make_due(task)
+        Task.objects.snooze(claimed(task, "bob"), number)
+
+    assert list(task.attempt_set.values_list("outcome", "error")) == [
+        ("returned", "again"),
+        ("failed", "no luck"),
+        ("snoozed", "snoozed for 2 s"),
+    ]
+    assert (row_of(task)["attempts"], attempts(other)) == (1, [(1, "snoozed")])
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_handler_puts_its_task_off_by_raising(run_task: RunTask, is_async: bool) -> None:
+    def handler(ctx: Any, **data: Any) -> None:
+        raise Snooze(timedelta(minutes=5), "the box is locked\0")
+
+    async def coroutine(ctx: Any, **data: Any) -> None:
+        handler(ctx)
+
+    task = run_task(coroutine if is_async else handler, max_attempts=1)
+
+    assert (task.status, task.attempts) == (TaskStatus.READY, 0)
+    assert task.released_at is not None
+    assert task.scheduled_at - task.released_at == timedelta(minutes=5)
+    assert attempt(task).error == "the box is locked\\0"
+
+
+def test_no_delay_is_at_once() -> None:
+    task = TaskFactory(state="running")
+
+    Task.objects.snooze(task, 0)
+
+    assert list(Task.objects.ready()) == [task]
+
+
+@pytest.mark.parametrize("delay", [-1, timedelta(days=-1), float("nan"), float("inf"), 1e12, "5"])
+def test_a_delay_that_is_none_is_refused(delay: Any) -> None:
+    task = TaskFactory(state="running")
+    before = row_of(task)
+
+    with pytest.raises((ValueError, TypeError), match="delay"):
+        Snooze(delay)
+    with pytest.raises((ValueError, TypeError), match="delay"):
+        Task.objects.snooze(task, delay)
+
+    assert row_of(task) == before
+
+
+def test_its_page_says_that_it_was_put_off() -> None:
+    task = TaskFactory(state="running")
+    Task.objects.snooze(task, 300, "the box is locked")
+
+    text = get(signed_in("tasks.view_task"), reverse("tasks:detail", args=[task.pk])).text
+
+    assert "Attempt 1 was put off by its handler, and does not count" in text
+    assert diagnose(task).headline.startswith("It was put off, no attempt spent, and goes on in")

@@ -1,0 +1,296 @@
+"""``manage.py tasks``: it looks, and it calls the operator's verbs."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.utils import timezone
+
+from leasing.functions import database_now
+from tasks.exceptions import UnknownQueue
+from tasks.models import Task
+from tasks.querysets import TaskQuerySet
+from tests.factories import TaskFactory, WorkerFactory
+from tests.leasing.support import just_before_the_update
+from tests.tasks.support import Told, grant_to, row_of
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("queues")]
+
+
+def tasks(*options: object) -> str:
+    out = StringIO()
+    call_command("tasks", *map(str, options), stdout=out)
+    return out.getvalue()
+
+
+def listed(*options: object) -> list[int]:
+    return [row["id"] for row in json.loads(tasks("list", "--json", *options))]
+
+
+# Looking
+
+
+@pytest.mark.parametrize(
+    ("options", "states"),
+    [
+        ([], ["ready", "scheduled", "running", "stuck", "dead"]),
+        (["--state", "ready"], ["ready"]),
+        (["--state", "scheduled"], ["scheduled"]),
+        (["--state", "running"], ["running", "stuck"]),
+        (["--state", "failed"], ["dead"]),
+        (["--state", "stuck"], ["stuck"]),
+        (["--stuck"], ["stuck"]),
+        (["--limit", "2"], ["stuck", "dead"]),
+        (["--queue", "mail"], ["scheduled"]),
+        (["--name", "jobs.echo"], ["dead"]),
+        (["--queue", "mail", "--name", "jobs.echo"], []),
+    ],
+)
+def test_it_lists_what_is_asked_for_the_newest_first(options: list[str], states: list[str]) -> None:
+    more: dict[str, Any] = {
+        "scheduled": {"queue": "mail"},
+        "dead": {"name": "jobs.echo", "data": {}},
+    }
+    made = {
+        TaskFactory(state=state, **more.get(state, {})).pk: state
+        for state in ("ready", "scheduled", "running", "stuck", "dead")
+    }
+
+    assert [made[pk] for pk in listed(*options)] == list(reversed(states))
+
+
+def test_the_list_is_a_table_that_steers_no_terminal() -> None:
+    task = TaskFactory(state="running", holder="ann")
+    Task.objects.filter(pk=task.pk).update(name="\x1b[2Jboo")
+
+    head, line = tasks("list").splitlines()
+
+    assert head.split() == ["ID", "STATE", "NAME", "QUEUE", "ATTEMPTS", "WHEN", "HOLDER"]
+    assert line.split()[:5] == [str(task.pk), "running", "\\x1b[2Jboo", "default", "1/10"]
+    assert line.endswith("ann")
+
+
+def test_an_empty_list_is_its_head() -> None:
+    assert tasks("list").splitlines()[0].startswith("ID")
+    assert listed() == []
+
+
+def test_it_explains_a_task_and_tells_its_attempts() -> None:
+    WorkerFactory(name="bob")
+    task = TaskFactory(state="retrying", holder="ann")
+
+    text = tasks("show", task.pk)
+
+    assert text.startswith(f"task {task.pk}, sample.sleep: Its last attempt ended badly")
+    assert "(backoff, info)" in text
+    assert "last_error" in text and "sleep_duration_seconds" in text
+    assert "attempt 1" in text and "failed" in text and "ValueError: no luck" in text
+    assert "grant_id" not in text
+
+
+def test_it_explains_a_task_as_json() -> None:
+    task = TaskFactory(state="retrying", holder="ann")
+
+    facts = json.loads(tasks("show", task.pk, "--json"))
+
+    assert (facts["id"], facts["status"], facts["attempts"]) == (task.pk, "ready", 1)
+    assert facts["task_data"] == {"sleep_duration_seconds": 1}
+    assert (facts["diagnosis"]["code"], facts["diagnosis"]["facts"]["Attempts"]) == (
+        "backoff",
+        "1 of 10",
+    )
+    (attempt,) = facts["history"]
+    assert (attempt["number"], attempt["outcome"], attempt["holder"]) == (1, "failed", "ann")
+    assert "Traceback" in attempt["traceback"] or attempt["error"] == "ValueError: no luck"
+    assert "grant_id" not in facts
+
+
+def test_a_task_that_never_ran_has_no_deadline() -> None:
+    assert json.loads(tasks("show", TaskFactory().pk, "--json"))["expires_at"] is None
+
+
+# Acting
+
+
+def test_what_has_failed_is_retried_by_its_id(told: Told) -> None:
+    one, two = TaskFactory.create_batch(2, state="dead")
+    told.clear()
+
+    assert tasks("retry", one.pk, "--by", "root") == "1 task retried\n"
+    assert told == [("retried", one.pk, {"by": "root"})]
+    assert row_of(two)["status"] == "failed"
+
+
+def test_only_what_was_retried_is_told(told: Told) -> None:
+    dead, waiting = TaskFactory(state="dead"), TaskFactory()
+    told.clear()
+
+    assert tasks("retry", dead.pk, waiting.pk) == "1 task retried\n"
+    assert [pk for _, pk, _ in told] == [dead.pk]
+
+
+def test_whoever_runs_it_is_named(told: Told) -> None:
+    tasks("retry", TaskFactory(state="dead").pk)
+
+    assert told[-1][2] == {"by": getpass.getuser()}
+
+
+def test_all_that_the_filters_let_by_is_retried_when_it_is_meant() -> None:
+    dead = TaskFactory.create_batch(3, state="dead", queue="mail")
+    other = TaskFactory(state="dead")
+
+    with pytest.raises(CommandError, match="The filters let 3 tasks by. Add --yes to retry"):
+        tasks("retry", "--queue", "mail")
+    assert not Task.objects.ready().exists()
+
+    assert tasks("retry", "--queue", "mail", "--yes", "--json") == '{\n  "retried": 3\n}\n'
+    assert {task.pk for task in Task.objects.ready()} == {task.pk for task in dead}
+    assert row_of(other)["status"] == "failed"
+
+
+@pytest.mark.parametrize("verb", ["retry", "cancel", "discard", "move"])
+def test_nothing_is_done_to_all_tasks_by_mistake(verb: str) -> None:
+    TaskFactory(state="dead")
+
+    with pytest.raises(CommandError, match="Which\\?"):
+        tasks(verb, "--yes")
+
+
+def test_ids_and_filters_narrow_each_other() -> None:
+    one, two = TaskFactory(state="dead"), TaskFactory(state="dead", queue="mail")
+
+    assert tasks("retry", one.pk, two.pk, "--queue", "mail") == "1 task retried\n"
+    assert row_of(one)["status"] == "failed"
+
+
+def test_what_has_ended_is_deleted() -> None:
+    ended, waiting = TaskFactory(state="succeeded"), TaskFactory()
+
+    assert tasks("discard", ended.pk, waiting.pk) == "1 task discarded\n"
+    assert listed() == [waiting.pk]
+
+
+def test_cancelling_is_left_to_the_verb(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def cancel(rows: TaskQuerySet, **said: str) -> int:
+        asked.append((list(rows.values_list("pk", flat=True)), said))
+        return 1
+
+    monkeypatch.setattr(TaskQuerySet, "cancel", cancel, raising=False)
+    task = TaskFactory(state="running")
+
+    assert tasks("cancel", task.pk, "--reason", "why", "--by", "ann") == "1 task cancelled\n"
+    assert asked == [([task.pk], {"by": "ann", "reason": "why"})]
+
+
+@pytest.mark.parametrize(
+    ("options", "queue", "seconds"),
+    [
+        (["--to-queue", "mail"], "mail", 3600),
+        (["--in", "60"], "default", 60),
+        (["--at", "now"], "default", 0),
+        (["--at", "now", "--to-queue", "mail"], "mail", 0),
+        (["--at", "{later}"], "default", 7200),
+    ],
+)
+def test_waiting_tasks_are_moved(options: list[str], queue: str, seconds: float) -> None:
+    task = TaskFactory(state="scheduled")
+    now = database_now("default")
+    later = (now + timedelta(hours=2)).isoformat()
+
+    said = tasks("move", task.pk, *(option.format(later=later) for option in options))
+
+    assert said == "1 task moved\n"
+    row = row_of(task)
+    assert row["queue"] == queue
+    assert abs(row["scheduled_at"] - now - timedelta(seconds=seconds)) < timedelta(seconds=30)
+
+
+def test_a_time_without_a_zone_is_of_the_current_one() -> None:
+    task = TaskFactory()
+
+    with timezone.override("America/New_York"):
+        tasks("move", task.pk, "--at", "2030-06-01 12:00")
+
+    assert row_of(task)["scheduled_at"].isoformat() == "2030-06-01T16:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["list", "--limit", "0"], "--limit must be at least 1"),
+        (["list", "--state", "lost"], "invalid choice"),
+        (["show", "4711"], "There is no task 4711"),
+        (["move", "1"], "Where to\\?"),
+        (["move", "1", "--to-queue", "nowhere"], "There is no queue 'nowhere'"),
+        (["move", "1", "--at", "soon"], "'soon' is no time"),
+        (["move", "1", "--at", "2030-02-31T00:00"], "is no time"),
+        (["move", "1", "--at", "now", "--in", "5"], "not allowed with"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options: list[str], says: str) -> None:
+    with pytest.raises(CommandError, match=says):
+        tasks(*options)
+
+
+# The verb behind move
+
+
+@pytest.mark.parametrize("state", ["ready", "scheduled", "retrying", "recovered", "returned"])
+def test_a_waiting_task_can_be_moved(state: str, told: Told) -> None:
+    task = TaskFactory(state=state)
+    before = row_of(task)
+    told.clear()
+
+    assert Task.objects.filter(pk=task.pk).reschedule(queue="mail", by="root") == 1
+
+    assert row_of(task) == before | {"queue": "mail"}
+    assert told == [("rescheduled", task.pk, {"by": "root"})]
+
+
+@pytest.mark.parametrize("state", ["running", "stuck", "succeeded", "dead", "cancelled"])
+def test_what_does_not_wait_is_not_moved(state: str, told: Told) -> None:
+    task = TaskFactory(state=state)
+    before = row_of(task)
+    told.clear()
+
+    assert Task.objects.reschedule(queue="mail", scheduled_at=timezone.now()) == 0
+    assert (row_of(task), told) == (before, [])
+
+
+def test_a_task_that_is_claimed_meanwhile_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.querysets.operator.lock", lambda rows: rows)
+    task = TaskFactory()
+
+    with just_before_the_update(lambda: grant_to(task, "bob")):
+        assert Task.objects.reschedule(queue="mail") == 0
+
+    assert row_of(task)["queue"] == "default"
+
+
+def test_where_to_must_be_said_and_known() -> None:
+    with pytest.raises(ValueError, match="Where to"):
+        Task.objects.reschedule()
+    with pytest.raises(ValueError, match="time zone"):
+        Task.objects.reschedule(scheduled_at=timezone.make_naive(timezone.now()))
+    with pytest.raises(UnknownQueue):
+        Task.objects.reschedule(queue="nowhere")
+
+
+def test_a_task_that_was_cancelled_and_is_retried_is_not_cancelled_again() -> None:
+    task = TaskFactory(state="cancelled")
+    Task.objects.filter(pk=task.pk).update(
+        cancel_requested_at=timezone.now(), cancel_requested_by="ann"
+    )
+
+    assert Task.objects.retry() == 1
+
+    row = row_of(task)
+    assert (row["cancel_requested_at"], row["cancel_requested_by"]) == (None, "")

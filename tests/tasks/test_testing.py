@@ -1,0 +1,569 @@
+"""What users test their own tasks with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import IntegrityError, transaction
+from django.test import TestCase, TransactionTestCase
+from django.utils import timezone
+
+from leasing.dialects import in_transaction
+from leasing.exceptions import LeaseLost
+from leasing.models import Lease
+from tasks import registry
+from tasks.exceptions import GiveUp, NotSerializable, Snooze, TaskCancelled, UnknownTask
+from tasks.models import Task, TaskStatus
+from tasks.pytest_plugin import drain_tasks, inline_tasks, own_handlers
+from tasks.testing import (
+    FakeContext,
+    aassert_enqueued,
+    adrain,
+    arun_handler,
+    assert_enqueued,
+    assert_not_enqueued,
+    drain,
+    enqueued,
+    inline,
+    manual,
+    run,
+    run_handler,
+)
+from tests.tasks.support import Handlers, attempts
+
+__all__ = ["drain_tasks", "inline_tasks", "own_handlers"]
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("queues")]
+
+
+class Trouble(Exception):
+    """What a handler may raise."""
+
+
+@pytest.fixture
+def ran(handlers: Handlers) -> list[Any]:
+    """What the handlers ``note``, ``fail``, ``anote`` and ``chain`` were called with."""
+    seen: list[Any] = []
+
+    def note(ctx: Any, n: int = 0) -> dict[str, int]:
+        seen.append(n)
+        return {"n": n}
+
+    async def anote(ctx: Any, n: int = 0) -> int:
+        await asyncio.sleep(0)
+        seen.append(n)
+        return n
+
+    def fail(ctx: Any, n: int = 0) -> None:
+        seen.append(n)
+        raise Trouble(f"no luck with {n}")
+
+    def chain(ctx: Any, n: int = 0) -> None:
+        seen.append(n)
+        if n:
+            Task.objects.enqueue("chain", {"n": n - 1})
+
+    for function in (note, anote, fail, chain):
+        handlers[function.__name__] = function
+    return seen
+
+
+def status(task: Task) -> str:
+    task.refresh_from_db()
+    return task.status
+
+
+# By hand
+
+
+def test_nothing_runs_until_it_is_run(ran: list[Any]) -> None:
+    task = Task.objects.enqueue("note", {"n": 1})
+    assert (ran, status(task)) == ([], TaskStatus.READY)
+
+    assert run(task) is task
+    assert ran == [1]
+    assert (task.status, task.task_output, task.holder) == ("succeeded", {"n": 1}, "a test")
+
+
+def test_a_coroutine_is_run_too(ran: list[Any]) -> None:
+    assert run(Task.objects.enqueue("anote", {"n": 1})).task_output == 1
+
+
+def test_a_delayed_task_is_run_when_it_is_asked_for(ran: list[Any]) -> None:
+    later = timezone.now() + timedelta(days=1)
+
+    assert run(Task.objects.enqueue("note", scheduled_at=later)).status == "succeeded"
+
+
+def test_what_a_handler_raises_fails_the_attempt_as_in_life(ran: list[Any]) -> None:
+    task = run(Task.objects.enqueue("fail"))
+
+    assert (task.status, task.attempts) == (TaskStatus.READY, 1)
+    assert attempts(task) == [(1, "failed")]
+    assert run(task).attempts == 2
+
+
+def test_what_a_handler_raises_comes_out_if_asked_for(ran: list[Any]) -> None:
+    task = Task.objects.enqueue("fail", {"n": 7})
+
+    with pytest.raises(Trouble, match="no luck with 7"):
+        run(task, raises=True)
+
+    assert (status(task), task.last_error) == ("ready", "Trouble: no luck with 7")
+
+
+def test_what_a_handler_says_by_raising_does_not_come_out(handlers: Handlers) -> None:
+    def not_now(ctx: Any) -> None:
+        raise Snooze(5)
+
+    handlers["not now"] = not_now
+
+    run(Task.objects.enqueue("not now"), raises=True)
+
+
+def test_a_task_that_does_not_wait_cannot_be_run(ran: list[Any]) -> None:
+    task = run(Task.objects.enqueue("note"))
+
+    with pytest.raises(AssertionError, match="cannot be run: It was completed by a test"):
+        run(task)
+
+
+def test_a_task_without_code_cannot_be_run(handlers: Handlers) -> None:
+    handlers["gone"] = lambda ctx: None
+    task = Task.objects.enqueue("gone")
+    del handlers["gone"]
+
+    with pytest.raises(UnknownTask):
+        run(task)
+    with pytest.raises(UnknownTask):
+        drain()
+    assert status(task) == "ready"
+
+
+def test_an_error_of_the_database_does_not_break_the_transaction_of_the_test(
+    handlers: Handlers,
+) -> None:
+    def collide(ctx: Any) -> None:
+        Lease.objects.create(resource="berth:1")
+
+    async def acollide(ctx: Any) -> None:
+        await Lease.objects.acreate(resource="berth:1")
+
+    handlers["collide"], handlers["acollide"] = collide, acollide
+    Lease.objects.create(resource="berth:1")
+
+    for name in ("collide", "acollide"):
+        task = Task.objects.enqueue(name)
+        with pytest.raises(IntegrityError):
+            run(task, raises=True)
+        assert attempts(task) == [(1, "failed")]
+
+
+def test_what_a_handler_wrote_before_it_failed_stays_as_in_life(handlers: Handlers) -> None:
+    def write(ctx: Any) -> None:
+        Lease.objects.create(resource="berth:2")
+        raise Trouble
+
+    handlers["write"] = write
+
+    run(Task.objects.enqueue("write"))
+
+    assert Lease.objects.filter(resource="berth:2").exists()
+
+
+def test_a_transaction_of_the_handlers_own_is_one_as_in_life(handlers: Handlers) -> None:
+    told: list[bool] = []
+
+    def write(ctx: Any) -> None:
+        with transaction.atomic():
+            told.append(in_transaction("default"))
+            Lease.objects.create(resource="berth:3")
+        with Lease.objects.hold("berth:4") as hold:  # refused inside a transaction
+            told.append(hold.valid)
+
+    handlers["write"] = write
+
+    with transaction.atomic():
+        assert run(Task.objects.enqueue("write")).status == "succeeded"
+    assert told == [True, True]
+
+
+# At once
+
+
+def test_inline_a_task_runs_before_enqueue_returns(ran: list[Any]) -> None:
+    with inline():
+        task = Task.objects.enqueue("note", {"n": 1})
+        assert (ran, task.status) == ([1], "succeeded")
+        assert len(Task.objects.enqueue_many("note", [{"n": 2}, {"n": 3}])) == 2
+
+    assert ran == [1, 2, 3]
+    assert Task.objects.enqueue("note", {"n": 4}).status == "ready"
+
+
+def test_inline_what_tasks_enqueue_runs_too(ran: list[Any]) -> None:
+    with inline():
+        Task.objects.enqueue("chain", {"n": 3})
+
+    assert ran == [3, 2, 1, 0]
+    assert Task.objects.succeeded().count() == 4
+
+
+def test_inline_an_error_comes_out_of_enqueue(ran: list[Any]) -> None:
+    with inline(), pytest.raises(Trouble):
+        Task.objects.enqueue("fail")
+    with inline(raises=False):
+        task = Task.objects.enqueue("fail")
+
+    assert (task.status, task.attempts) == ("ready", 1)
+
+
+def test_inline_a_delayed_task_waits(ran: list[Any]) -> None:
+    with inline():
+        task = Task.objects.enqueue("note", scheduled_at=timezone.now() + timedelta(hours=1))
+
+    assert (ran, task.status) == ([], "ready")
+
+
+def test_inline_a_duplicate_does_not_run_again(ran: list[Any]) -> None:
+    first = Task.objects.enqueue("note", unique_key="k")
+
+    with inline():
+        assert Task.objects.enqueue("note", unique_key="k").pk == first.pk
+
+    assert ran == []
+
+
+def test_inline_a_task_runs_inside_the_transaction_it_was_enqueued_in(ran: list[Any]) -> None:
+    with inline(), transaction.atomic():
+        Task.objects.enqueue("note", {"n": 1})
+        assert ran == [1]
+
+
+def test_modes_stand_one_in_the_other(ran: list[Any]) -> None:
+    with inline():
+        with manual():
+            Task.objects.enqueue("note", {"n": 1})
+            with inline():
+                Task.objects.enqueue("note", {"n": 2})
+        Task.objects.enqueue("note", {"n": 3})
+
+    assert ran == [2, 3]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_on_commit_a_task_runs_when_its_transaction_has_committed(ran: list[Any]) -> None:
+    with inline(on_commit=True):
+        with transaction.atomic():
+            Task.objects.enqueue("note", {"n": 1})
+            assert ran == []
+        assert ran == [1]
+        Task.objects.enqueue("note", {"n": 2})
+        assert ran == [1, 2]
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            Task.objects.enqueue("note", {"n": 3})
+            raise ZeroDivisionError
+
+    assert ran == [1, 2]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_outside_of_transactions_all_is_as_inside(ran: list[Any]) -> None:
+    Task.objects.enqueue("chain", {"n": 1})
+    failing = Task.objects.enqueue("fail")
+
+    assert len(drain()) == 3
+    assert (ran, status(failing)) == ([1, 0, 0], "ready") or sorted(ran) == [0, 0, 1]
+
+
+# All that is due
+
+
+def test_draining_runs_what_is_due_and_what_that_enqueues(ran: list[Any]) -> None:
+    Task.objects.enqueue("chain", {"n": 2})
+    later = Task.objects.enqueue("note", scheduled_at=timezone.now() + timedelta(hours=1))
+
+    assert [task.status for task in drain()] == ["succeeded"] * 3
+    assert (ran, status(later)) == ([2, 1, 0], "ready")
+    assert drain() == []
+
+
+def test_draining_goes_by_priority(ran: list[Any]) -> None:
+    for n in (1, 3, 2):
+        Task.objects.enqueue("note", {"n": n}, priority=n)
+
+    drain()
+
+    assert ran == [3, 2, 1]
+
+
+def test_one_queue_can_be_drained_and_all_are_in_their_order(ran: list[Any]) -> None:
+    for n, queue in enumerate(["reports", "mail", "default", "mail"]):
+        Task.objects.enqueue("note", {"n": n}, queue=queue)
+
+    assert [task.queue for task in drain("mail")] == ["mail", "mail"]
+    assert [task.queue for task in drain()] == ["default", "reports"]
+    assert ran == [1, 3, 2, 0]
+
+
+def test_delays_can_be_skipped_retries_too(ran: list[Any]) -> None:
+    later = timezone.now() + timedelta(days=1)
+    Task.objects.enqueue("note", {"n": 1}, scheduled_at=later)
+    dead = Task.objects.enqueue("fail", {"n": 2}, max_attempts=3)
+
+    done = drain(skip_delays=True)
+
+    assert [task.status for task in done].count("ready") == 2
+    assert sorted(ran) == [1, 2, 2, 2]
+    assert status(dead) == "failed"
+    assert attempts(dead) == [(1, "failed"), (2, "failed"), (3, "failed")]
+
+
+def test_draining_lets_errors_out_if_asked_for(ran: list[Any]) -> None:
+    Task.objects.enqueue("fail")
+
+    with pytest.raises(Trouble):
+        drain(raises=True)
+
+
+def test_draining_that_does_not_end_is_ended(handlers: Handlers) -> None:
+    def again(ctx: Any) -> None:
+        Task.objects.enqueue("again")
+
+    handlers["again"] = again
+    Task.objects.enqueue("again")
+
+    with pytest.raises(AssertionError, match="not empty after 5 runs; the last was again"):
+        drain(limit=5)
+
+
+# A handler alone
+
+
+def test_a_handler_is_called_alone(ran: list[Any], handlers: Handlers) -> None:
+    assert run_handler("note", {"n": 5}) == {"n": 5}
+    assert run_handler(handlers_function("note"), {"n": 6}) == {"n": 6}
+    assert run_handler("anote", {"n": 7}) == 7
+    assert (ran, Task.objects.count()) == ([5, 6, 7], 0)
+
+
+def handlers_function(name: str) -> Callable[..., Any]:
+    return registry.find(name).function
+
+
+def test_what_it_raises_comes_out(ran: list[Any]) -> None:
+    with pytest.raises(Trouble):
+        run_handler("fail")
+    with pytest.raises(UnknownTask):
+        run_handler("nothing")
+
+
+def test_data_and_output_are_checked_as_in_life(handlers: Handlers) -> None:
+    handlers["set"] = lambda ctx, **data: {1, 2}
+
+    with pytest.raises(NotSerializable, match="output"):
+        run_handler("set")
+    with pytest.raises(NotSerializable, match="data"):
+        run_handler("set", {"n": {1}})
+
+
+def test_a_fake_context_keeps_what_a_handler_says(handlers: Handlers) -> None:
+    def work(ctx: Any) -> None:
+        done = ctx.state or 0
+        ctx.ensure()
+        ctx.progress(done=done, total=9, unit="page")
+        for name in ("a", "b"):
+            done = ctx.step(name, lambda before: before + 1, done)
+            ctx.checkpoint(done)
+        with ctx.completing() as end:
+            end.output = [ctx.attempt, ctx.fencing_token, ctx.task.attempts, ctx.stopping]
+
+    handlers["work"] = work
+    ctx = FakeContext(attempt=3, fencing_token=17, state=5, steps={"a": 6})
+
+    run_handler("work", ctx=ctx)
+
+    assert ctx.said == [{"done": 5, "total": 9, "unit": "page"}]
+    assert (ctx.steps, ctx.state, ctx.checkpoints) == ({"a": 6, "b": 7}, 7, [6, 7])
+    assert (ctx.completed, ctx.output) == (True, [3, 17, 3, False])
+
+
+def test_a_fake_context_has_the_twins_for_coroutines(handlers: Handlers) -> None:
+    async def twice(n: int) -> int:
+        return 2 * n
+
+    async def work(ctx: Any) -> None:
+        await ctx.aprogress(1, 2)
+        assert await ctx.astep("a", twice, 2) == 4
+        assert await ctx.astep("a", twice, 3) == 4
+        assert await ctx.astep("b", lambda: 1) == 1
+        await ctx.acheckpoint({"at": 1})
+        async with ctx.completing({"ok": True}):
+            pass
+
+    handlers["work"] = work
+    ctx = FakeContext()
+
+    run_handler("work", ctx=ctx)
+
+    assert (ctx.said, ctx.state) == ([{"done": 1, "total": 2}], {"at": 1})
+    assert (ctx.completed, ctx.output) == (True, {"ok": True})
+
+
+@pytest.mark.parametrize(
+    ("happens", "raised"),
+    [(FakeContext.lose, LeaseLost), (FakeContext.cancel, TaskCancelled)],
+)
+def test_a_fake_context_can_be_lost_and_cancelled(
+    happens: Callable[[FakeContext], None], raised: type[Exception]
+) -> None:
+    ctx = FakeContext()
+    happens(ctx)
+
+    calls: list[Callable[[], Any]] = [ctx.ensure, ctx.completing, lambda: ctx.step("a", str)]
+    for call in calls:
+        with pytest.raises(raised):
+            call()
+    assert (ctx.steps, ctx.cancelled) == ({}, raised is TaskCancelled)
+
+
+def test_a_fake_context_that_is_lost_keeps_nothing() -> None:
+    ctx = FakeContext()
+    with pytest.raises(LeaseLost), ctx.completing():
+        ctx.lose()
+    with pytest.raises(LeaseLost):
+        ctx.progress(1)
+    with pytest.raises(LeaseLost):
+        ctx.checkpoint(1)
+
+    assert (ctx.completed, ctx.said, ctx.checkpoints) == (False, [], [])
+
+
+def test_a_block_that_raises_completes_nothing() -> None:
+    ctx = FakeContext()
+    with pytest.raises(Trouble), ctx.completing():
+        raise Trouble
+
+    assert not ctx.completed
+
+
+def test_a_fake_context_can_be_asked_to_stop() -> None:
+    ctx = FakeContext()
+    ctx.stop()
+
+    assert ctx.stopping
+    ctx.ensure()
+
+
+# What was enqueued
+
+
+def test_what_was_enqueued_can_be_listed_and_asserted(ran: list[Any]) -> None:
+    one = Task.objects.enqueue("note", {"n": 1}, queue="mail")
+    two = Task.objects.enqueue("note", {"n": 2}, priority=5)
+    run(two)
+
+    assert [task.pk for task in enqueued()] == [one.pk, two.pk]
+    assert enqueued("note", queue="mail") == [one]
+    assert enqueued(handlers_function("note"), priority__gt=0) == [two]
+    assert enqueued(status="ready") == [one]
+    assert assert_enqueued("note", data={"n": 2}) == [two]
+    assert_enqueued("note", count=2)
+    assert_not_enqueued("chain")
+    assert_not_enqueued("note", data={"n": 3})
+    assert_enqueued("chain", count=0)
+
+
+def test_data_is_matched_by_the_items_that_are_given(handlers: Handlers) -> None:
+    handlers["wide"] = lambda ctx, **data: None
+    Task.objects.enqueue("wide", {"a": 1, "b": {"c": [2]}})
+
+    assert_enqueued("wide", data={"b": {"c": [2]}})
+    assert_not_enqueued("wide", data={"b": {}})
+    assert_not_enqueued("wide", data={"c": None})
+
+
+def test_a_failed_assertion_says_what_there_is(ran: list[Any]) -> None:
+    with pytest.raises(AssertionError, match="Of note none like that .* There is: nothing"):
+        assert_enqueued("note")
+    Task.objects.enqueue("note", {"n": 1}, queue="mail")
+    with pytest.raises(AssertionError, match=r"1, not 2, like that.*note {'n': 1} in mail"):
+        assert_enqueued("note", count=2)
+    with pytest.raises(AssertionError, match=r"This was enqueued: note {'n': 1} in mail"):
+        assert_not_enqueued()
+
+
+# Fixtures, and cases of unittest
+
+
+@pytest.mark.usefixtures("inline_tasks")
+def test_the_fixture_runs_tasks_inline(ran: list[Any]) -> None:
+    assert Task.objects.enqueue("note").status == "succeeded"
+
+
+def test_the_fixture_drains(ran: list[Any], drain_tasks: Callable[..., list[Task]]) -> None:
+    Task.objects.enqueue("note")
+
+    assert len(drain_tasks()) == 1
+
+
+def test_handlers_of_a_test_are_forgotten(own_handlers: dict[str, Any]) -> None:
+    registry.handler("mine.alone")(lambda ctx: None)
+
+    assert "mine.alone" in own_handlers
+
+
+def test_they_were_forgotten() -> None:
+    assert "mine.alone" not in registry.names()
+
+
+class TestUnderDjangosTestCase(TestCase):
+    def test_tasks_run_inside_the_transaction_of_the_test(self) -> None:
+        with inline(), transaction.atomic():
+            task = Task.objects.enqueue("jobs.echo", {"n": 1})
+        self.assertEqual(task.task_output, {"n": 1})
+        Task.objects.enqueue("jobs.echo", {"n": 2})
+        self.assertEqual([task.task_output for task in drain()], [{"n": 2}])
+
+    def test_on_commit_waits_for_the_callbacks_to_be_executed(self) -> None:
+        with inline(on_commit=True):
+            with self.captureOnCommitCallbacks(execute=True), transaction.atomic():
+                task = Task.objects.enqueue("jobs.echo")
+                self.assertEqual(status(task), "ready")
+            self.assertEqual(status(task), "succeeded")
+
+    async def test_it_works_in_async_tests(self) -> None:
+        await Task.objects.acreate(name="jobs.echo", task_data={"n": 1})
+        (task,) = await aassert_enqueued("jobs.echo")
+        self.assertEqual(await arun_handler("jobs.echo", {"n": 2}), {"n": 2})
+        self.assertEqual(await adrain(), [task])
+
+    @pytest.mark.usefixtures("inline_tasks")
+    def test_fixtures_reach_its_methods(self) -> None:
+        self.assertEqual(Task.objects.enqueue("jobs.echo").status, "succeeded")
+
+
+class TestUnderDjangosTransactionTestCase(TransactionTestCase):
+    def test_tasks_run(self) -> None:
+        Task.objects.enqueue("jobs.echo")
+        self.assertEqual(len(drain()), 1)
+
+
+def test_a_give_up_is_raised(handlers: Handlers) -> None:
+    def give_up(ctx: Any) -> None:
+        raise GiveUp("hopeless")
+
+    handlers["give up"] = give_up
+
+    with inline(), pytest.raises(GiveUp):
+        Task.objects.enqueue("give up")
+    assert enqueued()[0].status == "failed"
+
+
+def test_a_handler_can_be_called_from_a_coroutine(ran: list[Any]) -> None:
+    assert async_to_sync(arun_handler)("note", {"n": 1}) == {"n": 1}

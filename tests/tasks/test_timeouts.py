@@ -1,0 +1,154 @@
+"""Attempts that run too long are failed in time, whatever their handlers do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pytest_django import Settings
+
+from tasks import registry
+from tasks.execution import Execution
+from tasks.models import Task, TaskStatus
+from tasks.timeouts import Timekeeper
+from tests.factories import TaskFactory, claimed
+from tests.leasing.support import FakeClock
+from tests.processes import wait_for
+from tests.tasks.support import Handlers, attempts, refusals, row_of
+from tests.tasks.workers import PATIENCE, states, working
+
+
+@pytest.fixture(autouse=True)
+def _quick(settings: Settings) -> None:
+    settings.TASK_QUEUE = {"POLL_EVERY": 0.05, "SWEEP_EVERY": 0.1}
+
+
+def timed(name: str, seconds: float, **options: Any) -> Task:
+    task: Task = TaskFactory(name=name, data={}, **options)
+    Task.objects.filter(pk=task.pk).update(timeout=timedelta(seconds=seconds))
+    return task
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_thread_that_cannot_be_ended_fails_in_time_and_keeps_its_place(
+    handlers: Handlers,
+) -> None:
+    opened = threading.Event()
+
+    def deaf(ctx: Any, **data: Any) -> str:
+        opened.wait(PATIENCE)
+        return "late"
+
+    handlers["jobs.deaf"] = deaf
+    task = timed("jobs.deaf", 0.1, max_attempts=1)
+    with working(threads=1) as worker:
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.FAILED)
+        after = TaskFactory(name="jobs.echo", data={})
+        (execution,) = worker.executions
+        assert execution.is_over
+        assert worker._claim() is False
+        assert row_of(after)["status"] == TaskStatus.READY
+        opened.set()
+        wait_for(lambda: row_of(after)["status"] == TaskStatus.SUCCEEDED)
+
+    row = row_of(task)
+    assert row["task_output"] is None
+    assert row["last_error"] == "TimeoutError: The attempt ran longer than its timeout of 0.1 s."
+    assert (attempts(task), refusals(task)) == ([(1, "failed")], ["complete"])
+
+
+def by_ensure(ctx: Any) -> None:
+    while True:
+        ctx.ensure()
+
+
+def by_waiting(ctx: Any) -> None:
+    while True:
+        ctx.wait(PATIENCE)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("look", [by_ensure, by_waiting])
+def test_a_handler_that_looks_stops_when_its_time_is_over(
+    handlers: Handlers, look: Callable[[Any], None]
+) -> None:
+    raised: list[BaseException] = []
+
+    def polite(ctx: Any, **data: Any) -> None:
+        try:
+            look(ctx)
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    handlers["jobs.polite"] = polite
+    task = timed("jobs.polite", 0.1, max_attempts=1)
+    with working() as worker:
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.FAILED)
+        wait_for(lambda: not worker.executions)
+
+    assert [type(error) for error in raised] == [TimeoutError]
+    assert row_of(task)["last_error"].startswith("TimeoutError: The attempt ran longer")
+    assert (attempts(task), refusals(task)) == ([(1, "failed")], [""])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_timeout_is_a_failure_that_is_tried_again(handlers: Handlers) -> None:
+    handlers["jobs.once"] = lambda ctx, **data: ctx.wait(PATIENCE) if ctx.attempt == 1 else "well"
+    timed("jobs.once", 0.1)
+
+    with working():
+        wait_for(lambda: states() == ["succeeded"])
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("own", "expected"), [(None, 7.0), (3.0, 3.0)])
+def test_the_handlers_timeout_counts_where_the_task_has_none(
+    handlers: Handlers, own: float | None, expected: float, clock: FakeClock
+) -> None:
+    function = registry.find("jobs.echo").function
+    registry._handlers["jobs.echo"] = registry.Handler(
+        "jobs.echo", function, timeout=timedelta(seconds=7)
+    )
+    task = TaskFactory(name="jobs.echo")
+    Task.objects.update(timeout=own and timedelta(seconds=own))
+
+    execution = Execution(claimed(task, "ann"), threading.Event())
+    execution.hold.leave()
+
+    assert execution.interruption.deadline == pytest.approx(
+        execution.task.sent_at + expected, abs=0.01
+    )
+
+
+@pytest.mark.django_db
+def test_a_timeout_is_over_at_its_moment_and_not_before(
+    handlers: Handlers, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("timeouts", "interruption"):
+        monkeypatch.setattr(f"tasks.{module}.clock", clock)
+    timekeeper = Timekeeper(lambda execution: None)
+    timekeeper._thread = threading.current_thread()  # the test looks by itself
+
+    def watched(seconds: float) -> Execution:
+        task = timed("jobs.echo", seconds)
+        mine = claimed(task, "ann")
+        mine.sent_at = clock()
+        execution = Execution(mine, threading.Event(), watch=timekeeper.watch)
+        execution.hold.leave()
+        return execution
+
+    late, early, done = watched(20), watched(10), watched(10)
+    done.ended.set()
+    clock.advance(9.9)
+    assert timekeeper.due() == []
+    assert not early.interruption.timed_out
+    clock.advance(0.1)
+    assert timekeeper.due() == [early]
+    assert early.interruption.timed_out
+    assert timekeeper.due() == []
+    clock.advance(10)
+    assert timekeeper.due() == [late]

@@ -1,0 +1,163 @@
+"""Work in child processes: what comes back from them, and that they can be killed."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_django import Settings
+
+from tasks import processes
+from tasks.models import Task, TaskStatus
+from tests.conftest import Spawn
+from tests.factories import TaskFactory
+from tests.leasing.support import expire
+from tests.processes import wait_for
+from tests.tasks.support import attempt, attempts, row_of
+from tests.tasks.workers import ended, working
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _quick(
+    settings: Settings, process_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.TASK_QUEUE = {"POLL_EVERY": 0.05, "SWEEP_EVERY": 0.1}
+    # The children are to work on the test's database.
+    monkeypatch.setenv("DATABASE_URL", process_env["DATABASE_URL"])
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+
+
+def enqueue(do: str, **data: Any) -> Task:
+    task: Task = TaskFactory(name="jobs.compute", data={"do": do, **data}, max_attempts=1)
+    return task
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def began(folder: Path) -> int:
+    """The process in which a handler works, or 0."""
+    file = folder / "began"
+    return int(file.read_text() or 0) if file.exists() else 0
+
+
+def test_a_process_answers_or_fails_and_serves_the_next_task() -> None:
+    """All in one worker: starting a child is what takes its time."""
+    errors = {
+        "raise": "ValueError: no luck",
+        "raise what cannot be sent": "Unsendable: <function",
+        "return no JSON": "NotSerializable: The output is not JSON",
+        "leave a transaction open": "RuntimeError: The handler left a transaction open",
+    }
+    first, last = enqueue("return", x=1), enqueue("return", x=2)
+    failing = {do: enqueue(do) for do in errors}
+    later = enqueue("give back")
+    dying = {"exit": "ended with exit code 3", "be killed": "was ended by SIGKILL"}
+    died = {do: enqueue(do) for do in dying}
+
+    with working() as worker:
+        wait_for(lambda: not Task.objects.ready().exists() and not worker.executions, timeout=20)
+
+    one, other = row_of(first)["task_output"], row_of(last)["task_output"]
+    assert one == {"pid": one["pid"], "token": row_of(first)["fencing_token"], "x": 1}
+    assert one["pid"] != os.getpid()
+    assert other["pid"] == one["pid"]
+    assert is_gone(one["pid"])
+    for do, error in errors.items():
+        assert row_of(failing[do])["last_error"].startswith(error)
+    assert "in compute" in attempt(failing["raise"]).traceback
+    for do, how in dying.items():
+        said = f"ProcessDied: The process of the handler {how}."
+        assert row_of(died[do])["last_error"] == said
+    assert (row_of(later)["status"], row_of(later)["attempts"]) == (TaskStatus.READY, 0)
+    assert attempt(later).error == "not today"
+
+
+def test_a_process_is_killed_when_its_task_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timed out, lost, cancelled and not listening, given back: one after the other."""
+    monkeypatch.setattr(processes, "CANCEL_GRACE", 0.1)
+    folders = [tmp_path / name for name in ("timeout", "lost", "cancelled", "stopped")]
+    for folder in folders:
+        folder.mkdir()
+    tasks = [enqueue("ignore", folder=str(folder)) for folder in folders]
+    Task.objects.filter(pk=tasks[0].pk).update(timeout=timedelta(seconds=0.3))
+
+    with working(ttl=1, stop_timeout=0) as worker:
+        wait_for(lambda: row_of(tasks[0])["status"] == TaskStatus.FAILED)
+        wait_for(lambda: began(folders[1]))
+        expire(tasks[1])
+        wait_for(lambda: row_of(tasks[1])["status"] == TaskStatus.FAILED)
+        wait_for(lambda: began(folders[2]))
+        Task.objects.filter(pk=tasks[2].pk).cancel(by="ann")
+        wait_for(lambda: row_of(tasks[2])["status"] == TaskStatus.CANCELLED)
+        wait_for(lambda: began(folders[3]))
+        worker.stop()
+        wait_for(ended(worker))
+
+    pids = {began(folder) for folder in folders}
+    assert len(pids) == 4
+    assert [pid for pid in pids if not is_gone(pid)] == []
+    assert row_of(tasks[0])["last_error"].startswith("TimeoutError: ")
+    assert [attempts(task) for task in tasks] == [
+        [(1, "failed")],
+        [(1, "lost")],
+        [(1, "cancelled")],
+        [(1, "returned")],
+    ]
+    assert row_of(tasks[3])["attempts"] == 0
+
+
+def test_a_handler_in_a_process_hears_of_what_happens_to_its_task(tmp_path: Path) -> None:
+    asked, stopped = tmp_path / "asked", tmp_path / "stopped"
+    for folder in (asked, stopped):
+        folder.mkdir()
+    task = enqueue("ensure", folder=str(asked))
+
+    with working(ttl=1) as worker:
+        wait_for(lambda: began(asked))
+        wait_for(lambda: row_of(task)["renewals"] >= 3)
+        Task.objects.filter(pk=task.pk).cancel(by="ann")
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.CANCELLED)
+        polite = enqueue("until stopping", folder=str(stopped))
+        wait_for(lambda: began(stopped))
+        worker.stop()
+        wait_for(ended(worker))
+
+    assert began(asked) == began(stopped)  # it was not killed
+    assert row_of(polite)["status"] == TaskStatus.READY
+    assert attempt(polite).error == "the worker stops"
+
+
+def test_a_child_ends_with_its_worker_however_that_ends(spawn: Spawn, tmp_path: Path) -> None:
+    enqueue("ignore", folder=str(tmp_path))
+    worker = spawn(["manage.py", "run_worker"])
+    child = wait_for(lambda: began(tmp_path), process=worker)
+
+    worker.kill()
+
+    wait_for(lambda: is_gone(child))
+
+
+def test_a_coroutine_that_blocks_a_thread_does_not_keep_its_worker_from_the_end(
+    spawn: Spawn, tmp_path: Path
+) -> None:
+    task = TaskFactory(name="jobs.block", data={"folder": str(tmp_path)})
+    worker = spawn(["manage.py", "run_worker", "--stop-timeout", "0"])
+    wait_for(lambda: began(tmp_path), process=worker)
+
+    worker.terminate()
+
+    assert worker.wait(10) == 0
+    assert attempts(task) == [(1, "returned")]
