@@ -3,7 +3,8 @@
 Without arguments on SQLite, on PostgreSQL and on the wheel; ``wheel`` that alone; ``matrix`` on
 both databases under each pair of Python and Django that is found here. Tests that touch no
 database run once. Those with processes of their own, which mostly wait, run beside the others. The
-last line printed is the summary. Needs nothing but the standard library, since ``matrix`` builds the environments.
+last line printed is the summary. Needs nothing but the standard library, since ``matrix`` builds
+the environments.
 """
 
 from __future__ import annotations

@@ -61,9 +61,16 @@ class Operating(Cancelling):
 
     def _sweep_if_due(self) -> None:
         refuse_transaction(self.db)
-        if clock() - swept_at.get(self.db, 0.0) >= task_settings.SWEEP_EVERY:
+        age = clock() - swept_at.get(self.db, 0.0)
+        if age >= task_settings.SWEEP_EVERY and self.has_lapsed():
             self._everything().recover()
             self._everything().recover_stalled()
+
+    def has_lapsed(self) -> bool:
+        """Whether there is anything to recover: the one query of a sweep that finds nothing."""
+        rows = self.home()
+        swept_at[rows.db] = clock()
+        return rows._everything().lapsed().exists()
 
     def revoke(self, reason: str = "", by: str = "") -> int:
         """Take running tasks from their holders, as recovery would, without waiting for the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from io import StringIO
 from typing import Any
 
@@ -11,6 +12,7 @@ from django.core.management import call_command
 from django.db import InterfaceError, OperationalError
 from pytest_django import Settings
 
+from leasing.functions import after
 from tasks import recovery
 from tasks.models import Task
 from tests.factories import TaskFactory
@@ -168,3 +170,22 @@ def test_whoever_waits_for_recovered_tasks_is_told_of_them(
     recovery.run_until(sweeps.stopping, lambda: told.append(len(sweeps.outcomes)))
 
     assert told == [3, 0]
+
+
+@pytest.mark.django_db
+def test_a_sweep_that_finds_nothing_is_one_query(django_assert_num_queries: Any) -> None:
+    TaskFactory(state="running")
+
+    with django_assert_num_queries(1):
+        assert recovery.sweep() == 0
+
+
+@pytest.mark.django_db
+def test_a_sweep_takes_what_makes_no_progress_too() -> None:
+    task = TaskFactory(state="running")
+    long_ago = after(timedelta(seconds=-60))
+    Task.objects.update(progress_timeout=timedelta(seconds=30), progressed_at=long_ago)
+
+    assert recovery.sweep() == 1
+    task.refresh_from_db()
+    assert task.status == "ready"
