@@ -95,7 +95,9 @@ def test_the_wheel_holds_every_file_of_the_packages(names: set[str]) -> None:
     assert any("/static/" in name for name in files)
 
 
-def test_the_wheel_needs_django_and_what_reads_cron_expressions(wheel: Path, names: set[str]) -> None:
+def test_the_wheel_needs_django_and_what_reads_cron_expressions(
+    wheel: Path, names: set[str]
+) -> None:
     (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
     with zipfile.ZipFile(wheel) as archive:
         lines = archive.read(metadata).decode().partition("\n\n")[0].splitlines()
