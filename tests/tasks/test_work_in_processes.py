@@ -66,7 +66,14 @@ def test_a_process_answers_or_fails_and_serves_the_next_task() -> None:
     died = {do: enqueue(do) for do in dying}
 
     with working() as worker:
-        wait_for(lambda: not Task.objects.ready().exists() and not worker.executions, timeout=20)
+        wait_for(
+            lambda: (
+                not Task.objects.ready().exists()
+                and not Task.objects.running().exists()
+                and not worker.executions
+            ),
+            timeout=20,
+        )
 
     one, other = row_of(first)["task_output"], row_of(last)["task_output"]
     assert one == {"pid": one["pid"], "token": row_of(first)["fencing_token"], "x": 1}
