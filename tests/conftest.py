@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 from django.db import connection
 
+from leasing import aio
 from leasing.keeper import keeper
 from tests.plugin import DATABASE
 from tests.processes import Process
@@ -32,7 +35,21 @@ def _keeper_at_rest(_django_db_helper: None) -> Iterator[None]:
     """Let the keeper finish with each test, before the tables are emptied: what it still writes
     would deadlock with that, or come up in the next test."""
     yield
+    _let_threads_of_async_code_end()
     keeper.stop()
+
+
+def _let_threads_of_async_code_end() -> None:
+    """What a cancelled coroutine had begun on a thread goes on there, and may be undone after."""
+    executor = aio._executor
+    if not executor._threads:
+        return
+    for _ in range(2):
+        meeting = threading.Barrier(executor._max_workers + 1, timeout=5)
+        for _ in range(executor._max_workers):
+            executor.submit(meeting.wait)
+        with suppress(threading.BrokenBarrierError):
+            meeting.wait()
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from asgiref.sync import async_to_sync
 from django.db import IntegrityError, transaction
 from django.test import TestCase, TransactionTestCase
 from django.utils import timezone
+from pytest_django import Settings
 
 from leasing.dialects import in_transaction
 from leasing.exceptions import LeaseLost
@@ -43,6 +44,12 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("queues")]
 
 class Trouble(Exception):
     """What a handler may raise."""
+
+
+@pytest.fixture(autouse=True)
+def _long_pauses(settings: Settings) -> None:
+    """No retry is due by chance."""
+    settings.TASK_QUEUE = {"BACKOFF": {"base": 3600.0, "cap": 36000.0}}
 
 
 @pytest.fixture
