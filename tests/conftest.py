@@ -44,11 +44,11 @@ def _let_threads_of_async_code_end() -> None:
     executor = aio._executor
     if not executor._threads:
         return
-    for _ in range(2):
-        meeting = threading.Barrier(executor._max_workers + 1, timeout=5)
-        for _ in range(executor._max_workers):
-            executor.submit(meeting.wait)
-        with suppress(threading.BrokenBarrierError):
+    with suppress(threading.BrokenBarrierError, RuntimeError):  # a test's own may be shut down
+        for _ in range(2):
+            meeting = threading.Barrier(executor._max_workers + 1, timeout=5)
+            for _ in range(executor._max_workers):
+                executor.submit(meeting.wait)
             meeting.wait()
 
 

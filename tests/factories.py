@@ -115,6 +115,8 @@ def _bring(task: Task, state: str) -> None:
             Task.objects.complete(task, {"slept_seconds": 1})
         case "dead" | "retrying":
             Task.objects.fail(task, ValueError("no luck"))
+            # The pause is drawn, and may be next to nothing.
+            row.filter(status=TaskStatus.READY).update(scheduled_at=after(timedelta(seconds=60)))
         case "given_up":
             Task.objects.fail(task, GiveUp("no hope"))
         case "cancelled":
