@@ -96,6 +96,9 @@ class TaskOut(BothSpellings):
     processed_at: Moment | None
     task_output: Any
     last_error: str
+    cancel_requested_at: Moment | None = Field(
+        description="Someone asked for it to be cancelled: its holder should stop."
+    )
     fencing_token: int = Field(description="Rises with every grant, for all time.")
     grants: int = Field(description="How often it was granted.")
 
@@ -120,6 +123,7 @@ class TaskOut(BothSpellings):
             processed_at=task.processed_at,
             task_output=task.task_output,
             last_error=task.last_error,
+            cancel_requested_at=task.cancel_requested_at,
             fencing_token=task.fencing_token,
             grants=task.grants,
         )

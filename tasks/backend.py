@@ -78,6 +78,7 @@ class DatabaseBackend(BaseTaskBackend):
                 scheduled_at=task.run_after,
                 max_attempts=getattr(task, "max_attempts", None)
                 or self.options.get("max_attempts"),
+                timeout=getattr(task, "timeout", None) or self.options.get("timeout"),
             )
         except UnknownQueue as error:
             raise InvalidTask(str(error)) from error

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +99,11 @@ if hasattr(os, "register_at_fork"):
 
 def ring(using: str, tasks: Iterable[Task]) -> None:
     """Wake the workers that wait for ``tasks``, once they are there to stay."""
-    queues = sorted({task.queue for task in tasks})
+    ring_queues(using, sorted({task.queue for task in tasks}))
+
+
+def ring_queues(using: str, queues: Sequence[str]) -> None:
+    """Wake the workers that serve ``queues``, once what was written is there to stay."""
 
     def tell() -> None:
         for queue in queues:

@@ -21,6 +21,7 @@ processes may repair at once, and a row that has become sound meanwhile is left 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -33,6 +34,7 @@ from leasing.conf import leasing_settings
 from leasing.dialects import lock
 from leasing.functions import DbNow, after
 from tasks import signals
+from tasks.exceptions import TaskError
 from tasks.models import Schedule, Task, TaskStatus, UniqueFor, Worker, WorkerState
 from tasks.querysets import SWEEP_BATCH, ScheduleQuerySet, TaskQuerySet
 from tasks.runner import UNKNOWN_DELAY
@@ -100,8 +102,12 @@ class Ailment:
             keys = list(locked.values_list("pk", flat=True)[:SWEEP_BATCH])
             cured = [key for key in keys if rows.filter(pk=key).update(**self.columns())]
         for task in _tasks().filter(pk__in=cured).order_by("pk"):
-            signals.send(signals.repaired, task, kind=self.kind, remedy=self.remedy)
+            self.tell(task)
         return len(keys), len(cured)
+
+    def tell(self, task: Task) -> None:
+        """Tell of a repair."""
+        signals.send(signals.repaired, task, kind=self.kind, remedy=self.remedy)
 
 
 class Expired(Ailment):
@@ -201,7 +207,8 @@ class Unplanned(Ailment):
     def repair(self) -> int:
         keys = [schedule.pk for schedule in self.find()]
         for key in keys:
-            self.rows().serve(key)
+            with suppress(TaskError, ValueError):  # the schedulers say what is wrong with it
+                self.rows().serve(key)
         return len(keys) - self.rows().filter(pk__in=keys).count()
 
 
@@ -245,6 +252,11 @@ class UnseenCancel(Ailment):
             "processed_at": DbNow(),
             "unique_key": Case(kept, default=Value(None), output_field=models.CharField()),
         }
+
+    def tell(self, task: Task) -> None:
+        super().tell(task)
+        by, reason = task.cancel_requested_by, task.last_error
+        signals.send(signals.cancelled, task, by=by, reason=reason)
 
 
 class IgnoredCancel(Ailment):

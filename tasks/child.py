@@ -102,9 +102,8 @@ class Attempt:
         context = Context(self.task, self.hold, self.interruption.stopping, self.interruption)
         try:
             output = call_handler(registry.find(self.task.name), context)
-            if not context.completed:
-                check_json(output, "output")
-            answer = Answer(output, context.given_back)
+            dropped = context.completed or context.given_back is not None
+            answer = Answer(None if dropped else check_json(output, "output"), context.given_back)
         except BaseException as error:
             answer = failure(error)
         context.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Self
 
 from leasing.exceptions import LeaseLost
@@ -40,6 +41,8 @@ class FakeContext:
         #: Whether the handler completed the task itself, and with what.
         self.completed = False
         self.output: Any = None
+        #: Why the handler gave its task back, and for how long.
+        self.given_back: tuple[str, timedelta] | None = None
         self.stopping = False
         self.cancelled = False
         self._lost = ""
@@ -65,6 +68,21 @@ class FakeContext:
         self._ensure_held()
         if self.cancelled:
             raise TaskCancelled("The task was cancelled.")
+
+    def wait(self, seconds: float) -> bool:
+        """Does not sleep. Returns ``stopping``; raises what ``ensure`` does."""
+        self.ensure()
+        return self.stopping
+
+    def give_back(self, reason: str = "", *, delay: float | timedelta = 0) -> None:
+        pause = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        self.given_back = (reason or "given back by its handler", pause)
+
+    def flush(self) -> None:
+        """What was said is in ``said`` already."""
+
+    async def aflush(self) -> None:
+        """``flush``, for coroutines."""
 
     def progress(self, done: Any = None, total: Any = None, **more: Any) -> None:
         self._ensure_held()

@@ -168,7 +168,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
     def run_now(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> Any:
         try:
             return _run_now(self, request, queryset)
-        except TaskError as error:
+        except (TaskError, ValueError) as error:
             self.message_user(request, f"Not all was enqueued: {error}", messages.ERROR)
             return None
 

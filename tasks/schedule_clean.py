@@ -13,6 +13,7 @@ from tasks.exceptions import TaskError
 from tasks.moments import Cron
 from tasks.payload import check_data
 from tasks.querysets import check_between, check_queue
+from tasks.querysets.columns import new_task
 
 if TYPE_CHECKING:
     from tasks.models import Schedule
@@ -34,6 +35,8 @@ def clean_schedule(schedule: Schedule) -> None:
     check("priority", check_between, schedule.priority, -32768, 32767, "priority")
     if schedule.queue:
         check("queue", check_queue, schedule.queue)
+    if not errors:  # such as the key of a limit, which is made of the data
+        check("task_data", new_task, schedule.task_name, schedule.task_data)
     check(_named_by(schedule), lambda: schedule.rule)
     if errors:
         raise ValidationError(errors)

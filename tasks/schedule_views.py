@@ -69,7 +69,7 @@ def run_now(request: HttpRequest, pk: int) -> HttpResponse:
     rows = _one(pk)
     try:
         done = rows.run_now(by=user_name(request))
-    except TaskError as error:
+    except (TaskError, ValueError) as error:
         return _answer(request, 0, "", f"Nothing was enqueued: {error}")
     return _answer(request, done, "Its task is enqueued.", NOTHING["run"])
 

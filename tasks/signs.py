@@ -30,6 +30,7 @@ ATTEMPT_SIGNS: Final = {
     AttemptOutcome.LOST: Sign("lost", "warn", "alert", "▲"),
     AttemptOutcome.RETURNED: Sign("given back", "mute", "unlock", "◌"),
     AttemptOutcome.SNOOZED: Sign("put off", "mute", "clock", "◷"),
+    AttemptOutcome.CANCELLED: CANCELLED,
 }
 
 WORKER_SIGNS: Final = {

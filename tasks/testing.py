@@ -203,7 +203,8 @@ def _after_enqueue(then: Callable[[list[Task]], None] | None) -> Iterator[None]:
     before = _mode, _asks
     with ExitStack() as stack:
         if not _asks:
-            for verb in ("enqueue", "enqueue_many"):
+            # What every enqueue of one task comes to, whenever it is stored.
+            for verb in ("_store", "enqueue_many"):
                 told = _telling(getattr(TaskQuerySet, verb))
                 stack.enter_context(patch.object(TaskQuerySet, verb, told))
         _mode, _asks = then, True

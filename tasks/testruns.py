@@ -150,7 +150,9 @@ def _in_transactions() -> list[BaseDatabaseWrapper]:
 def _save() -> list[tuple[str, str]]:
     """A point to go back to in each transaction."""
     names = [connection.alias for connection in _in_transactions()]
-    return [(name, transaction.savepoint(using=name)) for name in names]
+    # Under another name from Django 6.1 on.
+    make: Any = getattr(transaction, "savepoint_create", None) or transaction.savepoint
+    return [(name, make(using=name)) for name in names]
 
 
 def _mend(points: list[tuple[str, str]]) -> None:

@@ -25,6 +25,7 @@ class Timekeeper:
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._tidy_at = 64
 
     def watch(self, execution: Execution) -> None:
         """Watch ``execution``, if it has a timeout."""
@@ -32,6 +33,10 @@ class Timekeeper:
         if deadline is None:
             return
         with self._wakes:
+            if len(self._heap) >= self._tidy_at:  # most have ended long before their deadline
+                self._heap = [each for each in self._heap if not each[2].ended.is_set()]
+                heapq.heapify(self._heap)
+                self._tidy_at = max(64, 2 * len(self._heap))
             heapq.heappush(self._heap, (deadline, next(self._order), execution))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="timeouts", daemon=True)

@@ -224,9 +224,9 @@ class WorkerProcess:
         if self.places.saw_all and not (self._closing or self._busy):
             if self.until is Until.ONCE:
                 self._closing = True
-            elif self.until is Until.DRAINED and not self.executions:
+            elif self.until is Until.DRAINED and all(each.is_over for each in self.executions):
                 self._closing = not self._is_anything_left()
-        return self._closing and not self.executions
+        return self._closing and all(each.is_over for each in self.executions)
 
     def _is_anything_left(self) -> bool:
         rows = Task.objects.home()
@@ -278,6 +278,9 @@ class WorkerProcess:
 
     def _give_back_all(self, left: list[Execution]) -> None:
         """End what can be ended, and give everything back."""
+        # What timed out is settled; what its handler has ended is being stored.
+        ending = [each for each in left if each.taken_by]
+        left = [each for each in left if not each.taken_by]
         interrupted = [each for each in left if each.kind is not Kind.THREAD]
         for execution in interrupted:
             if execution.take("stop"):
@@ -287,3 +290,6 @@ class WorkerProcess:
             execution.ended.wait(max(0.0, patience - clock()))
         for execution in left:
             runner.give_back(execution, "its worker was stopped")
+        stored = [each for each in ending if each.taken_by == "handler"]
+        while clock() < patience and any(each in self.executions for each in stored):
+            self._ended.wait(0.02)

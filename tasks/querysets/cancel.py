@@ -7,16 +7,19 @@ ready (a failure, a stop, a recovery) ends it as cancelled.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
-from django.db.models import Case, F, TextField, Value, When
+from django.db.models import Case, F, Q, TextField, Value, When
 
 from leasing.dialects import lock
 from leasing.functions import DbNow
 from tasks.bell import hurry
 from tasks.querysets.base import CANCEL_REQUESTED, TaskStatus, closing
-from tasks.querysets.ended import Discarding
+from tasks.querysets.ended import BULK_BATCH, Discarding
+
+if TYPE_CHECKING:
+    from tasks.models import Task
 
 
 class Cancelling(Discarding):
@@ -28,24 +31,38 @@ class Cancelling(Discarding):
 
         Returns how many ended or were asked; ended ones, and those asked before, do not count.
         """
-        rows = self.home()
-        text = cancellation(by, reason)
-        asking = {"cancel_requested_at": DbNow(), "cancel_requested_by": by}
-        with transaction.atomic(using=rows.db):
-            keys = list(lock(rows.order_by("pk")).values_list("pk", flat=True))
-            mine = rows._everything().filter(pk__in=keys)
-            waiting = list(mine.filter(status=TaskStatus.READY).values_list("pk", flat=True))
-            asked = mine.running().exclude(CANCEL_REQUESTED)
-            running = list(asked.order_by("pk").values_list("pk", flat=True))
-            ends = mine.filter(pk__in=waiting, status=TaskStatus.READY).update(
-                status=TaskStatus.CANCELLED, last_error=text, **asking, **closing()
-            )
-            asks = mine.filter(pk__in=running).running().update(last_error=text, **asking)
-            ended = list(mine.filter(pk__in=waiting).cancelled().order_by("pk"))
-        for task in ended:
-            rows._tell_cancelled(task, reason=reason)
-        hurry(rows.db, running)
-        return ends + asks
+        rows, last, count = self.home(), 0, 0
+        concerned = rows.filter(
+            Q(status=TaskStatus.READY) | Q(status=TaskStatus.RUNNING) & ~CANCEL_REQUESTED
+        )
+        while True:
+            with transaction.atomic(using=rows.db):
+                found = lock(concerned.filter(pk__gt=last).order_by("pk"))
+                keys = list(found.values_list("pk", flat=True)[:BULK_BATCH])
+                ended, asked = rows._cancel(keys, by, cancellation(by, reason))
+            for task in ended:
+                rows._tell_cancelled(task, reason=reason)
+            hurry(rows.db, asked)
+            count += len(ended) + len(asked)
+            if len(keys) < BULK_BATCH:
+                return count
+            last = keys[-1]
+
+    def _cancel(self, keys: list[int], by: str, text: str) -> tuple[list[Task], list[int]]:
+        """End or ask those with these ``keys``, which are locked: the tasks that ended, and the
+        keys of those that were asked."""
+        mine = self._everything().filter(pk__in=keys)
+        asking = {"cancel_requested_at": DbNow(), "cancel_requested_by": by, "last_error": text}
+        waiting = list(mine.filter(status=TaskStatus.READY).values_list("pk", flat=True))
+        running = mine.running().exclude(CANCEL_REQUESTED).order_by("pk")
+        to_ask = list(running.values_list("pk", flat=True))
+        mine.filter(pk__in=waiting, status=TaskStatus.READY).update(
+            status=TaskStatus.CANCELLED, **asking, **closing()
+        )
+        asked = mine.filter(pk__in=to_ask).running()
+        asked.update(**asking)
+        ended = list(mine.filter(pk__in=waiting).cancelled().order_by("pk"))
+        return ended, list(asked.filter(CANCEL_REQUESTED).values_list("pk", flat=True))
 
 
 def cancellation(by: str, reason: str = "") -> str:

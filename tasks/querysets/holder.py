@@ -15,7 +15,7 @@ from tasks import registry, signals
 from tasks.bell import ring
 from tasks.exceptions import GiveUp, Snooze, TaskError, UnknownTask
 from tasks.payload import check_json
-from tasks.querysets.base import TaskStatus, attempt_model, ending, waiting
+from tasks.querysets.base import CANCEL_REQUESTED, TaskStatus, attempt_model, ending, waiting
 from tasks.querysets.cancel import cancellation, said
 from tasks.querysets.progress import Progressing
 from tasks.retry import decide, usual
@@ -107,6 +107,10 @@ class Holding(Progressing):
         if unexpired:
             mine = mine.unexpired()
         text = failure.text
+        if mine.filter(CANCEL_REQUESTED).update(
+            status=TaskStatus.CANCELLED, last_error=text, **ending()
+        ):
+            return signals.cancelled
         if failure.delay is not None:
             again = mine.filter(attempts__lt=F("max_attempts"))
             if again.update(last_error=text, **waiting(failure.delay)):

@@ -111,7 +111,7 @@ class Operating(Cancelling):
             )
             rows._note_taken(tasks, before, reason)
         for task in tasks:
-            rows._tell(signals.recovered, task, holder=task.holder, reason=task.last_error)
+            rows._tell(signals.recovered, task, holder=task.holder, reason=reason(task))
             if task.status == TaskStatus.FAILED:
                 rows._tell(signals.dead, task, error=task.last_error)
             elif task.status == TaskStatus.CANCELLED:
@@ -122,10 +122,13 @@ class Operating(Cancelling):
     def _note_taken(
         self, tasks: list[Task], before: dict[int, Task], reason: Callable[[Task], str]
     ) -> None:
+        attempts = []
         for task in tasks:
-            task.last_error = reason(task)
-            self._everything().filter(pk=task.pk).update(last_error=task.last_error)
-        attempts = [attempt_model().of(before[t.pk], "lost", t.last_error) for t in tasks]
+            text = reason(task)
+            attempts.append(attempt_model().of(before[task.pk], "lost", text))
+            if task.status != TaskStatus.CANCELLED:  # which says who cancelled it, and why
+                task.last_error = text
+                self._everything().filter(pk=task.pk).update(last_error=text)
         attempt_model()._default_manager.using(self.db).bulk_create(attempts)
 
     def retry(self, by: str = "") -> int:

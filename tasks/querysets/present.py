@@ -14,6 +14,7 @@ from leasing.dialects import after_commit, lock
 from leasing.exceptions import PayloadMismatch
 from leasing.functions import DbNow
 from tasks import signals
+from tasks.bell import ring
 from tasks.payload import is_same_json
 from tasks.querysets.base import TaskRows, TaskStatus
 from tasks.querysets.unique import OnDuplicate
@@ -106,6 +107,7 @@ class Meeting(TaskRows):
                 ).delete()
             present.refresh_from_db(using=self.db)
         self._tell(signals.replaced, present)
+        ring(self.db, [present])
         return present
 
     def _replacing(self, task: Task, keep_time: bool) -> dict[str, Any]:
@@ -117,6 +119,8 @@ class Meeting(TaskRows):
             "progress": None,
             "progressed_at": None,
             "checkpoint": None,
+            # What its client asked for is not stored any more; asked again it meets the unique key.
+            "idempotency_key": None,
         }
 
     def _count_duplicate(self, task: Task) -> None:

@@ -14,6 +14,7 @@ from leasing.conf import leasing_settings
 from leasing.dialects import after_commit
 from leasing.functions import DbNow
 from tasks import signals
+from tasks.bell import ring_queues
 from tasks.querysets.base import check_queue
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class QueueQuerySet(models.QuerySet["Queue"]):
         resumed = rows.filter(name=name).paused().update(paused_at=None, paused_by="", reason="")
         if resumed:
             rows._tell(signals.resumed, name, by=by)
+            ring_queues(rows.db, [name])
         return bool(resumed)
 
     def declare(self, names: Iterable[str]) -> None:

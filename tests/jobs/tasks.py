@@ -66,6 +66,7 @@ def compute(ctx: Context, do: str = "return", **data: Any) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         case "give back":
             ctx.give_back("not today", delay=3600)
+            return object()  # which nobody looks at
         case "leave a transaction open":
             transaction.atomic().__enter__()
         case "ensure":

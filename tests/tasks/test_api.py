@@ -41,6 +41,7 @@ SNAKE = {
     "processed_at",
     "task_output",
     "last_error",
+    "cancel_requested_at",
     "fencing_token",
     "grants",
 }
@@ -55,7 +56,7 @@ SAMPLE = {
     "processedAt",
     "taskOutput",
 }
-OURS = {"createdAt", "maxAttempts", "lastError", "fencingToken"}
+OURS = {"createdAt", "maxAttempts", "lastError", "fencingToken", "cancelRequestedAt"}
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,256 @@
+"""Where features meet: what each of them does well alone and could forget of the others."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
+
+from leasing.clock import clock
+from leasing.exceptions import LeaseLost
+from tasks import bell, recovery
+from tasks.context import Context
+from tasks.fakecontext import FakeContext
+from tasks.models import AttemptOutcome, Queue, Schedule, Task
+from tasks.querysets import TaskQuerySet
+from tasks.registry import handler
+from tasks.signs import ATTEMPT_SIGNS
+from tasks.testing import inline
+from tasks.timeouts import Timekeeper
+from tasks.worker import Until
+from tests.factories import TaskFactory
+from tests.jobs import mails
+from tests.leasing.support import expire
+from tests.processes import wait_for
+from tests.tasks.support import Handlers, Told, attempt, names_of, row_of
+from tests.tasks.workers import PATIENCE, ended, working
+
+pytestmark = pytest.mark.django_db
+LIVE = pytest.mark.django_db(transaction=True)
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+# Pages
+
+
+def test_every_outcome_of_an_attempt_has_a_sign() -> None:
+    assert set(ATTEMPT_SIGNS) == set(AttemptOutcome)
+
+
+def test_a_task_that_was_cancelled_while_it_ran_has_a_page(admin_client: Client) -> None:
+    task = TaskFactory(state="running")
+    Task.objects.filter(pk=task.pk).cancel(by="ann")
+    Task.objects.accept_cancel(task)
+
+    assert admin_client.get(reverse("tasks:detail", args=[task.pk])).status_code == 200
+    assert admin_client.get(reverse("admin:tasks_taskattempt_changelist")).status_code == 200
+
+
+def test_a_schedule_whose_data_does_not_fit_is_refused_and_harms_no_page(
+    admin_client: Client, handlers: Handlers
+) -> None:
+    handler("limited", concurrency_key="a:{account}")(lambda ctx, account: None)
+    schedule = Schedule(name="s", task_name="limited", every=timedelta(hours=1))
+    with pytest.raises(Exception, match="account"):
+        schedule.full_clean()
+
+    schedule.save()
+    answer = admin_client.post(reverse("tasks:schedule_run", args=[schedule.pk]), follow=True)
+
+    assert answer.status_code == 200
+    assert "Nothing was enqueued" in answer.content.decode()
+
+
+# Recovery
+
+
+def test_a_schedule_that_cannot_be_read_keeps_recovery_from_nothing_else() -> None:
+    Schedule.objects.create(name="bad", task_name="sample.sleep", cron="nonsense")
+    task = TaskFactory()
+    Task.objects.filter(pk=task.pk).update(cancel_requested_at=task.created_at)
+
+    assert {finding.kind for finding in recovery.examine().findings} >= {
+        "unplanned",
+        "unseen_cancel",
+    }
+    assert row_of(task)["status"] == "cancelled"
+
+
+def test_a_cancellation_that_recovery_completes_is_told(told: Told) -> None:
+    task = TaskFactory()
+    Task.objects.filter(pk=task.pk).update(cancel_requested_at=task.created_at)
+
+    recovery.examine()
+
+    assert "cancelled" in names_of(told)
+
+
+# Cancelling
+
+
+def test_who_cancelled_and_why_outlives_the_loss_of_the_task() -> None:
+    task = TaskFactory(state="running")
+    Task.objects.filter(pk=task.pk).cancel(by="al", reason="wrong month")
+    expire(task)
+    Task.objects.recover()
+
+    assert row_of(task)["status"] == "cancelled"
+    assert row_of(task)["last_error"] == "cancelled by al: wrong month"
+    assert "did not renew" in attempt(task).error
+
+
+def test_the_last_attempt_of_a_task_that_was_to_be_cancelled_ends_it_as_cancelled() -> None:
+    task = TaskFactory(state="running", max_attempts=1)
+    Task.objects.filter(pk=task.pk).cancel(by="al")
+    Task.objects.fail(task, ValueError("no luck"))
+
+    assert row_of(task)["status"] == "cancelled"
+
+
+def test_many_are_cancelled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.querysets.cancel.BULK_BATCH", 2)
+    TaskFactory.create_batch(3)
+    TaskFactory.create_batch(2, state="running")
+    done = TaskFactory(state="succeeded")
+
+    assert Task.objects.all().cancel(by="ann") == 5
+    assert Task.objects.cancelled().count() == 3
+    assert row_of(done)["cancel_requested_at"] is None
+
+
+# Wake-ups
+
+
+@pytest.fixture
+def rung(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    heard: list[str] = []
+    monkeypatch.setattr(bell.ringer, "is_due", lambda using, queue: True)
+    monkeypatch.setattr(bell.ringer, "tell", lambda using, message: heard.append(message))
+    return heard
+
+
+def test_a_queue_that_is_resumed_wakes_its_workers(rung: list[str]) -> None:
+    Queue.objects.pause("default")
+    Queue.objects.resume("default")
+
+    assert rung == ["queue default"]
+
+
+def test_a_task_that_is_replaced_wakes_workers(rung: list[str]) -> None:
+    Task.objects.enqueue("jobs.echo", unique_key="k", delay=3600)
+    del rung[:]
+    Task.objects.enqueue("jobs.echo", unique_key="k", on_duplicate="replace")
+
+    assert rung == ["queue default"]
+
+
+def test_a_replaced_task_is_no_longer_what_its_client_asked_for() -> None:
+    first = Task.objects.enqueue("jobs.echo", {"n": 7}, unique_key="k", idempotency_key="r1")
+    Task.objects.enqueue("jobs.echo", {"n": 8}, unique_key="k", on_duplicate="replace")
+
+    again = Task.objects.enqueue("jobs.echo", {"n": 7}, unique_key="k", idempotency_key="r1")
+
+    assert again.pk == first.pk
+    assert again.is_duplicate
+
+
+# Testing
+
+
+def test_the_context_of_tests_has_all_that_the_real_one_has() -> None:
+    assert public(Context) <= public(FakeContext) | set(vars(FakeContext()))
+
+
+def test_inline_runs_what_waited_for_the_commit(
+    handlers: Handlers, django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
+) -> None:
+    ran: list[int] = []
+    handlers["note"] = lambda ctx, n: ran.append(n)
+
+    with inline(), django_capture_on_commit_callbacks(execute=True):
+        Task.objects.enqueue_on_commit("note", {"n": 1})
+        assert ran == []
+
+    assert ran == [1]
+
+
+# Timeouts
+
+
+def test_the_timeout_of_an_alias_counts() -> None:
+    result: Any = mails.send.using(backend="second").enqueue("a")
+
+    assert result.db_result.timeout == timedelta(seconds=60)
+
+
+def test_tasks_that_ended_before_their_timeout_are_not_kept() -> None:
+    class Done:
+        ended = threading.Event()
+
+        class interruption:
+            deadline = clock() + 3600
+
+    Done.ended.set()
+    keeper = Timekeeper(lambda execution: None)
+    for _ in range(500):
+        keeper.watch(Done())  # type: ignore[arg-type]
+
+    assert len(keeper._heap) < 200
+
+
+@LIVE
+@pytest.mark.parametrize("options", [{"max_tasks": 1}, {"until": Until.DRAINED}])
+def test_a_thread_that_goes_on_after_its_timeout_keeps_no_worker_from_its_end(
+    handlers: Handlers, settings: Settings, options: dict[str, Any]
+) -> None:
+    settings.TASK_QUEUE = {"POLL_EVERY": 0.05, "SWEEP_EVERY": 0.1}
+    go_on = threading.Event()
+    handlers["deaf"] = lambda ctx: go_on.wait(PATIENCE)
+    task = Task.objects.enqueue("deaf", timeout=0.1, max_attempts=1)
+
+    with working(threads=2, stop_timeout=0.1, **options) as worker:
+        wait_for(ended(worker))
+        assert row_of(task)["status"] == "failed"
+        go_on.set()
+    assert attempt(task).refused_verb != "give back"
+
+
+@LIVE
+def test_a_stop_lets_a_result_be_stored_that_is_on_its_way(
+    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storing, go_on = threading.Event(), threading.Event()
+    complete = TaskQuerySet.complete
+
+    def slow(rows: Any, *args: Any, **kwargs: Any) -> Any:
+        storing.set()
+        go_on.wait(0.3)
+        return complete(rows, *args, **kwargs)
+
+    monkeypatch.setattr("tasks.querysets.TaskQuerySet.complete", slow)
+    handlers["quick"] = lambda ctx: "well"
+    task = Task.objects.enqueue("quick")
+
+    with working(threads=1, stop_timeout=0) as worker:
+        assert storing.wait(PATIENCE)
+        worker.stop()
+        wait_for(ended(worker))
+
+    assert row_of(task)["task_output"] == "well"
+
+
+def test_late_writes_of_a_cancelled_task_are_refused() -> None:
+    task = TaskFactory(state="running")
+    Task.objects.filter(pk=task.pk).cancel(by="ann")
+    Task.objects.accept_cancel(task)
+
+    with pytest.raises(LeaseLost):
+        Task.objects.complete(task)
