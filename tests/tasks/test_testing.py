@@ -47,9 +47,9 @@ class Trouble(Exception):
 
 
 @pytest.fixture(autouse=True)
-def _long_pauses(settings: Settings) -> None:
+def _long_pauses(queues: None, settings: Settings) -> None:
     """No retry is due by chance."""
-    settings.TASK_QUEUE = {"BACKOFF": {"base": 3600.0, "cap": 36000.0}}
+    settings.TASK_QUEUE = {**settings.TASK_QUEUE, "BACKOFF": {"base": 3600.0, "cap": 36000.0}}
 
 
 @pytest.fixture
