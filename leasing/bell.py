@@ -91,8 +91,8 @@ class Bell:
                 time.sleep(TICK)
 
     def _listen_once(self) -> None:
-        with _listening(self.using, CHANNEL) as raw:
-            trial = _trial(self.using, CHANNEL)
+        with listening(self.using, CHANNEL) as raw:
+            trial = notify_trial(self.using, CHANNEL)
             arrives_by = clock.system_clock() + ARRIVAL
             while self._is_wanted(end=False):
                 for note in raw.notifies(timeout=TICK):
@@ -193,13 +193,13 @@ def notifications_arrive(using: str) -> bool:
     where nobody listens anyway."""
     if not can_listen(using):
         return True
-    with _listening(using, "leasing_check") as raw:
-        trial = _trial(using, "leasing_check")
+    with listening(using, "leasing_check") as raw:
+        trial = notify_trial(using, "leasing_check")
         return any(note.payload == trial for note in raw.notifies(timeout=TICK, stop_after=1))
 
 
 @contextmanager
-def _listening(using: str, channel: str) -> Iterator[Any]:
+def listening(using: str, channel: str) -> Iterator[Any]:
     """A connection of psycopg's that listens, outside of any pool and any transaction."""
     url = leasing_settings.LISTEN_URL if using == leasing_settings.DATABASE else None
     if url:
@@ -221,9 +221,9 @@ def _listening(using: str, channel: str) -> Iterator[Any]:
         connection.close()
 
 
-def _trial(using: str, channel: str) -> str:
-    """Notify ``channel`` of something that no lease is called, the way releases are: over
-    another connection, because one's own arrive where those of others do not."""
+def notify_trial(using: str, channel: str) -> str:
+    """Notify ``channel`` of something that begins with a space, as nothing else does, and return
+    it. Over another connection: one's own arrive where those of others do not."""
     trial = f" {uuid.uuid4()}"
     connection = private_connection(using, TICK)
     try:

@@ -11,16 +11,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error, connections
 
-from leasing.bell import can_listen
+from leasing.bell import can_listen, listening, notify_trial
 from leasing.clock import clock
-from leasing.dialects import after_commit, private_connection
+from leasing.dialects import after_commit
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -32,7 +31,7 @@ CHANNEL = "tasks_bell"
 WINDOW = 0.05
 #: Seconds after which a worker that was rung looks again.
 SECOND_LOOK = 1.2 * WINDOW
-#: Seconds a connect or an answer may take, and between looks whether the worker has ended.
+#: Seconds a proof may take to arrive, and between looks whether the worker has ended.
 TICK = 1.0
 #: Seconds between proofs that notifications still arrive.
 PROOF_EVERY = 30.0
@@ -152,26 +151,19 @@ class Listener:
 
     def _listen_once(self) -> bool:
         """Listen for as long as the connection does its duty. Whether it ever did."""
-        connection = private_connection(self.using, TICK)
-        try:
-            connection.set_autocommit(True)
-            with connection.cursor() as cursor:
-                cursor.execute(f"LISTEN {CHANNEL}")
-                # What came while nobody listened.
-                self._hear("all")
-                while self._prove(connection, cursor):
-                    self._take(connection, clock() + PROOF_EVERY)
-                    if self._ended.is_set():
-                        return True
-            return False
-        finally:
-            connection.close()
+        with listening(self.using, CHANNEL) as raw:
+            # What came while nobody listened.
+            self._hear("all")
+            while self._prove(raw):
+                self._take(raw, clock() + PROOF_EVERY)
+                if self._ended.is_set():
+                    return True
+        return False
 
-    def _prove(self, connection: Any, cursor: Any) -> bool:
-        """Whether what is notified on this connection is heard on it."""
-        proof = f"proof {uuid.uuid4()}"
-        cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, proof])
-        heard = self._take(connection, clock() + TICK, until=proof)
+    def _prove(self, raw: Any) -> bool:
+        """Whether what is notified elsewhere is heard here."""
+        trial = notify_trial(self.using, CHANNEL)
+        heard = self._take(raw, clock() + TICK, until=trial)
         if self.hears != heard:
             self.hears = heard
             self._hear("all")
@@ -179,12 +171,12 @@ class Listener:
             logger.warning("tasks are polled for: notifications do not arrive, as behind a pooler")
         return heard
 
-    def _take(self, connection: Any, deadline: float, until: str = "") -> bool:
+    def _take(self, raw: Any, deadline: float, until: str = "") -> bool:
         """Pass on what comes before ``deadline``; stop at the message ``until``, if it comes."""
         while (left := deadline - clock()) > 0 and not self._ended.is_set():
-            for note in connection.connection.notifies(timeout=min(TICK, left), stop_after=1):
+            for note in raw.notifies(timeout=min(TICK, left), stop_after=1):
                 if note.payload == until:
                     return True
-                if not note.payload.startswith("proof "):
+                if not note.payload.startswith(" "):  # another's trial
                     self._hear(note.payload)
         return False
