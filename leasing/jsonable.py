@@ -23,19 +23,32 @@ def check_json(value: Any, what: str) -> Any:
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"The {what} is not JSON: {error}") from error
-    _check_inside(value, what, MAX_DEPTH)
+    # Looked into only where the text gives reason to: payloads may be large.
+    if text.count("{") + text.count("[") > MAX_DEPTH and _is_deep(value):
+        raise ValueError(f"The {what} is nested more than {MAX_DEPTH} deep.")
+    if "\\u0000" in text and _has_nul(value):
+        raise ValueError(f"The {what} contains a NUL character.")
     return value
 
 
-def _check_inside(value: Any, what: str, depth: int) -> None:
-    if isinstance(value, str):
-        if "\0" in value:
-            raise ValueError(f"The {what} contains a NUL character.")
-        return
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer)]
+    return any(isinstance(innermost, dict | list | tuple) for innermost in level)
+
+
+def _inside(value: Any) -> list[Any]:
     if isinstance(value, dict):
-        value = [*value, *value.values()]
+        return list(value.values())
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def _has_nul(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\0" in value
+    if isinstance(value, dict):
+        return any(_has_nul(key) or _has_nul(item) for key, item in value.items())
     if isinstance(value, list | tuple):
-        if not depth:
-            raise ValueError(f"The {what} is nested more than {MAX_DEPTH} deep.")
-        for item in value:
-            _check_inside(item, what, depth - 1)
+        return any(_has_nul(item) for item in value)
+    return False

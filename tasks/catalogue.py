@@ -20,14 +20,14 @@ processes may repair at once, and a row that has become sound meanwhile is left 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.db import models, transaction
-from django.db.models import Case, F, Q, Value, When
+from django.db.models import F, Q
 from django.db.models.functions import Least
 
 from leasing.conf import leasing_settings
@@ -37,6 +37,7 @@ from tasks import signals
 from tasks.exceptions import TaskError
 from tasks.models import Schedule, Task, TaskStatus, UniqueFor, Worker, WorkerState
 from tasks.querysets import SWEEP_BATCH, ScheduleQuerySet, TaskQuerySet
+from tasks.querysets.base import closing
 from tasks.runner import UNKNOWN_DELAY
 
 #: How many rows in one state are counted, and how many are named.
@@ -121,12 +122,7 @@ class Expired(Ailment):
         return _tasks().stuck()
 
     def repair(self) -> int:
-        repaired = 0
-        while True:
-            taken = Task.objects.recover(SWEEP_BATCH)
-            repaired += taken
-            if taken < SWEEP_BATCH:
-                return repaired
+        return in_batches(Task.objects.recover)
 
 
 class HolderGone(Ailment):
@@ -246,17 +242,11 @@ class UnseenCancel(Ailment):
         return asked.filter(status=TaskStatus.READY)
 
     def columns(self) -> dict[str, Any]:
-        kept = When(unique_until__gt=DbNow(), then=F("unique_key"))
-        return {
-            "status": TaskStatus.CANCELLED,
-            "processed_at": DbNow(),
-            "unique_key": Case(kept, default=Value(None), output_field=models.CharField()),
-        }
+        return {"status": TaskStatus.CANCELLED, **closing()}
 
     def tell(self, task: Task) -> None:
         super().tell(task)
-        by, reason = task.cancel_requested_by, task.last_error
-        signals.send(signals.cancelled, task, by=by, reason=reason)
+        _tasks()._tell_cancelled(task)
 
 
 class IgnoredCancel(Ailment):
@@ -280,6 +270,16 @@ CATALOGUE: Sequence[Ailment] = (
     NoWorker(),
     UnknownName(),
 )
+
+
+def in_batches(recover: Callable[[int], int]) -> int:
+    """Recover all there is, some at a time. Returns how many."""
+    total = 0
+    while True:
+        recovered = recover(SWEEP_BATCH)
+        total += recovered
+        if recovered < SWEEP_BATCH:
+            return total
 
 
 def _tasks() -> TaskQuerySet:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from leasing import jsonable
 from tasks.exceptions import NotSerializable
-
-#: How many objects and lists may stand one inside the other. Each parser on the way has a limit
-#: of its own, some of them lower when read than when written; this one is below them all.
-MAX_DEPTH = 200
 
 
 def check_json(value: Any, what: str) -> Any:
@@ -19,15 +15,9 @@ def check_json(value: Any, what: str) -> Any:
     and nesting or numbers that the parser refuses.
     """
     try:
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
-        text.encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise NotSerializable(f"The {what} is not JSON: {error}") from error
-    if text.count("{") + text.count("[") > MAX_DEPTH and _is_deep(value):
-        raise NotSerializable(f"The {what} is nested more than {MAX_DEPTH} deep.")
-    if "\\u0000" in text and _has_nul(value):
-        raise NotSerializable(f"The {what} contains a NUL character.")
-    return value
+        return jsonable.check_json(value, what)
+    except ValueError as error:
+        raise NotSerializable(str(error)) from error
 
 
 def check_data(data: Any) -> dict[str, Any]:
@@ -68,26 +58,3 @@ def _is_same_number(stored: float, value: float) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _inside(outer)]
-    return any(isinstance(innermost, dict | list | tuple) for innermost in level)
-
-
-def _inside(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return list(value) if isinstance(value, list | tuple) else []
-
-
-def _has_nul(value: Any) -> bool:
-    if isinstance(value, str):
-        return "\0" in value
-    if isinstance(value, dict):
-        return any(_has_nul(key) or _has_nul(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return any(_has_nul(item) for item in value)
-    return False

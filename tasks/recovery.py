@@ -23,10 +23,9 @@ from typing import Any
 from django.db import Error, close_old_connections, connections
 
 from tasks import housekeeping, signals
-from tasks.catalogue import CATALOGUE, NAMED, Ailment, Expired, Finding
+from tasks.catalogue import CATALOGUE, NAMED, Ailment, Expired, Finding, in_batches
 from tasks.conf import task_settings
 from tasks.models import Task
-from tasks.querysets import SWEEP_BATCH
 
 logger = logging.getLogger("tasks.recovery")
 
@@ -77,17 +76,12 @@ def sweep() -> int:
     """Recover every stuck or stalled task there is now. Returns how many."""
     if not Task.objects.has_lapsed():
         return 0
-    return _all_of(Task.objects.recover) + _all_of(Task.objects.recover_stalled)
-
-
-def _all_of(recover: Callable[[int], int]) -> int:
     total = 0
-    while True:
-        recovered = recover(SWEEP_BATCH)
+    for recover in (Task.objects.recover, Task.objects.recover_stalled):
+        recovered = in_batches(recover)
+        totals.repaired[Expired.kind] += recovered
         total += recovered
-        if recovered < SWEEP_BATCH:
-            totals.repaired[Expired.kind] += total
-            return total
+    return total
 
 
 def examine(dry_run: bool = False) -> Report:

@@ -16,9 +16,9 @@ from django.core.management import CommandError, call_command
 
 from leasing.keeper import keeper
 from leasing.management.commands import run_as_leader
-from leasing.management.commands.leases import plain
 from leasing.models import Lease, LeaseEvent
 from leasing.supervise import KILLED, Run
+from leasing.terminal import plain
 from tests.conftest import Spawn
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from leasing.jsonable import MAX_DEPTH
 from tasks.exceptions import NotSerializable, TaskError
-from tasks.payload import MAX_DEPTH, check_data, check_json
+from tasks.payload import check_data, check_json
 from tests.tasks.test_enqueue import EVIL, GOOD, lists, nested
 
 

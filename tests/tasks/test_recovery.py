@@ -13,7 +13,7 @@ from django.db import InterfaceError, OperationalError
 from pytest_django import Settings
 
 from leasing.functions import after
-from tasks import recovery
+from tasks import catalogue, recovery
 from tasks.models import Task
 from tests.factories import TaskFactory
 from tests.tasks.support import attempts, row_of
@@ -21,7 +21,7 @@ from tests.tasks.support import attempts, row_of
 
 @pytest.mark.django_db
 def test_a_sweep_goes_on_until_nothing_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "SWEEP_BATCH", 2)
+    monkeypatch.setattr(catalogue, "SWEEP_BATCH", 2)
     TaskFactory.create_batch(5, state="stuck")
 
     assert recovery.sweep() == 5

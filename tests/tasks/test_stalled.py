@@ -208,7 +208,7 @@ def test_it_takes_no_more_than_asked(task: Task, database_clock: DatabaseClock) 
 def test_a_sweep_takes_stuck_and_stalled_tasks(
     task: Task, database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "SWEEP_BATCH", 1)
+    monkeypatch.setattr("tasks.catalogue.SWEEP_BATCH", 1)
     TaskFactory.create_batch(2, state="stuck")
     database_clock.advance(61)
 

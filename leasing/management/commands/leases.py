@@ -3,15 +3,14 @@ from __future__ import annotations
 import getpass
 import json
 from argparse import ArgumentParser
-from collections.abc import Iterable
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
-from django.core.serializers.json import DjangoJSONEncoder
 
 from leasing.explanation import explain
 from leasing.models import EventKind, Lease, LeaseEvent, LeaseState
 from leasing.signs import event_sign
+from leasing.terminal import as_json, as_table, plain
 from leasing.wording import ago, stamp, until
 
 #: Events of a lease that are shown, the latest.
@@ -45,10 +44,10 @@ class Command(BaseCommand):
             leases = getattr(leases, options["state"])()
         rows = leases.with_state().order_by("resource").iterator()
         if options["json"]:
-            self._print_json([_facts(lease) for lease in rows])
+            self.stdout.write(as_json([_facts(lease) for lease in rows]))
             return
         head = ("RESOURCE", "STATE", "HOLDER", "UNTIL", "TOKEN")
-        self._print_table([head, *(_columns(lease) for lease in rows)])
+        self.stdout.write(as_table([head, *(_columns(lease) for lease in rows)]))
 
     def _show(self, options: dict[str, Any]) -> None:
         lease = _find(options["name"])
@@ -56,17 +55,21 @@ class Command(BaseCommand):
             model=lease._meta.label_lower, resource=lease.resource
         )[:EVENTS]
         if options["json"]:
-            self._print_json(_facts(lease) | {"events": [_event(event) for event in events]})
+            self.stdout.write(
+                as_json(_facts(lease) | {"events": [_event(event) for event in events]})
+            )
             return
         endings = [e for e in events if e.kind in (EventKind.RELEASED, EventKind.REVOKED)]
         explanation = explain(lease, lease.now, endings[0] if endings else None)
         self.stdout.write(f"{plain(lease.resource)}: {plain(explanation.headline)}")
         self.stdout.write(explanation.next)
         facts = _facts(lease)
-        self._print_table([(name, _shown(facts[name])) for name in facts if facts[name] != ""])
+        self.stdout.write(
+            as_table([(name, _shown(facts[name])) for name in facts if facts[name] != ""])
+        )
         if events:
             self.stdout.write("")
-            self._print_table([_told(event) for event in events])
+            self.stdout.write(as_table([_told(event) for event in events]))
 
     def _revoke(self, options: dict[str, Any]) -> None:
         lease = _find(options["name"])
@@ -75,21 +78,6 @@ class Command(BaseCommand):
         if not held.revoke(reason=options["reason"], by=by):
             raise CommandError(f"Nothing to revoke: nobody holds {plain(lease.resource)}.")
         self.stdout.write(f"Taken from {plain(lease.holder)}: {plain(lease.resource)}")
-
-    def _print_json(self, value: object) -> None:
-        self.stdout.write(json.dumps(value, indent=2, cls=DjangoJSONEncoder))
-
-    def _print_table(self, rows: Iterable[tuple[str, ...]]) -> None:
-        rows = [tuple(map(plain, row)) for row in rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-            self.stdout.write("  ".join(cells).rstrip())
-
-
-def plain(text: str) -> str:
-    """``text`` without what could steer a terminal."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def _find(name: str) -> Lease:

@@ -3,18 +3,18 @@ from __future__ import annotations
 import getpass
 import json
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
-from django.core.serializers.json import DjangoJSONEncoder
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
+from leasing.terminal import as_json, as_table, plain
 from leasing.wording import ago, plural, stamp
 from tasks.diagnosis import diagnose
 from tasks.exceptions import TaskError
@@ -65,11 +65,11 @@ class Command(BaseCommand):
             raise CommandError("--limit must be at least 1.")
         tasks = list(_chosen(options).order_by("-pk")[: options["limit"]])
         if options["json"]:
-            self._print_json([_facts(task) for task in tasks])
+            self.stdout.write(as_json([_facts(task) for task in tasks]))
             return
         now = _now()
         head = ("ID", "STATE", "NAME", "QUEUE", "ATTEMPTS", "WHEN", "HOLDER")
-        self._print_table([head, *(_columns(task, now) for task in tasks)])
+        self.stdout.write(as_table([head, *(_columns(task, now) for task in tasks)]))
 
     def _show(self, options: dict[str, Any]) -> None:
         task = Task.objects.home().filter(pk=options["id"]).first()
@@ -81,16 +81,18 @@ class Command(BaseCommand):
             told = asdict(diagnosis) | {"facts": dict(diagnosis.facts)}
             more = {"task_data": task.task_data, "task_output": task.task_output}
             history = [_attempt(attempt) for attempt in attempts]
-            self._print_json(_facts(task) | more | {"diagnosis": told, "history": history})
+            self.stdout.write(
+                as_json(_facts(task) | more | {"diagnosis": told, "history": history})
+            )
             return
         self.stdout.write(f"task {task.pk}, {plain(task.name)}: {plain(diagnosis.headline)}")
         self.stdout.write(f"{plain(diagnosis.next)} ({diagnosis.code}, {diagnosis.severity})")
         facts = {name: _shown(value) for name, value in _facts(task).items()}
         facts["task_data"] = json.dumps(task.task_data)
-        self._print_table([(name, value) for name, value in facts.items() if value])
+        self.stdout.write(as_table([(name, value) for name, value in facts.items() if value]))
         if attempts:
             self.stdout.write("")
-            self._print_table([_told(attempt) for attempt in attempts])
+            self.stdout.write(as_table([_told(attempt) for attempt in attempts]))
 
     # Acting
 
@@ -105,24 +107,9 @@ class Command(BaseCommand):
         except (TaskError, ValueError) as error:
             raise CommandError(str(error)) from error
         if options["json"]:
-            self._print_json({DONE[action]: count})
+            self.stdout.write(as_json({DONE[action]: count}))
         else:
             self.stdout.write(f"{plural(count, 'task')} {DONE[action]}")
-
-    def _print_json(self, value: object) -> None:
-        self.stdout.write(json.dumps(value, indent=2, cls=DjangoJSONEncoder))
-
-    def _print_table(self, rows: Iterable[tuple[str, ...]]) -> None:
-        rows = [tuple(map(plain, row)) for row in rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-            self.stdout.write("  ".join(cells).rstrip())
-
-
-def plain(text: str) -> str:
-    """``text`` in a line, without what could steer a terminal."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 # Choosing
