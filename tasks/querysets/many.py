@@ -17,6 +17,7 @@ from tasks.exceptions import NotSerializable
 from tasks.payload import check_json
 from tasks.querysets.base import TaskStatus, attempt_model, ending
 from tasks.querysets.holder import Failure, Holding
+from tasks.taken import Taken
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -39,6 +40,14 @@ class Batching(Holding):
         and the others, each with its error (LeaseLost, NotSerializable, DataError)."""
         rows = self.home()
         return rows._end_many(list(results), rows._complete_all, rows.complete)
+
+    def complete_taken(self, results: Iterable[tuple[Taken, Any]]) -> list[tuple[Taken, Exception]]:
+        """``complete`` each with the output beside it, for workers: nothing is read back where
+        nobody looks. Returns those that are not completed, each with its error."""
+        results = list(results)
+        taken = {id(each.task): each for each, _ in results}
+        _, refused = self.complete_many([(each.task, output) for each, output in results])
+        return [(taken[id(task)], error) for task, error in refused]
 
     def fail_many(
         self, failures: Iterable[tuple[Task, BaseException | str]]

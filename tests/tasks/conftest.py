@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from leasing import signals as lease_signals
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.rowstore import RowStore
-from tasks import registry, runner, signals
+from tasks import registry, retry, runner, signals
 from tasks.context import Context
 from tasks.execution import Execution
 from tasks.models import Task
@@ -139,3 +140,11 @@ def told() -> Iterator[Told]:
 
 def _is_signal(value: object) -> bool:
     return isinstance(value, type(signals.enqueued))
+
+
+@pytest.fixture(autouse=True)
+def _longest_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the longest pause before another attempt: one drawn near to nothing would be over
+    before the test has looked."""
+    longest = partial(retry.backoff, uniform=lambda low, high: high)
+    monkeypatch.setattr(retry, "backoff", longest)
