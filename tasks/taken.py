@@ -10,6 +10,8 @@ import uuid
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
+from django.apps import apps
+
 if TYPE_CHECKING:
     from tasks.models import Task
 
@@ -71,9 +73,8 @@ class Taken:
     def task(self) -> Task:
         """The model instance of this term."""
         if self._task is None:
-            from tasks.models import Task
-
-            task = Task.from_db(self.using, COLUMNS, [getattr(self, name) for name in COLUMNS])
+            model: type[Task] = apps.get_model("tasks", "Task")
+            task = model.from_db(self.using, COLUMNS, [getattr(self, name) for name in COLUMNS])
             task.now, task.sent_at = self.now, self.sent_at
             self._task = task
         return self._task
