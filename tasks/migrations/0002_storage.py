@@ -1,5 +1,7 @@
 """How PostgreSQL keeps the table whose every row is soon updated twice."""
 
+from typing import Any
+
 from django.db import migrations
 
 OPTIONS = {
@@ -14,13 +16,13 @@ OPTIONS = {
 }
 
 
-def set_options(apps, schema_editor):
+def set_options(apps: Any, schema_editor: Any) -> None:
     if schema_editor.connection.vendor == "postgresql":
         options = ", ".join(f"{name} = {value}" for name, value in OPTIONS.items())
         schema_editor.execute(f"ALTER TABLE tasks_task SET ({options})")
 
 
-def reset_options(apps, schema_editor):
+def reset_options(apps: Any, schema_editor: Any) -> None:
     if schema_editor.connection.vendor == "postgresql":
         schema_editor.execute(f"ALTER TABLE tasks_task RESET ({', '.join(OPTIONS)})")
 
