@@ -11,6 +11,7 @@ it measures no faster, and whoever sees one grant of a claim could tell the othe
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 from collections.abc import Callable, Sequence
@@ -84,6 +85,10 @@ _MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in ("holder", "ttl", 
 _HOLDER: Any = RawSQL(f"{_MARKS['holder']}::varchar", [], output_field=CharField())
 _TTL: Any = RawSQL(f"{_MARKS['ttl']}::interval", [], output_field=DurationField())
 
+#: How long a plan is used, in seconds.
+PLAN_LASTS = 15.0
+_numbers = itertools.count()
+
 #: Kept statements, by what they depend on. As many as lanes and databases make, and not more
 #: than _KEPT, whatever filters somebody claims with.
 _statements: dict[Any, str] = {}
@@ -123,9 +128,9 @@ def _take(
 ) -> tuple[list[Taken], bool]:
     parameters = _parameters(terms, queues, limit)
     if after is None:
-        statement = _kept("take", rows, _take_statement)
+        statement = _kept("take", rows, _take_statement) + _planned_anew(0)
     else:
-        statement = _kept("take after", rows, _take_after_statement)
+        statement = _kept("take after", rows, _take_after_statement) + _planned_anew(PLAN_LASTS)
         parameters["after"] = after
     sent_at = clock()
     with connections[rows.db].cursor() as cursor:
@@ -144,7 +149,7 @@ def claim(
     rows: Claiming, terms: Terms, queues: Sequence[str], limit: int
 ) -> tuple[list[Task], bool]:
     """``take``, with every column, as model instances."""
-    statement = _kept("claim", rows, _claim_statement)
+    statement = _kept("claim", rows, _claim_statement) + _planned_anew(0)
     sent_at = clock()
     manager: Any = rows.model._default_manager.using(rows.db)
     answers: list[Any] = list(manager.raw(statement, _parameters(terms, queues, limit)))
@@ -263,6 +268,17 @@ def _kept(what: str, rows: Any, compiled: Callable[[Any], str]) -> str:
     return statement
 
 
+def _planned_anew(seconds: float) -> str:
+    """What makes of a statement another one every so many ``seconds``, or each time.
+
+    Where statements are prepared, one that was planned for an empty table reads all of a full
+    one, until something analyzes the table. Looks while there is nothing to do are such
+    statements; those while there is much to do pay for the planning.
+    """
+    number = int(clock() // seconds) if seconds else next(_numbers)
+    return f"-- {number}"
+
+
 # Completions
 
 
@@ -277,8 +293,9 @@ def complete(rows: Batching, items: Sequence[tuple[Taken, str]]) -> set[int]:
         "grants": f"{{{','.join([each.grant_id.hex for each, _ in items])}}}",
         "outputs": f"[{','.join([output for _, output in items])}]",
     }
+    statement = _kept("complete", rows._everything(), _complete_statement)
     with connections[rows.db].cursor() as cursor:
-        cursor.execute(_kept("complete", rows._everything(), _complete_statement), given)
+        cursor.execute(statement + _planned_anew(PLAN_LASTS), given)
         return {key for (key,) in cursor.fetchall()}
 
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 #: Outputs of more characters than this go to the database one by one.
 LARGEST = 16_000_000
 
+#: Makes one encoder for all outputs.
+_encode = json.JSONEncoder(allow_nan=False).encode
+
 Result = TypeVar("Result")
 #: A signal to send, and what it says.
 Tellings = list[tuple["Task", Signal, dict[str, Any]]]
@@ -172,7 +175,9 @@ class Batching(Holding):
         tellings: Tellings = []
         for failure in ours:
             failure.task.raised = failure.raised
-            tellings.append((failure.task, FAILURES[TaskStatus(failure.task.status)], {"error": failure.text}))
+            tellings.append(
+                (failure.task, FAILURES[TaskStatus(failure.task.status)], {"error": failure.text})
+            )
         return tellings
 
     def _write_failures(self, failures: dict[Any, Failure]) -> int:
@@ -245,9 +250,9 @@ def _is_json(output: Any) -> bool:
 def _as_json(output: Any) -> str | None:
     """``output`` as text, if it may be stored."""
     try:
-        text = json.dumps(output, allow_nan=False)
+        text = _encode(output)
         # Only where there is one of these may the text say something that is not allowed.
-        if "\\u" in text or text.count("{") + text.count("[") > MAX_DEPTH:
+        if "\\u" in text or len(text) > MAX_DEPTH:
             check_json(output, "output")
     except (NotSerializable, TypeError, ValueError, RecursionError):
         return None

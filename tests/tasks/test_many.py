@@ -229,7 +229,7 @@ def test_many_fail_each_in_its_own_way(
 def test_many_fail_by_one_statement_for_each_way() -> None:
     def cost(count: int) -> int:
         tasks = running(count)
-        errors = [GiveUp("no hope"), ValueError("no luck"), "HTTP 502"]
+        errors: list[Exception | str] = [GiveUp("no hope"), ValueError("no luck"), "HTTP 502"]
         with CaptureQueriesContext(connection) as queries:
             Task.objects.fail_many([(task, errors[n % 3]) for n, task in enumerate(tasks)])
         return len(queries)

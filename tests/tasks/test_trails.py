@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from tasks import trails
+from tasks import postgres, trails
 from tasks.models import Task
 from tests.factories import TaskFactory
 from tests.tasks.support import take_back
@@ -138,3 +138,36 @@ def test_no_more_places_are_kept_than_some(monkeypatch: pytest.MonkeyPatch) -> N
     trails.trail_of("c")
 
     assert trails.trail_of("a") is not kept[0]
+
+
+@pytest.mark.parametrize(("seconds", "again"), [(1.0, True), (postgres.PLAN_LASTS + 1, False)])
+def test_statements_are_planned_anew_after_a_while(
+    seconds: float, again: bool, holders_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent is the same as before for some time, and then is not: nothing prepared is
+    kept for longer."""
+    monkeypatch.setattr(postgres, "clock", holders_clock)
+    monkeypatch.setattr(trails, "LASTS", 3600.0)
+    holders_clock.seconds = 100 * postgres.PLAN_LASTS
+    enqueue(3)
+
+    def statements() -> list[str]:
+        taken: list[Any] = []
+        sent: list[str] = []
+
+        def note(execute: Any, sql: str, *rest: Any) -> Any:
+            sent.extend([sql] if sql.lstrip().startswith("WITH") else [])
+            return execute(sql, *rest)
+
+        with connection.execute_wrapper(note):
+            taken += Task.objects.take("ann")
+            assert Task.objects.complete_taken([(each, 1) for each in taken]) == []
+        return sent
+
+    first = statements()
+    before = statements()
+    holders_clock.seconds += seconds
+    after = statements()
+
+    assert (before == after) == again
+    assert first[0] != before[0]
