@@ -227,6 +227,11 @@ class Hold:
             return self._lost
 
     @property
+    def is_lost(self) -> bool:
+        """Whether ``lost`` is set."""
+        return self._is_lost
+
+    @property
     def valid(self) -> bool:
         """Whether the lease is surely still held."""
         return not self._is_lost and self._keeper.clock() < self.trusted_until

@@ -25,6 +25,8 @@ COLUMNS = (
     "attempts",
     "max_attempts",
     "timeout",
+    "progress_timeout",
+    "concurrency_key",
     "holder",
     "grant_id",
     "fencing_token",
@@ -33,6 +35,11 @@ COLUMNS = (
     "acquired_at",
     "expires_at",
 )
+
+
+def resource_of(key: int) -> str:
+    """What the API and the pages say is leased with the task of this ``key``."""
+    return f"/api/tasks/{key}"
 
 
 class Taken:
@@ -55,6 +62,8 @@ class Taken:
         attempts: int
         max_attempts: int
         timeout: timedelta | None
+        progress_timeout: timedelta | None
+        concurrency_key: str
         holder: str
         grant_id: uuid.UUID
         fencing_token: int
