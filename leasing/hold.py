@@ -413,7 +413,8 @@ class Interrupt:
 
 
 def adopt_together(holds: Sequence[tuple[Hold, Grant]], keeper: Keeper = keeper) -> None:
-    """Let each hold keep the grant beside it. All were granted by one request, for one ttl."""
+    """Let each hold keep the grant beside it. All were granted at one time, for one ttl, the
+    earliest first."""
     if not holds:
         return
     first = holds[0][1]

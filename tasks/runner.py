@@ -21,10 +21,9 @@ from leasing.dialects import in_transaction
 from leasing.exceptions import LeaseLost
 from tasks.chaos import Chaos
 from tasks.context import Context
-from tasks.exceptions import NotSerializable, Snooze, TaskCancelled
+from tasks.exceptions import Snooze, TaskCancelled
 from tasks.execution import Execution
 from tasks.models import Task
-from tasks.payload import check_json
 from tasks.registry import Handler, Kind
 from tasks.settling import COMPLETE, FAIL, Ending, settle
 
@@ -144,13 +143,7 @@ def judge(
         reason, delay = context.given_back
         return _returned(execution, reason, delay)
     if error is None:
-        try:
-            if output is not None:
-                check_json(output, "output")
-        except NotSerializable as refused:
-            error = refused
-        else:
-            return Ending(execution, COMPLETE, output)
+        return Ending(execution, COMPLETE, output)
     return _judge_error(execution, error)
 
 

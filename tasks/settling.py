@@ -17,6 +17,7 @@ from typing import Any
 from django.db import Error, connections
 
 from leasing.exceptions import LeaseLost
+from tasks.exceptions import NotSerializable
 from tasks.execution import Execution
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet, TaskStatus
@@ -138,9 +139,11 @@ def _store(endings: list[Ending]) -> None:
     """Store all of ``endings``, which are of one database. Raises Error when that does not
     answer; what it refuses is said, and done with."""
     _store_many([each for each in endings if each.verb == COMPLETE], _complete)
-    _store_many([each for each in endings if each.verb == FAIL], _fail)
+    # Those too whose output turned out to be none.
+    failed = [each for each in endings if each.verb == FAIL and not each.is_done]
+    _store_many(failed, _fail)
     for ending in endings:
-        if ending.store is not None:
+        if ending.store is not None and not ending.is_done:
             _store_many([ending], _store_one)
 
 
@@ -157,14 +160,16 @@ def _store_many(endings: list[Ending], store: Callable[[list[Ending]], Refused])
                 _store_many([ending], store)
             return
         refused = [(endings[0], error)]
+    for ending in endings:
+        ending.is_done = True
     for ending, error in refused:
         key = ending.execution.taken.id
-        if isinstance(error, LeaseLost):
+        if isinstance(error, NotSerializable) and ending.verb == COMPLETE:
+            ending.verb, ending.value, ending.is_done = FAIL, error, False
+        elif isinstance(error, LeaseLost):
             logger.warning("task %s: the result is dropped: %s", key, error)
         else:
             logger.error("task %s: " + NOT_STORED, key, exc_info=error)
-    for ending in endings:
-        ending.is_done = True
 
 
 def _complete(endings: list[Ending]) -> Refused:

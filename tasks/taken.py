@@ -7,6 +7,7 @@ for it, and reads the columns that the claim did not bring when they are looked 
 from __future__ import annotations
 
 import uuid
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,26 +16,37 @@ from django.apps import apps
 if TYPE_CHECKING:
     from tasks.models import Task
 
-#: The columns that a claim brings, in their order.
+#: The columns that a claim brings for each task beside its data, in their order.
 COLUMNS = (
     "id",
     "name",
     "queue",
-    "task_data",
-    "priority",
     "attempts",
     "max_attempts",
     "timeout",
     "progress_timeout",
     "concurrency_key",
-    "holder",
     "grant_id",
     "fencing_token",
-    "grants",
-    "ttl",
-    "acquired_at",
-    "expires_at",
 )
+#: The columns that are the same for all tasks of one claim.
+_OF_TERM = ("holder", "ttl", "acquired_at", "expires_at")
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """What the tasks of one claim have in common."""
+
+    holder: str
+    ttl: timedelta
+    acquired_at: datetime
+    expires_at: datetime
+    #: The database's clock when it answered ...
+    now: datetime
+    #: ... a request that was sent at this moment on the holder's clock.
+    sent_at: float
+    #: The database it was sent to.
+    using: str
 
 
 def resource_of(key: int) -> str:
@@ -45,45 +57,79 @@ def resource_of(key: int) -> str:
 class Taken:
     """A task under a fresh grant."""
 
-    __slots__ = (
-        *COLUMNS,
-        "_task",
-        "now",
-        "sent_at",
-        "using",
-    )
+    __slots__ = (*COLUMNS, "_task", "task_data", "term")
 
-    if TYPE_CHECKING:
-        id: int
-        name: str
-        queue: str
-        task_data: dict[str, Any]
-        priority: int
-        attempts: int
-        max_attempts: int
-        timeout: timedelta | None
-        progress_timeout: timedelta | None
-        concurrency_key: str
-        holder: str
-        grant_id: uuid.UUID
-        fencing_token: int
-        grants: int
-        ttl: timedelta
-        acquired_at: datetime
-        expires_at: datetime
-        #: The database's clock when it answered ...
-        now: datetime
-        #: ... a request that was sent at this moment on the holder's clock.
-        sent_at: float
-        using: str
-        _task: Task | None
+    def __init__(
+        self,
+        term: Term,
+        task_data: dict[str, Any],
+        id: int,
+        name: str,
+        queue: str,
+        attempts: int,
+        max_attempts: int,
+        timeout: timedelta | None,
+        progress_timeout: timedelta | None,
+        concurrency_key: str,
+        grant_id: uuid.UUID,
+        fencing_token: int,
+    ) -> None:
+        self.term = term
+        self.task_data = task_data
+        self.id = id
+        self.name = name
+        self.queue = queue
+        self.attempts = attempts
+        self.max_attempts = max_attempts
+        self.timeout = timeout
+        self.progress_timeout = progress_timeout
+        self.concurrency_key = concurrency_key
+        self.grant_id = grant_id
+        self.fencing_token = fencing_token
+        self._task: Task | None = None
+
+    @property
+    def holder(self) -> str:
+        return self.term.holder
+
+    @property
+    def ttl(self) -> timedelta:
+        return self.term.ttl
+
+    @property
+    def acquired_at(self) -> datetime:
+        return self.term.acquired_at
+
+    @property
+    def expires_at(self) -> datetime:
+        return self.term.expires_at
+
+    @property
+    def now(self) -> datetime:
+        """The database's clock when it answered."""
+        return self.term.now
+
+    @property
+    def sent_at(self) -> float:
+        """The holder's clock before the claim was sent."""
+        return self.term.sent_at
+
+    @property
+    def using(self) -> str:
+        """The database it was claimed in."""
+        return self.term.using
 
     @property
     def task(self) -> Task:
         """The model instance of this term."""
         if self._task is None:
             model: type[Task] = apps.get_model("tasks", "Task")
-            task = model.from_db(self.using, COLUMNS, [getattr(self, name) for name in COLUMNS])
+            of_term = {name: getattr(self.term, name) for name in _OF_TERM}
+            own = {name: getattr(self, name) for name in ("task_data", *COLUMNS)}
+            columns = {**own, **of_term, "status": "running"}
+            # Django wants them in the model's order.
+            names = [f.attname for f in model._meta.concrete_fields if f.attname in columns]
+            task = model.from_db(self.using, names, [columns[name] for name in names])
             task.now, task.sent_at = self.now, self.sent_at
             self._task = task
         return self._task
@@ -91,10 +137,16 @@ class Taken:
     @classmethod
     def of(cls, task: Task) -> Self:
         """``task``, which was just claimed."""
-        taken = cls()
-        for name in COLUMNS:
-            setattr(taken, name, getattr(task, name))
-        taken.now, taken.sent_at = task.now, task.sent_at
-        taken.using = task._state.db or "default"
+        assert task.acquired_at is not None
+        term = Term(
+            task.holder,
+            task.ttl,
+            task.acquired_at,
+            task.expires_at,
+            task.now,
+            task.sent_at,
+            task._state.db or "default",
+        )
+        taken = cls(term, task.task_data, *(getattr(task, name) for name in COLUMNS))
         taken._task = task
         return taken

@@ -11,7 +11,7 @@ from typing import Any
 from leasing.rowstore import RowStore
 from leasing.store import Grant
 from tasks.models import Task
-from tasks.taken import Taken, resource_of
+from tasks.taken import Taken, Term, resource_of
 
 
 class TakenStore(RowStore):
@@ -39,24 +39,27 @@ def store_in(using: str) -> TakenStore:
 
 
 def grants_of(claimed: Sequence[Taken]) -> list[Grant]:
-    """The grants of tasks that were claimed by one request."""
-    if not claimed:
-        return []
-    first = claimed[0]
-    ttl = first.ttl.total_seconds()
-    remaining = (first.expires_at - first.now).total_seconds()
-    return [
-        Grant(
-            key=taken.id,
-            grant_id=taken.grant_id,
-            fencing_token=taken.fencing_token,
-            holder=first.holder,
-            resource=resource_of(taken.id),
-            ttl=ttl,
-            remaining=remaining,
-            sent_at=first.sent_at,
-            expires_at=first.expires_at,
-            row=taken,
+    """The grants of claimed tasks."""
+    grants: list[Grant] = []
+    term: Term | None = None
+    ttl = remaining = 0.0
+    for taken in claimed:
+        if taken.term is not term:  # which is the same for all of one claim
+            term = taken.term
+            ttl = term.ttl.total_seconds()
+            remaining = (term.expires_at - term.now).total_seconds()
+        grants.append(
+            Grant(
+                taken.id,
+                taken.grant_id,
+                taken.fencing_token,
+                term.holder,
+                resource_of(taken.id),
+                ttl,
+                remaining,
+                term.sent_at,
+                term.expires_at,
+                taken,
+            )
         )
-        for taken in claimed
-    ]
+    return grants

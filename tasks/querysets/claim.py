@@ -15,7 +15,7 @@ from leasing.dialects import durable
 from leasing.functions import DbNow
 from leasing.names import check_name
 from leasing.terms import Terms
-from tasks import signals
+from tasks import postgres, signals
 from tasks.conf import task_settings
 from tasks.querysets.base import TaskStatus, check_queue
 from tasks.querysets.queues import is_paused
@@ -49,21 +49,19 @@ class Claiming(Seating):
 
         Raises UnknownQueue, InvalidResource (the holder), InvalidTTL, LeaseInTransaction.
         """
-        terms = Terms.check(holder=check_name(holder, "holder"), ttl=ttl)
-        names = [check_queue(queue) for queue in queues or task_settings.QUEUES]
-        random.shuffle(names)
-        rows = self.home()
-        rows._sweep_if_due()
-        granted: list[tuple[Task, str]] = []
-        seats = Seats(rows.model, rows.db)
-        with durable(rows.db):
-            for queue in names:
-                if len(granted) < limit:
-                    open_ = rows.filter(~is_paused(queue), queue=queue)
-                    ready = open_.order_by("-priority", "scheduled_at", "id")
-                    ready.seats = seats
-                    granted += ready._grant_locked(terms, limit - len(granted))
-        return Claim(rows._tell_granted(granted), rows.store(terms))
+        rows, terms, names = self._asked(holder, queues, ttl)
+        tasks: list[Task] = []
+        if postgres.serves(rows.db):
+            tasks, more = postgres.claim(rows, terms, names, limit)
+            seated = rows._claim_portably(terms, names, limit - len(tasks)) if more else []
+            if seated:
+                tasks = sorted([*tasks, *seated], key=_in_order)
+        else:
+            tasks = rows._claim_portably(terms, names, limit)
+        if signals.claimed.has_listeners(rows.model):
+            for task in tasks:
+                signals.send(signals.claimed, task)
+        return Claim(tasks, rows.store(terms))
 
     def take(
         self,
@@ -74,11 +72,46 @@ class Claiming(Seating):
         ttl: float | timedelta | None = None,
     ) -> list[Taken]:
         """``claim``, for workers: without model instances where nothing needs them."""
-        return [Taken.of(task) for task in self.claim(holder, queues=queues, limit=limit, ttl=ttl)]
+        rows, terms, names = self._asked(holder, queues, ttl)
+        taken: list[Taken] = []
+        more = True
+        if postgres.serves(rows.db):
+            taken, more = postgres.take(rows, terms, names, limit)
+        if more:
+            seated = rows._claim_portably(terms, names, limit - len(taken))
+            taken += [Taken.of(task) for task in seated]
+        if signals.claimed.has_listeners(rows.model):
+            for each in taken:
+                signals.send(signals.claimed, each.task)
+        return taken
 
-    def _tell_granted(self, granted: list[tuple[Task, str]]) -> list[Task]:
-        for task, _ in granted:
-            signals.send(signals.claimed, task)
+    def to_claim(self, queue: Any) -> Self:
+        """The tasks of ``queue`` in the order in which they are claimed; none while it is
+        paused."""
+        open_ = self.filter(~is_paused(queue), queue=queue)
+        return open_.order_by("-priority", "scheduled_at", "id")
+
+    def _asked(
+        self, holder: str, queues: Sequence[str] | None, ttl: float | timedelta | None
+    ) -> tuple[Self, Terms, list[str]]:
+        """Check what is asked for, and sweep if that is due. Returns the rows to claim from,
+        the terms, and the queues in the order they are looked at."""
+        terms = Terms.check(holder=check_name(holder, "holder"), ttl=ttl)
+        names = [check_queue(queue) for queue in queues or task_settings.QUEUES]
+        random.shuffle(names)
+        rows = self.home()
+        rows._sweep_if_due()
+        return rows, terms, names
+
+    def _claim_portably(self, terms: Terms, queues: Sequence[str], limit: int) -> list[Task]:
+        granted: list[tuple[Task, str]] = []
+        seats = Seats(self.model, self.db)
+        with durable(self.db):
+            for queue in queues:
+                if len(granted) < limit:
+                    ready = self.to_claim(queue)
+                    ready.seats = seats
+                    granted += ready._grant_locked(terms, limit - len(granted))
         return [task for task, _ in granted]
 
     def available(self) -> Self:
@@ -93,3 +126,7 @@ class Claiming(Seating):
             "progressed_at": DbNow(),
             "unique_key": key_once_claimed(),
         }
+
+
+def _in_order(task: Task) -> tuple[Any, ...]:
+    return (-task.priority, task.scheduled_at, task.pk)

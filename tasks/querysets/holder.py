@@ -30,6 +30,10 @@ class Holding(Progressing):
     def holding(self) -> Self:
         return self.filter(status=TaskStatus.RUNNING)
 
+    def completing(self) -> dict[str, Any]:
+        """The columns of a task that ends well, beside its output."""
+        return {"status": TaskStatus.SUCCEEDED, **ending()}
+
     def heartbeat(self, task: Task) -> Task:
         """Move the deadline of a running task to its ttl from now. Raises LeaseLost."""
         return self.renew(task)
@@ -47,9 +51,8 @@ class Holding(Progressing):
             rows._lock(task)
             mine = rows._of_grant(task)
             done = (mine.unexpired() if unexpired else mine).update(
-                status=TaskStatus.SUCCEEDED,
                 task_output=output,
-                **ending(),
+                **rows.completing(),
             )
             if done:
                 task.refresh_from_db(using=rows.db)

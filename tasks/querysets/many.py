@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.db import DataError, IntegrityError, models, transaction
+from django.db import DataError, IntegrityError, connections, models, transaction
 from django.db.models import Case, Q, Value, When
 from django.dispatch import Signal
 
 from leasing.dialects import lock
 from leasing.exceptions import LeaseLost
-from tasks import signals
+from leasing.jsonable import MAX_DEPTH
+from tasks import postgres, signals
 from tasks.exceptions import NotSerializable
 from tasks.payload import check_json
-from tasks.querysets.base import TaskStatus, attempt_model, ending
+from tasks.querysets.base import TaskStatus, attempt_model
 from tasks.querysets.holder import Failure, Holding
 from tasks.taken import Taken
 
 if TYPE_CHECKING:
     from tasks.models import Task
+
+#: Outputs of more characters than this go to the database one by one.
+LARGEST = 16_000_000
 
 Result = TypeVar("Result")
 #: A signal to send, and what it says.
@@ -45,9 +50,46 @@ class Batching(Holding):
         """``complete`` each with the output beside it, for workers: nothing is read back where
         nobody looks. Returns those that are not completed, each with its error."""
         results = list(results)
-        taken = {id(each.task): each for each, _ in results}
-        _, refused = self.complete_many([(each.task, output) for each, output in results])
-        return [(taken[id(task)], error) for task, error in refused]
+        rows = self.home()
+        if signals.completed.has_listeners(rows.model) or not postgres.serves(rows.db):
+            taken = {id(each.task): each for each, _ in results}
+            _, refused = rows.complete_many([(each.task, output) for each, output in results])
+            return [(taken[id(task)], error) for task, error in refused]
+        done = rows._complete_in_one_statement(results)
+        left = [(each, output) for each, output in results if id(each) not in done]
+        return [
+            (each, error)
+            for each, output in left
+            if (error := rows._refusal(rows.complete, each.task, output))
+        ]
+
+    def _complete_in_one_statement(self, results: list[tuple[Taken, Any]]) -> set[int]:
+        """Complete what can be completed so. Returns the ``id()`` of each that is."""
+        asked: dict[int, tuple[Taken, str]] = {}
+        room = LARGEST
+        for each, output in results:
+            text = _as_json(output)
+            if text is not None and len(text) <= room and each.id not in asked:
+                asked[each.id] = each, text
+                room -= len(text)
+        if not asked:
+            return set()
+        try:
+            with _statement(self.db):
+                done = postgres.complete(self, list(asked.values()))
+        except (DataError, IntegrityError):
+            return set()
+        return {id(asked[key][0]) for key in done}
+
+    def _refusal(
+        self, alone: Callable[[Task, Any], object], task: Task, result: Any
+    ) -> Exception | None:
+        """What ``alone`` has against ``result``; None: it is stored."""
+        try:
+            alone(task, result)
+        except (LeaseLost, NotSerializable, DataError, IntegrityError) as error:
+            return error
+        return None
 
     def fail_many(
         self, failures: Iterable[tuple[Task, BaseException | str]]
@@ -76,11 +118,8 @@ class Batching(Holding):
         done = {id(task) for task, _, _ in tellings}
         refused: Refused = []
         for task, result in items:
-            if id(task) not in done:
-                try:
-                    alone(task, result)
-                except (LeaseLost, NotSerializable, DataError, IntegrityError) as error:
-                    refused.append((task, error))
+            if id(task) not in done and (error := self._refusal(alone, task, result)):
+                refused.append((task, error))
         turned_away = {id(task) for task, _ in refused}
         return [task for task, _ in items if id(task) not in turned_away], refused
 
@@ -93,9 +132,8 @@ class Batching(Holding):
         ]
         tasks = [task for task, _ in mine.values()]
         done = self._of_grants(tasks).update(
-            status=TaskStatus.SUCCEEDED,
             task_output=Case(*outputs, default=Value(None), output_field=models.JSONField()),
-            **ending(),
+            **self.completing(),
         )
         # Fewer only where there are no row locks, and somebody came between.
         ours = tasks if done == len(tasks) else self._ended_so(list(mine.values()))
@@ -148,8 +186,22 @@ class Batching(Holding):
 
 
 def _is_json(output: Any) -> bool:
+    return _as_json(output) is not None
+
+
+def _as_json(output: Any) -> str | None:
+    """``output`` as text, if it may be stored."""
     try:
-        check_json(output, "output")
-    except NotSerializable:
-        return False
-    return True
+        text = json.dumps(output, allow_nan=False)
+        # Only where there is one of these may the text say something that is not allowed.
+        if "\\u" in text or text.count("{") + text.count("[") > MAX_DEPTH:
+            check_json(output, "output")
+    except (NotSerializable, TypeError, ValueError, RecursionError):
+        return None
+    return text
+
+
+def _statement(using: str) -> AbstractContextManager[object]:
+    """Around one statement: within a transaction an error of it is to harm nothing else."""
+    inside = connections[using].in_atomic_block
+    return transaction.atomic(using=using) if inside else nullcontext()

@@ -68,7 +68,7 @@ class QueueQuerySet(models.QuerySet["Queue"]):
         after_commit(self.db, tell)
 
 
-def is_paused(name: str) -> Exists:
+def is_paused(name: Any) -> Exists:
     """Whether the queue ``name`` is paused: asked once a statement, not once a row."""
     rows: Any = apps.get_model("tasks", "Queue")._default_manager
     return Exists(rows.filter(name=name).paused())

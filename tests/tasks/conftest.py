@@ -49,6 +49,12 @@ def _no_sweep_at_claim(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def portable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The portable form of every verb, on PostgreSQL too."""
+    monkeypatch.setattr("leasing.postgres.serves", lambda using: False)
+
+
+@pytest.fixture
 def handlers(monkeypatch: pytest.MonkeyPatch) -> Handlers:
     """Handlers of this test: ``handlers["name"] = function`` registers it."""
     known = dict(registry._handlers)

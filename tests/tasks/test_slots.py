@@ -167,6 +167,7 @@ def test_a_slot_that_was_taken_meanwhile_costs_only_its_task(
     assert row_of(Task.objects.get(pk=lost))["attempts"] == 0
 
 
+@pytest.mark.usefixtures("portable")
 def test_a_task_that_was_taken_meanwhile_takes_no_slot() -> None:
     first, second = store("a", 2, limit=2)
 

@@ -1,0 +1,306 @@
+"""Claims for workers, that make no model instances, and the completions of what they took."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import DataError, connection
+from django.db.models.signals import post_init
+
+from leasing.clock import clock
+from leasing.exceptions import LeaseInTransaction, LeaseLost
+from leasing.functions import EPOCH
+from tasks import postgres, signals
+from tasks.exceptions import NotSerializable
+from tasks.models import Queue, Task, TaskStatus
+from tasks.querysets import many
+from tasks.taken import Taken
+from tests.factories import TaskFactory
+from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import just_before_the_update
+from tests.tasks.support import Told, copy_of, end_well, refusals, row_of, take_back, take_over
+
+pytestmark = pytest.mark.django_db
+
+COLUMNS = (
+    "name",
+    "queue",
+    "task_data",
+    "attempts",
+    "max_attempts",
+    "timeout",
+    "holder",
+    "grant_id",
+    "fencing_token",
+    "ttl",
+    "acquired_at",
+    "expires_at",
+)
+
+
+@pytest.fixture(params=["one statement", "portable"], autouse=True)
+def form(request: pytest.FixtureRequest) -> None:
+    """Both forms answer the same."""
+    if request.param == "portable":
+        request.getfixturevalue("portable")
+
+
+@pytest.fixture
+def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens to claims and completions."""
+    for signal in (signals.claimed, signals.completed):
+        monkeypatch.setattr(signal, "receivers", [])
+        signal.sender_receivers_cache.clear()
+
+
+def take(limit: int = 100, **options: Any) -> list[Taken]:
+    return Task.objects.take("ann", limit=limit, **options)
+
+
+def output_of(each: Taken) -> Any:
+    return row_of(each.task)["task_output"]
+
+
+@pytest.mark.usefixtures("unheard")
+def test_what_is_taken_is_what_the_database_has(database_clock: DatabaseClock) -> None:
+    TaskFactory(timeout=timedelta(seconds=90), data={"sleep_duration_seconds": 1, "é": [None]})
+    before = clock()
+
+    (taken,) = take(ttl=7)
+
+    row: dict[str, Any] = dict(Task.objects.values().get())
+    assert {name: getattr(taken, name) for name in COLUMNS} == {name: row[name] for name in COLUMNS}
+    assert (taken.id, row["status"], row["grants"]) == (row["id"], "running", 1)
+    assert taken.now == taken.acquired_at == row["started_at"] == database_clock.now
+    assert taken.expires_at == database_clock.now + timedelta(seconds=7)
+    assert row["fencing_token"] == (database_clock.now - EPOCH) // timedelta(microseconds=1)
+    assert before <= taken.sent_at <= clock()
+    assert row_of(taken.task) == {name: getattr(taken.task, name) for name in row}
+    assert (taken.task.now, taken.task.sent_at) == (taken.now, taken.sent_at)
+
+
+@pytest.mark.usefixtures("unheard")
+def test_no_instance_is_made_where_nobody_listens(request: pytest.FixtureRequest) -> None:
+    if "portable" in request.fixturenames or connection.vendor != "postgresql":
+        pytest.skip("the portable form makes them")
+    TaskFactory.create_batch(3)
+    made: list[Any] = []
+    post_init.connect(lambda **what: made.append(what), weak=False, dispatch_uid="made")
+    try:
+        taken = take()
+        assert Task.objects.complete_taken([(each, each.id) for each in taken]) == []
+    finally:
+        post_init.disconnect(dispatch_uid="made")
+
+    assert made == []
+    assert set(Task.objects.succeeded().values_list("pk", "task_output")) == {
+        (each.id, each.id) for each in taken
+    }
+
+
+def test_who_listens_hears_of_claims_and_completions(told: Told) -> None:
+    tasks = TaskFactory.create_batch(2)
+    told.clear()
+
+    Task.objects.complete_taken([(each, None) for each in take()])
+
+    assert told == [(name, task.pk, {}) for name in ("claimed", "completed") for task in tasks]
+
+
+@pytest.mark.usefixtures("queues", "unheard")
+def test_higher_priority_comes_first_also_of_several_queues(database_clock: DatabaseClock) -> None:
+    def enqueue(queue: str, priority: int, seconds_ago: int) -> int:
+        moment = database_clock.now - timedelta(seconds=seconds_ago)
+        task: Task = TaskFactory(queue=queue, priority=priority, scheduled_at=moment)
+        return task.pk
+
+    last = enqueue("mail", 0, 10)
+    third = enqueue("mail", 0, 20)
+    first = enqueue("mail", 2, 0)
+    second = enqueue("mail", 1, 0)
+
+    assert [each.id for each in take(queues=["reports", "mail"])] == [first, second, third, last]
+
+
+@pytest.mark.usefixtures("queues", "unheard")
+def test_a_paused_queue_is_passed_over_and_the_others_are_not() -> None:
+    TaskFactory(queue="mail")
+    open_ = TaskFactory(queue="reports")
+    Queue.objects.pause("mail")
+
+    assert [each.id for each in take()] == [open_.pk]
+
+
+@pytest.mark.usefixtures("queues", "unheard")
+def test_a_limit_counts_over_all_queues_taken_from() -> None:
+    for queue in ("default", "mail", "reports"):
+        TaskFactory.create_batch(2, queue=queue)
+
+    assert [len(take(limit)) for limit in (0, 3, 9)] == [0, 3, 3]
+
+
+@pytest.mark.usefixtures("unheard")
+def test_tasks_with_a_key_are_seated_and_the_others_go_on() -> None:
+    keyed = [
+        Task.objects.enqueue("jobs.echo", {}, concurrency_key="a", priority=9).pk for _ in range(3)
+    ]
+    free = [Task.objects.enqueue("jobs.echo", {}).pk for _ in range(3)]
+
+    assert sorted(each.id for each in take(4)) == [keyed[0], *free]
+    assert set(Task.objects.running().values_list("pk", "slot")) == {
+        (keyed[0], "a:0"),
+        *((pk, None) for pk in free),
+    }
+    assert take(4) == []
+
+
+@pytest.mark.usefixtures("unheard")
+def test_a_part_of_the_tasks_is_taken_each_time_from_those_of_its_own_filter() -> None:
+    """Statements are kept by what they were compiled from."""
+    tasks = TaskFactory.create_batch(2)
+    for task, name in zip(tasks, ["jobs.100%s", "jobs.<ttl>"], strict=True):
+        Task.objects.filter(pk=task.pk).update(name=name)
+
+    for task, name in zip(tasks, ["jobs.100%s", "jobs.<ttl>"], strict=True):
+        rows = Task.objects.filter(name=name)
+        assert [each.id for each in rows.take("ann", limit=9)] == [task.pk]
+
+
+def test_taking_inside_a_transaction_is_refused() -> None:
+    from django.db import transaction
+
+    with pytest.raises(LeaseInTransaction), transaction.atomic():
+        take()
+
+
+# Completing
+
+
+@pytest.mark.usefixtures("unheard")
+def test_each_output_is_stored_with_its_task(database_clock: DatabaseClock) -> None:
+    outputs = [{"n": 1}, None, [2, "é%s'\\"], 0, "null", {"a": None}]
+    TaskFactory.create_batch(len(outputs))
+    taken = take()
+
+    assert Task.objects.complete_taken(reversed(list(zip(taken, outputs, strict=True)))) == []
+
+    rows = list(Task.objects.order_by("pk"))
+    assert [task.task_output for task in rows] == outputs
+    assert Task.objects.filter(task_output__isnull=True).count() == 1
+    assert {(task.status, task.processed_at) for task in rows} == {
+        (TaskStatus.SUCCEEDED, database_clock.now)
+    }
+
+
+def ended_by_another(task: Task) -> None:
+    """With the same output, under another grant."""
+    take_over(task)
+    end_well(task)
+
+
+@pytest.mark.usefixtures("unheard")
+@pytest.mark.parametrize("broken", [take_over, ended_by_another, take_back])
+def test_whose_term_is_over_is_refused_alone(broken: Any) -> None:
+    TaskFactory.create_batch(2)
+    late, good = take()
+    broken(copy_of(late.task))
+    before = row_of(late.task)
+
+    ((refused, error),) = Task.objects.complete_taken([(late, 1), (good, 2)])
+
+    assert refused is late and isinstance(error, LeaseLost)
+    assert (row_of(late.task)["task_output"], output_of(good)) == (None, 2)
+    assert row_of(late.task)["status"] == before["status"]
+
+
+@pytest.mark.usefixtures("unheard")
+def test_a_late_completion_is_noted_on_its_attempt() -> None:
+    TaskFactory()
+    (late,) = take()
+    Task.objects.revoke()
+
+    Task.objects.complete_taken([(late, 1)])
+
+    assert refusals(late.task) == ["complete"]
+
+
+@pytest.mark.usefixtures("unheard")
+def test_who_comes_between_is_refused() -> None:
+    TaskFactory.create_batch(2)
+    late, good = take()
+
+    with just_before_the_update(lambda: take_over(late.task)):
+        refused = Task.objects.complete_taken([(late, None), (good, None)])
+
+    assert [each for each, _ in refused] == [late]
+
+
+@pytest.mark.usefixtures("unheard")
+def test_mixed_up_grants_complete_nothing() -> None:
+    TaskFactory.create_batch(2)
+    one, other = take()
+    one.grant_id, other.grant_id = other.grant_id, one.grant_id
+    for each in (one, other):
+        each.task.grant_id = each.grant_id
+
+    assert len(Task.objects.complete_taken([(one, 1), (other, 2)])) == 2
+    assert Task.objects.running().count() == 2
+
+
+@pytest.mark.usefixtures("unheard")
+def test_of_one_named_twice_the_first_output_counts() -> None:
+    TaskFactory()
+    (one,) = take()
+
+    refused = Task.objects.complete_taken([(one, "first"), (one, "second")])
+
+    assert [(each, type(error)) for each, error in refused] in ([], [(one, LeaseLost)])
+    assert output_of(one) == "first"
+
+
+@pytest.mark.usefixtures("unheard")
+@pytest.mark.parametrize("bad", [object(), float("nan"), "\0", "\ud800", {1: {"\0": 1}}])
+def test_an_output_that_is_not_json_sinks_no_neighbour(bad: Any) -> None:
+    TaskFactory.create_batch(2)
+    one, other = take()
+
+    ((refused, error),) = Task.objects.complete_taken([(one, bad), (other, "well")])
+
+    assert refused is one and isinstance(error, NotSerializable)
+    assert (row_of(one.task)["status"], output_of(other)) == ("running", "well")
+
+
+@pytest.mark.usefixtures("unheard")
+def test_what_the_database_refuses_together_is_tried_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*arguments: Any) -> Any:
+        raise DataError("too large a number")
+
+    monkeypatch.setattr(postgres, "complete", refuse)
+    monkeypatch.setattr(many.Batching, "_complete_all", refuse)
+    TaskFactory.create_batch(2)
+    taken = take()
+
+    assert Task.objects.complete_taken([(each, each.id) for each in taken]) == []
+    assert [output_of(each) for each in taken] == [each.id for each in taken]
+
+
+@pytest.mark.usefixtures("unheard")
+def test_outputs_too_large_for_one_statement_are_stored_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outputs = ["x" * 10, "y" * 30, "z" * 10]
+    monkeypatch.setattr(many, "LARGEST", len(json.dumps(outputs[0])) * 2)
+    TaskFactory.create_batch(3)
+    taken = take()
+
+    assert Task.objects.complete_taken(zip(taken, outputs, strict=True)) == []
+    assert [output_of(each) for each in taken] == outputs
+
+
+def test_nothing_taken_is_nothing_completed() -> None:
+    assert Task.objects.complete_taken([]) == []
