@@ -55,9 +55,7 @@ def run(execution: Execution, call: Call | None = None, chaos: Chaos | None = No
     tidy()
 
 
-def work(
-    execution: Execution, call: Call | None = None, chaos: Chaos | None = None
-) -> Ending:
+def work(execution: Execution, call: Call | None = None, chaos: Chaos | None = None) -> Ending:
     """Run the handler of ``execution`` on this thread. What is to be stored of it. Raises
     nothing."""
     tidy()
@@ -171,9 +169,7 @@ def _cancelled(execution: Execution, by: str) -> Ending:
     return Ending(execution, "cancel", store=store)
 
 
-def _returned(
-    execution: Execution, reason: str, delay: timedelta = timedelta(0)
-) -> Ending:
+def _returned(execution: Execution, reason: str, delay: timedelta = timedelta(0)) -> Ending:
     tasks = Task.objects.using(execution.using)
     store = partial(tasks.give_back, execution.task, reason, delay=delay)
     return Ending(execution, "give back", store=store)
@@ -182,8 +178,7 @@ def _returned(
 def _unknown(execution: Execution) -> Ending:
     name = execution.taken.name
     reason = (
-        f"No handler is registered for {name!r}. Its module is missing here, or was after a "
-        "deploy."
+        f"No handler is registered for {name!r}. Its module is missing here, or was after a deploy."
     )
     logger.error("task %s: %s", execution.taken.id, reason)
     return _returned(execution, reason, UNKNOWN_DELAY)

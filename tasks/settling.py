@@ -86,9 +86,7 @@ def settle(endings: list[Ending], is_away: Callable[[bool], object] = bool) -> N
 def _drop(ending: Ending) -> None:
     execution, ending.is_done = ending.execution, True
     reason = f"it had been ended by its {execution.taken_by}"
-    logger.warning(
-        "task %s: a late %s is dropped: %s", execution.taken.id, ending.verb, reason
-    )
+    logger.warning("task %s: a late %s is dropped: %s", execution.taken.id, ending.verb, reason)
     if ending.verb == COMPLETE:
         try:
             execution.hold.refused(ending.verb, reason)
@@ -154,12 +152,12 @@ def _store_many(endings: list[Ending], store: Callable[[list[Ending]], Refused])
         refused = store(endings)
     except Error:
         raise
-    except Exception as error:
+    except Exception as failure:
         if len(endings) > 1:
             for ending in endings:
                 _store_many([ending], store)
             return
-        refused = [(endings[0], error)]
+        refused = [(endings[0], failure)]
     for ending in endings:
         ending.is_done = True
     for ending, error in refused:

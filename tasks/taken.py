@@ -134,6 +134,16 @@ class Taken:
             self._task = task
         return self._task
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether there is a model instance already."""
+        return self._task is not None
+
+    def load(self, row: Task) -> None:
+        """Let ``row``, which was read under this grant, be the model instance."""
+        row.now, row.sent_at = self.now, self.sent_at
+        self._task = row
+
     @classmethod
     def of(cls, task: Task) -> Self:
         """``task``, which was just claimed."""
