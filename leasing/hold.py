@@ -209,6 +209,12 @@ class Hold:
             self.trusted_until = 0.0
         self._keeper.discard(self)
 
+    def drop(self) -> None:
+        """``leave``, for good: nobody is called any more, and whom it would have called it does
+        not keep."""
+        self.leave()
+        self._on_lost = self._on_yield = None
+
     def _log_unreleased(self, failure: Exception) -> None:
         # The work was done while the lease was held; the ttl frees what release could not.
         logger.warning("%s could not be released: %s", self.resource, failure)

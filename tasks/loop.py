@@ -146,6 +146,8 @@ class Coroutines(Lane):
             return await work
         except asyncio.CancelledError as error:  # before it had begun
             return None, error
+        finally:
+            execution.interrupt = None  # or each would keep the other
 
     def close(self) -> None:
         if self._loop is not None:

@@ -207,7 +207,9 @@ def call_handler(handler: Handler, context: Context, data: dict[str, Any]) -> An
 def drop_transactions() -> bool:
     """Roll back what the handler left open: it would swallow the result, and those of the tasks
     that come after on this thread. Whether there was any."""
-    mine = connections.all(initialized_only=True)
+    # A connection that was closed has none open, and would be opened by being asked.
+    known = connections.all(initialized_only=True)
+    mine = [each for each in known if each.connection is not None or each.in_atomic_block]
     _thread.connects = bool(mine)
     left = [each for each in mine if in_transaction(each.alias)]
     for connection in left:

@@ -80,7 +80,7 @@ def settle(endings: list[Ending], is_away: Callable[[bool], object] = bool) -> N
     finally:
         is_away(False)
         for ending in endings:
-            ending.execution.hold.leave()
+            ending.execution.hold.drop()
 
 
 def _drop(ending: Ending) -> None:
