@@ -90,7 +90,7 @@ def _drop(ending: Ending) -> None:
     if ending.verb == COMPLETE:
         try:
             execution.hold.refused(ending.verb, reason)
-        except Error as error:
+        except Exception as error:
             logger.warning("task %s: that could not be noted: %s", execution.taken.id, error)
 
 
