@@ -309,12 +309,12 @@ def test_holds_that_come_and_go_long_before_they_are_due_wake_nobody(
     store: FakeStore, live_keeper: Keeper, asleep: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     woken: list[str] = []
-    for alarm in (live_keeper._renewer_wakes, live_keeper._watchdog_wakes):
-        monkeypatch.setattr(alarm, "notify", lambda: woken.append("woken"))
-
-    holds = [hold_of(store, live_keeper, key, ttl=2e5).__enter__() for key in range(3)]
-    for hold in holds:
-        hold.leave()
+    with monkeypatch.context() as patch:
+        for alarm in (live_keeper._renewer_wakes, live_keeper._watchdog_wakes):
+            patch.setattr(alarm, "notify", lambda: woken.append("woken"))
+        holds = [hold_of(store, live_keeper, key, ttl=2e5).__enter__() for key in range(3)]
+        for hold in holds:
+            hold.leave()
 
     assert woken == []
     assert store.calls == []
