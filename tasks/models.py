@@ -13,6 +13,7 @@ from leasing.functions import DbNow
 from leasing.models import Leasable
 from leasing.querysets import LEASE_FIELDS
 from leasing.store import Renewal
+from tasks.constraints import UniqueWhereSet
 from tasks.declarations import LONGEST_NAME
 from tasks.moments import MissedSlots, Rule, rule_of
 from tasks.querysets import (
@@ -55,12 +56,12 @@ class Task(Leasable):
     task_output = models.JSONField(null=True, default=None, blank=True)
     last_error = models.TextField(blank=True, default="")
     #: At most one task has it at a time, for as long as ``unique_for`` says; then it is null.
-    unique_key = models.CharField(max_length=200, null=True, default=None, unique=True)
+    unique_key = models.CharField(max_length=200, null=True, default=None)
     unique_for = models.CharField(max_length=8, choices=UniqueFor, default=UniqueFor.FINISHED.value)
     #: The end of the window for which it keeps its key.
     unique_until = models.DateTimeField(null=True, default=None)
     #: The client's name for this enqueue: sent again, it meets this row, ended or not.
-    idempotency_key = models.CharField(max_length=200, null=True, default=None, unique=True)
+    idempotency_key = models.CharField(max_length=200, null=True, default=None)
     #: How many enqueues its unique key turned away.
     duplicates = models.PositiveIntegerField(default=0)
 
@@ -81,7 +82,7 @@ class Task(Leasable):
     #: ("key:0", "key:1", ...), which it has while it is running.
     concurrency_key = models.CharField(max_length=200, blank=True, default="")
     concurrency_limit = models.PositiveSmallIntegerField(null=True, default=None)
-    slot = models.CharField(max_length=210, null=True, default=None, unique=True)
+    slot = models.CharField(max_length=210, null=True, default=None)
 
     renewal_columns = frozenset(
         {"grant_id", "expires_at", "cancel_requested_at", "cancel_requested_by"}
@@ -104,6 +105,9 @@ class Task(Leasable):
         ]
         constraints: ClassVar = [
             *Leasable.Meta.constraints,
+            UniqueWhereSet(field="unique_key", name="tasks_task_one_of_a_key"),
+            UniqueWhereSet(field="idempotency_key", name="tasks_task_one_of_an_enqueue"),
+            UniqueWhereSet(field="slot", name="tasks_task_one_in_a_slot"),
             models.CheckConstraint(
                 name="tasks_task_status_is_known", condition=Q(status__in=TaskStatus.values)
             ),
@@ -147,7 +151,8 @@ class Task(Leasable):
                 & Q(concurrency_limit__isnull=False, concurrency_limit__gt=0),
             ),
         ]
-        # Nothing that a heartbeat writes stands in an index or its condition.
+        # Nothing that a heartbeat writes stands in an index or its condition. And a task stands in
+        # few: each change of its state writes to every index that it stands in.
         indexes: ClassVar = [
             models.Index(
                 F("queue"),
@@ -157,7 +162,11 @@ class Task(Leasable):
                 name="tasks_task_to_claim",
                 condition=Q(status=TaskStatus.READY),
             ),
-            models.Index(fields=["acquired_at", "id"], name="tasks_task_by_claim"),
+            models.Index(
+                fields=["acquired_at", "id"],
+                name="tasks_task_by_claim",
+                condition=Q(acquired_at__isnull=False),
+            ),
             models.Index(
                 fields=["id"],
                 name="tasks_task_running",

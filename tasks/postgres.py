@@ -11,6 +11,7 @@ it measures no faster, and whoever sees one grant of a claim could tell the othe
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from leasing.clock import clock
 from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.terms import Terms
 from tasks.taken import COLUMNS, Taken, Term
+from tasks.trails import Trail, trail_of
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -37,8 +39,7 @@ if TYPE_CHECKING:
 #: a seat; whether there were any the first column says, also where nothing was granted.
 _CLAIM = """
 WITH chosen AS MATERIALIZED (
-    SELECT found.* FROM unnest(%(queues)s::text[]) AS asked (name),
-    LATERAL ({ready} LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED) AS found LIMIT %(limit)s
+    SELECT found.* FROM {asked}, LATERAL ({found}) AS found LIMIT %(limit)s
 ),
 granted AS ({update} RETURNING {columns}, {order})
 SELECT {answer} FROM (
@@ -46,6 +47,21 @@ SELECT {answer} FROM (
         {now} AS now
 ) AS said LEFT JOIN granted ON true ORDER BY _priority DESC, _scheduled_at, granted.id
 """
+_LOCKED = "{ready} LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED"
+_ASKED = "unnest(%(queues)s::text[]) AS asked (name)"
+
+#: The same from a place in the index on: behind the entry of a task that was claimed before. Of
+#: its two parts one has nothing to do; which, is decided before it looks at a row.
+_ASKED_AFTER = """unnest(%(queues)s::text[], %(after)s::bigint[]) AS asked (name, after)
+    LEFT JOIN LATERAL (
+        SELECT id, priority, scheduled_at FROM {table} WHERE id = asked.after LIMIT 1
+    ) AS mark ON true"""
+_FOUND_AFTER = "SELECT * FROM ({first}) AS first UNION ALL SELECT * FROM ({further}) AS further"
+_FIRST = "asked.after IS NULL"
+_FURTHER = (
+    "{table}.priority = mark.priority"
+    " AND ({table}.scheduled_at, {table}.id) > (mark.scheduled_at, mark.id)"
+)
 _ORDER = "priority AS _priority, scheduled_at AS _scheduled_at"
 _CHOSEN = "{table}.id = ANY(ARRAY(SELECT id FROM chosen WHERE concurrency_key = ''))"
 
@@ -69,6 +85,10 @@ _MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in ("holder", "ttl", 
 _HOLDER: Any = RawSQL(f"{_MARKS['holder']}::varchar", [], output_field=CharField())
 _TTL: Any = RawSQL(f"{_MARKS['ttl']}::interval", [], output_field=DurationField())
 
+#: How long a plan is used, in seconds.
+PLAN_LASTS = 15.0
+_numbers = itertools.count()
+
 #: Kept statements, by what they depend on. As many as lanes and databases make, and not more
 #: than _KEPT, whatever filters somebody claims with.
 _statements: dict[Any, str] = {}
@@ -85,10 +105,36 @@ def take(
 ) -> tuple[list[Taken], bool]:
     """Grant up to ``limit`` ready tasks of ``rows`` that need no seat. Returns them, and whether
     it came past tasks that do."""
-    statement = _kept("take", rows, _take_statement)
+    key = _key(rows)
+    trail = Trail() if key is None else trail_of(key)
+    after = trail.after(queues)
+    taken, passed_over = _take(rows, terms, queues, limit, after)
+    if len(taken) < limit:
+        trail.end()
+        if after is not None and not passed_over:
+            more, passed_over = _take(rows, terms, queues, limit - len(taken), None)
+            taken += more
+    else:
+        trail.go_on(taken)
+    return taken, passed_over
+
+
+def _take(
+    rows: Claiming,
+    terms: Terms,
+    queues: Sequence[str],
+    limit: int,
+    after: list[int | None] | None,
+) -> tuple[list[Taken], bool]:
+    parameters = _parameters(terms, queues, limit)
+    if after is None:
+        statement = _kept("take", rows, _take_statement) + _planned_anew(0)
+    else:
+        statement = _kept("take after", rows, _take_after_statement) + _planned_anew(PLAN_LASTS)
+        parameters["after"] = after
     sent_at = clock()
     with connections[rows.db].cursor() as cursor:
-        cursor.execute(statement, _parameters(terms, queues, limit))
+        cursor.execute(statement, parameters)
         answers = cursor.fetchall()
     passed_over, microseconds = answers[0][:2]
     if answers[0][2] is None:
@@ -96,15 +142,14 @@ def take(
     now = EPOCH + timedelta(microseconds=microseconds)
     term = Term(terms.holder, terms.ttl, now, now + terms.ttl, now, sent_at, rows.db)
     loads = json.loads
-    taken = [Taken(term, loads(data), *others) for _, _, data, *others in answers]
-    return taken, passed_over
+    return [Taken(term, loads(data), *others) for _, _, data, *others in answers], passed_over
 
 
 def claim(
     rows: Claiming, terms: Terms, queues: Sequence[str], limit: int
 ) -> tuple[list[Task], bool]:
     """``take``, with every column, as model instances."""
-    statement = _kept("claim", rows, _claim_statement)
+    statement = _kept("claim", rows, _claim_statement) + _planned_anew(0)
     sent_at = clock()
     manager: Any = rows.model._default_manager.using(rows.db)
     answers: list[Any] = list(manager.raw(statement, _parameters(terms, queues, limit)))
@@ -126,26 +171,48 @@ def _parameters(terms: Terms, queues: Sequence[str], limit: int) -> dict[str, An
 
 
 def _take_statement(rows: Claiming) -> str:
+    return _taking(rows, _ASKED, _locked(rows))
+
+
+def _take_after_statement(rows: Claiming) -> str:
+    table = _table(rows)
+    first, further = (
+        _locked(rows, RawSQL(which.format(table=table), [], output_field=BooleanField()))
+        for which in (_FIRST, _FURTHER)
+    )
+    found = _FOUND_AFTER.format(first=first, further=further)
+    return _taking(rows, _ASKED_AFTER.format(table=table), found)
+
+
+def _taking(rows: Claiming, asked: str, found: str) -> str:
     columns = ("task_data", *COLUMNS)
-    return _claiming(rows, columns, "passed_over, now, " + ", ".join(columns), DbMicroseconds())
+    answer = ", ".join(("passed_over", "now", *columns))
+    return _claiming(rows, asked, found, columns, answer, DbMicroseconds())
 
 
 def _claim_statement(rows: Claiming) -> str:
     columns = tuple(str(field.column) for field in rows.model._meta.concrete_fields)
-    return _claiming(rows, columns, ", ".join((*columns, "passed_over", "now")), DbNow())
+    answer = ", ".join((*columns, "passed_over", "now"))
+    return _claiming(rows, _ASKED, _locked(rows), columns, answer, DbNow())
 
 
-def _claiming(rows: Claiming, columns: Sequence[str], answer: str, now: Any) -> str:
-    ready = rows.to_claim(RawSQL("asked.name", [])).available()
+def _locked(rows: Claiming, *which: Any) -> str:
+    ready = rows.to_claim(RawSQL("asked.name", [])).available().filter(*which)
+    return _LOCKED.format(ready=_inlined(rows, ready.only("pk", "concurrency_key").query))
+
+
+def _claiming(
+    rows: Claiming, asked: str, found: str, columns: Sequence[str], answer: str, now: Any
+) -> str:
     target = rows._everything().available().filter(concurrency_key="")
     granting = {
         **rows.granting(Terms(_HOLDER, _TTL)),
         "grant_id": RawSQL("gen_random_uuid()", []),
     }
-    table = _quoted(rows, rows.model._meta.db_table)
     return _CLAIM.format(
-        ready=_inlined(rows, ready.only("pk", "concurrency_key").query),
-        update=_update(target, _CHOSEN.format(table=table), granting),
+        asked=asked,
+        found=found,
+        update=_update(target, _CHOSEN.format(table=_table(rows)), granting),
         columns=", ".join(columns),
         order=_ORDER,
         answer=answer,
@@ -169,27 +236,47 @@ def _inlined(rows: QuerySet[Any], query: Any) -> str:
     return text
 
 
-def _quoted(rows: QuerySet[Any], name: str) -> str:
-    return str(connections[rows.db].ops.quote_name(name))
+def _table(rows: QuerySet[Any]) -> str:
+    return str(connections[rows.db].ops.quote_name(rows.model._meta.db_table))
+
+
+def _key(rows: QuerySet[Any]) -> Any:
+    """What tells ``rows`` from others with another filter; None where nothing does."""
+    query = rows.query
+    if len(query.alias_map) > 1 or query.annotations or query.extra:
+        return None
+    try:
+        hash(query.where)
+    except TypeError:
+        return None
+    return rows.db, query.where
 
 
 def _kept(what: str, rows: Any, compiled: Callable[[Any], str]) -> str:
     """The statement that ``compiled`` makes for ``rows``, made once for all that are like them."""
-    query = rows.query
-    if len(query.alias_map) > 1 or query.annotations or query.extra:
+    like = _key(rows)
+    if like is None:
         return compiled(rows)
-    compile_ = query.get_compiler(rows.db).compile
-    try:
-        # Tests set the clock.
-        key = (what, rows.db, query.where, compile_(DbNow())[0], compile_(DbMicroseconds())[0])
-        statement = _statements.get(key)
-    except TypeError:  # a filter that cannot be told from others
-        return compiled(rows)
+    compile_ = rows.query.get_compiler(rows.db).compile
+    # Tests set the clock.
+    key = (what, like, compile_(DbNow())[0], compile_(DbMicroseconds())[0])
+    statement = _statements.get(key)
     if statement is None:
         if len(_statements) >= _KEPT:
             _statements.clear()
         statement = _statements[key] = compiled(rows)
     return statement
+
+
+def _planned_anew(seconds: float) -> str:
+    """What makes of a statement another one every so many ``seconds``, or each time.
+
+    Where statements are prepared, one that was planned for an empty table reads all of a full
+    one, until something analyzes the table. Looks while there is nothing to do are such
+    statements; those while there is much to do pay for the planning.
+    """
+    number = int(clock() // seconds) if seconds else next(_numbers)
+    return f"-- {number}"
 
 
 # Completions
@@ -206,13 +293,14 @@ def complete(rows: Batching, items: Sequence[tuple[Taken, str]]) -> set[int]:
         "grants": f"{{{','.join([each.grant_id.hex for each, _ in items])}}}",
         "outputs": f"[{','.join([output for _, output in items])}]",
     }
+    statement = _kept("complete", rows._everything(), _complete_statement)
     with connections[rows.db].cursor() as cursor:
-        cursor.execute(_kept("complete", rows._everything(), _complete_statement), given)
+        cursor.execute(statement + _planned_anew(PLAN_LASTS), given)
         return {key for (key,) in cursor.fetchall()}
 
 
 def _complete_statement(rows: Batching) -> str:
-    table = _quoted(rows, rows.model._meta.db_table)
+    table = _table(rows)
     given: Any = RawSQL(_GIVEN.format(table=table, **_MARKS), [], output_field=BooleanField())
     columns = {**rows.completing(), "task_output": RawSQL(_OUTPUT, [])}
     update = _update(rows.holding(), _OF_GRANT.format(table=table), columns)

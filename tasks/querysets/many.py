@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import DataError, IntegrityError, connections, models, transaction
-from django.db.models import Case, Q, Value, When
+from django.db.models import Case, F, Q, Value, When
 from django.dispatch import Signal
 
 from leasing.dialects import lock
 from leasing.exceptions import LeaseLost
+from leasing.functions import after
 from leasing.jsonable import MAX_DEPTH
 from tasks import postgres, signals
 from tasks.exceptions import NotSerializable
 from tasks.payload import check_json
-from tasks.querysets.base import TaskStatus, attempt_model
+from tasks.querysets.base import CANCEL_REQUESTED, TaskStatus, attempt_model, ending, waiting
 from tasks.querysets.holder import Failure, Holding
 from tasks.taken import Taken
 
@@ -27,10 +29,21 @@ if TYPE_CHECKING:
 #: Outputs of more characters than this go to the database one by one.
 LARGEST = 16_000_000
 
+#: Makes one encoder for all outputs.
+_encode = json.JSONEncoder(allow_nan=False).encode
+
 Result = TypeVar("Result")
 #: A signal to send, and what it says.
 Tellings = list[tuple["Task", Signal, dict[str, Any]]]
 Refused = list[tuple["Task", Exception]]
+
+
+#: What tells of an attempt that ended badly, by the state of its task afterwards.
+FAILURES = {
+    TaskStatus.READY: signals.failed,
+    TaskStatus.FAILED: signals.dead,
+    TaskStatus.CANCELLED: signals.cancelled,
+}
 
 
 class Batching(Holding):
@@ -153,17 +166,58 @@ class Batching(Holding):
         ]
 
     def _fail_all(self, items: list[tuple[Task, BaseException | str]]) -> Tellings:
-        asked = [(task, Failure.of(task, error)) for task, error in items]
-        tellings: Tellings = []
-        attempts = []
-        for task, failure in self._lock_all(asked).values():
-            signal = self._fail(failure)
-            if signal:
-                attempts.append(failure.attempt)
-                tellings.append((task, signal, {"error": failure.text}))
+        locked = self._lock_all([(task, Failure.of(task, error)) for task, error in items])
+        failures = {key: failure for key, (_, failure) in locked.items()}
+        updated = self._write_failures(failures)
+        ours = self._failed_so(failures, everyone=updated == len(failures))
+        attempts = [failure.attempt for failure in ours]
         attempt_model()._default_manager.using(self.db).bulk_create(attempts)
-        self._read_back([task for task, _, _ in tellings])
+        tellings: Tellings = []
+        for failure in ours:
+            failure.task.raised = failure.raised
+            tellings.append(
+                (failure.task, FAILURES[TaskStatus(failure.task.status)], {"error": failure.text})
+            )
         return tellings
+
+    def _write_failures(self, failures: dict[Any, Failure]) -> int:
+        """End the attempts of these locked rows, those that end alike by one statement. Returns
+        how many it were."""
+        mine = self._of_grants([failure.task for failure in failures.values()])
+        texts = [When(pk=key, then=Value(each.text)) for key, each in failures.items()]
+        if not texts:
+            return 0
+        text = {"last_error": Case(*texts, output_field=models.TextField())}
+        cancelled = mine.filter(CANCEL_REQUESTED).update(
+            status=TaskStatus.CANCELLED, **text, **ending()
+        )
+        delays = {key: each.delay for key, each in failures.items() if each.delay is not None}
+        again = 0
+        if delays:
+            waits = [When(pk=key, then=after(delay)) for key, delay in delays.items() if delay]
+            due = {"scheduled_at": Case(*waits, default=F("scheduled_at"))} if waits else {}
+            left = mine.filter(pk__in=list(delays), attempts__lt=F("max_attempts"))
+            again = left.update(**text, **waiting(timedelta(0)), **due)
+        dead = 0
+        if cancelled + again < len(failures):
+            dead = mine.update(status=TaskStatus.FAILED, **text, **ending())
+        return cancelled + again + dead
+
+    def _failed_so(self, failures: dict[Any, Failure], *, everyone: bool) -> list[Failure]:
+        """Read the tasks back; those that have failed under their grant, and with their error."""
+        rows = {row.pk: row for row in self._everything().filter(pk__in=list(failures))}
+        ours = [
+            failure
+            for key, failure in failures.items()
+            if everyone
+            or key in rows
+            and rows[key].grant_id == failure.task.grant_id
+            and rows[key].last_error == failure.text
+            and rows[key].released_at is not None
+            and rows[key].status in FAILURES
+        ]
+        self._show([failure.task for failure in ours], rows)
+        return ours
 
     def _lock_all(self, items: list[tuple[Task, Result]]) -> dict[Any, tuple[Task, Result]]:
         """Lock the rows, in the order of their keys, and return the items whose grant stands."""
@@ -179,7 +233,11 @@ class Batching(Holding):
 
     def _read_back(self, tasks: list[Task]) -> None:
         """Read ``tasks`` again, by one query."""
-        rows = {row.pk: row for row in self._everything().filter(pk__in=[t.pk for t in tasks])}
+        keys = [task.pk for task in tasks]
+        self._show(tasks, {row.pk: row for row in self._everything().filter(pk__in=keys)})
+
+    def _show(self, tasks: list[Task], rows: Mapping[Any, Task]) -> None:
+        """Make each of ``tasks`` what its row is."""
         for task in tasks:
             for field in self.model._meta.concrete_fields:
                 setattr(task, field.attname, getattr(rows[task.pk], field.attname))
@@ -192,9 +250,9 @@ def _is_json(output: Any) -> bool:
 def _as_json(output: Any) -> str | None:
     """``output`` as text, if it may be stored."""
     try:
-        text = json.dumps(output, allow_nan=False)
+        text = _encode(output)
         # Only where there is one of these may the text say something that is not allowed.
-        if "\\u" in text or text.count("{") + text.count("[") > MAX_DEPTH:
+        if "\\u" in text or len(text) > MAX_DEPTH:
             check_json(output, "output")
     except (NotSerializable, TypeError, ValueError, RecursionError):
         return None

@@ -14,7 +14,7 @@ from leasing import signals as lease_signals
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.rowstore import RowStore
-from tasks import registry, retry, runner, signals
+from tasks import registry, retry, runner, signals, trails
 from tasks.context import Context
 from tasks.execution import Execution
 from tasks.models import Task
@@ -46,6 +46,19 @@ __all__ = [
 def _no_sweep_at_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim recovers nothing that the test has prepared, unless the test recovers first."""
     monkeypatch.setattr(operator, "swept_at", {"default": float("inf")})
+
+
+@pytest.fixture(autouse=True)
+def _no_trail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No claim goes on behind those of the test before."""
+    monkeypatch.setattr(trails, "_trails", {})
+
+
+@pytest.fixture
+def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens to claims and completions."""
+    for signal in (signals.claimed, signals.completed):
+        monkeypatch.setattr(signal, "receivers", [])
 
 
 @pytest.fixture

@@ -7,10 +7,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, transaction
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, connection, transaction
 from django.db.models import F
 
 from leasing.functions import DbNow, after
+from tasks.constraints import UniqueWhereSet
 from tasks.generator import start_generator
 from tasks.models import GeneratorWish, Task, TaskAttempt
 from tests.factories import TaskFactory
@@ -101,6 +103,10 @@ IMPOSSIBLE: list[tuple[str, str, str, dict[str, Any]]] = [
     ("ttl_is_positive", "held for no time", "running", {"ttl": timedelta(0)}),
 ]
 
+#: Columns that no two tasks may share, and the state in which they can be set.
+ONCE = {"unique_key": "ready", "idempotency_key": "ready", "slot": "running"}
+UNIQUE = [each for each in Task._meta.constraints if isinstance(each, UniqueWhereSet)]
+
 
 @pytest.mark.parametrize(
     ("constraint", "state", "update"),
@@ -137,7 +143,64 @@ def test_a_key_may_be_kept_in_its_time(state: str, update: dict[str, Any]) -> No
 def test_each_constraint_is_put_to_the_test() -> None:
     tested = {f"tasks_task_{name}" for name, *_ in IMPOSSIBLE}
 
-    assert tested == {constraint.name for constraint in Task._meta.constraints}
+    assert tested | {unique.name for unique in UNIQUE} == {
+        constraint.name for constraint in Task._meta.constraints
+    }
+
+
+def unique_of(name: str) -> Any:
+    """The constraint on that column."""
+    return next(each for each in UNIQUE if each.fields == (name,))
+
+
+@pytest.mark.parametrize(("column", "state"), ONCE.items())
+def test_what_one_task_has_no_other_has(column: str, state: str) -> None:
+    one, other, *_ = TaskFactory.create_batch(3, state=state)
+    Task.objects.filter(pk=one.pk).update(**{column: "a"})
+
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Task.objects.filter(pk=other.pk).update(**{column: "a"})
+    with pytest.raises(ValidationError, match="already exists"):
+        unique_of(column).validate(Task, Task(**{column: "a"}))
+    unique_of(column).validate(Task, Task(**{column: "b"}))
+    unique_of(column).validate(Task, Task())
+
+
+@pytest.mark.parametrize("column", ONCE)
+@pytest.mark.parametrize("partial", [True, False], ids=["partial", "whole"])
+def test_a_database_without_partial_indexes_gets_whole_ones(
+    column: str, partial: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection.features, "supports_partial_indexes", partial)
+    unique = unique_of(column)
+    editor: Any = connection.SchemaEditorClass(connection, collect_sql=True)
+    editor.deferred_sql = []
+
+    made = str(unique.create_sql(Task, editor))
+    inline = str(unique.constraint_sql(Task, editor))
+
+    assert "UNIQUE" in made
+    assert ("IS NOT NULL" in made) == partial
+    assert ("UNIQUE" in inline) == (not partial)
+    assert str(unique.remove_sql(Task, editor))
+    assert unique == unique.clone()
+    assert "models.W047" not in [each.id for each in Task.check(databases=["default"])]
+
+
+@pytest.mark.usefixtures("on_postgresql")
+def test_a_row_that_waits_stands_in_two_indexes() -> None:
+    """As does one that runs, beside that of the latest claims: what is not set costs nothing."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT coalesce(pg_get_expr(indpred, indrelid), 'every row') FROM pg_index"
+            " WHERE indrelid = 'tasks_task'::regclass"
+        )
+        conditions = [condition for (condition,) in cursor.fetchall()]
+
+    assert conditions.count("every row") == 1
+    assert sum("status" in condition for condition in conditions) == 3
+    assert sum("NOT NULL" in condition for condition in conditions) == 5
+    assert len(conditions) == 9
 
 
 def test_two_tasks_that_have_not_ended_never_share_a_key() -> None:

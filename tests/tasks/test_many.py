@@ -226,6 +226,34 @@ def test_many_fail_each_in_its_own_way(
     ]
 
 
+def test_many_fail_by_one_statement_for_each_way() -> None:
+    def cost(count: int) -> int:
+        tasks = running(count)
+        errors: list[Exception | str] = [GiveUp("no hope"), ValueError("no luck"), "HTTP 502"]
+        with CaptureQueriesContext(connection) as queries:
+            Task.objects.fail_many([(task, errors[n % 3]) for n, task in enumerate(tasks)])
+        return len(queries)
+
+    # The savepoint and its end; locks, cancelled ones, others to come, dead ones; their attempts
+    # and what became of them.
+    assert cost(30) == cost(3) <= 8
+
+
+def test_of_many_that_fail_those_that_someone_asked_to_cancel_are_cancelled(told: Told) -> None:
+    asked, other, sold = running(3)
+    Task.objects.filter(pk=asked.pk).cancel(by="olga")
+    take_over(copy_of(sold))
+    told.clear()
+
+    done, refused = Task.objects.fail_many([(asked, "a"), (other, "b"), (sold, "c")])
+
+    assert done == [asked, other] and [task for task, _ in refused] == [sold]
+    assert [(task.status, task.last_error) for task in done] == [("cancelled", "a"), ("ready", "b")]
+    assert all(is_as_stored(task) for task in done)
+    assert [attempts(task) for task in done] == [[(1, "failed")]] * 2
+    assert [name for name, _, _ in told] == ["cancelled", "failed", "refused"]
+
+
 @pytest.mark.parametrize("verb", ["complete_many", "fail_many"])
 def test_a_late_result_among_many_is_noted_on_its_attempt(verb: str) -> None:
     late, good = running(2)

@@ -13,7 +13,7 @@ from django.db.models.signals import post_init
 from leasing.clock import clock
 from leasing.exceptions import LeaseInTransaction, LeaseLost
 from leasing.functions import EPOCH
-from tasks import postgres, signals
+from tasks import postgres
 from tasks.exceptions import NotSerializable
 from tasks.models import Queue, Task, TaskStatus
 from tasks.querysets import many
@@ -46,14 +46,6 @@ def form(request: pytest.FixtureRequest) -> None:
     """Both forms answer the same."""
     if request.param == "portable":
         request.getfixturevalue("portable")
-
-
-@pytest.fixture
-def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody listens to claims and completions."""
-    for signal in (signals.claimed, signals.completed):
-        monkeypatch.setattr(signal, "receivers", [])
-        signal.sender_receivers_cache.clear()
 
 
 def take(limit: int = 100, **options: Any) -> list[Taken]:

@@ -1,0 +1,64 @@
+"""Where the claims of this process have come to, so that the next ones go on from there.
+
+A claimed task leaves a dead entry in the index that claims read. Vacuum removes it, but not
+while somewhere a transaction is open that is older; then each claim would wade through what
+all claims before it have left. So for a quarter of a second a worker's claims begin behind the
+last task that it got of a queue, among those of the same priority. As long as they find all they
+ask for, that changes which task is claimed first and nothing else; when they find less they look
+from the beginning, at once.
+
+Whatever else there is waits for the next look from the beginning: a task of higher priority, and
+what another claim passed over or gave back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from leasing.clock import clock
+
+if TYPE_CHECKING:
+    from tasks.taken import Taken
+
+#: Seconds from one look from the beginning to the next.
+LASTS = 0.25
+
+
+class Trail:
+    """That of claims with one filter. Threads may share it: what it says need not be true."""
+
+    def __init__(self) -> None:
+        self._began_at = 0.0
+        self._after: dict[str, int] = {}
+
+    def after(self, queues: Sequence[str]) -> list[int | None] | None:
+        """For each queue the key of the task to begin behind; None: begin at the beginning."""
+        now = clock()
+        if not 0 <= now - self._began_at < LASTS:
+            self._began_at = now
+            self._after = {}
+        known = self._after
+        return [known.get(queue) for queue in queues] if known else None
+
+    def go_on(self, taken: Sequence[Taken]) -> None:
+        """These were got, in this order, and there were enough of them."""
+        self._after = {**self._after, **{each.queue: each.id for each in taken}}
+
+    def end(self) -> None:
+        """There were too few."""
+        self._after = {}
+
+
+_trails: dict[Any, Trail] = {}
+_KEPT = 100
+
+
+def trail_of(key: Any) -> Trail:
+    """The trail of the claims that ``key`` tells from others."""
+    trail = _trails.get(key)
+    if trail is None:
+        if len(_trails) >= _KEPT:
+            _trails.clear()
+        trail = _trails[key] = Trail()
+    return trail

@@ -1,0 +1,173 @@
+"""Claims that go on behind the ones before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from tasks import postgres, trails
+from tasks.models import Task
+from tests.factories import TaskFactory
+from tests.tasks.support import take_back
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("on_postgresql", "unheard")]
+
+
+class Clock:
+    """The holder's clock, moved by hand."""
+
+    seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture(autouse=True)
+def holders_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(trails, "clock", clock)
+    return clock
+
+
+def enqueue(count: int = 1, **options: Any) -> list[int]:
+    return [task.pk for task in TaskFactory.create_batch(count, **options)]
+
+
+def take(limit: int, **options: Any) -> list[int]:
+    return [each.id for each in Task.objects.take("ann", limit=limit, **options)]
+
+
+def test_a_claim_begins_behind_the_last_task_of_the_claim_before() -> None:
+    tasks = enqueue(5)
+    assert take(2) == tasks[:2]
+    take_back(Task.objects.get(pk=tasks[0]))
+
+    with CaptureQueriesContext(connection) as queries:
+        assert take(2) == tasks[2:4]
+
+    assert len(queries) == 1
+    assert take(2) == [tasks[4], tasks[0]]
+    assert take(2) == []
+
+
+def test_a_claim_that_finds_too_few_looks_from_the_beginning_at_once() -> None:
+    low = enqueue(2, priority=-1)
+    usual = enqueue(3)
+    assert take(2) == usual[:2]
+    high = enqueue(1, priority=1)
+
+    assert take(3) == [usual[2], *high, low[0]]
+    assert take(3) == [low[1]]
+    with CaptureQueriesContext(connection) as queries:
+        assert take(3) == []
+    assert len(queries) == 1
+
+
+def test_higher_priorities_wait_for_the_next_look_from_the_beginning(holders_clock: Clock) -> None:
+    usual = enqueue(4)
+    assert take(1) == usual[:1]
+    high = enqueue(1, priority=1)
+    holders_clock.seconds += trails.LASTS * 0.9
+    assert take(1) == usual[1:2]
+
+    holders_clock.seconds += trails.LASTS * 0.2
+
+    assert take(1) == high
+    assert take(1) == usual[2:3]
+
+
+def test_a_clock_that_went_back_begins_at_the_beginning(holders_clock: Clock) -> None:
+    usual = enqueue(2)
+    assert take(1) == usual[:1]
+    high = enqueue(1, priority=1)
+
+    holders_clock.seconds -= 60
+
+    assert take(1) == high
+
+
+def test_a_task_that_is_gone_leads_nowhere_and_nothing_is_missed() -> None:
+    first, second = enqueue(2)
+    assert take(1) == [first]
+    Task.objects.filter(pk=first).delete()
+
+    assert take(1) == [second]
+
+
+@pytest.mark.usefixtures("queues")
+def test_each_queue_has_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("random.shuffle", lambda names: None)
+    mails, reports = enqueue(3, queue="mail"), enqueue(3, queue="reports")
+    both = ["mail", "reports"]
+    assert take(1, queues=both) == mails[:1]
+    assert take(1, queues=both[::-1]) == reports[:1]
+    for key in (mails[0], reports[0]):
+        take_back(Task.objects.get(pk=key))
+
+    assert take(1, queues=both) == mails[1:2]
+    assert take(1, queues=both[::-1]) == reports[1:2]
+    assert sorted(take(9, queues=both)) == [mails[0], mails[2], reports[0], reports[2]]
+
+
+def test_claims_of_a_part_of_the_tasks_have_a_place_of_their_own() -> None:
+    tasks = enqueue(3)
+    assert take(1) == tasks[:1]
+    take_back(Task.objects.get(pk=tasks[0]))
+
+    part = Task.objects.exclude(name="jobs.other")
+    assert [each.id for each in part.take("ann", limit=1)] == tasks[:1]
+
+
+def test_tasks_with_a_key_are_seated_before_others_further_on() -> None:
+    free = enqueue(3)
+    assert take(1) == free[:1]
+    keyed = Task.objects.enqueue("jobs.echo", {}, concurrency_key="a").pk
+    more = enqueue(1)
+
+    assert sorted(take(4)) == [*free[1:], keyed, *more]
+
+
+def test_no_more_places_are_kept_than_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trails, "_KEPT", 2)
+
+    kept = [trails.trail_of(key) for key in ("a", "b")]
+    assert trails.trail_of("a") is kept[0]
+    trails.trail_of("c")
+
+    assert trails.trail_of("a") is not kept[0]
+
+
+@pytest.mark.parametrize(("seconds", "again"), [(1.0, True), (postgres.PLAN_LASTS + 1, False)])
+def test_statements_are_planned_anew_after_a_while(
+    seconds: float, again: bool, holders_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent is the same as before for some time, and then is not: nothing prepared is
+    kept for longer."""
+    monkeypatch.setattr(postgres, "clock", holders_clock)
+    monkeypatch.setattr(trails, "LASTS", 3600.0)
+    holders_clock.seconds = 100 * postgres.PLAN_LASTS
+    enqueue(3)
+
+    def statements() -> list[str]:
+        taken: list[Any] = []
+        sent: list[str] = []
+
+        def note(execute: Any, sql: str, *rest: Any) -> Any:
+            sent.extend([sql] if sql.lstrip().startswith("WITH") else [])
+            return execute(sql, *rest)
+
+        with connection.execute_wrapper(note):
+            taken += Task.objects.take("ann")
+            assert Task.objects.complete_taken([(each, 1) for each in taken]) == []
+        return sent
+
+    first = statements()
+    before = statements()
+    holders_clock.seconds += seconds
+    after = statements()
+
+    assert (before == after) == again
+    assert first[0] != before[0]
