@@ -136,8 +136,8 @@ class Taken:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether there is a model instance already."""
-        return self._task is not None
+        """Whether there is a model instance that has every column."""
+        return self._task is not None and not self._task.get_deferred_fields()
 
     def load(self, row: Task) -> None:
         """Let ``row``, which was read under this grant, be the model instance."""
