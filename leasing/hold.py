@@ -13,7 +13,7 @@ import contextlib
 import logging
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
@@ -148,6 +148,13 @@ class Hold:
 
     def adopt(self, grant: Grant) -> None:
         """Keep ``grant``."""
+        self.take_on(grant, margin(grant.ttl))
+        self.due_at = self._keeper.next_due(grant.sent_at, self.interval)
+        self._keeper.add(self)
+
+    def take_on(self, grant: Grant, margin: float) -> None:
+        """Believe in ``grant``, but for its last ``margin`` seconds. Whoever calls this says
+        when it is due, and has it renewed."""
         self._is_lost, self._lost = False, None
         self.yield_to = ""
         self._reason = ""
@@ -156,9 +163,7 @@ class Hold:
         self._settling = False
         self._is_last = False
         self._is_unreleased = False
-        self.trusted_until = grant.sent_at + grant.remaining - margin(grant.ttl)
-        self.due_at = self._keeper.next_due(grant.sent_at, self.interval)
-        self._keeper.add(self)
+        self.trusted_until = grant.sent_at + grant.remaining - margin
 
     def release(self) -> None:
         """Give the lease back at once; the keeper stops renewing it. Again changes nothing.
@@ -204,6 +209,12 @@ class Hold:
             self.trusted_until = 0.0
         self._keeper.discard(self)
 
+    def drop(self) -> None:
+        """``leave``, for good: nobody is called any more, and whom it would have called it does
+        not keep."""
+        self.leave()
+        self._on_lost = self._on_yield = None
+
     def _log_unreleased(self, failure: Exception) -> None:
         # The work was done while the lease was held; the ttl frees what release could not.
         logger.warning("%s could not be released: %s", self.resource, failure)
@@ -220,6 +231,11 @@ class Hold:
                 if self._is_lost:
                     self._lost.set()
             return self._lost
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether ``lost`` is set."""
+        return self._is_lost
 
     @property
     def valid(self) -> bool:
@@ -369,9 +385,7 @@ class Hold:
     @property
     def interval(self) -> float:
         """Seconds between renewals."""
-        ttl = self.ttl
-        every = leasing_settings.RENEW_EVERY
-        return ttl / 3 if every is None else min(every, ttl / 2)
+        return interval(self.ttl)
 
 
 class Interrupt:
@@ -402,6 +416,27 @@ class Interrupt:
             return False
         others = self._task.uncancel() > self._cancellations
         return isinstance(error, asyncio.CancelledError) and not others
+
+
+def adopt_together(holds: Sequence[tuple[Hold, Grant]], keeper: Keeper = keeper) -> None:
+    """Let each hold keep the grant beside it. All were granted at one time, for one ttl, the
+    earliest first."""
+    if not holds:
+        return
+    first = holds[0][1]
+    lasting = margin(first.ttl)
+    # One statement renews them all.
+    due_at = keeper.next_due(first.sent_at, interval(first.ttl))
+    for hold, grant in holds:
+        hold.take_on(grant, lasting)
+        hold.due_at = due_at
+    keeper.add_many([hold for hold, _ in holds])
+
+
+def interval(ttl: float) -> float:
+    """Seconds between renewals, for a ttl in seconds."""
+    every = leasing_settings.RENEW_EVERY
+    return ttl / 3 if every is None else min(every, ttl / 2)
 
 
 def margin(ttl: float) -> float:

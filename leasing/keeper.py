@@ -34,7 +34,7 @@ import random
 import threading
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -98,6 +98,29 @@ class Renewable(Protocol):
 Note = tuple[Callable[[], object], Callable[[], object]]
 
 
+class Alarm(threading.Condition):
+    """Wakes a thread for what comes before it would have looked by itself, and for nothing
+    else. All of it under the lock."""
+
+    def __init__(self, lock: Any) -> None:
+        super().__init__(lock)
+        self._looks_at = -math.inf
+
+    def sleep(self, now: float, seconds: float | None) -> None:
+        """Sleep for ``seconds``; None: until something comes."""
+        self._looks_at = math.inf if seconds is None else now + seconds
+        try:
+            self.wait(seconds)
+        finally:
+            # Awake: it looks at everything before it sleeps again.
+            self._looks_at = -math.inf
+
+    def set_for(self, moment: float) -> None:
+        """There is something to do at ``moment``."""
+        if moment < self._looks_at:
+            self.notify()
+
+
 class Keeper:
     """Renews holds until they are discarded or lost. Every process has one: ``keeper``.
 
@@ -112,8 +135,8 @@ class Keeper:
 
     def _reset(self) -> None:
         self._lock = threading.RLock()
-        self._renewer_wakes = threading.Condition(self._lock)
-        self._watchdog_wakes = threading.Condition(self._lock)
+        self._renewer_wakes = Alarm(self._lock)
+        self._watchdog_wakes = Alarm(self._lock)
         self._holds: dict[int, Renewable] = {}
         self._notes: deque[Note] = deque(maxlen=MAX_NOTES)
         self._teller = Teller()
@@ -132,19 +155,28 @@ class Keeper:
 
     def add(self, hold: Renewable) -> None:
         """Renew ``hold`` from now on."""
+        self.add_many([hold])
+
+    def add_many(self, holds: Collection[Renewable]) -> None:
+        """Renew ``holds`` from now on."""
+        if not holds:
+            return
+        due_at = min(hold.due_at for hold in holds)
+        trusted_until = min(hold.trusted_until for hold in holds)
         with self._lock:
-            self._holds[id(hold)] = hold
+            self._holds.update((id(hold), hold) for hold in holds)
             self._start()
-            self._renewer_wakes.notify()
-            self._watchdog_wakes.notify()
+            self._renewer_wakes.set_for(due_at)
+            self._watchdog_wakes.set_for(trusted_until)
 
     def discard(self, hold: Renewable) -> None:
         """Stop renewing ``hold``."""
+        # What the threads had meant to do for it they find undone when they look: that the last
+        # hold has gone wakes nobody.
         with self._lock:
             self._holds.pop(id(hold), None)
-            self._forget_unheld()
-            if not self._holds:
-                self._renewer_wakes.notify()
+            if self._breakers:
+                self._forget_unheld()
 
     def hurry(self, hold: Renewable) -> None:
         """Renew ``hold`` now: the store has something to say to it."""
@@ -249,7 +281,7 @@ class Keeper:
         """A request that is cut off by ``abort`` when it takes longer than its ``limit``."""
         with self._lock:
             self._request = abort, self.clock() + limit * CUT_OFF
-            self._watchdog_wakes.notify()
+            self._watchdog_wakes.set_for(self._request[1])
         try:
             yield
         finally:
@@ -342,7 +374,7 @@ class Keeper:
         with self._lock:
             wait = self._until_due()
             if not stopped.is_set() and (wait is None or wait > 0):
-                self._renewer_wakes.wait(wait)
+                self._renewer_wakes.sleep(self.clock(), wait)
             return not stopped.is_set()
 
     def _until_due(self) -> float | None:
@@ -369,7 +401,7 @@ class Keeper:
                     ends.append(self._request[1])
                 wait = min(LOOK, max(0.0, min(ends) - self.clock())) if ends else None
                 if wait is None or wait > 0:
-                    self._watchdog_wakes.wait(wait)
+                    self._watchdog_wakes.sleep(self.clock(), wait)
             self.declare_lost()
             self.cut_off()
 

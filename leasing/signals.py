@@ -13,18 +13,59 @@ A receiver that raises is logged by Django and harms nobody.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 from django.dispatch import Signal
 
-acquired = Signal()
-taken_over = Signal()
-renewed = Signal()
-released = Signal()
-revoked = Signal()
-preempted = Signal()
-lost = Signal()
-refused = Signal()
+
+class Logged(Signal):
+    """A signal that is also written to the log, where that has its level on. ``has_listeners``
+    says whether anybody would hear of it, the log included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logger: logging.Logger | None = None
+        self._level = logging.NOTSET
+        self._line: Callable[..., tuple[str, dict[str, Any]]] | None = None
+
+    def log_to(
+        self, logger: logging.Logger, level: int, line: Callable[..., tuple[str, dict[str, Any]]]
+    ) -> None:
+        """Write to ``logger``, at ``level``, what ``line`` makes of the arguments it is sent
+        with: a format string, and the values for it."""
+        self._logger, self._level, self._line = logger, level, line
+
+    def has_listeners(self, sender: Any = None) -> bool:
+        return self._is_logged() or bool(self.receivers and super().has_listeners(sender))
+
+    def send_robust(self, sender: Any, **named: Any) -> list[tuple[Callable[..., Any], Any]]:
+        if self._is_logged():
+            self._log(named)
+        # Most have no other receiver, and looking for them takes a while.
+        return super().send_robust(sender, **named) if self.receivers else []
+
+    def _is_logged(self) -> bool:
+        return self._logger is not None and self._logger.isEnabledFor(self._level)
+
+    def _log(self, named: dict[str, Any]) -> None:
+        assert self._logger is not None
+        assert self._line is not None
+        try:
+            self._logger.log(self._level, *self._line(**named))
+        except Exception:  # as any receiver's: what has happened has happened
+            self._logger.exception("what happened could not be logged")
+
+
+acquired = Logged()
+taken_over = Logged()
+renewed = Logged()
+released = Logged()
+revoked = Logged()
+preempted = Logged()
+lost = Logged()
+refused = Logged()
 
 
 def send(signal: Signal, lease: Any, **details: Any) -> None:

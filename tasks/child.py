@@ -101,7 +101,7 @@ class Attempt:
         close_old_connections()
         context = Context(self.task, self.hold, self.interruption.stopping, self.interruption)
         try:
-            output = call_handler(registry.find(self.task.name), context)
+            output = call_handler(registry.find(self.task.name), context, self.task.task_data)
             dropped = context.completed or context.given_back is not None
             answer = Answer(None if dropped else check_json(output, "output"), context.given_back)
         except BaseException as error:

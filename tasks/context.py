@@ -17,6 +17,7 @@ from leasing.hold import Hold
 from tasks.completing import Completing
 from tasks.interruption import Interruption
 from tasks.progress import Progress
+from tasks.taken import Taken
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -31,24 +32,29 @@ class Context:
 
     def __init__(
         self,
-        task: Task,
+        task: Task | Taken,
         hold: Hold,
         stopping: threading.Event,
         interruption: Interruption | None = None,
     ) -> None:
-        self.task = task
+        self._given = task
         #: Whether the task was ended by ``completing``.
         self.completed = False
         self._hold = hold
-        self._progress = Progress(task)
+        self._words: Progress | None = None
         self._interruption = interruption or Interruption(stopping)
         #: Why the handler gave its task back, and for how long; None while it did not.
         self.given_back: tuple[str, timedelta] | None = None
 
     @property
+    def task(self) -> Task:
+        """The task, as it was claimed."""
+        return self._given.task if isinstance(self._given, Taken) else self._given
+
+    @property
     def attempt(self) -> int:
         """Which attempt this is; the first is 1."""
-        return self.task.attempts
+        return self._given.attempts
 
     @property
     def fencing_token(self) -> int:
@@ -186,7 +192,7 @@ class Context:
         self.ensure()
         with self._losing(), durable(self._rows.db):
             yield
-            if self._progress.waits:
+            if self._words is not None and self._words.waits:
                 self._rows.progress(self.task, self._progress.take())
             # The keeper may find the task ended before this thread can say that it let go.
             self._hold.settle()
@@ -197,13 +203,20 @@ class Context:
     def flush(self) -> None:
         """Write what was said of the progress and waits. The worker calls it as the handler
         ends. Raises nothing."""
-        if self._hold.valid:  # or the refusal of what matters more would not be noted
-            self._progress.flush()
+        # Not without the hold, or the refusal of what matters more would not be noted.
+        if self._words is not None and self._hold.valid:
+            self._words.flush()
 
     async def aflush(self) -> None:
         """``flush``, for coroutines."""
-        if self._progress.waits:
+        if self._words is not None and self._words.waits:
             await sync_to_async(self.flush)()
+
+    @property
+    def _progress(self) -> Progress:
+        if self._words is None:
+            self._words = Progress(self.task)
+        return self._words
 
     @property
     def _rows(self) -> Any:

@@ -2,42 +2,64 @@
 
 Several may want to end it: its handler, its timeout, a worker that stops. Whoever takes it first
 stores what came of it, and what the others bring is dropped.
+
+It may wait for a place before it begins: it is kept from the claim on, and its timeout counts
+from the beginning. There are many of them, so each is as light as it can be.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from leasing.hold import Hold
+from leasing.clock import clock
+from leasing.hold import Hold, adopt_together
 from leasing.keeper import Keeper, keeper
-from leasing.rowstore import RowStore, grant_of
 from tasks import registry
 from tasks.context import Context
-from tasks.exceptions import UnknownTask
 from tasks.interruption import Interruption
+from tasks.latch import Latch
 from tasks.models import Task
+from tasks.taken import Taken
+from tasks.takenstore import grants_of, store_in
+
+Watch = Callable[["Execution"], object]
+
+#: The part of its time for progress that a task may wait for a place without a word.
+SILENCE = 0.1
 
 
 class Execution:
     """One attempt at ``task``, which was just claimed: it is kept from now on. ``watch`` is
     called as its timeout begins."""
 
+    __slots__ = (
+        "_lock",
+        "_watch",
+        "ended",
+        "handler",
+        "hold",
+        "interrupt",
+        "interruption",
+        "taken",
+        "taken_by",
+    )
+
     def __init__(
         self,
-        task: Task,
+        task: Task | Taken,
         stopping: threading.Event,
         *,
         keeper: Keeper = keeper,
-        watch: Callable[[Execution], object] = lambda execution: None,
+        watch: Watch | None = None,
+        keep: bool = True,
     ) -> None:
-        self.task = task
-        self.using = task._state.db or "default"
-        self.handler = _handler_of(task)
-        timeout = task.timeout or (self.handler.timeout if self.handler else None)
+        self.taken = taken = task if isinstance(task, Taken) else Taken.of(task)
+        self.handler = registry.get(taken.name)
+        timeout = taken.timeout or (self.handler.timeout if self.handler else None)
         self.interruption = Interruption(stopping, timeout)
         #: Set when the handler has ended, in whatever way.
-        self.ended = threading.Event()
+        self.ended = Latch()
         #: Who ended it: "handler", "timeout" or "stop"; empty while nobody has.
         self.taken_by = ""
         #: Ends what can be ended from outside: a coroutine. May be called on any thread.
@@ -45,16 +67,44 @@ class Execution:
         self._watch = watch
         self._lock = threading.Lock()
         self.hold = Hold(
-            RowStore(Task, self.using), on_lost=self._lost, on_yield=self._cancelled, keeper=keeper
+            store_in(taken.using), on_lost=self._lost, on_yield=self._cancelled, keeper=keeper
         )
-        self.hold.adopt(grant_of(task))
-        if self.kind is not registry.Kind.PROCESS:  # which may have to start first
-            self.start_timeout(task.sent_at)
+        if keep:
+            self.hold.adopt(grants_of([taken])[0])
 
-    def start_timeout(self, since: float | None = None) -> None:
-        """The attempt begins now, or began at ``since``: it is watched from here on."""
-        self.interruption.start_timeout(since)
-        self._watch(self)
+    @classmethod
+    def of_claim(
+        cls, claimed: Sequence[Taken], stopping: threading.Event, watch: Watch
+    ) -> list[Execution]:
+        """One for each of the tasks that were ``claimed`` by one request, all of them kept."""
+        executions = [cls(taken, stopping, watch=watch, keep=False) for taken in claimed]
+        holds = [execution.hold for execution in executions]
+        adopt_together(list(zip(holds, grants_of(claimed), strict=True)))
+        return executions
+
+    @property
+    def task(self) -> Task:
+        """The model instance."""
+        return self.taken.task
+
+    @property
+    def using(self) -> str:
+        return self.taken.using
+
+    def start_timeout(self) -> None:
+        """The attempt begins now: it is watched from here on."""
+        if self.interruption.timeout is not None:
+            self.interruption.start_timeout()
+            if self._watch is not None:
+                self._watch(self)
+
+    @property
+    def owes_a_word(self) -> bool:
+        """Whether it has waited so long for its place that its time for progress would end
+        too early."""
+        timeout = self.taken.progress_timeout
+        waited = clock() - self.taken.sent_at
+        return timeout is not None and waited > SILENCE * timeout.total_seconds()
 
     @property
     def kind(self) -> registry.Kind:
@@ -64,11 +114,11 @@ class Execution:
     @property
     def is_over(self) -> bool:
         """Whether what the handler still does is in vain."""
-        return self.hold.lost.is_set() or self.taken_by in ("timeout", "stop")
+        return self.hold.is_lost or self.taken_by in ("timeout", "stop")
 
     def context(self) -> Context:
         """What the handler is given."""
-        return Context(self.task, self.hold, self.interruption.stopping, self.interruption)
+        return Context(self.taken, self.hold, self.interruption.stopping, self.interruption)
 
     def take(self, by: str) -> bool:
         """Whether ``by`` is the first to end it, and so stores what came of it."""
@@ -90,10 +140,3 @@ class Execution:
     def _cancelled(self, hold: Hold) -> None:
         self.interruption.cancel(hold.yield_to)
         self.end_work()
-
-
-def _handler_of(task: Task) -> registry.Handler | None:
-    try:
-        return registry.find(task.name)
-    except UnknownTask:
-        return None

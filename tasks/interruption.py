@@ -10,10 +10,13 @@ from datetime import timedelta
 
 from leasing.clock import clock
 from tasks.exceptions import TaskCancelled
+from tasks.latch import Latch
 
 
 class Interruption:
     """What the handler of one attempt is asked to do."""
+
+    __slots__ = ("cancelled_by", "deadline", "stirred", "stopping", "timeout")
 
     def __init__(
         self, stopping: threading.Event | None = None, timeout: timedelta | None = None
@@ -26,7 +29,7 @@ class Interruption:
         #: The end of the timeout on the holder's clock; None while there is none.
         self.deadline: float | None = None
         #: Set with the first thing there is to hear of: it ends the pauses of the handler.
-        self.stirred = threading.Event()
+        self.stirred = Latch()
 
     def start_timeout(self, since: float | None = None) -> None:
         """The attempt begins now, or began at ``since`` on the holder's clock."""

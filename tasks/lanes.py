@@ -1,16 +1,16 @@
 """Where a worker runs tasks: places of one kind, each for one task at a time.
 
 ``Threads`` here runs plain functions; ``tasks.loop`` has the lane of coroutines,
-``tasks.processes`` that of work in child processes. A worker claims for the lanes that have a
-place free.
+``tasks.processes`` that of work in child processes. A worker claims for the lanes that have room:
+for their free places, and where tasks are short for as many more as the places end in ``AHEAD``
+seconds. What waits in a lane for longer than ``LONGEST_WAIT`` is given back for others to run.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
-import uuid
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from leasing.clock import clock
@@ -18,59 +18,155 @@ from tasks import runner
 from tasks.chaos import Chaos
 from tasks.execution import Execution
 from tasks.registry import Kind
+from tasks.settler import Settler
+from tasks.settling import Ending
+
+#: How many seconds of work a lane has waiting, and how many tasks at most.
+AHEAD, MOST_AHEAD = 0.1, 250
+#: Seconds after its claim until a task that has not begun is given back.
+LONGEST_WAIT = 1.0
+#: The weight of the latest task in the mean of the time that one takes.
+WEIGHT = 0.1
 
 
 class Lane:
-    """``places`` for tasks of one ``kind``; ``done`` is called with each that has ended."""
+    """``places`` for tasks of one ``kind``; what came of each goes to ``settler``, and ``wake`` is
+    called when the lane has emptied as far as ``look_at`` says."""
 
     kind: ClassVar[Kind]
 
     def __init__(
-        self, places: int, done: Callable[[Execution], object], chaos: Chaos | None = None
+        self,
+        places: int,
+        settler: Settler,
+        wake: Callable[[], object],
+        chaos: Chaos | None = None,
     ) -> None:
         self.places = places
         self.chaos = chaos
-        self._done = done
-        self._lock = threading.Lock()
-        # By grant: a task that was lost and claimed again is here twice, in two places.
-        self._running: dict[uuid.UUID, Execution] = {}
+        #: With how many tasks left in it somebody wants to know; -1: nobody does.
+        self.look_at = -1
+        #: When its own kind was looked for in vain, by the holder's clock.
+        self.found_none_at = float("-inf")
+        self._settler = settler
+        self._wake = wake
+        # What runs and what waits, by identity: a task that was lost and claimed again is here
+        # twice, in two places.
+        self._running: dict[int, Execution] = {}
+        self._waiting: deque[Execution] = deque()
+        #: Seconds that a task takes, in the mean; and how many have ended since it is known.
+        self._pace = 0.0
+        self._paced = 0
         self._stuck_since: float | None = None
 
     @property
     def executions(self) -> list[Execution]:
-        """What runs in it now."""
-        with self._lock:
-            return list(self._running.values())
+        """What runs in it now, and what waits."""
+        return list(self._running.values())
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything runs in it or waits."""
+        return bool(self._running)
 
     @property
     def free(self) -> int:
-        """How many tasks more it can run."""
-        return self.places - len(self._running)
+        """How many tasks more could run at once."""
+        return self.places - len(self._running) + len(self._waiting)
 
-    def submit(self, execution: Execution) -> None:
-        """Run ``execution`` in a free place."""
-        with self._lock:
-            self._running[execution.hold.grant_id] = execution
-        self._begin(execution)
+    # How much to claim
 
-    def _begin(self, execution: Execution) -> None:
+    @property
+    def ahead(self) -> int:
+        """How many tasks may wait: what the places end in AHEAD seconds, by the latest tasks.
+        Few at first, and none where that is not known."""
+        if not self._paced:
+            return 0
+        fit = AHEAD * self.places / max(self._pace, 1e-6)
+        return int(min(MOST_AHEAD, fit, 2 * self._paced))
+
+    @property
+    def low(self) -> int:
+        """With so many tasks left in it, or fewer, it is time to claim more."""
+        return self.places - 1 + self.ahead // 2
+
+    @property
+    def room(self) -> int:
+        """How many tasks to claim for it now."""
+        inside = len(self._running)
+        return 0 if inside > self.low else self.places + self.ahead - inside
+
+    @property
+    def waits_until(self) -> float | None:
+        """When what waits has waited for too long; None when nothing waits."""
+        try:
+            return self._waiting[0].taken.sent_at + LONGEST_WAIT
+        except IndexError:
+            return None
+
+    def overdue(self) -> list[Execution]:
+        """What has waited for too long, and what waits behind it: it is no longer in the lane,
+        and nothing is to be claimed ahead until tasks are short again."""
+        until = self.waits_until
+        if until is None or clock() < until:
+            return []
+        self._paced = 0
+        return self.withdraw()
+
+    def withdraw(self) -> list[Execution]:
+        """All that waits; it is no longer in the lane."""
+        withdrawn = []
+        try:
+            while True:
+                execution = self._waiting.pop()
+                del self._running[id(execution)]
+                withdrawn.append(execution)
+        except IndexError:
+            return withdrawn
+
+    # Running
+
+    def submit(self, executions: Iterable[Execution]) -> None:
+        """Run ``executions``, in their order, as places become free."""
+        executions = list(executions)
+        self._running.update((id(execution), execution) for execution in executions)
+        self._waiting.extend(executions)
+        self._begin(len(executions))
+
+    def _begin(self, count: int) -> None:
+        """``count`` more are waiting."""
         raise NotImplementedError
 
-    def _end(self, execution: Execution) -> None:
-        with self._lock:
-            self._running.pop(execution.hold.grant_id, None)
-        self._done(execution)
+    def _end(self, ending: Ending, began_at: float) -> None:
+        took = clock() - began_at
+        if self._paced:
+            self._pace += WEIGHT * (took - self._pace)
+        else:
+            self._pace = took
+        self._paced += 1
+        # In this order: what has not been stored is always to be found in one of the two.
+        self._settler.put(ending)
+        del self._running[id(ending.execution)]
+        self._settler.wake()
+        if len(self._running) <= self.look_at:
+            self.look_at = -1
+            self._wake()
 
     def is_stuck(self) -> bool:
         """Whether every place has been at a task that is over for longer than its lease was:
         what cannot be ended leaves nothing to do but to start the whole process again."""
-        executions = self.executions
-        if not executions or self.free > 0 or not all(each.is_over for each in executions):
+        if self.places > len(self._running) - len(self._waiting):
+            self._stuck_since = None
+            return False
+        waiting = {id(execution) for execution in self._waiting.copy()}
+        running = [each for each in self.executions if id(each) not in waiting]
+        if not all(each.is_over for each in running):
             self._stuck_since = None
             return False
         if self._stuck_since is None:
             self._stuck_since = clock()
-        return clock() - self._stuck_since > max(3 * each.hold.interval for each in executions)
+        longest = max((3 * each.hold.interval for each in running), default=0.0)
+        return clock() - self._stuck_since > longest
 
     def close(self) -> None:
         """End what can be ended: the process is about to."""
@@ -82,28 +178,44 @@ class Threads(Lane):
     kind = Kind.THREAD
 
     def __init__(
-        self, places: int, done: Callable[[Execution], object], chaos: Chaos | None = None
+        self,
+        places: int,
+        settler: Settler,
+        wake: Callable[[], object],
+        chaos: Chaos | None = None,
     ) -> None:
-        super().__init__(places, done, chaos)
-        self._inbox: queue.SimpleQueue[Execution] = queue.SimpleQueue()
+        super().__init__(places, settler, wake, chaos)
+        self._comes = threading.Condition()
+        self._idle = 0
         self._started = False
 
-    def _begin(self, execution: Execution) -> None:
+    def _begin(self, count: int) -> None:
         if not self._started:
             self._started = True
             for number in range(self.places):
                 name = f"task-{self.kind}-{number + 1}"
                 threading.Thread(target=self._work, name=name, daemon=True).start()
-        self._inbox.put(execution)
+        with self._comes:
+            self._comes.notify(min(count, self._idle))
 
     def _work(self) -> None:
         call = self._caller()
         while True:
-            execution = self._inbox.get()
             try:
-                runner.run(execution, call, self.chaos)
-            finally:
-                self._end(execution)
+                execution = self._waiting.popleft()
+            except IndexError:
+                self._wait()
+                continue
+            began_at = clock()
+            self._end(runner.work(execution, call, self.chaos), began_at)
+
+    def _wait(self) -> None:
+        with self._comes:
+            if not self._waiting:
+                runner.tidy()
+                self._idle += 1
+                self._comes.wait()
+                self._idle -= 1
 
     def _caller(self) -> runner.Call | None:
         """What calls handlers on the thread that asks; None: the thread itself."""

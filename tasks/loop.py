@@ -2,38 +2,32 @@
 
 Each has, as a request has under ASGI, a thread for what it does synchronously (Django's async
 ORM does), from its first such call to its end, and so connections of its own. What they return
-is stored by a few threads beside the loop, so that a slow database delays no coroutine.
+is stored beside the loop, so that a slow database delays no coroutine.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import queue
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
-from django.db import close_old_connections, connections
+from django.db import connections
 
 from leasing.clock import clock
+from leasing.hold import Hold
 from tasks import runner
 from tasks.chaos import Chaos
 from tasks.context import Context
 from tasks.execution import Execution
 from tasks.lanes import Lane
 from tasks.registry import Kind
+from tasks.settler import Settler
+from tasks.settling import Ending
 
-logger = logging.getLogger("tasks.worker")
-
-#: How many threads store what coroutines return.
-STORERS = 4
 #: Seconds without an answer after which the loop counts as blocked, and gets nothing more to do.
 BLOCKED_AFTER = 1.0
-
-#: What became of a coroutine: its context, what it returned, and what it raised.
-End = tuple[Execution, Context, Any, BaseException | None, bool]
 
 
 class Coroutines(Lane):
@@ -42,38 +36,45 @@ class Coroutines(Lane):
     kind = Kind.COROUTINE
 
     def __init__(
-        self, places: int, done: Callable[[Execution], object], chaos: Chaos | None = None
+        self,
+        places: int,
+        settler: Settler,
+        wake: Callable[[], object],
+        chaos: Chaos | None = None,
     ) -> None:
-        super().__init__(places, done, chaos)
+        super().__init__(places, settler, wake, chaos)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ends: queue.SimpleQueue[End] = queue.SimpleQueue()
         self._pinged_at: float | None = None
+        #: How many run. Only the loop's thread writes it.
+        self._active = 0
 
     @property
     def free(self) -> int:
         return 0 if self._is_blocked() else super().free
 
+    @property
+    def room(self) -> int:
+        return 0 if self._is_blocked() else super().room
+
     def _is_blocked(self) -> bool:
         """Whether a coroutine that does not let go keeps the loop from all others."""
         if self._loop is None or not self._running:
             return False
-        if self._pinged_at is None:
+        pinged_at = self._pinged_at
+        if pinged_at is None:
             self._pinged_at = clock()
             self._loop.call_soon_threadsafe(self._answer)
             return False
-        return clock() - self._pinged_at > BLOCKED_AFTER
+        return clock() - pinged_at > BLOCKED_AFTER
 
     def _answer(self) -> None:
         self._pinged_at = None
 
-    def _begin(self, execution: Execution) -> None:
+    def _begin(self, count: int) -> None:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._start("event-loop", self._run_loop)
-            for number in range(STORERS):
-                self._start(f"task-results-{number + 1}", self._store)
-        loop = self._loop
-        loop.call_soon_threadsafe(lambda: _kept(loop.create_task(self._run(execution))))
+            threading.Thread(target=self._run_loop, name="event-loop", daemon=True).start()
+        self._loop.call_soon_threadsafe(self._fill)
 
     def _run_loop(self) -> None:
         assert self._loop is not None
@@ -81,15 +82,43 @@ class Coroutines(Lane):
         if not self._running:
             self._loop.close()
 
-    def _start(self, name: str, work: Callable[[], object]) -> None:
-        threading.Thread(target=work, name=name, daemon=True).start()
+    def _fill(self) -> None:
+        """Begin what waits, as far as there are places."""
+        assert self._loop is not None
+        while self._active < self.places:
+            try:
+                execution = self._waiting.popleft()
+            except IndexError:
+                return
+            self._active += 1
+            _kept(self._loop.create_task(self._run(execution)))
 
     async def _run(self, execution: Execution) -> None:
+        began_at = clock()
+        ending = runner.before(execution)
+        stalled = False
+        if ending is None:
+            stalled = self.chaos is not None and self.chaos.strike(execution.hold)
+            ending = await self._attempt(execution)
+        if stalled and ending.verb:
+            await asyncio.to_thread(self._run_late, execution.hold)
+        ending.close("handler")
+        self._active -= 1
+        self._end(ending, began_at)
+        self._fill()
+
+    def _run_late(self, hold: Hold) -> None:
+        assert self.chaos is not None
+        self.chaos.run_late(hold)
+        connections.close_all()
+
+    async def _attempt(self, execution: Execution) -> Ending:
         context = execution.context()
-        stalled = self.chaos is not None and self.chaos.strike(execution.hold)
         output, error = None, None
         try:
             async with ThreadSensitiveContext() as threads:
+                if execution.owes_a_word:
+                    await context.aprogress()
                 output, error = await self._call(execution, context)
                 await context.aflush()
                 if threads in SyncToAsync.context_to_thread_executor and await _tidy():
@@ -97,7 +126,7 @@ class Coroutines(Lane):
         except BaseException as failure:
             error = error or failure
         execution.ended.set()
-        self._ends.put((execution, context, output, error, stalled))
+        return runner.judge(execution, context, output, error)
 
     async def _call(
         self, execution: Execution, context: Context
@@ -105,7 +134,7 @@ class Coroutines(Lane):
         assert execution.handler is not None
         function = execution.handler.function
         loop = asyncio.get_running_loop()
-        work = loop.create_task(_answer_of(function, context, execution.task.task_data))
+        work = loop.create_task(_answer_of(function, context, execution.taken.task_data))
 
         def interrupt() -> None:
             loop.call_soon_threadsafe(work.cancel)
@@ -117,22 +146,8 @@ class Coroutines(Lane):
             return await work
         except asyncio.CancelledError as error:  # before it had begun
             return None, error
-
-    def _store(self) -> None:
-        while True:
-            execution, context, output, error, stalled = self._ends.get()
-            close_old_connections()
-            try:
-                if stalled and self.chaos is not None:
-                    self.chaos.run_late(execution.hold)
-                outcome = runner.judge(execution, context, output, error)
-                runner.store(execution, outcome, "handler")
-            except Exception:  # pragma: no cover - a fault of ours must not end the thread
-                logger.exception("task %s could not be settled", execution.task.pk)
-            finally:
-                execution.hold.leave()
-                close_old_connections()
-                self._end(execution)
+        finally:
+            execution.interrupt = None  # or each would keep the other
 
     def close(self) -> None:
         if self._loop is not None:

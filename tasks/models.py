@@ -25,6 +25,7 @@ from tasks.querysets import (
     UniqueFor,
 )
 from tasks.schedule_clean import clean_schedule
+from tasks.taken import resource_of
 
 
 class Task(Leasable):
@@ -196,7 +197,7 @@ class Task(Leasable):
 
     @property
     def lease_resource(self) -> str:
-        return f"/api/tasks/{self.pk}"
+        return resource_of(self.pk)
 
     def renewal_now(self) -> Renewal:
         renewal = super().renewal_now()

@@ -46,8 +46,7 @@ class Processes(Threads):
 
     def _caller(self) -> runner.Call | None:
         mine = Child()
-        with self._lock:
-            self._children.append(mine)
+        self._children.append(mine)
         return mine.call
 
     def __init__(self, *args: Any, **options: Any) -> None:

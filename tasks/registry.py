@@ -7,7 +7,7 @@ named ``tasks.py`` of the installed apps are imported at start, so ``@handler`` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -50,12 +50,17 @@ class Handler:
     #: Whether it runs in a process of its own rather than on a thread.
     process: bool = False
 
-    @property
-    def kind(self) -> Kind:
-        """Where it runs: coroutines on the worker's event loop, unless a process was asked for."""
-        if self.process:
-            return Kind.PROCESS
-        return Kind.COROUTINE if iscoroutinefunction(self.function) else Kind.THREAD
+    #: Whether the function is a coroutine's.
+    is_async: bool = field(init=False)
+    #: Where it runs: coroutines on the worker's event loop, unless a process was asked for.
+    kind: Kind = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Judged once: looking takes as long as calling a short one.
+        is_async = iscoroutinefunction(self.function)
+        kind = Kind.COROUTINE if is_async else Kind.THREAD
+        object.__setattr__(self, "is_async", is_async)
+        object.__setattr__(self, "kind", Kind.PROCESS if self.process else kind)
 
 
 _handlers: dict[str, Handler] = {}
@@ -138,6 +143,11 @@ def find(name_or_function: str | Callable[..., Any]) -> Handler:
             if known.function is name_or_function:
                 return known
     raise UnknownTask(f"No handler is registered for {name_or_function!r}.")
+
+
+def get(name: str) -> Handler | None:
+    """The handler of that name; None where there is none."""
+    return _handlers.get(name)
 
 
 def names() -> list[str]:

@@ -1,9 +1,7 @@
-"""Run one claimed task: call its handler, store what came of it.
+"""Run one claimed task: call its handler, and judge what came of it.
 
-What a handler does wrong never reaches the worker: whatever it raises fails its attempt. When
-the database is away as the result is to be stored, storing it is tried again for as long as the
-worker may believe that the task is still its own, and a little longer; should the answer to an
-earlier try have been lost on the way, the row says so by its grant.
+What a handler does wrong never reaches the worker: whatever it raises fails its attempt. What is
+to be stored of it is stored by ``tasks.settling``, for many together.
 """
 
 from __future__ import annotations
@@ -12,60 +10,86 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from asgiref.sync import async_to_sync, iscoroutinefunction
+from asgiref.sync import async_to_sync
 from django.db import Error, close_old_connections, connections
 
 from leasing.dialects import in_transaction
 from leasing.exceptions import LeaseLost
 from tasks.chaos import Chaos
 from tasks.context import Context
-from tasks.exceptions import NotSerializable, Snooze, TaskCancelled
+from tasks.exceptions import Snooze, TaskCancelled
 from tasks.execution import Execution
 from tasks.models import Task
-from tasks.payload import check_json
-from tasks.querysets import TaskStatus
 from tasks.registry import Handler, Kind
+from tasks.settling import COMPLETE, FAIL, Ending, settle
 
 logger = logging.getLogger("tasks.runner")
 
 #: How long a task whose handler is missing here waits for a worker that has it.
 UNKNOWN_DELAY = timedelta(seconds=60)
-#: Pauses between the tries to store a result, in seconds.
-SETTLE_PAUSES = (0.1, 0.3, 1, 2, 4, 8, 15)
 #: Seconds that a handler which was interrupted has to end before its task is settled without it.
 END_PATIENCE = 1.0
 
 LEFT_OPEN = "The handler left a transaction open; what it wrote is rolled back."
+STOPPED = "its worker was stopped"
 
 #: Calls the handler of an execution, and returns what it returns.
 Call = Callable[[Execution, Context], Any]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What is to be stored of an attempt, and what that is called."""
+class _Thread(threading.local):
+    #: Whether the thread may have connections: most short handlers never ask for one.
+    connects = True
 
-    verb: str
-    store: Callable[[], object]
+
+_thread = _Thread()
 
 
 def run(execution: Execution, call: Call | None = None, chaos: Chaos | None = None) -> None:
-    """Run ``execution`` to its end on this thread. Raises nothing."""
-    close_old_connections()
-    try:
+    """Run ``execution`` to its end on this thread, and store it. Raises nothing."""
+    settle([work(execution, call, chaos)])
+    tidy()
+
+
+def work(execution: Execution, call: Call | None = None, chaos: Chaos | None = None) -> Ending:
+    """Run the handler of ``execution`` on this thread. What is to be stored of it. Raises
+    nothing."""
+    tidy()
+    ending = before(execution)
+    if ending is None:
         stalled = chaos is not None and chaos.strike(execution.hold)
-        outcome = _attempt(execution, call or _call_here)
-        if chaos is not None and stalled and outcome is not None:
+        ending = _attempt(execution, call or _call_here)
+        if chaos is not None and stalled and ending.verb:
             chaos.run_late(execution.hold)
-        store(execution, outcome, "handler")
-    finally:
-        execution.hold.leave()
+    ending.close("handler")
+    return ending
+
+
+def tidy() -> None:
+    """Close the connections of this thread that are too old or unusable, if it has any."""
+    if _thread.connects:
         close_old_connections()
+
+
+def before(execution: Execution) -> Ending | None:
+    """What becomes of ``execution`` without a call of its handler, because of what happened
+    while it waited for a place, or because there is none; None: the attempt begins now."""
+    if execution.handler is None:
+        execution.ended.set()
+        return _unknown(execution)
+    hold, by = execution.hold, execution.interruption.cancelled_by
+    if hold.is_lost:
+        logger.warning("task %s was lost before it began", execution.taken.id)
+        return Ending(execution)
+    if by:
+        return _cancelled(execution, by)
+    if execution.kind is not Kind.PROCESS:  # which may have to start first
+        execution.start_timeout()
+    return None
 
 
 def time_out(execution: Execution) -> None:
@@ -76,17 +100,19 @@ def time_out(execution: Execution) -> None:
     if execution.kind is not Kind.THREAD:
         execution.ended.wait(END_PATIENCE)
     error = execution.interruption.timeout_error()
-    logger.warning("task %s: %s", execution.task.pk, error)
+    logger.warning("task %s: %s", execution.taken.id, error)
     close_old_connections()
-    store(execution, judge(execution, execution.context(), error=error), "timeout")
+    ending = judge(execution, execution.context(), error=error)
+    ending.close("timeout")
+    settle([ending])
     connections.close_all()
 
 
-def _attempt(execution: Execution, call: Call) -> Outcome | None:
+def _attempt(execution: Execution, call: Call) -> Ending:
     context = execution.context()
-    if execution.handler is None:
-        return _unknown(execution.task)
     try:
+        if execution.owes_a_word:
+            context.progress()
         output = call(execution, context)
     except BaseException as error:
         context.flush()
@@ -102,49 +128,60 @@ def judge(
     context: Context,
     output: Any = None,
     error: BaseException | None = None,
-) -> Outcome | None:
-    """What is to be stored of an attempt whose handler returned ``output`` or raised ``error``;
-    None when there is nothing to store."""
-    task, hold = execution.task, execution.hold
-    tasks = Task.objects.using(execution.using)
+) -> Ending:
+    """What is to be stored of an attempt whose handler returned ``output`` or raised
+    ``error``."""
     if context.completed:
         if error is not None:
-            logger.warning("task %s: its handler failed after it ended: %r", task.pk, error)
-        return None
+            logger.warning(
+                "task %s: its handler failed after it ended: %r", execution.taken.id, error
+            )
+        return Ending(execution)
     if error is None and context.given_back is not None:
         reason, delay = context.given_back
-        return Outcome("give back", lambda: tasks.give_back(task, reason, delay=delay))
+        return _returned(execution, reason, delay)
     if error is None:
-        try:
-            check_json(output, "output")
-        except NotSerializable as refused:
-            error = refused
-        else:
-            return Outcome("complete", lambda: tasks.complete(task, output))
-    assert error is not None
-    failure: BaseException = error
-    ours = isinstance(failure, asyncio.CancelledError)
-    if (ours and hold.lost.is_set()) or (
-        isinstance(failure, LeaseLost) and failure.resource == hold.resource and not hold.valid
+        return Ending(execution, COMPLETE, output)
+    return _judge_error(execution, error)
+
+
+def _judge_error(execution: Execution, error: BaseException) -> Ending:
+    hold = execution.hold
+    ours = isinstance(error, asyncio.CancelledError)
+    if (ours and hold.is_lost) or (
+        isinstance(error, LeaseLost) and error.resource == hold.resource and not hold.valid
     ):
-        logger.warning("task %s: the handler stopped: %s", task.pk, failure)
-        return None
+        logger.warning("task %s: the handler stopped: %s", execution.taken.id, error)
+        return Ending(execution)
     by = execution.interruption.cancelled_by
-    if isinstance(failure, TaskCancelled) or (ours and by):
-        return Outcome("cancel", lambda: tasks.accept_cancel(task, by=by))
-    if isinstance(failure, Snooze):
-        return Outcome("snooze", partial(tasks.snooze, task, failure.delay, str(failure)))
-    return Outcome("fail", lambda: tasks.fail(task, failure))
+    if isinstance(error, TaskCancelled) or (ours and by):
+        return _cancelled(execution, by)
+    if isinstance(error, Snooze):
+        tasks = Task.objects.using(execution.using)
+        store = partial(tasks.snooze, execution.task, error.delay, str(error))
+        return Ending(execution, "snooze", store=store)
+    return Ending(execution, FAIL, error)
 
 
-def _unknown(task: Task) -> Outcome:
+def _cancelled(execution: Execution, by: str) -> Ending:
+    tasks = Task.objects.using(execution.using)
+    store = partial(tasks.accept_cancel, execution.task, by=by)
+    return Ending(execution, "cancel", store=store)
+
+
+def _returned(execution: Execution, reason: str, delay: timedelta = timedelta(0)) -> Ending:
+    tasks = Task.objects.using(execution.using)
+    store = partial(tasks.give_back, execution.task, reason, delay=delay)
+    return Ending(execution, "give back", store=store)
+
+
+def _unknown(execution: Execution) -> Ending:
+    name = execution.taken.name
     reason = (
-        f"No handler is registered for {task.name!r}. Its module is missing here, or was after a "
-        "deploy."
+        f"No handler is registered for {name!r}. Its module is missing here, or was after a deploy."
     )
-    logger.error("task %s: %s", task.pk, reason)
-    tasks = Task.objects.using(task._state.db)
-    return Outcome("give back", lambda: tasks.give_back(task, reason, delay=UNKNOWN_DELAY))
+    logger.error("task %s: %s", execution.taken.id, reason)
+    return _returned(execution, reason, UNKNOWN_DELAY)
 
 
 # Calling
@@ -152,15 +189,14 @@ def _unknown(task: Task) -> Outcome:
 
 def _call_here(execution: Execution, context: Context) -> Any:
     assert execution.handler is not None
-    return call_handler(execution.handler, context)
+    return call_handler(execution.handler, context, execution.taken.task_data)
 
 
-def call_handler(handler: Handler, context: Context) -> Any:
-    """Call ``handler`` on this thread, and leave no transaction of it behind."""
-    function = handler.function
-    called = async_to_sync(function) if iscoroutinefunction(function) else function
+def call_handler(handler: Handler, context: Context, data: dict[str, Any]) -> Any:
+    """Call ``handler`` with ``data`` on this thread, and leave no transaction of it behind."""
+    called = async_to_sync(handler.function) if handler.is_async else handler.function
     try:
-        output = called(context, **context.task.task_data)
+        output = called(context, **data)
     finally:
         left_open = drop_transactions()
     if left_open:
@@ -171,72 +207,31 @@ def call_handler(handler: Handler, context: Context) -> Any:
 def drop_transactions() -> bool:
     """Roll back what the handler left open: it would swallow the result, and those of the tasks
     that come after on this thread. Whether there was any."""
-    left = [each for each in connections.all(initialized_only=True) if in_transaction(each.alias)]
+    # A connection that was closed has none open, and would be opened by being asked.
+    known = connections.all(initialized_only=True)
+    mine = [each for each in known if each.connection is not None or each.in_atomic_block]
+    _thread.connects = bool(mine)
+    left = [each for each in mine if in_transaction(each.alias)]
     for connection in left:
         connection.close()
         del connections[connection.alias]  # or it would believe that it is still inside
     return bool(left)
 
 
-# Storing
+# Giving back
 
 
-def store(execution: Execution, outcome: Outcome | None, by: str) -> None:
-    """Store ``outcome``, in the name of whoever took the execution. Raises nothing."""
-    task, hold = execution.task, execution.hold
-    hold.settle()
-    try:
-        if outcome is None:
-            return
-        if execution.take(by) or execution.taken_by == by:
-            _settle(task, outcome.store)
-        else:
-            _drop(execution, outcome)
-    except LeaseLost as loss:
-        logger.warning("task %s: the result is dropped: %s", task.pk, loss)
-    except Exception:
-        logger.exception("task %s: the result could not be stored; it will be recovered", task.pk)
-    finally:
-        hold.leave()
-
-
-def give_back(execution: Execution, reason: str) -> None:
-    """Set the task ready again at once, whatever its handler still does. Raises nothing."""
-    task = execution.task
-    execution.hold.leave()
-    try:
-        Task.objects.using(execution.using).give_back(task, reason)
-    except LeaseLost as loss:
-        logger.info("task %s needed no giving back: %s", task.pk, loss)
-    except Error as error:
-        logger.warning("task %s could not be given back: %s", task.pk, error)
-
-
-def _drop(execution: Execution, outcome: Outcome) -> None:
-    reason = f"it had been ended by its {execution.taken_by}"
-    logger.warning("task %s: a late %s is dropped: %s", execution.task.pk, outcome.verb, reason)
-    if outcome.verb == "complete":
-        execution.hold.refused(outcome.verb, reason)
-
-
-def _settle(task: Task, store: Callable[[], object]) -> None:
-    """Store an outcome, over a database that may be away for a while."""
-    unsure = False
-    for pause in (*SETTLE_PAUSES, None):
+def give_back(executions: list[Execution], reason: str) -> None:
+    """Set tasks ready again at once, whatever their handlers still do. Raises nothing."""
+    for execution in executions:
+        execution.hold.leave()
+    for using in {execution.using for execution in executions}:
+        tasks = [each.task for each in executions if each.using == using]
         try:
-            if not (unsure and _has_arrived(task)):
-                store()
-            return
+            _, refused = Task.objects.using(using).give_back_many(tasks, reason)
         except Error as error:
-            unsure = True
-            connections[task._state.db or "default"].close()
-            if pause is None:
-                raise
-            logger.warning("task %s: storing the result failed, again: %s", task.pk, error)
-            threading.Event().wait(pause)
-
-
-def _has_arrived(task: Task) -> bool:
-    """Whether an earlier try, whose answer was lost, ended this grant after all."""
-    row = Task.objects.using(task._state.db).filter(pk=task.pk, grant_id=task.grant_id)
-    return row.filter(released_at__isnull=False).exclude(status=TaskStatus.RUNNING).exists()
+            for task in tasks:
+                logger.warning("task %s could not be given back: %s", task.pk, error)
+        else:
+            for task, loss in refused:
+                logger.info("task %s needed no giving back: %s", task.pk, loss)

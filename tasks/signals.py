@@ -31,24 +31,26 @@ from typing import Any
 
 from django.dispatch import Signal
 
-enqueued = Signal()
-claimed = Signal()
-completed = Signal()
-failed = Signal()
-dead = Signal()
-recovered = Signal()
-returned = Signal()
-snoozed = Signal()
-cancelled = Signal()
-retried = Signal()
-duplicate = Signal()
-rescheduled = Signal()
-discarded = Signal()
-repaired = Signal()
-suspected = Signal()
-replaced = Signal()
-paused = Signal()
-resumed = Signal()
+from leasing.signals import Logged
+
+enqueued = Logged()
+claimed = Logged()
+completed = Logged()
+failed = Logged()
+dead = Logged()
+recovered = Logged()
+returned = Logged()
+snoozed = Logged()
+cancelled = Logged()
+retried = Logged()
+duplicate = Logged()
+rescheduled = Logged()
+discarded = Logged()
+repaired = Logged()
+suspected = Logged()
+replaced = Logged()
+paused = Logged()
+resumed = Logged()
 
 
 def send(signal: Signal, task: Any, **details: Any) -> None:

@@ -24,6 +24,8 @@ COLUMNS = (
     "attempts",
     "max_attempts",
     "timeout",
+    "progress_timeout",
+    "concurrency_key",
     "grant_id",
     "fencing_token",
 )
@@ -47,6 +49,11 @@ class Term:
     using: str
 
 
+def resource_of(key: int) -> str:
+    """What the API and the pages say is leased with the task of this ``key``."""
+    return f"/api/tasks/{key}"
+
+
 class Taken:
     """A task under a fresh grant."""
 
@@ -62,6 +69,8 @@ class Taken:
         attempts: int,
         max_attempts: int,
         timeout: timedelta | None,
+        progress_timeout: timedelta | None,
+        concurrency_key: str,
         grant_id: uuid.UUID,
         fencing_token: int,
     ) -> None:
@@ -73,6 +82,8 @@ class Taken:
         self.attempts = attempts
         self.max_attempts = max_attempts
         self.timeout = timeout
+        self.progress_timeout = progress_timeout
+        self.concurrency_key = concurrency_key
         self.grant_id = grant_id
         self.fencing_token = fencing_token
         self._task: Task | None = None
@@ -122,6 +133,16 @@ class Taken:
             task.now, task.sent_at = self.now, self.sent_at
             self._task = task
         return self._task
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether there is a model instance that has every column."""
+        return self._task is not None and not self._task.get_deferred_fields()
+
+    def load(self, row: Task) -> None:
+        """Let ``row``, which was read under this grant, be the model instance."""
+        row.now, row.sent_at = self.now, self.sent_at
+        self._task = row
 
     @classmethod
     def of(cls, task: Task) -> Self:

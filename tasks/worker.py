@@ -1,8 +1,10 @@
 """A worker process: claims tasks, runs them, and recovers those of others.
 
-    main thread    claims for the lanes that have a place free, as long as renewals succeed
+    main thread    claims for the lanes that have room, as long as renewals succeed and results
+                   can be stored
     places         run the tasks: threads (``lanes``), the event loop (``loop``), child processes
                    (``processes``)
+    settler        stores what came of them, many together (``settler``)
     keeper         renews all of them in one statement (``leasing.keeper``)
     timeouts       fails attempts that run too long (``timeouts``)
     bell           wakes the main thread when something was enqueued (``bell``)
@@ -40,9 +42,12 @@ from tasks.conf import task_settings
 from tasks.connection import lasting_connection
 from tasks.execution import Execution
 from tasks.models import Queue, Task
-from tasks.places import Places
+from tasks.places import EMPTY_FOR, Opening, Places
 from tasks.presence import PRESENCE_PATIENCE, keep_present, sign_off
 from tasks.registry import Kind
+from tasks.settling import COMPLETE, Ending
+from tasks.taken import Taken
+from tasks.takenstore import load
 from tasks.timeouts import Timekeeper
 
 logger = logging.getLogger("tasks.worker")
@@ -51,6 +56,8 @@ logger = logging.getLogger("tasks.worker")
 LONGEST_PAUSE = 15.0
 #: How many times as long a worker waits between polls while notifications arrive.
 WHILE_HEARING = 5.0
+#: Why tasks that were claimed ahead go back.
+WAITED = "it waited for a place in its worker"
 
 
 class Until(StrEnum):
@@ -98,13 +105,17 @@ class WorkerProcess:
         self._wake = threading.Event()
         #: Whether the latest claim found something: then more is likely.
         self._busy = False
+        #: Whether there was room to claim for, and whether results that could not be stored
+        #: forbade it.
+        self._looked = False
+        self._is_blocked = False
         self._lock = threading.Lock()
         self._look_again_at: float | None = None
         self._presence: threading.Thread | None = None
         self._timekeeper = Timekeeper(runner.time_out)
         self._listener = Listener(leasing_settings.DATABASE, self._hear, self._ended)
         counts = {Kind.THREAD: threads, Kind.COROUTINE: coroutines, Kind.PROCESS: processes}
-        self.places = Places(counts, self._done, chaos)
+        self.places = Places(counts, self._wake.set, self._stored, chaos)
 
     def run(self) -> None:
         """Work until ``stop`` is called, or the end is reached; then return when all is settled."""
@@ -119,7 +130,7 @@ class WorkerProcess:
                     more = self._claim()
                     if not more and self._is_finished():
                         break
-                    pause = 0.0 if more else self._pause()
+                    pause = 0.0 if more else self._pause_in_all()
                     failures = 0
                 except Error as error:
                     failures += 1
@@ -156,35 +167,79 @@ class WorkerProcess:
     # Claiming
 
     def _claim(self) -> bool:
-        """Claim for the places that are free. Whether there may be more to claim at once."""
+        """Claim for the places that are free, and ahead of them. Whether there may be more to
+        claim at once."""
         close_old_connections()
-        found = more = self.places.saw_all = False
-        if not (keeper.draining or self._closing):
-            for rows, room in self.places.openings(self._busy):
-                limit = room if self._tasks_left is None else min(room, self._tasks_left)
-                if limit and not self.stopping.is_set():
-                    claimed = rows.claim(self.name, queues=self.queues, limit=limit, ttl=self.ttl)
-                    for task in claimed:
-                        self._begin(task)
-                    found = found or bool(claimed)
-                    more = more or len(claimed) == limit
-        self._busy = found
+        self._give_back_overdue()
+        self.places.settler.take_over()
+        more = emptied = self.places.saw_all = self._looked = False
+        self._is_blocked = self.places.settler.is_full
+        if not (keeper.draining or self._closing or self._is_blocked):
+            for opening in self.places.openings(self._busy):
+                asked, found = self._claim_for(opening)
+                if asked:
+                    self._busy = (self._looked and self._busy) or found > 0
+                    self._looked = True
+                more = more or 0 < asked == found
+                emptied = emptied or found > 0
+            if self.places.call_when(more=more, emptied=emptied and not self._listener.hears):
+                return True
+        else:
+            self.places.call_when(more=False, emptied=True)
         return more and self.places.has_room and not self._closing
 
-    def _begin(self, task: Task) -> None:
-        execution = Execution(task, self.stopping, watch=self._timekeeper.watch)
+    def _claim_for(self, opening: Opening) -> tuple[int, int]:
+        """How many tasks were asked for, and how many came."""
+        limit, left = opening.room, self._tasks_left
+        if left is not None:
+            limit = min(limit, left)
+        if not limit or self.stopping.is_set():
+            return 0, 0
+        rows = opening.rows
+        taken = rows.take(self.name, queues=self.queues, limit=limit, ttl=self.ttl)
+        opening.heard_of(len(taken))
+        if taken:
+            self._begin(taken)
+        return limit, len(taken)
+
+    def _begin(self, taken: list[Taken]) -> None:
+        executions = Execution.of_claim(taken, self.stopping, self._timekeeper.watch)
         if self.stopping.is_set():  # meanwhile: the claim was under way
-            runner.give_back(execution, "its worker was stopped")
+            runner.give_back(executions, runner.STOPPED)
             return
-        self.places.submit(execution)
+        load([each.taken for each in executions if each.kind is Kind.COROUTINE])
+        self.places.submit(executions)
         if self._tasks_left is not None:
-            self._tasks_left -= 1
+            self._tasks_left -= len(taken)
             self._closing = self._closing or self._tasks_left <= 0
 
-    def _done(self, execution: Execution) -> None:
-        self._wake.set()
+    def _give_back_overdue(self) -> None:
+        """Let others have what has waited here for too long: the tasks before it take long."""
+        overdue = self.places.overdue()
+        if overdue:
+            runner.give_back(overdue, WAITED)
+            if self._tasks_left is not None:
+                self._tasks_left += len(overdue)
+                self._closing = False
+
+    def _stored(self, endings: list[Ending]) -> None:
+        """Look again where what was just stored is a reason to: an end that somebody waits for,
+        or a task that may be ready by it."""
+        ends = self._closing or self.stopping.is_set() or self.until is not Until.STOPPED
+        if ends or self._is_blocked or any(map(_makes_ready, endings)):
+            self._wake.set()
 
     # Waiting
+
+    def _pause_in_all(self) -> float:
+        """Seconds until the next look, for whatever reason."""
+        pauses = [self._pause() if self._looked else task_settings.POLL_EVERY]
+        wait_ends_in = self.places.wait_ends_in()
+        if wait_ends_in is not None:
+            pauses.append(wait_ends_in)
+        if self.places.passed_over:
+            pauses.append(EMPTY_FOR)
+        return max(0.001, min(pauses))
 
     def _pause(self) -> float:
         """Seconds until the next look, unless something wakes it before."""
@@ -210,7 +265,7 @@ class WorkerProcess:
         what, _, which = message.partition(" ")
         if what == "task":
             for execution in self.executions:
-                if str(execution.task.pk) == which:
+                if str(execution.taken.id) == which:
                     keeper.hurry(execution.hold)
         elif what == "all" or which in self.queues:
             with self._lock:
@@ -261,8 +316,13 @@ class WorkerProcess:
     def _wind_up(self) -> None:
         deadline = clock() + self.stop_timeout
         logger.info("%s stops; %s tasks run on", self.name, len(self.executions))
+        # What has not begun goes back at once.
+        waiting = self.places.withdraw()
+        if waiting:
+            runner.give_back(waiting, runner.STOPPED)
         while self.executions and not self._forced and clock() < deadline:
             self._wake.clear()
+            self.places.call_when(more=False, emptied=True)
             if self.executions:
                 self._wake.wait(min(0.5, max(0.0, deadline - clock())))
         self._give_back_all(self.executions)
@@ -288,8 +348,14 @@ class WorkerProcess:
         patience = clock() + runner.END_PATIENCE
         for execution in interrupted:
             execution.ended.wait(max(0.0, patience - clock()))
-        for execution in left:
-            runner.give_back(execution, "its worker was stopped")
+        if left:
+            runner.give_back(left, runner.STOPPED)
         stored = [each for each in ending if each.taken_by == "handler"]
         while clock() < patience and any(each in self.executions for each in stored):
             self._ended.wait(0.02)
+
+
+def _makes_ready(ending: Ending) -> bool:
+    """Whether a task may have become ready as ``ending`` was stored: the same, or another of its
+    concurrency key."""
+    return ending.verb != COMPLETE or bool(ending.execution.taken.concurrency_key)

@@ -27,14 +27,14 @@ from tasks.querysets.base import TaskStatus, check_between, check_queue
 from tasks.querysets.claim import Claiming
 from tasks.querysets.ended import BULK_BATCH
 from tasks.querysets.enqueue import Enqueuing
-from tasks.querysets.many import Batching
 from tasks.querysets.operator import SWEEP_BATCH
 from tasks.querysets.queues import QueueQuerySet
+from tasks.querysets.returning import Returning
 from tasks.querysets.schedule import ScheduleQuerySet, SlotQuerySet
 from tasks.querysets.unique import OnDuplicate, UniqueFor
 
 
-class TaskQuerySet(Enqueuing, Claiming, Batching):  # type: ignore[override]
+class TaskQuerySet(Enqueuing, Claiming, Returning):  # type: ignore[override]
     """Tasks: ``Task.objects``."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,9 +12,18 @@ from django.test import override_settings
 
 from leasing.clock import clock as holder_clock
 from leasing.exceptions import LeaseLost
-from leasing.hold import Hold
+from leasing.hold import Hold, adopt_together
 from leasing.keeper import Keeper
-from tests.leasing.support import OFTEN, PATIENCE, FakeStore, Hanging, have_ended, hold_of
+from tests.leasing.support import (
+    OFTEN,
+    PATIENCE,
+    FakeClock,
+    FakeStore,
+    Hanging,
+    granted,
+    have_ended,
+    hold_of,
+)
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.usefixtures("often")
@@ -239,3 +249,89 @@ def test_a_fault_in_one_round_is_logged_and_the_keeper_goes_on(
         wait_for(lambda: store.calls)
 
     assert "the keeper failed, and goes on" in caplog.text
+
+
+# Wake-ups
+
+
+@pytest.fixture
+def asleep(
+    store: FakeStore, live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Hold]:
+    """A hold for long, whose keeper's threads sleep until somebody wakes them."""
+    monkeypatch.setattr("leasing.keeper.LOOK", 10 * PATIENCE)
+    with (
+        override_settings(LEASING={"MAX_TTL": 1e6}),
+        hold_of(store, live_keeper, "long", ttl=1e5) as hold,
+    ):
+        wait_for(lambda: sleep_of(live_keeper) > 5 * PATIENCE)
+        yield hold
+
+
+def sleep_of(keeper: Keeper) -> float:
+    """For how many seconds both threads would sleep from now on."""
+    alarms = (keeper._renewer_wakes, keeper._watchdog_wakes)
+    return min(alarm._looks_at for alarm in alarms) - holder_clock()
+
+
+def test_a_hold_that_is_due_before_the_renewer_would_look_is_renewed_in_time(
+    store: FakeStore, live_keeper: Keeper, asleep: Hold
+) -> None:
+    with hold_of(store, live_keeper, "short", ttl=0.6) as short:
+        wait_for(lambda: any("short" in call for call in store.calls))
+        assert short.valid
+
+
+def test_a_hold_whose_trust_ends_before_the_watchdog_would_look_is_lost_in_time(
+    store: FakeStore, live_keeper: Keeper, asleep: Hold
+) -> None:
+    short = hold_of(store, live_keeper, "short", ttl=0.3).__enter__()
+    short.due_at = float("inf")
+
+    assert short.lost.wait(PATIENCE)
+
+
+def test_a_request_that_hangs_is_cut_off_though_the_watchdog_slept(
+    store: FakeStore, live_keeper: Keeper, asleep: Hold, hanging: Hanging
+) -> None:
+    store.answer = hanging
+    short = hold_of(store, live_keeper, "short", ttl=1.2)
+    short.__enter__()
+    short.trusted_until = asleep.trusted_until  # it is the request that has to end
+
+    assert hanging.reached.wait(PATIENCE)
+    wait_for(lambda: store.aborted)
+    hanging.let_go.set()
+    short.leave()
+
+
+def test_holds_that_come_and_go_long_before_they_are_due_wake_nobody(
+    store: FakeStore, live_keeper: Keeper, asleep: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken: list[str] = []
+    with monkeypatch.context() as patch:
+        for alarm in (live_keeper._renewer_wakes, live_keeper._watchdog_wakes):
+            patch.setattr(alarm, "notify", lambda: woken.append("woken"))
+        holds = [hold_of(store, live_keeper, key, ttl=2e5).__enter__() for key in range(3)]
+        for hold in holds:
+            hold.leave()
+
+    assert woken == []
+    assert store.calls == []
+
+
+def test_holds_that_were_granted_together_are_renewed_together(
+    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
+) -> None:
+    grants = [granted(key, sent_at=clock()) for key in range(3)]
+    holds = [(Hold(store, keeper=manual_keeper), grant) for grant in grants]
+    adopt_together(holds, manual_keeper)
+    assert all(hold.valid and hold.trusted_until == clock() + 29.4 for hold, _ in holds)
+
+    clock.advance(15)
+    manual_keeper.renew_due()
+
+    assert [len(call) for call in store.calls] == [3]
+    for hold, _ in holds:
+        hold.drop()
+    assert manual_keeper.holds == []

@@ -215,3 +215,38 @@ def test_an_expired_renewal_is_logged_as_refused(caplog: pytest.LogCaptureFixtur
         Lease.objects.renew(lease)
 
     assert caplog.messages[-1].startswith("refused renew of crane:1 by ann: it expired at")
+
+
+def test_where_nobody_listens_and_the_log_is_off_nobody_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "leasing"):
+        assert not signals.acquired.has_listeners(Lease)
+        assert signals.revoked.has_listeners(Lease)
+    with caplog.at_level(logging.INFO, "leasing"):
+        assert signals.acquired.has_listeners(Lease)
+
+
+def test_who_listens_is_told_with_the_log_off(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[str] = []
+
+    def listen(lease: Lease, **details: Any) -> None:
+        heard.append(lease.resource)
+
+    signals.acquired.connect(listen)
+    try:
+        with caplog.at_level(logging.ERROR, "leasing"):
+            assert signals.acquired.has_listeners(Lease)
+            LeaseFactory(resource="crane:1", holder="ann")
+    finally:
+        signals.acquired.disconnect(listen)
+
+    assert heard == ["crane:1"]
+    assert caplog.messages == []
+
+
+def test_what_cannot_be_logged_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "leasing"):
+        signals.send(signals.acquired, object())
+
+    assert "what happened could not be logged" in caplog.messages

@@ -19,8 +19,9 @@ django.setup()
 
 from django.test.utils import override_settings  # noqa: E402
 
-from tasks import runner, signals  # noqa: E402
+from tasks import lanes, runner, settler, settling, signals  # noqa: E402
 from tasks.models import Task  # noqa: E402
+from tasks.querysets import TaskQuerySet  # noqa: E402
 from tasks.worker import Until, WorkerProcess  # noqa: E402
 from tests.races.support import STAGES  # noqa: E402
 
@@ -44,7 +45,7 @@ class Doom:
 
     def install(self) -> None:
         """Look in at each stage."""
-        store, call, refresh = runner.store, runner.call_handler, Task.refresh_from_db
+        store, call, read_back = settling.settle, runner.call_handler, TaskQuerySet._read_back
 
         def calling(*args: Any) -> Any:
             self.at("running")
@@ -54,10 +55,10 @@ class Doom:
             self.at("before completing")
             store(*args)
 
-        def refreshing(task: Task, *args: Any, **kwargs: Any) -> None:
+        def reading(*args: Any) -> None:
             # Between the update and the commit.
             self.at("while completing")
-            refresh(task, *args, **kwargs)
+            read_back(*args)
 
         def claimed(**details: Any) -> None:
             self.at("claimed")
@@ -68,8 +69,8 @@ class Doom:
 
         for place, name, stand_in in (
             (runner, "call_handler", calling),
-            (runner, "store", storing),
-            (Task, "refresh_from_db", refreshing),
+            (settler, "settle", storing),
+            (TaskQuerySet, "_read_back", reading),
         ):
             setattr(place, name, stand_in)
         signals.claimed.connect(claimed, weak=False)
@@ -77,7 +78,8 @@ class Doom:
 
 
 def work(doom: Doom, until: Until) -> None:
-    """Be a worker."""
+    """Be a worker, of few tasks at a time: there are to be enough to die over."""
+    lanes.MOST_AHEAD, settler.LIMIT = 2, 2
     doom.install()
     with override_settings(TASK_QUEUE={"POLL_EVERY": 0.05, "SWEEP_EVERY": 0.2}):
         WorkerProcess(threads=3, ttl=1, until=until).run()

@@ -17,7 +17,7 @@ from leasing.clock import clock as holder_clock
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
 from leasing.keeper import Keeper
-from tasks import registry, runner
+from tasks import registry, runner, settling
 from tasks.exceptions import GiveUp, UnknownTask
 from tasks.execution import Execution
 from tasks.models import Task, TaskStatus
@@ -43,12 +43,12 @@ transactional = pytest.mark.django_db(transaction=True)
 Run = Callable[..., Task]
 
 
-PAUSES = runner.SETTLE_PAUSES
+PAUSES = settling.SETTLE_PAUSES
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "SETTLE_PAUSES", (0,) * len(PAUSES))
+    monkeypatch.setattr(settling, "SETTLE_PAUSES", (0,) * len(PAUSES))
 
 
 @pytest.fixture(autouse=True)
@@ -367,15 +367,15 @@ def test_a_renewal_under_way_while_the_task_completes_tells_of_no_loss(
     told: Told,
 ) -> None:
     """The renewal finds the row completed, before the holder could say that it has let go."""
-    complete = TaskQuerySet.complete
+    complete = TaskQuerySet.complete_taken
 
-    def complete_then_renew(rows: Any, task: Task, output: Any) -> Task:
-        done = complete(rows, task, output)
+    def complete_then_renew(rows: Any, results: Any) -> Any:
+        refused = complete(rows, results)
         clock.advance(15)
         manual_keeper.renew_due()
-        return done
+        return refused
 
-    monkeypatch.setattr(TaskQuerySet, "complete", complete_then_renew)
+    monkeypatch.setattr(TaskQuerySet, "complete_taken", complete_then_renew)
 
     task = run(lambda ctx, **data: None)
 
@@ -386,14 +386,14 @@ def test_a_renewal_under_way_while_the_task_completes_tells_of_no_loss(
 def test_a_task_is_renewed_until_its_result_is_stored(
     run: Run, manual_keeper: Keeper, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    complete = TaskQuerySet.complete
+    complete = TaskQuerySet.complete_taken
 
-    def renew_then_complete(rows: Any, task: Task, output: Any) -> Task:
+    def renew_then_complete(rows: Any, results: Any) -> Any:
         clock.advance(15)
         manual_keeper.renew_due()
-        return complete(rows, task, output)
+        return complete(rows, results)
 
-    monkeypatch.setattr(TaskQuerySet, "complete", renew_then_complete)
+    monkeypatch.setattr(TaskQuerySet, "complete_taken", renew_then_complete)
 
     assert run(lambda ctx, **data: None).renewals == 1
 
@@ -435,7 +435,7 @@ GONE = OperationalError("server closed the connection unexpectedly")
 def test_a_result_is_stored_when_the_database_comes_back(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, caplog: Any
 ) -> None:
-    with away(monkeypatch, "complete", 5, error) as tries:
+    with away(monkeypatch, "complete_taken", 5, error) as tries:
         task = run(lambda ctx, **data: {"kept": True})
 
     assert len(tries) == 6
@@ -448,9 +448,9 @@ def test_a_result_is_stored_when_the_database_comes_back(
 @pytest.mark.parametrize(
     ("verb", "handler", "status"),
     [
-        ("complete", lambda ctx, **data: {"once": True}, "succeeded"),
-        ("fail", raising(ValueError("no luck")), "ready"),
-        ("fail", raising(GiveUp("no hope")), "failed"),
+        ("complete_taken", lambda ctx, **data: {"once": True}, "succeeded"),
+        ("fail_many", raising(ValueError("no luck")), "ready"),
+        ("fail_many", raising(GiveUp("no hope")), "failed"),
     ],
     ids=["complete", "fail", "give up"],
 )
@@ -463,7 +463,7 @@ def test_a_result_whose_answer_was_lost_on_the_way_is_stored_once(
     assert len(tries) == 1
     assert task.status == status
     assert names_of(told).count("refused") == 0
-    assert len(attempts(task)) == int(verb == "fail")
+    assert len(attempts(task)) == int(verb == "fail_many")
     assert set(refusals(task)) <= {""}
 
 
@@ -481,17 +481,18 @@ def test_a_task_that_was_lost_while_the_database_was_away_is_refused_and_noted(
 ) -> None:
     """Lost is not arrived: neither while the row still has the grant, nor when it has ended
     under another."""
-    complete = TaskQuerySet.complete
+    complete = TaskQuerySet.complete_taken
     tries: list[Any] = []
 
-    def away_and_lost(rows: Any, task: Task, output: Any) -> Task:
+    def away_and_lost(rows: Any, results: Any) -> Any:
+        ((taken, output),) = results
         tries.append(output)
         if tries == [{"late": True}]:
-            meanwhile(Task.objects.get(pk=task.pk))
+            meanwhile(Task.objects.get(pk=taken.id))
             raise GONE
-        return complete(rows, task, output)
+        return complete(rows, results)
 
-    monkeypatch.setattr(TaskQuerySet, "complete", away_and_lost)
+    monkeypatch.setattr(TaskQuerySet, "complete_taken", away_and_lost)
 
     task = run(lambda ctx, **data: {"late": True})
 
@@ -505,7 +506,7 @@ def test_a_task_that_was_lost_while_the_database_was_away_is_refused_and_noted(
 def test_a_result_that_cannot_be_stored_is_left_to_recovery(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    with away(monkeypatch, "complete", 99, GONE) as tries:
+    with away(monkeypatch, "complete_taken", 99, GONE) as tries:
         task = run(lambda ctx, **data: None)
 
     assert len(tries) == len(PAUSES) + 1
@@ -522,7 +523,7 @@ def test_the_pauses_between_the_tries_outlast_a_restart_of_the_database() -> Non
 def test_an_error_of_our_own_while_storing_reaches_no_worker(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    with away(monkeypatch, "complete", 1, RuntimeError("a bug")) as tries:
+    with away(monkeypatch, "complete_taken", 1, RuntimeError("a bug")) as tries:
         task = run(lambda ctx, **data: None)
 
     assert len(tries) == 1

@@ -107,7 +107,11 @@ def test_a_timeout_is_a_failure_that_is_tried_again(handlers: Handlers) -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize(("own", "expected"), [(None, 7.0), (3.0, 3.0)])
 def test_the_handlers_timeout_counts_where_the_task_has_none(
-    handlers: Handlers, own: float | None, expected: float, clock: FakeClock
+    handlers: Handlers,
+    own: float | None,
+    expected: float,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     function = registry.find("jobs.echo").function
     registry._handlers["jobs.echo"] = registry.Handler(
@@ -118,10 +122,11 @@ def test_the_handlers_timeout_counts_where_the_task_has_none(
 
     execution = Execution(claimed(task, "ann"), threading.Event())
     execution.hold.leave()
+    monkeypatch.setattr("tasks.interruption.clock", clock)
+    assert execution.interruption.deadline is None
+    execution.start_timeout()
 
-    assert execution.interruption.deadline == pytest.approx(
-        execution.task.sent_at + expected, abs=0.01
-    )
+    assert execution.interruption.deadline == clock() + expected
 
 
 @pytest.mark.django_db
@@ -136,9 +141,9 @@ def test_a_timeout_is_over_at_its_moment_and_not_before(
     def watched(seconds: float) -> Execution:
         task = timed("jobs.echo", seconds)
         mine = claimed(task, "ann")
-        mine.sent_at = clock()
         execution = Execution(mine, threading.Event(), watch=timekeeper.watch)
         execution.hold.leave()
+        execution.start_timeout()
         return execution
 
     late, early, done = watched(20), watched(10), watched(10)

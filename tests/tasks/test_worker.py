@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
@@ -18,8 +17,9 @@ from pytest_django import Settings
 from leasing.keeper import Keeper, keeper
 from tasks import registry
 from tasks.lanes import Lane, Threads
-from tasks.models import Task, TaskStatus, Worker, WorkerQuerySet
+from tasks.models import TaskStatus, Worker, WorkerQuerySet
 from tasks.querysets import TaskQuerySet
+from tasks.taken import Taken
 from tasks.worker import WorkerProcess
 from tests.factories import TaskFactory, WorkerFactory
 from tests.leasing.support import expire
@@ -279,7 +279,7 @@ def test_what_cannot_be_given_back_does_not_keep_a_worker_from_stopping(
     task = TaskFactory(name="jobs.gate", data={})
     with working(stop_timeout=0) as worker:
         wait_for(lambda: gate.began == [task.pk])
-        monkeypatch.setattr(TaskQuerySet, "give_back", away)
+        monkeypatch.setattr(TaskQuerySet, "give_back_many", away)
         monkeypatch.setattr(WorkerQuerySet, "sign_off", away)
         worker.stop()
         wait_for(ended(worker))
@@ -297,15 +297,15 @@ def test_what_cannot_be_given_back_does_not_keep_a_worker_from_stopping(
 def test_a_claim_that_fails_is_tried_again(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    claim = TaskQuerySet.claim
+    take = TaskQuerySet.take
     failures = iter(range(3))
 
-    def failing(rows: Any, *args: Any, **options: Any) -> list[Task]:
+    def failing(rows: Any, *args: Any, **options: Any) -> list[Taken]:
         if next(failures, None) is not None:
             raise error
-        return claim(rows, *args, **options)
+        return take(rows, *args, **options)
 
-    monkeypatch.setattr(TaskQuerySet, "claim", failing)
+    monkeypatch.setattr(TaskQuerySet, "take", failing)
     task = TaskFactory(name="jobs.echo", data={})
 
     with working():
@@ -478,7 +478,7 @@ def test_a_workers_threads_leave_no_renewals_behind() -> None:
 def lost_in(lane: Lane, interval: float = 10.0) -> Any:
     """A place of ``lane`` that is taken by a task which may be lost."""
     execution = SimpleNamespace(is_over=False, hold=SimpleNamespace(interval=interval))
-    lane._running[uuid.uuid4()] = cast(Any, execution)
+    lane._running[id(execution)] = cast(Any, execution)
     return execution
 
 
@@ -487,7 +487,7 @@ def test_a_lane_whose_places_all_have_tasks_that_are_over_is_stuck_in_the_end(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr("tasks.lanes.clock", lambda: now)
-    lane = Threads(1, print)
+    lane = Threads(1, cast(Any, None), print)
     execution = lost_in(lane)
 
     assert not lane.is_stuck()
@@ -500,7 +500,7 @@ def test_a_lane_whose_places_all_have_tasks_that_are_over_is_stuck_in_the_end(
 
 
 def test_a_lane_with_a_place_left_is_not_stuck() -> None:
-    lane = Threads(2, print)
+    lane = Threads(2, cast(Any, None), print)
     lost_in(lane, interval=0.0).is_over = True
 
     assert not lane.is_stuck()

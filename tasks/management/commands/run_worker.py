@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import sys
@@ -79,6 +80,10 @@ class Command(BaseCommand):
             return
         worker = _worker(options)
         on_stop_signal(worker.stop)
+        # What was loaded until here stays: looking through it for garbage, again and again as
+        # tasks come and go, would take longer than short tasks.
+        gc.collect()
+        gc.freeze()
         worker.run()
         if worker.executions:
             # A thread that cannot be ended must not keep the process from its end.

@@ -1,0 +1,31 @@
+"""An event that costs next to nothing until somebody waits for it."""
+
+from __future__ import annotations
+
+import threading
+
+_lock = threading.Lock()
+
+
+class Latch:
+    """Is set once. ``set``, ``is_set`` and ``wait`` are those of ``threading.Event``."""
+
+    __slots__ = ("_event", "_is_set")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._event: threading.Event | None = None
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._event is not None:
+            self._event.set()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        with _lock:
+            event = self._event = self._event or threading.Event()
+        # Whoever set it before this line may not have seen the event; whoever does later will.
+        return self._is_set or event.wait(timeout)

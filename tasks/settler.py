@@ -1,0 +1,143 @@
+"""Collects what came of attempts, and has it stored together: at once when there is little to
+do, else after a few milliseconds. What comes while a statement is under way makes the next."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+
+from leasing.clock import clock
+from tasks.connection import lasting_connection
+from tasks.execution import Execution
+from tasks.settling import Ending, settle
+
+#: How many are stored by one statement at most, and from how many on none is waited for.
+LIMIT, ENOUGH = 250, 100
+#: Seconds that a result waits for others while more is being done.
+LINGER = 0.005
+#: So many results may wait: a worker claims no more until some are stored.
+MOST_WAITING = 1000
+#: Seconds that a statement may take before another thread takes over what comes after it (it
+#: may wait for a lock on one of its rows), and how many may do so at a time.
+SLOW, MOST_STUCK = 1.0, 4
+
+
+class State(Enum):
+    """What the storing thread does."""
+
+    IDLE = "waits for a result"
+    LINGERING = "waits for more"
+    STORING = "stores"
+
+
+class Settler:
+    """Stores what it is given, on a thread of its own. ``is_busy`` says whether more is under
+    way, ``stored`` is called with what was just stored."""
+
+    def __init__(
+        self, is_busy: Callable[[], bool], stored: Callable[[list[Ending]], object]
+    ) -> None:
+        self._is_busy = is_busy
+        self._stored = stored
+        self._wakes = threading.Condition()
+        self._waiting: deque[Ending] = deque()
+        self._under_way: dict[threading.Thread, list[Ending]] = {}
+        self._state = State.IDLE
+        self._began_at = 0.0
+        #: The thread that stores what comes; those before it are stuck.
+        self._chief: threading.Thread | None = None
+        self._is_away = False
+        self._closed = False
+
+    @property
+    def executions(self) -> list[Execution]:
+        """What is not stored yet."""
+        under_way = [ending for each in list(self._under_way.values()) for ending in each]
+        return [ending.execution for ending in (*under_way, *self._waiting.copy())]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more should be begun: the database does not take what has ended."""
+        return self._is_away or len(self._waiting) >= MOST_WAITING
+
+    def put(self, ending: Ending) -> None:
+        """Take ``ending`` over. It is stored after the next ``wake``."""
+        self._waiting.append(ending)
+
+    def wake(self) -> None:
+        """See to what was put. Called as a place has become free."""
+        state = self._state
+        if state is State.STORING:
+            if clock() - self._began_at > SLOW:
+                self.take_over()
+        elif state is State.IDLE or len(self._waiting) >= ENOUGH or not self._is_busy():
+            with self._wakes:
+                self._start()
+                self._wakes.notify()
+
+    def take_over(self) -> None:
+        """Let another thread store what waits, if the one that should has been long at it."""
+        with self._wakes:
+            stuck = self._state is State.STORING and clock() - self._began_at > SLOW
+            if stuck and self._waiting and len(self._under_way) < MOST_STUCK:
+                self._chief = None
+                self._start()
+
+    def close(self) -> None:
+        """End the thread once all is stored."""
+        with self._wakes:
+            self._closed = True
+            self._wakes.notify_all()
+
+    def _start(self) -> None:
+        if self._chief is None:
+            self._state = State.IDLE
+            self._chief = threading.Thread(target=self._work, name="task-results", daemon=True)
+            self._chief.start()
+
+    def _work(self) -> None:
+        with lasting_connection():
+            while batch := self._next():
+                settle(batch, self._hear)
+                with self._wakes:
+                    del self._under_way[threading.current_thread()]
+                self._stored(batch)
+
+    def _hear(self, is_away: bool) -> None:
+        self._is_away = is_away
+
+    def _next(self) -> list[Ending]:
+        """What to store now; nothing when this thread is to end."""
+        me = threading.current_thread()
+        with self._wakes:
+            if self._chief is not me:
+                return []
+            while not self._waiting:
+                if self._closed:
+                    self._chief = None  # whatever comes yet begins another
+                    return []
+                self._state = State.IDLE
+                # Whoever puts something from here on sees that, and wakes; before, it is seen.
+                if not self._waiting:
+                    self._wakes.wait()
+            self._linger()
+            self._state = State.STORING
+            self._began_at = clock()
+            count = min(LIMIT, len(self._waiting))
+            batch = self._under_way[me] = []
+            for _ in range(count):
+                # In this order: what is not stored is always to be found in one of the two.
+                batch.append(self._waiting[0])
+                self._waiting.popleft()
+            return batch
+
+    def _linger(self) -> None:
+        until = clock() + LINGER
+        self._state = State.LINGERING
+        while len(self._waiting) < ENOUGH and self._is_busy() and not self._closed:
+            left = until - clock()
+            if left <= 0:
+                return
+            self._wakes.wait(left)

@@ -1,0 +1,223 @@
+"""Store what came of attempts, of many together where many have ended.
+
+When the database is away, storing is tried again for as long as the worker may believe that the
+tasks are still its own, and a little longer; should the answer to an earlier try have been lost
+on the way, the rows say so by their grants. What the database does not take of many is tried one
+by one, so that no result sinks its neighbours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from django.db import Error, connections
+
+from leasing.exceptions import LeaseLost
+from tasks.exceptions import NotSerializable
+from tasks.execution import Execution
+from tasks.models import Task
+from tasks.querysets import TaskQuerySet, TaskStatus
+
+logger = logging.getLogger("tasks.runner")
+
+#: Pauses between the tries to store a result, in seconds.
+SETTLE_PAUSES = (0.1, 0.3, 1, 2, 4, 8, 15)
+
+NOT_STORED = "the result could not be stored; it will be recovered"
+
+#: The verbs that are stored for many at once.
+COMPLETE, FAIL = "complete", "fail"
+
+
+#: What was turned away, and why.
+Refused = list[tuple["Ending", Exception]]
+
+
+class Ending:
+    """What is to be stored of an attempt: the ``value`` of a result or an error, or else what
+    ``store`` does. Without a ``verb`` there is nothing to store."""
+
+    __slots__ = ("dropped", "execution", "is_done", "store", "value", "verb")
+
+    def __init__(
+        self,
+        execution: Execution,
+        verb: str = "",
+        value: Any = None,
+        store: Callable[[], object] | None = None,
+    ) -> None:
+        self.execution = execution
+        self.verb = verb
+        self.value = value
+        self.store = store
+        #: Whether it came too late: somebody else has ended the attempt.
+        self.dropped = False
+        #: Whether nothing more is to be done about it.
+        self.is_done = not verb
+
+    def close(self, by: str) -> None:
+        """The attempt is over, and nobody but ``by`` ends it from now on, unless somebody else
+        was first."""
+        self.execution.hold.settle()
+        if self.verb:
+            self.dropped = not (self.execution.take(by) or self.execution.taken_by == by)
+
+
+def settle(endings: list[Ending], is_away: Callable[[bool], object] = bool) -> None:
+    """Store ``endings``, each under its grant alone. Raises nothing. ``is_away`` is told whether
+    the database does not answer."""
+    try:
+        for ending in endings:
+            if ending.dropped:
+                _drop(ending)
+        _settle(_left(endings), is_away)
+    except Exception:  # pragma: no cover - a fault of ours must reach no worker
+        logger.exception("results could not be settled")
+    finally:
+        is_away(False)
+        for ending in endings:
+            ending.execution.hold.drop()
+
+
+def _drop(ending: Ending) -> None:
+    execution, ending.is_done = ending.execution, True
+    reason = f"it had been ended by its {execution.taken_by}"
+    logger.warning("task %s: a late %s is dropped: %s", execution.taken.id, ending.verb, reason)
+    if ending.verb == COMPLETE:
+        try:
+            execution.hold.refused(ending.verb, reason)
+        except Exception as error:
+            logger.warning("task %s: that could not be noted: %s", execution.taken.id, error)
+
+
+def _settle(left: list[Ending], is_away: Callable[[bool], object]) -> None:
+    unsure = False
+    for pause in (*SETTLE_PAUSES, None):
+        if not left:
+            return
+        try:
+            _store(_not_arrived(left) if unsure else left)
+            return
+        except Error as error:
+            failure, unsure = error, True
+        using = left[0].execution.using
+        connections[using].close()
+        answers = _answers(using)
+        if answers and len(left) > 1:
+            _each_alone(left)
+        left = _left(left)
+        is_away(not answers)
+        _say_again(left, failure, last=pause is None)
+        if left and pause is not None:
+            threading.Event().wait(pause)
+
+
+def _say_again(left: list[Ending], failure: Error, last: bool) -> None:
+    for ending in left:
+        key = ending.execution.taken.id
+        if last:
+            logger.error("task %s: " + NOT_STORED, key, exc_info=failure)
+        else:
+            logger.warning("task %s: storing the result failed, again: %s", key, failure)
+
+
+def _each_alone(endings: list[Ending]) -> None:
+    """Store each by itself, as far as that goes."""
+    with contextlib.suppress(Error):
+        for ending in _not_arrived(_left(endings)):
+            with contextlib.suppress(Error):
+                _store([ending])
+
+
+def _store(endings: list[Ending]) -> None:
+    """Store all of ``endings``, which are of one database. Raises Error when that does not
+    answer; what it refuses is said, and done with."""
+    _store_many([each for each in endings if each.verb == COMPLETE], _complete)
+    # Those too whose output turned out to be none.
+    failed = [each for each in endings if each.verb == FAIL and not each.is_done]
+    _store_many(failed, _fail)
+    for ending in endings:
+        if ending.store is not None and not ending.is_done:
+            _store_many([ending], _store_one)
+
+
+def _store_many(endings: list[Ending], store: Callable[[list[Ending]], Refused]) -> None:
+    if not endings:
+        return
+    try:
+        refused = store(endings)
+    except Error:
+        raise
+    except Exception as failure:
+        if len(endings) > 1:
+            for ending in endings:
+                _store_many([ending], store)
+            return
+        refused = [(endings[0], failure)]
+    for ending in endings:
+        ending.is_done = True
+    for ending, error in refused:
+        key = ending.execution.taken.id
+        if isinstance(error, NotSerializable) and ending.verb == COMPLETE:
+            ending.verb, ending.value, ending.is_done = FAIL, error, False
+        elif isinstance(error, LeaseLost):
+            logger.warning("task %s: the result is dropped: %s", key, error)
+        else:
+            logger.error("task %s: " + NOT_STORED, key, exc_info=error)
+
+
+def _complete(endings: list[Ending]) -> Refused:
+    known = {id(ending.execution.taken): ending for ending in endings}
+    results = [(ending.execution.taken, ending.value) for ending in endings]
+    refused = _rows(endings).complete_taken(results)
+    return [(known[id(taken)], error) for taken, error in refused]
+
+
+def _fail(endings: list[Ending]) -> Refused:
+    known = {id(ending.execution.task): ending for ending in endings}
+    failures = [(ending.execution.task, ending.value) for ending in endings]
+    _, refused = _rows(endings).fail_many(failures)
+    return [(known[id(task)], error) for task, error in refused]
+
+
+def _store_one(endings: list[Ending]) -> Refused:
+    (ending,) = endings
+    assert ending.store is not None
+    ending.store()
+    return []
+
+
+def _not_arrived(endings: list[Ending]) -> list[Ending]:
+    """Those of ``endings`` that no earlier try, whose answer was lost, has stored after all."""
+    if not endings:
+        return []
+    keys = [ending.execution.taken.id for ending in endings]
+    ended = _rows(endings).filter(pk__in=keys, released_at__isnull=False)
+    over = ended.exclude(status=TaskStatus.RUNNING).values_list("pk", "grant_id")
+    arrived = set(over)
+    for ending in endings:
+        taken = ending.execution.taken
+        ending.is_done = (taken.id, taken.grant_id) in arrived
+    return _left(endings)
+
+
+def _answers(using: str) -> bool:
+    """Whether the database does."""
+    try:
+        with connections[using].cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except Error:
+        return False
+    return True
+
+
+def _rows(endings: list[Ending]) -> TaskQuerySet:
+    return Task.objects.using(endings[0].execution.using)
+
+
+def _left(endings: Iterable[Ending]) -> list[Ending]:
+    return [ending for ending in endings if not ending.is_done]

@@ -1,0 +1,418 @@
+"""What a worker claims ahead of its places, and what it does with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+from pytest_django import Settings
+
+from leasing.clock import clock
+from leasing.keeper import keeper
+from tasks import lanes, settling
+from tasks.lanes import Threads
+from tasks.models import Task, TaskAttempt, TaskStatus
+from tasks.querysets import TaskQuerySet
+from tasks.registry import Kind
+from tasks.worker import Until, WorkerProcess
+from tests.factories import TaskFactory
+from tests.processes import wait_for
+from tests.tasks.support import Handlers, attempt, attempts, row_of
+from tests.tasks.workers import PATIENCE, ended, states, working
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _quick(settings: Settings) -> None:
+    settings.TASK_QUEUE = {"POLL_EVERY": 0.05, "SWEEP_EVERY": 0.1}
+
+
+class Turnstile:
+    """A handler that lets through as many as the test says."""
+
+    def __init__(self) -> None:
+        self.began: list[int] = []
+        self._passes = threading.Semaphore(0)
+
+    def __call__(self, ctx: Any, **data: Any) -> None:
+        self.began.append(ctx.task.pk)
+        assert self._passes.acquire(timeout=PATIENCE)
+
+    def let(self, count: int) -> None:
+        self._passes.release(count)
+
+
+@pytest.fixture
+def turnstile(handlers: Handlers) -> Iterator[Turnstile]:
+    turnstile = Turnstile()
+    handlers["jobs.turn"] = turnstile
+    yield turnstile
+    turnstile.let(1000)
+
+
+def threads_of(worker: WorkerProcess) -> Threads:
+    lane = worker.places.lanes[Kind.THREAD]
+    assert isinstance(lane, Threads)
+    return lane
+
+
+def running() -> int:
+    return Task.objects.running().count()
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks have been short so far: four may wait for their place."""
+    monkeypatch.setattr(Threads, "ahead", 4)
+
+
+# Claiming ahead
+
+
+def test_tasks_that_wait_for_a_place_are_held_and_renewed_and_begin_in_their_turn(
+    turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "LONGEST_WAIT", PATIENCE)
+    tasks = TaskFactory.create_batch(8, name="jobs.turn", data={})
+
+    with working(threads=1, ttl=1) as worker:
+        wait_for(lambda: len(worker.executions) == 5)
+        wait_for(lambda: len(turnstile.began) == 1)
+        assert len(keeper.holds) == running() == 5
+        wait_for(lambda: all(row_of(task)["renewals"] for task in tasks[:5]))
+        turnstile.let(8)
+        wait_for(lambda: states() == ["succeeded"] * 8)
+
+    assert turnstile.began == [task.pk for task in tasks]
+    assert {row_of(task)["attempts"] for task in tasks} == {1}
+
+
+def test_what_waits_goes_back_at_once_when_the_worker_stops_and_costs_no_attempt(
+    turnstile: Turnstile, short: None
+) -> None:
+    first, *rest = TaskFactory.create_batch(5, name="jobs.turn", data={}, max_attempts=1)
+
+    with working(threads=1) as worker:
+        wait_for(lambda: turnstile.began == [first.pk] and len(worker.executions) == 5)
+        worker.stop()
+        wait_for(lambda: states() == ["running"] + ["ready"] * 4)
+        turnstile.let(1)
+        wait_for(ended(worker))
+
+    assert row_of(first)["status"] == TaskStatus.SUCCEEDED
+    assert [row_of(task)["attempts"] for task in rest] == [0] * 4
+    assert [attempts(task) for task in rest] == [[(1, "returned")]] * 4
+    assert turnstile.began == [first.pk]
+
+
+def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
+    turnstile: Turnstile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "LONGEST_WAIT", 0.1)
+    monkeypatch.setattr(lanes, "AHEAD", 1e6)  # of whatever pace
+    turnstile.let(1)
+    tasks = TaskFactory.create_batch(8, name="jobs.turn", data={})
+
+    with working(threads=1) as worker:
+        wait_for(lambda: len(turnstile.began) == 2)
+        wait_for(lambda: states() == ["succeeded", "running"] + ["ready"] * 6)
+        assert threads_of(worker).ahead == 0
+        returned = [task for task in tasks if attempts(task)]
+        turnstile.let(8)
+        wait_for(lambda: states() == ["succeeded"] * 8)
+
+    assert returned
+    assert attempt(returned[0]).error == "it waited for a place in its worker"
+    assert {row_of(task)["attempts"] for task in tasks} == {1}
+
+
+def test_a_worker_that_may_run_so_many_tasks_counts_what_it_gave_back_as_not_run(
+    turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "LONGEST_WAIT", 0.1)
+    TaskFactory.create_batch(5, name="jobs.turn", data={})
+
+    with working(threads=1, max_tasks=3) as worker:
+        wait_for(lambda: TaskAttempt.objects.filter(outcome="returned").exists())
+        turnstile.let(8)
+        wait_for(ended(worker))
+
+    assert sorted(states()) == ["ready"] * 2 + ["succeeded"] * 3
+
+
+def lane_of(places: int, *seconds: float) -> Threads:
+    """A lane whose latest tasks took so many ``seconds``."""
+
+    class Settled:
+        def put(self, ending: Any) -> None: ...
+        def wake(self) -> None: ...
+
+    class Ended:
+        execution = object()
+
+    lane = Threads(places, Settled(), lambda: None)  # type: ignore[arg-type]
+    for each in seconds:
+        lane._running[id(Ended.execution)] = Ended.execution  # type: ignore[assignment]
+        lane._end(Ended, clock() - each)  # type: ignore[arg-type]
+    return lane
+
+
+def test_nothing_is_claimed_ahead_while_it_is_not_known_how_long_tasks_take() -> None:
+    assert lane_of(4).ahead == 0
+    assert lane_of(4).room == 4
+
+
+def test_nothing_is_claimed_ahead_of_tasks_of_a_second() -> None:
+    assert lane_of(4, *[1.0] * 9).ahead == 0
+
+
+def test_of_short_tasks_so_many_wait_as_the_places_end_in_a_moment() -> None:
+    assert lane_of(4, *[0.0] * 200).ahead == lanes.MOST_AHEAD
+    assert 30 <= lane_of(4, *[0.01] * 40).ahead <= 40
+
+
+def test_few_are_claimed_ahead_at_first() -> None:
+    assert lane_of(4, 0.0).ahead == 2
+
+
+def test_a_lane_whose_tasks_become_long_has_fewer_waiting() -> None:
+    assert lane_of(4, *[0.0] * 50, *[2.0] * 5).ahead == 0
+
+
+def test_a_timeout_counts_from_where_a_task_begins(turnstile: Turnstile, short: None) -> None:
+    tasks = TaskFactory.create_batch(2, name="jobs.turn", data={})
+    Task.objects.update(timeout=timedelta(seconds=60))
+
+    with working(threads=1) as worker:
+        wait_for(lambda: len(worker.executions) == 2)
+        begun, waiting = sorted(worker.executions, key=lambda each: each.taken.id)
+        wait_for(lambda: turnstile.began == [tasks[0].pk])
+        assert begun.interruption.deadline is not None
+        assert waiting.interruption.deadline is None
+        turnstile.let(2)
+        wait_for(lambda: states() == ["succeeded"] * 2)
+
+
+def test_the_time_for_progress_counts_from_where_a_task_begins(
+    turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.execution.SILENCE", 0.0)
+    _, second = TaskFactory.create_batch(2, name="jobs.turn", data={})
+    Task.objects.update(progress_timeout=timedelta(seconds=60))
+
+    with working(threads=1):
+        wait_for(lambda: running() == 2)
+        claimed_at = row_of(second)["progressed_at"]
+        turnstile.let(1)
+        wait_for(lambda: row_of(second)["progressed_at"] > claimed_at)
+        turnstile.let(1)
+        wait_for(lambda: states() == ["succeeded"] * 2)
+
+
+def test_a_task_that_was_lost_or_cancelled_while_it_waited_does_not_begin(
+    turnstile: Turnstile, short: None
+) -> None:
+    _, lost, cancelled, last = TaskFactory.create_batch(4, name="jobs.turn", data={})
+
+    with working(threads=1) as worker:
+        wait_for(lambda: len(worker.executions) == 4)
+        known = {each.taken.id: each for each in worker.executions}
+        known[lost.pk].hold.lose("thief has it")
+        known[cancelled.pk].interruption.cancel("ann")
+        turnstile.let(2)
+        wait_for(lambda: row_of(last)["status"] == TaskStatus.SUCCEEDED)
+        wait_for(lambda: row_of(cancelled)["status"] == TaskStatus.CANCELLED)
+
+    assert lost.pk not in turnstile.began
+    assert cancelled.pk not in turnstile.began
+
+
+@pytest.mark.parametrize("until", [Until.ONCE, Until.DRAINED])
+def test_a_worker_that_claims_ahead_ends_when_all_is_done(until: Until, short: None) -> None:
+    TaskFactory.create_batch(30, name="jobs.echo", data={})
+
+    with working(threads=2, until=until) as worker:
+        wait_for(ended(worker))
+
+    assert states() == ["succeeded"] * 30
+
+
+def test_coroutines_that_wait_begin_as_places_become_free(handlers: Handlers) -> None:
+    most: list[int] = []
+    active = 0
+
+    async def count(ctx: Any, **data: Any) -> int:
+        nonlocal active
+        active += 1
+        most.append(active)
+        checkpoint: Any = ctx.state  # which must not ask the database here
+        active -= 1
+        return len(checkpoint or ())
+
+    handlers["jobs.count"] = count
+    TaskFactory.create_batch(40, name="jobs.count", data={})
+
+    with working(coroutines=2, threads=1):
+        wait_for(lambda: states() == ["succeeded"] * 40)
+
+    assert max(most) <= 2
+
+
+# Storing together
+
+
+def test_results_that_come_together_are_stored_by_few_statements(
+    monkeypatch: pytest.MonkeyPatch, handlers: Handlers
+) -> None:
+    sizes: list[int] = []
+    complete = TaskQuerySet.complete_taken
+
+    def counting(rows: Any, results: Any) -> Any:
+        sizes.append(len(results))
+        return complete(rows, results)
+
+    monkeypatch.setattr(TaskQuerySet, "complete_taken", counting)
+    monkeypatch.setattr("tasks.settler.LINGER", PATIENCE)
+    barrier = threading.Barrier(8)
+    handlers["jobs.meet"] = lambda ctx: barrier.wait(PATIENCE) and None
+    TaskFactory.create_batch(8, name="jobs.meet", data={})
+
+    with working(threads=8):
+        wait_for(lambda: states() == ["succeeded"] * 8)
+
+    assert sum(sizes) == 8
+    assert len(sizes) <= 2
+
+
+def test_a_single_result_waits_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.settler.LINGER", 10 * PATIENCE)
+    task = TaskFactory(name="jobs.echo", data={})
+
+    with working():
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
+
+
+def test_a_result_waits_for_others_for_a_moment_only(turnstile: Turnstile) -> None:
+    TaskFactory(name="jobs.turn", data={}, priority=9)
+    task = TaskFactory(name="jobs.echo", data={})
+
+    with working(threads=2):
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
+        assert running() == 1
+        turnstile.let(1)
+
+
+def test_a_bad_output_among_many_sinks_none(
+    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.settler.LINGER", PATIENCE)
+    barrier = threading.Barrier(6)
+    outputs: dict[str, Any] = {"set": {1}, "nul": "a\0b", "good": 7}
+
+    def answer(ctx: Any, what: str) -> Any:
+        barrier.wait(PATIENCE)
+        if what == "raise":
+            raise ValueError("no luck")
+        return outputs[what]
+
+    handlers["jobs.answer"] = answer
+    for what in ("good", "set", "good", "raise", "nul", "good"):
+        TaskFactory(name="jobs.answer", data={"what": what}, max_attempts=1)
+
+    with working(threads=6):
+        wait_for(lambda: "running" not in states() and "ready" not in states())
+
+    assert states() == ["succeeded", "failed", "succeeded", "failed", "failed", "succeeded"]
+    said = Task.objects.failed().order_by("pk").values_list("last_error", flat=True)
+    assert [text.partition(":")[0] for text in said] == [
+        "NotSerializable",
+        "ValueError",
+        "NotSerializable",
+    ]
+
+
+def test_a_result_that_the_database_never_takes_sinks_none_of_its_neighbours(
+    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.settler.LINGER", PATIENCE)
+    monkeypatch.setattr(settling, "SETTLE_PAUSES", (0, 0))
+    complete = TaskQuerySet.complete_taken
+
+    def choking(rows: Any, results: Any) -> Any:
+        if any(output == "poison" for _, output in results):
+            raise OperationalError("program limit exceeded")
+        return complete(rows, results)
+
+    monkeypatch.setattr(TaskQuerySet, "complete_taken", choking)
+    barrier = threading.Barrier(4)
+
+    def answer(ctx: Any, what: str) -> str:
+        barrier.wait(PATIENCE)
+        return what
+
+    handlers["jobs.answer"] = answer
+    for what in ("good", "poison", "good", "good"):
+        TaskFactory(name="jobs.answer", data={"what": what})
+
+    with working(threads=4, stop_timeout=0):
+        wait_for(lambda: states() == ["succeeded", "running", "succeeded", "succeeded"])
+
+
+def test_while_results_cannot_be_stored_nothing_is_claimed_and_none_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    away = threading.Event()
+    away.set()
+    complete, tries = TaskQuerySet.complete_taken, []
+
+    def storing(rows: Any, results: Any) -> Any:
+        tries.append(len(results))
+        if away.is_set():
+            raise OperationalError("the database is away")
+        return complete(rows, results)
+
+    monkeypatch.setattr(TaskQuerySet, "complete_taken", storing)
+    monkeypatch.setattr(settling, "SETTLE_PAUSES", (0.01,) * 5000)
+    monkeypatch.setattr(settling, "_answers", lambda using: not away.is_set())
+    first = TaskFactory(name="jobs.echo", data={})
+
+    with working() as worker:
+        wait_for(lambda: worker.places.settler.is_full)
+        others = TaskFactory.create_batch(5, name="jobs.echo", data={})
+        before = len(tries)
+        wait_for(lambda: len(tries) > before + 20)
+        assert worker._claim() is False
+        assert states() == ["running"] + ["ready"] * 5
+        away.clear()
+        wait_for(lambda: states() == ["succeeded"] * 6)
+
+    assert all(row_of(task)["attempts"] == 1 for task in (first, *others))
+
+
+def test_a_result_that_waits_for_a_lock_does_not_hold_up_those_after_it(
+    monkeypatch: pytest.MonkeyPatch, handlers: Handlers
+) -> None:
+    monkeypatch.setattr("tasks.settler.SLOW", 0.02)
+    handlers["jobs.answer"] = lambda ctx, what: what
+    let_go = threading.Event()
+    complete = TaskQuerySet.complete_taken
+
+    def storing(rows: Any, results: Any) -> Any:
+        if any(output == "locked" for _, output in results):
+            let_go.wait(PATIENCE)
+        return complete(rows, results)
+
+    monkeypatch.setattr(TaskQuerySet, "complete_taken", storing)
+    TaskFactory(name="jobs.answer", data={"what": "locked"})
+
+    with working() as worker:
+        wait_for(lambda: bool(worker.places.settler._under_way))
+        after = TaskFactory(name="jobs.answer", data={"what": "free"})
+        wait_for(lambda: row_of(after)["status"] == TaskStatus.SUCCEEDED)
+        let_go.set()
+        wait_for(lambda: states() == ["succeeded"] * 2)
