@@ -70,6 +70,9 @@ LEASE_FIELDS = frozenset(
     }
 )
 
+#: Of these, what stays as it was granted while the grant lasts.
+GRANTED_FIELDS = frozenset({"holder", "grant_id", "fencing_token", "grants", "ttl", "acquired_at"})
+
 Row = TypeVar("Row", bound="Leasable")
 
 
