@@ -196,12 +196,12 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
 
     def _grant_all(self, names: list[str], terms: Terms) -> list[tuple[Lease, str]] | None:
         """Grant all of ``names`` or none. None when it is worth another try."""
-        named = self._everything().filter(resource__in=names)
         granted = self._grant_all_in_one(names, terms)
         if granted is None:
-            granted = self._grant_all_locked(named, len(names), terms)
+            granted = self._grant_all_locked(names, terms)
         if len(granted) == len(names):
             return granted
+        named = self._everything().filter(resource__in=names)
         known = list(named.with_state().order_by("resource"))
         if missing := set(names) - {lease.resource for lease in known}:
             self._create_free(sorted(missing))
@@ -216,11 +216,12 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         refuse_transaction(self.db)
         return sent_at(clock(), postgres.grant_all(self._everything(), terms, "resource", names))
 
-    def _grant_all_locked(self, named: Self, number: int, terms: Terms) -> list[tuple[Lease, str]]:
-        """Grant all ``number`` rows of ``named``, or none."""
+    def _grant_all_locked(self, names: list[str], terms: Terms) -> list[tuple[Lease, str]]:
+        """Grant all of ``names`` or none, in several statements."""
+        named = self._everything().filter(resource__in=names).order_by("resource")
         with durable(self.db):
-            granted = named.order_by("resource")._grant_locked(terms, limit=None)
-            if len(granted) == number:
+            granted = named._grant_locked(terms, limit=None)
+            if len(granted) == len(names):
                 return granted
             transaction.set_rollback(True, using=self.db)
         return []
