@@ -104,12 +104,13 @@ def suits(model: type[models.Model]) -> bool:
 @cache
 def resource_of(model: type[Any]) -> str | None:
     """``lease_resource`` of a row ``w``, in SQL; None when only Python knows it."""
-    from leasing.models import Leasable, Lease
-
-    if model.lease_resource is Lease.lease_resource:
+    named: Any = apps.get_model("leasing", "Lease")
+    if model.lease_resource is named.lease_resource:
         return "w.resource"
     keys = (models.IntegerField, models.UUIDField, models.CharField)
-    if model.lease_resource is not Leasable.lease_resource or not isinstance(model._meta.pk, keys):
+    if model.lease_resource is not named.__base__.lease_resource or not isinstance(
+        model._meta.pk, keys
+    ):
         return None
     pk: Any = model._meta.pk
     return f"'{model._meta.label_lower}:' || w.{_quoted(pk.column)}::text"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[Any, Any]]:
+def kept(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
     """The statements of one test alone."""
     statements: dict[Any, Any] = {}
     monkeypatch.setattr(compiled, "_kept", statements)
