@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from leasing.aio import in_thread
 from leasing.exceptions import LeaseLost
@@ -49,15 +48,31 @@ class Claim(list[Row]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        losses: list[LeaseLost] = []
         holds, self.holds = self.holds, []
+        losses = self._release_together([hold for hold in holds if hold.valid])
         for hold in holds:
             try:
-                hold.__exit__(kind, error, trace)
+                hold.__exit__(kind, error, trace)  # of those that were lost before
             except LeaseLost as loss:
-                losses.append(loss)
-        if losses:
-            raise losses[0]
+                losses[hold.key] = loss
+        if losses and error is None:
+            raise next(losses[hold.key] for hold in holds if hold.key in losses)
+
+    def _release_together(self, holds: list[Hold]) -> dict[Any, LeaseLost]:
+        """Give back what is held. Returns how those were lost that were, by their keys."""
+        for hold in holds:
+            hold.leave()  # first: a renewal would find the row released
+        try:
+            losses = self._store.release_many([hold._granted for hold in holds])
+        except Exception as failure:
+            for hold in holds:
+                hold._is_unreleased = True  # a release by hand tries again
+                hold._log_unreleased(failure)
+            return {}
+        for hold in holds:
+            if hold.key in losses:
+                hold._lose_late(losses[hold.key].reason)
+        return losses
 
     async def __aenter__(self) -> Self:
         """As ``with``; in addition the body is cancelled when any of the rows is lost."""
@@ -86,9 +101,7 @@ class Claim(list[Row]):
 
     def give_back(self) -> None:
         """Release rows for which there was never a block."""
-        for row in self:
-            with suppress(LeaseLost):
-                self._store.release(grant_of(row))
+        self._store.release_many([grant_of(row) for row in self])
 
     def ensure(self) -> None:
         """Raise LeaseLost unless every row is surely still held."""

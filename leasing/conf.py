@@ -18,11 +18,13 @@ class AppSettings:
         self.name = name
 
     def __getattribute__(self, key: str) -> Any:
-        if key.isupper() and hasattr(type(self), key):
-            given = self.given()
-            if key in given:
+        read = super().__getattribute__
+        if key.isupper():
+            # Spelled out, for every verb reads several: other attributes come through here too.
+            given = getattr(settings, read("name"), None)
+            if given and key in given and hasattr(type(self), key):
                 return given[key]
-        return super().__getattribute__(key)
+        return read(key)
 
     def given(self) -> Mapping[str, Any]:
         """What the project has set."""

@@ -15,7 +15,7 @@ from leasing.history import LeaseEventQuerySet
 from leasing.hold import Hold
 from leasing.named import LeaseQuerySet
 from leasing.oncekeys import OnceQuerySet
-from leasing.querysets import LEASE_FIELDS, LeasableQuerySet, LeaseState
+from leasing.querysets import GRANTED_FIELDS, LEASE_FIELDS, LeasableQuerySet, LeaseState
 from leasing.store import Renewal
 
 
@@ -50,6 +50,8 @@ class Leasable(models.Model):
 
     #: The columns that the verbs alone write.
     verb_columns: ClassVar[frozenset[str]] = LEASE_FIELDS
+    #: Of these, what no verb but a grant writes: the row of a living grant has it right.
+    granted_columns: ClassVar[frozenset[str]] = GRANTED_FIELDS
     #: What ``renewal_now`` looks at.
     renewal_columns: ClassVar[frozenset[str]] = frozenset({"grant_id", "expires_at"})
 
@@ -140,9 +142,6 @@ class Lease(Leasable):
     #: Somebody waits until then, and wants the release announced.
     wanted_until = models.DateTimeField(null=True, default=None, editable=False)
 
-    if TYPE_CHECKING:  # on leases that were just granted by PostgreSQL
-        had_expired: bool
-
     renewal_columns = frozenset({"grant_id", "expires_at", "ends_at", "yield_to"})
     verb_columns = LEASE_FIELDS | {
         "metadata",
@@ -152,6 +151,8 @@ class Lease(Leasable):
         "yield_to",
         "wanted_until",
     }
+
+    granted_columns = GRANTED_FIELDS | {"metadata", "priority", "grace"}
 
     objects: ClassVar = LeaseQuerySet.as_manager()
 

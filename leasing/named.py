@@ -7,7 +7,6 @@ preempt   held at a lower priority, and not ending sooner anyway
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
@@ -27,7 +26,7 @@ from leasing.exceptions import InvalidResource, LeaseHeld
 from leasing.functions import DbNow, after
 from leasing.hold import Hold
 from leasing.names import check_name
-from leasing.querysets import TRIES, LeasableQuerySet, LeaseState, pause_shortly, releasing
+from leasing.querysets import TRIES, LeasableQuerySet, LeaseState, pause_shortly, sent_at
 from leasing.terms import Terms
 from leasing.waiting import LONGEST
 
@@ -130,6 +129,8 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         leases: Claim[Lease] = await in_thread(Undoable(acquire, Claim.give_back))
         return leases
 
+    tells_waiters = True
+
     # The conditions
 
     def available(self) -> Self:
@@ -159,32 +160,10 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         check_name(resource, "resource")
         return self.home().acquiring(resource, terms, wait, {"resource": resource})
 
-    def _grant(self, terms: Terms, **key: Any) -> Lease | None:
-        if not postgres.serves(self.db):
-            return super()._grant(terms, **key)
-        refuse_transaction(self.db)
-        sent_at = clock()
-        columns = self.granting(terms) | {"grant_id": uuid.uuid4()}
-        free = self._everything().available().filter(**key)
-        lease = postgres.grant(free, self._everything().available(), columns)
-        if lease is None:
-            return None
-        lease.sent_at = sent_at
-        kind = "taken_over" if lease.had_expired else "acquired"
-        return self._tell_granted([(lease, kind)])[0]
-
-    def _release(self, row: Lease) -> bool:
-        if not postgres.serves(self.db):
-            return super()._release(row)
-        mine = self._of_grant(row)
-        freed = postgres.release(mine, mine.unexpired(), releasing())
-        if freed is None:
-            # Over, or locked by somebody: the form that waits for the lock says which.
-            return super()._release(row)
-        for column in self.model.verb_columns:
-            setattr(row, column, getattr(freed, column))
-        after_commit(self.db, lambda: bell(self.db).ring(row.resource))
-        return True
+    def _tell_freed(self, freed: list[Lease]) -> None:
+        for lease in freed:
+            bell(self.db).ring(lease.resource)
+        super()._tell_freed(freed)
 
     def _attempt(self, resource: str, terms: Terms, key: dict[str, Any]) -> Lease:
         for number in range(TRIES):
@@ -217,18 +196,35 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
 
     def _grant_all(self, names: list[str], terms: Terms) -> list[tuple[Lease, str]] | None:
         """Grant all of ``names`` or none. None when it is worth another try."""
-        with durable(self.db):
-            named = self._everything().filter(resource__in=names)
-            granted = named.order_by("resource")._grant_locked(terms, limit=None)
-            if len(granted) == len(names):
-                return granted
-            transaction.set_rollback(True, using=self.db)
+        granted = self._grant_all_in_one(names, terms)
+        if granted is None:
+            granted = self._grant_all_locked(names, terms)
+        if len(granted) == len(names):
+            return granted
+        named = self._everything().filter(resource__in=names)
         known = list(named.with_state().order_by("resource"))
         if missing := set(names) - {lease.resource for lease in known}:
             self._create_free(sorted(missing))
         for lease in known:
             self._refuse_if_held(lease, terms)
         return None
+
+    def _grant_all_in_one(self, names: list[str], terms: Terms) -> list[tuple[Lease, str]] | None:
+        """Grant all of ``names`` or none, in one statement; None where there is none."""
+        if not self._is_granted_in_one:
+            return None
+        refuse_transaction(self.db)
+        return sent_at(clock(), postgres.grant_all(self._everything(), terms, "resource", names))
+
+    def _grant_all_locked(self, names: list[str], terms: Terms) -> list[tuple[Lease, str]]:
+        """Grant all of ``names`` or none, in several statements."""
+        named = self._everything().filter(resource__in=names).order_by("resource")
+        with durable(self.db):
+            granted = named._grant_locked(terms, limit=None)
+            if len(granted) == len(names):
+                return granted
+            transaction.set_rollback(True, using=self.db)
+        return []
 
     def _preempt(self, held: Lease, by: str, priority: int, delay: timedelta) -> None:
         """Ask the holder of ``held`` to yield: its renewals end after ``delay``. While somebody

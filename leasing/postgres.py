@@ -1,7 +1,7 @@
-"""PostgreSQL's one-statement forms: acquire and release on named leases, renewal on any rows.
+"""PostgreSQL's one-statement forms of acquire, claim, renew and release, for rows of any model.
 
-Each locks the row (passing over it when someone else has it locked), judges, writes, notes the
-event, and answers: one round trip where the portable form takes six. The conditions and the
+Each locks its rows (passing over those that someone else has locked), judges, writes, notes the
+events, and answers: one round trip where the portable form takes six. The conditions and the
 columns are the portable form's own, compiled by Django, so there is one definition of each. A
 statement that finds nothing to do has changed nothing, and the portable form then says why.
 """
@@ -10,77 +10,309 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from functools import cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections
-from django.db.models import QuerySet, sql
+from django.apps import apps
+from django.db import connections, models
+from django.db.models import F, Func, QuerySet, UUIDField, sql
 from django.db.models.expressions import RawSQL
+from django.db.models.lookups import Exact
 
 from leasing.bell import CHANNEL
+from leasing.compiled import Marker, Statement, columns_of, kept, shape_of, values_of
 from leasing.dialects import durable, limit_waiting, waiting_limit
 from leasing.functions import DbNow
+from leasing.rowreader import Reader, reader
+from leasing.terms import Terms
 
 if TYPE_CHECKING:
-    from leasing.models import Lease
+    from leasing.querysets import LeasableQuerySet
 
-_EVENT_COLUMNS = (
-    "(model, key, resource, kind, holder, previous_holder, previous_expired_at, grant_id,"
-    " fencing_token, at, reason, actor)"
-)
+#: A granted row, and what happened to it.
+Granted = tuple[Any, str]
+
+_NOTED = """,
+noted AS (
+    INSERT INTO {ledger} (model, key, resource, kind, holder, previous_holder,
+        previous_expired_at, grant_id, fencing_token, at, reason, actor)
+    SELECT '{label}', w.{pk}::text, {resource}, {kind}, w.holder, {previous_holder},
+        {previous_expired_at}, w.grant_id, w.fencing_token, {now}, '', ''
+    FROM {written}
+)"""
+
+_HAD_EXPIRED = "c.grants > 0 AND c.released_at IS NULL"
 
 _GRANT = """
-WITH chosen AS MATERIALIZED ({chosen}),
-granted AS ({update} RETURNING *),
-noted AS (
-    INSERT INTO leasing_leaseevent {columns}
-    SELECT 'leasing.lease', g.id::text, g.resource,
-        CASE WHEN f.grants > 0 AND f.released_at IS NULL THEN 'taken_over' ELSE 'acquired' END,
-        g.holder, f.holder,
-        CASE WHEN f.grants > 0 AND f.released_at IS NULL THEN f.expires_at END,
-        g.grant_id, g.fencing_token, {now}, '', ''
-    FROM granted g JOIN chosen f ON f.id = g.id
-)
-SELECT g.*, {now} AS now,
-    f.grants > 0 AND f.released_at IS NULL AS had_expired
-FROM granted g JOIN chosen f ON f.id = g.id
+WITH chosen AS MATERIALIZED ({chosen} FOR NO KEY UPDATE SKIP LOCKED),
+granted AS ({update} RETURNING {table}.*){noted}
+SELECT {columns}, {had_expired}
+FROM granted w JOIN chosen c ON c.{pk} = w.{pk}
+"""
+
+_RENEW_ONE = """
+WITH chosen AS MATERIALIZED ({chosen} FOR NO KEY UPDATE SKIP LOCKED)
+{update} RETURNING {columns}
 """
 
 _RELEASE = """
-WITH chosen AS MATERIALIZED ({chosen}),
-freed AS ({update} RETURNING *),
-noted AS (
-    INSERT INTO leasing_leaseevent {columns}
-    SELECT 'leasing.lease', id::text, resource, 'released', holder, '', NULL, grant_id,
-        fencing_token, {now}, '', ''
-    FROM freed
-),
+WITH chosen AS MATERIALIZED ({chosen} FOR NO KEY UPDATE SKIP LOCKED),
+freed AS ({update} RETURNING {table}.*){noted}
+SELECT {columns} FROM freed w
+"""
+
+_RELEASE_AND_TELL = """
+WITH chosen AS MATERIALIZED ({chosen} FOR NO KEY UPDATE SKIP LOCKED),
+freed AS ({update} RETURNING {table}.*){noted},
 told AS (
-    SELECT pg_notify('{channel}', resource) FROM freed
-    WHERE wanted_until > {now}
+    SELECT pg_notify('{channel}', {resource}) FROM freed w WHERE w.wanted_until > {now}
 )
-SELECT freed.*, (SELECT count(*) FROM told) AS told FROM freed
+SELECT {columns}, (SELECT count(*) FROM told) FROM freed w
 """
 
 _RENEW = """
-WITH mine AS MATERIALIZED (
-    SELECT {pk} AS pk FROM {table} WHERE {pk} = ANY(%s) AND grant_id = ANY(%s)
+WITH chosen AS MATERIALIZED (
+    SELECT {pk} FROM {table} WHERE {pk} = ANY(%s) AND grant_id = ANY(%s)
     ORDER BY {pk} FOR NO KEY UPDATE SKIP LOCKED
 )
 {update} RETURNING {columns}, {now}
 """
 
+_UUID: models.Field[Any, Any] = UUIDField()
+_NUMBER: models.Field[Any, Any] = models.BigIntegerField()
 
-def grant(free: QuerySet[Any], target: QuerySet[Any], columns: dict[str, Any]) -> Lease | None:
-    """Write ``columns`` to the row of ``free`` if it is still one of ``target``. The answer
-    carries ``now`` and ``had_expired``; None when somebody else has or is changing the row."""
+
+# What these forms are for
+
+
+def serves(using: str) -> bool:
+    """Whether these statements can be sent to the database ``using``."""
+    return connections[using].vendor == "postgresql"
+
+
+@cache
+def suits(model: type[models.Model]) -> bool:
+    """Whether the rows of ``model`` are in one table, with a key of one column."""
+    concrete: Any = model._meta.concrete_model
+    fields = concrete._meta
+    return len(fields.local_concrete_fields) == len(fields.concrete_fields) and bool(
+        fields.pk.column
+    )
+
+
+@cache
+def resource_of(model: type[Any]) -> str | None:
+    """``lease_resource`` of a row ``w``, in SQL; None when only Python knows it."""
+    named: Any = apps.get_model("leasing", "Lease")
+    if model.lease_resource is named.lease_resource:
+        return "w.resource"
+    keys = (models.IntegerField, models.UUIDField, models.CharField)
+    if model.lease_resource is not named.__base__.lease_resource or not isinstance(
+        model._meta.pk, keys
+    ):
+        return None
+    pk: Any = model._meta.pk
+    return f"'{model._meta.label_lower}:' || w.{_quoted(pk.column)}::text"
+
+
+def notes(rows: LeasableQuerySet[Any]) -> bool:
+    """Whether the events of ``rows`` can be noted by the statement that makes them."""
+    model: Any = rows.model
+    return not rows.keeps_events or resource_of(model) is not None
+
+
+# Granting
+
+
+def grant(
+    rows: LeasableQuerySet[Any], terms: Terms, column: str, value: Any
+) -> list[Granted] | None:
+    """Grant the row of ``rows`` whose ``column`` is ``value``. Here and below: a list of what was
+    granted; None when ``terms`` decide about columns in Python, which no compiled text can."""
+    field: Any = rows.model._meta.pk if column == "pk" else rows.model._meta.get_field(column)
+    values = {**values_of(terms), "key": value, "grant": uuid.uuid4()}
+
+    def compile() -> Statement | None:
+        free = rows.available().filter(**{column: Marker("key", field)})
+        return _granting(rows, free, terms, Marker("grant", _UUID))
+
+    return _granted(rows, ("one", column), compile, values)
+
+
+def claim(rows: LeasableQuerySet[Any], terms: Terms, limit: int) -> list[Granted] | None:
+    """Grant up to ``limit`` of ``rows``, in their order."""
+    grants = [uuid.uuid4() for _ in range(limit)]
+    values = {**values_of(terms), "limit": limit, "grants": _array(grants)}
+
+    def compile() -> Statement | None:
+        return _granting(rows, rows.available(), terms, _grant_by_place(rows), limited=True)
+
+    granted = _granted(rows, ("claim",), compile, values)
+    return granted and _sorted(granted, grants)
+
+
+def grant_all(
+    rows: LeasableQuerySet[Any], terms: Terms, column: str, keys: list[str]
+) -> list[Granted] | None:
+    """Grant the rows whose ``column`` is one of ``keys``, in the order of that, or none."""
+    field = rows.model._meta.get_field(column)
+    grants = [uuid.uuid4() for _ in keys]
+    values = {**values_of(terms), "keys": keys, "count": len(keys), "grants": _array(grants)}
+
+    def compile() -> Statement | None:
+        free = rows.available().filter(_is_one_of(column, Marker("keys", field))).order_by(column)
+        return _granting(rows, free, terms, _grant_by_place(rows), counted=True)
+
+    granted = _granted(rows, ("all", column), compile, values)
+    return granted and _sorted(granted, grants)
+
+
+def _granted(
+    rows: LeasableQuerySet[Any], form: tuple[str, ...], compile: Any, values: dict[str, Any]
+) -> list[Granted] | None:
+    if _is_plain(rows.query):
+        key = (type(rows), rows.model, rows.db, form, shape_of(values))
+        statement: Statement | None = kept(key, compile)
+    else:
+        statement = compile()
+    if statement is None:
+        return None
+    every = _reader(rows)
+    granted = []
+    for *columns, had_expired in _execute(rows.db, statement, values):
+        row = every.row(columns)
+        row.now = row.acquired_at
+        granted.append((row, "taken_over" if had_expired else "acquired"))
+    return granted
+
+
+def _granting(
+    rows: LeasableQuerySet[Any],
+    free: LeasableQuerySet[Any],
+    terms: Terms,
+    grant_id: Any,
+    *,
+    limited: bool = False,
+    counted: bool = False,
+) -> Statement | None:
+    """The statement that grants what is chosen of ``free``, with ``grant_id``."""
+    target = rows._everything().available()
+    if counted:
+        count: Any = RawSQL("SELECT count(*) FROM chosen", [], output_field=_NUMBER)
+        target = target.filter(Exact(count, Marker("count", _NUMBER)))
+    columns = columns_of(rows.granting, terms)
+    if columns is None:
+        return None
     term = free.only("pk", "holder", "grants", "released_at", "expires_at")
-    return _one(_GRANT, term, target, columns)
+    chosen_sql, chosen_params = _select(term)
+    if limited:
+        chosen_sql += " LIMIT %s"
+        chosen_params = (*chosen_params, Marker("limit", _NUMBER))
+    pk = _pk(rows)
+    expired = _HAD_EXPIRED
+    noted = _noted(
+        rows,
+        kind=f"CASE WHEN {expired} THEN 'taken_over' ELSE 'acquired' END",
+        previous_holder="c.holder",
+        previous_expired_at=f"CASE WHEN {expired} THEN c.expires_at END",
+        written=f"granted w JOIN chosen c ON c.{pk} = w.{pk}",
+    )
+    update_sql, update_params = _update(target, columns | {"grant_id": grant_id})
+    text = _GRANT.format(
+        chosen=chosen_sql,
+        update=update_sql,
+        table=_table(rows),
+        noted=noted,
+        columns=_reader(rows).sql("w"),
+        had_expired=expired,
+        pk=pk,
+    )
+    return Statement(text, (*chosen_params, *update_params))
 
 
-def release(mine: QuerySet[Any], target: QuerySet[Any], columns: dict[str, Any]) -> Lease | None:
-    """Write ``columns`` to the row of ``mine`` if it is still one of ``target``, and tell those
-    who wait for it."""
-    return _one(_RELEASE, mine.only("pk"), target, columns)
+def _grant_by_place(rows: LeasableQuerySet[Any]) -> Spelled:
+    """Each chosen row's own of ``grants``."""
+    text = f"({{}}::uuid[])[array_position(ARRAY(SELECT {_pk(rows)} FROM chosen), {{}})]"
+    return Spelled(text, Marker("grants", _UUID), F("pk"), output_field=_UUID)
+
+
+def _sorted(granted: list[Granted], grants: list[uuid.UUID]) -> list[Granted]:
+    places = {grant: place for place, grant in enumerate(grants)}
+    return sorted(granted, key=lambda each: places[each[0].grant_id])
+
+
+# Renewing
+
+
+def renew_one(rows: LeasableQuerySet[Any], row: Any) -> bool:
+    """Renew the grant of ``row``. Whether that was done; ``row`` stands as it was written then."""
+    return bool(_written(rows, [row], "renew", rows.renewal, _RENEW_ONE))
+
+
+def release(
+    rows: LeasableQuerySet[Any], held: list[Any], columns: dict[str, Any], *, tell: bool
+) -> list[Any]:
+    """Write the ``columns`` of a release to those rows of ``held`` whose grant still lives, and
+    with ``tell`` notify those who wait for them. Returns these, as they were written."""
+    template = _RELEASE_AND_TELL if tell else _RELEASE
+    return _written(rows, held, "release", lambda: columns, template)
+
+
+def _written(
+    rows: LeasableQuerySet[Any], held: list[Any], verb: str, columns: Any, template: str
+) -> list[Any]:
+    if len(held) == 1:
+        (row,) = held
+        values = {"key": row.pk, "grant": row.grant_id}
+    else:
+        values = {
+            "keys": _array([row.pk for row in held]),
+            "grants": _array([row.grant_id for row in held]),
+        }
+    several = len(held) != 1
+    key = (type(rows), rows.model, rows.db, verb, several)
+    statement = kept(key, lambda: _writing(rows, columns(), template, several=several))
+    own = _reader(rows, verbs=True)
+    by_key = {row.pk: row for row in held}
+    written = []
+    for answer in _execute(rows.db, statement, values):
+        row = by_key[answer[own.key]]
+        own.read(row, answer)
+        written.append(row)
+    return written
+
+
+def _writing(
+    rows: LeasableQuerySet[Any], columns: dict[str, Any], template: str, *, several: bool
+) -> Statement:
+    pk: Any = rows.model._meta.pk
+    if several:
+        type_ = pk.rel_db_type(connections[rows.db])
+        keys = Spelled(f"{{}}::{type_}[]", Marker("keys", _UUID), output_field=pk)
+        text = "({}::uuid[])[array_position({}, {})]"
+        grant = Spelled(text, Marker("grants", _UUID), keys, F("pk"), output_field=_UUID)
+        every: Any = SimpleNamespace(pk=F("pk"), grant_id=grant)
+        mine = rows._of_grant(every).filter(_is_one_of("pk", keys))
+    else:
+        one: Any = SimpleNamespace(pk=Marker("key", pk), grant_id=Marker("grant", _UUID))
+        mine = rows._of_grant(one)
+    chosen_sql, chosen_params = _select(mine.only("pk").order_by("pk"))
+    update_sql, update_params = _update(rows._everything().holding().unexpired(), columns)
+    noted = _noted(
+        rows, kind="'released'", previous_holder="''", previous_expired_at="NULL", written="freed w"
+    )
+    text = template.format(
+        chosen=chosen_sql,
+        update=update_sql,
+        table=_table(rows),
+        noted=noted,
+        columns=_reader(rows, verbs=True).sql(_table(rows) if template is _RENEW_ONE else "w"),
+        now=_now(rows),
+        channel=CHANNEL,
+        resource=_resource(rows),
+    )
+    return Statement(text, (*chosen_params, *update_params))
 
 
 def renew(
@@ -92,40 +324,45 @@ def renew(
 
     That limit and the update travel in one message, which PostgreSQL takes for a transaction.
     """
-    using, model = target.db, target.model
+    using = target.db
+    model: Any = target.model
     connection: Any = connections[using]
-    names = [field.attname for field in model._meta.concrete_fields if _is_told(field)]
-    update_sql, update_params = _update(target, "SELECT pk FROM mine", columns)
-    quote = connection.ops.quote_name
-    statement = _RENEW.format(
-        pk=quote(model._meta.pk.column),
-        table=quote(model._meta.db_table),
-        update=update_sql,
-        columns=", ".join(quote(model._meta.get_field(name).column) for name in names),
-        now=_now(target),
+    told = reader(model, using, model.renewal_columns)
+    statement = kept(
+        (type(target), model, using, "renew many"), lambda: _renewing(target, columns, told)
     )
-    params = [list(grants), list(grants.values()), *update_params]
+    values = {"keys": list(grants), "grants": list(grants.values())}
+    params = statement.filled(values, connection)
     if connection.in_atomic_block or not _takes_several_statements(connection):
         with durable(using), connection.cursor() as cursor:
             limit_waiting(using, timeout)
-            cursor.execute(statement, params)
+            cursor.execute(statement.sql, params)
             answers = cursor.fetchall()
     else:
         with connection.cursor() as cursor:
             limit, limit_params = waiting_limit(timeout)
-            cursor.execute(f"{limit};{statement}", [*limit_params, *params])
+            cursor.execute(f"{limit};{statement.sql}", [*limit_params, *params])
             cursor.nextset()
             answers = cursor.fetchall()
     rows = []
-    for *values, now in answers:
-        row = model.from_db(using, names, values)
+    for *columns_, now in answers:
+        row = told.row(columns_)
         row.now = now
         rows.append(row)
     return rows
 
 
-def _is_told(field: Any) -> bool:
-    return bool(field.primary_key or field.attname in field.model.renewal_columns)
+def _renewing(target: Any, columns: dict[str, Any], told: Reader) -> Statement:
+    update_sql, update_params = _update(target, columns)
+    text = _RENEW.format(
+        pk=_pk(target),
+        table=_table(target),
+        update=update_sql,
+        columns=told.sql(_table(target)),
+        now=_now(target),
+    )
+    keys, grants = Marker("keys", target.model._meta.pk), Marker("grants", _UUID)
+    return Statement(text, (keys, grants, *update_params))
 
 
 def _takes_several_statements(connection: Any) -> bool:
@@ -135,39 +372,109 @@ def _takes_several_statements(connection: Any) -> bool:
     return bool(is_psycopg3) and not bound_by_server
 
 
-def _now(target: QuerySet[Any]) -> str:
-    return str(target.query.get_compiler(target.db).compile(DbNow())[0])
+# The pieces
 
 
-def _update(
-    target: QuerySet[Any], keys: str, columns: dict[str, Any]
-) -> tuple[str, tuple[Any, ...]]:
-    """The UPDATE, as Django compiles it, of the rows of ``target`` that ``keys`` selects."""
-    query: Any = target.filter(pk__in=RawSQL(keys, [])).query.chain(sql.UpdateQuery)
+class Spelled(Func):
+    """SQL with a place, ``{}``, for each of its expressions."""
+
+    def __init__(self, text: str, *expressions: Any, output_field: Any) -> None:
+        super().__init__(*expressions, output_field=output_field)
+        self.text = text
+
+    def as_sql(self, compiler: Any, connection: Any, *args: Any, **extra: Any) -> Any:
+        parts = [compiler.compile(each) for each in self.get_source_expressions()]
+        params = [param for _, own in parts for param in own]
+        return self.text.format(*[text for text, _ in parts]), params
+
+
+def _is_one_of(column: str, values: Any) -> Spelled:
+    # Not a lookup, which Django would put in brackets that ANY does not bear.
+    return Spelled("{} = ANY({})", F(column), values, output_field=models.BooleanField())
+
+
+def _array(values: list[Any]) -> Any:
+    """``values`` as an array: those that need no quotes as text, which the driver would take a
+    hundred times as long to make of a list."""
+    if all(type(value) in (int, uuid.UUID) for value in values):
+        return "{" + ",".join(map(str, values)) + "}"
+    return values
+
+
+def _quoted(name: str) -> str:
+    return '"{}"'.format(name.replace('"', '""'))
+
+
+def _pk(rows: Any) -> str:
+    return _quoted(rows.model._meta.pk.column)
+
+
+def _table(rows: Any) -> str:
+    return _quoted(rows.model._meta.db_table)
+
+
+def _resource(rows: Any) -> str | None:
+    return resource_of(rows.model)
+
+
+def _reader(rows: Any, verbs: bool = False) -> Reader:
+    model = rows.model
+    return reader(model, rows.db, model.verb_columns - model.granted_columns if verbs else None)
+
+
+def _now(rows: QuerySet[Any]) -> str:
+    return str(rows.query.get_compiler(rows.db).compile(DbNow())[0])
+
+
+def _noted(rows: LeasableQuerySet[Any], **columns: str) -> str:
+    """The part of a statement that writes to the ledger, where these rows have one."""
+    if not rows.keeps_events:
+        return ""
+    return _NOTED.format(
+        ledger=_quoted(apps.get_model("leasing", "LeaseEvent")._meta.db_table),
+        label=rows.model._meta.label_lower,
+        pk=_pk(rows),
+        resource=_resource(rows),
+        now=_now(rows),
+        **columns,
+    )
+
+
+def _select(rows: QuerySet[Any]) -> tuple[str, tuple[Any, ...]]:
+    query: Any = rows.query.chain()
+    # The lock is written behind it. Django would write one inside of transaction blocks alone.
+    query.select_for_update = False
+    compiled: tuple[str, tuple[Any, ...]] = query.get_compiler(rows.db).as_sql()
+    return compiled
+
+
+def _update(target: QuerySet[Any], columns: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
+    """The UPDATE, as Django compiles it, of the rows of ``target`` that were chosen."""
+    chosen = RawSQL(f"ARRAY(SELECT {_pk(target)} FROM chosen)", [])
+    query: Any = target.filter(_is_one_of("pk", chosen)).query.chain(sql.UpdateQuery)
     query.add_update_values(columns)
     compiled: tuple[str, tuple[Any, ...]] = query.get_compiler(target.db).as_sql()
     return compiled
 
 
-def _one(
-    template: str, row: QuerySet[Any], target: QuerySet[Any], columns: dict[str, Any]
-) -> Lease | None:
-    using = target.db
-    # Django compiles no locking clause outside of a transaction block, which is what is spared.
-    select_sql, select_params = row.query.get_compiler(using).as_sql()
-    update_sql, update_params = _update(target, "SELECT id FROM chosen", columns)
-    statement = template.format(
-        chosen=f"{select_sql} FOR NO KEY UPDATE SKIP LOCKED",
-        update=update_sql,
-        columns=_EVENT_COLUMNS,
-        now=_now(target),
-        channel=CHANNEL,
+def _is_plain(query: Any) -> bool:
+    """Whether ``query`` is of all rows of a model, in no order of its own."""
+    return not (
+        query.where
+        or query.order_by
+        or query.extra_order_by
+        or query.annotations
+        or query.extra
+        or query.distinct
+        or query.combinator
+        or query.is_sliced
     )
-    raw: Any = target.model._default_manager.using(using)
-    rows: list[Lease] = list(raw.raw(statement, (*select_params, *update_params)))
-    return rows[0] if rows else None
 
 
-def serves(using: str) -> bool:
-    """Whether these statements can be sent to the database ``using``."""
-    return connections[using].vendor == "postgresql"
+def _execute(using: str, statement: Statement, values: Mapping[str, Any]) -> list[Any]:
+    connection = connections[using]
+    params = statement.filled(values, connection)
+    with connection.cursor() as cursor:
+        cursor.execute(statement.sql, params)
+        answers: list[Any] = cursor.fetchall()
+    return answers

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 #: How often to try while a row is free and someone else is just about to take it.
 TRIES = 3
 
+#: The most rows that are claimed in one statement: each brings a grant made beforehand.
+MOST_IN_ONE = 1000
+
 #: What only the verbs here may write.
 LEASE_FIELDS = frozenset(
     {
@@ -66,6 +69,9 @@ LEASE_FIELDS = frozenset(
         "expires_at",
     }
 )
+
+#: Of these, what stays as it was granted while the grant lasts.
+GRANTED_FIELDS = frozenset({"holder", "grant_id", "fencing_token", "grants", "ttl", "acquired_at"})
 
 Row = TypeVar("Row", bound="Leasable")
 
@@ -90,6 +96,8 @@ class LeasableQuerySet(models.QuerySet[Row]):
     keeps_events = True
     #: What renewing these rows is called.
     renewing = "renew"
+    #: Whether a release is notified to other processes: of rows with ``wanted_until``.
+    tells_waiters = False
 
     # By state
 
@@ -199,8 +207,10 @@ class LeasableQuerySet(models.QuerySet[Row]):
         terms = Terms.check(holder=holder, ttl=ttl)
         rows = self.home()
         ordered = rows if rows.ordered else rows.order_by("pk")
-        with durable(rows.db):
-            granted = ordered._grant_locked(terms, limit)
+        granted = ordered._claim_in_one(terms, limit)
+        if granted is None:
+            with durable(rows.db):
+                granted = ordered._grant_locked(terms, limit)
         return Claim(rows._tell_granted(granted), rows.store(terms))
 
     async def aclaim(
@@ -304,14 +314,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
         passed, LeaseInTransaction inside an atomic block.
         """
         rows = self.home()
-        with durable(rows.db):
-            rows._lock(row)
-            renewed = rows._of_grant(row).unexpired().update(**rows.renewal())
-            if renewed:
-                # While the row is locked: later it could show, and so hand over, a grant that
-                # somebody else has won.
-                row.refresh_from_db(using=rows.db, fields=rows.model.verb_columns)
-        if not renewed:
+        if not rows._renew(row):
             raise rows._refuse(row, rows.renewing)
         signals.send(signals.renewed, row)
         return row
@@ -322,11 +325,29 @@ class LeasableQuerySet(models.QuerySet[Row]):
         Raises LeaseLost when the grant is no longer the current one or had run out.
         """
         rows = self.home()
+        if rows._release_in_one([row]):
+            return row
         if rows._release(row):
             after_commit(rows.db, lambda: signals.send(signals.released, row))
         elif not rows._was_released_by_holder(row):
             raise rows._refuse(row, "release")
         return row
+
+    def release_many(self, held: Iterable[Row]) -> dict[Any, LeaseLost]:
+        """``release`` each of ``held``, on PostgreSQL in one statement. Returns how those were
+        lost that were, by their keys: all others are given back."""
+        rows = self.home()
+        left = {row.pk: row for row in held}
+        if type(rows).release is LeasableQuerySet.release:
+            for row in rows._release_in_one(list(left.values())):
+                del left[row.pk]
+        losses = {}
+        for row in left.values():
+            try:
+                rows.release(row)
+            except LeaseLost as loss:
+                losses[row.pk] = loss
+        return losses
 
     async def arenew(self, row: Row) -> Row:
         """``renew``, for async code."""
@@ -335,6 +356,34 @@ class LeasableQuerySet(models.QuerySet[Row]):
     async def arelease(self, row: Row) -> Row:
         """``release``, for async code. Cancelled while it waits, it releases all the same."""
         return await in_thread(self.release, row)
+
+    def _renew(self, row: Row) -> bool:
+        refuse_transaction(self.db)
+        # What is over, or locked by somebody, is left to the form that waits for the lock.
+        if self._is_in_one and postgres.renew_one(self, row):
+            return True
+        with durable(self.db):
+            self._lock(row)
+            renewed = self._of_grant(row).unexpired().update(**self.renewal())
+            if renewed:
+                # While the row is locked: later it could show, and so hand over, a grant that
+                # somebody else has won.
+                row.refresh_from_db(using=self.db, fields=self.model.verb_columns)
+        return bool(renewed)
+
+    def _release_in_one(self, held: list[Row]) -> list[Row]:
+        """Give back in one statement what can be, and tell of it. Returns these rows; the others
+        are over, or locked by somebody: the form that waits for the lock says which."""
+        if not (held and self._is_in_one and postgres.notes(self)):
+            return []
+        freed = postgres.release(self, held, releasing(), tell=self.tells_waiters)
+        if freed:
+            after_commit(self.db, lambda: self._tell_freed(freed))
+        return freed
+
+    def _tell_freed(self, freed: list[Row]) -> None:
+        for row in freed:
+            signals.send(signals.released, row)
 
     def _release(self, row: Row) -> bool:
         with transaction.atomic(using=self.db):
@@ -514,9 +563,39 @@ class LeasableQuerySet(models.QuerySet[Row]):
 
     def _grant(self, terms: Terms, **key: Any) -> Row | None:
         """Grant the one available row with ``key``, or return None."""
-        with durable(self.db):
-            granted = self._grant_locked(terms, limit=1, **key)
+        granted = self._grant_in_one(terms, **key)
+        if granted is None:
+            with durable(self.db):
+                granted = self._grant_locked(terms, limit=1, **key)
         return self._tell_granted(granted)[0] if granted else None
+
+    @property
+    def _is_in_one(self) -> bool:
+        """Whether these rows are in a database and a table that has the one-statement forms."""
+        return postgres.serves(self.db) and postgres.suits(self.model)
+
+    @property
+    def _is_granted_in_one(self) -> bool:
+        """Whether granting these rows is no more than the one-statement form knows."""
+        own = type(self)
+        plain = own._chosen is LeasableQuerySet._chosen
+        plain = plain and own._write_grants is LeasableQuerySet._write_grants
+        return plain and self._is_in_one and postgres.notes(self)
+
+    def _grant_in_one(self, terms: Terms, **key: Any) -> list[tuple[Row, str]] | None:
+        """``_grant_locked`` in one statement; None where there is none."""
+        if not self._is_granted_in_one:
+            return None
+        refuse_transaction(self.db)
+        ((column, value),) = key.items()
+        return sent_at(clock(), postgres.grant(self, terms, column, value))
+
+    def _claim_in_one(self, terms: Terms, limit: int) -> list[tuple[Row, str]] | None:
+        """``_grant_locked`` for a claim, in one statement; None where there is none."""
+        if limit > MOST_IN_ONE or not self._is_granted_in_one:
+            return None
+        refuse_transaction(self.db)
+        return sent_at(clock(), postgres.claim(self, terms, limit))
 
     def _grant_locked(self, terms: Terms, limit: int | None, **key: Any) -> list[tuple[Row, str]]:
         """Grant up to ``limit`` available rows with ``key``, in the order of the queryset.
@@ -614,6 +693,13 @@ def _renew(
         written = everything.filter(mine, pk__in=locked, expires_at__gt=DbNow()).holding()
         dated = written.only("pk", *target.model.renewal_columns).annotate(now=DbNow())
         return list(dated)
+
+
+def sent_at(moment: float, granted: list[tuple[Row, str]] | None) -> list[tuple[Row, str]] | None:
+    """What was ``granted`` by a statement sent at ``moment``, which is read before the call."""
+    for row, _ in granted or ():
+        row.sent_at = moment
+    return granted
 
 
 def pause_shortly() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -15,6 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from leasing import signals
 from leasing.conf import leasing_settings
 from leasing.dialects import hang_up, in_transaction, limit_waiting, use_private_connection
+from leasing.exceptions import LeaseLost
 from leasing.keeper import NOTE_LIMIT, keeper
 from leasing.store import Grant, Renewals
 
@@ -56,6 +57,10 @@ class RowStore:
 
     def release(self, grant: Grant) -> None:
         self._rows().release(grant.row)
+
+    def release_many(self, grants: Iterable[Grant]) -> dict[Any, LeaseLost]:
+        """``release`` each. Returns how those were lost that were, by their keys."""
+        return self._rows().release_many([grant.row for grant in grants])
 
     def lost(self, grant: Grant, reason: str) -> None:
         # Never from here: this thread tells every loss of this process, and the database that

@@ -48,10 +48,18 @@ class DatabaseClock:
         return now.as_sql(compiler, connection, template=str(count))
 
 
+class Forgetful(dict[Any, Any]):
+    """Keeps no statement: the time stands in its text."""
+
+    def __setitem__(self, key: Any, statement: Any) -> None:
+        pass
+
+
 @pytest.fixture
 def database_clock(monkeypatch: pytest.MonkeyPatch) -> DatabaseClock:
     """Stops the clock of the database; the test moves it."""
     clock = DatabaseClock()
+    monkeypatch.setattr("leasing.compiled._kept", Forgetful())
     vendor = f"as_{connection.vendor}"
     monkeypatch.setattr(DbNow, vendor, lambda *args, **extra: clock.moment(*args, **extra))
     monkeypatch.setattr(

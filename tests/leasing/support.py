@@ -92,8 +92,8 @@ def just_before_the_deletion(meanwhile: Callable[[], object]) -> Iterator[None]:
 @contextmanager
 def just_after_the_commit(meanwhile: Callable[[], object]) -> Iterator[None]:
     """Do ``meanwhile`` when a verb has committed, but has not returned. For tests that run in
-    a transaction, where the verb's own is a savepoint."""
-    with _when(("RELEASE SAVEPOINT",), meanwhile, before=False):
+    a transaction, where the verb's own is a savepoint, or it is one statement."""
+    with _when(("RELEASE SAVEPOINT", "WITH"), meanwhile, before=False):
         yield
 
 

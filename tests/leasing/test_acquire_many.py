@@ -93,6 +93,7 @@ def test_each_is_granted_with_the_terms_that_were_asked_for(clocks: ManualKeeper
         assert lease.metadata == {"why": "move"}
 
 
+@pytest.mark.usefixtures("form")
 def test_all_are_granted_by_one_statement_in_the_order_of_their_names() -> None:
     LeaseFactory(resource="b", state="free")
     LeaseFactory(resource="a", state="free")
@@ -105,9 +106,8 @@ def test_all_are_granted_by_one_statement_in_the_order_of_their_names() -> None:
     with connection.execute_wrapper(note):
         Lease.objects.acquire_many(["b", "a"])
 
-    (choice,) = [sql for sql in statements if sql.startswith("SELECT") and "ORDER BY" in sql]
-    assert 'ORDER BY "leasing_lease"."resource" ASC' in choice
-    assert len([sql for sql in statements if sql.startswith("UPDATE")]) == 1
+    assert [sql for sql in statements if 'ORDER BY "leasing_lease"."resource" ASC' in sql]
+    assert len([sql for sql in statements if "UPDATE " in sql.replace("KEY UPDATE", "")]) == 1
 
 
 # None
@@ -160,6 +160,7 @@ def test_who_may_preempt_asks_the_holder_to_yield(clocks: ManualKeeper) -> None:
     assert len(Lease.objects.acquire_many(["a", "b"], holder="bob", priority=9)) == 2
 
 
+@pytest.mark.usefixtures("portable")
 def test_what_somebody_else_is_about_to_take_is_tried_three_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

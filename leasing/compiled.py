@@ -1,0 +1,143 @@
+"""Statements that Django compiles once and each call fills in.
+
+A compilation takes as long as the statement itself, and brings the same text each time but for the
+values. So conditions and columns are compiled with markers in place of values, once for each
+model, database and shape, and kept for as long as the process lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from django.db import models
+from django.db.models.expressions import Expression
+
+from leasing import clock
+from leasing.terms import Terms
+
+AnyTerms = TypeVar("AnyTerms", bound=Terms)
+
+#: What drivers take as it is; other fields' values are prepared at each call.
+PLAIN = frozenset(
+    {
+        models.AutoField,
+        models.BigAutoField,
+        models.BigIntegerField,
+        models.CharField,
+        models.DurationField,
+        models.IntegerField,
+        models.UUIDField,
+    }
+)
+
+
+class Marker(Expression):
+    """Stands in a statement for the value called ``name``, which each call brings."""
+
+    def __init__(self, name: str, output_field: models.Field[Any, Any]) -> None:
+        super().__init__(output_field=output_field)
+        self.name = name
+
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
+        return "%s", [self]
+
+
+class Unknown(Marker):
+    """A marker that Python cannot judge: columns that it chose by the value would be chosen once,
+    for all values. It raises TypeError instead, until it is ``settled``: Django asks too."""
+
+    settled = False
+
+    def __bool__(self) -> bool:
+        self._refuse()
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Expression):
+            self._refuse()
+        return super().__eq__(other)
+
+    __hash__ = Marker.__hash__
+
+    def _refuse(self) -> None:
+        if not self.settled:
+            raise TypeError(f"{self.name} is known to the database alone")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """SQL, and its parameters with markers among them."""
+
+    sql: str
+    params: tuple[Any, ...]
+
+    def filled(self, values: Mapping[str, Any], connection: Any) -> list[Any]:
+        """The parameters, with ``values`` in place of the markers."""
+        return [
+            _value(param, values[param.name], connection) if isinstance(param, Marker) else param
+            for param in self.params
+        ]
+
+
+def _value(marker: Marker, value: Any, connection: Any) -> Any:
+    field: Any = marker.output_field
+    if type(field) in PLAIN:
+        return value
+    return field.get_db_prep_value(value, connection=connection)
+
+
+_kept: dict[Hashable, Any] = {}
+
+Made = TypeVar("Made")
+
+
+def kept(key: Hashable, make: Callable[[], Made]) -> Made:
+    """What ``make`` brought when it was first asked for under ``key``."""
+    if clock.stand_in is not None:
+        return make()  # the time of a test stands in the text
+    try:
+        made: Made = _kept[key]
+    except KeyError:
+        made = _kept[key] = make()
+    return made
+
+
+_FIELDS: dict[type, Callable[[], models.Field[Any, Any]]] = {
+    dict: models.JSONField,
+    int: models.BigIntegerField,
+    str: models.CharField,
+    timedelta: models.DurationField,
+}
+
+
+def columns_of(
+    granting: Callable[[AnyTerms], dict[str, Any]], terms: AnyTerms
+) -> dict[str, Any] | None:
+    """What ``granting`` makes of ``terms`` with markers in place of their values, but for those
+    that are None. None when it wants to know a value, or when one's type is not known here."""
+    given = ((field.name, getattr(terms, field.name)) for field in fields(terms))
+    try:
+        markers: dict[str, Any] = {
+            name: Unknown(name, _FIELDS[type(value)]())
+            for name, value in given
+            if value is not None
+        }
+        columns = granting(replace(terms, **markers))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+    for marker in markers.values():
+        marker.settled = True
+    return columns
+
+
+def values_of(terms: Terms) -> dict[str, Any]:
+    """What the markers of ``columns_of`` stand for."""
+    return {name: getattr(terms, name) for name in type(terms).__dataclass_fields__}
+
+
+def shape_of(values: Mapping[str, Any]) -> tuple[bool, ...]:
+    """What of ``values`` decides the text of a statement."""
+    return tuple([value is None for value in values.values()])

@@ -1,0 +1,155 @@
+"""Statements that are compiled once: each call brings its own values, and its own filter."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db.models.sql.compiler import SQLCompiler
+
+from leasing import compiled, postgres
+from leasing.exceptions import LeaseHeld
+from leasing.manual import manual_keeper
+from leasing.models import Lease
+from leasing.querysets import LeasableQuerySet
+from leasing.terms import Terms
+from tests.leasing.support import events, expire, stored
+from tests.shop.models import Order
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+    """The statements of one test alone."""
+    statements: dict[Any, Any] = {}
+    monkeypatch.setattr(compiled, "_kept", statements)
+    return statements
+
+
+def order(**fields: Any) -> Order:
+    made: Order = Order.objects.create(article="tea", **fields)
+    return made
+
+
+@pytest.mark.usefixtures("on_postgresql")
+def test_what_was_compiled_once_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verbs(*names: str) -> None:
+        for name in names:
+            lease = Lease.objects.acquire(name)
+            Lease.objects.renew(lease)
+            Lease.objects.release(lease)
+        Lease.objects.acquire_many(names).give_back()
+        row = Order.objects.acquire(order())
+        Order.objects.release(Order.objects.renew(row))
+        Order.objects.order_by("pk").claim(0)
+
+    def no_more(compiler: Any, **how: Any) -> Any:
+        if "UPDATE" in type(compiler).__name__.upper():
+            pytest.fail("an update was compiled")
+        return plain(compiler, **how)
+
+    Lease.objects.bulk_create([Lease(resource=name) for name in "abcd"])
+    verbs("a", "b")
+    plain = SQLCompiler.as_sql
+    monkeypatch.setattr("django.db.models.sql.compiler.SQLUpdateCompiler.as_sql", no_more)
+
+    with pytest.raises(pytest.fail.Exception):
+        Lease.objects.filter(resource="a").update(holder="")
+    Lease.objects.acquire("c")
+    Lease.objects.release(Lease.objects.renew(Lease.objects.acquire("d")))
+    Lease.objects.acquire_many(["a", "b"]).give_back()
+    Order.objects.renew(Order.objects.acquire(order()))
+
+
+def test_each_call_brings_its_own_values() -> None:
+    ann = Lease.objects.acquire("a", holder="ann", ttl=10, metadata={"n": 1}, max_hold=60)
+    bob = Lease.objects.acquire("b", holder="bob", ttl=20, metadata={"n": 2}, max_hold=70)
+    eve = Lease.objects.acquire("c", holder="eve", ttl=30, priority=3, grace=5)
+
+    for lease in (ann, bob, eve):
+        assert stored(lease) == {name: getattr(lease, name) for name in lease.verb_columns}
+    assert [lease.holder for lease in (ann, bob, eve)] == ["ann", "bob", "eve"]
+    assert [lease.metadata for lease in (ann, bob, eve)] == [{"n": 1}, {"n": 2}, {}]
+    assert [lease.ttl for lease in (ann, bob, eve)] == [
+        timedelta(seconds=seconds) for seconds in (10, 20, 30)
+    ]
+    assert [lease.ends_at is None for lease in (ann, bob, eve)] == [False, False, True]
+    assert (eve.priority, eve.grace) == (3, timedelta(seconds=5))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_filter_of_a_queryset_counts(packed: bool) -> None:
+    mine, other = order(packed=packed), order(packed=not packed)
+    Order.objects.release(Order.objects.acquire(order()))
+
+    with pytest.raises(LeaseHeld):
+        Order.objects.filter(packed=packed).acquire(other)
+    assert Order.objects.filter(packed=packed).acquire(mine) == mine
+    assert Order.objects.filter(packed=not packed).claim(1) == [other]
+
+
+def test_a_key_is_no_part_of_the_text() -> None:
+    first, second = order(), order()
+
+    assert [Order.objects.acquire(row).pk for row in (first, second)] == [first.pk, second.pk]
+
+
+@pytest.mark.parametrize(
+    "judging",
+    [
+        lambda terms: "long" if terms.ttl > timedelta(seconds=60) else "short",
+        lambda terms: "long" if terms.ttl == timedelta(seconds=90) else "short",
+        lambda terms: "long" if terms.ttl and terms.ttl.total_seconds() == 90 else "short",
+        lambda terms: {90: "long"}.get(terms.ttl.seconds, "short"),
+    ],
+    ids=["order", "equality", "truth", "attribute"],
+)
+def test_columns_that_python_chooses_by_the_terms_are_chosen_at_each_call(
+    judging: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = LeasableQuerySet.granting
+
+    def granting(rows: Any, terms: Terms) -> dict[str, Any]:
+        return plain(rows, terms) | {"article": judging(terms)}
+
+    monkeypatch.setattr(LeasableQuerySet, "granting", granting)
+    kinds = [Order.objects.acquire(order(), ttl=ttl).article for ttl in (30, 90, 30)]
+    claimed = [Order.objects.filter(pk=order().pk).claim(1, ttl=ttl) for ttl in (90, 30)]
+
+    assert kinds == ["short", "long", "short"]
+    assert [rows[0].article for rows in claimed] == ["long", "short"]
+
+
+def test_a_value_of_unknown_type_makes_no_statement() -> None:
+    terms = Terms.check(holder="ann")
+    object.__setattr__(terms, "priority", 1.5)
+
+    assert compiled.columns_of(Lease.objects.all().granting, terms) is None
+
+
+def test_nothing_is_kept_while_a_test_has_the_time_in_its_hands(kept: dict[Any, Any]) -> None:
+    with manual_keeper() as clocks:
+        first = Order.objects.acquire(order(), ttl=10)
+        clocks.advance(60)
+        second = Order.objects.acquire(order(), ttl=10)
+
+    assert second.expires_at - first.expires_at == timedelta(seconds=60)
+    assert kept == {}
+
+
+def test_a_row_that_names_its_resource_itself_is_noted_by_that_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Order, "lease_resource", property(lambda row: f"desk of {row.article}"))
+    postgres.resource_of.cache_clear()
+    try:
+        mine = Order.objects.acquire(order())
+        expire(mine)
+        (again,) = Order.objects.claim(1)
+        Order.objects.release(again)
+    finally:
+        postgres.resource_of.cache_clear()
+
+    assert events("desk of tea") == ["acquired", "taken_over", "released"]
