@@ -10,6 +10,10 @@ from typing import Any
 MAX_DEPTH = 200
 
 
+#: Not escaped: a lone surrogate shows when the text is encoded, and not before.
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
+
+
 def check_json(value: Any, what: str) -> Any:
     """Return ``value`` if it is JSON that every supported database stores and gives back.
     ``what`` names it in the error.
@@ -17,18 +21,24 @@ def check_json(value: Any, what: str) -> Any:
     Raises ValueError for other types, NaN and infinities, NUL characters, lone surrogates, and
     what is nested more than MAX_DEPTH deep.
     """
+    dumped_json(value, what)
+    return value
+
+
+def dumped_json(value: Any, what: str) -> str:
+    """The JSON text of ``value``, for a statement that stores it. Errors as of ``check_json``."""
     try:
-        # Not escaped: a lone surrogate shows when the text is encoded, and not before.
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
-        text.encode()
+        text = _encode(value)
+        if not text.isascii():
+            text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"The {what} is not JSON: {error}") from error
     # Looked into only where the text gives reason to: payloads may be large.
-    if text.count("{") + text.count("[") > MAX_DEPTH and _is_deep(value):
+    if len(text) > MAX_DEPTH and text.count("{") + text.count("[") > MAX_DEPTH and _is_deep(value):
         raise ValueError(f"The {what} is nested more than {MAX_DEPTH} deep.")
     if "\\u0000" in text and _has_nul(value):
         raise ValueError(f"The {what} contains a NUL character.")
-    return value
+    return text
 
 
 def _is_deep(value: Any) -> bool:

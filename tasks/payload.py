@@ -14,8 +14,15 @@ def check_json(value: Any, what: str) -> Any:
     Raises NotSerializable for other types, NaN and infinities, NUL characters, lone surrogates,
     and nesting or numbers that the parser refuses.
     """
+    dumped_json(value, what)
+    return value
+
+
+def dumped_json(value: Any, what: str) -> str:
+    """The JSON text of ``value``, as ``jsonb`` takes it: dumping is the check, and need not be
+    done twice. Raises NotSerializable as ``check_json`` does."""
     try:
-        return jsonable.check_json(value, what)
+        return jsonable.dumped_json(value, what)
     except ValueError as error:
         raise NotSerializable(str(error)) from error
 
