@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 #: How many objects and lists may stand one inside the other. Each parser on the way has a limit
@@ -25,8 +26,9 @@ def check_json(value: Any, what: str) -> Any:
     return value
 
 
-def dumped_json(value: Any, what: str) -> str:
-    """The JSON text of ``value``, for a statement that stores it. Errors as of ``check_json``."""
+def dumped_json(value: Any, what: str, max_depth: int = MAX_DEPTH) -> str:
+    """The JSON text of ``value``, for a statement that stores it. Errors as of ``check_json``,
+    for nesting more than ``max_depth`` deep."""
     try:
         text = _encode(value)
         if not text.isascii():
@@ -34,24 +36,32 @@ def dumped_json(value: Any, what: str) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"The {what} is not JSON: {error}") from error
     # Looked into only where the text gives reason to: payloads may be large.
-    if len(text) > MAX_DEPTH and text.count("{") + text.count("[") > MAX_DEPTH and _is_deep(value):
+    if (
+        len(text) > max_depth
+        and text.count("{") + text.count("[") > max_depth
+        and _is_deeper(value, max_depth)
+    ):
         raise ValueError(f"The {what} is nested more than {MAX_DEPTH} deep.")
     if "\\u0000" in text and _has_nul(value):
         raise ValueError(f"The {what} contains a NUL character.")
     return text
 
 
-def _is_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _inside(outer)]
-    return any(isinstance(innermost, dict | list | tuple) for innermost in level)
+def _is_deeper(value: Any, depth: int) -> bool:
+    level = _containers([value])
+    for _ in range(depth):
+        if not level:
+            return False
+        level = [
+            inner
+            for outer in level
+            for inner in _containers(outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
 
 
-def _inside(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return list(value) if isinstance(value, list | tuple) else []
+def _containers(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, dict | list | tuple)]
 
 
 def _has_nul(value: Any) -> bool:

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tasks.worker")
 
 CHANNEL = "tasks_bell"
-#: Seconds in which one notification is enough for a queue.
-WINDOW = 0.05
+#: Seconds in which one notification is enough for a queue: so many a second does a process send
+#: at most, and so late does a worker hear of what comes just after another.
+WINDOW = 0.01
 #: Seconds after which a worker that was rung looks again.
 SECOND_LOOK = 1.2 * WINDOW
 #: Seconds a proof may take to arrive, and between looks whether the worker has ended.
@@ -64,12 +65,16 @@ class Ringer:
             with self._lock:
                 self._here.remove(hear)
 
-    def tell(self, using: str, message: str) -> None:
-        """Tell the listeners of this process and, over the connection ``using``, all others."""
+    def tell_here(self, message: str) -> None:
+        """Tell the listeners of this process."""
         with self._lock:
             here = list(self._here)
         for hear in here:
             hear(message)
+
+    def tell(self, using: str, message: str) -> None:
+        """Tell the listeners of this process and, over the connection ``using``, all others."""
+        self.tell_here(message)
         connection = connections[using]
         # In a block that a TestCase wraps around a test nothing is ever committed.
         if connection.vendor != "postgresql" or connection.in_atomic_block:
@@ -111,6 +116,35 @@ def ring_queues(using: str, queues: Sequence[str]) -> None:
 
     if queues:
         after_commit(using, tell)
+
+
+@contextmanager
+def ringing_with(using: str, queue: str) -> Iterator[str | None]:
+    """Ring for ``queue`` with what the block stores in one statement. It is given the message
+    that this statement is to send, on CHANNEL; None, when there is another way or no need.
+
+    Only a statement that is a transaction of its own can do so: in a longer one the ring would
+    be heard late, and others would have relied on it meanwhile.
+    """
+    message = f"queue {queue}" if _commits_alone(using) and ringer.is_due(using, queue) else None
+    if message is None:
+        yield None
+        ring_queues(using, [queue])
+        return
+    try:
+        yield message
+    except BaseException:
+        # Others may have stored tasks meanwhile, and left the ringing to this one.
+        ringer.tell(using, message)
+        raise
+    ringer.tell_here(message)
+
+
+def _commits_alone(using: str) -> bool:
+    connection = connections[using]
+    if connection.vendor != "postgresql" or connection.in_atomic_block:
+        return False
+    return bool(connection.get_autocommit())
 
 
 def hurry(using: str, keys: Iterable[Any]) -> None:

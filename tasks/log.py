@@ -30,7 +30,7 @@ def _log(level: int, text: str) -> Any:
             },
         )
 
-    return receiver
+    return level, receiver
 
 
 def _log_queue(level: int, text: str) -> Any:
@@ -38,7 +38,7 @@ def _log_queue(level: int, text: str) -> Any:
         said = {"queue": queue, "by": by or "an operator", "reason": reason or "no reason given"}
         logger.log(level, "queue %(queue)s " + text, said)
 
-    return receiver
+    return level, receiver
 
 
 _RECEIVERS = {
@@ -68,5 +68,6 @@ _RECEIVERS = {
 
 def connect() -> None:
     """Start logging."""
-    for signal, receiver in _RECEIVERS.items():
-        signal.connect(receiver, weak=False, dispatch_uid="tasks.log")
+    for signal, (level, receiver) in _RECEIVERS.items():
+        signal.connect(receiver, weak=False, dispatch_uid=signals.LOG)
+        signals.logged[signal] = level

@@ -27,9 +27,12 @@ And of queues, with ``sender=Queue`` and the name as ``queue``:
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from django.dispatch import Signal
+
+_logger = logging.getLogger("tasks")
 
 enqueued = Signal()
 claimed = Signal()
@@ -49,6 +52,19 @@ suspected = Signal()
 replaced = Signal()
 paused = Signal()
 resumed = Signal()
+
+
+#: By which uid, and at which level, a line of each signal is logged.
+LOG = "tasks.log"
+logged: dict[Signal, int] = {}
+
+
+def is_heard(signal: Signal) -> bool:
+    """Whether anyone would do anything with ``signal``: a receiver, or the log, if it is of that
+    level. Who sends thousands a second asks before."""
+    if signal in logged and _logger.isEnabledFor(logged[signal]):
+        return True
+    return any(uid != LOG for (uid, _), *_ in signal.receivers)
 
 
 def send(signal: Signal, task: Any, **details: Any) -> None:

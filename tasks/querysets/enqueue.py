@@ -11,9 +11,17 @@ from django.db import transaction
 from django.db.models import Expression
 
 from tasks import signals
-from tasks.bell import ring
-from tasks.querysets import bulk
-from tasks.querysets.columns import EnqueueOptions, ManyOptions, new_task
+from tasks.bell import ring_queues, ringing_with
+from tasks.payload import as_arguments, check_json
+from tasks.querysets import bulk, inserting
+from tasks.querysets.columns import (
+    EnqueueOptions,
+    ManyOptions,
+    NewTask,
+    NewTasks,
+    new_task,
+    new_tasks,
+)
 from tasks.querysets.present import Meeting
 from tasks.querysets.unique import OnDuplicate, UniqueFor
 
@@ -68,7 +76,7 @@ class Enqueuing(Meeting):
         PayloadMismatch (the idempotency key was used for another task or other data).
         """
         rows = self.home()
-        columns = new_task(
+        new = new_task(
             name_or_handler,
             data,
             queue=queue,
@@ -85,7 +93,7 @@ class Enqueuing(Meeting):
             concurrency_key=concurrency_key,
             concurrency_limit=concurrency_limit,
         )
-        return rows._store(rows.model(**columns), on_duplicate)
+        return rows._store(new, on_duplicate)
 
     def enqueue_on_commit(
         self,
@@ -105,46 +113,72 @@ class Enqueuing(Meeting):
         commits.
         """
         rows = self.home()
-        task = rows.model(**new_task(name_or_handler, copy.deepcopy(data), **options))
+        new = new_task(name_or_handler, copy.deepcopy(data), **options)
         mode = options.get("on_duplicate", OnDuplicate.SKIP.value)
-        transaction.on_commit(lambda: rows._store(task, mode), using=using or rows.db)
+        transaction.on_commit(lambda: rows._store(new, mode), using=using or rows.db)
 
     def enqueue_many(
         self,
         name_or_handler: str | Callable[..., Any],
         data: Iterable[dict[str, Any] | None],
         **options: Unpack[ManyOptions],
-    ) -> list[Task]:
+    ) -> Sequence[Task]:
         """Store one task for each of ``data``, all or none. Arguments and errors are those of
-        ``enqueue``; there are no unique and no idempotency keys."""
+        ``enqueue``; there are no unique and no idempotency keys.
+
+        Instances of what was stored are made when they are looked at.
+        """
         if unknown := options.keys() - ManyOptions.__optional_keys__:
             raise TypeError(f"enqueue_many takes no {', '.join(sorted(unknown))}.")
         rows = self.home()
-        tasks = [rows.model(**new_task(name_or_handler, each, **options)) for each in data]
-        with transaction.atomic(using=rows.db):
-            if tasks and bulk.serves(rows.db):
-                bulk.store(tasks, rows.db, INSERT_BATCH)
-            else:
-                rows._everything().bulk_create(tasks, batch_size=INSERT_BATCH)
+        new = new_tasks(name_or_handler, **options)
+        items = [as_arguments(each) for each in data]
+        if not items:
+            return []
+        if inserting.serves(rows.model, rows.db):
+            stored = bulk.store(rows.model, rows.db, new, items)
+        else:
+            stored = rows._create(new, items)
+        ring_queues(rows.db, [new.columns["queue"]])
+        rows._announce(stored)
+        return stored
+
+    def _create(self, new: NewTasks, items: list[dict[str, Any]]) -> Sequence[Task]:
+        for each in items:
+            check_json(each, "data")
+        tasks = [self.model(**new.columns, task_data=each, **new.limit(each)) for each in items]
+        with transaction.atomic(using=self.db):
+            self._everything().bulk_create(tasks, batch_size=INSERT_BATCH)
         for task in tasks:
             _read_back_later(task)
-        rows._announce(tasks)
         return tasks
 
-    def _store(self, task: Task, on_duplicate: str) -> Task:
-        if task.unique_key is None and task.idempotency_key is None:
-            task.save(using=self.db, force_insert=True)
-            stored = True
+    def _store(self, new: NewTask, on_duplicate: str) -> Task:
+        columns = new.columns
+        if "unique_key" in columns or "idempotency_key" in columns:
+            task, stored = self._store_unless_present(self.model(**columns), on_duplicate)
+            if not stored:
+                return task
+        elif inserting.serves(self.model, self.db):
+            return self._insert(new)
         else:
-            task, stored = self._store_unless_present(task, on_duplicate)
-        if stored:
-            _read_back_later(task)
-            self._announce([task])
+            task = self.model(**columns)
+            task.save(using=self.db, force_insert=True)
+        _read_back_later(task)
+        ring_queues(self.db, [task.queue])
+        self._announce([task])
+        return task
+
+    def _insert(self, new: NewTask) -> Task:
+        queue = new.columns["queue"]
+        with ringing_with(self.db, queue) as message:
+            row = inserting.insert(self.model, self.db, new.columns, new.data, message)
+        task = inserting.instance(self.model, self.db, {**new.columns, **row._asdict()})
+        self._announce([task])
         return task
 
     def _announce(self, tasks: Sequence[Task]) -> None:
-        ring(self.db, tasks)
-        if signals.enqueued.has_listeners(self.model):
+        if signals.is_heard(signals.enqueued):
             for task in tasks:
                 self._tell(signals.enqueued, task)
 
