@@ -18,11 +18,11 @@ class AppSettings:
         self.name = name
 
     def __getattribute__(self, key: str) -> Any:
-        if key.isupper() and hasattr(type(self), key):
-            given = self.given()
-            if key in given:
-                return given[key]
-        return super().__getattribute__(key)
+        if not key.isupper():
+            return super().__getattribute__(key)
+        default = super().__getattribute__(key)
+        given = getattr(settings, super().__getattribute__("name"), None)
+        return given.get(key, default) if given else default
 
     def given(self) -> Mapping[str, Any]:
         """What the project has set."""

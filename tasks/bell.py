@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing.bell import can_listen, listening, notify_trial
 from leasing.clock import clock
@@ -118,33 +119,21 @@ def ring_queues(using: str, queues: Sequence[str]) -> None:
         after_commit(using, tell)
 
 
-@contextmanager
-def ringing_with(using: str, queue: str) -> Iterator[str | None]:
-    """Ring for ``queue`` with what the block stores in one statement. It is given the message
-    that this statement is to send, on CHANNEL; None, when there is another way or no need.
+def due_message(connection: BaseDatabaseWrapper, queue: str) -> str | None:
+    """What to send on CHANNEL, and to tell here, with a statement that stores a task of ``queue``;
+    None when there is another way, or no need.
 
-    Only a statement that is a transaction of its own can do so: in a longer one the ring would
-    be heard late, and others would have relied on it meanwhile.
+    Only a statement that is a transaction of its own can carry it: in a longer one it would be
+    heard late, and others would have relied on it meanwhile.
     """
-    message = f"queue {queue}" if _commits_alone(using) and ringer.is_due(using, queue) else None
-    if message is None:
-        yield None
-        ring_queues(using, [queue])
-        return
-    try:
-        yield message
-    except BaseException:
-        # Others may have stored tasks meanwhile, and left the ringing to this one.
-        ringer.tell(using, message)
-        raise
-    ringer.tell_here(message)
-
-
-def _commits_alone(using: str) -> bool:
-    connection = connections[using]
-    if connection.vendor != "postgresql" or connection.in_atomic_block:
-        return False
-    return bool(connection.get_autocommit())
+    if (
+        connection.vendor != "postgresql"
+        or connection.in_atomic_block
+        or not connection.get_autocommit()
+        or not ringer.is_due(connection.alias, queue)
+    ):
+        return None
+    return f"queue {queue}"
 
 
 def hurry(using: str, keys: Iterable[Any]) -> None:

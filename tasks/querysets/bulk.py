@@ -8,11 +8,12 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from tasks.payload import dumped_many
 from tasks.querysets import inserting
 from tasks.querysets.columns import NewTasks
-from tasks.querysets.inserting import InsertedMany, Limits
+from tasks.querysets.inserting import Limits
 from tasks.querysets.stored import StoredTasks
 
 if TYPE_CHECKING:
@@ -24,10 +25,15 @@ BATCH_TEXT = 2**24
 
 #: The data of some tasks, their text, and what limits each, where that differs.
 Batch = tuple[list[dict[str, Any]], str, Limits | None]
+#: What they were given as they were stored: keys, and columns of moments.
+Given = tuple[list[int], dict[str, Any]]
 
 
 def store(
-    model: type[Task], using: str, new: NewTasks, items: list[dict[str, Any]]
+    model: type[Task],
+    connection: BaseDatabaseWrapper,
+    new: NewTasks,
+    items: list[dict[str, Any]],
 ) -> Sequence[Task]:
     """Store a task for each of ``items``, its data, in their order. All are checked before the
     first is sent."""
@@ -37,11 +43,12 @@ def store(
         for batch in _batches(new, items[start : start + BATCH_ROWS])
     ]
     common = {**new.columns, **(new.limit({}) if new.limited_alike else {})}
-    with transaction.atomic(using=using) if len(batches) > 1 else nullcontext():
-        inserted = [
-            inserting.insert_many(model, using, common, text, limits) for _, text, limits in batches
+    with transaction.atomic(using=connection.alias) if len(batches) > 1 else nullcontext():
+        given = [
+            inserting.insert_many(model, connection, common, text, limits)
+            for _, text, limits in batches
         ]
-    return _lazily(model, using, common, batches, inserted)
+    return _lazily(model, connection.alias, common, batches, given)
 
 
 def _batches(new: NewTasks, items: list[dict[str, Any]]) -> Iterator[Batch]:
@@ -67,7 +74,7 @@ def _lazily(
     using: str,
     common: dict[str, Any],
     batches: list[Batch],
-    inserted: list[InsertedMany],
+    given: list[Given],
 ) -> StoredTasks:
     starts = [0]
     for items, _, _ in batches:
@@ -76,14 +83,13 @@ def _lazily(
     def make(number: int) -> Task:
         batch = bisect.bisect_right(starts, number) - 1
         at = number - starts[batch]
-        (items, _, limits), row = batches[batch], inserted[batch]
-        own = {"id": row.keys[at], "task_data": items[at]}
+        (items, _, limits), (keys, moments) = batches[batch], given[batch]
+        own = {"id": keys[at], "task_data": items[at]}
         if limits is not None:
             own |= {
                 "concurrency_key": limits.keys[at],
                 "concurrency_limit": limits.limits[at],
             }
-        moments = {"scheduled_at": row.scheduled_at, "created_at": row.created_at}
         return inserting.instance(model, using, {**common, **own, **moments})
 
     return StoredTasks(starts.pop(), make)

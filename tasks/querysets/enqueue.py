@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Unpack
 
-from django.db import transaction
+from django.db import DatabaseError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Expression
 
+from leasing.conf import leasing_settings
 from tasks import signals
-from tasks.bell import ring_queues, ringing_with
+from tasks.bell import due_message, ring_queues, ringer
 from tasks.payload import as_arguments, check_json
 from tasks.querysets import bulk, inserting
 from tasks.querysets.columns import (
@@ -75,7 +77,6 @@ class Enqueuing(Meeting):
         Raises UnknownTask, UnknownQueue, NotSerializable, InvalidResource (a key), ValueError,
         PayloadMismatch (the idempotency key was used for another task or other data).
         """
-        rows = self.home()
         new = new_task(
             name_or_handler,
             data,
@@ -93,7 +94,7 @@ class Enqueuing(Meeting):
             concurrency_key=concurrency_key,
             concurrency_limit=concurrency_limit,
         )
-        return rows._store(new, on_duplicate)
+        return self._store(new, on_duplicate)
 
     def enqueue_on_commit(
         self,
@@ -135,8 +136,9 @@ class Enqueuing(Meeting):
         items = [as_arguments(each) for each in data]
         if not items:
             return []
-        if inserting.serves(rows.model, rows.db):
-            stored = bulk.store(rows.model, rows.db, new, items)
+        connection = connections[rows.db]
+        if inserting.serves(rows.model, connection):
+            stored = bulk.store(rows.model, connection, new, items)
         else:
             stored = rows._create(new, items)
         ring_queues(rows.db, [new.columns["queue"]])
@@ -155,27 +157,50 @@ class Enqueuing(Meeting):
 
     def _store(self, new: NewTask, on_duplicate: str) -> Task:
         columns = new.columns
-        if "unique_key" in columns or "idempotency_key" in columns:
-            task, stored = self._store_unless_present(self.model(**columns), on_duplicate)
-            if not stored:
-                return task
-        elif inserting.serves(self.model, self.db):
-            return self._insert(new)
+        with_keys = "unique_key" in columns or "idempotency_key" in columns
+        connection = connections[self._db or leasing_settings.DATABASE]  # type: ignore[attr-defined]
+        if not with_keys and inserting.serves(self.model, connection):
+            return self._insert(connection, new)
+        rows, stored = self.home(), True
+        task = rows.model(**columns)
+        if with_keys:
+            task, stored = rows._store_unless_present(task, on_duplicate)
         else:
-            task = self.model(**columns)
-            task.save(using=self.db, force_insert=True)
-        _read_back_later(task)
-        ring_queues(self.db, [task.queue])
+            task.save(using=rows.db, force_insert=True)
+        if stored:
+            _read_back_later(task)
+            ring_queues(rows.db, [task.queue])
+            rows._announce([task])
+        return task
+
+    def _insert(self, connection: BaseDatabaseWrapper, new: NewTask) -> Task:
+        model, using, queue = self.model, connection.alias, new.columns["queue"]
+        message = due_message(connection, queue)
+        if message is None:
+            key, moments = inserting.insert(model, connection, new.columns, new.data)
+            ring_queues(using, [queue])
+        else:
+            key, moments = self._insert_ringing(connection, new, message)
+        task = inserting.instance(model, using, {**new.columns, "id": key, **moments})
         self._announce([task])
         return task
 
-    def _insert(self, new: NewTask) -> Task:
-        queue = new.columns["queue"]
-        with ringing_with(self.db, queue) as message:
-            row = inserting.insert(self.model, self.db, new.columns, new.data, message)
-        task = inserting.instance(self.model, self.db, {**new.columns, **row._asdict()})
-        self._announce([task])
-        return task
+    def _insert_ringing(
+        self, connection: BaseDatabaseWrapper, new: NewTask, message: str
+    ) -> inserting.Inserted:
+        try:
+            inserted = inserting.insert(self.model, connection, new.columns, new.data, message)
+        except BaseException as error:
+            try:
+                if not isinstance(error, DatabaseError):
+                    raise
+                # It may be the message that was refused: PostgreSQL has room for so many.
+                return inserting.insert(self.model, connection, new.columns, new.data)
+            finally:
+                # Others may have left the ringing to this one, whatever becomes of its task.
+                ringer.tell(connection.alias, message)
+        ringer.tell_here(message)
+        return inserted
 
     def _announce(self, tasks: Sequence[Task]) -> None:
         if signals.is_heard(signals.enqueued):

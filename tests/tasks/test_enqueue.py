@@ -462,10 +462,11 @@ def test_many_can_come_from_a_generator() -> None:
 @pytest.mark.django_db
 def test_many_are_stored_all_or_none(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     monkeypatch.setattr("tasks.querysets.enqueue.INSERT_BATCH", 2)
+    monkeypatch.setattr("tasks.querysets.bulk.BATCH_ROWS", 2)
     inserts = []
 
     def fail_the_second(execute: Any, sql: str, *rest: Any) -> Any:
-        if sql.startswith("INSERT"):
+        if "INSERT INTO" in sql:
             inserts.append(sql)
             if len(inserts) == 2:
                 raise DatabaseError("the disk is full")
