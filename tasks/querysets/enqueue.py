@@ -140,12 +140,12 @@ class Enqueuing(Meeting):
         if inserting.serves(rows.model, connection):
             stored = bulk.store(rows.model, connection, new, items)
         else:
-            stored = rows._create(new, items)
+            stored = rows._store_each(new, items)
         ring_queues(rows.db, [new.columns["queue"]])
         rows._announce(stored)
         return stored
 
-    def _create(self, new: NewTasks, items: list[dict[str, Any]]) -> Sequence[Task]:
+    def _store_each(self, new: NewTasks, items: list[dict[str, Any]]) -> Sequence[Task]:
         for each in items:
             check_json(each, "data")
         tasks = [self.model(**new.columns, task_data=each, **new.limit(each)) for each in items]
@@ -160,7 +160,7 @@ class Enqueuing(Meeting):
         with_keys = "unique_key" in columns or "idempotency_key" in columns
         connection = connections[self._db or leasing_settings.DATABASE]  # type: ignore[attr-defined]
         if not with_keys and inserting.serves(self.model, connection):
-            return self._insert(connection, new)
+            return self._store_plain(connection, new)
         rows, stored = self.home(), True
         task = rows.model(**columns)
         if with_keys:
@@ -173,19 +173,19 @@ class Enqueuing(Meeting):
             rows._announce([task])
         return task
 
-    def _insert(self, connection: BaseDatabaseWrapper, new: NewTask) -> Task:
+    def _store_plain(self, connection: BaseDatabaseWrapper, new: NewTask) -> Task:
         model, using, queue = self.model, connection.alias, new.columns["queue"]
         message = due_message(connection, queue)
         if message is None:
             key, moments = inserting.insert(model, connection, new.columns, new.data)
             ring_queues(using, [queue])
         else:
-            key, moments = self._insert_ringing(connection, new, message)
+            key, moments = self._store_ringing(connection, new, message)
         task = inserting.instance(model, using, {**new.columns, "id": key, **moments})
         self._announce([task])
         return task
 
-    def _insert_ringing(
+    def _store_ringing(
         self, connection: BaseDatabaseWrapper, new: NewTask, message: str
     ) -> inserting.Inserted:
         try:

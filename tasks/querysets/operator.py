@@ -72,7 +72,8 @@ class Operating(Cancelling):
         there is one now; None, when none is running. The one query of a sweep in vain."""
         rows = self.home()
         swept_at[rows.db] = clock()
-        ahead = rows._everything().running().aggregate(Min(remaining()), Min(until_idle()))
+        running = rows._everything().running()
+        ahead = running.aggregate(left=Min(remaining()), idle=Min(until_idle()))
         spans = [span.total_seconds() for span in ahead.values() if span is not None]
         return max(0.0, min(spans)) if spans else None
 
