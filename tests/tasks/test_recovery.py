@@ -115,13 +115,6 @@ def test_the_next_sweep_is_when_the_next_deadline_is_over_or_before_long(
     assert recovery._sweep()[1] == pytest.approx(1 + recovery.SPREAD)
 
 
-@pytest.mark.django_db
-def test_a_sweep_in_vain_is_one_query(django_assert_num_queries: Any) -> None:
-    TaskFactory(state="running")
-    with django_assert_num_queries(1):
-        assert recovery.sweep() == 0
-
-
 @pytest.mark.parametrize(
     "error",
     [OperationalError("away"), InterfaceError("closed"), RuntimeError("a bug of ours")],
@@ -191,7 +184,7 @@ def test_whoever_waits_for_recovered_tasks_is_told_of_them(
 ) -> None:
     sweeps = Sweeps(0, 3, OperationalError("away"), 0, 1)
     told: list[int] = []
-    monkeypatch.setattr(recovery, "sweep", sweeps)
+    monkeypatch.setattr(recovery, "_sweep", lambda: (sweeps(), 1.5))
 
     recovery.run_until(sweeps.stopping, lambda: told.append(len(sweeps.outcomes)))
 
