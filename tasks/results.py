@@ -109,16 +109,17 @@ def result_of(
 def _as_stored(declared: AnyTask, **changes: Any) -> AnyTask:
     """A copy of ``declared`` with ``changes``. It is not validated: what was enqueued under
     yesterday's settings can be read under today's."""
-    copied = object.__new__(type(declared))
-    for name in _names_of(type(declared)):
+    kind: Any = type(declared)
+    copied: AnyTask = object.__new__(kind)
+    for name in _names_of(kind):
         value = changes[name] if name in changes else getattr(declared, name)
         object.__setattr__(copied, name, value)
     return copied
 
 
 @cache
-def _names_of(declared: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(declared))
+def _names_of(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def _worker_ids(row: models.Task, spent: Sequence[PastAttempt]) -> list[str]:
