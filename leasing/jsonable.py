@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 #: How many objects and lists may stand one inside the other. Each parser on the way has a limit
 #: of its own, some of them lower when read than when written; this one is below them all.
 MAX_DEPTH = 200
+
+
+#: Not escaped: a lone surrogate shows when the text is encoded, and not before.
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 
 
 def check_json(value: Any, what: str) -> Any:
@@ -17,31 +22,46 @@ def check_json(value: Any, what: str) -> Any:
     Raises ValueError for other types, NaN and infinities, NUL characters, lone surrogates, and
     what is nested more than MAX_DEPTH deep.
     """
-    try:
-        # Not escaped: a lone surrogate shows when the text is encoded, and not before.
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
-        text.encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"The {what} is not JSON: {error}") from error
-    # Looked into only where the text gives reason to: payloads may be large.
-    if text.count("{") + text.count("[") > MAX_DEPTH and _is_deep(value):
-        raise ValueError(f"The {what} is nested more than {MAX_DEPTH} deep.")
-    if "\\u0000" in text and _has_nul(value):
-        raise ValueError(f"The {what} contains a NUL character.")
+    dumped_json(value, what)
     return value
 
 
-def _is_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _inside(outer)]
-    return any(isinstance(innermost, dict | list | tuple) for innermost in level)
+def dumped_json(value: Any, what: str, max_depth: int = MAX_DEPTH) -> str:
+    """The JSON text of ``value``, for a statement that stores it. Errors as of ``check_json``,
+    for nesting more than ``max_depth`` deep."""
+    try:
+        text = _encode(value)
+        if not text.isascii():
+            text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"The {what} is not JSON: {error}") from error
+    # Looked into only where the text gives reason to: payloads may be large.
+    if (
+        len(text) > max_depth
+        and text.count("{") + text.count("[") > max_depth
+        and _is_deeper(value, max_depth)
+    ):
+        raise ValueError(f"The {what} is nested more than {MAX_DEPTH} deep.")
+    if "\\u0000" in text and _has_nul(value):
+        raise ValueError(f"The {what} contains a NUL character.")
+    return text
 
 
-def _inside(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return list(value) if isinstance(value, list | tuple) else []
+def _is_deeper(value: Any, depth: int) -> bool:
+    level = _containers([value])
+    for _ in range(depth):
+        if not level:
+            return False
+        level = [
+            inner
+            for outer in level
+            for inner in _containers(outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
+
+
+def _containers(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, dict | list | tuple)]
 
 
 def _has_nul(value: Any) -> bool:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing.bell import can_listen, listening, notify_trial
 from leasing.clock import clock
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tasks.worker")
 
 CHANNEL = "tasks_bell"
-#: Seconds in which one notification is enough for a queue.
-WINDOW = 0.05
+#: Seconds in which one notification is enough for a queue: so many a second does a process send
+#: at most, and so late does a worker hear of what comes just after another.
+WINDOW = 0.01
 #: Seconds after which a worker that was rung looks again.
 SECOND_LOOK = 1.2 * WINDOW
 #: Seconds a proof may take to arrive, and between looks whether the worker has ended.
@@ -64,12 +66,16 @@ class Ringer:
             with self._lock:
                 self._here.remove(hear)
 
-    def tell(self, using: str, message: str) -> None:
-        """Tell the listeners of this process and, over the connection ``using``, all others."""
+    def tell_here(self, message: str) -> None:
+        """Tell the listeners of this process."""
         with self._lock:
             here = list(self._here)
         for hear in here:
             hear(message)
+
+    def tell(self, using: str, message: str) -> None:
+        """Tell the listeners of this process and, over the connection ``using``, all others."""
+        self.tell_here(message)
         connection = connections[using]
         # In a block that a TestCase wraps around a test nothing is ever committed.
         if connection.vendor != "postgresql" or connection.in_atomic_block:
@@ -111,6 +117,23 @@ def ring_queues(using: str, queues: Sequence[str]) -> None:
 
     if queues:
         after_commit(using, tell)
+
+
+def due_message(connection: BaseDatabaseWrapper, queue: str) -> str | None:
+    """What to send on CHANNEL, and to tell here, with a statement that stores a task of ``queue``;
+    None when there is another way, or no need.
+
+    Only a statement that is a transaction of its own can carry it: in a longer one it would be
+    heard late, and others would have relied on it meanwhile.
+    """
+    if (
+        connection.vendor != "postgresql"
+        or connection.in_atomic_block
+        or not connection.get_autocommit()
+        or not ringer.is_due(connection.alias, queue)
+    ):
+        return None
+    return f"queue {queue}"
 
 
 def hurry(using: str, keys: Iterable[Any]) -> None:

@@ -20,8 +20,10 @@ class TaskQueueSettings(AppSettings):
     BACKOFF: Mapping[str, float] = {"base": 1.0, "cap": 3600.0}
     #: Every queue there is. Others are refused, so that a typo does not hide tasks.
     QUEUES: tuple[str, ...] = ("default",)
-    #: How often each worker looks for tasks whose holder is gone.
-    SWEEP_EVERY: float = 1.0
+    #: After how long, at the latest, each worker looks again for tasks whose holder is gone. It
+    #: knows of the deadlines of those that run, and looks when the next is over; so what is
+    #: found late is only what was claimed meanwhile, for less than this.
+    SWEEP_EVERY: float = 3.0
     #: How often one of all workers looks for the other states that must not be.
     EXAMINE_EVERY: float = 60.0
     #: How often one of all workers deletes what RETENTION does not keep; None: none does.

@@ -455,9 +455,9 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
 class Worker(models.Model):
     """A worker process: what it serves, and when it was last seen."""
 
-    SEEN_EVERY = timedelta(seconds=2)
-    LATE_AFTER = timedelta(seconds=6)
-    GONE_AFTER = timedelta(seconds=20)
+    SEEN_EVERY = timedelta(seconds=5)
+    LATE_AFTER = timedelta(seconds=12)
+    GONE_AFTER = timedelta(seconds=30)
     FORGOTTEN_AFTER = timedelta(days=1)
 
     id = models.BigAutoField(primary_key=True)

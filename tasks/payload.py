@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from leasing import jsonable
+from leasing.jsonable import MAX_DEPTH
 from tasks.exceptions import NotSerializable
 
 
@@ -14,10 +15,14 @@ def check_json(value: Any, what: str) -> Any:
     Raises NotSerializable for other types, NaN and infinities, NUL characters, lone surrogates,
     and nesting or numbers that the parser refuses.
     """
-    try:
-        return jsonable.check_json(value, what)
-    except ValueError as error:
-        raise NotSerializable(str(error)) from error
+    dumped_json(value, what)
+    return value
+
+
+def dumped_json(value: Any, what: str) -> str:
+    """The JSON text of ``value``, as ``jsonb`` takes it: dumping is the check, and need not be
+    done twice. Raises NotSerializable as ``check_json`` does."""
+    return _dumped(value, what, MAX_DEPTH)
 
 
 def check_data(data: Any) -> dict[str, Any]:
@@ -25,12 +30,42 @@ def check_data(data: Any) -> dict[str, Any]:
 
     Raises NotSerializable unless it is a JSON object.
     """
+    return dumped_data(data)[0]
+
+
+def dumped_data(data: Any) -> tuple[dict[str, Any], str]:
+    """``data`` as ``check_data`` returns it, and its JSON text."""
+    arguments = as_arguments(data)
+    return arguments, dumped_json(arguments, "data")
+
+
+def as_arguments(data: Any) -> dict[str, Any]:
+    """``data``, an object with names, as far as can be seen from outside; None is empty.
+
+    Raises NotSerializable.
+    """
     if data is None:
         return {}
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise NotSerializable("The data of a task must be a JSON object.")
-    checked: dict[str, Any] = check_json(data, "data")
-    return checked
+    if isinstance(data, dict):
+        for key in data:
+            if not isinstance(key, str):
+                break
+        else:
+            return data
+    raise NotSerializable("The data of a task must be a JSON object.")
+
+
+def dumped_many(many: list[dict[str, Any]]) -> str:
+    """The JSON text of a list of data. Raises NotSerializable if any of them is not to be
+    stored."""
+    return _dumped(many, "data", MAX_DEPTH + 1)
+
+
+def _dumped(value: Any, what: str, max_depth: int) -> str:
+    try:
+        return jsonable.dumped_json(value, what, max_depth)
+    except ValueError as error:
+        raise NotSerializable(str(error)) from error
 
 
 def is_same_json(stored: Any, value: Any) -> bool:

@@ -1,6 +1,7 @@
 """The controller: finds tasks whose holder is gone, and every other state that must not be.
 
-    sweep     about every SWEEP_EVERY seconds, in every controller: takes back what has expired
+    sweep     when the next lease of a task runs out unless it is renewed, and at the latest after
+              SWEEP_EVERY seconds, in every controller: takes back what has expired
     examine   about every EXAMINE_EVERY seconds, in one of them: goes through the catalogue
     prune     about every PRUNE_EVERY seconds, in one of them: see ``tasks.housekeeping``
 
@@ -31,6 +32,10 @@ logger = logging.getLogger("tasks.recovery")
 
 #: Seconds between sweeps while the database is away.
 LONGEST_PAUSE = 30.0
+#: Seconds until the next sweep where there was something to recover: others may be at it.
+SHORT_PAUSE = 0.5
+#: By so many seconds at most do sweepers miss a deadline for which all of them wake up.
+SPREAD = 0.05
 
 
 @dataclass
@@ -74,14 +79,23 @@ _suspects: dict[str, set[int]] = {}
 
 def sweep() -> int:
     """Recover every stuck or stalled task there is now. Returns how many."""
-    if not Task.objects.has_lapsed():
-        return 0
+    return _sweep()[0]
+
+
+def _sweep() -> tuple[int, float]:
+    """Recover what there is. Returns how much, and in how many seconds to look again."""
+    pause = task_settings.SWEEP_EVERY * random.uniform(0.8, 1.0)
+    lapse_in = Task.objects.next_lapse_in()
+    if lapse_in is None:
+        return 0, pause
+    if lapse_in:
+        return 0, min(pause, lapse_in + random.uniform(0.0, SPREAD))
     total = 0
     for recover in (Task.objects.recover, Task.objects.recover_stalled):
         recovered = in_batches(recover)
         totals.repaired[Expired.kind] += recovered
         total += recovered
-    return total
+    return total, min(pause, SHORT_PAUSE)
 
 
 def examine(dry_run: bool = False) -> Report:
@@ -136,16 +150,21 @@ def run_until(stopping: threading.Event, found: Callable[[], object] | None = No
     while not stopping.is_set():
         try:
             close_old_connections()
-            if sweep() and found is not None:
+            recovered, pause = _sweep()
+            if recovered and found is not None:
                 found()
             failures = 0
-        except Error as error:
+        except Exception as error:
             failures += 1
-            connections.close_all()
-            logger.warning("a sweep failed, and is tried again: %s", error)
-        except Exception:
-            failures += 1
-            logger.exception("a sweep failed, and is tried again")
-        pause = min(LONGEST_PAUSE, task_settings.SWEEP_EVERY * 2.0 ** min(failures, 10))
-        stopping.wait(pause * random.uniform(0.8, 1.0))
+            pause = min(LONGEST_PAUSE, 2.0 ** min(failures, 10)) * random.uniform(0.8, 1.0)
+            _complain(error)
+        stopping.wait(pause)
     connections.close_all()
+
+
+def _complain(error: Exception) -> None:
+    if isinstance(error, Error):
+        connections.close_all()
+        logger.warning("a sweep failed, and is tried again: %s", error)
+    else:
+        logger.error("a sweep failed, and is tried again", exc_info=error)

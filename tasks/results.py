@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from functools import cache
 from typing import Any, NamedTuple
 
 from django.db.models import F, QuerySet
@@ -108,11 +109,17 @@ def result_of(
 def _as_stored(declared: AnyTask, **changes: Any) -> AnyTask:
     """A copy of ``declared`` with ``changes``. It is not validated: what was enqueued under
     yesterday's settings can be read under today's."""
-    copied = object.__new__(type(declared))
-    for field in fields(declared):
-        value = changes.get(field.name, getattr(declared, field.name))
-        object.__setattr__(copied, field.name, value)
+    kind: Any = type(declared)
+    copied: AnyTask = object.__new__(kind)
+    for name in _names_of(kind):
+        value = changes[name] if name in changes else getattr(declared, name)
+        object.__setattr__(copied, name, value)
     return copied
+
+
+@cache
+def _names_of(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def _worker_ids(row: models.Task, spent: Sequence[PastAttempt]) -> list[str]:

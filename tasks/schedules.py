@@ -27,7 +27,7 @@ logger = logging.getLogger("tasks.schedules")
 
 #: Seconds between two looks while nothing is due: how late a schedule is that was made in
 #: between, and is due at once.
-LOOK_EVERY = 5.0
+LOOK_EVERY = 15.0
 #: Seconds after which to look again at what was due, and others were at.
 PATIENCE = 1.0
 #: Seconds between two looks while the database is away.

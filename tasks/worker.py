@@ -142,7 +142,7 @@ class WorkerProcess:
                     self.failed = True
                     self.stop()
                 elif pause:
-                    self._wake.wait(pause)
+                    self._rest(pause)
             self._wind_up()
 
     def stop(self) -> None:
@@ -254,6 +254,20 @@ class WorkerProcess:
             if due_in is not None:
                 return max(0.001, due_in)
         return pause
+
+    def _rest(self, seconds: float) -> None:
+        """Wait until something wakes it, or it is time to look. As long as nothing is at work and
+        notifications arrive, one query tells whether there is anything to look for."""
+        while not self._wake.wait(seconds) and seconds >= task_settings.POLL_EVERY:
+            idle = self._listener.hears and self.until is Until.STOPPED and not self.executions
+            if not idle or self._closing or self._is_due_within(seconds):
+                return
+
+    def _is_due_within(self, seconds: float) -> bool:
+        try:
+            return Task.objects.home().filter(queue__in=self.queues).are_due_within(seconds)
+        except Error:
+            return True  # to look is to find out how it stands with the database
 
     def _begin_look(self) -> None:
         """The second look after a ring is due, or is not yet."""

@@ -98,6 +98,11 @@ class TaskRows(LeasableQuerySet["Task"]):
         row = moments.first()
         return None if row is None else max(0.0, (row[0] - row[1]).total_seconds())
 
+    def are_due_within(self, seconds: float) -> bool:
+        """Whether any of these tasks is ready now, or will be within ``seconds``."""
+        soon = after(timedelta(seconds=seconds))
+        return self.filter(status=TaskStatus.READY, scheduled_at__lte=soon).exists()
+
     # The pieces
 
     def _tell(self, signal: Signal, task: Task, **details: Any) -> None:
@@ -150,13 +155,21 @@ def idle(task: Task) -> str:
     return f"no progress for {span(task.progress_timeout)}"
 
 
-def _progress_is_overdue() -> LessThanOrEqual:
-    # A sum, as deadlines are: SQLite compares texts, and sums have no ".000000" to be less by.
-    # Null, where there is no timeout, is not overdue.
-    due = ExpressionWrapper(
+def _idle_at() -> Any:
+    # Null, where there is no timeout.
+    return ExpressionWrapper(
         F("progressed_at") + F("progress_timeout"), output_field=models.DateTimeField()
     )
-    return LessThanOrEqual(due, DbNow())
+
+
+def _progress_is_overdue() -> LessThanOrEqual:
+    # A sum, as deadlines are: SQLite compares texts, and sums have no ".000000" to be less by.
+    return LessThanOrEqual(_idle_at(), DbNow())
+
+
+def until_idle() -> Any:
+    """How long a running task may still be without progress."""
+    return ExpressionWrapper(_idle_at() - DbNow(), output_field=models.DurationField())
 
 
 def attempt_model() -> Any:

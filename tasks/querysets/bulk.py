@@ -1,71 +1,95 @@
-"""PostgreSQL's way to store many tasks that differ in their data alone.
-
-The first is stored as any task is. The rest are copies of its row, made by the database, with
-data and concurrency of their own: a few values a task travel, where an INSERT of Django's carries
-every column, and one plan serves them all.
-"""
+"""Many tasks on PostgreSQL, by one statement for thousands of them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import bisect
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from tasks.payload import dumped_many
+from tasks.querysets import inserting
+from tasks.querysets.columns import NewTasks
+from tasks.querysets.inserting import Limits
+from tasks.querysets.stored import StoredTasks
 
 if TYPE_CHECKING:
     from tasks.models import Task
 
-#: The columns in which the copies differ, as the arrays have them.
-OWN = {
-    "task_data": "each.task_data::jsonb",
-    "concurrency_key": "each.concurrency_key",
-    "concurrency_limit": "each.concurrency_limit",
-}
+#: How many rows one statement carries, and of how much text: PostgreSQL holds 256 MB at most.
+BATCH_ROWS = 5000
+BATCH_TEXT = 2**24
 
-_COPY = """\
-INSERT INTO {table} ({columns})
-SELECT {values}
-FROM {table} AS first, unnest(%s::text[], %s::text[], %s::smallint[])
-    WITH ORDINALITY AS each (task_data, concurrency_key, concurrency_limit, number)
-WHERE first.id = %s
-ORDER BY each.number
-RETURNING id
-"""
+#: The data of some tasks, their text, and what limits each, where that differs.
+Batch = tuple[list[dict[str, Any]], str, Limits | None]
+#: What they were given as they were stored: keys, and columns of moments.
+Given = tuple[list[int], dict[str, Any]]
 
 
-def serves(using: str) -> bool:
-    """Whether ``store`` works on the database ``using``."""
-    return connections[using].vendor == "postgresql"
-
-
-def store(tasks: Sequence[Task], using: str, batch: int) -> None:
-    """Store the new ``tasks``, which differ in their data and concurrency alone, in their order;
-    within the caller's transaction."""
-    first, *rest = tasks
-    first.save(using=using, force_insert=True)
-    for start in range(0, len(rest), batch):
-        _copy(first, rest[start : start + batch], using)
-
-
-def _copy(first: Task, tasks: Sequence[Task], using: str) -> None:
-    names = [str(f.column) for f in first._meta.concrete_fields if not f.primary_key]
-    quote = connections[using].ops.quote_name
-    statement = _COPY.format(
-        table=quote(first._meta.db_table),
-        columns=", ".join(quote(name) for name in names),
-        values=", ".join(OWN.get(name, f"first.{quote(name)}") for name in names),
-    )
-    own: list[list[Any]] = [
-        [json.dumps(task.task_data) for task in tasks],
-        [task.concurrency_key for task in tasks],
-        [task.concurrency_limit for task in tasks],
+def store(
+    model: type[Task],
+    connection: BaseDatabaseWrapper,
+    new: NewTasks,
+    items: list[dict[str, Any]],
+) -> Sequence[Task]:
+    """Store a task for each of ``items``, its data, in their order. All are checked before the
+    first is sent."""
+    batches = [
+        batch
+        for start in range(0, len(items), BATCH_ROWS)
+        for batch in _batches(new, items[start : start + BATCH_ROWS])
     ]
-    with connections[using].cursor() as cursor:
-        cursor.execute(statement, [*own, first.pk])
-        keys = [key for (key,) in cursor.fetchall()]
-    given = {name: first.__dict__[name] for name in ("created_at", "scheduled_at")}
-    for task, key in zip(tasks, keys, strict=True):
-        task.__dict__.update(given, id=key)
-        task._state.adding = False
-        task._state.db = using
+    common = {**new.columns, **(new.limit({}) if new.limited_alike else {})}
+    with transaction.atomic(using=connection.alias) if len(batches) > 1 else nullcontext():
+        given = [
+            inserting.insert_many(model, connection, common, text, limits)
+            for _, text, limits in batches
+        ]
+    return _lazily(model, connection.alias, common, batches, given)
+
+
+def _batches(new: NewTasks, items: list[dict[str, Any]]) -> Iterator[Batch]:
+    text = dumped_many(items)
+    if len(text) > BATCH_TEXT and len(items) > 1:
+        middle = len(items) // 2
+        yield from _batches(new, items[:middle])
+        yield from _batches(new, items[middle:])
+    else:
+        yield items, text, None if new.limited_alike else _limits(new, items)
+
+
+def _limits(new: NewTasks, items: list[dict[str, Any]]) -> Limits:
+    each = [new.limit(item) for item in items]
+    return Limits(
+        [columns.get("concurrency_key", "") for columns in each],
+        [columns.get("concurrency_limit") for columns in each],
+    )
+
+
+def _lazily(
+    model: type[Task],
+    using: str,
+    common: dict[str, Any],
+    batches: list[Batch],
+    given: list[Given],
+) -> StoredTasks:
+    starts = [0]
+    for items, _, _ in batches:
+        starts.append(starts[-1] + len(items))
+
+    def make(number: int) -> Task:
+        batch = bisect.bisect_right(starts, number) - 1
+        at = number - starts[batch]
+        (items, _, limits), (keys, moments) = batches[batch], given[batch]
+        own = {"id": keys[at], "task_data": items[at]}
+        if limits is not None:
+            own |= {
+                "concurrency_key": limits.keys[at],
+                "concurrency_limit": limits.limits[at],
+            }
+        return inserting.instance(model, using, {**common, **own, **moments})
+
+    return StoredTasks(starts.pop(), make)

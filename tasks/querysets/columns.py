@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 from django.utils.timezone import is_naive
 
@@ -12,7 +12,7 @@ from leasing.functions import after
 from leasing.names import check_duration, check_name
 from tasks import registry
 from tasks.conf import task_settings
-from tasks.payload import check_data
+from tasks.payload import dumped_data
 from tasks.querysets.base import check_between, check_queue
 from tasks.querysets.unique import OnDuplicate, UniqueFor, lifetime
 from tasks.registry import Handler
@@ -41,33 +41,75 @@ class EnqueueOptions(ManyOptions, total=False):
     idempotency_key: str | None
 
 
+class NewTask(NamedTuple):
+    """What is stored: all columns that are not as the model has them, and the text of the data."""
+
+    columns: dict[str, Any]
+    data: str
+
+
+class NewTasks(NamedTuple):
+    """Tasks with ``columns`` in common, that have different data and perhaps limits."""
+
+    handler: Handler
+    columns: dict[str, Any]
+    concurrency_key: str | None
+    concurrency_limit: int | None
+
+    def limit(self, data: dict[str, Any]) -> dict[str, Any]:
+        """The columns of concurrency of the one with ``data``."""
+        return _limit(self.handler, data, self.concurrency_key, self.concurrency_limit)
+
+    @property
+    def limited_alike(self) -> bool:
+        """Whether the data have no part in what limits them."""
+        return self.concurrency_key is not None or not self.handler.concurrency_key
+
+
 def new_task(
     name_or_handler: str | Callable[..., Any],
     data: dict[str, Any] | None,
+    *,
+    unique_key: str | None = None,
+    unique_for: str | float | timedelta = UniqueFor.FINISHED.value,
+    on_duplicate: str = OnDuplicate.SKIP.value,
+    idempotency_key: str | None = None,
+    **options: Unpack[ManyOptions],
+) -> NewTask:
+    """What ``enqueue`` stores for its arguments, checked; see there."""
+    new = new_tasks(name_or_handler, **options)
+    checked, text = dumped_data(data)
+    columns = {**new.columns, "task_data": checked, **new.limit(checked)}
+    if (
+        unique_key is not None
+        or idempotency_key is not None
+        or unique_for != UniqueFor.FINISHED
+        or on_duplicate != OnDuplicate.SKIP
+    ):
+        columns |= _keys(unique_key, unique_for, on_duplicate, idempotency_key)
+    return NewTask(columns, text)
+
+
+def new_tasks(
+    name_or_handler: str | Callable[..., Any],
     *,
     queue: str | None = None,
     priority: int = 0,
     scheduled_at: datetime | None = None,
     delay: float | timedelta | None = None,
-    unique_key: str | None = None,
-    unique_for: str | float | timedelta = UniqueFor.FINISHED.value,
-    on_duplicate: str = OnDuplicate.SKIP.value,
-    idempotency_key: str | None = None,
     max_attempts: int | None = None,
     timeout: float | timedelta | None = None,
     progress_timeout: float | timedelta | None = None,
     concurrency_key: str | None = None,
     concurrency_limit: int | None = None,
-) -> dict[str, Any]:
-    """The columns for these arguments of ``enqueue``, checked; see there."""
+) -> NewTasks:
+    """What tasks with these options have in common, checked."""
     handler = registry.find(name_or_handler)
     if max_attempts is None:
         max_attempts = handler.max_attempts or task_settings.MAX_ATTEMPTS
-    checked = check_data(data)
-    return {
+    columns = {
         "name": handler.name,
         "queue": check_queue(queue or handler.queue),
-        "task_data": checked,
         "priority": check_between(priority, -32768, 32767, "priority"),
         "max_attempts": check_between(max_attempts, 1, 32767, "max_attempts"),
         "timeout": handler.timeout if timeout is None else _duration(timeout, "timeout"),
@@ -77,9 +119,8 @@ def new_task(
             else _duration(progress_timeout, "progress_timeout")
         ),
         **_start(scheduled_at, delay),
-        **_keys(unique_key, unique_for, on_duplicate, idempotency_key),
-        **_limit(handler, checked, concurrency_key, concurrency_limit),
     }
+    return NewTasks(handler, columns, concurrency_key, concurrency_limit)
 
 
 def _duration(value: float | timedelta, what: str) -> timedelta:

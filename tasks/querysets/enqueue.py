@@ -7,13 +7,23 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Unpack
 
-from django.db import transaction
+from django.db import DatabaseError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Expression
 
+from leasing.conf import leasing_settings
 from tasks import signals
-from tasks.bell import ring
-from tasks.querysets import bulk
-from tasks.querysets.columns import EnqueueOptions, ManyOptions, new_task
+from tasks.bell import due_message, ring_queues, ringer
+from tasks.payload import as_arguments, check_json
+from tasks.querysets import bulk, inserting
+from tasks.querysets.columns import (
+    EnqueueOptions,
+    ManyOptions,
+    NewTask,
+    NewTasks,
+    new_task,
+    new_tasks,
+)
 from tasks.querysets.present import Meeting
 from tasks.querysets.unique import OnDuplicate, UniqueFor
 
@@ -67,8 +77,7 @@ class Enqueuing(Meeting):
         Raises UnknownTask, UnknownQueue, NotSerializable, InvalidResource (a key), ValueError,
         PayloadMismatch (the idempotency key was used for another task or other data).
         """
-        rows = self.home()
-        columns = new_task(
+        new = new_task(
             name_or_handler,
             data,
             queue=queue,
@@ -85,7 +94,7 @@ class Enqueuing(Meeting):
             concurrency_key=concurrency_key,
             concurrency_limit=concurrency_limit,
         )
-        return rows._store(rows.model(**columns), on_duplicate)
+        return self._store(new, on_duplicate)
 
     def enqueue_on_commit(
         self,
@@ -105,45 +114,95 @@ class Enqueuing(Meeting):
         commits.
         """
         rows = self.home()
-        task = rows.model(**new_task(name_or_handler, copy.deepcopy(data), **options))
+        new = new_task(name_or_handler, copy.deepcopy(data), **options)
         mode = options.get("on_duplicate", OnDuplicate.SKIP.value)
-        transaction.on_commit(lambda: rows._store(task, mode), using=using or rows.db)
+        transaction.on_commit(lambda: rows._store(new, mode), using=using or rows.db)
 
     def enqueue_many(
         self,
         name_or_handler: str | Callable[..., Any],
         data: Iterable[dict[str, Any] | None],
         **options: Unpack[ManyOptions],
-    ) -> list[Task]:
+    ) -> Sequence[Task]:
         """Store one task for each of ``data``, all or none. Arguments and errors are those of
-        ``enqueue``; there are no unique and no idempotency keys."""
+        ``enqueue``; there are no unique and no idempotency keys.
+
+        Instances of what was stored are made when they are looked at.
+        """
         if unknown := options.keys() - ManyOptions.__optional_keys__:
             raise TypeError(f"enqueue_many takes no {', '.join(sorted(unknown))}.")
         rows = self.home()
-        tasks = [rows.model(**new_task(name_or_handler, each, **options)) for each in data]
-        with transaction.atomic(using=rows.db):
-            if tasks and bulk.serves(rows.db):
-                bulk.store(tasks, rows.db, INSERT_BATCH)
-            else:
-                rows._everything().bulk_create(tasks, batch_size=INSERT_BATCH)
+        new = new_tasks(name_or_handler, **options)
+        items = [as_arguments(each) for each in data]
+        if not items:
+            return []
+        connection = connections[rows.db]
+        if inserting.serves(rows.model, connection):
+            stored = bulk.store(rows.model, connection, new, items)
+        else:
+            stored = rows._store_each(new, items)
+        ring_queues(rows.db, [new.columns["queue"]])
+        rows._announce(stored)
+        return stored
+
+    def _store_each(self, new: NewTasks, items: list[dict[str, Any]]) -> Sequence[Task]:
+        for each in items:
+            check_json(each, "data")
+        tasks = [self.model(**new.columns, task_data=each, **new.limit(each)) for each in items]
+        with transaction.atomic(using=self.db):
+            self._everything().bulk_create(tasks, batch_size=INSERT_BATCH)
         for task in tasks:
             _read_back_later(task)
-        rows._announce(tasks)
         return tasks
 
-    def _store(self, task: Task, on_duplicate: str) -> Task:
-        if task.unique_key is None and task.idempotency_key is None:
-            task.save(using=self.db, force_insert=True)
-            stored = True
+    def _store(self, new: NewTask, on_duplicate: str) -> Task:
+        columns = new.columns
+        with_keys = "unique_key" in columns or "idempotency_key" in columns
+        connection = connections[self._db or leasing_settings.DATABASE]  # type: ignore[attr-defined]
+        if not with_keys and inserting.serves(self.model, connection):
+            return self._store_plain(connection, new)
+        rows, stored = self.home(), True
+        task = rows.model(**columns)
+        if with_keys:
+            task, stored = rows._store_unless_present(task, on_duplicate)
         else:
-            task, stored = self._store_unless_present(task, on_duplicate)
+            task.save(using=rows.db, force_insert=True)
         if stored:
             _read_back_later(task)
-            self._announce([task])
+            ring_queues(rows.db, [task.queue])
+            rows._announce([task])
         return task
 
+    def _store_plain(self, connection: BaseDatabaseWrapper, new: NewTask) -> Task:
+        model, using, queue = self.model, connection.alias, new.columns["queue"]
+        message = due_message(connection, queue)
+        if message is None:
+            key, moments = inserting.insert(model, connection, new.columns, new.data)
+            ring_queues(using, [queue])
+        else:
+            key, moments = self._store_ringing(connection, new, message)
+        task = inserting.instance(model, using, {**new.columns, "id": key, **moments})
+        self._announce([task])
+        return task
+
+    def _store_ringing(
+        self, connection: BaseDatabaseWrapper, new: NewTask, message: str
+    ) -> inserting.Inserted:
+        try:
+            inserted = inserting.insert(self.model, connection, new.columns, new.data, message)
+        except BaseException as error:
+            try:
+                if not isinstance(error, DatabaseError):
+                    raise
+                # It may be the message that was refused: PostgreSQL has room for so many.
+                return inserting.insert(self.model, connection, new.columns, new.data)
+            finally:
+                # Others may have left the ringing to this one, whatever becomes of its task.
+                ringer.tell(connection.alias, message)
+        ringer.tell_here(message)
+        return inserted
+
     def _announce(self, tasks: Sequence[Task]) -> None:
-        ring(self.db, tasks)
         if signals.enqueued.has_listeners(self.model):
             for task in tasks:
                 self._tell(signals.enqueued, task)

@@ -7,14 +7,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import F, Min, Q
 from django.db.models.functions import Greatest, Least
 from django.dispatch import Signal
 from django.utils.timezone import is_naive
 
 from leasing.clock import clock
 from leasing.dialects import lock, refuse_transaction
-from leasing.functions import DbNow, next_token
+from leasing.functions import DbNow, next_token, remaining
 from tasks import signals
 from tasks.bell import ring
 from tasks.conf import task_settings
@@ -27,6 +27,7 @@ from tasks.querysets.base import (
     closing,
     idle,
     overdue,
+    until_idle,
 )
 from tasks.querysets.cancel import Cancelling, never_cancelled
 from tasks.querysets.ended import BULK_BATCH
@@ -62,15 +63,19 @@ class Operating(Cancelling):
     def _sweep_if_due(self) -> None:
         refuse_transaction(self.db)
         age = clock() - swept_at.get(self.db, 0.0)
-        if age >= task_settings.SWEEP_EVERY and self.has_lapsed():
+        if age >= task_settings.SWEEP_EVERY and self.next_lapse_in() == 0:
             self._everything().recover()
             self._everything().recover_stalled()
 
-    def has_lapsed(self) -> bool:
-        """Whether there is anything to recover: the one query of a sweep that finds nothing."""
+    def next_lapse_in(self) -> float | None:
+        """Seconds until recovery would take the next running task, unless it is renewed: 0, when
+        there is one now; None, when none is running. The one query of a sweep in vain."""
         rows = self.home()
         swept_at[rows.db] = clock()
-        return rows._everything().lapsed().exists()
+        running = rows._everything().running()
+        ahead = running.aggregate(left=Min(remaining()), idle=Min(until_idle()))
+        spans = [span.total_seconds() for span in ahead.values() if span is not None]
+        return max(0.0, min(spans)) if spans else None
 
     def revoke(self, reason: str = "", by: str = "") -> int:
         """Take running tasks from their holders, as recovery would, without waiting for the

@@ -16,7 +16,7 @@ from leasing.models import LeaseState
 from tasks import handler
 from tasks.exceptions import GiveUp, NotSerializable, UnknownQueue, UnknownTask
 from tasks.models import Task, TaskStatus
-from tasks.querysets import TaskQuerySet
+from tasks.querysets import TaskQuerySet, inserting
 from tasks.sample import SLEEP
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
@@ -425,6 +425,51 @@ def test_of_two_enqueues_at_once_the_second_waits_for_what_becomes_of_the_first(
     assert (only.pk == mine.pk) is commits or connection.vendor == "sqlite"
 
 
+@pytest.mark.django_db
+@pytest.mark.usefixtures("queues")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"queue": "mail", "priority": -3, "max_attempts": 2, "timeout": 9, "progress_timeout": 3},
+        {"delay": 90},
+        {"scheduled_at": datetime(2031, 1, 1, tzinfo=UTC)},
+        {"concurrency_key": "100 %s of 'a'", "concurrency_limit": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "data", [DATA, {"odd": "100 %s 'é\\ \"\u2028🙂", "n": [1.5, None]}], ids=len
+)
+def test_a_row_is_what_django_would_have_stored_however_it_was_stored(
+    options: dict[str, Any],
+    data: dict[str, Any],
+    database_clock: DatabaseClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moments = {"scheduled_at", "created_at"} if connection.vendor == "postgresql" else set()
+    if "delay" in options or "scheduled_at" in options:
+        moments.discard("scheduled_at")
+
+    def stored() -> list[Task]:
+        return [
+            Task.objects.enqueue(SLEEP, data, **options),
+            *Task.objects.enqueue_many(SLEEP, [data, data], **options),
+        ]
+
+    ours = stored()
+    monkeypatch.setattr(inserting, "serves", lambda model, connection: False)
+    for task, theirs in zip(ours, stored(), strict=True):
+        row = row_of(task)
+        assert row == {column: getattr(task, column) for column in row}
+        assert not task._state.adding
+        # PostgreSQL's own defaults are no clock that a test could stop.
+        assert {k: v for k, v in row.items() if k not in moments | {"id"}} == {
+            k: v for k, v in row_of(theirs).items() if k not in moments | {"id"}
+        }
+        assert row["scheduled_at"] == row["created_at"] or options
+
+
 # Many tasks
 
 
@@ -462,10 +507,11 @@ def test_many_can_come_from_a_generator() -> None:
 @pytest.mark.django_db
 def test_many_are_stored_all_or_none(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     monkeypatch.setattr("tasks.querysets.enqueue.INSERT_BATCH", 2)
+    monkeypatch.setattr("tasks.querysets.bulk.BATCH_ROWS", 2)
     inserts = []
 
     def fail_the_second(execute: Any, sql: str, *rest: Any) -> Any:
-        if sql.startswith("INSERT"):
+        if "INSERT INTO" in sql:
             inserts.append(sql)
             if len(inserts) == 2:
                 raise DatabaseError("the disk is full")

@@ -316,6 +316,7 @@ def test_many_differ_in_their_data_and_what_follows_from_it(
     def bill(ctx: Any, **data: Any) -> None: ...
 
     monkeypatch.setattr("tasks.querysets.enqueue.INSERT_BATCH", 2)
+    monkeypatch.setattr("tasks.querysets.bulk.BATCH_ROWS", 2)
     odd = "' \" \\ \n , {} NULL \u2028 🙂"
     data = [{"account": n, "odd": odd} for n in ("a", "", "b", "a", "c")]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from leasing.jsonable import MAX_DEPTH
 from tasks.exceptions import NotSerializable, TaskError
-from tasks.payload import check_data, check_json
+from tasks.payload import check_data, check_json, dumped_json, is_same_json
 from tests.tasks.test_enqueue import EVIL, GOOD, lists, nested
 
 
@@ -46,3 +47,8 @@ def test_values_are_nested_no_deeper_than_every_parser_can_read(nest: Any) -> No
 
 def test_brackets_in_strings_are_no_nesting() -> None:
     assert check_json({"x": "[{" * 1000}, "data")
+
+
+@pytest.mark.parametrize("value", [*GOOD.values(), None, 0, -1.5, "", [], "text"])
+def test_the_text_that_is_stored_is_that_of_the_value(value: Any) -> None:
+    assert is_same_json(json.loads(dumped_json(value, "output")), value)

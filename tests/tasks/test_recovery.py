@@ -16,6 +16,7 @@ from leasing.functions import after
 from tasks import catalogue, recovery
 from tasks.models import Task
 from tests.factories import TaskFactory
+from tests.leasing.conftest import DatabaseClock
 from tests.tasks.support import attempts, row_of
 
 
@@ -81,19 +82,37 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def run(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "sweep", sweeps)
+    monkeypatch.setattr(recovery, "_sweep", lambda: (sweeps(), 1.5))
     recovery.run_until(sweeps.stopping)
     assert sweeps.outcomes == []
 
 
-def test_it_sweeps_about_as_often_as_the_setting_says(
-    pauses: list[float], monkeypatch: pytest.MonkeyPatch, settings: Settings
+def test_it_sweeps_when_a_sweep_said_that_it_should(
+    pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.TASK_QUEUE = {"SWEEP_EVERY": 3}
-
     run(Sweeps(0, 7, 0), monkeypatch)
 
-    assert pauses == [3, 3, 3]
+    assert pauses == [1.5, 1.5, 1.5]
+
+
+@pytest.mark.django_db
+def test_the_next_sweep_is_when_the_next_deadline_is_over_or_before_long(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, database_clock: DatabaseClock
+) -> None:
+    monkeypatch.setattr("tasks.recovery.random.uniform", lambda low, high: high)
+    settings.TASK_QUEUE = {"SWEEP_EVERY": 3}
+    assert recovery._sweep() == (0, 3)
+
+    TaskFactory(state="running", ttl=30)
+    assert recovery._sweep() == (0, 3)
+    TaskFactory(state="running", ttl=2)
+    assert recovery._sweep()[1] == pytest.approx(2 + recovery.SPREAD)
+    TaskFactory(state="running", progress_timeout=1)
+    assert recovery._sweep()[1] == pytest.approx(1 + recovery.SPREAD)
+
+    database_clock.advance(1)
+    assert recovery._sweep() == (1, recovery.SHORT_PAUSE)
+    assert recovery._sweep()[1] == pytest.approx(1 + recovery.SPREAD)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +125,7 @@ def test_it_goes_on_after_any_error_with_longer_and_longer_pauses(
 ) -> None:
     run(Sweeps(error, error, error, 0, error), monkeypatch)
 
-    assert pauses == [2, 4, 8, 1, 2]
+    assert pauses == [2, 4, 8, 1.5, 2]
     assert caplog.text.count("a sweep failed, and is tried again") == 4
 
 
@@ -128,9 +147,9 @@ def test_pauses_differ_so_that_controllers_spread_out(
         return low
 
     monkeypatch.setattr("tasks.recovery.random.uniform", draw)
-    run(Sweeps(0), monkeypatch)
+    run(Sweeps(OperationalError("away")), monkeypatch)
 
-    assert (spans, pauses) == ([(0.8, 1.0)], [0.8])
+    assert (spans, pauses) == ([(0.8, 1.0)], [1.6])
 
 
 @pytest.mark.django_db(transaction=True)
@@ -152,7 +171,7 @@ def test_a_controller_that_was_stopped_before_sweeps_nothing(
     stopping = threading.Event()
     stopping.set()
     sweeps = Sweeps(0)
-    monkeypatch.setattr(recovery, "sweep", sweeps)
+    monkeypatch.setattr(recovery, "_sweep", sweeps)
 
     recovery.run_until(stopping)
 
@@ -165,7 +184,7 @@ def test_whoever_waits_for_recovered_tasks_is_told_of_them(
 ) -> None:
     sweeps = Sweeps(0, 3, OperationalError("away"), 0, 1)
     told: list[int] = []
-    monkeypatch.setattr(recovery, "sweep", sweeps)
+    monkeypatch.setattr(recovery, "_sweep", lambda: (sweeps(), 1.5))
 
     recovery.run_until(sweeps.stopping, lambda: told.append(len(sweeps.outcomes)))
 

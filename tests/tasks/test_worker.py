@@ -515,3 +515,32 @@ def test_a_worker_with_a_lane_that_is_stuck_ends_to_be_started_again(
         wait_for(ended(worker))
 
     assert worker.failed
+
+
+def test_a_worker_at_rest_asks_one_query_at_a_time_whether_there_is_anything_to_claim(
+    monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+) -> None:
+    worker = WorkerProcess()
+    worker._listener.hears = True
+    waits: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        return len(waits) == 4
+
+    monkeypatch.setattr(worker._wake, "wait", wait)
+    with django_assert_num_queries(3):
+        worker._rest(5.0)
+    assert waits == [5.0] * 4
+
+    # A wait for something that is known is followed by a look, and so is one for what is due soon.
+    with django_assert_num_queries(0):
+        worker._rest(0.01)
+    TaskFactory(name="jobs.echo", delay=3)
+    with django_assert_num_queries(1):
+        worker._rest(5.0)
+    # Without notifications every look is one for tasks.
+    worker._listener.hears = False
+    Task.objects.all().delete()
+    worker._rest(5.0)
+    assert len(waits) == 7

@@ -1,0 +1,220 @@
+"""PostgreSQL's own statements for new tasks without keys: for one, or many with different data.
+
+Django's INSERT names all columns and prepares a value for each, which takes longer than storing
+them. These name those that are not null, and have in their text, which is kept, what is the same
+time and again: what the model has as defaults, the name and the queue. What the caller gave
+besides are parameters; the rest, as with Django, the database fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from datetime import datetime
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Expression
+from django.db.models.signals import post_save, pre_save
+
+from tasks.bell import CHANNEL
+
+if TYPE_CHECKING:
+    from tasks.models import Task
+
+#: Columns with the SQL of their values.
+Cells = tuple[tuple[str, str], ...]
+
+_ONE = "INSERT INTO {table} ({columns}) VALUES ({values}) RETURNING id, created_at, {start}"
+_RINGING = (
+    f"WITH new AS ({_ONE} AS start)"
+    " SELECT id, created_at, start, pg_notify({channel}, {message}) FROM new"
+)
+_MANY = """\
+WITH new AS (
+    INSERT INTO {table} ({columns})
+    SELECT {values}
+    FROM ROWS FROM ({sources}) WITH ORDINALITY AS each ({own}, number)
+    ORDER BY each.number
+    RETURNING id, created_at, {start} AS start
+)
+SELECT array_agg(id ORDER BY id), min(created_at), min(start) FROM new
+"""
+#: The columns in which many may differ, and what their values are taken from.
+_DATA = {"task_data": "jsonb_array_elements(%s::jsonb)"}
+_LIMITS = {
+    "concurrency_key": "unnest(%s::text[])",
+    "concurrency_limit": "unnest(%s::smallint[])",
+}
+#: The columns whose values are few: their literals are part of a statement's text.
+_NAMES = ("name", "queue")
+
+#: The key of a new row, and the columns of its moments.
+Inserted = tuple[int, dict[str, datetime]]
+
+
+class Limits(NamedTuple):
+    """The concurrency keys of many tasks, and the limit of each."""
+
+    keys: Sequence[str]
+    limits: Sequence[int | None]
+
+
+def serves(model: type[Task], connection: BaseDatabaseWrapper) -> bool:
+    """Whether tasks can be stored so over ``connection``: it is PostgreSQL's, and nobody wants
+    to be told of each instance that is saved."""
+    if connection.vendor != "postgresql":
+        return False
+    return not (pre_save.has_listeners(model) or post_save.has_listeners(model))
+
+
+def insert(
+    model: type[Task],
+    connection: BaseDatabaseWrapper,
+    columns: dict[str, Any],
+    data: str,
+    message: str | None = None,
+) -> Inserted:
+    """Store a task with ``columns`` and the JSON text ``data``, and by the same statement send
+    the workers ``message``. Returns its key, and the columns of its moments."""
+    cells, params = _cells(model, connection, columns)
+    names = columns["name"], columns["queue"]
+    statement = _for_one(model, connection.alias, names, cells, message)
+    key, *moments = _ask(connection, statement, [*params, data])
+    return key, _moments(columns, *moments[:2])
+
+
+def insert_many(
+    model: type[Task],
+    connection: BaseDatabaseWrapper,
+    columns: dict[str, Any],
+    data: str,
+    limits: Limits | None,
+) -> tuple[list[int], dict[str, datetime]]:
+    """Store a task for each element of the JSON list ``data``, in this order, with ``columns`` in
+    common, and ``limits`` of their own unless these are in common too. Returns their keys, and
+    the columns of their moments."""
+    cells, params = _cells(model, connection, columns)
+    names = columns["name"], columns["queue"]
+    statement = _for_many(model, connection.alias, names, cells, limits is not None)
+    keys, *moments = _ask(connection, statement, [*params, data, *map(list, limits or ())])
+    return keys, _moments(columns, *moments)
+
+
+def _ask(connection: Any, statement: str, params: list[Any]) -> tuple[Any, ...]:
+    """The one row that ``statement`` answers."""
+    guard = (
+        transaction.mark_for_rollback_on_error(connection.alias)
+        if connection.in_atomic_block
+        else nullcontext()
+    )
+    with guard, connection.cursor() as cursor:
+        cursor.execute(statement, params)
+        row: tuple[Any, ...] = cursor.fetchone()
+        return row
+
+
+def _moments(
+    columns: dict[str, Any], created_at: datetime, start: datetime | None
+) -> dict[str, datetime]:
+    """A task that was not told when to start does so when it is created: by one clock, which
+    stands still for a statement."""
+    return {
+        "created_at": created_at,
+        "scheduled_at": start or columns.get("scheduled_at", created_at),
+    }
+
+
+def instance(model: type[Task], using: str, columns: dict[str, Any]) -> Task:
+    """What a row with ``columns`` is read as: those that were stored for it, and those that the
+    database gave it."""
+    row = {**_defaults(model), **columns}
+    return model.from_db(using, list(row), list(row.values()))
+
+
+def _cells(
+    model: type[Task], connection: BaseDatabaseWrapper, columns: dict[str, Any]
+) -> tuple[Cells, list[Any]]:
+    """What ``columns`` have that is not as the model has it, but for names and data; and the
+    parameters."""
+    defaults = _defaults(model)
+    cells: list[tuple[str, str]] = []
+    params: list[Any] = []
+    for name, value in columns.items():
+        if name in _NAMES or name == "task_data":
+            continue
+        if isinstance(value, Expression):
+            # Each time anew: a test may have stopped the clock that it reads.
+            query = model._default_manager.using(connection.alias).query
+            sql, own = query.get_compiler(connection.alias).compile(value)
+            cells.append((name, sql))
+            params += own
+        elif value != defaults[name]:
+            cells.append((name, "%s"))
+            params.append(value)
+    return tuple(cells), params
+
+
+@lru_cache(maxsize=256)
+def _for_one(
+    model: type[Task], using: str, names: tuple[str, ...], cells: Cells, message: str | None
+) -> str:
+    parts = _parts(model, using, names, {**dict(cells), "task_data": "%s::jsonb"})
+    if message is None:
+        return _ONE.format(**parts)
+    channel, said = _literal(using, CHANNEL), _literal(using, message)
+    return _RINGING.format(**parts, channel=channel, message=said)
+
+
+@lru_cache(maxsize=256)
+def _for_many(
+    model: type[Task], using: str, names: tuple[str, ...], cells: Cells, limited: bool
+) -> str:
+    own = {**_DATA, **_LIMITS} if limited else _DATA
+    given = {**dict(cells), **{name: f"each.{name}" for name in own}}
+    parts = _parts(model, using, names, given)
+    return _MANY.format(**parts, sources=", ".join(own.values()), own=", ".join(own))
+
+
+def _parts(
+    model: type[Task], using: str, names: tuple[str, ...], given: dict[str, str]
+) -> dict[str, str]:
+    quote = connections[using].ops.quote_name
+    literals = _literals(model, using)
+    literals |= {name: _literal(using, said) for name, said in zip(_NAMES, names, strict=True)}
+    cells = {name: sql for name, sql in literals.items() if name not in given}
+    cells |= given  # in the order of the parameters
+    return {
+        "table": quote(model._meta.db_table),
+        "columns": ", ".join(map(quote, cells)),
+        "values": ", ".join(cells.values()),
+        # What is given as it is need not be read back.
+        "start": "NULL" if given.get("scheduled_at", "%s") == "%s" else "scheduled_at",
+    }
+
+
+def _literals(model: type[Task], using: str) -> dict[str, str]:
+    """What a new row has in the columns that nobody gave it, where that is not null."""
+    connection = connections[using]
+    blank = model()
+    literals = {}
+    for field in model._meta.concrete_fields:
+        if field.primary_key or field.has_db_default():
+            continue
+        value = field.get_db_prep_save(field.pre_save(blank, add=True), connection)
+        if value is not None:
+            literals[str(field.column)] = _literal(using, value)
+    return literals
+
+
+def _literal(using: str, value: Any) -> str:
+    operations: Any = connections[using].ops
+    return str(operations.compose_sql("%s", [value])).replace("%", "%%")
+
+
+@cache
+def _defaults(model: type[Task]) -> dict[str, Any]:
+    blank = model()
+    return {field.attname: getattr(blank, field.attname) for field in model._meta.concrete_fields}
