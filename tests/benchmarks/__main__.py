@@ -1,0 +1,128 @@
+"""``make bench``: ``python -m tests.benchmarks [options]``.
+
+Starts a PostgreSQL of its own, has the workloads measured in turns, prints medians and ratios,
+writes build/bench.json, and ends with 1 when a bar is missed. The last line is the summary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.benchmarks.bench import Figures
+from tests.benchmarks.databases import ROOT, Databases, environment, running
+from tests.benchmarks.report import Report
+from tests.benchmarks.sizes import SIZES
+from tests.postgres import NoServer
+
+#: In this order. Those that are True differ little between turns, or take long: measured once.
+WORKLOADS = {
+    "drain": False,
+    "enqueue": False,
+    "latency": False,
+    "leases": False,
+}
+
+
+class Run:
+    """The turns of one run."""
+
+    def __init__(self, databases: Databases, size: str, workloads: list[str], peers: list[str]):
+        self.databases = databases
+        self.size = size
+        self.workloads = workloads
+        self.peers = peers
+        #: What could not be measured.
+        self.failed: list[str] = []
+
+    def turns(self, count: int) -> list[Figures]:
+        """The figures of each."""
+        return [self._turn(number) for number in range(count)]
+
+    def _turn(self, number: int) -> Figures:
+        figures: Figures = {}
+        for name in self.workloads:
+            if number == 0 or not WORKLOADS[name]:
+                self._add(figures, f"turn {number + 1}: {name}", self._measure, name)
+        return figures
+
+    def _add(self, figures: Figures, what: str, measure: object, name: str) -> None:
+        assert callable(measure)
+        start = time.monotonic()
+        try:
+            found: Figures = measure(name)
+        except (subprocess.CalledProcessError, ValueError) as error:
+            print(f"{what}: {error}", file=sys.stderr)
+            self.failed.append(what)
+            return
+        for each, by_whom in found.items():
+            figures.setdefault(each, {}).update(by_whom)
+        print(f"{what}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+
+    def _measure(self, workload: str) -> Figures:
+        name = f"bench_{workload}"
+        url = self.databases.fresh(name)
+        self.databases.settle()
+        try:
+            return measured(["-m", "tests.benchmarks.turn", self.size, workload], url)
+        finally:
+            self.databases.drop(name)
+
+
+def measured(command: list[str], url: str, python: str = sys.executable) -> Figures:
+    """What the process says with its last line. Raises CalledProcessError, ValueError."""
+    done = subprocess.run(
+        [python, *command], cwd=ROOT, env=environment(url), stdout=subprocess.PIPE, check=True
+    )
+    lines = done.stdout.decode().strip().splitlines() or [""]
+    found: Figures = json.loads(lines[-1])
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = argparse.ArgumentParser(prog="python -m tests.benchmarks")
+    made.add_argument("--size", choices=SIZES, default="default")
+    made.add_argument("--only", nargs="*", choices=WORKLOADS, default=[], metavar="WORKLOAD")
+    made.add_argument("--peers", nargs="*", default=[], metavar="PEER")
+    made.add_argument("--turns", type=int)
+    made.add_argument("--report-only", action="store_true", help="missed bars are no failure")
+    made.add_argument("--json", type=Path, default=ROOT / "build" / "bench.json")
+    return made
+
+
+def main(args: list[str]) -> int:
+    """Measure what is asked for."""
+    options = parser().parse_args(args)
+    size = SIZES[options.size]
+    try:
+        with running() as databases:
+            run = Run(databases, options.size, options.only or list(WORKLOADS), options.peers)
+            report = Report(run.turns(options.turns or size.turns), size.slack)
+            version = databases.version()
+    except NoServer as error:
+        print(f"bench: no PostgreSQL: {error}")
+        return 1
+    machine = f"{version}, Python {platform.python_version()}, {os.cpu_count()} cores"
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(
+        json.dumps({"on": machine, "size": options.size, **report.as_json()}, indent=1)
+    )
+    print(f"{report.tables()}\n")
+    verdicts = report.verdicts()
+    missed = [each for each in verdicts if not each.ok]
+    told = [f"bench: {len(verdicts) - len(missed)} of {len(verdicts)} bars reached"]
+    if run.failed:
+        told.append(f"not measured: {', '.join(run.failed)}")
+    print("; ".join([*told, machine, str(options.json)]))
+    return int(bool(run.failed or missed) and not options.report_only)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
