@@ -15,8 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.benchmarks.bench import Figures
-from tests.benchmarks.databases import ROOT, Databases, environment, running
+from tests.benchmarks.bench import Figures, measured
+from tests.benchmarks.databases import ROOT, Databases, running
 from tests.benchmarks.report import Report
 from tests.benchmarks.sizes import SIZES
 from tests.postgres import NoServer
@@ -27,6 +27,14 @@ WORKLOADS = {
     "enqueue": False,
     "latency": False,
     "leases": False,
+    "idle": False,
+    "snapshot": True,
+    "claim": True,
+    "keeper": True,
+    "recovery": True,
+    "pages": True,
+    "sqlite": True,
+    "kills": True,
 }
 
 
@@ -70,19 +78,10 @@ class Run:
         url = self.databases.fresh(name)
         self.databases.settle()
         try:
-            return measured(["-m", "tests.benchmarks.turn", self.size, workload], url)
+            turn = [sys.executable, "-m", "tests.benchmarks.turn", self.size, workload]
+            return measured(turn, url)
         finally:
             self.databases.drop(name)
-
-
-def measured(command: list[str], url: str, python: str = sys.executable) -> Figures:
-    """What the process says with its last line. Raises CalledProcessError, ValueError."""
-    done = subprocess.run(
-        [python, *command], cwd=ROOT, env=environment(url), stdout=subprocess.PIPE, check=True
-    )
-    lines = done.stdout.decode().strip().splitlines() or [""]
-    found: Figures = json.loads(lines[-1])
-    return found
 
 
 def parser() -> argparse.ArgumentParser:

@@ -156,6 +156,16 @@ def in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict
     return {name: statistics.median(figures) for name, figures in found.items()}
 
 
+def measured(command: list[str], url: str) -> Figures:
+    """What a process says with its last line. Raises CalledProcessError, ValueError."""
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(url), stdout=subprocess.PIPE, check=True
+    )
+    lines = done.stdout.decode().strip().splitlines() or [""]
+    found: Figures = json.loads(lines[-1])
+    return found
+
+
 def percentile(figures: list[float], percent: float) -> float:
     """The smallest of ``figures`` that at least ``percent`` of them do not exceed."""
     place = -(-len(figures) * percent // 100)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 class Size:
     """Numbers of tasks, rows and kills; times are in seconds."""
 
+    name: str = "default"
     turns: int = 3
     #: How far bars are loosened, for machines that others use too: 1 is as they stand.
     slack: float = 1.0
@@ -34,10 +35,11 @@ class Size:
 
 DEFAULT = Size()
 
-FULL = replace(DEFAULT, depths=(10_000, 100_000, 1_000_000, 5_000_000), kills=200)
+FULL = replace(DEFAULT, name="full", depths=(10_000, 100_000, 1_000_000, 5_000_000), kills=200)
 
 SHORT = replace(
     DEFAULT,
+    name="short",
     turns=1,
     slack=2.0,
     enqueued=500,
@@ -62,6 +64,7 @@ SHORT = replace(
 #: For the test that the benchmark still runs: what it measures means nothing.
 MINI = replace(
     SHORT,
+    name="mini",
     enqueued=10,
     bulk=200,
     drained=100,
@@ -81,4 +84,4 @@ MINI = replace(
     drained_on_sqlite=50,
 )
 
-SIZES = {"default": DEFAULT, "full": FULL, "short": SHORT, "mini": MINI}
+SIZES = {size.name: size for size in (DEFAULT, FULL, SHORT, MINI)}
