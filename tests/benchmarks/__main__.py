@@ -13,8 +13,10 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from tests.benchmarks import peers
 from tests.benchmarks.bench import Figures, measured
 from tests.benchmarks.databases import ROOT, Databases, running
 from tests.benchmarks.report import Report
@@ -41,47 +43,56 @@ WORKLOADS = {
 class Run:
     """The turns of one run."""
 
-    def __init__(self, databases: Databases, size: str, workloads: list[str], peers: list[str]):
+    def __init__(self, databases: Databases, size: str, workloads: list[str], asked: list[str]):
         self.databases = databases
         self.size = size
         self.workloads = workloads
-        self.peers = peers
+        self.peers = asked
         #: What could not be measured.
         self.failed: list[str] = []
 
     def turns(self, count: int) -> list[Figures]:
         """The figures of each."""
+        for peer in peers.without_means(self.peers):
+            print(f"{peer} is left out: there is no redis-server on PATH", file=sys.stderr)
+            self.peers.remove(peer)
         return [self._turn(number) for number in range(count)]
 
     def _turn(self, number: int) -> Figures:
         figures: Figures = {}
         for name in self.workloads:
             if number == 0 or not WORKLOADS[name]:
-                self._add(figures, f"turn {number + 1}: {name}", self._measure, name)
+                self._add(figures, number, name, self._workload)
+        for peer in self.peers:
+            self._add(figures, number, peer, self._peer)
         return figures
 
-    def _add(self, figures: Figures, what: str, measure: object, name: str) -> None:
-        assert callable(measure)
-        start = time.monotonic()
+    def _add(
+        self, figures: Figures, number: int, name: str, measure: Callable[[str, str], Figures]
+    ) -> None:
+        what, start = f"turn {number + 1}: {name}", time.monotonic()
+        database = f"bench_{name.replace('-', '_')}"
+        url = self.databases.fresh(database)
+        self.databases.settle()
         try:
-            found: Figures = measure(name)
+            found = measure(name, url)
         except (subprocess.CalledProcessError, ValueError) as error:
             print(f"{what}: {error}", file=sys.stderr)
             self.failed.append(what)
             return
+        finally:
+            self.databases.drop(database)
         for each, by_whom in found.items():
             figures.setdefault(each, {}).update(by_whom)
         print(f"{what}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
 
-    def _measure(self, workload: str) -> Figures:
-        name = f"bench_{workload}"
-        url = self.databases.fresh(name)
-        self.databases.settle()
-        try:
-            turn = [sys.executable, "-m", "tests.benchmarks.turn", self.size, workload]
-            return measured(turn, url)
-        finally:
-            self.databases.drop(name)
+    def _workload(self, name: str, url: str) -> Figures:
+        turn = [sys.executable, "-m", "tests.benchmarks.turn", self.size, name]
+        figures: Figures = measured(turn, url)
+        return figures
+
+    def _peer(self, name: str, url: str) -> Figures:
+        return peers.measure(name, url, SIZES[self.size])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -89,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.benchmarks")
     made.add_argument("--size", choices=SIZES, default="default")
     made.add_argument("--only", nargs="*", choices=WORKLOADS, default=[], metavar="WORKLOAD")
-    made.add_argument("--peers", nargs="*", default=[], metavar="PEER")
+    made.add_argument("--peers", nargs="*", choices=peers.PINS, default=[], metavar="PEER")
     made.add_argument("--turns", type=int)
     made.add_argument("--report-only", action="store_true", help="missed bars are no failure")
     made.add_argument("--json", type=Path, default=ROOT / "build" / "bench.json")

@@ -156,14 +156,12 @@ def in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict
     return {name: statistics.median(figures) for name, figures in found.items()}
 
 
-def measured(command: list[str], url: str) -> Figures:
-    """What a process says with its last line. Raises CalledProcessError, ValueError."""
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(url), stdout=subprocess.PIPE, check=True
-    )
+def measured(command: list[str], url: str, **env: str) -> Any:
+    """What a process says in JSON with its last line. Raises CalledProcessError, ValueError."""
+    env = {**environment(url), **env}
+    done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, check=True)
     lines = done.stdout.decode().strip().splitlines() or [""]
-    found: Figures = json.loads(lines[-1])
-    return found
+    return json.loads(lines[-1])
 
 
 def percentile(figures: list[float], percent: float) -> float:

@@ -9,11 +9,9 @@ import os
 
 from project.settings import *  # noqa: F403
 from project.settings import DATABASES, INSTALLED_APPS, LOGGING
+from tests.benchmarks.sizes import KILL_QUEUES
 
 DEBUG = False
-#: How many workers' queues there are for the kills, which run side by side.
-KILL_QUEUES = tuple(f"kills-{number}" for number in range(4))
-
 DATABASES["default"]["CONN_MAX_AGE"] = None
 if DATABASES["default"]["ENGINE"] == "django.db.backends.postgresql":
     tried = json.loads(os.environ.get("BENCH_OPTIONS") or "null")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+#: For the kills, which run side by side.
+KILL_QUEUES = tuple(f"kills-{number}" for number in range(4))
+
 
 @dataclass(frozen=True)
 class Size:

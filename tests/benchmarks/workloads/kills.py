@@ -10,11 +10,10 @@ import statistics
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from django.conf import settings
-
 from leasing.functions import database_now
 from tasks.models import Task, TaskStatus, Worker
 from tests.benchmarks.bench import Bench, Figures, percentile, soon
+from tests.benchmarks.sizes import KILL_QUEUES
 from tests.processes import Process
 
 TTL = 2.0
@@ -76,7 +75,7 @@ class Ward:
 
 def run(bench: Bench) -> Figures:
     """Seconds beyond the ttl."""
-    wards = [Ward(bench, queue) for queue in settings.KILL_QUEUES][: bench.size.kills]
+    wards = [Ward(bench, queue) for queue in KILL_QUEUES][: bench.size.kills]
     delays: list[float] = []
     while len(delays) < bench.size.kills:
         for ward in wards:

@@ -16,6 +16,6 @@ def run(bench: Bench) -> Figures:
     with tempfile.TemporaryDirectory(prefix="leasing-bench-") as folder:
         url = f"sqlite:///{os.path.join(folder, 'db.sqlite3')}"
         migrate(url)
-        return measured(
-            [sys.executable, "-m", "tests.benchmarks.turn", bench.size.name, "on_sqlite"], url
-        )
+        turn = [sys.executable, "-m", "tests.benchmarks.turn", bench.size.name, "on_sqlite"]
+        figures: Figures = measured(turn, url)
+    return figures
