@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.benchmarks import peers
-from tests.benchmarks.bench import Figures, measured
+from tests.benchmarks.bench import LOG, Figures, measured
 from tests.benchmarks.databases import ROOT, Databases, running
 from tests.benchmarks.report import Report
 from tests.benchmarks.sizes import SIZES
@@ -77,7 +77,7 @@ class Run:
         try:
             found = measure(name, url)
         except (subprocess.CalledProcessError, ValueError) as error:
-            print(f"{what}: {error}", file=sys.stderr)
+            print(f"{what}: {error}; see {LOG}", file=sys.stderr)
             self.failed.append(what)
             return
         finally:
@@ -111,6 +111,7 @@ def main(args: list[str]) -> int:
     """Measure what is asked for."""
     options = parser().parse_args(args)
     size = SIZES[options.size]
+    LOG.unlink(missing_ok=True)
     try:
         with running() as databases:
             run = Run(databases, options.size, options.only or list(WORKLOADS), options.peers)

@@ -18,6 +18,9 @@ from tests.benchmarks.databases import ROOT, environment
 from tests.benchmarks.sizes import Size
 from tests.processes import BOUND, Process
 
+#: What the processes complain of: a worker warns of every task that it recovers.
+LOG = ROOT / "build" / "bench.log"
+
 #: What was measured, by its name and who did it ("limit", "ours", a peer).
 Figures = dict[str, dict[str, float]]
 
@@ -157,9 +160,14 @@ def in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict
 
 
 def measured(command: list[str], url: str, **env: str) -> Any:
-    """What a process says in JSON with its last line. Raises CalledProcessError, ValueError."""
+    """What a process says in JSON with its last line. What it has to complain of is in LOG.
+    Raises CalledProcessError, ValueError."""
     env = {**environment(url), **env}
-    done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, check=True)
+    LOG.parent.mkdir(exist_ok=True)
+    with LOG.open("a") as log:
+        done = subprocess.run(
+            command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=log, check=True
+        )
     lines = done.stdout.decode().strip().splitlines() or [""]
     return json.loads(lines[-1])
 

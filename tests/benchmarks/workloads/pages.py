@@ -20,15 +20,14 @@ REQUESTS = 5
 def run(bench: Bench) -> Figures:
     """Milliseconds of each page."""
     fill(bench.size.listed)
-    client = Client()
+    client = Client(SERVER_NAME="localhost")
     client.force_login(get_user_model().objects.create_superuser("bench", password="bench"))
     tasks, leases = reverse("tasks:list"), reverse("leasing:list")
     pages = {
         "overview": reverse("tasks:overview"),
         "tasks": tasks,
-        "tasks that are ready": f"{tasks}?status=ready",
-        "tasks that succeeded": f"{tasks}?status=succeeded",
-        "tasks by name": f"{tasks}?q=bench.nothing",
+        "tasks that are ready": f"{tasks}?state=ready",
+        "tasks that succeeded": f"{tasks}?state=succeeded",
         "stuck tasks": reverse("tasks:stuck"),
         "leases": leases,
         "leases that are active": f"{leases}?state=active",
