@@ -20,6 +20,8 @@ from pathlib import Path
 
 EVERY = 0.05
 WARM_UP = 10
+#: Seconds within which everything has to end.
+PATIENCE = 120.0
 
 _ran = False
 
@@ -85,9 +87,8 @@ def drained(adapter, workers, count):
     elif count:
         for number in range(count):
             adapter.enqueue("nothing", n=number)
-    with running(workers):
-        while adapter.left():
-            time.sleep(0.02)
+    with running(workers) as started:
+        wait_until_done(adapter, started)
         ended = time.monotonic()
         began = [float(each.read_text()) for each in folder().glob("began-*")]
     return count / (ended - min(began)) if count else 0.0
@@ -95,20 +96,27 @@ def drained(adapter, workers, count):
 
 def latencies(adapter, count):
     """Milliseconds from the call of enqueue to the first line of the handler."""
-    with running(1):
+    with running(1) as started:
         adapter.enqueue("nothing", n=0)
-        while adapter.left():
-            time.sleep(0.02)
+        wait_until_done(adapter, started)
         start, sent = time.monotonic(), {}
         for number in range(count):
             time.sleep(max(0.0, start + number * EVERY - time.monotonic()))
             sent[number] = time.monotonic()
             adapter.enqueue("clock", key=number)
-        while adapter.left():
-            time.sleep(0.02)
+        wait_until_done(adapter, started)
         lines = (folder() / "clock").read_text().split("\n")[:-1]
     began = {int(key): float(moment) for key, moment in map(str.split, lines)}
     return [(began[key] - moment) * 1000 for key, moment in sent.items() if key >= WARM_UP]
+
+
+def wait_until_done(adapter, started):
+    """Until nothing is left, as long as the workers are there."""
+    deadline = time.monotonic() + PATIENCE
+    while adapter.left():
+        if time.monotonic() > deadline or any(each.poll() is not None for each in started):
+            sys.exit(f"{adapter.left()} tasks are left, and no worker does them")
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager
@@ -122,7 +130,7 @@ def running(workers):
             for _ in range(workers)
         ]
         try:
-            yield
+            yield started
         finally:
             for process in started:
                 process.terminate()

@@ -38,7 +38,7 @@ def left():
 
 
 def work():
-    manager = QueueManager(AsyncpgDriver(connection))
+    manager = QueueManager(queries)
 
     @manager.entrypoint("nothing")
     async def nothing(job):
