@@ -38,6 +38,8 @@ WORKLOADS = {
     "sqlite": True,
     "kills": True,
 }
+#: What peers do as well: they follow at once.
+BESIDE_PEERS = ("drain", "enqueue", "latency")
 
 
 class Run:
@@ -60,11 +62,15 @@ class Run:
 
     def _turn(self, number: int) -> Figures:
         figures: Figures = {}
-        for name in self.workloads:
-            if number == 0 or not WORKLOADS[name]:
-                self._add(figures, number, name, self._workload)
+        due = [name for name in self.workloads if number == 0 or not WORKLOADS[name]]
+        beside = [name for name in due if name in BESIDE_PEERS]
+        for name in beside:
+            self._add(figures, number, name, self._workload)
         for peer in self.peers:
             self._add(figures, number, peer, self._peer)
+        for name in due:
+            if name not in beside:
+                self._add(figures, number, name, self._workload)
         return figures
 
     def _add(

@@ -66,7 +66,4 @@ def work():
     asyncio.run(run())
 
 
-if __name__ == "__main__":
-    sys.modules["on_chancy"] = sys.modules[__name__]  # as which workers import the jobs
-    nothing.__module__ = clock.__module__ = "on_chancy"
-    common.main(sys.modules[__name__])
+common.main(sys.modules[__name__])

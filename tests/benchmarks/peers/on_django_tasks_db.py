@@ -61,6 +61,4 @@ def work():
     call_command("db_worker", interval=0.05, startup_delay=False, reload=False, verbosity=0)
 
 
-if __name__ == "__main__":
-    sys.modules["on_django_tasks_db"] = sys.modules[__name__]
-    common.main(sys.modules[__name__])
+common.main(sys.modules[__name__])
