@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -54,14 +55,20 @@ class Run:
         self.failed: list[str] = []
 
     def turns(self, count: int) -> list[Figures]:
-        """The figures of each."""
+        """The figures of each; those that there are when it is interrupted."""
         for peer in peers.without_means(self.peers):
             print(f"{peer} is left out: there is no redis-server on PATH", file=sys.stderr)
             self.peers.remove(peer)
-        return [self._turn(number) for number in range(count)]
+        found: list[Figures] = []
+        try:
+            for number in range(count):
+                found.append({})
+                self._turn(number, found[-1])
+        except KeyboardInterrupt:
+            self.failed.append("what came after the interruption")
+        return found
 
-    def _turn(self, number: int) -> Figures:
-        figures: Figures = {}
+    def _turn(self, number: int, figures: Figures) -> None:
         due = [name for name in self.workloads if number == 0 or not WORKLOADS[name]]
         beside = [name for name in due if name in BESIDE_PEERS]
         for name in beside:
@@ -71,7 +78,6 @@ class Run:
         for name in due:
             if name not in beside:
                 self._add(figures, number, name, self._workload)
-        return figures
 
     def _add(
         self, figures: Figures, number: int, name: str, measure: Callable[[str, str], Figures]
@@ -117,6 +123,7 @@ def main(args: list[str]) -> int:
     """Measure what is asked for."""
     options = parser().parse_args(args)
     size = SIZES[options.size]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server's folder is removed
     LOG.unlink(missing_ok=True)
     try:
         with running() as databases:
