@@ -8,7 +8,7 @@ PIP := $(RUN) -m pip -qq --disable-pip-version-check
 COMBOS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: demo test check matrix wheel format clean
+.PHONY: demo test check matrix wheel bench format clean
 
 # The demo site on http://localhost:8000, stopped by Ctrl-C. PORT and DATABASE_URL are heeded.
 demo: $(VENV)/demo.stamp
@@ -38,12 +38,20 @@ wheel: $(VENV)/test.stamp
 	@$(PIP) wheel --no-deps --wheel-dir dist .
 	@$(RUN) -m tests.suite wheel
 
+# Speed beside what PostgreSQL itself can do: docs/performance.md. SHORT=1 takes minutes, FULL=1 an
+# hour; ONLY="drain leases" picks workloads, PEERS="pgqueuer huey-redis" adds other queues;
+# REPORT_ONLY=1 takes missed bars for no failure.
+SIZE := $(if $(SHORT),short,$(if $(FULL),full,default))
+bench: $(VENV)/test.stamp
+	@$(RUN) -m tests.benchmarks --size $(SIZE) --only $(ONLY) --peers $(PEERS) \
+		$(if $(REPORT_ONLY),--report-only)
+
 format: $(VENV)/dev.stamp
 	@$(RUN) -m ruff check --fix
 	@$(RUN) -m ruff format
 
 clean:
-	rm -rf $(VENV) .matrix dist
+	rm -rf $(VENV) .matrix dist build
 
 $(VENV)/venv.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer, please")'

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -97,8 +97,10 @@ def _runs(command: list[str]) -> bool:
 class Server:
     """A server that can be stopped and started again, with what it stored."""
 
-    def __init__(self, binaries: Path, account: Account, folder: Path) -> None:
-        self._place = binaries, account, folder
+    def __init__(
+        self, binaries: Path, account: Account, folder: Path, options: Mapping[str, str]
+    ) -> None:
+        self._place = binaries, account, folder, options
         #: Where its socket is.
         self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None
@@ -121,8 +123,8 @@ class Server:
 
 
 @contextmanager
-def serve() -> Iterator[Server]:
-    """Run a server; raises ``NoServer``."""
+def serve(options: Mapping[str, str] = OPTIONS) -> Iterator[Server]:
+    """Run a server with these settings; raises ``NoServer``."""
     binaries, account = find_binaries(), find_account()
     # A socket's path holds some 100 bytes, and some systems have long temporary folders.
     where = "/tmp" if len(tempfile.gettempdir()) > 60 else None
@@ -130,7 +132,7 @@ def serve() -> Iterator[Server]:
     try:
         os.chown(folder, account.uid, account.gid)
         _create(binaries, account, folder)
-        server = Server(binaries, account, folder)
+        server = Server(binaries, account, folder, options)
         try:
             server.start()
             yield server
@@ -163,9 +165,11 @@ def _create(binaries: Path, account: Account, folder: Path) -> None:
         raise NoServer(f"{binaries / 'initdb'} failed:\n{_log(folder)}")
 
 
-def _start(binaries: Path, account: Account, folder: Path) -> subprocess.Popen[bytes]:
+def _start(
+    binaries: Path, account: Account, folder: Path, options: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     command = [str(binaries / "postgres"), "-D", str(folder / "data")]
-    for name, value in {**OPTIONS, "unix_socket_directories": folder}.items():
+    for name, value in {**options, "unix_socket_directories": folder}.items():
         command += ["-c", f"{name}={value}"]
     return _popen(account, command, folder)
 

@@ -1,0 +1,49 @@
+"""What must be reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Of the figure ``name``: ours must be at least, or at most, ``bound``; times ``other``'s
+    figure of the same turn where there is an ``other``."""
+
+    name: str
+    bound: float
+    other: str = ""
+    at_most: bool = False
+
+    def loosened(self, slack: float) -> float:
+        """The bound, for a machine that is trusted less by a factor of ``slack``."""
+        return self.bound * slack if self.at_most else self.bound / slack
+
+    def is_met(self, figure: float, slack: float = 1.0) -> bool:
+        """Whether ``figure``, or our ratio to the other, is good enough."""
+        bound = self.loosened(slack)
+        return figure <= bound if self.at_most else figure >= bound
+
+    def text(self, slack: float = 1.0) -> str:
+        """In words."""
+        of = f" of {self.other}" if self.other else ""
+        return f"{'at most' if self.at_most else 'at least'} {self.loosened(slack):.3g}{of}"
+
+
+BARS = [
+    Bar("drain, 1 worker (tasks/s)", 0.7, "limit"),
+    Bar("drain, 1 worker (tasks/s)", 1.3, "pgqueuer"),
+    Bar("drain, 2 workers (tasks/s)", 0.65, "limit"),
+    Bar("drain through django.tasks, 1 worker (tasks/s)", 0.5, "limit"),
+    Bar("enqueue one by one (tasks/s)", 0.6, "limit"),
+    Bar("bulk enqueue (tasks/s)", 0.5, "limit"),
+    Bar("enqueue to start, p50 (ms)", 1.5, "limit", at_most=True),
+    Bar("acquire, renew, release (cycles/s)", 0.7, "limit"),
+    Bar("100 leases at once (leases/s)", 0.6, "limit"),
+    Bar("claim, deepest to shallowest (ratio)", 1.2, at_most=True),
+    Bar("drain under an open snapshot to without (ratio)", 0.6),
+    Bar("worker memory while draining (MB)", 100, at_most=True),
+    Bar("idle worker (queries/s)", 1, at_most=True),
+    Bar("idle worker (% of a core)", 0.5, at_most=True),
+    Bar("kill -9 to running elsewhere, p99, beyond the ttl (s)", 2, at_most=True),
+]

@@ -1,0 +1,1 @@
+"""Workloads: ``run(bench)`` of each module returns what it measured."""

@@ -1,0 +1,50 @@
+"""What it takes to keep ten thousand holds alive: the keeper's share of a core, and transactions
+for each round of renewals (a third of the ttl)."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+
+import psycopg
+
+from leasing.models import Lease
+from tests.benchmarks.bench import Bench, Figures
+
+#: So that there are two rounds in twenty seconds.
+TTL = 30.0
+BATCH = 1_000
+
+
+def run(bench: Bench) -> Figures:
+    """Percent of a core, and transactions a round."""
+    count, seconds = bench.size.holds, bench.size.keeper_seconds
+    names = [f"kept-{number:06}" for number in range(count)]
+    with ExitStack() as held, psycopg.connect(bench.url, autocommit=True) as other:
+        leases = []
+        for start in range(0, count, BATCH):
+            claim = Lease.objects.acquire_many(names[start : start + BATCH], ttl=TTL)
+            leases += list(held.enter_context(claim))
+        before = transactions(other)
+        cpu, wall = time.process_time(), time.perf_counter()
+        time.sleep(seconds)
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        done = transactions(other) - before
+        lost = count - Lease.objects.active().filter(resource__startswith="kept-").count()
+        if lost:
+            raise RuntimeError(f"{lost} of {count} holds were lost")
+    rounds = wall / (TTL / 3)
+    return {
+        f"keeper of {count:,} holds (% of a core)": {"ours": 100 * cpu / wall},
+        f"keeper of {count:,} holds (transactions a round)": {"ours": done / rounds},
+    }
+
+
+def transactions(connection: psycopg.Connection[tuple[int]]) -> int:
+    """How many this database has seen. Sessions report theirs with a second's delay."""
+    row = connection.execute(
+        "SELECT xact_commit + xact_rollback FROM pg_stat_database"
+        " WHERE datname = current_database()"
+    ).fetchone()
+    assert row is not None
+    return row[0]
