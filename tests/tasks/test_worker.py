@@ -17,7 +17,7 @@ from pytest_django import Settings
 from leasing.keeper import Keeper, keeper
 from tasks import registry
 from tasks.lanes import Lane, Threads
-from tasks.models import TaskStatus, Worker, WorkerQuerySet
+from tasks.models import Task, TaskStatus, Worker, WorkerQuerySet
 from tasks.querysets import TaskQuerySet
 from tasks.taken import Taken
 from tasks.worker import WorkerProcess
