@@ -81,6 +81,8 @@ def before(execution: Execution) -> Ending | None:
     if execution.handler is None:
         execution.ended.set()
         return _unknown(execution)
+    if execution.interruption.stopping.is_set():
+        return _returned(execution, STOPPED)
     hold, by = execution.hold, execution.interruption.cancelled_by
     if hold.is_lost:
         logger.warning("task %s was lost before it began", execution.taken.id)

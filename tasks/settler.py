@@ -116,7 +116,8 @@ class Settler:
                 return []
             while not self._waiting:
                 if self._closed:
-                    self._chief = None  # whatever comes yet begins another
+                    # Whatever comes yet begins another.
+                    self._chief, self._state = None, State.IDLE
                     return []
                 self._state = State.IDLE
                 # Whoever puts something from here on sees that, and wakes; before, it is seen.

@@ -207,7 +207,12 @@ class WorkerProcess:
         if self.stopping.is_set():  # meanwhile: the claim was under way
             runner.give_back(executions, runner.STOPPED)
             return
-        load([each.taken for each in executions if each.kind is Kind.COROUTINE])
+        try:
+            load([each.taken for each in executions if each.kind is Kind.COROUTINE])
+        except Error:
+            # Kept and not run they would be nobody's.
+            runner.give_back(executions, "its row could not be read")
+            raise
         self.places.submit(executions)
         if self._tasks_left is not None:
             self._tasks_left -= len(taken)

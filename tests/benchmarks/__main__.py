@@ -89,7 +89,7 @@ class Run:
         try:
             found = measure(name, url)
         except (subprocess.CalledProcessError, ValueError) as error:
-            print(f"{what}: {error}; see {LOG}", file=sys.stderr)
+            print(f"{what}: {_reason(error)}; see {LOG}", file=sys.stderr)
             self.failed.append(what)
             return
         finally:
@@ -105,6 +105,12 @@ class Run:
 
     def _peer(self, name: str, url: str) -> Figures:
         return peers.measure(name, url, SIZES[self.size])
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        return f"it ended with {error.returncode}"
+    return str(error)
 
 
 def parser() -> argparse.ArgumentParser:

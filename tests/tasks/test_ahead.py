@@ -232,6 +232,50 @@ def test_a_task_that_was_lost_or_cancelled_while_it_waited_does_not_begin(
     assert cancelled.pk not in turnstile.began
 
 
+def test_nothing_begins_once_the_worker_is_asked_to_stop(
+    turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the worker itself is kept from taking it back."""
+    wind_up = WorkerProcess._wind_up
+
+    def late(worker: WorkerProcess) -> None:
+        wait_for(lambda: states()[1:] == ["ready"] * 2)
+        wind_up(worker)
+
+    monkeypatch.setattr(WorkerProcess, "_wind_up", late)
+    TaskFactory.create_batch(3, name="jobs.turn", data={})
+
+    with working(threads=1) as worker:
+        wait_for(lambda: len(worker.executions) == 3 and len(turnstile.began) == 1)
+        worker.stop()
+        turnstile.let(1)
+        wait_for(ended(worker))
+
+    assert len(turnstile.began) == 1
+
+
+def test_tasks_whose_rows_could_not_be_read_after_their_claim_go_back(
+    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def well(ctx: Any, **data: Any) -> None: ...
+
+    handlers["jobs.well"] = well
+    failures = iter(range(1))
+
+    def failing(claimed: Any) -> None:
+        if next(failures, None) is not None:
+            raise OperationalError("the database is away")
+
+    monkeypatch.setattr("tasks.worker.load", failing)
+    task = TaskFactory(name="jobs.well", data={})
+
+    with working():
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
+
+    assert (row_of(task)["attempts"], attempts(task)) == (1, [(1, "returned")])
+    assert keeper.holds == []
+
+
 @pytest.mark.parametrize("until", [Until.ONCE, Until.DRAINED])
 def test_a_worker_that_claims_ahead_ends_when_all_is_done(until: Until, short: None) -> None:
     TaskFactory.create_batch(30, name="jobs.echo", data={})
