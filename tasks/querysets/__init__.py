@@ -24,17 +24,16 @@ nobody else has had the task. Rows are locked first and updated second (see ``le
 from __future__ import annotations
 
 from tasks.querysets.base import TaskStatus, check_between, check_queue
-from tasks.querysets.claim import Claiming
 from tasks.querysets.ended import BULK_BATCH
 from tasks.querysets.enqueue import Enqueuing
-from tasks.querysets.many import Batching
 from tasks.querysets.operator import SWEEP_BATCH
 from tasks.querysets.queues import QueueQuerySet
 from tasks.querysets.schedule import ScheduleQuerySet, SlotQuerySet
+from tasks.querysets.settle import Settling
 from tasks.querysets.unique import OnDuplicate, UniqueFor
 
 
-class TaskQuerySet(Enqueuing, Claiming, Batching):  # type: ignore[override]
+class TaskQuerySet(Enqueuing, Settling):  # type: ignore[override]
     """Tasks: ``Task.objects``."""
 
 
