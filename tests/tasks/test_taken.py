@@ -296,3 +296,49 @@ def test_outputs_too_large_for_one_statement_are_stored_all_the_same(
 
 def test_nothing_taken_is_nothing_completed() -> None:
     assert Task.objects.complete_taken([]) == []
+
+
+# Both at once
+
+
+@pytest.mark.usefixtures("unheard")
+def test_results_are_stored_and_the_next_tasks_taken() -> None:
+    tasks = TaskFactory.create_batch(4)
+    late, good = take(2)
+    take_over(copy_of(late.task))
+
+    taken, ((refused, error),) = Task.objects.settle_and_take([(late, 1), (good, 2)], "ann")
+
+    assert [each.id for each in taken] == [tasks[2].pk]
+    assert refused is late and isinstance(error, LeaseLost)
+    assert output_of(good) == 2
+    assert Task.objects.settle_and_take([], "ann", limit=0) == ([], [])
+
+
+@pytest.mark.usefixtures("unheard")
+def test_with_results_that_the_database_refuses_the_next_tasks_are_taken_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*arguments: Any) -> Any:
+        raise DataError("too large a number")
+
+    monkeypatch.setattr(postgres, "complete", refuse)
+    tasks = TaskFactory.create_batch(3)
+    (one,) = take(1)
+
+    taken, refused = Task.objects.settle_and_take([(one, 1)], "ann", limit=5)
+
+    assert ([each.id for each in taken], refused) == ([task.pk for task in tasks[1:]], [])
+    assert output_of(one) == 1
+
+
+@pytest.mark.usefixtures("unheard")
+def test_a_slot_that_a_result_frees_is_taken_at_once() -> None:
+    for _ in range(3):
+        Task.objects.enqueue("jobs.echo", {}, concurrency_key="a")
+    (first,) = take()
+
+    (second,), refused = Task.objects.settle_and_take([(first, None)], "ann", limit=5)
+
+    assert (second.id > first.id, refused) == (True, [])
+    assert list(Task.objects.running().values_list("pk", "slot")) == [(second.id, "a:0")]
