@@ -233,6 +233,11 @@ class Hold:
             return self._lost
 
     @property
+    def is_kept(self) -> bool:
+        """Whether it has been entered, and neither released nor left."""
+        return self._in_use
+
+    @property
     def is_lost(self) -> bool:
         """Whether ``lost`` is set."""
         return self._is_lost

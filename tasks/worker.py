@@ -357,7 +357,7 @@ class WorkerProcess:
 
     def _give_back_all(self, left: list[Execution]) -> None:
         """End what can be ended, and give everything back."""
-        # What timed out is settled; what its handler has ended is being stored.
+        # What timed out, and what its handler has ended, is stored or about to be.
         ending = [each for each in left if each.taken_by]
         left = [each for each in left if not each.taken_by]
         interrupted = [each for each in left if each.kind is not Kind.THREAD]
@@ -369,8 +369,7 @@ class WorkerProcess:
             execution.ended.wait(max(0.0, patience - clock()))
         if left:
             runner.give_back(left, runner.STOPPED)
-        stored = [each for each in ending if each.taken_by == "handler"]
-        while clock() < patience and any(each in self.executions for each in stored):
+        while clock() < patience and any(each.hold.is_kept for each in ending):
             self._ended.wait(0.02)
 
 

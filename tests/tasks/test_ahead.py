@@ -75,12 +75,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tasks_that_wait_for_a_place_are_held_and_renewed_and_begin_in_their_turn(
-    turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
+    turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
+    settings.LEASING = {"RENEW_EVERY": 0.05}
     monkeypatch.setattr(lanes, "LONGEST_WAIT", PATIENCE)
     tasks = TaskFactory.create_batch(8, name="jobs.turn", data={})
 
-    with working(threads=1, ttl=1) as worker:
+    with working(threads=1) as worker:
         wait_for(lambda: len(worker.executions) == 5)
         wait_for(lambda: len(turnstile.began) == 1)
         assert len(keeper.holds) == running() == 5

@@ -213,15 +213,17 @@ def test_a_blocked_loop_gets_no_more_to_do(
     handlers: Handlers, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "BLOCKED_AFTER", 0.05)
-    release = threading.Event()
+    began, release = threading.Event(), threading.Event()
 
     async def block(ctx: Any, **data: Any) -> None:
+        began.set()
         release.wait(PATIENCE)
 
     handlers["jobs.block"] = block
     blocking = TaskFactory(name="jobs.block", data={})
     with working() as worker:
-        wait_for(lambda: row_of(blocking)["status"] == TaskStatus.RUNNING)
+        assert began.wait(PATIENCE)
+        assert row_of(blocking)["status"] == TaskStatus.RUNNING
         wait_for(lambda: worker.places.lanes[Kind.COROUTINE].free == 0)
         waiting = TaskFactory(name="jobs.sleep", data={})
         plain = TaskFactory(name="jobs.echo", data={})
