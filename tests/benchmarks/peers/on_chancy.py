@@ -1,6 +1,7 @@
 """chancy, coroutines, with a concurrency of 100, looking for more as soon as a job has ended."""
 
 import asyncio
+import logging
 import os
 import sys
 
@@ -10,6 +11,8 @@ from chancy import Chancy, Queue, Worker, job
 
 MOST = 10_000
 URL = os.environ["DATABASE_URL"]
+# Its own logger tells of every job.
+quiet = logging.getLogger("bench")
 connection = psycopg.connect(URL, autocommit=True)
 
 
@@ -24,12 +27,12 @@ async def clock(*, key: int):
 
 
 JOBS = {"nothing": nothing, "clock": clock}
-pushing = Chancy(URL)
+pushing = Chancy(URL, log=quiet)
 
 
 def prepare():
     async def make():
-        async with Chancy(URL) as chancy:
+        async with Chancy(URL, log=quiet) as chancy:
             await chancy.migrate()
             await chancy.declare(
                 Queue(
@@ -60,7 +63,7 @@ def left():
 
 def work():
     async def run():
-        async with Chancy(URL) as chancy, Worker(chancy) as worker:
+        async with Chancy(URL, log=quiet) as chancy, Worker(chancy) as worker:
             await worker.wait_for_shutdown()
 
     asyncio.run(run())
