@@ -109,6 +109,8 @@ class WorkerProcess:
         #: forbade it.
         self._looked = False
         self._is_blocked = False
+        #: Whether the latest claim found all it asked for: then more is ready.
+        self._more = False
         self._lock = threading.Lock()
         self._look_again_at: float | None = None
         self._presence: threading.Thread | None = None
@@ -182,6 +184,7 @@ class WorkerProcess:
                     self._looked = True
                 more = more or 0 < asked == found
                 emptied = emptied or found > 0
+            self._more = more
             if self.places.call_when(more=more, emptied=emptied and not self._listener.hears):
                 return True
         else:
@@ -238,7 +241,9 @@ class WorkerProcess:
 
     def _pause_in_all(self) -> float:
         """Seconds until the next look, for whatever reason."""
-        pauses = [self._pause() if self._looked else task_settings.POLL_EVERY]
+        # Where more is ready, it is looked for as soon as there is room, and not at a time.
+        asks = self._looked and not self._more
+        pauses = [self._pause() if asks else task_settings.POLL_EVERY]
         wait_ends_in = self.places.wait_ends_in()
         if wait_ends_in is not None:
             pauses.append(wait_ends_in)
