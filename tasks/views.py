@@ -1,4 +1,4 @@
-"""The operator's pages about tasks, workers and the generator."""
+"""The operator's pages about tasks."""
 
 from __future__ import annotations
 
@@ -15,23 +15,12 @@ from leasing.conf import leasing_settings
 from leasing.forms import RevokeForm
 from leasing.functions import database_now
 from leasing.paging import InvalidCursor, Page, capped_count, page_of
-from tasks import crew
-from tasks import overview as overview_page
 from tasks.diagnosis import diagnose, look_around
-from tasks.forms import (
-    PageFilter,
-    RetryForm,
-    StartGeneratorForm,
-    StopGeneratorForm,
-    TaskFilter,
-    WorkerFilter,
-)
-from tasks.generator import generator_status, start_generator, stop_generator
-from tasks.models import Task, TaskAttempt, TaskStatus, Worker
-from tasks.signs import GENERATOR_SIGNS, SEVERITY_SIGNS, task_sign
+from tasks.forms import PageFilter, RetryForm, TaskFilter
+from tasks.models import Task, TaskAttempt, TaskStatus
+from tasks.signs import SEVERITY_SIGNS, task_sign
 
 VIEW, RETRY = "tasks.view_task", "tasks.retry_task"
-VIEW_WORKERS, CONTROL = "tasks.view_worker", "tasks.control_generator"
 
 #: What a list never loads.
 LARGE = ("task_data", "task_output", "last_error", "progress", "checkpoint")
@@ -49,12 +38,6 @@ TOLD = {
 }
 #: How much of an error a list shows.
 ERROR_SHOWN = 200
-
-
-@page(VIEW)
-def overview(request: HttpRequest) -> HttpResponse:
-    """Is all well, what needs you, who works, what was leased lately."""
-    return render(request, "tasks/overview.html", overview_page.read(request))
 
 
 @page(VIEW)
@@ -123,72 +106,6 @@ def retry(request: HttpRequest, pk: int) -> HttpResponse:
     return redirect("tasks:detail", task.pk)
 
 
-@page(VIEW_WORKERS)
-def workers(request: HttpRequest) -> HttpResponse:
-    """Workers, and what each of them does now."""
-    form = WorkerFilter(request.GET)
-    shown: Page[Worker] = Page([])
-    tabs: list[dict[str, Any]] = []
-    if form.is_valid():
-        state = form.cleaned_data["state"]
-        shown = _page(form, _workers(state))
-        tabs = [
-            _tab(form, value, label, capped_count(_workers(value)))
-            for value, label in WorkerFilter.STATES
-        ]
-    context = {
-        "form": form,
-        "tabs": tabs,
-        "page": shown,
-        "members": crew.with_tasks(shown.rows),
-        "now": _now(),
-    }
-    return _answer(request, "tasks/workers.html", context)
-
-
-@page(VIEW)
-def generator(request: HttpRequest) -> HttpResponse:
-    """What is wished of the generator, what it does, and whether it has heard."""
-    return _generator(request, StartGeneratorForm(), StopGeneratorForm())
-
-
-@verb(CONTROL)
-def generator_start(request: HttpRequest) -> HttpResponse:
-    """Wish that tasks are generated."""
-    form = StartGeneratorForm(request.POST)
-    if not form.is_valid():
-        return _generator(request, form, StopGeneratorForm(), status=400)
-    start_generator(by=user_name(request), reason=form.cleaned_data["reason"])
-    return redirect("tasks:generator")
-
-
-@verb(CONTROL)
-def generator_stop(request: HttpRequest) -> HttpResponse:
-    """Wish that no more tasks are generated."""
-    form = StopGeneratorForm(request.POST)
-    if not form.is_valid():
-        return _generator(request, StartGeneratorForm(), form, status=400)
-    stop_generator(by=user_name(request), reason=form.cleaned_data["reason"])
-    return redirect("tasks:generator")
-
-
-def _generator(
-    request: HttpRequest, start: StartGeneratorForm, stop: StopGeneratorForm, status: int = 200
-) -> HttpResponse:
-    seen = generator_status()
-    context = {
-        "status": seen,
-        "sign": GENERATOR_SIGNS[seen.status],
-        "lease": seen.lease,
-        "start_form": start,
-        "stop_form": stop,
-        "may_control": request.user.has_perm(CONTROL),
-        "may_see_leases": request.user.has_perm("leasing.view_lease"),
-        "now": _now(),
-    }
-    return render(request, "tasks/generator.html", context, status=status)
-
-
 def _answer(request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
     return render(request, template, context, status=400 if context["form"].errors else 200)
 
@@ -235,13 +152,6 @@ def _in_state(rows: Any, state: str) -> Any:
     if state == TaskStatus.FAILED:
         rows = rows.annotate(error_start=Left("last_error", ERROR_SHOWN))
     return rows if state == "all" else getattr(rows, state)()
-
-
-def _workers(state: str) -> Any:
-    rows: Any = Worker.objects.using(leasing_settings.DATABASE)
-    if state == "present":
-        return rows.present().with_state()
-    return rows.with_state().filter(state=state)
 
 
 def _now() -> datetime:
