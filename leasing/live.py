@@ -35,16 +35,22 @@ Feed = Callable[[str], None]
 
 
 def answer(
-    request: HttpRequest, template: str, context: dict[str, Any], status: int = 200
+    request: HttpRequest,
+    template: str,
+    context: dict[str, Any],
+    status: int = 200,
+    unmarked: Iterable[str] = (),
 ) -> HttpResponse:
     """Render ``template`` with ``context``; to a poll that has seen the same, 304.
 
     ``context`` holds all that the template shows, and under ``now`` the database's clock. What
-    has a method ``live_marks`` says by what it returns what of it is shown.
+    has a method ``live_marks`` says by what it returns what of it is shown. What stands under
+    the names in ``unmarked`` may change without the page being another.
     """
     if not is_live(request):
         return render(request, template, context, status=status)
-    tag = etag_of(context, request.user.pk)
+    marked = {name: value for name, value in context.items() if name not in unmarked}
+    tag = etag_of(marked, request.user.pk)
     known = request.headers.get("If-None-Match") == tag and status == 200
     response = (
         HttpResponseNotModified() if known else render(request, template, context, status=status)

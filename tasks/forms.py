@@ -50,6 +50,24 @@ class WorkerFilter(StateFilter):
     STATES = (("present", "Present"), ("gone", "Gone"), ("stopped", "Stopped"))
 
 
+class OverviewForm(forms.Form):
+    """How far back the charts look."""
+
+    DEFAULT = "10m"
+    SPANS = (("10m", "10 min"), ("1h", "1 h"), ("6h", "6 h"), ("24h", "24 h"))
+
+    span = forms.ChoiceField(
+        choices=SPANS,
+        required=False,
+        error_messages={
+            "invalid_choice": "The charts look back 10m, 1h, 6h or 24h, not “%(value)s”."
+        },
+    )
+
+    def clean_span(self) -> str:
+        return self.cleaned_data["span"] or self.DEFAULT
+
+
 class PageFilter(forms.Form):
     """Which page of a list that has no other choices."""
 
@@ -58,6 +76,15 @@ class PageFilter(forms.Form):
 
 class RetryForm(forms.Form):
     """Set a failed or cancelled task ready again. There is nothing to say about it."""
+
+
+class QueueField(forms.CharField):
+    """The name of a queue, as it is: nothing is stripped from it."""
+
+    widget = forms.HiddenInput
+
+    def __init__(self) -> None:
+        super().__init__(max_length=200, strip=False)
 
 
 class PauseForm(RevokeForm):
@@ -70,6 +97,18 @@ class PauseForm(RevokeForm):
 
 class ResumeForm(forms.Form):
     """Let the tasks of a queue be claimed again. There is nothing to say about it."""
+
+
+class PauseQueueForm(PauseForm):
+    """The same of the queue that it names, which may have no row yet."""
+
+    queue = QueueField()
+
+
+class ResumeQueueForm(ResumeForm):
+    """The same of the queue that it names."""
+
+    queue = QueueField()
 
 
 class CancelForm(ReasonForm):

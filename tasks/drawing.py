@@ -1,0 +1,129 @@
+"""A chart as lines on a grid: numbers for a template to put into SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from django.utils import timezone
+
+from leasing.wording import span
+from tasks.charts import Chart, Line
+
+#: What is drawn lies between these, in pixels from the top; the axis is the lower one.
+TOP, BOTTOM = 18, 128
+#: Lines that mean something are drawn in the colour of it; all others in turn in these.
+TONES: Final = {
+    "failed": "crit",
+    "retried": "warn",
+    "recovered": "warn",
+    "expirations": "warn",
+    "p95": "two",
+}
+HOUR, HALF_A_DAY = timedelta(hours=1), timedelta(hours=12)
+PLAIN: Final = ("one", "two", "three")
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """One line: its name, the class of its colour, its latest value, and its path."""
+
+    name: str
+    tone: str
+    latest: str
+    path: str
+    #: The same path, closed along the axis; only of the first line.
+    area: str = ""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A line of the grid, and what it says."""
+
+    y: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """``strokes`` are in a square of 100 by 100 that is stretched to the place there is."""
+
+    strokes: Sequence[Stroke]
+    ticks: Sequence[Tick]
+    begin: str
+    end: str
+
+
+def draw(chart: Chart) -> Drawing | None:
+    """``chart`` as a drawing; None when there is nothing in it. Of its lines the first, and those
+    that rise above zero at all."""
+    filled = [line for line in chart.lines if any(value is not None for value in line.values)]
+    lines = [line for line in filled if line.greatest > 0] or filled[:1]
+    if not lines:
+        return None
+    top = ceiling(chart.greatest, least=0.1 if chart.unit == "s" else 2)
+    plain = iter(PLAIN * len(lines))
+    strokes = []
+    for index, line in enumerate(lines):
+        path, area = _paths(line.values, top)
+        strokes.append(
+            Stroke(
+                line.name,
+                TONES.get(line.name) or next(plain),
+                said(_latest(line), chart.unit),
+                path,
+                "" if index else area,
+            )
+        )
+    ticks = [
+        Tick(BOTTOM - share * (BOTTOM - TOP), said(top * share, chart.unit))
+        for share in (1.0, 0.5, 0.0)
+    ]
+    reach = chart.moments[-1] - chart.moments[0]
+    form = "%d %b, %H:%M" if reach > HALF_A_DAY else "%H:%M" if reach > HOUR else "%H:%M:%S"
+    begin, end = (timezone.localtime(chart.moments[index]).strftime(form) for index in (0, -1))
+    return Drawing(strokes, ticks, begin, end)
+
+
+def ceiling(greatest: float, least: float) -> float:
+    """The least of 1, 2, 4, 5 and their tenfolds that ``greatest`` does not pass."""
+    wanted = max(greatest, least)
+    power = 10.0 ** math.floor(math.log10(wanted))
+    # A little slack, or 0.3 would not be three times 0.1.
+    step = next(step for step in (1, 2, 4, 5, 10) if step * power >= wanted * (1 - 1e-9))
+    return step * power
+
+
+def said(value: float | None, unit: str = "") -> str:
+    """``value`` in as many digits as tell something."""
+    if value is None:
+        return "–"
+    if unit == "s" and value >= 60:
+        return span(value)
+    text = f"{value:,.0f}" if value >= 10 else f"{value:.2g}" if value < 1 else f"{value:.1f}"
+    text = text.removesuffix(".0")
+    return f"{text} s" if unit == "s" else text
+
+
+def _latest(line: Line) -> float | None:
+    return next((value for value in reversed(line.values) if value is not None), None)
+
+
+def _paths(values: Sequence[float | None], top: float) -> tuple[str, str]:
+    """A line through the middle of each point's time, broken where nobody knows."""
+    step = 100 / max(1, len(values))
+    path, area = [], []
+    run: list[tuple[float, float]] = []
+    for index, value in enumerate([*values, None]):
+        if value is not None:
+            run.append((step * (index + 0.5), 100 - 100 * min(1.0, value / top)))
+        elif run:
+            points = "L".join(f"{x:.1f} {y:.1f}" for x, y in run)
+            # A point alone: a line of no length, which round ends make a dot.
+            path.append(f"M{points}" + ("h0" if len(run) == 1 else ""))
+            area.append(f"M{run[0][0]:.1f} 100L{points}V100Z")
+            run = []
+    return "".join(path), "".join(area)
