@@ -9,9 +9,40 @@ from typing import Any, Final
 MASK: Final = "••••••"
 #: A key is secret when one of its words is one of these ("db_password", "apiKey", "Set-Cookie").
 SECRET_WORDS: Final = frozenset(
-    "password passwd pwd passphrase secret secrets token tokens authorization auth credential"
-    " credentials cookie cookies session sessionid csrf csrftoken jwt bearer otp pin cvv cvc card"
-    " iban ssn apikey accesskey privatekey secretkey signature".split()
+    [
+        "password",
+        "passwd",
+        "pwd",
+        "passphrase",
+        "secret",
+        "secrets",
+        "token",
+        "tokens",
+        "authorization",
+        "auth",
+        "credential",
+        "credentials",
+        "cookie",
+        "cookies",
+        "session",
+        "sessionid",
+        "csrf",
+        "csrftoken",
+        "jwt",
+        "bearer",
+        "otp",
+        "pin",
+        "cvv",
+        "cvc",
+        "card",
+        "iban",
+        "ssn",
+        "apikey",
+        "accesskey",
+        "privatekey",
+        "secretkey",
+        "signature",
+    ]
 )
 #: Or when these words follow each other in it.
 SECRET_PAIRS: Final = frozenset(
