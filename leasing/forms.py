@@ -68,6 +68,16 @@ class EventsFilter(forms.Form):
     at = CursorField(required=False)
 
 
+class AuditFilter(forms.Form):
+    """Which entries of the audit to list: by whom, which verb, of which model and row."""
+
+    by = forms.CharField(max_length=200, required=False)
+    verb = forms.CharField(max_length=50, required=False)
+    model = forms.CharField(max_length=100, required=False)
+    key = forms.CharField(max_length=200, required=False)
+    at = CursorField(required=False)
+
+
 class ReasonForm(forms.Form):
     """Why an operator does something; the ledger keeps it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
 
@@ -23,6 +23,8 @@ TONES: Final = {
     "expirations": "warn",
     "p95": "two",
 }
+#: A chart is not wider spread than over so many points.
+FEWEST_POINTS: Final = 12
 HOUR, HALF_A_DAY = timedelta(hours=1), timedelta(hours=12)
 PLAIN: Final = ("one", "two", "three")
 
@@ -55,6 +57,29 @@ class Drawing:
     ticks: Sequence[Tick]
     begin: str
     end: str
+
+
+def trimmed(charts: Sequence[Chart]) -> list[Chart]:
+    """``charts``, which share their moments, from where the first of them has something to say:
+    what began a minute ago is not squeezed into a corner. Nothing where none has."""
+    known = [
+        index
+        for chart in charts
+        for line in chart.lines
+        for index, value in enumerate(line.values)
+        if value is not None
+    ]
+    if not known:
+        return [replace(chart, moments=[], lines=[]) for chart in charts]
+    begin = max(0, min(min(known), len(charts[0].moments) - FEWEST_POINTS))
+    return [
+        replace(
+            chart,
+            moments=chart.moments[begin:],
+            lines=[replace(line, values=line.values[begin:]) for line in chart.lines],
+        )
+        for chart in charts
+    ]
 
 
 def draw(chart: Chart) -> Drawing | None:

@@ -83,13 +83,13 @@ def _stopped_message(wish: GeneratorWish | None, holder: str) -> str:
 
 def start_generator(by: str = "", reason: str = "") -> GeneratorStatus:
     """Wish tasks to be generated."""
-    _wish(True, by, reason)
+    wish(True, by, reason)
     return generator_status()
 
 
 def stop_generator(by: str = "", reason: str = "") -> GeneratorStatus:
     """Wish no more tasks to be generated. When this returns, none will be."""
-    _wish(False, by, reason)
+    wish(False, by, reason)
     return generator_status()
 
 
@@ -98,15 +98,16 @@ def start_unless_asked() -> None:
     using = leasing_settings.DATABASE
     with transaction.atomic(using=using):
         if _locked_wish(using).revision == 0:
-            _wish(True, "run_generator", "started with the first generator")
+            wish(True, "run_generator", "started with the first generator")
 
 
-def _wish(wanted: bool, by: str, reason: str) -> None:
+def wish(wanted: bool, by: str = "", reason: str = "") -> bool:
+    """Wish that tasks are generated, or that none are. Returns whether that was news."""
     using = leasing_settings.DATABASE
     with transaction.atomic(using=using):
-        wish = _locked_wish(using)
-        if wish.revision and wish.wanted == wanted:
-            return
+        present = _locked_wish(using)
+        if present.revision and present.wanted == wanted:
+            return False
         GeneratorWish.objects.using(using).update(
             wanted=wanted,
             revision=F("revision") + 1,
@@ -114,6 +115,7 @@ def _wish(wanted: bool, by: str, reason: str) -> None:
             changed_at=DbNow(),
             reason=reason[:500],
         )
+    return True
 
 
 def _locked_wish(using: str) -> GeneratorWish:

@@ -5,19 +5,23 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
-from leasing.access import page, user_name, verb
+from leasing import audit
+from leasing.access import may, page, user_name, verb
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
 from leasing.live import answer
+from leasing.models import AuditEntry
+from tasks import crew
 from tasks.forms import StartGeneratorForm, StopGeneratorForm
-from tasks.generator import generator_status, start_generator, stop_generator
-from tasks.models import Worker
-from tasks.signs import GENERATOR_SIGNS
+from tasks.generator import generator_status, wish
+from tasks.models import GeneratorWish, Worker, WorkerState
+from tasks.signs import GENERATOR_SIGNS, WORKER_SIGNS
 
 VIEW, CONTROL = "tasks.view_task", "tasks.control_generator"
 
 #: More instances than this are not listed.
 INSTANCES_SHOWN = 20
+COMMANDS_SHOWN = 10
 
 
 @page(VIEW)
@@ -32,8 +36,7 @@ def generator_start(request: HttpRequest) -> HttpResponse:
     form = StartGeneratorForm(request.POST)
     if not form.is_valid():
         return _generator(request, form, StopGeneratorForm(), status=400)
-    start_generator(by=user_name(request), reason=form.cleaned_data["reason"])
-    return redirect("tasks:generator")
+    return _wish(request, True, form.cleaned_data["reason"])
 
 
 @verb(CONTROL)
@@ -42,7 +45,15 @@ def generator_stop(request: HttpRequest) -> HttpResponse:
     form = StopGeneratorForm(request.POST)
     if not form.is_valid():
         return _generator(request, StartGeneratorForm(), form, status=400)
-    stop_generator(by=user_name(request), reason=form.cleaned_data["reason"])
+    return _wish(request, False, form.cleaned_data["reason"])
+
+
+def _wish(request: HttpRequest, wanted: bool, reason: str) -> HttpResponse:
+    verb = "start" if wanted else "stop"
+    with audit.recording(
+        request.user, verb, GeneratorWish, keys=[1], reason=reason, via="page"
+    ) as act:
+        act.changed = int(wish(wanted, by=user_name(request), reason=reason))
     return redirect("tasks:generator")
 
 
@@ -52,14 +63,21 @@ def _generator(
     using = leasing_settings.DATABASE
     seen = generator_status()
     instances = Worker.objects.using(using).present().generators().with_state().order_by("name")
+    may_see_audit = request.user.has_perm("leasing.view_auditentry")
     context = {
         "status": seen,
         "sign": GENERATOR_SIGNS[seen.status],
         "lease": seen.lease,
-        "standby": _standby(list(instances[:INSTANCES_SHOWN]), seen.holder),
+        "standby": [
+            (crew.Member(each, []), WORKER_SIGNS[WorkerState(crew.state_of(each))])
+            for each in instances[:INSTANCES_SHOWN]
+            if each.name != seen.holder
+        ],
         "start_form": start,
         "stop_form": stop,
-        "may_control": request.user.has_perm(CONTROL),
+        "commands": _commands() if may_see_audit else [],
+        "may_control": may(request, CONTROL),
+        "may_see_audit": may_see_audit,
         "may_see_leases": request.user.has_perm("leasing.view_lease"),
         "may_see_workers": request.user.has_perm("tasks.view_worker"),
         "now": database_now(using),
@@ -67,5 +85,7 @@ def _generator(
     return answer(request, "tasks/generator.html", context, status=status)
 
 
-def _standby(instances: list[Worker], holder: str) -> list[Worker]:
-    return [instance for instance in instances if instance.name != holder]
+def _commands() -> list[AuditEntry]:
+    """Who started and stopped it lately."""
+    entries = AuditEntry.objects.using(leasing_settings.DATABASE)
+    return list(entries.filter(model=GeneratorWish._meta.label_lower)[:COMMANDS_SHOWN])

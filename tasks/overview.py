@@ -18,9 +18,10 @@ from leasing.functions import DbNow, database_now
 from leasing.paging import capped_count
 from tasks import crew
 from tasks.charts import series
+from tasks.drawing import trimmed
 from tasks.generator import GeneratorStatus, generator_status
 from tasks.health import SWEPT_WITHIN, Figures, assess
-from tasks.models import Sample, Schedule, Task, Worker, WorkerState
+from tasks.models import Sample, Schedule, Task, Worker, WorkerRole, WorkerState
 from tasks.queues import Queues, read_queues
 from tasks.signs import GENERATOR_SIGNS, SEVERITY_SIGNS
 from tasks.standing import OVERDUE_AFTER
@@ -56,7 +57,8 @@ def read(request: HttpRequest, span: str) -> dict[str, Any]:
     figures = part("tasks", lambda: _figures(queues, status, workers, now), Figures())
     charts = part("charts", lambda: _charts(now, SPANS[span]))
     may_see_workers = request.user.has_perm("tasks.view_worker")
-    shown = workers[:WORKERS_SHOWN] if may_see_workers else []
+    at_work = [worker for worker in workers if worker.role != WorkerRole.GENERATOR]
+    shown = at_work[:WORKERS_SHOWN] if may_see_workers else []
     members = part("workers’ tasks", lambda: crew.with_tasks(shown), [])
     health = assess(figures, failed)
     return {
@@ -67,7 +69,7 @@ def read(request: HttpRequest, span: str) -> dict[str, Any]:
         "health_sign": SEVERITY_SIGNS[health.severity],
         "needs": [(need, SEVERITY_SIGNS[need.severity]) for need in health.needs],
         "members": members,
-        "more_workers": len(workers) > WORKERS_SHOWN,
+        "more_workers": len(at_work) > WORKERS_SHOWN,
         "queues": queues,
         "lines": queues.lines[:QUEUES_SHOWN] if queues else [],
         "charts": charts,
@@ -105,7 +107,7 @@ def _present(workers: list[Worker]) -> list[Worker]:
 def _charts(now: datetime, seconds: int) -> list[Any]:
     # Up to the latest slot that is over: the one under way has no sample yet.
     until = datetime.fromtimestamp(int(now.timestamp()) // Sample.SLOT * Sample.SLOT, now.tzinfo)
-    return series(until - timedelta(seconds=seconds), until, points=POINTS)
+    return trimmed(series(until - timedelta(seconds=seconds), until, points=POINTS))
 
 
 def _figures(

@@ -16,6 +16,8 @@ from tasks.models import Queue, Sample, Task, TaskStatus, Worker
 
 #: More queues than this are not listed.
 QUEUES_SHOWN = 200
+#: Said where it is not known how many.
+MANY = Capped(COUNT_CAP + 1)
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,9 @@ def read_queues(workers: Iterable[Worker] | None = None) -> Queues:
     running = dict(
         Task.objects.home().running().order_by().values_list("queue").annotate(Count("pk"))
     )
-    depths, counted_at = _depths()
+    waiting: Any = Task.objects.home().filter(status=TaskStatus.READY).order_by()
+    is_deep = capped_count(waiting).value > COUNT_CAP
+    depths, counted_at = _sampled(waiting) if is_deep else (_counted(waiting), None)
     names = sorted({*known, *depths, *running, *serving})[:QUEUES_SHOWN]
     lines = [
         QueueLine(
@@ -98,25 +102,21 @@ def read_queues(workers: Iterable[Worker] | None = None) -> Queues:
     ]
     return Queues(
         lines,
-        Capped(sum(depth.ready for depth in depths.values())),
+        # Too many to count, and nobody samples: more than can be counted it is.
+        Capped(sum(depth.ready for depth in depths.values())) if depths or not is_deep else MANY,
         Capped(sum(depth.scheduled for depth in depths.values())),
         counted_at,
     )
 
 
-def _depths() -> tuple[dict[str, _Depth], datetime | None]:
-    waiting: Any = Task.objects.home().filter(status=TaskStatus.READY).order_by()
-    if capped_count(waiting).value > COUNT_CAP:
-        return _sampled(waiting)
+def _counted(waiting: Any) -> dict[str, _Depth]:
     due = Q(scheduled_at__lte=DbNow())
-    counted = waiting.values("queue").annotate(
+    counted: Any = waiting.values("queue").annotate(
         ready=Count("pk", filter=due),
         later=Count("pk", filter=~due),
         due_since=Min("scheduled_at", filter=due),
     )
-    return {
-        row["queue"]: _Depth(row["ready"], row["later"], row["due_since"]) for row in counted
-    }, None
+    return {row["queue"]: _Depth(row["ready"], row["later"], row["due_since"]) for row in counted}
 
 
 def _sampled(waiting: Any) -> tuple[dict[str, _Depth], datetime | None]:

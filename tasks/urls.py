@@ -31,6 +31,9 @@ navigation.add(
 )
 navigation.add_row_page("tasks.task", "tasks:detail")
 navigation.add_row_page("tasks.worker", "tasks:worker")
+navigation.add_shared_page("tasks.queue", "tasks:queues")
+navigation.add_shared_page("tasks.schedule", "tasks:schedules")
+navigation.add_shared_page("tasks.generatorwish", "tasks:generator")
 
 urlpatterns = [
     path("", overview_views.overview, name="overview"),
