@@ -1,6 +1,6 @@
 """Samples: every ten seconds what went on in each queue, for the charts.
 
-One of all workers writes them, whoever holds the lease "tasks:sampling": each tries for it once
+One of all workers writes them, whoever holds the lease "tasks.sampling": each tries for it once
 a slot, which costs an idle worker less than waiting in a campaign. What it writes is counted
 anew from the ledgers (``tasks.counting``), so a successor fills in what nobody wrote meanwhile;
 only how deep the queues were then, nobody knows any more. A slot that is written twice is the
@@ -32,7 +32,7 @@ from tasks.models import Queue, Sample
 
 logger = logging.getLogger("tasks.sampling")
 
-RESOURCE: Final = "tasks:sampling"
+RESOURCE: Final = "tasks.sampling"
 #: Seconds after which another samples when the one who did is gone.
 TTL: Final = 15.0
 #: Seconds after its end when a slot is counted: what was begun in it has been committed by then.

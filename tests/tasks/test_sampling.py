@@ -183,7 +183,8 @@ def test_of_many_claims_some_tell_the_wait_evenly(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.counting.WAITS", 2)
-    for task in TaskFactory.create_batch(4):
+    made: list[Any] = TaskFactory.create_batch(4)
+    for task in made:
         run(task)
     clock.advance(1)
 
@@ -224,7 +225,8 @@ def test_counting_asks_as_often_however_much_there_is(clock: Clock) -> None:
 
     run(TaskFactory())
     few = queries()
-    for task in TaskFactory.create_batch(10):
+    made: list[Any] = TaskFactory.create_batch(10)
+    for task in made:
         Task.objects.fail(run(task), ValueError("again"))
 
     assert queries() == few
@@ -335,25 +337,25 @@ def test_samples_are_kept_for_a_day_or_as_the_settings_say(
 def test_one_of_all_samples_and_the_others_only_add_their_renewals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("random.uniform", lambda low, high: 0.0)
-    taken: list[str] = []
+    monkeypatch.setattr(Sample, "SLOT", 0.001)
+    done: list[str] = []
     stopping = threading.Event()
 
-    def take() -> int:
-        taken.append("mine")
-        stopping.set()
+    def note(what: str) -> int:
+        done.append(what)
+        stopping.set()  # after this round
         return 0
 
-    monkeypatch.setattr(sampling, "take", take)
+    monkeypatch.setattr(sampling.Tally, "add", lambda tally: note("renewals"))
     with Lease.objects.hold(sampling.RESOURCE, holder="another"):
-        stopper = threading.Timer(0.2, stopping.set)
-        stopper.start()
         sampling.run_until(stopping)
-        assert taken == []
+    assert done == ["renewals"]
+
+    monkeypatch.setattr(sampling.Tally, "add", lambda tally: 0)
+    monkeypatch.setattr(sampling, "take", lambda: note("samples"))
     stopping.clear()
     sampling.run_until(stopping)
-
-    assert taken == ["mine"]
+    assert done == ["renewals", "samples"]
     assert Lease.objects.get(resource=sampling.RESOURCE).released_at is not None
 
 
