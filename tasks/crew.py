@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tasks.models import Task, TaskAttempt, Worker, WorkerState
@@ -24,6 +24,8 @@ class Member:
 
     worker: Worker
     tasks: list[Task]
+    #: What a process of the same name held that is gone: nobody works on it.
+    left: list[Task] = field(default_factory=list)
 
     @property
     def is_live(self) -> bool:
@@ -37,7 +39,7 @@ class Member:
         return [
             (worker.pk, worker.name, state_of(worker), worker.pid, worker.started_at, seen),
             (worker.queues, worker.concurrency, worker.stopped_at),
-            [(task.pk, task.expires_at) for task in self.tasks],
+            [(task.pk, task.expires_at) for task in (*self.tasks, *self.left)],
         ]
 
 
@@ -64,7 +66,12 @@ def with_tasks(workers: Iterable[Worker]) -> list[Member]:
         "name", "queue", "status", "holder", "acquired_at", "expires_at", "ttl", "attempts"
     ).order_by("pk")[:SHOWN]:
         held[task.holder].append(task)
-    return [Member(worker, held[worker.name]) for worker in workers]
+    return [_member(worker, held[worker.name]) for worker in workers]
+
+
+def _member(worker: Worker, held: list[Task]) -> Member:
+    own = [task for task in held if task.acquired_at and task.acquired_at >= worker.started_at]
+    return Member(worker, own, [task for task in held if task not in own])
 
 
 def past_of(worker: Worker) -> Past:

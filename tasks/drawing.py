@@ -146,9 +146,11 @@ def _paths(values: Sequence[float | None], top: float) -> tuple[str, str]:
         if value is not None:
             run.append((step * (index + 0.5), 100 - 100 * min(1.0, value / top)))
         elif run:
+            if len(run) == 1:  # a point alone lasts as long as it stands for
+                (x, y), *_ = run
+                run = [(x - step / 2, y), (x + step / 2, y)]
             points = "L".join(f"{x:.1f} {y:.1f}" for x, y in run)
-            # A point alone: a line of no length, which round ends make a dot.
-            path.append(f"M{points}" + ("h0" if len(run) == 1 else ""))
+            path.append(f"M{points}")
             area.append(f"M{run[0][0]:.1f} 100L{points}V100Z")
             run = []
     return "".join(path), "".join(area)

@@ -164,7 +164,7 @@ def _paused(line: QueueLine) -> Need:
     return Need(
         "info",
         f"The queue {line.name} is paused{by}, and {_tasks(line.ready, 'waits', 'wait')} there.",
-        f"They wait until somebody resumes it.{why}",
+        f"Nothing of it is claimed until somebody resumes it.{why}",
         "tasks:queues",
         "Queues",
     )
@@ -246,7 +246,7 @@ def _failed(figures: Figures) -> Need | None:
     return Need(
         "warning",
         f"{_tasks(figures.failed, 'has', 'have')} failed for good.",
-        "They stay as they are until somebody sets them ready again.",
+        "A failed task stays as it is until somebody sets it ready again, or discards it.",
         "tasks:list",
         "Failed tasks",
         "?state=failed",

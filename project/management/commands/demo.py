@@ -37,12 +37,14 @@ class Command(BaseCommand):
         address = f"127.0.0.1:{options['port']}"
         worker = ["run_worker", "--skip-checks", "--chaos", "--stop-timeout", "5"]
         generator = ["run_generator", "--skip-checks", "--start", "--shortest", "1"]
+        generator += ["--longest", "6"]
         demo = Supervisor(
             [
                 ("web", ["runserver", "--skip-checks", "--noreload", address]),
                 ("worker-1", [*worker, "--name", "worker-1"]),
                 ("worker-2", [*worker, "--name", "worker-2"]),
-                ("generator", [*generator, "--longest", "6", "--name", "generator-1"]),
+                ("generator-1", [*generator, "--name", "generator-1"]),
+                ("generator-2", [*generator, "--name", "generator-2"]),
             ],
             env={
                 "DEBUG": "true",
