@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from django.db import models
@@ -100,6 +100,7 @@ class Task(Leasable):
             ("cancel_task", "Can cancel a task"),
             ("discard_task", "Can delete a task that has ended"),
             ("reschedule_task", "Can move a task to another time or queue"),
+            ("view_payload", "Can see what tasks were given, and what they gave back"),
         ]
         constraints: ClassVar = [
             *Leasable.Meta.constraints,
@@ -517,11 +518,59 @@ class GeneratorWish(models.Model):
         return "started" if self.wanted else "stopped"
 
 
+class Sample(models.Model):
+    """What went on in one queue in ten seconds: see ``tasks.sampling``. The row of no queue ("")
+    has what concerns the leases of all."""
+
+    SLOT = 10
+
+    id = models.BigAutoField(primary_key=True)
+    queue = models.CharField(max_length=200)
+    #: When its ten seconds begin: seconds since 1970 by the database's clock, a multiple of ten.
+    slot = models.BigIntegerField()
+    # At the end of the slot, each counted up to ``leasing.paging.COUNT_CAP``.
+    ready = models.PositiveIntegerField(default=0)
+    scheduled = models.PositiveIntegerField(default=0)
+    running = models.PositiveIntegerField(default=0)
+    # In the slot.
+    enqueued = models.PositiveIntegerField(default=0)
+    claimed = models.PositiveIntegerField(default=0)
+    completed = models.PositiveIntegerField(default=0)
+    #: Failed for good, and cancelled.
+    failed = models.PositiveIntegerField(default=0)
+    cancelled = models.PositiveIntegerField(default=0)
+    #: Attempts that failed and are followed by another, and attempts whose holder was gone.
+    retried = models.PositiveIntegerField(default=0)
+    recovered = models.PositiveIntegerField(default=0)
+    #: Seconds from being due to being claimed, of what was claimed in the slot; null for nothing.
+    wait_p50 = models.FloatField(null=True, default=None)
+    wait_p95 = models.FloatField(null=True, default=None)
+    # Of leases; renewals in the row of no queue.
+    renewals = models.PositiveIntegerField(default=0)
+    expirations = models.PositiveIntegerField(default=0)
+    releases = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        default_permissions = ("view",)
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["slot", "queue"], name="tasks_sample_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.queue or 'leases'} at {self.at:%Y-%m-%d %H:%M:%S}"
+
+    @property
+    def at(self) -> datetime:
+        """When its ten seconds begin."""
+        return datetime.fromtimestamp(self.slot, UTC)
+
+
 __all__ = [
     "AttemptOutcome",
     "GeneratorWish",
     "MissedSlots",
     "Queue",
+    "Sample",
     "Schedule",
     "ScheduleSlot",
     "Task",
