@@ -22,8 +22,10 @@ from django.utils.dateparse import parse_datetime
 
 PAGE_SIZE = 50
 COUNT_CAP = 10_000
+#: Among how many rows of a list its search counts.
+SEARCH_CAP = 2_000
 #: Among how many rows one page of a search looks.
-REACH = 50_000
+REACH = 25_000
 MICROSECOND = timedelta(microseconds=1)
 
 Row = TypeVar("Row", bound=models.Model)
@@ -85,7 +87,7 @@ def capped_count(rows: models.QuerySet[Any], cap: int = COUNT_CAP) -> Capped:
     return Capped(rows.order_by().values("pk")[: cap + 1].count(), cap)
 
 
-def capped_search(rows: models.QuerySet[Any], search: Q, cap: int = COUNT_CAP) -> Capped:
+def capped_search(rows: models.QuerySet[Any], search: Q, cap: int = SEARCH_CAP) -> Capped:
     """How many of ``rows`` meet ``search``, looking at ``cap`` + 1 of ``rows`` at most."""
     found = rows.order_by()[: cap + 1].aggregate(
         looked_at=Count("pk"), found=Count("pk", filter=search)

@@ -6,16 +6,19 @@ from django.urls import path
 
 from leasing import navigation
 from leasing.navigation import Entry
-from tasks import schedule_views, views
+from tasks import action_views, detail_views, list_views, schedule_views, views
 
 app_name = "tasks"
 
 SEE_TASKS, SEE_WORKERS = "tasks.view_task", "tasks.view_worker"
+INSIDE_TASKS = ("tasks:detail", "tasks:act", "tasks:bulk")
 SEE_SCHEDULES = "tasks.view_schedule"
 
 navigation.add(
     Entry(10, "tasks:overview", "Overview", "pulse", SEE_TASKS),
-    Entry(20, "tasks:list", "Tasks", "stack", SEE_TASKS, ("tasks:detail", "tasks:retry")),
+    Entry(
+        20, "tasks:list", "Tasks", "stack", SEE_TASKS, ("tasks:detail", "tasks:act", "tasks:bulk")
+    ),
     Entry(30, "tasks:stuck", "Stuck", "alert", SEE_TASKS),
     Entry(45, "tasks:schedules", "Schedules", "clock", SEE_SCHEDULES),
     Entry(50, "tasks:workers", "Workers", "workers", SEE_WORKERS),
@@ -25,10 +28,11 @@ navigation.add_row_page("tasks.task", "tasks:detail")
 
 urlpatterns = [
     path("", views.overview, name="overview"),
-    path("tasks/", views.task_list, name="list"),
-    path("tasks/stuck/", views.stuck, name="stuck"),
-    path("tasks/<int:pk>/", views.task_detail, name="detail"),
-    path("tasks/<int:pk>/retry/", views.retry, name="retry"),
+    path("tasks/", list_views.task_list, name="list"),
+    path("tasks/stuck/", list_views.stuck, name="stuck"),
+    path("tasks/bulk/<slug:name>/", action_views.bulk, name="bulk"),
+    path("tasks/<int:pk>/", detail_views.task_detail, name="detail"),
+    path("tasks/<int:pk>/<slug:name>/", action_views.act, name="act"),
     path("schedules/", schedule_views.schedule_list, name="schedules"),
     path("schedules/<int:pk>/pause/", schedule_views.pause, name="schedule_pause"),
     path("schedules/<int:pk>/resume/", schedule_views.resume, name="schedule_resume"),
