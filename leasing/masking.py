@@ -8,15 +8,14 @@ from typing import Any, Final
 #: What is shown in place of a secret.
 MASK: Final = "••••••"
 #: A key is secret when one of its words is one of these ("db_password", "apiKey", "Set-Cookie").
-SECRET_WORDS: Final = frozenset(
-    "password passwd pwd passphrase secret secrets token tokens authorization auth credential"
-    " credentials cookie cookies session sessionid csrf csrftoken jwt bearer otp pin cvv cvc card"
-    " iban ssn apikey accesskey privatekey secretkey signature".split()
-)
+SECRET_WORDS: Final = {
+    *("password", "passwords", "passwd", "pwd", "passphrase", "secret", "secrets", "token"),
+    *("tokens", "authorization", "auth", "bearer", "jwt", "credential", "credentials", "cookie"),
+    *("cookies", "session", "sessionid", "csrf", "signature", "otp", "pin", "card", "cvv", "cvc"),
+    *("iban", "ssn", "apikey", "accesskey", "privatekey", "secretkey"),
+}
 #: Or when these words follow each other in it.
-SECRET_PAIRS: Final = frozenset(
-    [("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key"), ("card", "number")]
-)
+SECRET_PAIRS: Final = {("api", "key"), ("access", "key"), ("private", "key")}
 #: Deeper than this nothing is shown at all.
 DEEPEST: Final = 50
 

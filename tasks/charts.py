@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from django.db.models import Count, F, Max, Sum
+from django.db.models import Count, F, Max, Q, Sum
 
 from leasing.conf import leasing_settings
 from tasks.models import Sample
@@ -111,6 +111,8 @@ COUNTS: Final = (
     *("renewals", "expirations", "releases"),
 )
 DEPTHS: Final = ("ready", "scheduled", "running")
+#: Each worker adds its renewals to the row of no queue, whether anybody samples or not.
+SAMPLED: Final = ~Q(queue="")
 
 
 def _width(since: datetime, until: datetime, points: int) -> int:
@@ -125,28 +127,28 @@ def _read(first: int, last: int, width: int, queue: str | None) -> dict[int, dic
     if queue is not None:
         samples = samples.filter(queue=queue)
     sums: dict[str, Any] = {f"sum_{name}": Sum(name) for name in (*COUNTS, *DEPTHS)}
-    read = (
+    read: Any = (
         samples.filter(slot__gte=first, slot__lt=last)
         .order_by()
         .values(begins=F("slot") - F("slot") % width)
         .annotate(
-            slots=Count("slot", distinct=True),
+            slots=Count("slot", distinct=True, filter=SAMPLED),
+            looked=Count("slot", distinct=True, filter=Q(ready__isnull=False)),
             sum_claimed=Sum("claimed"),
             waited=Sum(F("wait_p50") * F("claimed")),
             wait_p95=Max("wait_p95"),
             **sums,
         )
     )
-    return {row["begins"]: _point(row) for row in read}
+    return {row["begins"]: _point(row) for row in read if row["slots"]}
 
 
 def _point(row: dict[str, Any]) -> dict[str, float | None]:
-    slots = row["slots"]
-    minutes = slots * Sample.SLOT / MINUTE
+    minutes, looked = row["slots"] * Sample.SLOT / MINUTE, row["looked"]
     waited = row["waited"]
     return {
         **{name: row[f"sum_{name}"] / minutes for name in COUNTS},
-        **{name: row[f"sum_{name}"] / slots for name in DEPTHS},
+        **{name: (row[f"sum_{name}"] or 0) / looked if looked else None for name in DEPTHS},
         "wait_p50": None if waited is None else waited / row["sum_claimed"],
         "wait_p95": row["wait_p95"],
     }

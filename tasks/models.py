@@ -528,10 +528,10 @@ class Sample(models.Model):
     queue = models.CharField(max_length=200)
     #: When its ten seconds begin: seconds since 1970 by the database's clock, a multiple of ten.
     slot = models.BigIntegerField()
-    # At the end of the slot, each counted up to ``leasing.paging.COUNT_CAP``.
-    ready = models.PositiveIntegerField(default=0)
-    scheduled = models.PositiveIntegerField(default=0)
-    running = models.PositiveIntegerField(default=0)
+    # At the end of the slot, counted up to ``leasing.paging.COUNT_CAP``; null where nobody looked.
+    ready = models.PositiveIntegerField(null=True, default=None)
+    scheduled = models.PositiveIntegerField(null=True, default=None)
+    running = models.PositiveIntegerField(null=True, default=None)
     # In the slot.
     enqueued = models.PositiveIntegerField(default=0)
     claimed = models.PositiveIntegerField(default=0)
@@ -545,7 +545,7 @@ class Sample(models.Model):
     #: Seconds from being due to being claimed, of what was claimed in the slot; null for nothing.
     wait_p50 = models.FloatField(null=True, default=None)
     wait_p95 = models.FloatField(null=True, default=None)
-    # Of leases; renewals in the row of no queue.
+    # Of leases: those of the queue's tasks; in the row of no queue all others, and every renewal.
     renewals = models.PositiveIntegerField(default=0)
     expirations = models.PositiveIntegerField(default=0)
     releases = models.PositiveIntegerField(default=0)
