@@ -79,7 +79,8 @@ def _ask(
         "form": form,
         "picked": picked,
         "count": len(view.fitting),
-        "skipped": dict(view.skipped),
+        "skipped": _reasons(view.skipped),
+        "staying": sum(view.skipped.values()),
         "named": named.only("name") if view.fitting else [],
         "more": max(0, len(view.fitting) - NAMED),
         "back": _list(picked.wanted or picked.back),
@@ -104,15 +105,19 @@ def _tell_one(request: HttpRequest, chosen: Verb, outcome: Outcome) -> None:
     if outcome.changed:
         messages.success(request, f"{chosen.done}.", fail_silently=True)
         return
-    why = next(iter(outcome.skipped), "changed meanwhile")
-    text = f"Nothing changed: it is among those that {why}."
-    messages.warning(request, text, fail_silently=True)
+    why = next(iter(outcome.skipped), "changed by now")
+    messages.warning(request, f"Nothing changed: it is {why}.", fail_silently=True)
 
 
 def _tell_many(request: HttpRequest, chosen: Verb, outcome: Outcome) -> None:
     text = f"{chosen.done}: {outcome.changed:,} of {plural(outcome.asked, 'task')}."
     if outcome.skipped:
-        reasons = ", ".join(f"{count:,} {why}" for why, count in outcome.skipped.items())
-        text += f" Left as they were: {reasons}."
+        text += f" Left as they were: {_reasons(outcome.skipped)}."
     level = messages.WARNING if outcome.skipped else messages.SUCCESS
     messages.add_message(request, level, text, fail_silently=True)
+
+
+def _reasons(skipped: Mapping[str, int]) -> str:
+    """ "3 running, 1 gone": the most first."""
+    most_first = sorted(skipped.items(), key=lambda item: -item[1])
+    return ", ".join(f"{count:,} {why}" for why, count in most_first)

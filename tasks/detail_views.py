@@ -52,11 +52,11 @@ def detail(
     request: HttpRequest, pk: int, forms: Mapping[str, forms.Form], status: int = 200
 ) -> HttpResponse:
     """The page of a task, with the ``forms`` that were filled in wrongly, by their verbs."""
-    around = look_around()
-    now = around.now
     sees_payload = request.user.has_perm(SEE_PAYLOAD)
     rows = listing.tasks() if sees_payload else listing.tasks().defer(*UNSEEN)
     task = get_object_or_404(rows, pk=pk)
+    around = look_around([task])
+    now = around.now
     form = PageFilter(request.GET)
     diagnosis = diagnose(task, now, around)
     attempts = _attempts(form, task)

@@ -53,7 +53,7 @@ def stuck(request: HttpRequest) -> HttpResponse:
             rows = page_of(listing.in_state("stuck").defer(*listing.LARGE), form.cleaned_data["at"])
         except InvalidCursor:
             form.add_error("at", form.fields["at"].error_messages["invalid"])
-    around = look_around()
+    around = look_around(rows.rows)
     diagnosed = [(task, diagnose(task, around.now, around)) for task in rows.rows]
     context = {"form": form, "page": rows, "diagnosed": diagnosed, "now": around.now}
     return _answer(request, "tasks/stuck.html", context)

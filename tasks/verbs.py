@@ -19,7 +19,7 @@ from leasing import audit
 from leasing.access import may
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
-from tasks.diagnosis import CANCEL, RETRY
+from tasks.diagnosis import CANCEL, DISCARD, RESCHEDULE, RETRY
 from tasks.forms import CancelForm, DiscardForm, RescheduleForm, RetryForm
 from tasks.listing import tasks
 from tasks.models import Task, TaskStatus
@@ -29,11 +29,11 @@ STANDING: Final = ("pk", "status", "grants", "cancel_requested_at", "queue", "sc
 
 #: What a state is called in a reason.
 _IS: Final = {
-    TaskStatus.READY: "still wait",
-    TaskStatus.RUNNING: "run",
-    TaskStatus.SUCCEEDED: "have succeeded",
-    TaskStatus.FAILED: "have failed",
-    TaskStatus.CANCELLED: "are cancelled",
+    TaskStatus.READY: "waiting",
+    TaskStatus.RUNNING: "running",
+    TaskStatus.SUCCEEDED: "done",
+    TaskStatus.FAILED: "failed",
+    TaskStatus.CANCELLED: "cancelled",
 }
 
 Standing = Mapping[str, Any]
@@ -74,7 +74,8 @@ class Verb:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a verb would do to the tasks that were picked."""
+    """What a verb would do to the tasks that were picked. A reason to skip one completes the
+    sentence "it is ..."."""
 
     fitting: list[int]
     skipped: Counter[str]
@@ -90,7 +91,7 @@ class Outcome:
 
 
 def _is_asked(task: Standing, said: Said, now: datetime) -> str:
-    return "were asked to stop before" if task["cancel_requested_at"] else ""
+    return "asked to stop already" if task["cancel_requested_at"] else ""
 
 
 def _is_there(task: Standing, said: Said, now: datetime) -> str:
@@ -100,7 +101,7 @@ def _is_there(task: Standing, said: Said, now: datetime) -> str:
     else:
         is_timed = start is None or start == task["scheduled_at"]
     is_placed = not said.get("queue") or said["queue"] == task["queue"]
-    return "are there already" if said and is_timed and is_placed else ""
+    return "there already" if said and is_timed and is_placed else ""
 
 
 def _reschedule(rows: Any, said: Said, by: str) -> int:
@@ -137,8 +138,7 @@ VERBS: Final[Mapping[str, Verb]] = {
             "Rescheduled",
             "rescheduled",
             "tasks.reschedule_task",
-            "What waits is moved to that queue, and starts at that time or later. What was due "
-            "may be claimed by a worker before.",
+            RESCHEDULE.consequence,
             RescheduleForm,
             frozenset((TaskStatus.READY,)),
             frozenset(("all", "waiting", "retrying", "ready", "scheduled")),
@@ -167,8 +167,7 @@ VERBS: Final[Mapping[str, Verb]] = {
             "Deleted",
             "discarded",
             "tasks.discard_task",
-            "It is deleted for good, with its payload, its result, its attempts and their errors. "
-            "Nothing brings it back.",
+            DISCARD.consequence,
             DiscardForm,
             frozenset(TaskStatus.ended()),
             frozenset(("all", "failed", "succeeded", "cancelled")),
@@ -199,9 +198,9 @@ def outlook(verb: Verb, picked: Mapping[int, int | None], said: Said) -> Outlook
     for key, grants in picked.items():
         task = found.get(key)
         if task is None:
-            why = "are gone"
+            why = "gone"
         elif grants is not None and grants != task["grants"]:
-            why = "were claimed meanwhile"
+            why = "claimed by now"
         else:
             why = verb.why_not(task, said, now)
         if why:
@@ -234,6 +233,6 @@ def perform(
         rows = tasks().filter(pk__in=view.fitting)
         act.changed = verb.apply(rows, said, act.by) if view.fitting else 0
         if act.changed < len(view.fitting):
-            view.skipped["changed meanwhile"] += len(view.fitting) - act.changed
+            view.skipped["changed by now"] += len(view.fitting) - act.changed
         act.skipped = dict(view.skipped)
     return Outcome(len(picked), act.changed, view.skipped)
