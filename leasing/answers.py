@@ -3,7 +3,7 @@ one can do. Of a lease by ``leasing.explanation``, of a task by ``tasks.diagnosi
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -60,7 +60,9 @@ class Diagnosis:
 
     def as_json(self) -> dict[str, Any]:
         """For JSON: the facts as an object."""
-        return asdict(self) | {"facts": dict(self.facts)}
+        told = {each.name: getattr(self, each.name) for each in fields(Diagnosis)}
+        actions = [asdict(action) for action in self.actions]
+        return told | {"facts": dict(self.facts), "actions": actions}
 
 
 def is_skewed(now: datetime, *moments: datetime | None) -> bool:

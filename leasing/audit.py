@@ -36,8 +36,8 @@ class Act:
 
     by: str
     entry: AuditEntry
-    #: How many rows were asked for.
-    asked: int
+    #: How many rows were asked for; None: as many as changed.
+    asked: int | None
     #: How many changed.
     changed: int = 0
     #: Why others did not: how many for each reason. What it leaves unsaid is OTHER_STATE.
@@ -59,7 +59,8 @@ def recording(
     """Note that ``by`` (a user, or a name) does ``verb`` to the rows of ``model`` with these
     ``keys``, or that ``filter`` lets by; the block does it, and sets ``changed`` of the Act.
 
-    ``asked`` is how many rows are meant; by default as many as there are keys. ``via`` says where
+    ``asked`` is how many rows are meant; by default as many as there are keys, and as many as
+    changed where a filter says which. ``via`` says where
     it was asked for: page, admin, api, command. What the block raises is noted, and raised.
     """
     target: dict[str, Any] = {}
@@ -77,7 +78,7 @@ def recording(
         reason=reason[:500],
     )
     entry.save(using=leasing_settings.DATABASE, force_insert=True)
-    act = Act(name_of(by), entry, len(keys) if asked is None else asked)
+    act = Act(name_of(by), entry, (len(keys) or None) if asked is None else asked)
     try:
         yield act
     except Exception as error:
@@ -103,12 +104,14 @@ def name_of(by: User) -> str:
 
 
 def _finish(act: Act, error: str = "") -> None:
-    unsaid = act.asked - act.changed - sum(act.skipped.values())
+    said = act.changed + sum(act.skipped.values())
+    asked = said if act.asked is None else act.asked
+    unsaid = asked - said
     if unsaid > 0 and not error:
         act.skipped[OTHER_STATE] = act.skipped.get(OTHER_STATE, 0) + unsaid
     # Once: an outcome that is there stays.
     AuditEntry.objects.using(act.entry._state.db).filter(pk=act.entry.pk, finished_at=None).update(
-        asked=act.asked,
+        asked=asked,
         changed=act.changed,
         skipped=act.skipped,
         error=error[:500],
