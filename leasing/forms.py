@@ -89,7 +89,7 @@ class ReasonForm(forms.Form):
 
 
 class RevokeForm(ReasonForm):
-    """Take a lease from its holder."""
+    """Take something from its holder."""
 
     reason = forms.CharField(
         max_length=REASON_LENGTH,
@@ -97,3 +97,26 @@ class RevokeForm(ReasonForm):
         help_text="It is kept with the lease's events, beside your name.",
         error_messages={"required": "Say why: whoever looks at this next wants to know."},
     )
+
+
+class ForceReleaseForm(RevokeForm):
+    """Take a lease from its holder; ``name`` is what has to be typed, so that nobody takes
+    another's by mistake."""
+
+    typed = forms.CharField(
+        max_length=250,
+        strip=True,
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
+        error_messages={"required": "Type the name, to be sure that it is the one you mean."},
+    )
+
+    def __init__(self, name: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._name = name
+        self.fields["typed"].label = f"Type {name} to confirm"
+
+    def clean_typed(self) -> str:
+        typed: str = self.cleaned_data["typed"]
+        if typed != self._name:
+            raise forms.ValidationError("That is not its name.", code="mismatch")
+        return typed

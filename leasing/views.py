@@ -12,16 +12,17 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.http import url_has_allowed_host_and_scheme
 
-from leasing import navigation
-from leasing.access import page, user_name, verb
+from leasing import audit, navigation
+from leasing.access import may, page, verb
 from leasing.conf import leasing_settings
 from leasing.explanation import explain
-from leasing.forms import EventsFilter, LeaseFilter, RevokeForm
+from leasing.forms import EventsFilter, ForceReleaseForm, LeaseFilter
 from leasing.functions import database_now
 from leasing.leasables import find_row, in_state, listed, matching, rows_of
 from leasing.models import EventKind, Leasable, LeaseEvent, leasable_models
 from leasing.paging import Capped, InvalidCursor, Page, capped_count, page_of
 from leasing.signs import event_sign
+from leasing.term_lanes import drawing_of
 
 VIEW, REVOKE = "leasing.view_lease", "leasing.revoke_lease"
 
@@ -62,18 +63,24 @@ def lease_list(request: HttpRequest) -> HttpResponse:
 @page(VIEW)
 def lease_detail(request: HttpRequest, lease_id: str) -> HttpResponse:
     """One lease: why it is as it is, who holds it, until when, and what happened to it."""
-    return _detail(request, find_row(lease_id), RevokeForm())
+    row = find_row(lease_id)
+    return _detail(request, row, ForceReleaseForm(row.lease_resource))
 
 
 @verb(REVOKE)
 def revoke(request: HttpRequest, lease_id: str) -> HttpResponse:
     """Take a lease from its holder."""
     row = find_row(lease_id)
-    form = RevokeForm(request.POST)
+    form = ForceReleaseForm(row.lease_resource, request.POST)
     if not form.is_valid():
         return _detail(request, row, form, status=400)
     reason = form.cleaned_data["reason"]
-    if rows_of(type(row)).filter(pk=row.pk).revoke(reason=reason, by=user_name(request)):
+    user: Any = request.user
+    with audit.recording(
+        user, "revoke", type(row), keys=[row.pk], reason=reason, via="page"
+    ) as act:
+        act.changed = rows_of(type(row)).filter(pk=row.pk).revoke(reason=reason, by=act.by)
+    if act.changed:
         messages.success(request, f"Taken from {row.holder}.", fail_silently=True)
     else:
         messages.warning(request, "Nothing changed: nobody holds it.", fail_silently=True)
@@ -84,7 +91,7 @@ def revoke(request: HttpRequest, lease_id: str) -> HttpResponse:
 
 
 def _detail(
-    request: HttpRequest, row: Leasable, revoke_form: RevokeForm, status: int = 200
+    request: HttpRequest, row: Leasable, revoke_form: ForceReleaseForm, status: int = 200
 ) -> HttpResponse:
     now: datetime = row.now
     form = EventsFilter(request.GET)
@@ -105,10 +112,11 @@ def _detail(
         "explanation": explain(row, now, None if shown.moved or not endings else endings[0]),
         "is_revocable": rows_of(type(row)).filter(pk=row.pk).holding().exists(),
         "events": shown,
+        "drawing": None if shown.moved else drawing_of(row, shown.rows, now),
         "marked": [(event, event_sign(event.kind)) for event in shown.rows],
         "form": form,
         "revoke_form": revoke_form,
-        "may_revoke": request.user.has_perm(REVOKE),
+        "may_revoke": may(request, REVOKE),
     }
     return render(request, "leasing/detail.html", context, status=400 if form.errors else status)
 

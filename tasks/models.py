@@ -163,10 +163,26 @@ class Task(Leasable):
                 name="tasks_task_running",
                 condition=Q(status=TaskStatus.RUNNING),
             ),
+            # The lists of the pages, in their order.
             models.Index(
-                fields=["id"],
+                fields=["scheduled_at", "id"],
+                name="tasks_task_waiting",
+                condition=Q(status=TaskStatus.READY),
+            ),
+            models.Index(
+                fields=["scheduled_at", "id"],
+                name="tasks_task_retrying",
+                condition=Q(status=TaskStatus.READY, attempts__gt=0),
+            ),
+            models.Index(
+                fields=["processed_at", "id"],
                 name="tasks_task_failed",
                 condition=Q(status=TaskStatus.FAILED),
+            ),
+            models.Index(
+                fields=["processed_at", "id"],
+                name="tasks_task_cancelled",
+                condition=Q(status=TaskStatus.CANCELLED),
             ),
             models.Index(
                 fields=["processed_at"],

@@ -7,11 +7,13 @@ from django.urls import path
 from leasing import navigation
 from leasing.navigation import Entry
 from tasks import (
+    action_views,
+    detail_views,
     generator_views,
+    list_views,
     overview_views,
     queue_views,
     schedule_views,
-    views,
     worker_views,
 )
 
@@ -19,10 +21,11 @@ app_name = "tasks"
 
 SEE_TASKS, SEE_WORKERS = "tasks.view_task", "tasks.view_worker"
 SEE_SCHEDULES, SEE_QUEUES = "tasks.view_schedule", "tasks.view_queue"
+INSIDE_TASKS = ("tasks:detail", "tasks:act", "tasks:bulk")
 
 navigation.add(
     Entry(10, "tasks:overview", "Overview", "pulse", SEE_TASKS),
-    Entry(20, "tasks:list", "Tasks", "stack", SEE_TASKS, ("tasks:detail", "tasks:retry")),
+    Entry(20, "tasks:list", "Tasks", "stack", SEE_TASKS, INSIDE_TASKS),
     Entry(30, "tasks:stuck", "Stuck", "alert", SEE_TASKS),
     Entry(44, "tasks:queues", "Queues", "queue", SEE_QUEUES),
     Entry(46, "tasks:schedules", "Schedules", "clock", SEE_SCHEDULES),
@@ -37,10 +40,11 @@ navigation.add_shared_page("tasks.generatorwish", "tasks:generator")
 
 urlpatterns = [
     path("", overview_views.overview, name="overview"),
-    path("tasks/", views.task_list, name="list"),
-    path("tasks/stuck/", views.stuck, name="stuck"),
-    path("tasks/<int:pk>/", views.task_detail, name="detail"),
-    path("tasks/<int:pk>/retry/", views.retry, name="retry"),
+    path("tasks/", list_views.task_list, name="list"),
+    path("tasks/stuck/", list_views.stuck, name="stuck"),
+    path("tasks/bulk/<slug:name>/", action_views.bulk, name="bulk"),
+    path("tasks/<int:pk>/", detail_views.task_detail, name="detail"),
+    path("tasks/<int:pk>/<slug:name>/", action_views.act, name="act"),
     path("schedules/", schedule_views.schedule_list, name="schedules"),
     path("schedules/<int:pk>/pause/", schedule_views.pause, name="schedule_pause"),
     path("schedules/<int:pk>/resume/", schedule_views.resume, name="schedule_resume"),
