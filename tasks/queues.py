@@ -111,12 +111,12 @@ def read_queues(workers: Iterable[Worker] | None = None) -> Queues:
 
 def _counted(waiting: Any) -> dict[str, _Depth]:
     due = Q(scheduled_at__lte=DbNow())
-    counted: Any = waiting.values("queue").annotate(
+    counted = waiting.values_list("queue").annotate(
         ready=Count("pk", filter=due),
         later=Count("pk", filter=~due),
-        due_since=Min("scheduled_at", filter=due),
+        since=Min("scheduled_at", filter=due),
     )
-    return {row["queue"]: _Depth(row["ready"], row["later"], row["due_since"]) for row in counted}
+    return {queue: _Depth(*figures) for queue, *figures in counted}
 
 
 def _sampled(waiting: Any) -> tuple[dict[str, _Depth], datetime | None]:
@@ -127,5 +127,7 @@ def _sampled(waiting: Any) -> tuple[dict[str, _Depth], datetime | None]:
     )
     taken = samples.filter(slot=Subquery(latest)).exclude(queue="")
     found = list(taken.annotate(due_since=Subquery(first.values("scheduled_at")[:1])))
-    depths = {each.queue: _Depth(each.ready, each.scheduled, each.due_since) for each in found}
+    depths = {
+        each.queue: _Depth(each.ready or 0, each.scheduled or 0, each.due_since) for each in found
+    }
     return depths, found[0].at if found else None

@@ -221,7 +221,7 @@ def test_a_generators_options_reach_it() -> None:
 def test_a_generator_without_options_has_the_defaults() -> None:
     call_command("run_generator")
 
-    assert Generator(**Noted.made) == Generator()
+    assert Generator(**Noted.made) == Generator(name=Noted.made["name"])
 
 
 @pytest.mark.django_db

@@ -42,6 +42,7 @@
         opener.hidden = false;
         opener.addEventListener("click", () => dialog.showModal());
     }
+    dialog.querySelector("[data-keys-close]").addEventListener("click", () => dialog.close());
     let on = toggle.checked = areOn();
     toggle.addEventListener("change", () => store(on = toggle.checked));
     document.addEventListener("keydown", (event) => {
