@@ -9,7 +9,7 @@ from typing import Any
 from django.contrib import messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import redirect
 from django.utils.http import url_has_allowed_host_and_scheme
 
 from leasing import audit, navigation
@@ -57,7 +57,7 @@ def lease_list(request: HttpRequest) -> HttpResponse:
         "renewed": "1" if form.cleaned_data.get("renewed") else None,
         "now": _now(),
     }
-    return render(request, "leasing/list.html", context, status=400 if form.errors else 200)
+    return answer(request, "leasing/list.html", context, status=400 if form.errors else 200)
 
 
 @page(VIEW)
@@ -118,7 +118,7 @@ def _detail(
         "revoke_form": revoke_form,
         "may_revoke": may(request, REVOKE),
     }
-    return render(request, "leasing/detail.html", context, status=400 if form.errors else status)
+    return answer(request, "leasing/detail.html", context, status=400 if form.errors else status)
 
 
 def _section(model: type[Leasable], wanted: dict[str, Any]) -> Section:

@@ -7,7 +7,7 @@ from typing import Any
 
 from django import forms
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, render
+from django.shortcuts import get_object_or_404
 
 from leasing.access import may, page
 from leasing.forms import ForceReleaseForm
@@ -75,7 +75,7 @@ def detail(
         "may_see_leases": request.user.has_perm("leasing.view_lease"),
         **_verbs(request, task, now, forms),
     }
-    return render(request, "tasks/detail.html", context, status=400 if form.errors else status)
+    return answer(request, "tasks/detail.html", context, status=400 if form.errors else status)
 
 
 def _attempts(form: PageFilter, task: Task) -> Page[Any]:

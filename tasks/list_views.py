@@ -6,11 +6,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
 
 from leasing.access import page
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
+from leasing.live import answer
 from leasing.paging import InvalidCursor, Page, page_of
 from tasks import listing
 from tasks.diagnosis import diagnose, look_around
@@ -98,7 +98,7 @@ def _filters(form: TaskFilter) -> list[dict[str, str]]:
 
 
 def _answer(request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
-    return render(request, template, context, status=400 if context["form"].errors else 200)
+    return answer(request, template, context, status=400 if context["form"].errors else 200)
 
 
 def _now() -> Any:
