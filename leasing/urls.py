@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from leasing import navigation, views
+from leasing import list_views, navigation, views
 
 app_name = "leasing"
 
@@ -20,7 +20,7 @@ navigation.add(
 )
 
 urlpatterns = [
-    path("leases/", views.lease_list, name="list"),
+    path("leases/", list_views.lease_list, name="list"),
     path("leases/<str:lease_id>/", views.lease_detail, name="detail"),
     path("leases/<str:lease_id>/revoke/", views.revoke, name="revoke"),
 ]
