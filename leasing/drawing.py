@@ -57,6 +57,8 @@ class Lane:
     #: None: it lasts.
     end: datetime | None
     note: str = ""
+    #: Stands beside the title, where it is not said elsewhere.
+    aside: str = ""
     spans: Sequence[Span] = ()
     marks: Sequence[Mark] = ()
 

@@ -39,6 +39,7 @@ class LeaseFilter(forms.Form):
         (LeaseState.ACTIVE.value, "Active"),
         (LeaseState.EXPIRED.value, "Expired"),
         (LeaseState.RELEASED.value, "Released"),
+        (LeaseState.FREE.value, "Never held"),
     )
 
     state = forms.ChoiceField(
@@ -46,7 +47,7 @@ class LeaseFilter(forms.Form):
         required=False,
         error_messages={
             "invalid_choice": "There is no state “%(value)s”. "
-            "The states are active, expired, renewed and released."
+            "The states are active, expired, released and free; and renewed."
         },
     )
     renewed = forms.BooleanField(required=False)

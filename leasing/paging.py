@@ -23,9 +23,9 @@ from django.utils.dateparse import parse_datetime
 PAGE_SIZE = 50
 COUNT_CAP = 10_000
 #: Among how many rows of a list its search counts.
-SEARCH_CAP = 2_000
+SEARCH_CAP = 1_000
 #: Among how many rows one page of a search looks.
-REACH = 25_000
+REACH = 10_000
 MICROSECOND = timedelta(microseconds=1)
 
 Row = TypeVar("Row", bound=models.Model)
@@ -80,6 +80,9 @@ class Capped:
 
     def __bool__(self) -> bool:
         return self.value > 0
+
+    def __add__(self, other: Capped) -> Capped:
+        return Capped(self.value + other.value, self.cap, self.more or other.more)
 
 
 def capped_count(rows: models.QuerySet[Any], cap: int = COUNT_CAP) -> Capped:

@@ -6,6 +6,7 @@ Renewals are in no ledger: each term is one bar, however often it was renewed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -22,10 +23,12 @@ UNTOLD: Final = Sign("ended, nobody noted when", "mute", "circle", "?")
 
 def drawing_of(row: Leasable, events: Sequence[LeaseEvent], now: datetime) -> Drawing:
     """The drawing of the lease of ``row`` at ``now``; ``events`` are its latest, newest first."""
-    lanes = [lane for lane in (_term(row, events, at, now) for at in _beginnings(events)) if lane]
+    lanes = [_term(row, events, at, now) for at in _beginnings(events)]
     if not lanes and row.grants:
         lanes = [_of_the_row(row, now, [])]  # a model that keeps no events
-    return draw(lanes[-MOST:], now, left_out=len(lanes) > MOST)
+    first = max(1, row.grants - len(lanes) + 1)
+    named = [replace(lane, title=f"Term {number}") for number, lane in enumerate(lanes, first)]
+    return draw(named[-MOST:], now, left_out=len(named) > MOST)
 
 
 def _beginnings(events: Sequence[LeaseEvent]) -> list[int]:
@@ -33,7 +36,7 @@ def _beginnings(events: Sequence[LeaseEvent]) -> list[int]:
     return [at for at, event in enumerate(events) if event.kind in BEGINNINGS][::-1]
 
 
-def _term(row: Leasable, events: Sequence[LeaseEvent], at: int, now: datetime) -> Lane | None:
+def _term(row: Leasable, events: Sequence[LeaseEvent], at: int, now: datetime) -> Lane:
     """The term that ``events[at]`` began."""
     begun = events[at]
     turn = next((event for event in reversed(events[:at]) if event.kind in TURNS), None)
@@ -43,7 +46,8 @@ def _term(row: Leasable, events: Sequence[LeaseEvent], at: int, now: datetime) -
         if event.kind == EventKind.REFUSED and event.grant_id == begun.grant_id
     ]
     if row.grant_id == begun.grant_id:
-        return _of_the_row(row, now, marks, begun, turn)
+        is_revoked = turn is not None and turn.kind == EventKind.REVOKED
+        return _of_the_row(row, now, marks, begun, is_revoked=is_revoked)
     end = begun.at if turn is None else end_told_by(turn) or turn.at
     sign = UNTOLD if turn is None else _ending(turn)
     return _lane(begun, sign, begun.holder, begun.fencing_token, begun.at, end, marks)
@@ -54,13 +58,12 @@ def _of_the_row(
     now: datetime,
     marks: list[Mark],
     begun: LeaseEvent | None = None,
-    turn: LeaseEvent | None = None,
+    *,
+    is_revoked: bool = False,
 ) -> Lane:
     """The latest term, which the row itself knows best."""
     assert row.acquired_at is not None
-    sign = lease_sign(row, now)
-    if turn is not None and turn.kind == EventKind.REVOKED:
-        sign = event_sign(turn.kind)
+    sign = event_sign(EventKind.REVOKED) if is_revoked else lease_sign(row, now)
     is_held = row.lease_state(now) == LeaseState.ACTIVE
     end = None if is_held else row.released_at or row.expires_at
     token = row.fencing_token if begun is None else begun.fencing_token
@@ -85,12 +88,21 @@ def _lane(
     marks: list[Mark],
     renewed: str = "",
 ) -> Lane:
-    taken = begun is not None and begun.kind == EventKind.TAKEN_OVER
-    said = [f"taken over from {begun.previous_holder}" if begun and taken else "", renewed]
-    said.append(plural(len(marks), "late write") + " refused" if marks else "")
+    said = [renewed, plural(len(marks), "late write") + " refused" if marks else ""]
+    if begun is not None and begun.kind == EventKind.TAKEN_OVER:
+        said.insert(0, f"taken over from {begun.previous_holder}")
+        marks = [Mark(start, "warn", f"Taken over, token {token}"), *marks]
     lasted = f", {span(end - start)}" if end else ""
     bar = Span(start, end, sign.tone, f"{holder}: {sign.word}{lasted}, token {token}")
-    if begun is not None and taken:
-        marks = [Mark(start, "warn", f"Taken over, token {token}"), *marks]
-    note = ", ".join(filter(None, said))
-    return Lane(sign, f"Token {token}", holder, token, start, end, note, [bar], marks)
+    return Lane(
+        sign,
+        "Term",
+        holder,
+        token,
+        start,
+        end,
+        ", ".join(filter(None, said)),
+        aside=f"token {token}",
+        spans=[bar],
+        marks=marks,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from leasing import audit_views, navigation, views
+from leasing import audit_views, list_views, navigation, views
 
 app_name = "leasing"
 
@@ -22,7 +22,7 @@ navigation.add(
 
 urlpatterns = [
     path("audit/", audit_views.audit_list, name="audit"),
-    path("leases/", views.lease_list, name="list"),
+    path("leases/", list_views.lease_list, name="list"),
     path("leases/<str:lease_id>/", views.lease_detail, name="detail"),
     path("leases/<str:lease_id>/revoke/", views.revoke, name="revoke"),
 ]

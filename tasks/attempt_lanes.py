@@ -48,8 +48,8 @@ def _ended(attempt: TaskAttempt) -> Lane:
         attempt.started_at,
         attempt.ended_at,
         f"late “{attempt.refused_verb}” refused" if marks else "",
-        [bar],
-        marks,
+        spans=[bar],
+        marks=marks,
     )
 
 

@@ -11,6 +11,7 @@ from django.shortcuts import get_object_or_404
 
 from leasing.access import may, page
 from leasing.forms import ForceReleaseForm
+from leasing.live import answer
 from leasing.masking import masked
 from leasing.paging import InvalidCursor, Page, page_of
 from tasks import listing

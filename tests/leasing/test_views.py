@@ -134,6 +134,9 @@ def test_leases_of_tasks_stand_beside_the_named_ones(viewer: Client) -> None:
     page = get(viewer, f"{LIST}?state=active")
     assert page.names == [f"/api/tasks/{held.pk}"]
     assert f"{LIST}task:{held.pk}/" in page.links
+    LeaseFactory(resource="berth")
+    page = get(viewer, f"{LIST}?state=active")
+    assert page.names == ["berth", f"/api/tasks/{held.pk}"]
     assert page.link_called("Tasks") == "#section-tasks"
 
 
