@@ -80,9 +80,7 @@ def _losses(tasks: Iterable[Task], using: str) -> dict[int, list[str]]:
     """The holders from whom those of ``tasks`` that have not ended were lost lately, the latest
     first, where that was often."""
     often = [
-        task.pk
-        for task in tasks
-        if task.grants >= FLAPS and task.status not in TaskStatus.ended()
+        task.pk for task in tasks if task.grants >= FLAPS and task.status not in TaskStatus.ended()
     ]
     if not often:
         return {}
