@@ -5,7 +5,6 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
-from leasing import audit
 from leasing.access import may, page, user_name, verb
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
@@ -13,7 +12,7 @@ from leasing.live import answer
 from leasing.models import AuditEntry
 from tasks import crew
 from tasks.forms import StartGeneratorForm, StopGeneratorForm
-from tasks.generator import generator_status, wish
+from tasks.generator import generator_status, start_generator, stop_generator
 from tasks.models import GeneratorWish, Worker, WorkerState
 from tasks.signs import GENERATOR_SIGNS, WORKER_SIGNS
 
@@ -36,7 +35,9 @@ def generator_start(request: HttpRequest) -> HttpResponse:
     form = StartGeneratorForm(request.POST)
     if not form.is_valid():
         return _generator(request, form, StopGeneratorForm(), status=400)
-    return _wish(request, True, form.cleaned_data["reason"])
+    reason = form.cleaned_data["reason"]
+    start_generator(by=user_name(request), reason=reason, via="page")
+    return redirect("tasks:generator")
 
 
 @verb(CONTROL)
@@ -45,15 +46,8 @@ def generator_stop(request: HttpRequest) -> HttpResponse:
     form = StopGeneratorForm(request.POST)
     if not form.is_valid():
         return _generator(request, StartGeneratorForm(), form, status=400)
-    return _wish(request, False, form.cleaned_data["reason"])
-
-
-def _wish(request: HttpRequest, wanted: bool, reason: str) -> HttpResponse:
-    verb = "start" if wanted else "stop"
-    with audit.recording(
-        request.user, verb, GeneratorWish, keys=[1], reason=reason, via="page"
-    ) as act:
-        act.changed = int(wish(wanted, by=user_name(request), reason=reason))
+    reason = form.cleaned_data["reason"]
+    stop_generator(by=user_name(request), reason=reason, via="page")
     return redirect("tasks:generator")
 
 
