@@ -11,6 +11,8 @@ from tasks.models import Task, TaskAttempt, Worker, WorkerState
 
 #: More running tasks than this are not looked up for one page of workers.
 SHOWN = 1_000
+#: A list of workers names so many of the tasks of each.
+LISTED = 3
 #: How many of the latest claims, and of the latest attempts that went wrong, are looked through
 #: for those of one worker: neither has an index by holder, which every claim would pay for.
 LOOKED_THROUGH = 1_000
@@ -26,6 +28,15 @@ class Member:
     tasks: list[Task]
     #: What a process of the same name held that is gone: nobody works on it.
     left: list[Task] = field(default_factory=list)
+
+    @property
+    def first_tasks(self) -> list[Task]:
+        """As many as a list of workers shows."""
+        return self.tasks[:LISTED]
+
+    @property
+    def more_tasks(self) -> int:
+        return max(0, len(self.tasks) - LISTED)
 
     @property
     def is_live(self) -> bool:

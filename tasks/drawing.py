@@ -15,6 +15,8 @@ from tasks.charts import Chart, Line
 
 #: What is drawn lies between these, in pixels from the top; the axis is the lower one.
 TOP, BOTTOM = 18, 128
+#: The field of the paths, fine enough for whole numbers, which weigh less.
+WIDTH, HEIGHT = 720, 220
 #: Lines that mean something are drawn in the colour of it; all others in turn in these.
 TONES: Final = {
     "failed": "crit",
@@ -51,7 +53,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Drawing:
-    """``strokes`` are in a square of 100 by 100 that is stretched to the place there is."""
+    """``strokes`` are in a field of WIDTH by HEIGHT that is stretched to the place there is."""
 
     strokes: Sequence[Stroke]
     ticks: Sequence[Tick]
@@ -139,18 +141,18 @@ def _latest(line: Line) -> float | None:
 
 def _paths(values: Sequence[float | None], top: float) -> tuple[str, str]:
     """A line through the middle of each point's time, broken where nobody knows."""
-    step = 100 / max(1, len(values))
+    step = WIDTH / max(1, len(values))
     path, area = [], []
     run: list[tuple[float, float]] = []
     for index, value in enumerate([*values, None]):
         if value is not None:
-            run.append((step * (index + 0.5), 100 - 100 * min(1.0, value / top)))
+            run.append((step * (index + 0.5), HEIGHT * (1 - min(1.0, value / top))))
         elif run:
             if len(run) == 1:  # a point alone lasts as long as it stands for
                 (x, y), *_ = run
                 run = [(x - step / 2, y), (x + step / 2, y)]
-            points = "L".join(f"{x:.1f} {y:.1f}" for x, y in run)
+            points = "L".join(f"{x:.0f} {y:.0f}" for x, y in run)
             path.append(f"M{points}")
-            area.append(f"M{run[0][0]:.1f} 100L{points}V100Z")
+            area.append(f"M{run[0][0]:.0f} {HEIGHT}L{points}V{HEIGHT}Z")
             run = []
     return "".join(path), "".join(area)

@@ -30,7 +30,7 @@ logger = logging.getLogger("tasks.pages")
 
 #: A worker that vanished is shown here for as long.
 MOURNED = timedelta(minutes=10)
-WORKERS_SHOWN, QUEUES_SHOWN = 12, 12
+WORKERS_SHOWN, QUEUES_SHOWN = 8, 8
 #: How far back charts may look, in seconds, by what the address says.
 SPANS: Final = {"10m": 600, "1h": 3_600, "6h": 21_600, "24h": 86_400}
 #: How many points a chart has on this page.
