@@ -126,9 +126,9 @@ def test_the_heaviest_page_weighs_less_than_100_kb_with_all_it_loads(viewer: Cli
         Sample(
             queue="default",
             slot=begin - Sample.SLOT * n,
-            **{name: n for name in ("ready", "running", "claimed", "completed", "failed")},
-            **{name: n / 7 for name in ("wait_p50", "wait_p95")},
-            **{name: n for name in ("renewals", "releases", "enqueued", "recovered")},
+            **dict.fromkeys(("ready", "running", "claimed", "completed", "failed"), n),
+            **dict.fromkeys(("wait_p50", "wait_p95"), n / 7),
+            **dict.fromkeys(("renewals", "releases", "enqueued", "recovered"), n),
         )
         for n in range(1, 61)
     )
