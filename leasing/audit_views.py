@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from django.apps import apps
 from django.http import HttpRequest, HttpResponse
 
 from leasing import navigation
@@ -29,6 +30,8 @@ class Deed:
 
     entry: AuditEntry
     sign: Sign
+    #: What the rows are called.
+    kind: str
     #: The rows, each with its page, as far as they are shown; how many more there are.
     rows: list[tuple[str, str]]
     more: int
@@ -63,6 +66,13 @@ def rows_asked_for(form: AuditFilter) -> Any:
     return entries.filter(**{name: value for name, value in wanted.items() if value})
 
 
+def _kind(label: str) -> str:
+    try:
+        return str(apps.get_model(label)._meta.verbose_name)
+    except (LookupError, ValueError):  # of an app that is gone
+        return label
+
+
 def _deed(entry: AuditEntry) -> Deed:
     target = entry.target if isinstance(entry.target, dict) else {}
     keys = [str(key) for key in target.get("keys") or ()] or [entry.key] * bool(entry.key)
@@ -71,6 +81,7 @@ def _deed(entry: AuditEntry) -> Deed:
     return Deed(
         entry,
         audit_sign(entry),
+        _kind(entry.model),
         shown,
         max(len(keys), entry.asked or 0) - len(shown) if keys else 0,
         [(name, value) for name, value in asked.items() if value not in ("", None)],

@@ -28,7 +28,7 @@ def test_without_permission_it_is_closed() -> None:
 def test_an_entry_tells_who_did_what_to_which_row_and_why(viewer: Client) -> None:
     audit.record("olga", "retry", Task, keys=[17], changed=1, reason="again, please", via="page")
     page = get(viewer, AUDIT)
-    assert "Retry 17 tasks.task “again, please” done olga by page just now 1 of 1" in page.text
+    assert "Retry 17 task “again, please” done olga via page just now 1 of 1" in page.text
     assert "/ops/tasks/17/" in page.links
 
 
@@ -38,13 +38,13 @@ def test_what_came_of_it_is_told(viewer: Client) -> None:
     audit.record("olga", "pause", Queue, keys=["mail"], changed=0)
     with pytest.raises(ZeroDivisionError), audit.recording("olga", "revoke", Lease, keys=[4]):
         raise ZeroDivisionError("oh")
-    AuditEntry.objects.create(by="olga", verb="discard", model="tasks.task", key="9")
+    AuditEntry.objects.create(by="olga", verb="discard", model="vanished.thing", key="9")
     text = get(viewer, AUDIT).text
-    assert "Retry 1, 2, 3 tasks.task done in part" in text and "1 of 3 2 it runs" in text
+    assert "Retry 1, 2, 3 task done in part" in text and "1 of 3 2 it runs" in text
     assert "all with state ready done" in text
-    assert "Pause mail tasks.queue changed nothing" in text
+    assert "Pause mail queue changed nothing" in text
     assert "ZeroDivisionError: oh failed" in text
-    assert "Discard 9 tasks.task broken off olga just now ?" in text
+    assert "Discard 9 vanished.thing broken off olga just now ?" in text
 
 
 def test_many_rows_are_named_in_part(viewer: Client) -> None:
