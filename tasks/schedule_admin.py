@@ -13,6 +13,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
+from leasing.access import is_read_only
 from leasing.adminkit import AdminOfAny, Confirmed, ReadOnlyAdmin, badge, link, short, site_url
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
@@ -49,6 +50,7 @@ _pause = Confirmed(
     "are worked as before.",
     forms.Form,
     lambda rows, said, by: rows.pause(by=by),
+    "pause",
 )
 _resume = Confirmed(
     "Resumed",
@@ -56,6 +58,7 @@ _resume = Confirmed(
     "They go on with their next moments; those of the pause are skipped.",
     forms.Form,
     lambda rows, said, by: rows.resume(),
+    "resume",
 )
 _run_now = Confirmed(
     "Run now",
@@ -63,6 +66,7 @@ _run_now = Confirmed(
     "Each is enqueued once, beside its plan, which stays as it is.",
     forms.Form,
     lambda rows, said, by: rows.run_now(by=by),
+    "run",
 )
 
 
@@ -100,12 +104,16 @@ class ScheduleAdmin(ReadOnlyAdmin):
     readonly_fields = fields[len(EDITED) :]
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return AdminOfAny.has_add_permission(self, request)
+        return not is_read_only() and AdminOfAny.has_add_permission(self, request)
 
     def has_change_permission(self, request: HttpRequest, obj: Schedule | None = None) -> bool:
-        return not (obj and obj.declared) and AdminOfAny.has_change_permission(self, request, obj)
+        if is_read_only() or (obj and obj.declared):
+            return False
+        return AdminOfAny.has_change_permission(self, request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Schedule | None = None) -> bool:
+        if is_read_only():
+            return False
         # Code that runs would only declare it again.
         is_living = obj is not None and obj.declared and not is_orphaned(obj, _now())
         return not is_living and AdminOfAny.has_delete_permission(self, request, obj)
