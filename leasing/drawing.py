@@ -98,6 +98,10 @@ class Drawing:
     def __bool__(self) -> bool:
         return bool(self.lanes)
 
+    def live_marks(self) -> list[Lane]:
+        """What makes it another drawing: bars that only grow with the time do not."""
+        return [lane for lane, _ in self.lanes]
+
 
 def draw(lanes: Sequence[Lane], now: datetime, *, left_out: bool = False) -> Drawing:
     """Put ``lanes`` on one axis, which ends at ``now`` when one of them lasts until then."""

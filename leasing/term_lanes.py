@@ -30,9 +30,7 @@ def drawing_of(row: Leasable, timeline: Timeline) -> Drawing:
     return draw(lanes[-MOST:], timeline.now, left_out=left_out)
 
 
-def _lane(
-    title: str, term: Term, previous: Term | None, row: Leasable, timeline: Timeline
-) -> Lane:
+def _lane(title: str, term: Term, previous: Term | None, row: Leasable, timeline: Timeline) -> Lane:
     sign = _sign(term, row, timeline.now)
     start = term.began_at or timeline.since
     end = term.ended_at if term.end != "unknown" else term.ended_at or start
