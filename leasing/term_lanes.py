@@ -68,7 +68,9 @@ def _notes(term: Term, previous: Term | None) -> Iterable[str]:
     if term.renewals:
         yield f"renewed {plural(term.renewals, 'time')}"
     if term.end == "revoked":
-        yield f"by {term.actor or 'an operator'}" + (f": {term.reason}" if term.reason else "")
+        yield f"revoked by {term.actor or 'an operator'}" + (
+            f": {term.reason}" if term.reason else ""
+        )
     if term.refused:
         yield f"{plural(len(term.refused), 'late write')} refused"
 
