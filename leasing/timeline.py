@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from leasing.conf import leasing_settings
@@ -15,6 +15,8 @@ from leasing.models import EventKind, Leasable, LeaseEvent
 
 #: How many events are read, the latest.
 MOST_EVENTS: Final = 200
+#: A revocation and its event are written by two statements.
+AT_ONCE: Final = timedelta(seconds=1)
 
 
 @dataclass
@@ -106,7 +108,8 @@ def _tell(terms: list[Term], event: LeaseEvent) -> None:
             _end(term, event.at, "released")
         case EventKind.REVOKED:
             ended_at = event.previous_expired_at or event.at
-            _end(term, ended_at, "expired" if ended_at < event.at else "revoked")
+            had_expired = event.at - ended_at > AT_ONCE
+            _end(term, ended_at, "expired" if had_expired else "revoked")
             term.reason, term.actor = event.reason, event.actor
         case EventKind.LOST:
             term.lost_at = event.at

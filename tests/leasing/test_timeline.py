@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -107,6 +108,16 @@ def test_what_was_revoked_after_it_expired_ended_when_it_expired(clock: Database
     Lease.objects.filter(resource="crane").revoke(by="olga")
 
     assert told(seen(clock).terms[0], clock) == ("ann", "expired", -40.0, -10.0)
+
+
+def test_a_revocation_is_none_the_less_one_because_its_event_comes_later(
+    clock: DatabaseClock,
+) -> None:
+    take("ann")
+    Lease.objects.filter(resource="crane").revoke(by="olga")
+    LeaseEvent.objects.filter(kind="revoked").update(at=clock.now + timedelta(milliseconds=9))
+
+    assert seen(clock).terms[0].end == "revoked"
 
 
 def test_a_row_that_was_made_anew_leaves_a_term_without_an_end(clock: DatabaseClock) -> None:
