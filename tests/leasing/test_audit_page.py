@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from django.test import Client
 
@@ -99,3 +101,17 @@ def test_markup_in_it_is_inert(viewer: Client) -> None:
     audit.record("<b>o", "<i>x", Task, keys=["<u>1"], changed=1, reason="<script>1</script>")
     page = get(viewer, AUDIT)
     assert not any(tag in page.html for tag in ("<b>o", "<i>x", "<u>1", "<script>1"))
+
+
+def test_it_is_exported_by_the_same_filter(viewer: Client) -> None:
+    audit.record("=olga", "retry", Task, keys=[17], changed=1, reason="again")
+    audit.record("emil", "retry", Task, keys=[18], changed=1)
+    page = get(viewer, f"{AUDIT}?by=%3Dolga&verb=retry")
+    assert "/ops/audit.csv?by=%3Dolga&verb=retry" in page.links
+    response = viewer.get("/ops/audit.csv", {"by": "=olga"})
+    rows = b"".join(response).decode().splitlines()  # type: ignore[arg-type]
+    assert len(rows) == 2 and ",'=olga,retry," in rows[1] and "again" in rows[1]
+    entries = json.loads(b"".join(viewer.get("/ops/audit.json")))  # type: ignore[arg-type]
+    assert [entry["by"] for entry in entries] == ["emil", "=olga"]
+    assert viewer.get("/ops/audit.csv", {"by": "x" * 201}).status_code == 400
+    assert signed_in("tasks.view_task", name="olga").get("/ops/audit.csv").status_code == 403
