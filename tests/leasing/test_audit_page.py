@@ -109,9 +109,9 @@ def test_it_is_exported_by_the_same_filter(viewer: Client) -> None:
     page = get(viewer, f"{AUDIT}?by=%3Dolga&verb=retry")
     assert "/ops/audit.csv?by=%3Dolga&verb=retry" in page.links
     response = viewer.get("/ops/audit.csv", {"by": "=olga"})
-    rows = b"".join(response).decode().splitlines()  # type: ignore[arg-type]
+    rows = b"".join(response).decode().splitlines()
     assert len(rows) == 2 and ",'=olga,retry," in rows[1] and "again" in rows[1]
-    entries = json.loads(b"".join(viewer.get("/ops/audit.json")))  # type: ignore[arg-type]
+    entries = json.loads(b"".join(viewer.get("/ops/audit.json")))
     assert [entry["by"] for entry in entries] == ["emil", "=olga"]
     assert viewer.get("/ops/audit.csv", {"by": "x" * 201}).status_code == 400
     assert signed_in("tasks.view_task", name="olga").get("/ops/audit.csv").status_code == 403
