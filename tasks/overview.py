@@ -55,7 +55,7 @@ def read(request: HttpRequest, span: str) -> dict[str, Any]:
     queues = part("queues", lambda: read_queues(_present(workers)))
     status = part("generator", generator_status)
     figures = part("tasks", lambda: _figures(queues, status, workers, now), Figures())
-    charts = part("charts", lambda: _charts(now, SPANS[span]))
+    sampled = part("samples", lambda: _sampled(now))
     may_see_workers = request.user.has_perm("tasks.view_worker")
     at_work = [worker for worker in workers if worker.role != WorkerRole.GENERATOR]
     shown = at_work[:WORKERS_SHOWN] if may_see_workers else []
@@ -72,7 +72,7 @@ def read(request: HttpRequest, span: str) -> dict[str, Any]:
         "more_workers": len(at_work) > WORKERS_SHOWN,
         "queues": queues,
         "lines": queues.lines[:QUEUES_SHOWN] if queues else [],
-        "charts": charts,
+        "sampled": sampled,
         "span": span,
         "status": status,
         "lease": status.lease if status else None,
@@ -104,10 +104,24 @@ def _present(workers: list[Worker]) -> list[Worker]:
     return [worker for worker in workers if crew.state_of(worker) != WorkerState.GONE]
 
 
-def _charts(now: datetime, seconds: int) -> list[Any]:
+def _sampled(now: datetime) -> tuple[int, int | None] | None:
+    """What tells whether the charts have changed: nothing where nobody samples."""
+    samples = Sample.objects.using(leasing_settings.DATABASE)
+    latest = samples.order_by("-slot").values_list("slot", flat=True).first()
+    return None if latest is None else (int(now.timestamp()) // Sample.SLOT, latest)
+
+
+def read_charts(now: datetime, span: str) -> dict[str, Any]:
+    """What the page shows beside what ``read`` returns, as of ``now``."""
     # Up to the latest slot that is over: the one under way has no sample yet.
     until = datetime.fromtimestamp(int(now.timestamp()) // Sample.SLOT * Sample.SLOT, now.tzinfo)
-    return trimmed(series(until - timedelta(seconds=seconds), until, points=POINTS))
+    begin = until - timedelta(seconds=SPANS[span])
+    try:
+        with _apart():
+            return {"charts": trimmed(series(begin, until, points=POINTS))}
+    except Exception:
+        logger.exception("the overview could not read its charts")
+        return {"charts": None}
 
 
 def _figures(
