@@ -15,7 +15,7 @@ from django.http import HttpRequest
 from leasing.access import may
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow, database_now
-from leasing.paging import capped_count
+from leasing.paging import Capped, capped_count
 from tasks import crew
 from tasks.charts import series
 from tasks.drawing import trimmed
@@ -128,16 +128,19 @@ def _figures(
     queues: Queues | None, status: GeneratorStatus | None, workers: list[Worker], now: datetime
 ) -> Figures:
     tasks = Task.objects.home()
+    running = capped_count(tasks.running())
+    stuck = capped_count(tasks.lapsed()) if running else Capped(0)
+    overdue = tasks.running().filter(expires_at__lte=DbNow() - SWEPT_WITHIN)
     present = _present(workers)
     lines = queues.lines if queues else []
     schedules = Schedule.objects.using(leasing_settings.DATABASE).filter(
         paused_at=None, next_at__lt=DbNow() - OVERDUE_AFTER
     )
     return Figures(
-        running=capped_count(tasks.running()),
-        stuck=capped_count(tasks.lapsed()),
+        running=running,
+        stuck=stuck,
         failed=capped_count(tasks.failed()),
-        overdue=capped_count(tasks.running().filter(expires_at__lte=DbNow() - SWEPT_WITHIN)),
+        overdue=capped_count(overdue) if stuck else Capped(0),
         ready=queues.ready if queues else None,
         scheduled=queues.scheduled if queues else None,
         longest_wait=now - queues.due_since if queues and queues.due_since else None,
