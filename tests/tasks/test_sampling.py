@@ -99,6 +99,8 @@ def test_each_end_of_a_task_is_counted_where_it_came(clock: Clock) -> None:
 def test_what_another_slot_had_is_not_counted_again(clock: Clock) -> None:
     Task.objects.fail(run(TaskFactory()), ValueError("again"))
     Task.objects.complete(run(TaskFactory()), {})
+    expire(run(TaskFactory()))
+    Task.objects.recover()
     Lease.objects.release(Lease.objects.acquire("crane", holder="ann"))
 
     clock.advance(8)
@@ -312,7 +314,11 @@ def test_renewals_alone_do_not_make_a_slot_look_sampled(clock: Clock) -> None:
     tally = sampling.Tally(keeper)
     keeper.renewals = 1
     tally.add()
+    clock.advance(10)
+    assert sampling.take() == 1
 
+    Sample.objects.exclude(queue="").delete()
+    clock.advance(-10)
     chart = series(clock.now - timedelta(seconds=2), clock.now + timedelta(seconds=8))[0]
 
     assert chart.lines[0].values == [None]
