@@ -16,6 +16,7 @@ from leasing.keeper import Keeper
 from leasing.models import Lease
 from tasks import sampling
 from tasks.charts import series
+from tasks.checks import check_settings
 from tasks.counting import Slot, count, depths, percentile
 from tasks.exceptions import GiveUp
 from tasks.models import Queue, Sample, Task, TaskAttempt
@@ -373,3 +374,15 @@ def test_attempts_of_long_ago_are_not_looked_at(clock: Clock) -> None:
 
     newest = TaskAttempt.objects.get().pk
     assert any(f'"id" > {newest}' in query["sql"] for query in captured)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [("SAMPLES", "no", "tasks.E013"), ("SAMPLE_RETENTION", -1, "tasks.E014")],
+)
+def test_settings_that_mean_nothing_are_errors(
+    settings: Settings, name: str, value: Any, code: str
+) -> None:
+    settings.TASK_QUEUE = {name: value}
+
+    assert code in {message.id for message in check_settings()}
