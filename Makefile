@@ -8,7 +8,7 @@ PIP := $(RUN) -m pip -qq --disable-pip-version-check
 COMBOS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: demo test check matrix wheel bench format clean
+.PHONY: demo test check matrix wheel bench browser screenshots format clean
 
 # The demo site on http://localhost:8000, stopped by Ctrl-C. PORT and DATABASE_URL are heeded.
 demo: $(VENV)/demo.stamp
@@ -46,6 +46,10 @@ bench: $(VENV)/test.stamp
 	@$(RUN) -m tests.benchmarks --size $(SIZE) --only $(ONLY) --peers $(PEERS) \
 		$(if $(REPORT_ONLY),--report-only)
 
+# The pictures of docs/dashboard.md, taken from the demo. CHROMIUM names the browser.
+screenshots: $(VENV)/browser.stamp
+	@$(RUN) -m tests.browser.screenshots
+
 format: $(VENV)/dev.stamp
 	@$(RUN) -m ruff check --fix
 	@$(RUN) -m ruff format
@@ -66,6 +70,10 @@ $(VENV)/demo.stamp: $(VENV)/venv.stamp pyproject.toml
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp
 	@$(PIP) install --group test
+	@touch $@
+
+$(VENV)/browser.stamp: $(VENV)/test.stamp
+	@$(PIP) install --group browser
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/test.stamp

@@ -6,15 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 from django.contrib.auth.decorators import login_required, permission_required
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
+from leasing.conf import leasing_settings
+
 View = Callable[..., HttpResponseBase]
 
 #: What live.js sends with a poll. The answer is then the page without its frame.
 LIVE_HEADER = "X-Live"
+#: What is said to who tries to change something while nothing may be.
+READ_ONLY = "This site is read-only: LEASING['READ_ONLY'] is set."
 
 
 def page(permission: str) -> Callable[[View], View]:
@@ -35,12 +40,31 @@ def page(permission: str) -> Callable[[View], View]:
 
 
 def verb(permission: str) -> Callable[[View], View]:
-    """A view that changes something: only by POST, only with ``permission``."""
+    """A view that changes something: only by POST, only with ``permission``, and never while
+    the site is read-only."""
 
     def decorate(view: View) -> View:
-        return never_cache(require_POST(_guarded(permission, view)))
+        def unless_read_only(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            if is_read_only():
+                raise PermissionDenied(READ_ONLY)
+            return view(request, *args, **kwargs)
+
+        unless_read_only.__name__ = view.__name__
+        unless_read_only.__doc__ = view.__doc__
+        return never_cache(require_POST(_guarded(permission, unless_read_only)))
 
     return decorate
+
+
+def is_read_only() -> bool:
+    """Whether LEASING["READ_ONLY"] forbids every change by pages, admin and API."""
+    return bool(leasing_settings.READ_ONLY)
+
+
+def may(request: HttpRequest, permission: str) -> bool:
+    """Whether the user of ``request`` may do now what wants ``permission``: what shows a control
+    asks this."""
+    return not is_read_only() and request.user.has_perm(permission)
 
 
 def is_live(request: HttpRequest) -> bool:

@@ -23,6 +23,7 @@ _revoke = Confirmed(
     "they have already done elsewhere is not undone, and others may begin while they still run.",
     RevokeForm,
     lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
+    "revoke",
 )
 
 

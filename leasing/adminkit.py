@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
-from django.core.exceptions import ValidationError
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -23,7 +23,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 
-from leasing.access import user_name
+from leasing import audit
+from leasing.access import READ_ONLY, is_read_only
 from leasing.paging import COUNT_CAP, capped_count
 from leasing.signs import Sign
 
@@ -83,6 +84,14 @@ class ReadOnlyAdmin(AdminOfAny):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        return {} if is_read_only() else super().get_actions(request)
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        if request.method == "POST" and is_read_only():
+            raise PermissionDenied(READ_ONLY)
+        return super().changelist_view(request, extra_context)
+
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows = super().get_queryset(request)
         is_list = bool(request.resolver_match and request.resolver_match.kwargs == {})
@@ -141,7 +150,8 @@ class Confirmed:
     """An action that shows what it would do and asks before it does it.
 
     ``verb`` gets the chosen rows, the cleaned form and the user's name, and returns how many
-    rows it changed. ``consequence`` is what the page states.
+    rows it changed; ``audited`` is what the audit calls it. ``consequence`` is what the page
+    states.
     """
 
     #: Or the template that shows the action would call it.
@@ -154,8 +164,10 @@ class Confirmed:
         consequence: str,
         form: type[forms.Form],
         verb: Callable[[Any, dict[str, Any], str], int],
+        audited: str,
     ) -> None:
         self.name = name
+        self.audited = audited
         self.question = question
         self.consequence = consequence
         self.form = form
@@ -191,8 +203,13 @@ class Confirmed:
     def _do(
         self, site: ReadOnlyAdmin, request: HttpRequest, keys: list[Any], said: dict[str, Any]
     ) -> None:
-        changed = self.verb(self._rows(site, keys), said, user_name(request))
-        message = f"{self.name}: {said['reason']}" if said.get("reason") else self.name
+        user: Any = request.user
+        reason = said.get("reason", "")
+        with audit.recording(
+            user, self.audited, site.model, keys=keys, reason=reason, via="admin"
+        ) as act:
+            changed = act.changed = self.verb(self._rows(site, keys), said, act.by)
+        message = f"{self.name}: {reason}" if reason else self.name
         user_key: Any = request.user.pk
         LogEntry.objects.log_actions(
             user_key, self._rows(site, keys).defer(*site.large), CHANGE, message

@@ -1,60 +1,150 @@
-"""What is the matter with a lease, in the words of an operator."""
+"""What is the matter with a lease, in the words of an operator: the same five answers as for
+tasks.
+
+    free, released     nobody holds it
+    running_ok, late   its holder has it; late: a renewal was missed
+    expired_unclaimed  its holder let it expire, and nobody has asked for it since
+    flapping           it goes from holder to holder, and none gives it back
+    clock_skew         it was granted by a clock that was ahead of the database's
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Final
 
+from leasing.answers import FLAPPING_WITHIN, FLAPS, Action, Diagnosis, is_skewed
 from leasing.models import EventKind, Leasable, LeaseEvent, LeaseState
-from leasing.signs import LATE, Sign, lease_sign
+from leasing.signs import LATE, UNKNOWN, Sign, lease_sign
+from leasing.wording import span, stamp, until
+
+#: The permission that taking a lease from its holder wants.
+REVOKE: Final = "leasing.revoke_lease"
+_ENDINGS: Final = (EventKind.RELEASED, EventKind.REVOKED)
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Diagnosis):
     """Why a lease is as it is, and what happens next."""
 
-    sign: Sign
-    headline: str
-    next: str
+    sign: Sign = UNKNOWN
     #: What an operator's revocation would do; empty when there is nothing to revoke.
     revoking: str = ""
 
 
-def explain(row: Leasable, now: datetime, ending: LeaseEvent | None = None) -> Explanation:
+def explain(
+    row: Leasable,
+    now: datetime,
+    ending: LeaseEvent | None = None,
+    events: Iterable[LeaseEvent] = (),
+) -> Explanation:
     """Explain the lease of ``row`` at ``now``, the database's clock.
 
     ``ending`` is the event that ended its latest term, where the ledger has one: it tells a
-    revocation from a release.
+    revocation from a release. ``events`` are the latest of it, the newest first: they tell who
+    ended it, when ``ending`` is not given, and whether it goes from holder to holder.
     """
+    events = list(events)
+    ending = ending or next((event for event in events if event.kind in _ENDINGS), None)
     sign = lease_sign(row, now)
     state = row.lease_state(now)
     if state == LeaseState.FREE:
-        return Explanation(sign, "Nobody has ever held it.", "The first to ask for it gets it.")
+        next_ = "The first to ask for it gets it."
+        return Explanation("free", "ok", "Nobody has ever held it.", next_, sign=sign)
     if state == LeaseState.RELEASED:
         return Explanation(
-            sign, _ended(row, ending), "Nobody holds it. The next to ask for it gets it."
+            "released",
+            "ok",
+            _ended(row, ending),
+            "Nobody holds it. The next to ask for it gets it.",
+            until=f"It is over since {stamp(row.released_at or row.expires_at)}.",
+            facts=_facts(row),
+            sign=sign,
         )
+    found = _expired(row, now, sign) if state == LeaseState.EXPIRED else _held(row, now, sign)
+    takeovers = [each for each in events if _is_recent_takeover(each, now)]
+    return found if len(takeovers) < FLAPS else _flapping(found, takeovers)
+
+
+def _expired(row: Leasable, now: datetime, sign: Sign) -> Explanation:
+    headline = f"{row.holder} neither renewed it nor gave it back in time."
+    next_ = (
+        "Nobody holds it. The next to ask takes it over under a greater token, and a late "
+        f"write by {row.holder} is refused."
+    )
+    found = _told(row, now, "expired_unclaimed", "warning", headline, next_, sign)
+    return replace(found, who=f"Nobody any more; {row.holder} did.")
+
+
+def _held(row: Leasable, now: datetime, sign: Sign) -> Explanation:
+    next_ = (
+        "While its holder renews it, it stays held. Otherwise it expires at that time, and "
+        "the next to ask takes it over."
+    )
+    if is_skewed(now, row.acquired_at, row.renewed_at):
+        ahead = max(m for m in (row.acquired_at, row.renewed_at) if m is not None) - now
+        headline = (
+            f"{row.holder} holds it. The database's clock is {span(ahead)} behind what it was "
+            "then: it was set back, or another server took over."
+        )
+        next_ = f"If its holder dies, nobody else gets it for {span(ahead)} longer. {next_}"
+        return _told(row, now, "clock_skew", "warning", headline, next_, sign)
+    if sign is LATE:
+        headline = f"{row.holder} has missed a renewal."
+        return _told(row, now, "late", "warning", headline, next_, sign)
+    return _told(row, now, "running_ok", "ok", f"{row.holder} holds it.", next_, sign)
+
+
+def _told(
+    row: Leasable, now: datetime, code: str, severity: str, headline: str, next_: str, sign: Sign
+) -> Explanation:
     revoking = (
         f"{row.holder} loses it at once, and what it still writes under the old token is "
         "refused. What it has already done elsewhere is not undone, and another may begin "
         "while it still runs."
     )
-    if state == LeaseState.EXPIRED:
-        return Explanation(
-            sign,
-            f"{row.holder} neither renewed it nor gave it back in time.",
-            "Nobody holds it. The next to ask takes it over under a greater token, and a late "
-            f"write by {row.holder} is refused.",
-            revoking,
-        )
-    late = sign is LATE
-    headline = f"{row.holder} has missed a renewal." if late else f"{row.holder} holds it."
     return Explanation(
-        sign,
+        code,
+        severity,
         headline,
-        "While its holder renews it, it stays held. Otherwise it expires at that time, and "
-        "the next to ask takes it over.",
-        revoking,
+        next_,
+        who=f"{row.holder}.",
+        until=f"{stamp(row.expires_at)}, {until(row.expires_at, now)}.",
+        facts=_facts(row),
+        actions=[Action("revoke", "Take it from its holder", revoking, REVOKE)],
+        sign=sign,
+        revoking=revoking,
+    )
+
+
+def _facts(row: Leasable) -> list[tuple[str, str]]:
+    renewed = [("Last renewal", stamp(row.renewed_at))] if row.renewed_at else []
+    return [
+        ("Held by", row.holder),
+        ("Since", stamp(row.acquired_at) if row.acquired_at else "never"),
+        *renewed,
+        ("Until", stamp(row.expires_at)),
+        ("Granted", f"{row.grants} times" if row.grants != 1 else "once"),
+    ]
+
+
+def _is_recent_takeover(event: LeaseEvent, now: datetime) -> bool:
+    return event.kind == EventKind.TAKEN_OVER and event.at > now - FLAPPING_WITHIN
+
+
+def _flapping(found: Explanation, takeovers: list[LeaseEvent]) -> Explanation:
+    holders = ", ".join(dict.fromkeys(event.previous_holder for event in takeovers))
+    return replace(
+        found,
+        code="flapping",
+        severity="warning",
+        headline=f"{found.headline} It goes from holder to holder: {len(takeovers)} let it expire "
+        f"within {span(FLAPPING_WITHIN)}.",
+        next=f"{found.next} Holders that die, or cannot reach the database in time, go on so: a "
+        "longer ttl helps the slow ones.",
+        facts=[*found.facts, ("Lost by", holders)],
     )
 
 

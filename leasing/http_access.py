@@ -11,6 +11,9 @@ loopback, so a request that says it was forwarded is refused (a proxy that adds 
 cannot be told from a client: this mode is for sites without one); so is one that a browser
 sends for a page of another site. A user who is signed in is judged as in the closed mode, here
 too.
+
+A site that is **read-only** refuses every request that would change something, whoever sends it:
+those of workers that work over HTTP as well.
 """
 
 from __future__ import annotations
@@ -23,8 +26,10 @@ from django.http import HttpRequest
 from ninja.errors import HttpError
 from ninja.utils import check_csrf
 
+from leasing.access import READ_ONLY, is_read_only
 from leasing.conf import leasing_settings
 
+SAFE = ("GET", "HEAD", "OPTIONS")
 FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via")
 
 
@@ -45,6 +50,8 @@ class Access:
             _check_stranger(request)
         else:
             raise HttpError(401, "Sign in first.")
+        if request.method not in SAFE and is_read_only():
+            raise HttpError(403, READ_ONLY)
         return caller(request)
 
     def _check_user(self, request: HttpRequest, user: Any) -> None:

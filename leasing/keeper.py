@@ -131,6 +131,8 @@ class Keeper:
     def __init__(self, clock: Callable[[], float] = holder_clock, threads: bool = True) -> None:
         self.clock = clock
         self._with_threads = threads
+        #: How many renewals it was granted since the process began.
+        self.renewals = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -259,6 +261,7 @@ class Keeper:
             if hold.grant_id != grants[key]:
                 continue  # left and entered again meanwhile: the answer is about another term
             if key in answer.renewed:
+                self.renewals += 1
                 hold.renewed(sent_at, answer.renewed[key])
                 hold.due_at = sent_at + hold.interval * jitter
             elif key in answer.lost:

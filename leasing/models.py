@@ -7,10 +7,12 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.apps import apps
-from django.db import models
+from django.db import models, transaction
 from django.db.models import F, Q
 
-from leasing.functions import EPOCH, DbNow
+from leasing.conf import leasing_settings
+from leasing.dialects import lock
+from leasing.functions import EPOCH, DbNow, after
 from leasing.history import LeaseEventQuerySet
 from leasing.hold import Hold
 from leasing.named import LeaseQuerySet
@@ -246,6 +248,85 @@ class LeaseEvent(models.Model):
         super().save(*args, **kwargs)
 
 
+class AuditEntryQuerySet(models.QuerySet["AuditEntry"]):
+    """What operators did: ``AuditEntry.objects``. Entries are written by ``leasing.audit``."""
+
+    def about(self, row: models.Model) -> Self:
+        """What was done to ``row`` alone; not what was done to many at once."""
+        return self.filter(model=row._meta.label_lower, key=str(row.pk))
+
+    def prune(self, age: timedelta, batch: int = 500) -> int:
+        """Delete the entries that are older than ``age``, ``batch`` rows in a transaction.
+        Returns how many. Any number may prune at once."""
+        using = self._db or leasing_settings.DATABASE  # type: ignore[attr-defined]
+        entries = AuditEntry.objects.using(using)
+        # By key, which follows the time: what is younger is not looked at any further.
+        younger = entries.filter(at__gt=after(-age)).order_by("pk").values_list("pk", flat=True)
+        first = younger.first()
+        old = entries if first is None else entries.filter(pk__lt=first)
+        deleted = 0
+        while True:
+            with transaction.atomic(using=using):
+                locked = lock(old.order_by("pk"), skip_locked=True).values_list("pk", flat=True)
+                keys = list(locked[:batch])
+                deleted += entries.filter(pk__in=keys).delete()[0]
+            if len(keys) < batch:
+                return deleted
+
+
+class AuditEntry(models.Model):
+    """Something that a person did to leases, tasks, queues or the generator.
+
+    It is written before anything is changed, and its outcome once, afterwards: one without an
+    outcome is of an action that was broken off, and nobody knows how much it had changed.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    at = models.DateTimeField(db_default=DbNow())
+    #: The name of the user, or of the command's.
+    by = models.CharField(max_length=200)
+    #: What was done: retry, cancel, discard, reschedule, revoke, pause, resume, start, stop, run.
+    verb = models.CharField(max_length=50)
+    #: Where it was asked for: page, admin, api or command.
+    via = models.CharField(max_length=20, blank=True, default="")
+    #: Of which model the rows are ("tasks.task").
+    model = models.CharField(max_length=100)
+    #: The key of the row, when it was one.
+    key = models.CharField(max_length=200, blank=True, default="")
+    #: What it was done to: {"keys": [...]}, {"filter": {...}}, or both.
+    target = models.JSONField(default=dict)
+    reason = models.CharField(max_length=500, blank=True, default="")
+    #: How many rows were asked for, and how many changed; null without an outcome.
+    asked = models.PositiveIntegerField(null=True, default=None)
+    changed = models.PositiveIntegerField(null=True, default=None)
+    #: Why the others were not: {"it was not failed or cancelled": 3}.
+    skipped = models.JSONField(default=dict)
+    #: What was raised, when the action failed.
+    error = models.CharField(max_length=500, blank=True, default="")
+    finished_at = models.DateTimeField(null=True, default=None)
+
+    objects: ClassVar = AuditEntryQuerySet.as_manager()
+
+    class Meta:
+        verbose_name_plural = "audit entries"
+        # What a user is given for the model: to look. Nobody adds, changes or deletes.
+        default_permissions = ("view",)
+        ordering: ClassVar = ["-id"]
+        indexes: ClassVar = [
+            models.Index("model", "key", F("id").desc(), name="leasing_audit_of_row"),
+            models.Index("by", F("id").desc(), name="leasing_audit_by_whom"),
+            models.Index("verb", F("id").desc(), name="leasing_audit_of_verb"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.verb} by {self.by}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        if not self._state.adding:
+            raise TypeError("An audit entry is never changed.")
+        super().save(*args, **kwargs)
+
+
 class OnceKey(Leasable):
     """A piece of work that is done once a window: see ``leasing.idempotency``."""
 
@@ -287,6 +368,7 @@ def leasable_models() -> list[type[Leasable]]:
 
 
 __all__ = [
+    "AuditEntry",
     "EventKind",
     "Leasable",
     "Lease",

@@ -3,6 +3,7 @@
     lease      held by nobody for so long, and its grace is over too
     once key   its window and its lease were over for so long
     event      of a term that was over for so long: see ``leasing.history``
+    audit      entries older than LEASING["AUDIT_RETENTION"], by themselves
 
 Whoever asks for a deleted name again gets a row made anew, whose tokens begin at the database's
 clock. So no row goes whose token is not behind that clock, by as long: tokens rise on.
@@ -17,9 +18,10 @@ from typing import Any
 from django.db import models, transaction
 from django.db.models import Q
 
+from leasing.conf import leasing_settings
 from leasing.dialects import lock
 from leasing.functions import DbMicroseconds, after, database_now
-from leasing.models import Lease, LeaseEvent, OnceKey
+from leasing.models import AuditEntry, Lease, LeaseEvent, OnceKey
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,12 @@ def prune(age: timedelta, batch: int = 500) -> Pruned:
     using = Lease.objects.home().db
     events = LeaseEvent.objects.using(using).prune(database_now(using) - age, batch)
     return Pruned(leases, events, once_keys)
+
+
+def prune_audit(batch: int = 500) -> int:
+    """Delete audit entries that are older than AUDIT_RETENTION. Returns how many."""
+    age = leasing_settings.AUDIT_RETENTION
+    return 0 if age is None else AuditEntry.objects.prune(timedelta(seconds=age), batch)
 
 
 def prunable_leases(age: timedelta) -> models.QuerySet[Lease]:

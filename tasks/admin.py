@@ -14,6 +14,7 @@ from django.utils.safestring import SafeString
 
 from leasing.adminkit import Confirmed, ReadOnlyAdmin, badge, link, short, site_url
 from leasing.forms import RevokeForm
+from leasing.masking import masked
 from leasing.templatetags.leasing_ops import pretty_json
 from tasks.diagnosis import CANCEL, RETRY, REVOKE
 from tasks.forms import CancelForm, PauseForm, ResumeForm, RetryForm
@@ -35,6 +36,7 @@ _retry = Confirmed(
     RETRY.consequence,
     RetryForm,
     lambda rows, said, by: rows.retry(by=by),
+    "retry",
 )
 _revoke = Confirmed(
     "Revoked",
@@ -42,6 +44,7 @@ _revoke = Confirmed(
     REVOKE.consequence,
     RevokeForm,
     lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
+    "revoke",
 )
 _cancel = Confirmed(
     "Cancelled",
@@ -49,6 +52,7 @@ _cancel = Confirmed(
     CANCEL.consequence,
     CancelForm,
     lambda rows, said, by: rows.cancel(by=by, reason=said["reason"]),
+    "cancel",
 )
 
 _pause = Confirmed(
@@ -59,6 +63,7 @@ _pause = Confirmed(
     lambda rows, said, by: sum(
         rows.pause(queue.name, by=by, reason=said["reason"]) for queue in rows
     ),
+    "pause",
 )
 _resume = Confirmed(
     "Resumed",
@@ -66,7 +71,12 @@ _resume = Confirmed(
     "What has waited is claimed at once, in its order.",
     ResumeForm,
     lambda rows, said, by: sum(rows.resume(queue.name, by=by) for queue in rows),
+    "resume",
 )
+
+
+#: What only those see who have the permission view_payload.
+PAYLOAD = ("data", "output")
 
 
 def _tasks_of(text: str, **where: str) -> SafeString | str:
@@ -80,7 +90,7 @@ def _worker(name: str) -> SafeString | str:
 
 
 def _json(value: Any) -> SafeString:
-    return format_html('<pre class="leasing-json">{}</pre>', pretty_json(value))
+    return format_html('<pre class="leasing-json">{}</pre>', pretty_json(masked(value)))
 
 
 @admin.register(Task)
@@ -128,6 +138,10 @@ class TaskAdmin(ReadOnlyAdmin):
         rows: Any = super().get_queryset(request)
         with_state: QuerySet[Any] = rows.with_state()
         return with_state
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        hidden = () if request.user.has_perm("tasks.view_payload") else PAYLOAD
+        return [field for field in super().get_fields(request, obj) if field not in hidden]
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("tasks.retry_task")

@@ -23,6 +23,7 @@ from leasing.http_json import Error, Limit, Notice
 from leasing.names import check_name
 from tasks.api_json import (
     Complete,
+    DiagnosisOut,
     Enqueue,
     Fail,
     GeneratorOut,
@@ -31,6 +32,7 @@ from tasks.api_json import (
     TaskList,
     TaskOut,
 )
+from tasks.diagnosis import diagnose
 from tasks.exceptions import NotSerializable, UnknownQueue, UnknownTask
 from tasks.generator import GeneratorStatus, generator_status, start_generator, stop_generator
 from tasks.models import Task
@@ -47,19 +49,19 @@ router = Router(tags=["tasks"])
 @router.get("/tasks", auth=may_see, response=answers({200: TaskList}, 400))
 def list_tasks(request: HttpRequest, limit: Limit = 100) -> TaskList:
     """Tasks in whatever state."""
-    return newest(tasks(), limit)
+    return newest(request, tasks(), limit)
 
 
 @router.get("/tasks/started", auth=may_see, response=answers({200: TaskList}, 400))
 def list_started_tasks(request: HttpRequest, limit: Limit = 100) -> TaskList:
     """Tasks that were begun and are not done; between two attempts too."""
-    return newest(tasks().filter(started_at__isnull=False, processed_at=None), limit)
+    return newest(request, tasks().filter(started_at__isnull=False, processed_at=None), limit)
 
 
 @router.get("/tasks/processed", auth=may_see, response=answers({200: TaskList}, 400))
 def list_processed_tasks(request: HttpRequest, limit: Limit = 100) -> TaskList:
     """Tasks that ended, in whatever way."""
-    return newest(tasks().filter(processed_at__isnull=False), limit)
+    return newest(request, tasks().filter(processed_at__isnull=False), limit)
 
 
 @router.post("/tasks", auth=may_add, response=answers({200: TaskOut, 201: TaskOut}, *BAD_BODY))
@@ -93,7 +95,14 @@ def claim_next_task(request: HttpRequest, body: Processor) -> Status[Any]:
 @router.get("/tasks/{task_id}", auth=may_see, response=answers({200: TaskAnswer}, 404))
 def get_task(request: HttpRequest, task_id: str) -> TaskAnswer:
     """One task."""
-    return TaskAnswer(task=TaskOut.of(find(task_id)))
+    return TaskAnswer(task=shown(request, find(task_id)))
+
+
+@router.get("/tasks/{task_id}/diagnosis", auth=may_see, response=answers({200: DiagnosisOut}, 404))
+def diagnose_task(request: HttpRequest, task_id: str) -> DiagnosisOut:
+    """Why a task is where it is, what happens next, and what can be done."""
+    task = find(task_id)
+    return DiagnosisOut(id=task.pk, **diagnose(task).as_json())
 
 
 _REFUSED: dict[int, Any] = {200: Notice, 409: Notice | Error}
@@ -145,7 +154,7 @@ def fail_task(request: HttpRequest, task_id: str, body: Fail) -> Status[Any]:
 )
 def start(request: HttpRequest) -> Status[GeneratorOut]:
     """Wish that tasks are generated. 409 if someone stopped it again at the same moment."""
-    return generator_answer(start_generator(by=caller(request)), wanted=True)
+    return generator_answer(start_generator(by=caller(request), via="api"), wanted=True)
 
 
 @router.delete(
@@ -157,7 +166,7 @@ def start(request: HttpRequest) -> Status[GeneratorOut]:
 def stop(request: HttpRequest) -> Status[GeneratorOut]:
     """Wish that no more tasks are generated: once this is answered, none are. 409 if someone
     started it again at the same moment."""
-    return generator_answer(stop_generator(by=caller(request)), wanted=False)
+    return generator_answer(stop_generator(by=caller(request), via="api"), wanted=False)
 
 
 @router.get(
@@ -176,9 +185,17 @@ def tasks() -> TaskQuerySet:
     return rows
 
 
-def newest(rows: TaskQuerySet, limit: int) -> TaskList:
+def newest(request: HttpRequest, rows: TaskQuerySet, limit: int) -> TaskList:
     """The ``limit`` newest of ``rows``."""
-    return TaskList(tasks=[TaskOut.of(task) for task in rows.order_by("-pk")[:limit]])
+    return TaskList(tasks=[shown(request, task) for task in rows.order_by("-pk")[:limit]])
+
+
+def shown(request: HttpRequest, task: Task) -> TaskOut:
+    """``task`` as who sent ``request`` may see it: a user without permission sees no payload.
+    Clients without credentials, where they are let in, see what there is."""
+    user: Any = getattr(request, "user", None)
+    is_user = user is not None and user.is_authenticated
+    return TaskOut.of(task, with_payload=not is_user or user.has_perm("tasks.view_payload"))
 
 
 def find(task_id: str) -> Task:

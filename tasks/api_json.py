@@ -103,8 +103,9 @@ class TaskOut(BothSpellings):
     grants: int = Field(description="How often it was granted.")
 
     @classmethod
-    def of(cls, task: Task) -> TaskOut:
-        """``task`` as it was read."""
+    def of(cls, task: Task, *, with_payload: bool = True) -> TaskOut:
+        """``task`` as it was read; without ``with_payload`` nobody sees what it was given, nor
+        what it gave back."""
         return cls(
             id=task.pk,
             name=task.name,
@@ -113,7 +114,7 @@ class TaskOut(BothSpellings):
             priority=task.priority,
             attempts=task.attempts,
             max_attempts=task.max_attempts,
-            task_data=task.task_data,
+            task_data=task.task_data if with_payload else None,
             scheduled_at=task.scheduled_at,
             created_at=task.created_at,
             processor=task.holder or None,
@@ -121,7 +122,7 @@ class TaskOut(BothSpellings):
             must_heartbeat_before=task.expires_at if task.grants else None,
             started_at=task.started_at,
             processed_at=task.processed_at,
-            task_output=task.task_output,
+            task_output=task.task_output if with_payload else None,
             last_error=task.last_error,
             cancel_requested_at=task.cancel_requested_at,
             fencing_token=task.fencing_token,
@@ -139,6 +140,31 @@ class TaskList(BaseModel):
     """Some tasks, newest first."""
 
     tasks: list[TaskOut]
+
+
+class ActionOut(BaseModel):
+    """What an operator can do, and what follows from it."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    name: str
+    label: str
+    consequence: str
+    permission: str
+
+
+class DiagnosisOut(BaseModel):
+    """Why a task is where it is."""
+
+    id: int
+    code: str
+    severity: Literal["ok", "info", "warning", "critical"]
+    headline: str = Field(description="Why.")
+    who: str = Field(description="Who holds it.")
+    until: str = Field(description="Until when.")
+    next: str = Field(description="What happens if nobody does anything.")
+    facts: dict[str, str]
+    actions: list[ActionOut]
 
 
 class GeneratorOut(BothSpellings):

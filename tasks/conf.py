@@ -31,6 +31,10 @@ class TaskQueueSettings(AppSettings):
     #: How long tasks are kept that have ended, by their state: seconds, a timedelta, or None
     #: for ever. States that it does not name: see ``tasks.housekeeping``.
     RETENTION: Mapping[str, Age] = {}
+    #: Whether one of all workers notes every ten seconds what the charts show.
+    SAMPLES: bool = True
+    #: How long that is kept; None: for ever.
+    SAMPLE_RETENTION: Age = 86_400.0
     #: How often an idle worker looks for tasks; a fifth as often while notifications arrive.
     POLL_EVERY: float = 1.0
     #: How long a worker that was asked to stop lets its tasks run on.

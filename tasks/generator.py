@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from django.db import Error, close_old_connections, connections, transaction
 from django.db.models import F
 
+from leasing import audit
 from leasing.conf import leasing_settings
 from leasing.dialects import lock
 from leasing.exceptions import LeaseHeld, LeaseLost
@@ -45,6 +46,12 @@ class GeneratorStatus:
     message: str
     wish: GeneratorWish | None
     lease: Lease | None
+
+    @property
+    def holder(self) -> str:
+        """Who has the lease now; empty: nobody."""
+        state = getattr(self.lease, "state", None)
+        return self.lease.holder if self.lease and state == LeaseState.ACTIVE else ""
 
 
 def generator_status() -> GeneratorStatus:
@@ -75,15 +82,15 @@ def _stopped_message(wish: GeneratorWish | None, holder: str) -> str:
     return f"The generator was stopped{by}."
 
 
-def start_generator(by: str = "", reason: str = "") -> GeneratorStatus:
-    """Wish tasks to be generated."""
-    _wish(True, by, reason)
+def start_generator(by: str = "", reason: str = "", via: str = "") -> GeneratorStatus:
+    """Wish tasks to be generated. ``via`` says where it was asked for, in the audit."""
+    _wish_of_somebody(True, by, reason, via)
     return generator_status()
 
 
-def stop_generator(by: str = "", reason: str = "") -> GeneratorStatus:
+def stop_generator(by: str = "", reason: str = "", via: str = "") -> GeneratorStatus:
     """Wish no more tasks to be generated. When this returns, none will be."""
-    _wish(False, by, reason)
+    _wish_of_somebody(False, by, reason, via)
     return generator_status()
 
 
@@ -95,12 +102,22 @@ def start_unless_asked() -> None:
             _wish(True, "run_generator", "started with the first generator")
 
 
-def _wish(wanted: bool, by: str, reason: str) -> None:
+def _wish_of_somebody(wanted: bool, by: str, reason: str, via: str) -> None:
+    verb = "start" if wanted else "stop"
+    with audit.recording(by, verb, GeneratorWish, keys=[1], reason=reason, via=via) as act:
+        if _wish(wanted, by, reason):
+            act.changed = 1
+        else:
+            act.skipped = {"it was as wished": 1}
+
+
+def _wish(wanted: bool, by: str, reason: str) -> bool:
+    """Write the wish. Returns whether it was another."""
     using = leasing_settings.DATABASE
     with transaction.atomic(using=using):
         wish = _locked_wish(using)
         if wish.revision and wish.wanted == wanted:
-            return
+            return False
         GeneratorWish.objects.using(using).update(
             wanted=wanted,
             revision=F("revision") + 1,
@@ -108,6 +125,7 @@ def _wish(wanted: bool, by: str, reason: str) -> None:
             changed_at=DbNow(),
             reason=reason[:500],
         )
+    return True
 
 
 def _locked_wish(using: str) -> GeneratorWish:

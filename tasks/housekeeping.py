@@ -18,6 +18,7 @@ from django.db import Error, close_old_connections, connections
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseError
 from leasing.idempotency import once
+from leasing.pruning import prune_audit
 from tasks.conf import Age, task_settings
 from tasks.models import Task, TaskStatus
 from tasks.querysets import BULK_BATCH
@@ -88,9 +89,14 @@ def run_until(stopping: threading.Event, examine: Callable[[], object]) -> None:
         _once("tasks:examine", task_settings.EXAMINE_EVERY, lambda: bool(examine()), stopping)
         if task_settings.PRUNE_EVERY is not None:
             every = task_settings.PRUNE_EVERY
-            _once("tasks:prune", every, lambda: prune(stopping=stopping), stopping)
+            _once("tasks:prune", every, lambda: _prune_all(stopping), stopping)
         connections.close_all()  # or it would idle until the next time
         stopping.wait(task_settings.EXAMINE_EVERY * random.uniform(0.8, 1.0))
+
+
+def _prune_all(stopping: threading.Event) -> None:
+    prune(stopping=stopping)
+    prune_audit()
 
 
 def _once(key: str, window: float, work: Callable[[], Any], stopping: threading.Event) -> None:

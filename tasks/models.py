@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from django.db import models
@@ -102,6 +102,7 @@ class Task(Leasable):
             ("cancel_task", "Can cancel a task"),
             ("discard_task", "Can delete a task that has ended"),
             ("reschedule_task", "Can move a task to another time or queue"),
+            ("view_payload", "Can see what tasks were given, and what they gave back"),
         ]
         constraints: ClassVar = [
             *Leasable.Meta.constraints,
@@ -172,10 +173,26 @@ class Task(Leasable):
                 name="tasks_task_running",
                 condition=Q(status=TaskStatus.RUNNING),
             ),
+            # The lists of the pages, in their order.
             models.Index(
-                fields=["id"],
+                fields=["scheduled_at", "id"],
+                name="tasks_task_waiting",
+                condition=Q(status=TaskStatus.READY),
+            ),
+            models.Index(
+                fields=["scheduled_at", "id"],
+                name="tasks_task_retrying",
+                condition=Q(status=TaskStatus.READY, attempts__gt=0),
+            ),
+            models.Index(
+                fields=["processed_at", "id"],
                 name="tasks_task_failed",
                 condition=Q(status=TaskStatus.FAILED),
+            ),
+            models.Index(
+                fields=["processed_at", "id"],
+                name="tasks_task_cancelled",
+                condition=Q(status=TaskStatus.CANCELLED),
             ),
             models.Index(
                 fields=["processed_at"],
@@ -413,8 +430,20 @@ class WorkerState(models.TextChoices):
     STOPPED = "stopped"
 
 
+class WorkerRole(models.TextChoices):
+    """What a process is there for that shows signs of life."""
+
+    WORKER = "worker"
+    RECOVERY = "recovery"
+    GENERATOR = "generator"
+
+
 class WorkerQuerySet(models.QuerySet["Worker"]):
-    """Worker processes."""
+    """Worker processes, and those that stand beside them."""
+
+    def generators(self) -> WorkerQuerySet:
+        """Those that generate, or stand by to."""
+        return self.filter(role=WorkerRole.GENERATOR)
 
     def with_state(self) -> WorkerQuerySet:
         """Annotate ``state`` (a WorkerState) and ``now`` by the database's clock."""
@@ -463,6 +492,9 @@ class Worker(models.Model):
     id = models.BigAutoField(primary_key=True)
     #: The holder's name on its tasks.
     name = models.CharField(max_length=200, unique=True)
+    role = models.CharField(
+        max_length=9, choices=WorkerRole, default=WorkerRole.WORKER.value, db_default="worker"
+    )
     hostname = models.CharField(max_length=255)
     pid = models.PositiveIntegerField()
     queues = models.JSONField(default=list)
@@ -511,11 +543,59 @@ class GeneratorWish(models.Model):
         return "started" if self.wanted else "stopped"
 
 
+class Sample(models.Model):
+    """What went on in one queue in ten seconds: see ``tasks.sampling``. The row of no queue ("")
+    has what concerns the leases of all."""
+
+    SLOT = 10
+
+    id = models.BigAutoField(primary_key=True)
+    queue = models.CharField(max_length=200)
+    #: When its ten seconds begin: seconds since 1970 by the database's clock, a multiple of ten.
+    slot = models.BigIntegerField()
+    # At the end of the slot, counted up to ``leasing.paging.COUNT_CAP``; null where nobody looked.
+    ready = models.PositiveIntegerField(null=True, default=None)
+    scheduled = models.PositiveIntegerField(null=True, default=None)
+    running = models.PositiveIntegerField(null=True, default=None)
+    # In the slot.
+    enqueued = models.PositiveIntegerField(default=0)
+    claimed = models.PositiveIntegerField(default=0)
+    completed = models.PositiveIntegerField(default=0)
+    #: Failed for good, and cancelled.
+    failed = models.PositiveIntegerField(default=0)
+    cancelled = models.PositiveIntegerField(default=0)
+    #: Attempts that failed and are followed by another, and attempts whose holder was gone.
+    retried = models.PositiveIntegerField(default=0)
+    recovered = models.PositiveIntegerField(default=0)
+    #: Seconds from being due to being claimed, of what was claimed in the slot; null for nothing.
+    wait_p50 = models.FloatField(null=True, default=None)
+    wait_p95 = models.FloatField(null=True, default=None)
+    # Of leases: those of the queue's tasks; in the row of no queue all others, and every renewal.
+    renewals = models.PositiveIntegerField(default=0)
+    expirations = models.PositiveIntegerField(default=0)
+    releases = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        default_permissions = ("view",)
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["slot", "queue"], name="tasks_sample_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.queue or 'leases'} at {self.at:%Y-%m-%d %H:%M:%S}"
+
+    @property
+    def at(self) -> datetime:
+        """When its ten seconds begin."""
+        return datetime.fromtimestamp(self.slot, UTC)
+
+
 __all__ = [
     "AttemptOutcome",
     "GeneratorWish",
     "MissedSlots",
     "Queue",
+    "Sample",
     "Schedule",
     "ScheduleSlot",
     "Task",
@@ -525,5 +605,6 @@ __all__ = [
     "UniqueFor",
     "Worker",
     "WorkerQuerySet",
+    "WorkerRole",
     "WorkerState",
 ]

@@ -13,6 +13,8 @@ from django.http import HttpRequest
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
+from leasing import audit
+from leasing.access import is_read_only
 from leasing.adminkit import AdminOfAny, Confirmed, ReadOnlyAdmin, badge, link, short, site_url
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
@@ -49,6 +51,7 @@ _pause = Confirmed(
     "are worked as before.",
     forms.Form,
     lambda rows, said, by: rows.pause(by=by),
+    "pause",
 )
 _resume = Confirmed(
     "Resumed",
@@ -56,6 +59,7 @@ _resume = Confirmed(
     "They go on with their next moments; those of the pause are skipped.",
     forms.Form,
     lambda rows, said, by: rows.resume(),
+    "resume",
 )
 _run_now = Confirmed(
     "Run now",
@@ -63,6 +67,7 @@ _run_now = Confirmed(
     "Each is enqueued once, beside its plan, which stays as it is.",
     forms.Form,
     lambda rows, said, by: rows.run_now(by=by),
+    "run",
 )
 
 
@@ -100,12 +105,16 @@ class ScheduleAdmin(ReadOnlyAdmin):
     readonly_fields = fields[len(EDITED) :]
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return AdminOfAny.has_add_permission(self, request)
+        return not is_read_only() and AdminOfAny.has_add_permission(self, request)
 
     def has_change_permission(self, request: HttpRequest, obj: Schedule | None = None) -> bool:
-        return not (obj and obj.declared) and AdminOfAny.has_change_permission(self, request, obj)
+        if is_read_only() or (obj and obj.declared):
+            return False
+        return AdminOfAny.has_change_permission(self, request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Schedule | None = None) -> bool:
+        if is_read_only():
+            return False
         # Code that runs would only declare it again.
         is_living = obj is not None and obj.declared and not is_orphaned(obj, _now())
         return not is_living and AdminOfAny.has_delete_permission(self, request, obj)
@@ -120,6 +129,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
     ) -> None:
         """Store what the form changed, and nothing that a scheduler may have moved meanwhile."""
         changed = set(form.changed_data)
+        self._audit(request, "change" if change else "add", [obj])
         if not change or changed & set(RULE):
             obj.next_at = obj.rule.first(_now())
             changed.add("next_at")
@@ -127,6 +137,21 @@ class ScheduleAdmin(ReadOnlyAdmin):
             obj.save()
         elif changed:
             obj.save(update_fields=changed)
+
+    def delete_model(self, request: HttpRequest, obj: Schedule) -> None:
+        self._audit(request, "delete", [obj])
+        super().delete_model(request, obj)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
+        self._audit(request, "delete", list(queryset))
+        super().delete_queryset(request, queryset)
+
+    @staticmethod
+    def _audit(request: HttpRequest, verb: str, rows: list[Schedule]) -> None:
+        """Note what the forms of the admin do, by name: in the transaction in which they do it."""
+        user: Any = request.user
+        names = [row.name for row in rows]
+        audit.record(user, verb, Schedule, changed=len(rows), filter={"name": names}, via="admin")
 
     def view_on_site(self, schedule: Schedule) -> str | None:
         return site_url("tasks:schedules")

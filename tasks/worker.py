@@ -10,6 +10,7 @@
     bell           wakes the main thread when something was enqueued (``bell``)
     controller     recovers tasks whose holder is gone (``recovery``)
     scheduler      enqueues what schedules say (``schedules``)
+    sampler        notes what the charts show, in one of all workers (``sampling``)
     presence       keeps this worker's row up to date
 
 Asked to stop (SIGTERM, SIGINT) it claims nothing more and lets its tasks run on until a
@@ -35,7 +36,7 @@ from leasing.clock import clock
 from leasing.conf import leasing_settings
 from leasing.keeper import keeper
 from leasing.names import default_holder
-from tasks import recovery, runner, schedules
+from tasks import recovery, runner, sampling, schedules
 from tasks.bell import SECOND_LOOK, Listener, ringer
 from tasks.chaos import Chaos
 from tasks.conf import task_settings
@@ -113,6 +114,7 @@ class WorkerProcess:
         self._more = False
         self._lock = threading.Lock()
         self._look_again_at: float | None = None
+        self._sampler: threading.Thread | None = None
         self._presence: threading.Thread | None = None
         self._timekeeper = Timekeeper(runner.time_out)
         self._listener = Listener(leasing_settings.DATABASE, self._hear, self._ended)
@@ -319,6 +321,7 @@ class WorkerProcess:
         self._start("bell", self._listener.listen)
         self._start("controller", lambda: recovery.run_until(self._ended, self._wake.set))
         self._start("scheduler", lambda: schedules.run_until(self._ended, self._wake.set))
+        self._sampler = self._start("sampler", lambda: sampling.run_until(self._ended))
         self._presence = self._start("presence", self._keep_present)
 
     def _start(self, name: str, work: Callable[[], Any]) -> threading.Thread:
@@ -356,6 +359,8 @@ class WorkerProcess:
         if self._presence is not None:
             # A sign of life that is under way would undo the signing off.
             self._presence.join(PRESENCE_PATIENCE)
+        if self._sampler is not None:
+            self._sampler.join(PRESENCE_PATIENCE)  # it gives its lease back
         sign_off(self.name)
         keeper.stop()
         logger.info("%s has stopped", self.name)

@@ -28,6 +28,7 @@ ROUTES: list[tuple[str, str, str]] = [
     *((m, path, "tasks.change_task") for m, path, _ in BODIES if path.startswith("/tasks/")),
     ("POST", "/generator/start", "tasks.control_generator"),
     ("DELETE", "/generator/stop", "tasks.control_generator"),
+    ("GET", "/tasks/1/diagnosis", "tasks.view_task"),
     ("GET", "/generator/status", "tasks.view_task"),
     ("GET", "/openapi.json", "leasing.view_lease"),
 ]

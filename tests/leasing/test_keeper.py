@@ -249,3 +249,14 @@ def test_an_answer_to_the_term_before_does_not_end_the_next_one(
     manual_keeper.renew_due()
 
     assert hold.valid
+
+
+def test_renewals_that_were_granted_are_counted(
+    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
+) -> None:
+    enter(store, manual_keeper, 2, ttl=30)
+    for _ in range(2):
+        clock.advance(10)
+        manual_keeper.renew_due()
+
+    assert manual_keeper.renewals == 2

@@ -191,3 +191,15 @@ def test_an_action_needs_its_permission(viewer: Client, action: str, state: str)
     assert f'value="{action}"' not in get(viewer, TASKS).html
     act(viewer, action, [task], confirmed="yes", reason="x")
     assert row_of(task) == before
+
+
+def test_payload_is_shown_with_permission_alone_and_its_secrets_never() -> None:
+    task = TaskFactory()
+    Task.objects.filter(pk=task.pk).update(task_data={"password": "hunter2", "city": "Hamburg"})
+    url = reverse("admin:tasks_task_change", args=[task.pk])
+
+    hidden = get(signed_in(*VIEW, name="viewer", is_staff=True), url).text
+    shown = get(signed_in(*VIEW, "tasks.view_payload", name="trusted", is_staff=True), url).text
+
+    assert "Hamburg" not in hidden and "Hamburg" in shown
+    assert "hunter2" not in hidden + shown

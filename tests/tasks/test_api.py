@@ -17,6 +17,7 @@ from tasks.generator import generator_status
 from tasks.models import GeneratorWish, Task, TaskAttempt, TaskStatus
 from tests.api_calls import call
 from tests.leasing.support import expire, usurp
+from tests.pages import signed_in
 
 pytestmark = pytest.mark.django_db
 
@@ -433,7 +434,7 @@ def test_a_generator_that_produces_is_running(client: Client) -> None:
 def test_a_word_that_was_overruled_at_once_is_a_conflict(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.api.start_generator", lambda by: generator_status())
+    monkeypatch.setattr("tasks.api.start_generator", lambda by, via: generator_status())
     answer = call(client, "POST", "/generator/start")
     assert (answer.status, answer.body["status"]) == (409, "STOPPED")
 
@@ -461,3 +462,35 @@ def test_another_method_is_refused_with_those_that_are_possible(
 ) -> None:
     answer = call(client, method, path)
     assert (answer.status, answer.headers["Allow"]) == (405, allowed)
+
+
+# What a user may see
+
+
+@pytest.mark.parametrize("path", ["/tasks", "/tasks/processed", "/tasks/{}"])
+def test_a_user_sees_no_payload_without_permission(path: str) -> None:
+    task = claimed()
+    Task.objects.complete(task, {"slept_seconds": 1})
+
+    def seen(*permissions: str) -> tuple[Any, Any]:
+        answer = call(
+            signed_in(*permissions, name=f"with-{len(permissions)}"), "GET", path.format(task.pk)
+        ).body
+        told = answer["task"] if "task" in answer else answer["tasks"][0]
+        return told["task_data"], told["task_output"]
+
+    assert seen("tasks.view_task") == (None, None)
+    stored = ({"sleep_duration_seconds": 3}, {"slept_seconds": 1})
+    assert seen("tasks.view_task", "tasks.view_payload") == stored
+
+
+def test_a_diagnosis_says_why_and_what_can_be_done(client: Client) -> None:
+    task = enqueued()
+
+    answer = call(client, "GET", f"/tasks/{task.pk}/diagnosis")
+
+    assert answer.status == 200
+    assert (answer.body["id"], answer.body["code"]) == (task.pk, "no_worker")
+    assert answer.body["facts"]["Attempts"] == "0 of 10"
+    assert [action["name"] for action in answer.body["actions"]] == ["reschedule", "cancel"]
+    assert call(client, "GET", "/tasks/999999/diagnosis").status == 404

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -11,10 +12,12 @@ from django.db import connection
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
+from leasing.answers import FLAPPING_WITHIN
 from leasing.functions import after
 from tasks.diagnosis import diagnose, look_around
-from tasks.models import Queue, Task
-from tests.factories import TaskFactory, WorkerFactory
+from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt
+from tests.factories import TaskFactory, WorkerFactory, claimed
+from tests.leasing.support import expire
 
 pytestmark = pytest.mark.django_db
 
@@ -87,7 +90,7 @@ def queue_paused() -> Task:
     return TaskFactory()
 
 
-def limit_reached() -> Task:
+def key_held() -> Task:
     WorkerFactory()
     TaskFactory(state="running", concurrency_key="k", concurrency_limit=2, holder="ann")
     TaskFactory(state="running", concurrency_key="k", concurrency_limit=2, holder="bob")
@@ -99,16 +102,53 @@ def due() -> Task:
     return TaskFactory()
 
 
-def cancel_requested() -> Task:
+def cancel_pending() -> Task:
     task = running_ok()
     Task.objects.filter(pk=task.pk).cancel(by="bob")
     task.refresh_from_db()
     return task
 
 
+def zombie() -> Task:
+    WorkerFactory(name="ann")
+    task = running_for_long(progress_timeout=timedelta(seconds=60))
+    Task.objects.filter(pk=task.pk).update(progressed_at=after(-timedelta(seconds=61)))
+    task.refresh_from_db()
+    return task
+
+
+def running_for_long(**columns: Any) -> Task:
+    task: Task = TaskFactory(state="running", holder="ann")
+    Task.objects.filter(pk=task.pk).update(**columns)
+    task.refresh_from_db()
+    return task
+
+
+def clock_skew() -> Task:
+    """Claimed on a server whose clock was five minutes ahead."""
+    ahead = timedelta(minutes=5)
+    WorkerFactory(name="ann")
+    return running_for_long(
+        acquired_at=F("acquired_at") + ahead, expires_at=F("expires_at") + ahead
+    )
+
+
+def flapping() -> Task:
+    WorkerFactory(name="ann")
+    task: Task = TaskFactory()
+    for holder in ("ann", "bob", "cid"):
+        expire(claimed(task, holder))
+        Task.objects.recover()
+    task.refresh_from_db()
+    return task
+
+
 SITUATIONS: dict[str, Callable[[], Task]] = {
     "running_ok": running_ok,
-    "cancel_requested": cancel_requested,
+    "cancel_pending": cancel_pending,
+    "zombie": zombie,
+    "clock_skew": clock_skew,
+    "flapping": flapping,
     "late": late,
     "holder_gone": holder_gone,
     "expired_holder_alive": expired_holder_alive,
@@ -120,7 +160,7 @@ SITUATIONS: dict[str, Callable[[], Task]] = {
     "unknown_task": unknown_task,
     "saturated": saturated,
     "queue_paused": queue_paused,
-    "limit_reached": limit_reached,
+    "key_held": key_held,
     "due": due,
     "done": lambda: TaskFactory(state="succeeded"),
     "cancelled": lambda: TaskFactory(state="cancelled"),
@@ -136,7 +176,9 @@ def test_each_situation_is_recognised_and_answered_in_full(code: str) -> None:
     assert answer.code == code
     assert answer.headline and answer.next and answer.facts
     assert answer.severity in ("ok", "info", "warning", "critical")
-    assert all(action.consequence for action in answer.actions)
+    assert all(action.consequence and action.permission for action in answer.actions)
+    assert len(answer.answers) == 5 and all(text for _, text in answer.answers)
+    assert json.dumps(answer.as_json())
 
 
 @pytest.mark.parametrize("code", ["late", "holder_gone", "expired_unclaimed", "no_recoverer"])
@@ -159,7 +201,7 @@ def test_a_stuck_task_says_what_recovery_will_make_of_it(attempts: int, end: str
 
 
 def test_who_asked_for_a_cancellation_is_named_while_it_runs_and_afterwards() -> None:
-    task = cancel_requested()
+    task = cancel_pending()
     assert diagnose(task).headline.startswith("bob asked ")
 
     Task.objects.accept_cancel(task)
@@ -176,10 +218,85 @@ def test_a_stuck_task_that_was_to_be_cancelled_will_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "action"), [("late", "revoke"), ("exhausted", "retry"), ("given_up", "retry")]
+    ("code", "actions"),
+    [
+        ("late", ["revoke", "cancel"]),
+        ("cancel_pending", ["revoke"]),
+        ("exhausted", ["retry", "discard"]),
+        ("scheduled", ["reschedule", "cancel"]),
+        ("queue_paused", ["resume", "reschedule", "cancel"]),
+    ],
 )
-def test_what_can_be_done_is_offered_with_its_consequence(code: str, action: str) -> None:
-    assert [offer.name for offer in diagnose(SITUATIONS[code]()).actions] == [action]
+def test_what_can_be_done_is_offered_with_its_consequence(code: str, actions: list[str]) -> None:
+    assert [offer.name for offer in diagnose(SITUATIONS[code]()).actions] == actions
+
+
+def test_whose_key_is_waited_for_is_named() -> None:
+    answer = diagnose(key_held())
+
+    assert dict(answer.facts)["Key held by"] == "ann, bob"
+    assert answer.who == "Nobody; its key is with ann, bob."
+
+
+def test_a_task_that_goes_from_worker_to_worker_names_them_and_what_is_left() -> None:
+    answer = diagnose(flapping())
+
+    assert dict(answer.facts)["Lost by"] == "cid, bob, ann"
+    assert "After 7 more attempts it is dead." in answer.next
+
+
+@pytest.mark.parametrize("change", ["twice", "long ago", "failed", "ended"])
+def test_what_was_lost_seldom_or_long_ago_or_failed_by_itself_is_steady(change: str) -> None:
+    task = flapping()
+    attempts = TaskAttempt.objects.filter(task=task)
+    match change:
+        case "twice":
+            attempts.filter(holder="ann").delete()
+        case "long ago":
+            attempts.update(ended_at=after(-FLAPPING_WITHIN))
+        case "failed":
+            attempts.update(outcome=AttemptOutcome.FAILED)
+        case "ended":
+            Task.objects.filter(pk=task.pk).cancel()
+            task.refresh_from_db()
+
+    assert diagnose(task).code in ("due", "cancelled")
+
+
+def test_a_graver_matter_is_told_before_flapping() -> None:
+    task = flapping()
+    Queue.objects.pause("default")
+
+    assert diagnose(task).code == "queue_paused"
+
+
+@pytest.mark.parametrize("column", ["acquired_at", "renewed_at", "created_at"])
+def test_each_moment_that_lies_ahead_betrays_the_clock(column: str) -> None:
+    WorkerFactory(name="ann")
+    task: Task = TaskFactory(state="running", holder="ann")
+    Task.objects.heartbeat(task)
+    Task.objects.filter(pk=task.pk).update(**{column: after(timedelta(seconds=30))})
+    task.refresh_from_db()
+
+    assert diagnose(task).code == "clock_skew"
+
+
+def test_clocks_that_differ_by_a_moment_are_no_news() -> None:
+    WorkerFactory(name="ann")
+    task = running_for_long(acquired_at=after(timedelta(seconds=1)))
+
+    assert diagnose(task).code == "running_ok"
+
+
+def test_a_waiting_task_of_a_clock_that_was_set_back_waits_for_its_time() -> None:
+    task: Task = TaskFactory()
+    ahead = after(timedelta(minutes=5))
+    Task.objects.filter(pk=task.pk).update(created_at=ahead, scheduled_at=ahead)
+    task.refresh_from_db()
+
+    answer = diagnose(task)
+
+    assert answer.code == "clock_skew" and "scheduled for" in answer.next
 
 
 def test_a_paused_queue_says_who_paused_it_and_why() -> None:
@@ -206,12 +323,13 @@ def test_nothing_is_offered_where_nothing_needs_doing() -> None:
 
 
 def test_many_tasks_are_explained_with_one_look_around() -> None:
-    WorkerFactory(name="ann")
     tasks: list[Any] = [TaskFactory(state="stuck", holder="ann") for _ in range(5)]
 
-    around = look_around()
+    tasks.append(flapping())
+    with CaptureQueriesContext(connection) as looking:
+        around = look_around(tasks)
     with CaptureQueriesContext(connection) as queries:
         answers = [diagnose(task, around=around) for task in tasks]
 
-    assert len(queries) == 0
-    assert {answer.code for answer in answers} == {"expired_holder_alive"}
+    assert len(looking) == 5 and len(queries) == 0
+    assert {answer.code for answer in answers} == {"expired_holder_alive", "flapping"}

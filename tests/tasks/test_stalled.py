@@ -239,13 +239,13 @@ def test_its_diagnosis_says_that_nothing_moves(task: Task, database_clock: Datab
 
     answer = diagnose(task)
 
-    assert (answer.code, answer.severity) == ("no_progress", "warning")
+    assert (answer.code, answer.severity) == ("zombie", "warning")
     assert answer.headline == ("ann's heartbeats arrive, but nothing has moved for 1 min 1 s.")
     assert "makes it ready again" in answer.next
     assert dict(answer.facts)["Last progress"] == (
         "1 min 1 s ago; taken from its holder after 1 min"
     )
-    assert [action.name for action in answer.actions] == ["revoke"]
+    assert [action.name for action in answer.actions] == ["revoke", "cancel"]
 
 
 def test_where_nobody_sweeps_it_does_not_heal_by_itself(
@@ -255,7 +255,7 @@ def test_where_nobody_sweeps_it_does_not_heal_by_itself(
 
     answer = diagnose(task)
 
-    assert (answer.code, answer.severity) == ("no_progress", "critical")
+    assert (answer.code, answer.severity) == ("zombie", "critical")
     assert "manage.py run_recovery" in answer.next
 
 

@@ -9,6 +9,7 @@ from django.test import Client
 from django.urls import reverse
 
 from leasing.exceptions import LeaseLost
+from leasing.models import AuditEntry
 from tasks.models import Task, TaskAttempt
 from tests.factories import TaskFactory, claimed
 from tests.pages import Page, get, sent_by, signed_in
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.django_db
 
 LIST = "/ops/tasks/"
 VIEW, RETRY, REVOKE = "tasks.view_task", "tasks.retry_task", "leasing.revoke_lease"
+SEE_PAYLOAD = "tasks.view_payload"
 
 
 @pytest.fixture
@@ -31,7 +33,9 @@ def operator() -> Client:
 
 
 def url_of(task: Task, verb: str = "detail") -> str:
-    return reverse(f"tasks:{verb}", args=[task.pk])
+    if verb == "detail":
+        return reverse("tasks:detail", args=[task.pk])
+    return reverse("tasks:act", args=[task.pk, verb])
 
 
 STATES = (
@@ -97,7 +101,8 @@ def test_a_traceback_is_shown_on_demand(viewer: Client) -> None:
     assert "Traceback (most recent call last)" in get(viewer, url_of(task)).text
 
 
-def test_payload_and_result_are_shown_as_json(viewer: Client) -> None:
+def test_payload_and_result_are_shown_as_json() -> None:
+    viewer = signed_in(VIEW, SEE_PAYLOAD)
     task = TaskFactory(state="running", data={"sleep_duration_seconds": 7})
     Task.objects.complete(task, {"grüße": [1, None]})
     text = get(viewer, url_of(task)).text
@@ -105,7 +110,8 @@ def test_payload_and_result_are_shown_as_json(viewer: Client) -> None:
     assert '{ "grüße": [ 1, null ] }' in text
 
 
-def test_a_huge_payload_is_cut(viewer: Client) -> None:
+def test_a_huge_payload_is_cut() -> None:
+    viewer = signed_in(VIEW, SEE_PAYLOAD)
     task = TaskFactory(data={"text": "x" * 80_000})
     page = get(viewer, url_of(task))
     assert "more characters" in page.text
@@ -134,7 +140,7 @@ def test_its_cost_does_not_grow_with_its_attempts(viewer: Client) -> None:
 def test_a_retry_sets_the_task_ready(operator: Client, state: str) -> None:
     task = TaskFactory(state=state)
     page = Page(operator.post(url_of(task, "retry"), follow=True))
-    assert "It is ready again." in page.text
+    assert "Set ready again." in page.text
     assert row_of(task)["status"] == "ready"
 
 
@@ -150,7 +156,8 @@ def test_a_running_task_is_taken_from_its_holder_by_its_page(operator: Client) -
     task = TaskFactory(state="running", holder="dora")
     revoke = f"/ops/leases/task:{task.pk}/revoke/"
     assert revoke in get(operator, url_of(task)).forms
-    response = operator.post(revoke, {"reason": "she hangs", "next": url_of(task)}, follow=True)
+    said = {"reason": "she hangs", "typed": f"/api/tasks/{task.pk}"}
+    response = operator.post(revoke, said | {"next": url_of(task)}, follow=True)
     page = Page(response)
     assert response.redirect_chain == [(url_of(task), 302)]
     assert "Taken from dora." in page.text and "revoked by olga: she hangs" in page.text
@@ -167,3 +174,60 @@ def test_the_lease_page_of_a_task_leads_to_the_task_and_revokes_only_while_it_ru
         f"/ops/leases/task:{over.pk}/revoke/"
         not in get(operator, f"/ops/leases/task:{over.pk}/").forms
     )
+
+
+# What is shown to whom, and drawn
+
+
+def test_payload_needs_a_permission_and_is_not_even_read_without(viewer: Client) -> None:
+    task = TaskFactory(state="running", data={"sleep_duration_seconds": 4711})
+    Task.objects.checkpoint(task, {"seen": 4712})
+    Task.objects.complete(task, {"slept": 4713})
+    sent = sent_by(viewer, url_of(task))
+    assert not any(f'"{name}"' in sql for sql in sent for name in ("task_data", "task_output"))
+    text = get(viewer, url_of(task)).text
+    assert "needs a permission" in text
+    assert not any(number in text for number in ("4711", "4712", "4713"))
+    text = get(signed_in(VIEW, SEE_PAYLOAD, name="trusted"), url_of(task)).text
+    assert all(number in text for number in ("4711", "4712", "4713"))
+
+
+def test_secrets_are_masked_for_everybody() -> None:
+    task = TaskFactory(data={"user": "ann", "login": {"password": "hunter2"}})
+    text = get(signed_in(VIEW, SEE_PAYLOAD), url_of(task)).text
+    assert "ann" in text and "hunter2" not in text and "••••" in text
+
+
+def test_attempts_are_drawn_on_an_axis_and_told_in_a_table(viewer: Client) -> None:
+    task = TaskFactory(state="recovered", holder="dora")
+    late = claimed_as(task, TaskAttempt.objects.get(task=task))
+    claimed(task, "emil")
+    with pytest.raises(LeaseLost):
+        Task.objects.complete(late, {"late": True})
+    page = get(viewer, url_of(task))
+    drawing = page.html[page.html.index('<ol class="lanes">') : page.html.index('id="attempts"')]
+    first, second = drawing.split('<li data-key="lane')[1:]
+    assert "dora" in first and "<rect" in first and "late “complete” refused" in first
+    assert '<circle class="tone-crit"' in first and "<circle" not in second
+    assert "emil" in second and '<line class="now"' in second
+    assert "style=" not in page.html
+    table = page.text[page.text.index("As a table") :]
+    assert table.index("Attempt 1 dora") < table.index("Attempt 2 emil")
+
+
+def test_a_task_that_nobody_claimed_has_no_drawing(viewer: Client) -> None:
+    assert '<ol class="lanes">' not in get(viewer, url_of(TaskFactory())).html
+
+
+def test_force_release_shows_the_late_write_of_the_old_holder_as_refused(
+    operator: Client,
+) -> None:
+    task = TaskFactory(state="running", holder="dora")
+    said = {"reason": "she hangs", "typed": f"/api/tasks/{task.pk}"}
+    operator.post(f"/ops/leases/task:{task.pk}/revoke/", said)
+    with pytest.raises(LeaseLost):
+        Task.objects.complete(task, {"late": True})
+    assert "Its late “complete” was refused" in get(operator, url_of(task)).text
+    entry = AuditEntry.objects.get()
+    assert (entry.by, entry.verb, entry.model) == ("olga", "revoke", "tasks.task")
+    assert (entry.reason, entry.changed) == ("she hangs", 1)

@@ -294,3 +294,34 @@ def test_a_task_that_was_cancelled_and_is_retried_is_not_cancelled_again() -> No
 
     row = row_of(task)
     assert (row["cancel_requested_at"], row["cancel_requested_by"]) == (None, "")
+
+
+def test_explain_gives_the_answers_and_what_can_be_done(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    task = TaskFactory()
+    call_command("tasks", "explain", str(task.pk))
+
+    told = capsys.readouterr().out
+    assert told.startswith(f"task {task.pk}, sample.sleep: no_worker\n")
+    assert "Who holds it" in told and "Until when" in told and "What happens next" in told
+    assert "Reschedule: " in told
+
+
+def test_explain_tells_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
+    task = TaskFactory(state="dead")
+    call_command("tasks", "explain", str(task.pk), "--json")
+
+    told = json.loads(capsys.readouterr().out)
+    assert (told["id"], told["code"]) == (task.pk, "exhausted")
+    with pytest.raises(CommandError):
+        call_command("tasks", "explain", "999999")
+
+
+def test_secrets_in_a_payload_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    task = TaskFactory()
+    Task.objects.filter(pk=task.pk).update(task_data={"password": "hunter2"})
+    for options in ([], ["--json"]):
+        call_command("tasks", "show", str(task.pk), *options)
+
+    assert "hunter2" not in capsys.readouterr().out

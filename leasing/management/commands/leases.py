@@ -7,8 +7,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from leasing import audit
 from leasing.explanation import explain
-from leasing.models import EventKind, Lease, LeaseEvent, LeaseState
+from leasing.models import Lease, LeaseEvent, LeaseState
 from leasing.signs import event_sign
 from leasing.terminal import as_json, as_table, plain
 from leasing.wording import ago, stamp, until
@@ -51,16 +52,20 @@ class Command(BaseCommand):
 
     def _show(self, options: dict[str, Any]) -> None:
         lease = _find(options["name"])
-        events = LeaseEvent.objects.using(lease._state.db).filter(
+        found = LeaseEvent.objects.using(lease._state.db).filter(
             model=lease._meta.label_lower, resource=lease.resource
-        )[:EVENTS]
+        )
+        events = list(found[:EVENTS])
+        explanation = explain(lease, lease.now, events=events)
         if options["json"]:
             self.stdout.write(
-                as_json(_facts(lease) | {"events": [_event(event) for event in events]})
+                as_json(
+                    _facts(lease)
+                    | {"explanation": explanation.as_json()}
+                    | {"events": [_event(event) for event in events]}
+                )
             )
             return
-        endings = [e for e in events if e.kind in (EventKind.RELEASED, EventKind.REVOKED)]
-        explanation = explain(lease, lease.now, endings[0] if endings else None)
         self.stdout.write(f"{plain(lease.resource)}: {plain(explanation.headline)}")
         self.stdout.write(explanation.next)
         facts = _facts(lease)
@@ -75,7 +80,11 @@ class Command(BaseCommand):
         lease = _find(options["name"])
         by = options["by"] or getpass.getuser()
         held = Lease.objects.home().filter(pk=lease.pk)
-        if not held.revoke(reason=options["reason"], by=by):
+        with audit.recording(
+            by, "revoke", Lease, keys=[lease.pk], reason=options["reason"], via="command"
+        ) as act:
+            act.changed = held.revoke(reason=options["reason"], by=by)
+        if not act.changed:
             raise CommandError(f"Nothing to revoke: nobody holds {plain(lease.resource)}.")
         self.stdout.write(f"Taken from {plain(lease.holder)}: {plain(lease.resource)}")
 

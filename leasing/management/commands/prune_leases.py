@@ -13,7 +13,8 @@ class Command(BaseCommand):
     help = (
         "Delete named leases that nobody has held for some days, keys of once whose window is "
         "as long over, and the events of terms that are. Tokens rise on when a name is used "
-        "again. Any number may run, at any time."
+        "again. And audit entries that are older than LEASING['AUDIT_RETENTION']. Any number may "
+        "run, at any time."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -31,6 +32,8 @@ class Command(BaseCommand):
         if not 1 <= options["batch"] <= 10_000:
             raise CommandError("--batch must be from 1 to 10000.")
         done = pruning.prune(timedelta(days=options["days"]), options["batch"])
+        entries = pruning.prune_audit(options["batch"])
         self.stdout.write(
-            f"pruned: {done.leases} leases, {done.events} events, {done.once_keys} keys of once"
+            f"pruned: {done.leases} leases, {done.events} events, {done.once_keys} keys of once, "
+            f"{entries} audit entries"
         )

@@ -4,7 +4,6 @@ import getpass
 import json
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,8 +11,10 @@ from django.core.management.base import BaseCommand, CommandError
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
+from leasing import audit
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
+from leasing.masking import masked
 from leasing.terminal import as_json, as_table, plain
 from leasing.wording import ago, plural, stamp
 from tasks.diagnosis import diagnose
@@ -25,6 +26,8 @@ from tasks.querysets import TaskQuerySet
 STATES = ("ready", "scheduled", "running", "stuck", "succeeded", "failed", "cancelled")
 #: What a verb has done to a task.
 DONE = {"retry": "retried", "cancel": "cancelled", "discard": "discarded", "move": "moved"}
+#: What chooses tasks beside their ids.
+FILTERS = ("state", "stuck", "queue", "name")
 #: The verbs of the queryset that go by another name here.
 VERBS = {"move": "reschedule"}
 
@@ -41,6 +44,9 @@ class Command(BaseCommand):
         show = actions.add_parser("show", help="one task: why it is where it is, its attempts")
         show.add_argument("id", type=int, metavar="ID")
         show.add_argument("--json", action="store_true", help="as a JSON object")
+        explain = actions.add_parser("explain", help="why one task is where it is: five answers")
+        explain.add_argument("id", type=int, metavar="ID")
+        explain.add_argument("--json", action="store_true", help="as a JSON object")
         _add_verb(actions, "retry", "set failed and cancelled tasks ready again")
         cancel = _add_verb(actions, "cancel", "cancel tasks; running ones are asked to stop")
         cancel.add_argument("--reason", default="", help="why")
@@ -72,14 +78,12 @@ class Command(BaseCommand):
         self.stdout.write(as_table([head, *(_columns(task, now) for task in tasks)]))
 
     def _show(self, options: dict[str, Any]) -> None:
-        task = Task.objects.home().filter(pk=options["id"]).first()
-        if task is None:
-            raise CommandError(f"There is no task {options['id']}.")
+        task = _find(options["id"])
         diagnosis = diagnose(task)
         attempts = list(task.attempt_set.using(task._state.db))
         if options["json"]:
-            told = asdict(diagnosis) | {"facts": dict(diagnosis.facts)}
-            more = {"task_data": task.task_data, "task_output": task.task_output}
+            told = diagnosis.as_json()
+            more = {name: masked(getattr(task, name)) for name in ("task_data", "task_output")}
             history = [_attempt(attempt) for attempt in attempts]
             self.stdout.write(
                 as_json(_facts(task) | more | {"diagnosis": told, "history": history})
@@ -88,11 +92,23 @@ class Command(BaseCommand):
         self.stdout.write(f"task {task.pk}, {plain(task.name)}: {plain(diagnosis.headline)}")
         self.stdout.write(f"{plain(diagnosis.next)} ({diagnosis.code}, {diagnosis.severity})")
         facts = {name: _shown(value) for name, value in _facts(task).items()}
-        facts["task_data"] = json.dumps(task.task_data)
+        facts["task_data"] = json.dumps(masked(task.task_data))
         self.stdout.write(as_table([(name, value) for name, value in facts.items() if value]))
         if attempts:
             self.stdout.write("")
             self.stdout.write(as_table([_told(attempt) for attempt in attempts]))
+
+    def _explain(self, options: dict[str, Any]) -> None:
+        task = _find(options["id"])
+        diagnosis = diagnose(task)
+        if options["json"]:
+            self.stdout.write(as_json({"id": task.pk} | diagnosis.as_json()))
+            return
+        self.stdout.write(f"task {task.pk}, {plain(task.name)}: {diagnosis.code}")
+        *answers, _ = diagnosis.answers
+        self.stdout.write(as_table([(question, answer) for question, answer in answers]))
+        for action in diagnosis.actions:
+            self.stdout.write(f"{action.label}: {action.consequence}")
 
     # Acting
 
@@ -100,10 +116,23 @@ class Command(BaseCommand):
         tasks = _chosen(options)
         if not options["ids"]:
             _refuse_unasked(action, tasks, options)
-        details = _details(action, options) | {"by": options["by"] or getpass.getuser()}
-        verb: Callable[..., int] = getattr(tasks, VERBS.get(action, action))
+        by = options["by"] or getpass.getuser()
+        details = _details(action, options)
+        name = VERBS.get(action, action)
+        verb: Callable[..., int] = getattr(tasks, name)
+        filters = {each: options[each] for each in FILTERS if options[each]}
         try:
-            count = verb(**details)
+            with audit.recording(
+                by,
+                name,
+                Task,
+                keys=options["ids"],
+                filter=filters | details if filters or details else None,
+                asked=len(options["ids"]) or None,
+                reason=details.get("reason", ""),
+                via="command",
+            ) as act:
+                count = act.changed = verb(**details, by=by)
         except (TaskError, ValueError) as error:
             raise CommandError(str(error)) from error
         if options["json"]:
@@ -134,6 +163,13 @@ def _add_verb(actions: Any, name: str, says: str) -> ArgumentParser:
     return verb
 
 
+def _find(key: int) -> Task:
+    task: Task | None = Task.objects.home().filter(pk=key).first()
+    if task is None:
+        raise CommandError(f"There is no task {key}.")
+    return task
+
+
 def _chosen(options: Mapping[str, Any]) -> TaskQuerySet:
     tasks: TaskQuerySet = Task.objects.home()
     if options.get("ids"):
@@ -149,7 +185,7 @@ def _chosen(options: Mapping[str, Any]) -> TaskQuerySet:
 
 
 def _refuse_unasked(action: str, tasks: TaskQuerySet, options: Mapping[str, Any]) -> None:
-    if not any(options[name] for name in ("state", "stuck", "queue", "name")):
+    if not any(options[name] for name in FILTERS):
         raise CommandError("Which? Give ids, or one of --state, --queue, --name, --stuck.")
     if not options["yes"]:
         count = plural(tasks.count(), "task")

@@ -1,0 +1,70 @@
+"""The five answers of every explanation: why, who holds it, until when, what happens next, what
+one can do. Of a lease by ``leasing.explanation``, of a task by ``tasks.diagnosis``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+#: How grave, in rising order.
+SEVERITIES: Final = ("ok", "info", "warning", "critical")
+#: A moment that is past and lies so far ahead was written by another clock, or before that was
+#: set back.
+SKEW: Final = timedelta(seconds=2)
+#: So often within so long another took it, and none came to an end.
+FLAPS: Final = 3
+FLAPPING_WITHIN: Final = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something an operator can do, and what follows from it."""
+
+    name: str
+    label: str
+    consequence: str
+    #: What one must be permitted to do it.
+    permission: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What an operator needs to know of one row."""
+
+    code: str
+    #: One of SEVERITIES.
+    severity: str
+    #: Why it is as it is.
+    headline: str
+    #: What happens if nobody does anything.
+    next: str
+    #: Who holds it, and until when it stays as it is.
+    who: str = "Nobody."
+    until: str = ""
+    #: What else is known: pairs of a name and a value.
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+
+    @property
+    def answers(self) -> list[tuple[str, str]]:
+        """The five questions in their order, each with its answer."""
+        doable = " ".join(f"{each.label}: {each.consequence}" for each in self.actions)
+        return [
+            ("Why", self.headline),
+            ("Who holds it", self.who),
+            ("Until when", self.until or "Nothing says."),
+            ("What happens next", self.next),
+            ("What you can do", doable or "Nothing needs doing."),
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """For JSON: the facts as an object."""
+        told = {each.name: getattr(self, each.name) for each in fields(Diagnosis)}
+        actions = [asdict(action) for action in self.actions]
+        return told | {"facts": dict(self.facts), "actions": actions}
+
+
+def is_skewed(now: datetime, *moments: datetime | None) -> bool:
+    """Whether one of ``moments``, each of which has been, lies ahead of ``now``."""
+    return any(moment is not None and moment - now > SKEW for moment in moments)

@@ -1,0 +1,125 @@
+"""Who did what: every action of an operator, by whatever way it came.
+
+    with audit.recording(request.user, "retry", Task, keys=[17], via="page") as act:
+        act.changed = Task.objects.filter(pk=17).retry(by=act.by)
+
+The entry is committed before the block begins, so that no action goes unnoted, and its outcome
+when the block ends, in a transaction of its own either time. Inside a transaction of the caller's
+both share its fate, as the action does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
+from django.db import models
+
+from leasing.conf import leasing_settings
+from leasing.functions import DbNow
+from leasing.models import AuditEntry
+
+#: How many keys an entry names; ``asked`` tells how many there were.
+KEYS_NAMED = 1_000
+#: Why rows of a bulk action stay as they are, where nobody says more.
+OTHER_STATE = "not in a state for it"
+
+User = str | AbstractBaseUser | AnonymousUser
+
+
+@dataclass
+class Act:
+    """An action under way: the block says what became of it."""
+
+    by: str
+    entry: AuditEntry
+    #: How many rows were asked for; None: as many as changed.
+    asked: int | None
+    #: How many changed.
+    changed: int = 0
+    #: Why others did not: how many for each reason. What it leaves unsaid is OTHER_STATE.
+    skipped: dict[str, int] = field(default_factory=dict)
+
+
+@contextmanager
+def recording(
+    by: User,
+    verb: str,
+    model: type[models.Model],
+    *,
+    keys: Sequence[Any] = (),
+    filter: Mapping[str, Any] | None = None,
+    asked: int | None = None,
+    reason: str = "",
+    via: str = "",
+) -> Iterator[Act]:
+    """Note that ``by`` (a user, or a name) does ``verb`` to the rows of ``model`` with these
+    ``keys``, or that ``filter`` lets by; the block does it, and sets ``changed`` of the Act.
+
+    ``asked`` is how many rows are meant; by default as many as there are keys, and as many as
+    changed where a filter says which. ``via`` says where
+    it was asked for: page, admin, api, command. What the block raises is noted, and raised.
+    """
+    target: dict[str, Any] = {}
+    if keys:
+        target["keys"] = [_plain(key) for key in keys[:KEYS_NAMED]]
+    if filter is not None:
+        target["filter"] = {name: _plain(value) for name, value in filter.items()}
+    entry = AuditEntry(
+        by=name_of(by)[:200],
+        verb=verb,
+        via=via,
+        model=model._meta.label_lower,
+        key=str(keys[0])[:200] if len(keys) == 1 else "",
+        target=target,
+        reason=reason[:500],
+    )
+    entry.save(using=leasing_settings.DATABASE, force_insert=True)
+    act = Act(name_of(by), entry, (len(keys) or None) if asked is None else asked)
+    try:
+        yield act
+    except Exception as error:
+        _finish(act, f"{type(error).__name__}: {error}")
+        raise
+    _finish(act)
+
+
+def record(
+    by: User, verb: str, model: type[models.Model], *, changed: int, **what: Any
+) -> AuditEntry:
+    """Note an action that was done: ``changed`` rows. ``skipped`` is why others were not; the
+    other arguments are those of ``recording``."""
+    skipped = what.pop("skipped", {})
+    with recording(by, verb, model, **what) as act:
+        act.changed, act.skipped = changed, dict(skipped)
+    return act.entry
+
+
+def name_of(by: User) -> str:
+    """Under what name the ledgers remember ``by``."""
+    return by if isinstance(by, str) else by.get_username()
+
+
+def _finish(act: Act, error: str = "") -> None:
+    said = act.changed + sum(act.skipped.values())
+    asked = said if act.asked is None else act.asked
+    unsaid = asked - said
+    if unsaid > 0 and not error:
+        act.skipped[OTHER_STATE] = act.skipped.get(OTHER_STATE, 0) + unsaid
+    # Once: an outcome that is there stays.
+    AuditEntry.objects.using(act.entry._state.db).filter(pk=act.entry.pk, finished_at=None).update(
+        asked=asked,
+        changed=act.changed,
+        skipped=act.skipped,
+        error=error[:500],
+        finished_at=DbNow(),
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, str | int | bool | None) else str(value)

@@ -1,0 +1,86 @@
+"""The terms of a lease on an axis of time: holders, rising tokens, refused writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final
+
+from leasing.drawing import Drawing, Lane, Mark, Span, draw
+from leasing.models import EventKind, Leasable
+from leasing.signs import EXPIRED, Sign, event_sign, lease_sign
+from leasing.timeline import Term, Timeline
+from leasing.wording import plural, span
+
+#: How many terms a drawing shows.
+MOST: Final = 12
+UNTOLD: Final = Sign("ended, nobody noted when", "mute", "circle", "?")
+
+
+def drawing_of(row: Leasable, timeline: Timeline) -> Drawing:
+    """The drawing of the latest terms of the lease of ``row``."""
+    terms = timeline.terms
+    before = [None, *terms]
+    first = max(1, row.grants - len(terms) + 1)
+    lanes = [
+        _lane(f"Term {number}", term, previous, row, timeline)
+        for number, (term, previous) in enumerate(zip(terms, before, strict=False), first)
+    ]
+    left_out = timeline.has_more or len(lanes) > MOST
+    return draw(lanes[-MOST:], timeline.now, left_out=left_out)
+
+
+def _lane(title: str, term: Term, previous: Term | None, row: Leasable, timeline: Timeline) -> Lane:
+    sign = _sign(term, row, timeline.now)
+    start = term.began_at or timeline.since
+    end = term.ended_at if term.end != "unknown" else term.ended_at or start
+    lasted = f", {span(end - start)}" if end else ""
+    bar = Span(start, end, sign.tone, f"{term.holder}: {sign.word}{lasted}")
+    return Lane(
+        sign,
+        title,
+        term.holder,
+        term.fencing_token,
+        start,
+        end,
+        ", ".join(_notes(term, previous)),
+        aside=f"token {term.fencing_token}",
+        spans=[bar],
+        marks=list(_marks(term)),
+    )
+
+
+def _sign(term: Term, row: Leasable, now: datetime) -> Sign:
+    match term.end:
+        case "held":
+            return lease_sign(row, now)
+        case "released" | "revoked":
+            return event_sign(term.end)
+        case "expired":
+            return EXPIRED
+        case _:
+            return UNTOLD
+
+
+def _notes(term: Term, previous: Term | None) -> Iterable[str]:
+    if term.is_takeover:
+        yield f"taken over from {previous.holder}" if previous else "taken over"
+    if term.renewals:
+        yield f"renewed {plural(term.renewals, 'time')}"
+    if term.end == "revoked":
+        yield f"revoked by {term.actor or 'an operator'}" + (
+            f": {term.reason}" if term.reason else ""
+        )
+    if term.refused:
+        yield f"{plural(len(term.refused), 'late write')} refused"
+
+
+def _marks(term: Term) -> Iterable[Mark]:
+    if term.is_takeover and term.began_at:
+        yield Mark(term.began_at, "warn", f"{event_sign(EventKind.TAKEN_OVER).word.capitalize()}")
+    if term.asked_at:
+        yield Mark(term.asked_at, "warn", "Asked to yield")
+    if term.lost_at:
+        yield Mark(term.lost_at, "crit", "Its holder heard that it was over")
+    for at, what in term.refused:
+        yield Mark(at, "crit", f"A late write was refused: {what}")

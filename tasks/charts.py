@@ -1,0 +1,154 @@
+"""What the charts show, read from samples: never from the tasks themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from django.db.models import Count, F, Max, Q, Sum
+
+from leasing.conf import leasing_settings
+from tasks.models import Sample
+
+#: How many points a line has at most: several slots share one where there are more.
+MOST_POINTS: Final = 120
+MINUTE: Final = 60.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart: a value for each moment, None where there is nothing to say."""
+
+    name: str
+    values: Sequence[float | None]
+
+    @property
+    def greatest(self) -> float:
+        return max((value for value in self.values if value is not None), default=0.0)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart: its lines share ``moments``, where each point begins. Those of times without a
+    sample have None in every line: nobody sampled, which is not the same as nothing happened."""
+
+    key: str
+    title: str
+    unit: str
+    moments: Sequence[datetime]
+    lines: Sequence[Line]
+
+    @property
+    def greatest(self) -> float:
+        return max((line.greatest for line in self.lines), default=0.0)
+
+    @property
+    def rows(self) -> list[tuple[datetime, list[float | None]]]:
+        """The chart as a table."""
+        return [
+            (moment, [line.values[index] for line in self.lines])
+            for index, moment in enumerate(self.moments)
+        ]
+
+
+def series(
+    since: datetime, until: datetime, *, queue: str | None = None, points: int = MOST_POINTS
+) -> list[Chart]:
+    """Four charts of what was sampled between two moments by the database's clock: tasks a
+    minute ("rate"), seconds waited ("wait"), tasks waiting and running ("depth"), and what
+    became of leases a minute ("leases"), which are those of all queues.
+
+    ``queue`` narrows all to one. One query. Where several slots share a point, it shows their
+    means, and the greatest p95; the p50 of several queues or slots is their mean weighted by
+    what was claimed.
+    """
+    width = _width(since, until, points)
+    first = int(since.timestamp()) // width * width
+    last = int(until.timestamp())
+    buckets = _read(first, last, width, queue)
+    begins = range(first, last, width)
+    moments = [datetime.fromtimestamp(begin, UTC) for begin in begins]
+    found = [buckets.get(begin) for begin in begins]
+
+    def line(name: str, column: str) -> Line:
+        return Line(name, [None if each is None else each[column] for each in found])
+
+    return [
+        Chart(
+            "rate",
+            "Tasks a minute",
+            "a minute",
+            moments,
+            [
+                line(name, name)
+                for name in ("enqueued", "completed", "failed", "retried", "recovered")
+            ],
+        ),
+        Chart("wait", "Wait", "s", moments, [line("p50", "wait_p50"), line("p95", "wait_p95")]),
+        Chart(
+            "depth",
+            "Queue depth",
+            "tasks",
+            moments,
+            [line(name, name) for name in ("ready", "scheduled", "running")],
+        ),
+        Chart(
+            "leases",
+            "Leases a minute",
+            "a minute",
+            moments,
+            [line(name, name) for name in ("renewals", "expirations", "releases")],
+        ),
+    ]
+
+
+#: Counts that are told a minute.
+COUNTS: Final = (
+    *("enqueued", "completed", "failed", "retried", "recovered"),
+    *("renewals", "expirations", "releases"),
+)
+DEPTHS: Final = ("ready", "scheduled", "running")
+#: Each worker adds its renewals to the row of no queue, whether anybody samples or not.
+SAMPLED: Final = ~Q(queue="")
+
+
+def _width(since: datetime, until: datetime, points: int) -> int:
+    """The seconds of one point: a multiple of a slot."""
+    slots = math.ceil((until - since).total_seconds() / Sample.SLOT)
+    return Sample.SLOT * max(1, math.ceil(slots / points))
+
+
+def _read(first: int, last: int, width: int, queue: str | None) -> dict[int, dict[str, Any]]:
+    """What each point shows, by where it begins."""
+    samples = Sample.objects.using(leasing_settings.DATABASE)
+    if queue is not None:
+        samples = samples.filter(queue=queue)
+    sums: dict[str, Any] = {f"sum_{name}": Sum(name) for name in (*COUNTS, *DEPTHS)}
+    read: Any = (
+        samples.filter(slot__gte=first, slot__lt=last)
+        .order_by()
+        .values(begins=F("slot") - F("slot") % width)
+        .annotate(
+            slots=Count("slot", distinct=True, filter=SAMPLED),
+            looked=Count("slot", distinct=True, filter=Q(ready__isnull=False)),
+            sum_claimed=Sum("claimed"),
+            waited=Sum(F("wait_p50") * F("claimed")),
+            wait_p95=Max("wait_p95"),
+            **sums,
+        )
+    )
+    return {row["begins"]: _point(row) for row in read if row["slots"]}
+
+
+def _point(row: dict[str, Any]) -> dict[str, float | None]:
+    minutes, looked = row["slots"] * Sample.SLOT / MINUTE, row["looked"]
+    waited = row["waited"]
+    return {
+        **{name: row[f"sum_{name}"] / minutes for name in COUNTS},
+        **{name: (row[f"sum_{name}"] or 0) / looked if looked else None for name in DEPTHS},
+        "wait_p50": None if waited is None else waited / row["sum_claimed"],
+        "wait_p95": row["wait_p95"],
+    }

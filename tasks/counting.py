@@ -1,0 +1,198 @@
+"""What went on in ten seconds, counted from the ledgers that are there: no process has to say
+what it did, so nothing is missing of one that died, or that works over HTTP.
+
+Each read goes over an index and ends with its slot: what ended and what was claimed by the
+moments of it, what was enqueued and what the ledgers say backwards from the newest key, which
+follows the time. A slot that is counted again gives the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from django.db import models
+from django.db.models import Count, F, Q
+
+from leasing.functions import DbNow
+from leasing.models import EventKind, LeaseEvent
+from leasing.paging import COUNT_CAP
+from tasks.models import AttemptOutcome, Sample, Task, TaskAttempt, TaskStatus
+
+#: How many claims of a slot tell how long was waited.
+WAITS: Final = 2_000
+#: By how much the order of keys may differ from that of times: a transaction takes its time.
+OUT_OF_ORDER: Final = timedelta(seconds=10)
+
+Columns = dict[str, Any]
+ENDS: Final = {
+    TaskStatus.SUCCEEDED.value: "completed",
+    TaskStatus.FAILED.value: "failed",
+    TaskStatus.CANCELLED.value: "cancelled",
+}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Ten seconds, from ``number`` seconds after 1970."""
+
+    number: int
+
+    @classmethod
+    def before(cls, moment: datetime) -> Slot:
+        """The last slot that was over at ``moment``."""
+        return cls(int(moment.timestamp()) // Sample.SLOT * Sample.SLOT - Sample.SLOT)
+
+    @property
+    def begins_at(self) -> datetime:
+        return datetime.fromtimestamp(self.number, UTC)
+
+    @property
+    def ends_at(self) -> datetime:
+        return self.begins_at + timedelta(seconds=Sample.SLOT)
+
+    def holds(self, column: str) -> Q:
+        """The rows whose ``column`` lies in it."""
+        return Q(**{f"{column}__gte": self.begins_at, f"{column}__lt": self.ends_at})
+
+
+@dataclass
+class Counted:
+    """The columns of each queue's sample; those of leases apart from tasks under ""."""
+
+    queues: defaultdict[str, Columns] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(int))
+    )
+
+    def add(self, queue: str, column: str, count: int) -> None:
+        self.queues[queue][column] += count
+
+
+def depths(queues: Iterable[str]) -> dict[str, dict[str, int]]:
+    """How many tasks of each queue are ready, scheduled and running now, each counted up to
+    COUNT_CAP: one query for each of ``queues``, and one for what runs, in whatever queue."""
+    tasks = Task.objects.home()
+    found: dict[str, dict[str, int]] = {}
+    for queue in queues:
+        # In the order of the index of what is to be claimed: what is due comes first.
+        waiting = tasks.filter(queue=queue, status=TaskStatus.READY)
+        ordered = waiting.order_by("-priority", "scheduled_at", "id").values("id", "scheduled_at")
+        seen = ordered[: COUNT_CAP + 1].aggregate(
+            all=Count("id"), due=Count("id", filter=Q(scheduled_at__lte=DbNow()))
+        )
+        found[queue] = {"ready": seen["due"], "scheduled": seen["all"] - seen["due"], "running": 0}
+    running = tasks.running().order_by("pk").values_list("queue", flat=True)[: COUNT_CAP + 1]
+    for queue, count in Counter(running).items():
+        found.setdefault(queue, {"ready": 0, "scheduled": 0})["running"] = count
+    return found
+
+
+def count(slot: Slot) -> dict[str, Columns]:
+    """The columns of each queue in ``slot``; a fixed number of queries."""
+    counted = Counted()
+    _enqueued(slot, counted)
+    claimed = _claimed(slot, counted)
+    _ended(slot, counted)
+    _attempts(slot, counted)
+    _waits(slot, counted, claimed)
+    _events(slot, counted)
+    return {queue: dict(columns) for queue, columns in counted.queues.items()}
+
+
+def _enqueued(slot: Slot, counted: Counted) -> None:
+    new = _since(Task.objects.home(), "created_at", slot).filter(slot.holds("created_at"))
+    for queue, number in new.order_by().values_list("queue").annotate(Count("pk")):
+        counted.add(queue, "enqueued", number)
+
+
+def _claimed(slot: Slot, counted: Counted) -> int:
+    """The claims that their tasks still show; returns how many."""
+    tasks = Task.objects.home().filter(slot.holds("acquired_at"))
+    total = 0
+    for queue, number in tasks.order_by().values_list("queue").annotate(Count("pk")):
+        counted.add(queue, "claimed", number)
+        total += number
+    return total
+
+
+def _ended(slot: Slot, counted: Counted) -> None:
+    tasks = Task.objects.home().filter(slot.holds("processed_at"))
+    read = tasks.order_by().values_list("queue", "status").annotate(Count("pk"))
+    for queue, status, number in read:
+        counted.add(queue, ENDS[status], number)
+        if status == TaskStatus.SUCCEEDED:
+            counted.add(queue, "releases", number)
+
+
+def _attempts(slot: Slot, counted: Counted) -> None:
+    """What ended otherwise than well; and claims that their tasks do not show any more."""
+    attempts = TaskAttempt.objects.using(Task.objects.home().db)
+    recent = _since(attempts, "ended_at", slot)
+    ended = slot.holds("ended_at")
+    lost = Q(outcome=AttemptOutcome.LOST)
+    for_good = Q(task__status=TaskStatus.FAILED, number=F("task__attempts"))
+    overtaken = slot.holds("started_at") & ~Q(grant_id=F("task__grant_id"))
+    read = (
+        recent.order_by()
+        .values("task__queue")
+        .annotate(
+            claimed=Count("pk", filter=overtaken),
+            recovered=Count("pk", filter=ended & lost),
+            retried=Count("pk", filter=ended & Q(outcome=AttemptOutcome.FAILED) & ~for_good),
+            expirations=Count("pk", filter=ended & lost),
+            releases=Count("pk", filter=ended & ~lost),
+        )
+    )
+    for row in read:
+        queue = row.pop("task__queue")
+        for column, number in row.items():
+            counted.add(queue, column, number)
+
+
+def _waits(slot: Slot, counted: Counted, claimed: int) -> None:
+    """How long was waited for the claims of ``slot``, or evenly some of them."""
+    if not claimed:
+        return
+    # Not of what was taken back, whose first wait would be told again; nor of what has failed
+    # meanwhile, and is due in the future.
+    first = Q(started_at__gte=F("acquired_at")) | Q(scheduled_at__gt=F("started_at"))
+    tasks = Task.objects.home().filter(first, slot.holds("acquired_at"))
+    step = -(-claimed // WAITS)
+    if step > 1:
+        tasks = tasks.annotate(place=F("id") % step).filter(place=0)
+    waits: defaultdict[str, list[float]] = defaultdict(list)
+    moments = tasks.order_by().values_list("queue", "scheduled_at", "acquired_at")
+    for queue, due_at, claimed_at in moments:
+        if due_at <= claimed_at:
+            waits[queue].append((claimed_at - due_at).total_seconds())
+    for queue, lengths in waits.items():
+        lengths.sort()
+        counted.queues[queue]["wait_p50"] = percentile(lengths, 0.50)
+        counted.queues[queue]["wait_p95"] = percentile(lengths, 0.95)
+
+
+def percentile(lengths: list[float], share: float) -> float:
+    """The least of ``lengths``, which are in order and not none, that ``share`` of them do not
+    exceed."""
+    return lengths[max(0, -(-int(share * 100) * len(lengths) // 100) - 1)]
+
+
+def _events(slot: Slot, counted: Counted) -> None:
+    events = LeaseEvent.objects.using(Task.objects.home().db)
+    recent = _since(events, "at", slot).filter(slot.holds("at"))
+    told = recent.order_by().aggregate(
+        expirations=Count("pk", filter=Q(kind=EventKind.TAKEN_OVER)),
+        releases=Count("pk", filter=Q(kind__in=[EventKind.RELEASED, EventKind.REVOKED])),
+    )
+    for column, number in told.items():
+        counted.add("", column, number)
+
+
+def _since(rows: models.QuerySet[Any], column: str, slot: Slot) -> models.QuerySet[Any]:
+    """The rows from ``slot`` on, found backwards from the newest."""
+    older = rows.filter(**{f"{column}__lt": slot.begins_at - OUT_OF_ORDER})
+    last = older.order_by("-pk").values_list("pk", flat=True).first()
+    return rows if last is None else rows.filter(pk__gt=last)

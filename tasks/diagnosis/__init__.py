@@ -1,0 +1,76 @@
+"""Why a task is where it is: one function for pages, admin, API and command line.
+
+Every diagnosis answers in one order: why (``headline``), who holds it (``who``), until when
+(``until``), what happens next (``next``), what can be done (``actions``).
+
+    it waits      scheduled, backoff, queue_paused, no_worker, unknown_task, key_held, saturated,
+                  due
+    it runs       running_ok, late, holder_gone, cancel_pending, zombie
+    it is stuck   expired_unclaimed, expired_holder_alive, no_recoverer
+    it ended      done, cancelled, exhausted, given_up
+    it waits or runs, and  flapping (from worker to worker, and ends with none), clock_skew
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from leasing.answers import Action, Diagnosis, is_skewed
+from tasks.diagnosis.actions import CANCEL, DISCARD, RESCHEDULE, RESUME, RETRY, REVOKE
+from tasks.diagnosis.ended import ended
+from tasks.diagnosis.running import expired, held, stalled
+from tasks.diagnosis.surroundings import Surroundings, look_around
+from tasks.diagnosis.unsteady import flapping, skewed
+from tasks.diagnosis.waiting import later, waiting
+from tasks.models import Task
+from tasks.querysets import TaskStatus
+
+#: Diagnoses in the place of which it is worth telling that a task goes from worker to worker.
+QUIET = frozenset({"running_ok", "backoff", "due", "saturated", "key_held"})
+
+
+def diagnose(
+    task: Task, now: datetime | None = None, around: Surroundings | None = None
+) -> Diagnosis:
+    """Explain ``task`` at ``now`` (the database's clock). ``around`` is what ``look_around``
+    saw: it spares the queries when many tasks are explained."""
+    around = around or look_around([task])
+    now = now or around.now
+    if task.status in TaskStatus.ended():
+        return ended(task)
+    if is_skewed(now, task.acquired_at, task.renewed_at, task.created_at):
+        return skewed(task, now)
+    found = _running(task, now, around) if _is_running(task) else _ready(task, now, around)
+    losses = around.losses.get(task.pk, [])
+    return flapping(task, losses, found) if losses and found.code in QUIET else found
+
+
+def _is_running(task: Task) -> bool:
+    return task.status == TaskStatus.RUNNING
+
+
+def _running(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
+    if task.expires_at <= now:
+        return expired(task, now, around)
+    if idle := task.stalled_for(now):
+        return stalled(task, now, idle, around)
+    return held(task, now, around)
+
+
+def _ready(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
+    return later(task, now, around) if task.scheduled_at > now else waiting(task, now, around)
+
+
+__all__ = [
+    "CANCEL",
+    "DISCARD",
+    "RESCHEDULE",
+    "RESUME",
+    "RETRY",
+    "REVOKE",
+    "Action",
+    "Diagnosis",
+    "Surroundings",
+    "diagnose",
+    "look_around",
+]

@@ -1,0 +1,46 @@
+"""What an operator can do to a task, and what follows from it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from leasing.answers import Action
+
+REVOKE: Final = Action(
+    "revoke",
+    "Take it from its holder",
+    "Another worker may start while this one still runs. Its result will be refused, its side "
+    "effects will not be undone.",
+    "leasing.revoke_lease",
+)
+RETRY: Final = Action(
+    "retry",
+    "Retry",
+    "It is set ready now, with one attempt more if they were used up.",
+    "tasks.retry_task",
+)
+CANCEL: Final = Action(
+    "cancel",
+    "Cancel",
+    "Those that wait end at once. Those that run are asked to: a handler that does not look may "
+    "still complete its task. None of them is tried again.",
+    "tasks.cancel_task",
+)
+DISCARD: Final = Action(
+    "discard",
+    "Discard",
+    "It is deleted with its payload, its result and its attempts. Nothing brings it back.",
+    "tasks.discard_task",
+)
+RESCHEDULE: Final = Action(
+    "reschedule",
+    "Reschedule",
+    "It is moved to the queue you name, and starts at the time you name or later.",
+    "tasks.reschedule_task",
+)
+RESUME: Final = Action(
+    "resume",
+    "Resume the queue",
+    "What has waited in the queue is claimed at once, in its order: this task and all others.",
+    "tasks.pause_queue",
+)

@@ -1,0 +1,42 @@
+"""Facts that several diagnoses tell."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from leasing.wording import span, stamp
+from tasks.models import Task
+
+
+def holder_facts(task: Task, now: datetime) -> list[tuple[str, str]]:
+    """Who holds it, since when and until when."""
+    return [
+        ("Held by", task.holder),
+        ("Since", stamped(task.acquired_at)),
+        ("Last heartbeat", stamped(task.renewed_at or task.acquired_at)),
+        ("Until", until(task, now)),
+        *_progress_facts(task, now),
+        *attempt_facts(task),
+    ]
+
+
+def until(task: Task, now: datetime) -> str:
+    """When its lease ends, or ended."""
+    ahead = task.expires_at - now
+    distance = f"in {span(ahead)}" if ahead > timedelta(0) else f"{span(-ahead)} ago"
+    return f"{stamped(task.expires_at)}, {distance}"
+
+
+def attempt_facts(task: Task) -> list[tuple[str, str]]:
+    return [("Attempts", f"{task.attempts} of {task.max_attempts}")]
+
+
+def stamped(moment: datetime | None) -> str:
+    return stamp(moment) if moment else "never"
+
+
+def _progress_facts(task: Task, now: datetime) -> list[tuple[str, str]]:
+    if task.progress_timeout is None or task.progressed_at is None:
+        return []
+    silent, allowed = span(now - task.progressed_at), span(task.progress_timeout)
+    return [("Last progress", f"{silent} ago; taken from its holder after {allowed}")]

@@ -1,0 +1,101 @@
+"""Tasks that nobody holds yet, or again."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from leasing.answers import Action, Diagnosis
+from leasing.wording import plural, span
+from tasks.diagnosis.actions import CANCEL, RESCHEDULE, RESUME
+from tasks.diagnosis.facts import attempt_facts, stamped
+from tasks.diagnosis.surroundings import Surroundings
+from tasks.models import Queue, Task
+
+#: How many holders of a key are named.
+NAMED = 5
+
+
+def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
+    """Its time has not come."""
+    wait = span(task.scheduled_at - now)
+    facts = [("Not before", stamped(task.scheduled_at)), *attempt_facts(task)]
+    until = f"{stamped(task.scheduled_at)}, in {wait}."
+    if not task.last_error:
+        headline = f"It was enqueued to start in {wait}."
+        if task.started_at:
+            headline = f"It was put off, no attempt spent, and goes on in {wait}."
+        next_ = "Then a worker may claim it."
+        return _told("scheduled", "info", headline, next_, until, facts)
+    headline = f"Its last attempt ended badly, and it waits {wait} for the next."
+    next_ = f"Attempt {task.attempts + 1} of {task.max_attempts} follows then."
+    facts.append(("Last error", task.last_error))
+    return _told("backoff", "info", headline, next_, until, facts)
+
+
+def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
+    """It could be claimed."""
+    facts = [("Due since", span(now - task.scheduled_at)), *attempt_facts(task)]
+    if task.queue in around.paused:
+        return _paused(around.paused[task.queue], facts)
+    serving = around.serving(task.queue)
+    able = [worker for worker in serving if task.name in worker.handlers]
+    if not serving:
+        headline = f"No worker was seen lately that serves the queue {task.queue}."
+        next_ = "It waits until one is started: manage.py run_worker."
+        until = "A worker serves the queue."
+        return _told("no_worker", "critical", headline, next_, until, facts)
+    if not able:
+        headline = f"No worker of the queue {task.queue} has code for {task.name}."
+        next_ = "Each worker that claims it gives it back for a minute, until one has the code."
+        until = "A worker has the code."
+        return _told("unknown_task", "critical", headline, next_, until, facts)
+    holders = around.by_key.get(task.concurrency_key, {}) if task.concurrency_key else {}
+    if sum(holders.values()) >= (task.concurrency_limit or 1):
+        return _key_held(task, holders, facts)
+    if not around.free_threads(able):
+        headline = f"Every place of {plural(len(able), 'worker')} that could run it is taken."
+        next_ = "It starts when one of them is free; tasks of higher priority go first."
+        return _told("saturated", "info", headline, next_, "A place is free.", facts)
+    headline = "It is due, and a worker is free to take it."
+    next_ = "It is claimed at the next poll."
+    return Diagnosis("due", "ok", headline, next_, until="The next poll.", facts=facts)
+
+
+def _key_held(task: Task, holders: dict[str, int], facts: list[tuple[str, str]]) -> Diagnosis:
+    named = ", ".join(sorted(holders)[:NAMED]) + (", ..." if len(holders) > NAMED else "")
+    facts += [("Concurrency key", task.concurrency_key), ("Key held by", named)]
+    limit = task.concurrency_limit or 1
+    return Diagnosis(
+        "key_held",
+        "info",
+        f"As many tasks of {task.concurrency_key} run as may: {limit}.",
+        "It starts when one of them ends or is recovered, in its turn.",
+        who=f"Nobody; its key is with {named}.",
+        until="One of them ends.",
+        facts=facts,
+        actions=[RESCHEDULE, CANCEL],
+    )
+
+
+def _paused(queue: Queue, facts: list[tuple[str, str]]) -> Diagnosis:
+    facts += [("Paused at", stamped(queue.paused_at)), ("Paused by", queue.paused_by or "unknown")]
+    if queue.reason:
+        facts.append(("Reason", queue.reason))
+    headline = f"The queue {queue.name} is paused" + (f": {queue.reason}" if queue.reason else ".")
+    next_ = "It waits until someone resumes the queue."
+    until = "Someone resumes the queue."
+    actions = [RESUME, RESCHEDULE, CANCEL]
+    return _told("queue_paused", "warning", headline, next_, until, facts, actions)
+
+
+def _told(
+    code: str,
+    severity: str,
+    headline: str,
+    next_: str,
+    until: str,
+    facts: list[tuple[str, str]],
+    actions: list[Action] | None = None,
+) -> Diagnosis:
+    doable = [RESCHEDULE, CANCEL] if actions is None else actions
+    return Diagnosis(code, severity, headline, next_, until=until, facts=facts, actions=doable)

@@ -1,0 +1,233 @@
+"""Who did what: an entry for each action, whatever becomes of it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import AnonymousUser, User
+from django.core.management import call_command
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from pytest_django import Settings
+
+from leasing import audit, pruning
+from leasing.functions import after
+from leasing.models import AuditEntry, Lease
+from tasks.generator import start_generator
+from tasks.models import Queue, Task
+from tests.api_calls import call
+from tests.factories import LeaseFactory, TaskFactory
+from tests.pages import signed_in
+
+pytestmark = pytest.mark.django_db
+
+
+def entry() -> AuditEntry:
+    return AuditEntry.objects.get()
+
+
+def test_an_action_says_who_did_what_to_which_rows_and_why() -> None:
+    user = User(username="olga")
+    with audit.recording(user, "retry", Task, keys=[3, 4], reason="mended", via="page") as act:
+        act.changed = 2
+
+    noted = entry()
+    assert (noted.by, noted.verb, noted.via, noted.model) == ("olga", "retry", "page", "tasks.task")
+    assert (noted.target, noted.reason) == ({"keys": [3, 4]}, "mended")
+    assert (noted.asked, noted.changed, noted.skipped, noted.error) == (2, 2, {}, "")
+    assert noted.finished_at is not None
+
+
+def test_the_intention_is_stored_before_anything_is_done() -> None:
+    with audit.recording("olga", "retry", Task, keys=[3]):
+        noted = entry()
+        assert (noted.key, noted.asked, noted.finished_at) == ("3", None, None)
+
+
+def test_what_was_not_changed_has_a_reason_and_the_rest_another_state() -> None:
+    with audit.recording("olga", "retry", Task, keys=range(10)) as act:
+        act.changed, act.skipped = 5, {"it is gone": 2}
+
+    assert entry().skipped == {"it is gone": 2, audit.OTHER_STATE: 3}
+
+
+def test_what_fails_is_noted_and_raised() -> None:
+    with (
+        pytest.raises(ValueError, match="no such queue"),
+        audit.recording("olga", "move", Task, keys=[1]) as act,
+    ):
+        act.changed = 0
+        raise ValueError("no such queue")
+
+    assert entry().error == "ValueError: no such queue"
+    assert entry().skipped == {}
+
+
+def test_a_filter_is_kept_as_it_was_asked() -> None:
+    audit.record(
+        "olga", "cancel", Task, changed=7, filter={"queue": "mail", "since": timedelta(days=1)}
+    )
+
+    assert entry().target == {"filter": {"queue": "mail", "since": "1 day, 0:00:00"}}
+    assert (entry().asked, entry().changed, entry().key) == (7, 7, "")
+
+
+def test_an_entry_is_never_changed_and_its_outcome_told_once() -> None:
+    with audit.recording("olga", "retry", Task, keys=[1]) as act:
+        act.changed = 1
+    act.changed = 0
+    audit._finish(act)
+
+    assert entry().changed == 1
+    with pytest.raises(TypeError):
+        entry().save()
+
+
+def test_hostile_and_endless_texts_fit() -> None:
+    audit.record("o" * 300, "retry", Task, changed=0, keys=["k" * 300], reason="r" * 900)
+
+    assert (len(entry().by), len(entry().key), len(entry().reason)) == (200, 200, 500)
+
+
+def test_an_anonymous_user_has_a_name_too() -> None:
+    assert audit.name_of(AnonymousUser()) == ""
+
+
+def test_what_was_done_to_one_row_is_found_by_it() -> None:
+    task: Task = TaskFactory()
+    audit.record("olga", "cancel", Task, changed=1, keys=[task.pk])
+    audit.record("olga", "cancel", Lease, changed=1, keys=[task.pk])
+
+    with CaptureQueriesContext(connection) as queries:
+        (found,) = AuditEntry.objects.about(task)
+
+    assert found.model == "tasks.task" and len(queries) == 1
+
+
+def test_entries_are_kept_for_a_year_or_as_the_settings_say(settings: Settings) -> None:
+    for _ in range(3):
+        audit.record("olga", "retry", Task, changed=0)
+    old, *_ = AuditEntry.objects.order_by("pk").values_list("pk", flat=True)
+    AuditEntry.objects.filter(pk=old).update(at=after(-timedelta(days=366)))
+
+    settings.LEASING = {"AUDIT_RETENTION": None}
+    assert pruning.prune_audit() == 0
+    settings.LEASING = {}
+    assert pruning.prune_audit(batch=1) == 1
+    assert AuditEntry.objects.count() == 2
+
+
+# Every way to do something
+
+
+def test_the_admin_notes_what_its_actions_did() -> None:
+    dead: Task = TaskFactory(state="dead")
+    done: Task = TaskFactory(state="succeeded")
+    olga = signed_in("tasks.view_task", "tasks.retry_task", name="olga", is_staff=True)
+    data = {"action": "retry", "_selected_action": [dead.pk, done.pk], "confirmed": "yes"}
+    olga.post(reverse("admin:tasks_task_changelist"), data)
+
+    noted = entry()
+    assert (noted.by, noted.verb, noted.via) == ("olga", "retry", "admin")
+    assert (noted.asked, noted.changed, noted.skipped) == (2, 1, {audit.OTHER_STATE: 1})
+
+
+@pytest.mark.parametrize(
+    ("command", "verb"), [("retry", "retry"), ("move", "reschedule"), ("discard", "discard")]
+)
+def test_commands_note_who_ran_them(command: str, verb: str) -> None:
+    task: Task = TaskFactory(state="ready" if command == "move" else "dead")
+    extra = ["--to-queue", "default"] if command == "move" else []
+    call_command("tasks", command, str(task.pk), "--by", "olga", *extra)
+
+    assert (entry().by, entry().verb, entry().via, entry().changed) == ("olga", verb, "command", 1)
+
+
+def test_a_command_that_takes_a_lease_is_noted() -> None:
+    lease: Lease = LeaseFactory()
+    call_command("leases", "revoke", lease.resource, "--reason", "it hangs", "--by", "olga")
+
+    assert (entry().verb, entry().key, entry().reason) == ("revoke", str(lease.pk), "it hangs")
+
+
+def test_start_and_stop_are_noted_whichever_way_they_come(admin_client: Client) -> None:
+    call(admin_client, "POST", "/generator/start")
+    start_generator(by="olga", via="page")
+
+    second, first = AuditEntry.objects.all()
+    assert (first.by, first.verb, first.via, first.changed) == ("admin", "start", "api", 1)
+    assert (second.by, second.changed, second.skipped) == ("olga", 0, {"it was as wished": 1})
+
+
+# Nothing at all: read-only
+
+
+@pytest.fixture
+def read_only(settings: Settings) -> None:
+    settings.LEASING = {**settings.LEASING, "READ_ONLY": True}
+
+
+VERBS = [
+    ("leasing:revoke", "lease"),
+    ("tasks:retry", "task"),
+    ("tasks:generator_start", ""),
+    ("tasks:generator_stop", ""),
+]
+
+
+@pytest.mark.parametrize(("view", "of"), VERBS)
+def test_read_only_overrides_every_permission_on_pages(
+    admin_client: Client, read_only: None, view: str, of: str
+) -> None:
+    lease: Lease = LeaseFactory()
+    task: Task = TaskFactory(state="dead")
+    args: list[Any] = [{"lease": lease.lease_id, "task": task.pk}[of]] if of else []
+
+    answer = admin_client.post(reverse(view, args=args), {"reason": "why"})
+
+    assert answer.status_code == 403
+    task.refresh_from_db()
+    assert task.status == "failed" and Lease.objects.active().count() == 1
+    assert not AuditEntry.objects.exists()
+
+
+def test_read_only_overrides_every_permission_in_the_admin(
+    admin_client: Client, read_only: None
+) -> None:
+    task: Task = TaskFactory(state="dead")
+    queue = Queue.objects.create(name="default")
+    for name, action, key in (("task", "retry", task.pk), ("queue", "pause", queue.pk)):
+        url = reverse(f"admin:tasks_{name}_changelist")
+        assert f'value="{action}"' not in admin_client.get(url).content.decode()
+        data = {"action": action, "_selected_action": [key], "confirmed": "yes", "reason": "x"}
+        assert admin_client.post(url, data).status_code == 403
+    assert admin_client.get(reverse("admin:tasks_schedule_add")).status_code == 403
+
+    task.refresh_from_db()
+    assert task.status == "failed" and not Queue.objects.paused().exists()
+
+
+@pytest.mark.parametrize("access", ["closed", "compatible"])
+def test_read_only_overrides_every_permission_in_the_api(
+    admin_client: Client, client: Client, settings: Settings, access: str
+) -> None:
+    settings.LEASING = {"API_ACCESS": access, "READ_ONLY": True}
+    caller = admin_client if access == "closed" else client
+
+    answer = call(caller, "POST", "/generator/start")
+
+    assert answer.status == 403 and "read-only" in answer.body["error"]
+    assert call(caller, "GET", "/generator/status").body["status"] == "STOPPED"
+
+
+def test_read_only_hides_what_it_refuses(rf: Any, read_only: None, admin_user: User) -> None:
+    from leasing.access import may
+
+    request = rf.get("/")
+    request.user = admin_user
+
+    assert not may(request, "tasks.retry_task")

@@ -1,0 +1,92 @@
+"""Why a lease is as it is, in the same five answers as for tasks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.db.models import F
+
+from leasing.explanation import Explanation, explain
+from leasing.functions import after, database_now
+from leasing.models import EventKind, Lease, LeaseEvent
+from tests.factories import LeaseFactory
+from tests.leasing.support import expire
+
+pytestmark = pytest.mark.django_db
+
+
+def explained(lease: Lease) -> Explanation:
+    events = LeaseEvent.objects.filter(resource=lease.resource)
+    lease.refresh_from_db()
+    return explain(lease, database_now("default"), events=events)
+
+
+def late() -> Lease:
+    lease: Lease = LeaseFactory(holder="ann", renewals=1)
+    Lease.objects.filter(pk=lease.pk).update(expires_at=after(timedelta(seconds=10)))
+    return lease
+
+
+def flapping() -> Lease:
+    for holder in ("ann", "bob", "cid", "dan"):
+        lease = Lease.objects.acquire("leader", holder=holder)
+        if holder != "dan":
+            expire(lease)
+    return lease
+
+
+def clock_skew() -> Lease:
+    lease: Lease = LeaseFactory(holder="ann")
+    ahead = timedelta(minutes=5)
+    Lease.objects.filter(pk=lease.pk).update(
+        acquired_at=F("acquired_at") + ahead, expires_at=F("expires_at") + ahead
+    )
+    return lease
+
+
+SITUATIONS: dict[str, Callable[[], Lease]] = {
+    "free": lambda: LeaseFactory(state="free"),
+    "released": lambda: LeaseFactory(state="released"),
+    "running_ok": LeaseFactory,
+    "expired_unclaimed": lambda: LeaseFactory(state="expired"),
+    "late": late,
+    "flapping": flapping,
+    "clock_skew": clock_skew,
+}
+
+
+@pytest.mark.parametrize("code", SITUATIONS)
+def test_each_situation_is_recognised_and_answered_in_full(code: str) -> None:
+    answer = explained(SITUATIONS[code]())
+
+    assert answer.code == code
+    assert len(answer.answers) == 5 and all(text for _, text in answer.answers)
+    assert "sign" not in json.loads(json.dumps(answer.as_json()))
+
+
+@pytest.mark.parametrize("code", SITUATIONS)
+def test_revoking_is_offered_where_somebody_has_it(code: str) -> None:
+    answer = explained(SITUATIONS[code]())
+
+    assert bool(answer.actions) == bool(answer.revoking) == (code not in ("free", "released"))
+
+
+def test_those_who_let_it_expire_are_named() -> None:
+    assert dict(explained(flapping()).facts)["Lost by"] == "cid, bob, ann"
+
+
+def test_takeovers_of_long_ago_are_no_flapping() -> None:
+    lease = flapping()
+    long_ago = LeaseEvent.objects.filter(kind=EventKind.TAKEN_OVER)
+    long_ago.update(at=after(-timedelta(minutes=10)))
+
+    assert explained(lease).code == "running_ok"
+
+
+def test_who_took_it_is_told_by_the_events() -> None:
+    lease: Lease = LeaseFactory(holder="ann", state="revoked")
+
+    assert explained(lease).headline == "It was taken from ann by factory: by the factory."

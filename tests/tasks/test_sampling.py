@@ -1,0 +1,388 @@
+"""What is sampled: true over several processes, dated by the database, and cheap."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from pytest_django import Settings
+
+from leasing.functions import DbNow
+from leasing.keeper import Keeper
+from leasing.models import Lease
+from tasks import sampling
+from tasks.charts import series
+from tasks.checks import check_settings
+from tasks.counting import Slot, count, depths, percentile
+from tasks.exceptions import GiveUp
+from tasks.models import Queue, Sample, Task, TaskAttempt
+from tests.factories import TaskFactory, claimed
+from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import expire
+
+pytestmark = pytest.mark.django_db
+
+
+BEGIN = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+class Clock:
+    """The database's clock, moved by hand."""
+
+    def __init__(self, clock: DatabaseClock) -> None:
+        self._clock = clock
+
+    @property
+    def now(self) -> datetime:
+        return self._clock.now
+
+    def advance(self, seconds: float) -> None:
+        stamp()
+        self._clock.advance(seconds)
+
+
+def stamp() -> None:
+    """Date by the stopped clock what a server's own default has dated by its own."""
+    for rows, column in (
+        (Task.objects.all(), "created_at"),
+        (Task.objects.all(), "scheduled_at"),
+        (TaskAttempt.objects.all(), "ended_at"),
+    ):
+        rows.filter(**{f"{column}__lt": BEGIN}).update(**{column: DbNow()})
+
+
+@pytest.fixture(autouse=True)
+def clock(database_clock: DatabaseClock) -> Clock:
+    """Stopped two seconds into a slot."""
+    database_clock.advance(2)
+    return Clock(database_clock)
+
+
+def counted(clock: Clock, queue: str = "default") -> dict[str, Any]:
+    """What the slot that runs now will say."""
+    stamp()
+    return count(Slot.before(clock.now + timedelta(seconds=10))).get(queue, {})
+
+
+def run(task: Task, *, holder: str = "ann") -> Task:
+    stamp()
+    return claimed(task, holder)
+
+
+def sampled() -> list[tuple[int, str]]:
+    return list(Sample.objects.order_by("slot", "queue").values_list("slot", "queue"))
+
+
+# Counting
+
+
+def test_each_end_of_a_task_is_counted_where_it_came(clock: Clock) -> None:
+    Task.objects.complete(run(TaskFactory()), {})
+    Task.objects.fail(run(TaskFactory()), GiveUp("no"))
+    Task.objects.fail(run(TaskFactory()), ValueError("again"))
+    Task.objects.filter(pk=TaskFactory().pk).cancel()
+    Task.objects.give_back(run(TaskFactory()), "stopped")
+    expire(run(TaskFactory()))
+    Task.objects.recover()
+
+    found = counted(clock)
+
+    assert {name: found[name] for name in ("enqueued", "claimed")} == {"enqueued": 6, "claimed": 5}
+    ends = ("completed", "failed", "retried", "cancelled", "recovered")
+    assert [found[name] for name in ends] == [1, 1, 1, 1, 1]
+    assert (found["expirations"], found["releases"]) == (1, 4)
+
+
+def test_what_another_slot_had_is_not_counted_again(clock: Clock) -> None:
+    Task.objects.fail(run(TaskFactory()), ValueError("again"))
+    Task.objects.complete(run(TaskFactory()), {})
+    expire(run(TaskFactory()))
+    Task.objects.recover()
+    Lease.objects.release(Lease.objects.acquire("crane", holder="ann"))
+
+    clock.advance(8)
+
+    assert counted(clock) == dict.fromkeys(counted(clock), 0)
+    assert counted(clock, "") == {"expirations": 0, "releases": 0}
+
+
+def test_a_slot_begins_with_its_first_moment_and_ends_before_the_next(
+    clock: Clock,
+) -> None:
+    clock.advance(8)
+    Task.objects.complete(run(TaskFactory()), {})
+
+    assert counted(clock)["completed"] == 1
+    assert count(Slot.before(clock.now)).get("default", {}).get("completed") is None
+
+
+def test_a_task_that_was_claimed_twice_counts_twice(clock: Clock) -> None:
+    task = TaskFactory()
+    Task.objects.give_back(run(task), "stopped")
+    run(Task.objects.get(pk=task.pk))
+
+    assert counted(clock)["claimed"] == 2
+
+
+def test_an_attempt_that_failed_for_good_is_no_retry(clock: Clock) -> None:
+    task = TaskFactory(max_attempts=2)
+    Task.objects.fail(run(task), ValueError("again"))
+    Task.objects.filter(pk=task.pk).update(scheduled_at=clock.now)
+    Task.objects.fail(run(Task.objects.get(pk=task.pk)), ValueError("over"))
+
+    found = counted(clock)
+
+    assert (found["retried"], found["failed"]) == (1, 1)
+
+
+def test_queues_are_counted_apart(clock: Clock, queues: None) -> None:
+    Task.objects.complete(run(TaskFactory(queue="mail")), {})
+    TaskFactory()
+
+    assert counted(clock, "mail")["completed"] == 1
+    assert "completed" not in counted(clock)
+
+
+def test_named_leases_are_counted_by_their_events(clock: Clock) -> None:
+    Lease.objects.release(Lease.objects.acquire("crane", holder="ann"))
+    Lease.objects.acquire("berth", holder="ann", ttl=1)
+    Lease.objects.acquire("quay", holder="ann")
+    Lease.objects.filter(resource="quay").revoke()
+    clock.advance(2)
+    Lease.objects.acquire("berth", holder="bob")
+
+    assert counted(clock, "") == {"expirations": 1, "releases": 2}
+
+
+def test_a_wait_ends_with_the_claim_and_begins_when_it_was_due(clock: Clock) -> None:
+    late: Task = TaskFactory()
+    later: Task = TaskFactory(scheduled_at=clock.now + timedelta(seconds=3))
+    clock.advance(4)
+    run(late)
+    run(later)
+
+    found = counted(clock)
+
+    assert (found["wait_p50"], found["wait_p95"]) == (1.0, 4.0)
+
+
+def test_what_failed_meanwhile_or_was_taken_back_tells_no_wait(clock: Clock) -> None:
+    Task.objects.fail(run(TaskFactory()), ValueError("due in the future"))
+    lost = run(TaskFactory())
+    clock.advance(5)
+    expire(lost)
+    Task.objects.recover()
+    run(Task.objects.get(pk=lost.pk))
+
+    assert "wait_p50" not in counted(clock)
+
+
+def test_of_many_claims_some_tell_the_wait_evenly(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.counting.WAITS", 2)
+    made: list[Any] = TaskFactory.create_batch(4)
+    for task in made:
+        run(task)
+    clock.advance(1)
+
+    assert counted(clock)["wait_p50"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "share", "found"),
+    [([1.0], 0.5, 1.0), ([1, 2], 0.5, 1), ([1, 2, 3], 0.5, 2), (list(range(1, 101)), 0.95, 95)],
+)
+def test_a_percentile_is_one_of_the_lengths(lengths: Any, share: float, found: float) -> None:
+    assert percentile(lengths, share) == found
+
+
+def test_depths_tell_what_is_due_from_what_is_not_and_look_at_so_many(
+    monkeypatch: pytest.MonkeyPatch, queues: None
+) -> None:
+    monkeypatch.setattr("tasks.counting.COUNT_CAP", 3)
+    TaskFactory.create_batch(2)
+    TaskFactory.create_batch(9, state="scheduled")
+    TaskFactory(state="running", queue="mail")
+
+    with CaptureQueriesContext(connection) as captured:
+        found = depths(["default", "mail"])
+
+    assert found["default"] == {"ready": 2, "scheduled": 2, "running": 0}
+    assert found["mail"] == {"ready": 0, "scheduled": 0, "running": 1}
+    assert len(captured) == 3
+    assert all("LIMIT 4" in query["sql"] for query in captured)
+
+
+def test_counting_asks_as_often_however_much_there_is(clock: Clock) -> None:
+    def queries() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            counted(clock)
+        assert all("OFFSET" not in query["sql"] for query in captured)
+        return len(captured)
+
+    run(TaskFactory())
+    few = queries()
+    made: list[Any] = TaskFactory.create_batch(10)
+    for task in made:
+        Task.objects.fail(run(task), ValueError("again"))
+
+    assert queries() == few
+
+
+# Writing
+
+
+def test_the_slots_that_are_over_are_written_once(clock: Clock) -> None:
+    clock.advance(10)  # two seconds of the next: LAG has just passed
+    assert sampling.take() == 1
+    assert sampling.take() == 0
+
+    ended = Slot.before(clock.now).number
+    assert sampled() == [(ended, ""), (ended, "default")]
+
+
+def test_a_slot_waits_until_what_was_begun_in_it_is_committed(clock: Clock) -> None:
+    clock.advance(9)
+
+    sampling.take()
+
+    assert {slot for slot, _ in sampled()} == {Slot.before(clock.now).number - 10}
+
+
+def test_a_successor_makes_up_for_what_nobody_wrote_but_not_for_depths(
+    clock: Clock,
+) -> None:
+    sampling.take()
+    Task.objects.complete(run(TaskFactory()), {})
+    clock.advance(30)
+
+    assert sampling.take() == 3
+    rows = Sample.objects.filter(queue="default").order_by("slot")
+    assert list(rows.values_list("completed", "ready")) == [(0, 0), (1, None), (0, None), (0, 0)]
+
+
+def test_after_a_long_absence_only_the_last_minutes_are_made_up_for(clock: Clock) -> None:
+    sampling.take()
+    clock.advance(86_400)
+
+    assert sampling.take() == sampling.MOST_MISSED
+
+
+def test_writing_a_slot_again_changes_nothing_and_keeps_what_workers_added(
+    clock: Clock,
+) -> None:
+    keeper = Keeper(threads=False)
+    tally = sampling.Tally(keeper)
+    keeper.renewals = 4
+    tally.add()
+    Task.objects.complete(run(TaskFactory()), {})
+    slot = Slot.before(clock.now + timedelta(seconds=10))
+    clock.advance(10)
+
+    for _ in range(2):
+        sampling.write(slot, is_newest=True)
+
+    assert Sample.objects.get(slot=slot.number, queue="").renewals == 4
+    assert Sample.objects.get(slot=slot.number, queue="default").completed == 1
+
+
+def test_a_queue_that_no_setting_names_is_sampled_too(clock: Clock) -> None:
+    Queue.objects.create(name="old")
+
+    sampling.take()
+
+    assert "old" in {queue for _, queue in sampled()}
+
+
+def test_renewals_of_several_workers_add_up(clock: Clock) -> None:
+    keepers = [Keeper(threads=False), Keeper(threads=False)]
+    tallies = [sampling.Tally(keeper) for keeper in keepers]
+    for keeper in keepers:
+        keeper.renewals += 3
+
+    assert [tally.add() for tally in tallies] == [3, 3]
+    assert [tally.add() for tally in tallies] == [0, 0]
+    assert Sample.objects.get().renewals == 6
+
+
+def test_renewals_alone_do_not_make_a_slot_look_sampled(clock: Clock) -> None:
+    keeper = Keeper(threads=False)
+    tally = sampling.Tally(keeper)
+    keeper.renewals = 1
+    tally.add()
+    clock.advance(10)
+    assert sampling.take() == 1
+
+    Sample.objects.exclude(queue="").delete()
+    clock.advance(-10)
+    chart = series(clock.now - timedelta(seconds=2), clock.now + timedelta(seconds=8))[0]
+
+    assert chart.lines[0].values == [None]
+
+
+def test_samples_are_kept_for_a_day_or_as_the_settings_say(
+    clock: Clock, settings: Settings
+) -> None:
+    sampling.take()
+    clock.advance(86_400 - 10)
+    assert sampling.prune() == 0
+
+    clock.advance(30)
+    settings.TASK_QUEUE = {"SAMPLE_RETENTION": None}
+    assert sampling.prune() == 0
+    settings.TASK_QUEUE = {}
+    assert sampling.prune() == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_of_all_samples_and_the_others_only_add_their_renewals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Sample, "SLOT", 0.001)
+    done: list[str] = []
+    stopping = threading.Event()
+
+    def note(what: str) -> int:
+        done.append(what)
+        stopping.set()  # after this round
+        return 0
+
+    monkeypatch.setattr(sampling.Tally, "add", lambda tally: note("renewals"))
+    with Lease.objects.hold(sampling.RESOURCE, holder="another"):
+        sampling.run_until(stopping)
+    assert done == ["renewals"]
+
+    monkeypatch.setattr(sampling.Tally, "add", lambda tally: 0)
+    monkeypatch.setattr(sampling, "take", lambda: note("samples"))
+    stopping.clear()
+    sampling.run_until(stopping)
+    assert done == ["renewals", "samples"]
+    assert Lease.objects.get(resource=sampling.RESOURCE).released_at is not None
+
+
+def test_attempts_of_long_ago_are_not_looked_at(clock: Clock) -> None:
+    Task.objects.fail(run(TaskFactory()), ValueError("again"))
+    clock.advance(100)
+
+    with CaptureQueriesContext(connection) as captured:
+        counted(clock)
+
+    newest = TaskAttempt.objects.get().pk
+    assert any(f'"id" > {newest}' in query["sql"] for query in captured)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [("SAMPLES", "no", "tasks.E013"), ("SAMPLE_RETENTION", -1, "tasks.E014")],
+)
+def test_settings_that_mean_nothing_are_errors(
+    settings: Settings, name: str, value: Any, code: str
+) -> None:
+    settings.TASK_QUEUE = {name: value}
+
+    assert code in {message.id for message in check_settings()}
