@@ -8,7 +8,7 @@ PIP := $(RUN) -m pip -qq --disable-pip-version-check
 COMBOS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: demo test check matrix wheel format clean
+.PHONY: demo test check matrix wheel screenshots format clean
 
 # The demo site on http://localhost:8000, stopped by Ctrl-C. PORT and DATABASE_URL are heeded.
 demo: $(VENV)/demo.stamp
@@ -38,6 +38,10 @@ wheel: $(VENV)/test.stamp
 	@$(PIP) wheel --no-deps --wheel-dir dist .
 	@$(RUN) -m tests.suite wheel
 
+# The pictures of docs/dashboard.md, taken from the demo. CHROMIUM names the browser.
+screenshots: $(VENV)/browser.stamp
+	@$(RUN) -m tests.browser.screenshots
+
 format: $(VENV)/dev.stamp
 	@$(RUN) -m ruff check --fix
 	@$(RUN) -m ruff format
@@ -58,6 +62,10 @@ $(VENV)/demo.stamp: $(VENV)/venv.stamp pyproject.toml
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp
 	@$(PIP) install --group test
+	@touch $@
+
+$(VENV)/browser.stamp: $(VENV)/test.stamp
+	@$(PIP) install --group browser
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/test.stamp

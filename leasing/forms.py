@@ -39,6 +39,7 @@ class LeaseFilter(forms.Form):
         (LeaseState.ACTIVE.value, "Active"),
         (LeaseState.EXPIRED.value, "Expired"),
         (LeaseState.RELEASED.value, "Released"),
+        (LeaseState.FREE.value, "Never held"),
     )
 
     state = forms.ChoiceField(
@@ -46,7 +47,7 @@ class LeaseFilter(forms.Form):
         required=False,
         error_messages={
             "invalid_choice": "There is no state “%(value)s”. "
-            "The states are active, expired, renewed and released."
+            "The states are active, expired, released and free; and renewed."
         },
     )
     renewed = forms.BooleanField(required=False)
@@ -68,6 +69,16 @@ class EventsFilter(forms.Form):
     at = CursorField(required=False)
 
 
+class AuditFilter(forms.Form):
+    """Which entries of the audit to list: by whom, which verb, of which model and row."""
+
+    by = forms.CharField(max_length=200, required=False)
+    verb = forms.CharField(max_length=50, required=False)
+    model = forms.CharField(max_length=100, required=False)
+    key = forms.CharField(max_length=200, required=False)
+    at = CursorField(required=False)
+
+
 class ReasonForm(forms.Form):
     """Why an operator does something; the ledger keeps it."""
 
@@ -79,7 +90,7 @@ class ReasonForm(forms.Form):
 
 
 class RevokeForm(ReasonForm):
-    """Take a lease from its holder."""
+    """Take something from its holder."""
 
     reason = forms.CharField(
         max_length=REASON_LENGTH,
@@ -87,3 +98,26 @@ class RevokeForm(ReasonForm):
         help_text="It is kept with the lease's events, beside your name.",
         error_messages={"required": "Say why: whoever looks at this next wants to know."},
     )
+
+
+class ForceReleaseForm(RevokeForm):
+    """Take a lease from its holder; ``name`` is what has to be typed, so that nobody takes
+    another's by mistake."""
+
+    typed = forms.CharField(
+        max_length=250,
+        strip=True,
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
+        error_messages={"required": "Type the name, to be sure that it is the one you mean."},
+    )
+
+    def __init__(self, name: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._name = name
+        self.fields["typed"].label = f"Type {name} to confirm"
+
+    def clean_typed(self) -> str:
+        typed: str = self.cleaned_data["typed"]
+        if typed != self._name:
+            raise forms.ValidationError("That is not its name.", code="mismatch")
+        return typed

@@ -26,6 +26,7 @@ class Entry:
 
 _entries: dict[str, Entry] = {}
 _row_views: dict[str, str] = {}
+_shared_views: dict[str, str] = {}
 
 
 def add(*entries: Entry) -> None:
@@ -38,15 +39,27 @@ def add_row_page(label: str, view: str) -> None:
     _row_views[label] = view
 
 
+def add_shared_page(label: str, view: str) -> None:
+    """Rows of the model ``label`` are shown by ``view``, all on one page."""
+    _shared_views[label] = view
+
+
+def url_of(label: str, key: str) -> str:
+    """Where the row of the model ``label`` with that key is shown, if it is still there; else
+    nothing."""
+    try:
+        if label in _shared_views:
+            return reverse(_shared_views[label])
+        return reverse(_row_views[label], args=[key])
+    except (KeyError, NoReverseMatch):
+        return ""
+
+
 def row_url(row: Model) -> str:
     """Where ``row`` is shown: the page that was added for its model, else what its
     ``get_absolute_url`` says, else nothing."""
-    view = _row_views.get(row._meta.label_lower)
-    if view:
-        try:
-            return reverse(view, args=[row.pk])
-        except NoReverseMatch:
-            return ""
+    if row._meta.label_lower in _row_views:
+        return url_of(row._meta.label_lower, str(row.pk))
     own = getattr(row, "get_absolute_url", None)
     return str(own()) if own else ""
 

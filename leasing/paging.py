@@ -1,7 +1,8 @@
-"""Pages by key: 50 rows, newest first, a cursor to either side, no OFFSET and no total.
+"""Pages by key: 50 rows, a cursor to either side, no OFFSET and no total.
 
 A page is found by where it begins, so rows that come meanwhile neither repeat a row nor hide
-one, and the thousandth page costs what the first costs.
+one, and the thousandth page costs what the first costs. A search looks through so many rows at
+a time and says so; its next page goes on from there.
 """
 
 from __future__ import annotations
@@ -10,34 +11,78 @@ import base64
 import binascii
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 
 from django.core.exceptions import ValidationError
 from django.db import models
+from django.db.models import Count, Max, Min, Q
+from django.utils.dateparse import parse_datetime
 
 PAGE_SIZE = 50
 COUNT_CAP = 10_000
+#: Among how many rows of a list its search counts.
+SEARCH_CAP = 1_000
+#: Among how many rows one page of a search looks.
+REACH = 10_000
+MICROSECOND = timedelta(microseconds=1)
 
 Row = TypeVar("Row", bound=models.Model)
 
 
 class InvalidCursor(ValueError):
-    """The cursor is not one of ours."""
+    """The cursor is not one of ours, or of a list in another order."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """How a list is sorted: by ``column``, a moment that is never null in these rows, and by key
+    where that is the same; by key alone without one. There should be an index."""
+
+    column: str = ""
+    descending: bool = True
+
+    @property
+    def by(self) -> list[str]:
+        """For ``order_by``."""
+        return self._by(self.descending)
+
+    @property
+    def reversed(self) -> list[str]:
+        return self._by(not self.descending)
+
+    @property
+    def words(self) -> tuple[str, str, str]:
+        """What the links to the first page and to both sides are called."""
+        return ("Newest", "Newer", "Older") if self.descending else ("First", "Earlier", "Later")
+
+    def _by(self, descending: bool) -> list[str]:
+        sign = "-" if descending else ""
+        return [f"{sign}{name}" for name in (self.column, "pk") if name]
+
+
+NEWEST_FIRST = Order()
 
 
 @dataclass(frozen=True)
 class Capped:
-    """A count that stopped counting at ``cap``."""
+    """A count that stopped counting at ``cap``, or that left rows uncounted (``more``)."""
 
     value: int
     cap: int = COUNT_CAP
+    more: bool = False
 
     def __str__(self) -> str:
-        return f"{self.cap:,}+" if self.value > self.cap else f"{self.value:,}"
+        if self.value > self.cap:
+            return f"{self.cap:,}+"
+        return f"{self.value:,}+" if self.more else f"{self.value:,}"
 
     def __bool__(self) -> bool:
         return self.value > 0
+
+    def __add__(self, other: Capped) -> Capped:
+        return Capped(self.value + other.value, self.cap, self.more or other.more)
 
 
 def capped_count(rows: models.QuerySet[Any], cap: int = COUNT_CAP) -> Capped:
@@ -45,17 +90,31 @@ def capped_count(rows: models.QuerySet[Any], cap: int = COUNT_CAP) -> Capped:
     return Capped(rows.order_by().values("pk")[: cap + 1].count(), cap)
 
 
+def capped_search(rows: models.QuerySet[Any], search: Q, cap: int = SEARCH_CAP) -> Capped:
+    """How many of ``rows`` meet ``search``, looking at ``cap`` + 1 of ``rows`` at most."""
+    found = rows.order_by()[: cap + 1].aggregate(
+        looked_at=Count("pk"), found=Count("pk", filter=search)
+    )
+    return Capped(found["found"], cap, more=found["looked_at"] > cap)
+
+
 @dataclass(frozen=True)
 class Cursor:
-    """The side of a row on which a page lies: ``older`` or ``newer`` than ``key``."""
+    """The side of a row on which a page lies: ``older`` (further on in the list) or ``newer``
+    than ``key``, and in a list that is sorted by a moment than that ``column`` at ``moment``."""
 
     model: str
     side: str
     key: Any
+    column: str = ""
+    moment: str = ""
 
     def encode(self) -> str:
         """The cursor as it stands in an address."""
-        text = json.dumps([self.model, self.side, str(self.key)], separators=(",", ":"))
+        parts = [self.model, self.side, str(self.key)]
+        if self.column:
+            parts += [self.column, self.moment]
+        text = json.dumps(parts, separators=(",", ":"))
         return base64.urlsafe_b64encode(text.encode()).rstrip(b"=").decode()
 
     @classmethod
@@ -66,59 +125,143 @@ class Cursor:
             given = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
         except (UnicodeError, binascii.Error, ValueError, RecursionError) as error:
             raise InvalidCursor("not a cursor") from error
-        if not (isinstance(given, list) and len(given) == 3):
+        if not (isinstance(given, list) and len(given) in (3, 5)):
             raise InvalidCursor("not a cursor")
-        model, side, key = given
-        if not all(isinstance(part, str) for part in given) or side not in ("older", "newer"):
+        if not all(isinstance(part, str) for part in given) or given[1] not in ("older", "newer"):
             raise InvalidCursor("not a cursor")
-        return cls(model, side, key)
+        return cls(*given)
 
 
 @dataclass(frozen=True)
 class Page(Generic[Row]):
-    """Some rows, newest first, and the cursors of the pages on either side."""
+    """Some rows in the list's order, and the cursors of the pages on either side."""
 
     rows: Sequence[Row]
     newer: str = ""
     older: str = ""
     #: Whether a cursor led here: the page is not the first.
     moved: bool = False
+    #: Among how many rows a search looked, where there are more; 0: it looked at all.
+    looked_at: int = 0
+    words: tuple[str, str, str] = NEWEST_FIRST.words
 
 
-def page_of(rows: models.QuerySet[Row], cursor: Cursor | None, size: int = PAGE_SIZE) -> Page[Row]:
-    """The page of ``rows`` at ``cursor``, or the newest; ordered by key, greatest first.
+def page_of(
+    rows: models.QuerySet[Row],
+    cursor: Cursor | None,
+    size: int = PAGE_SIZE,
+    order: Order = NEWEST_FIRST,
+    search: Q | None = None,
+) -> Page[Row]:
+    """The page of ``rows`` at ``cursor``, or the first, in ``order``; of those that meet
+    ``search``, where there is one, among the next REACH rows.
 
-    A cursor of another model leaves ``rows`` at its newest page, so that one address can hold
-    the place in one of several lists. Raises InvalidCursor when its key fits no row.
+    A cursor of another model leaves ``rows`` at its first page, so that one address can hold
+    the place in one of several lists. Raises InvalidCursor when it fits no row.
     """
     label = rows.model._meta.label_lower
-    if cursor is None or cursor.model != label:
-        found = list(rows.order_by("-pk")[: size + 1])
-        return _page(label, found[:size], newer=False, older=len(found) > size, moved=False)
-    key = _key(rows.model, cursor.key)
-    if cursor.side == "older":
-        found = list(rows.filter(pk__lt=key).order_by("-pk")[: size + 1])
-        return _page(label, found[:size], newer=True, older=len(found) > size, moved=True)
-    found = list(rows.filter(pk__gt=key).order_by("pk")[: size + 1])
-    shown = found[:size][::-1]
-    return _page(label, shown, newer=len(found) > size, older=True, moved=True)
+    if cursor is not None and cursor.model != label:
+        cursor = None
+    if cursor is not None:
+        rows = rows.filter(_beyond(rows.model, cursor, order))
+    backwards = cursor is not None and cursor.side == "newer"
+    by = order.reversed if backwards else order.by
+    end = None
+    if search is not None:
+        end = _end_of_reach(rows.order_by(*by), order, backwards)
+        rows = rows.filter(search) if end is None else rows.filter(search, _up_to(end, order))
+    found = list(rows.order_by(*by)[: size + 1])
+    shown = found[:size][::-1] if backwards else found[:size]
+    page = _linked(label, shown, order, cursor, has_more=len(found) > size)
+    if end is None or len(found) > size:
+        return page
+    page = replace(page, looked_at=REACH)
+    return replace(page, newer=end.encode()) if backwards else replace(page, older=end.encode())
 
 
-def _page(label: str, rows: list[Row], *, newer: bool, older: bool, moved: bool) -> Page[Row]:
+def _linked(
+    label: str, rows: list[Row], order: Order, cursor: Cursor | None, *, has_more: bool
+) -> Page[Row]:
+    moved = cursor is not None
+    page = Page(rows, moved=moved, words=order.words)
     if not rows:
-        return Page(rows, moved=moved)
-    return Page(
-        rows,
-        newer=Cursor(label, "newer", rows[0].pk).encode() if newer else "",
-        older=Cursor(label, "older", rows[-1].pk).encode() if older else "",
-        moved=moved,
+        return page
+    backwards = cursor is not None and cursor.side == "newer"
+    newer = has_more if backwards else moved
+    older = True if backwards else has_more
+    return replace(
+        page,
+        newer=_cursor(label, "newer", rows[0], order).encode() if newer else "",
+        older=_cursor(label, "older", rows[-1], order).encode() if older else "",
     )
 
 
-def _key(model: type[models.Model], text: str) -> Any:
+def _cursor(label: str, side: str, row: models.Model, order: Order) -> Cursor:
+    if not order.column:
+        return Cursor(label, side, row.pk)
+    return Cursor(label, side, row.pk, order.column, getattr(row, order.column).isoformat())
+
+
+def _beyond(model: type[models.Model], cursor: Cursor, order: Order) -> Q:
+    """What lies on the cursor's side of its row."""
+    key = _key(model, cursor.key)
+    if cursor.column != order.column:
+        raise InvalidCursor("of a list in another order")
+    falling = order.descending == (cursor.side == "older")
+    by_key = Q(pk__lt=key) if falling else Q(pk__gt=key)
+    if not order.column:
+        return by_key
+    moment = _moment(cursor.moment)
+    # No equality: SQLite compares text, and there a moment without a fraction comes before its
+    # own ".000000". The first condition is implied: an index is entered by it.
+    since, below = f"{order.column}__gte", f"{order.column}__lt"
+    same = Q(**{since: moment, below: moment + MICROSECOND}) & by_key
+    if falling:
+        return Q(**{below: moment + MICROSECOND}) & (Q(**{below: moment}) | same)
+    return Q(**{since: moment}) & (Q(**{since: moment + MICROSECOND}) | same)
+
+
+def _end_of_reach(rows: models.QuerySet[Any], order: Order, backwards: bool) -> Cursor | None:
+    """Where the next REACH of ``rows`` end; None when they are all."""
+    falling = order.descending != backwards
+    far = Min if falling else Max
+    column = order.column or "pk"
+    reached = rows[:REACH].aggregate(far=far(column), looked_at=Count("pk"))
+    if reached["looked_at"] < REACH:
+        return None
+    label, side = rows.model._meta.label_lower, "newer" if backwards else "older"
+    if not order.column:
+        return Cursor(label, side, reached["far"])
+    # All of the same moment are looked at: the cursor stands behind the last of them.
+    last = -1 if falling else models.BigIntegerField.MAX_BIGINT
+    return Cursor(label, side, last, column, reached["far"].isoformat())
+
+
+def _up_to(end: Cursor, order: Order) -> Q:
+    falling = order.descending == (end.side == "older")
+    if not order.column:
+        return Q(pk__gte=end.key) if falling else Q(pk__lte=end.key)
+    moment = _moment(end.moment)
+    if falling:
+        return Q(**{f"{order.column}__gte": moment})
+    return Q(**{f"{order.column}__lt": moment + MICROSECOND})
+
+
+def _key(model: type[models.Model], text: Any) -> Any:
     try:
         key = model._meta.pk.to_python(text)
         model._meta.pk.run_validators(key)
     except (ValidationError, ValueError, OverflowError) as error:
         raise InvalidCursor("not a cursor") from error
     return key
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = parse_datetime(text)
+        if moment is None or moment.tzinfo is None:
+            raise InvalidCursor("not a cursor")
+        moment + MICROSECOND
+    except (ValueError, OverflowError) as error:
+        raise InvalidCursor("not a cursor") from error
+    return moment

@@ -8,7 +8,7 @@ from typing import Final
 
 from leasing.conf import leasing_settings
 from leasing.hold import margin
-from leasing.models import EventKind, Leasable, Lease, LeaseState
+from leasing.models import AuditEntry, EventKind, Leasable, Lease, LeaseState
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,12 @@ EVENT_SIGNS: Final = {
     EventKind.REFUSED: Sign("write refused", "crit", "slash", "⊘"),
 }
 
+DONE: Final = Sign("done", "ok", "check", "✓")
+PARTLY: Final = Sign("done in part", "warn", "info", "◐")
+NO_CHANGE: Final = Sign("changed nothing", "mute", "circle", "○")
+REFUSED: Final = Sign("failed", "crit", "cross", "✕")
+BROKEN_OFF: Final = Sign("broken off", "warn", "alert", "?")
+
 UNKNOWN: Final = Sign("unknown", "mute", "circle", "?")
 
 
@@ -72,6 +78,17 @@ def is_renewed(row: Leasable) -> bool:
     """Whether ``row`` is known to be renewed: a named lease may be taken by somebody who never
     means to."""
     return row.renewals > 0 or not isinstance(row, Lease)
+
+
+def audit_sign(entry: AuditEntry) -> Sign:
+    """What became of an operator's action. One without an outcome was broken off, or goes on."""
+    if entry.error:
+        return REFUSED
+    if entry.changed is None:
+        return BROKEN_OFF
+    if not entry.changed:
+        return NO_CHANGE
+    return PARTLY if entry.asked and entry.changed < entry.asked else DONE
 
 
 def event_sign(kind: str) -> Sign:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from django.urls import path
 
-from leasing import navigation, views
+from leasing import audit_views, list_views, navigation, views
 
 app_name = "leasing"
 
 navigation.add(
+    navigation.Entry(90, "leasing:audit", "Audit", "ledger", "leasing.view_auditentry"),
     navigation.Entry(
         40,
         "leasing:list",
@@ -16,11 +17,12 @@ navigation.add(
         "key",
         "leasing.view_lease",
         ("leasing:detail", "leasing:revoke"),
-    )
+    ),
 )
 
 urlpatterns = [
-    path("leases/", views.lease_list, name="list"),
+    path("audit/", audit_views.audit_list, name="audit"),
+    path("leases/", list_views.lease_list, name="list"),
     path("leases/<str:lease_id>/", views.lease_detail, name="detail"),
     path("leases/<str:lease_id>/revoke/", views.revoke, name="revoke"),
 ]

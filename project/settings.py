@@ -120,6 +120,8 @@ LEASING: dict[str, Any] = {"API_ACCESS": env.str("LEASING_API_ACCESS", default="
 if ttl := env.str("LEASING_TTL", default=""):
     LEASING["TTL"] = float(ttl)
 
+TASK_QUEUE: dict[str, Any] = {"QUEUES": env.list("TASK_QUEUES", default=["default", "reports"])}
+
 # What it says
 
 LOGGING = {

@@ -11,10 +11,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO
+
+from project.faults import CRASHED
 
 #: Seconds before a process that died is started again, as a platform would.
 RESTART_AFTER = 1.0
+#: And before one that a visitor has killed is: long enough to be seen late, and gone.
+RESTART_AFTER_FAULT = 30.0
 #: Seconds that the processes get to end in good order.
 STOP_TIMEOUT = 15.0
 
@@ -39,7 +44,14 @@ class Supervisor:
         self, children: Sequence[tuple[str, Sequence[str]]], env: Mapping[str, str], out: IO[str]
     ) -> None:
         self.children = [Child(name, arguments) for name, arguments in children]
-        self.env = {**os.environ, **env, "PYTHONUNBUFFERED": "1"}
+        # Into which the page that kills a process puts its number.
+        self._killed = TemporaryDirectory(prefix="leasing-demo-")
+        self.env = {
+            **os.environ,
+            **env,
+            "PYTHONUNBUFFERED": "1",
+            CRASHED: self._killed.name,
+        }
         self.out = out
         self._width = max(len(child.name) for child in self.children)
         self._lock = threading.Lock()
@@ -57,6 +69,7 @@ class Supervisor:
                     self._look_after(child)
         finally:
             self._stop_all()
+            self._killed.cleanup()
 
     def say(self, name: str, line: str) -> None:
         """Print one line under ``name``."""
@@ -70,9 +83,17 @@ class Supervisor:
                 self._start(child)
         elif (code := child.process.poll()) is not None:
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            self.say(child.name, f"died ({how}), and is started again")
+            pause = RESTART_AFTER_FAULT if self._was_killed(child.process.pid) else RESTART_AFTER
+            self.say(child.name, f"died ({how}), and is started again in {pause:.0f} s")
             child.process = None
-            child.restart_at = time.monotonic() + RESTART_AFTER
+            child.restart_at = time.monotonic() + pause
+
+    def _was_killed(self, pid: int) -> bool:
+        mark = Path(self._killed.name) / str(pid)
+        if not mark.exists():
+            return False
+        mark.unlink()
+        return True
 
     def _start(self, child: Child) -> None:
         child.process = subprocess.Popen(
@@ -99,6 +120,7 @@ class Supervisor:
         running = [child.process for child in self.children if child.process]
         for process in running:
             process.terminate()
+            process.send_signal(signal.SIGCONT)  # one that is frozen would not hear
         deadline = time.monotonic() + STOP_TIMEOUT
         for process in running:
             try:

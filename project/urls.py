@@ -7,6 +7,7 @@ from django.views.generic import TemplateView
 
 from leasing.api import LeasingAPI
 from leasing.api import router as leasing_router
+from project import views
 from tasks.api import router as tasks_router
 
 api = LeasingAPI(urls_namespace="api")
@@ -15,6 +16,8 @@ api.add_router("", tasks_router)
 
 urlpatterns = [
     path("", TemplateView.as_view(template_name="home.html"), name="home"),
+    path("ops/demo/crash/", views.crash, name="demo_crash"),
+    path("ops/demo/freeze/", views.freeze, name="demo_freeze"),
     path("ops/", include("leasing.urls")),
     path("ops/", include("tasks.urls")),
     path("api/", api.urls),

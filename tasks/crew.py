@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from tasks.models import Task, Worker
+from tasks.models import Task, TaskAttempt, Worker, WorkerState
 
 #: More running tasks than this are not looked up for one page of workers.
 SHOWN = 1_000
+#: A list of workers names so many of the tasks of each.
+LISTED = 3
+#: How many of the latest claims, and of the latest attempts that went wrong, are looked through
+#: for those of one worker: neither has an index by holder, which every claim would pay for.
+LOOKED_THROUGH = 1_000
+#: How many of what is found there are shown.
+REMEMBERED = 20
 
 
 @dataclass(frozen=True)
@@ -18,6 +26,45 @@ class Member:
 
     worker: Worker
     tasks: list[Task]
+    #: What a process of the same name held that is gone: nobody works on it.
+    left: list[Task] = field(default_factory=list)
+
+    @property
+    def first_tasks(self) -> list[Task]:
+        """As many as a list of workers shows."""
+        return self.tasks[:LISTED]
+
+    @property
+    def more_tasks(self) -> int:
+        return max(0, len(self.tasks) - LISTED)
+
+    @property
+    def is_live(self) -> bool:
+        return state_of(self.worker) == WorkerState.LIVE
+
+    def live_marks(self) -> object:
+        """What of it is shown. Of a live worker nobody wants to know how many seconds ago it was
+        seen, and a page that told it would change with each sign of life."""
+        seen = None if self.is_live else self.worker.last_seen_at
+        worker = self.worker
+        return [
+            (worker.pk, worker.name, state_of(worker), worker.pid, worker.started_at, seen),
+            (worker.queues, worker.concurrency, worker.stopped_at),
+            [(task.pk, task.expires_at) for task in (*self.tasks, *self.left)],
+        ]
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a worker did lately, as far as rows tell."""
+
+    claimed: list[Task]
+    attempts: list[TaskAttempt]
+
+
+def state_of(worker: Worker) -> str:
+    """The WorkerState of a ``worker`` that was read ``with_state()``."""
+    return str(worker.state)  # type: ignore[attr-defined]
 
 
 def with_tasks(workers: Iterable[Worker]) -> list[Member]:
@@ -26,8 +73,43 @@ def with_tasks(workers: Iterable[Worker]) -> list[Member]:
     names = [worker.name for worker in workers]
     held: defaultdict[str, list[Task]] = defaultdict(list)
     running = Task.objects.home().running().filter(holder__in=names)
-    for task in running.only("name", "status", "holder", "expires_at", "ttl").order_by("pk")[
-        :SHOWN
-    ]:
+    for task in running.only(
+        "name", "queue", "status", "holder", "acquired_at", "expires_at", "ttl", "attempts"
+    ).order_by("pk")[:SHOWN]:
         held[task.holder].append(task)
-    return [Member(worker, held[worker.name]) for worker in workers]
+    return [_member(worker, held[worker.name]) for worker in workers]
+
+
+def _member(worker: Worker, held: list[Task]) -> Member:
+    own = [task for task in held if task.acquired_at and task.acquired_at >= worker.started_at]
+    return Member(worker, own, [task for task in held if task not in own])
+
+
+def past_of(worker: Worker) -> Past:
+    """Of the latest claims and the latest failures of all workers those of ``worker``."""
+    tasks = Task.objects.home()
+    claims = tasks.filter(acquired_at__isnull=False).order_by("-acquired_at", "-pk")
+    attempts: Any = TaskAttempt.objects.using(tasks.db)
+    failures = attempts.order_by("-pk")
+    return Past(
+        list(
+            tasks.filter(pk__in=_of(worker, claims))
+            .exclude(status="running")
+            .only("name", "status", "acquired_at", "processed_at", "scheduled_at", "attempts")
+            .order_by("-acquired_at", "-pk")
+        ),
+        list(
+            attempts.filter(pk__in=_of(worker, failures))
+            .select_related("task")
+            .only(
+                *("number", "outcome", "error", "started_at", "ended_at", "refused_at"),
+                *("refused_verb", "task__name"),
+            )
+            .order_by("-pk")
+        ),
+    )
+
+
+def _of(worker: Worker, rows: Any) -> list[int]:
+    latest = rows.values_list("pk", "holder")[:LOOKED_THROUGH]
+    return [pk for pk, holder in latest if holder == worker.name][:REMEMBERED]

@@ -47,6 +47,12 @@ class GeneratorStatus:
     wish: GeneratorWish | None
     lease: Lease | None
 
+    @property
+    def holder(self) -> str:
+        """Who has the lease now; empty: nobody."""
+        state = getattr(self.lease, "state", None)
+        return self.lease.holder if self.lease and state == LeaseState.ACTIVE else ""
+
 
 def generator_status() -> GeneratorStatus:
     """STARTED is wished and not yet producing, RUNNING producing, STOPPED otherwise.

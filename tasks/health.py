@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from leasing.paging import Capped
 from leasing.wording import plural, span
+from tasks.queues import QueueLine
 
 #: How grave, in rising order.
 SEVERITIES = ("ok", "info", "warning", "critical")
@@ -14,28 +16,49 @@ SEVERITIES = ("ok", "info", "warning", "critical")
 #: For how long a wish may go unheard before somebody is called.
 PATIENCE = timedelta(seconds=10)
 
+#: More workers than this are counted, not named.
+NAMED = 3
+
 #: How long recovery may take to find a task before it is said to be stuck for somebody to see.
 SWEPT_WITHIN = timedelta(seconds=5)
 
 
+#: How long a task may be due, in a queue that is served, before it is news.
+WAITS_LONG = timedelta(minutes=5)
+
+
 @dataclass(frozen=True)
 class Figures:
-    """What the overview knows, all read at one time."""
+    """What the overview knows, all read at one time; None is what could not be read."""
 
-    ready: Capped
-    scheduled: Capped
-    running: Capped
-    stuck: Capped
-    failed: Capped
+    ready: Capped | None = None
+    scheduled: Capped | None = None
+    running: Capped | None = None
+    stuck: Capped | None = None
+    failed: Capped | None = None
     #: Stuck for longer than recovery takes.
-    overdue: Capped = Capped(0)
+    overdue: Capped | None = None
+    #: How long the task has been due that has waited longest, where nothing is paused.
+    longest_wait: timedelta | None = None
+    #: Queues that stand still, and queues that nobody serves although something waits there.
+    paused: list[QueueLine] = field(default_factory=list)
+    unserved: list[QueueLine] = field(default_factory=list)
     #: Workers that were seen lately, and how many of them run recovery.
     workers: int = 0
     sweepers: int = 0
+    #: Workers that went without signing off, and those whose sign of life is missing.
+    gone: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    #: Schedules whose moment has passed without anybody serving it.
+    overdue_schedules: Capped | None = None
     #: How long the generator has been wished to run without running, or to stop without
     #: anyone acknowledging it.
     start_unheard: timedelta | None = None
     stop_unheard: timedelta | None = None
+
+    def live_marks(self) -> object:
+        """What the page shows of them as they are; the rest it tells in words."""
+        return [self.running, self.ready, self.scheduled, self.stuck, self.failed]
 
 
 @dataclass(frozen=True)
@@ -59,14 +82,25 @@ class Health:
     needs: list[Need] = field(default_factory=list)
 
 
-def assess(figures: Figures) -> Health:
-    """Judge ``figures``; the gravest need comes first."""
-    found = [
-        need
-        for need in (_stuck(figures), _workers(figures), _failed(figures), _generator(figures))
-        if need is not None
+def assess(figures: Figures, unread: Sequence[str] = ()) -> Health:
+    """Judge ``figures``; the gravest need comes first. ``unread`` names the parts that could not
+    be read, which nobody can call well."""
+    found: list[Need | None] = [
+        _unread(unread),
+        _stuck(figures),
+        _workers(figures, unread),
+        *[_unserved(line) for line in figures.unserved if figures.workers],
+        _vanished(figures),
+        _failed(figures),
+        *[_paused(line) for line in figures.paused if line.ready],
+        _waiting(figures),
+        _schedules(figures),
+        _generator(figures),
     ]
-    needs = sorted(found, key=lambda need: -SEVERITIES.index(need.severity))
+    needs = sorted(
+        [need for need in found if need is not None],
+        key=lambda need: -SEVERITIES.index(need.severity),
+    )
     if not needs:
         return Health("ok", f"All is well. {_at_work(figures)}")
     count = len(needs)
@@ -74,10 +108,98 @@ def assess(figures: Figures) -> Health:
     return Health(needs[0].severity, sentence, needs)
 
 
+def _unread(parts: Sequence[str]) -> Need | None:
+    if not parts:
+        return None
+    return Need(
+        "warning",
+        f"Not all could be read: {_and(parts)}.",
+        "What is shown of it here is missing, and may be bad. The log of the web process says why.",
+        "tasks:overview",
+        "Try again",
+    )
+
+
+def _unserved(line: QueueLine) -> Need:
+    return Need(
+        "critical",
+        f"Nobody serves the queue {line.name}, and {_tasks(line.ready, 'waits', 'wait')} there.",
+        "The workers that run serve other queues. Start one that serves it: "
+        f"manage.py run_worker --queue {line.name}.",
+        "tasks:queues",
+        "Queues",
+    )
+
+
+def _vanished(figures: Figures) -> Need | None:
+    if figures.gone:
+        one = len(figures.gone) == 1
+        return Need(
+            "warning",
+            f"{_and(figures.gone)} vanished without signing off."
+            if len(figures.gone) <= NAMED
+            else f"{len(figures.gone)} workers vanished without signing off.",
+            f"What {'it' if one else 'they'} held goes on elsewhere once its leases have expired.",
+            "tasks:workers",
+            "Workers that are gone",
+            "?state=gone",
+        )
+    if figures.late:
+        return Need(
+            "info",
+            f"{_and(figures.late)} {'is' if len(figures.late) == 1 else 'are'} late."
+            if len(figures.late) <= NAMED
+            else f"{len(figures.late)} workers are late.",
+            "A sign of life is missing. Wait a moment: it comes back, or it is gone.",
+            "tasks:workers",
+            "Workers",
+        )
+    return None
+
+
+def _paused(line: QueueLine) -> Need:
+    queue = line.queue
+    by = f" by {queue.paused_by}" if queue and queue.paused_by else ""
+    why = f" Reason: {queue.reason}" if queue and queue.reason else ""
+    return Need(
+        "info",
+        f"The queue {line.name} is paused{by}, and {_tasks(line.ready, 'waits', 'wait')} there.",
+        f"Nothing of it is claimed until somebody resumes it.{why}",
+        "tasks:queues",
+        "Queues",
+    )
+
+
+def _waiting(figures: Figures) -> Need | None:
+    wait = figures.longest_wait
+    if wait is None or wait <= WAITS_LONG or not figures.workers:
+        return None
+    return Need(
+        "warning",
+        f"The longest waiting task has been due for {span(wait)}.",
+        "Workers serve its queue, and are busy with others. More of them, or more threads, help.",
+        "tasks:queues",
+        "Queues",
+    )
+
+
+def _schedules(figures: Figures) -> Need | None:
+    count = figures.overdue_schedules
+    if not count:
+        return None
+    return Need(
+        "warning",
+        "1 schedule is overdue." if count.value == 1 else f"{count} schedules are overdue.",
+        "No worker runs that has code for it, or its task cannot be enqueued.",
+        "tasks:schedules",
+        "Schedules",
+    )
+
+
 def _at_work(figures: Figures) -> str:
     doing = _tasks(figures.running, "runs", "run") if figures.running else "Nothing runs"
     waiting = f"{figures.ready} wait" if figures.ready else "nothing waits"
-    if str(figures.ready) == "1":
+    if figures.ready and figures.ready.value == 1:
         waiting = "1 waits"
     return f"{doing} on {plural(figures.workers, 'worker')}, {waiting}."
 
@@ -96,8 +218,10 @@ def _stuck(figures: Figures) -> Need | None:
     return Need("critical", headline, heals, "tasks:stuck", "Stuck tasks")
 
 
-def _workers(figures: Figures) -> Need | None:
+def _workers(figures: Figures, unread: Sequence[str]) -> Need | None:
     if figures.workers:
+        return None
+    if "workers" in unread:
         return None
     if not figures.ready and not figures.running and not figures.scheduled:
         return Need(
@@ -109,7 +233,7 @@ def _workers(figures: Figures) -> Need | None:
         )
     return Need(
         "critical",
-        f"Nobody works, and {_tasks(figures.ready, 'waits', 'wait')}.",
+        f"Nobody works, and {_tasks(figures.ready or Capped(0), 'waits', 'wait')}.",
         "No worker was seen lately. Start one: manage.py run_worker.",
         "tasks:workers",
         "Workers",
@@ -122,7 +246,7 @@ def _failed(figures: Figures) -> Need | None:
     return Need(
         "warning",
         f"{_tasks(figures.failed, 'has', 'have')} failed for good.",
-        "They stay as they are until somebody sets them ready again.",
+        "A failed task stays as it is until somebody sets it ready again, or discards it.",
         "tasks:list",
         "Failed tasks",
         "?state=failed",
@@ -148,6 +272,10 @@ def _generator(figures: Figures) -> Need | None:
             "Generator",
         )
     return None
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _tasks(count: Capped, one: str, many: str) -> str:

@@ -163,10 +163,26 @@ class Task(Leasable):
                 name="tasks_task_running",
                 condition=Q(status=TaskStatus.RUNNING),
             ),
+            # The lists of the pages, in their order.
             models.Index(
-                fields=["id"],
+                fields=["scheduled_at", "id"],
+                name="tasks_task_waiting",
+                condition=Q(status=TaskStatus.READY),
+            ),
+            models.Index(
+                fields=["scheduled_at", "id"],
+                name="tasks_task_retrying",
+                condition=Q(status=TaskStatus.READY, attempts__gt=0),
+            ),
+            models.Index(
+                fields=["processed_at", "id"],
                 name="tasks_task_failed",
                 condition=Q(status=TaskStatus.FAILED),
+            ),
+            models.Index(
+                fields=["processed_at", "id"],
+                name="tasks_task_cancelled",
+                condition=Q(status=TaskStatus.CANCELLED),
             ),
             models.Index(
                 fields=["processed_at"],
@@ -404,8 +420,20 @@ class WorkerState(models.TextChoices):
     STOPPED = "stopped"
 
 
+class WorkerRole(models.TextChoices):
+    """What a process is there for that shows signs of life."""
+
+    WORKER = "worker"
+    RECOVERY = "recovery"
+    GENERATOR = "generator"
+
+
 class WorkerQuerySet(models.QuerySet["Worker"]):
-    """Worker processes."""
+    """Worker processes, and those that stand beside them."""
+
+    def generators(self) -> WorkerQuerySet:
+        """Those that generate, or stand by to."""
+        return self.filter(role=WorkerRole.GENERATOR)
 
     def with_state(self) -> WorkerQuerySet:
         """Annotate ``state`` (a WorkerState) and ``now`` by the database's clock."""
@@ -454,6 +482,9 @@ class Worker(models.Model):
     id = models.BigAutoField(primary_key=True)
     #: The holder's name on its tasks.
     name = models.CharField(max_length=200, unique=True)
+    role = models.CharField(
+        max_length=9, choices=WorkerRole, default=WorkerRole.WORKER.value, db_default="worker"
+    )
     hostname = models.CharField(max_length=255)
     pid = models.PositiveIntegerField()
     queues = models.JSONField(default=list)
@@ -564,5 +595,6 @@ __all__ = [
     "UniqueFor",
     "Worker",
     "WorkerQuerySet",
+    "WorkerRole",
     "WorkerState",
 ]

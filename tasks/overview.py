@@ -1,79 +1,150 @@
-"""What the overview shows, read by a fixed number of queries."""
+"""What the overview shows: parts that are read one by one, so that one that fails leaves the
+others standing."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import datetime, timedelta
+from typing import Any, Final
 
-from django.db.models import Count, Q
+from django.db import connections, transaction
 from django.http import HttpRequest
 
+from leasing.access import may
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow, database_now
-from leasing.leasables import rows_of
-from leasing.models import Lease, LeaseState
 from leasing.paging import capped_count
 from tasks import crew
+from tasks.charts import series
+from tasks.drawing import trimmed
 from tasks.generator import GeneratorStatus, generator_status
 from tasks.health import SWEPT_WITHIN, Figures, assess
-from tasks.models import Task, Worker
+from tasks.models import Sample, Schedule, Task, Worker, WorkerRole, WorkerState
+from tasks.queues import Queues, read_queues
 from tasks.signs import GENERATOR_SIGNS, SEVERITY_SIGNS
+from tasks.standing import OVERDUE_AFTER
+
+logger = logging.getLogger("tasks.pages")
 
 #: A worker that vanished is shown here for as long.
 MOURNED = timedelta(minutes=10)
-WORKERS_SHOWN, LEASES_SHOWN = 12, 6
+WORKERS_SHOWN, QUEUES_SHOWN = 8, 8
+#: How far back charts may look, in seconds, by what the address says.
+SPANS: Final = {"10m": 600, "1h": 3_600, "6h": 21_600, "24h": 86_400}
+#: How many points a chart has on this page.
+POINTS = 60
 
 
-def read(request: HttpRequest) -> dict[str, Any]:
+def read(request: HttpRequest, span: str) -> dict[str, Any]:
     """The context of the page, with what the user of ``request`` may see."""
-    using = leasing_settings.DATABASE
-    status = generator_status()
-    seen_lately = Worker.objects.using(using).filter(
-        stopped_at=None, last_seen_at__gte=DbNow() - MOURNED
-    )
+    now = database_now(leasing_settings.DATABASE)
+    failed: list[str] = []
+
+    def part(name: str, read_part: Callable[[], Any], otherwise: Any = None) -> Any:
+        try:
+            with _apart():
+                return read_part()
+        except Exception:
+            logger.exception("the overview could not read its %s", name)
+            failed.append(name)
+            return otherwise
+
+    workers: list[Worker] = part("workers", _workers, [])
+    queues = part("queues", lambda: read_queues(_present(workers)))
+    status = part("generator", generator_status)
+    figures = part("tasks", lambda: _figures(queues, status, workers, now), Figures())
+    charts = part("charts", lambda: _charts(now, SPANS[span]))
     may_see_workers = request.user.has_perm("tasks.view_worker")
-    may_see_leases = request.user.has_perm("leasing.view_lease")
-    now = database_now(using)
-    figures = _figures(using, status, now)
-    health = assess(figures)
-    workers = seen_lately.with_state().order_by("-pk")[:WORKERS_SHOWN] if may_see_workers else []
-    leases = rows_of(Lease).filter(grants__gt=0).order_by("-acquired_at", "-pk")
+    at_work = [worker for worker in workers if worker.role != WorkerRole.GENERATOR]
+    shown = at_work[:WORKERS_SHOWN] if may_see_workers else []
+    members = part("workers’ tasks", lambda: crew.with_tasks(shown), [])
+    health = assess(figures, failed)
     return {
         "now": now,
+        "failed": failed,
         "figures": figures,
         "health": health,
         "health_sign": SEVERITY_SIGNS[health.severity],
         "needs": [(need, SEVERITY_SIGNS[need.severity]) for need in health.needs],
-        "members": crew.with_tasks(workers) if may_see_workers else [],
-        "leases": leases[:LEASES_SHOWN] if may_see_leases else [],
+        "members": members,
+        "more_workers": len(at_work) > WORKERS_SHOWN,
+        "queues": queues,
+        "lines": queues.lines[:QUEUES_SHOWN] if queues else [],
+        "charts": charts,
+        "span": span,
         "status": status,
-        "lease": status.lease,
-        "generator_sign": GENERATOR_SIGNS[status.status],
+        "lease": status.lease if status else None,
+        "generator_sign": GENERATOR_SIGNS[status.status] if status else None,
         "may_see_workers": may_see_workers,
-        "may_see_leases": may_see_leases,
+        "may_see_queues": request.user.has_perm("tasks.view_queue"),
+        "may_control": may(request, "tasks.control_generator"),
     }
 
 
-def _figures(using: str, status: GeneratorStatus, now: Any) -> Figures:
-    tasks = Task.objects.home()
-    present = Worker.objects.using(using).present()
-    counted = present.aggregate(
-        all=Count("pk", filter=Q(concurrency__gt=0)),
-        sweepers=Count("pk", filter=Q(sweeps=True)),
+def _apart() -> Any:
+    """What fails inside a transaction of the request's must not end that."""
+    using = leasing_settings.DATABASE
+    if connections[using].in_atomic_block:
+        return transaction.atomic(using=using)
+    return nullcontext()
+
+
+def _workers() -> list[Worker]:
+    """Those that were seen lately, those that are not well first."""
+    seen_lately = Worker.objects.using(leasing_settings.DATABASE).filter(
+        stopped_at=None, last_seen_at__gte=DbNow() - MOURNED
     )
-    wish = status.wish
-    unheard = now - wish.changed_at if wish else None
-    is_heard = wish is None or wish.acknowledged_revision == wish.revision
-    is_held = status.lease is not None and status.lease.lease_state(now) == LeaseState.ACTIVE
+    rows = list(seen_lately.with_state().defer("handlers").order_by("-pk")[:1_000])
+    return sorted(rows, key=lambda row: crew.state_of(row) == WorkerState.LIVE)
+
+
+def _present(workers: list[Worker]) -> list[Worker]:
+    return [worker for worker in workers if crew.state_of(worker) != WorkerState.GONE]
+
+
+def _charts(now: datetime, seconds: int) -> list[Any]:
+    # Up to the latest slot that is over: the one under way has no sample yet.
+    until = datetime.fromtimestamp(int(now.timestamp()) // Sample.SLOT * Sample.SLOT, now.tzinfo)
+    return trimmed(series(until - timedelta(seconds=seconds), until, points=POINTS))
+
+
+def _figures(
+    queues: Queues | None, status: GeneratorStatus | None, workers: list[Worker], now: datetime
+) -> Figures:
+    tasks = Task.objects.home()
+    present = _present(workers)
+    lines = queues.lines if queues else []
+    schedules = Schedule.objects.using(leasing_settings.DATABASE).filter(
+        paused_at=None, next_at__lt=DbNow() - OVERDUE_AFTER
+    )
     return Figures(
-        ready=capped_count(tasks.ready()),
-        scheduled=capped_count(tasks.scheduled()),
         running=capped_count(tasks.running()),
         stuck=capped_count(tasks.lapsed()),
         failed=capped_count(tasks.failed()),
         overdue=capped_count(tasks.running().filter(expires_at__lte=DbNow() - SWEPT_WITHIN)),
-        workers=counted["all"],
-        sweepers=counted["sweepers"],
-        start_unheard=unheard if status.status == "STARTED" else None,
-        stop_unheard=unheard if wish and not wish.wanted and is_held and not is_heard else None,
+        ready=queues.ready if queues else None,
+        scheduled=queues.scheduled if queues else None,
+        longest_wait=now - queues.due_since if queues and queues.due_since else None,
+        paused=[line for line in lines if line.is_paused],
+        unserved=[line for line in lines if line.is_unserved],
+        workers=sum(worker.concurrency > 0 for worker in present),
+        sweepers=sum(worker.sweeps for worker in present),
+        gone=[w.name for w in workers if crew.state_of(w) == WorkerState.GONE],
+        late=[w.name for w in workers if crew.state_of(w) == WorkerState.LATE],
+        overdue_schedules=capped_count(schedules),
+        **_wish(status, now),
     )
+
+
+def _wish(status: GeneratorStatus | None, now: datetime) -> dict[str, Any]:
+    if status is None or status.wish is None:
+        return {}
+    wish = status.wish
+    unheard = now - wish.changed_at
+    is_heard = wish.acknowledged_revision == wish.revision
+    return {
+        "start_unheard": unheard if status.status == "STARTED" else None,
+        "stop_unheard": unheard if not wish.wanted and status.holder and not is_heard else None,
+    }

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import get_object_or_404, redirect
 
-from leasing.access import page, user_name, verb
+from leasing import audit
+from leasing.access import may, page, user_name, verb
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
+from leasing.live import answer
 from leasing.paging import InvalidCursor, Page, page_of
 from tasks.exceptions import TaskError
 from tasks.forms import PageFilter
@@ -43,35 +46,43 @@ def schedule_list(request: HttpRequest) -> HttpResponse:
         "form": form,
         "page": shown,
         "schedules": [(each, standing_of(each, now)) for each in shown.rows],
-        "may_change": request.user.has_perm(CHANGE),
+        "may_change": may(request, CHANGE),
         "may_see_tasks": request.user.has_perm("tasks.view_task"),
         "now": now,
     }
-    return render(request, "tasks/schedules.html", context, status=400 if form.errors else 200)
+    return answer(request, "tasks/schedules.html", context, status=400 if form.errors else 200)
 
 
 @verb(CHANGE)
 def pause(request: HttpRequest, pk: int) -> HttpResponse:
     """Enqueue nothing of it from now on."""
-    done = _one(pk).pause(by=user_name(request))
-    return _answer(request, done, "It is paused.", NOTHING["pause"])
+    with _recorded(request, "pause", pk) as act:
+        act.changed = _one(pk).pause(by=user_name(request))
+    return _answer(request, act.changed, "It is paused.", NOTHING["pause"])
 
 
 @verb(CHANGE)
 def resume(request: HttpRequest, pk: int) -> HttpResponse:
     """Go on with its next moment."""
-    return _answer(request, _one(pk).resume(), "It goes on.", NOTHING["resume"])
+    with _recorded(request, "resume", pk) as act:
+        act.changed = _one(pk).resume()
+    return _answer(request, act.changed, "It goes on.", NOTHING["resume"])
 
 
 @verb(CHANGE)
 def run_now(request: HttpRequest, pk: int) -> HttpResponse:
     """Enqueue its task once, beside the plan."""
-    rows = _one(pk)
     try:
-        done = rows.run_now(by=user_name(request))
+        with _recorded(request, "run", pk) as act:
+            act.changed = _one(pk).run_now(by=user_name(request))
     except (TaskError, ValueError) as error:
         return _answer(request, 0, "", f"Nothing was enqueued: {error}")
-    return _answer(request, done, "Its task is enqueued.", NOTHING["run"])
+    return _answer(request, act.changed, "Its task is enqueued.", NOTHING["run"])
+
+
+def _recorded(request: HttpRequest, verb: str, pk: int) -> AbstractContextManager[audit.Act]:
+    get_object_or_404(_rows().only("pk"), pk=pk)
+    return audit.recording(request.user, verb, Schedule, keys=[pk], via="page")
 
 
 def _answer(request: HttpRequest, done: int, said: str, otherwise: str) -> HttpResponse:
@@ -85,5 +96,4 @@ def _rows() -> Any:
 
 
 def _one(pk: int) -> Any:
-    get_object_or_404(_rows().only("pk"), pk=pk)
     return _rows().filter(pk=pk)

@@ -47,7 +47,8 @@ GENERATOR_SIGNS: Final = {
 }
 
 OPEN: Final = Sign("open", "ok", "check", "●")
-PAUSED: Final = Sign("paused", "warn", "stop", "■")
+PAUSED: Final = Sign("paused", "warn", "pause", "‖")
+UNSERVED: Final = Sign("nobody serves it", "crit", "alert", "▲")
 
 #: How grave a diagnosis is.
 SEVERITY_SIGNS: Final = {

@@ -34,6 +34,10 @@ class Standing:
     rule: str = ""
     upcoming: tuple[datetime, ...] = ()
 
+    def live_marks(self) -> object:
+        """What of it changes: ``why`` says it in words, some of which tell the time."""
+        return [self.sign, self.rule, self.upcoming]
+
 
 def standing_of(schedule: Schedule, now: datetime) -> Standing:
     """How ``schedule`` stands at ``now``, which is the database's clock."""
@@ -69,7 +73,7 @@ def _state(schedule: Schedule, now: datetime) -> tuple[Sign, str]:
         )
     if schedule.next_at is not None and now - schedule.next_at > OVERDUE_AFTER:
         return OVERDUE, (
-            f"It was due {ago(schedule.next_at, now)}: no worker runs that has code for it, or "
+            f"It was due at {stamp(schedule.next_at)}: no worker runs that has code for it, or "
             "they cannot enqueue it, and their logs say why."
         )
     return ACTIVE, ""

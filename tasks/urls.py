@@ -6,35 +6,55 @@ from django.urls import path
 
 from leasing import navigation
 from leasing.navigation import Entry
-from tasks import schedule_views, views
+from tasks import (
+    action_views,
+    detail_views,
+    generator_views,
+    list_views,
+    overview_views,
+    queue_views,
+    schedule_views,
+    worker_views,
+)
 
 app_name = "tasks"
 
 SEE_TASKS, SEE_WORKERS = "tasks.view_task", "tasks.view_worker"
-SEE_SCHEDULES = "tasks.view_schedule"
+SEE_SCHEDULES, SEE_QUEUES = "tasks.view_schedule", "tasks.view_queue"
+INSIDE_TASKS = ("tasks:detail", "tasks:act", "tasks:bulk")
 
 navigation.add(
     Entry(10, "tasks:overview", "Overview", "pulse", SEE_TASKS),
-    Entry(20, "tasks:list", "Tasks", "stack", SEE_TASKS, ("tasks:detail", "tasks:retry")),
+    Entry(20, "tasks:list", "Tasks", "stack", SEE_TASKS, INSIDE_TASKS),
     Entry(30, "tasks:stuck", "Stuck", "alert", SEE_TASKS),
-    Entry(45, "tasks:schedules", "Schedules", "clock", SEE_SCHEDULES),
-    Entry(50, "tasks:workers", "Workers", "workers", SEE_WORKERS),
+    Entry(44, "tasks:queues", "Queues", "queue", SEE_QUEUES),
+    Entry(46, "tasks:schedules", "Schedules", "clock", SEE_SCHEDULES),
+    Entry(50, "tasks:workers", "Workers", "workers", SEE_WORKERS, ("tasks:worker",)),
     Entry(60, "tasks:generator", "Generator", "bolt", SEE_TASKS),
 )
 navigation.add_row_page("tasks.task", "tasks:detail")
+navigation.add_row_page("tasks.worker", "tasks:worker")
+navigation.add_shared_page("tasks.queue", "tasks:queues")
+navigation.add_shared_page("tasks.schedule", "tasks:schedules")
+navigation.add_shared_page("tasks.generatorwish", "tasks:generator")
 
 urlpatterns = [
-    path("", views.overview, name="overview"),
-    path("tasks/", views.task_list, name="list"),
-    path("tasks/stuck/", views.stuck, name="stuck"),
-    path("tasks/<int:pk>/", views.task_detail, name="detail"),
-    path("tasks/<int:pk>/retry/", views.retry, name="retry"),
+    path("", overview_views.overview, name="overview"),
+    path("tasks/", list_views.task_list, name="list"),
+    path("tasks/stuck/", list_views.stuck, name="stuck"),
+    path("tasks/bulk/<slug:name>/", action_views.bulk, name="bulk"),
+    path("tasks/<int:pk>/", detail_views.task_detail, name="detail"),
+    path("tasks/<int:pk>/<slug:name>/", action_views.act, name="act"),
     path("schedules/", schedule_views.schedule_list, name="schedules"),
     path("schedules/<int:pk>/pause/", schedule_views.pause, name="schedule_pause"),
     path("schedules/<int:pk>/resume/", schedule_views.resume, name="schedule_resume"),
     path("schedules/<int:pk>/run/", schedule_views.run_now, name="schedule_run"),
-    path("workers/", views.workers, name="workers"),
-    path("generator/", views.generator, name="generator"),
-    path("generator/start/", views.generator_start, name="generator_start"),
-    path("generator/stop/", views.generator_stop, name="generator_stop"),
+    path("queues/", queue_views.queues, name="queues"),
+    path("queues/pause/", queue_views.pause, name="queue_pause"),
+    path("queues/resume/", queue_views.resume, name="queue_resume"),
+    path("workers/", worker_views.workers, name="workers"),
+    path("workers/<int:pk>/", worker_views.worker_detail, name="worker"),
+    path("generator/", generator_views.generator, name="generator"),
+    path("generator/start/", generator_views.generator_start, name="generator_start"),
+    path("generator/stop/", generator_views.generator_stop, name="generator_stop"),
 ]

@@ -9,6 +9,8 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     # Without a name Django tests in memory, where other processes see nothing.
     DATABASES["default"]["TEST"] = {"NAME": f"{DATABASES['default']['NAME']}.test"}
 
+TASK_QUEUE = {}  # a test says what it wants of it
+
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 # Handlers that do as a test says, and a user's own rows that can be leased, and guarded.

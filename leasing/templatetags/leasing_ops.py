@@ -115,6 +115,12 @@ def deadline(
 
 
 @register.simple_tag
+def stamp(value: datetime) -> str:
+    """``value`` as date and time."""
+    return wording.stamp(value)
+
+
+@register.simple_tag
 def fact(value: Any, now: datetime) -> SafeString | str:
     """A value of an explanation: a moment ticks, anything else is text."""
     if isinstance(value, datetime):
@@ -141,6 +147,12 @@ def span(value: timedelta | float) -> str:
 def plural(count: int, one: str) -> str:
     """``count`` with the noun ``one``, in the plural where it has to be."""
     return wording.plural(count, one)
+
+
+@register.filter
+def thousands(count: int) -> str:
+    """``count`` with its thousands apart."""
+    return f"{count:,}"
 
 
 @register.filter

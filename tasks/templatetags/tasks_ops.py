@@ -5,14 +5,18 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django import template
+from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from leasing import wording
 from leasing.signs import Sign
 from leasing.templatetags.leasing_ops import badge, deadline, moment
+from tasks.charts import Chart
+from tasks.drawing import Drawing, draw, said
 from tasks.models import AttemptOutcome, GeneratorWish, Task, TaskAttempt, TaskStatus, Worker
-from tasks.signs import ATTEMPT_SIGNS, WORKER_SIGNS, task_sign
+from tasks.queues import QueueLine
+from tasks.signs import ATTEMPT_SIGNS, OPEN, PAUSED, UNSERVED, WORKER_SIGNS, task_sign
 
 register = template.Library()
 
@@ -39,6 +43,38 @@ def task_when(task: Task, now: datetime) -> SafeString:
 def worker_badge(worker: Worker) -> SafeString:
     """The sign of a worker that was read ``with_state()``."""
     return badge(WORKER_SIGNS[worker.state])  # type: ignore[attr-defined]
+
+
+@register.simple_tag
+def queue_badge(line: QueueLine) -> SafeString:
+    """Whether a queue is open, paused, or open and served by nobody."""
+    if line.is_unserved:
+        return badge(UNSERVED)
+    return badge(OPEN if not line.is_paused else PAUSED)
+
+
+@register.simple_tag
+def drawn(chart: Chart) -> Drawing | None:
+    """``chart`` as lines; None when there is nothing to draw."""
+    return draw(chart)
+
+
+@register.filter
+def latest_rows(chart: Chart) -> list[tuple[datetime, list[float | None]]]:
+    """The table of ``chart``, the latest first, without the times of which nobody knows."""
+    return [row for row in reversed(chart.rows) if any(value is not None for value in row[1])]
+
+
+@register.filter(name="said")
+def said_of(value: float | None, unit: str = "") -> str:
+    """A figure of a chart in as many digits as tell something."""
+    return said(value, unit)
+
+
+@register.filter
+def clock(value: datetime) -> str:
+    """The time of day of ``value`` in the current time zone."""
+    return timezone.localtime(value).strftime("%H:%M:%S")
 
 
 @register.simple_tag

@@ -120,7 +120,8 @@ def test_a_lease_that_does_not_exist_answers_404(viewer: Client, key: str) -> No
 
 def test_a_revocation_takes_the_lease_and_remembers_who_and_why(operator: Client) -> None:
     lease = LeaseFactory(holder="dora")
-    response = operator.post(url_of(lease, "revoke"), {"reason": "she hangs"}, follow=True)
+    said = {"reason": "she hangs", "typed": lease.resource}
+    response = operator.post(url_of(lease, "revoke"), said, follow=True)
     assert response.redirect_chain == [(url_of(lease), 302)]
     page = Page(response)
     assert "Taken from dora." in page.text
@@ -134,17 +135,29 @@ def test_a_revocation_without_a_usable_reason_changes_nothing(
 ) -> None:
     lease = LeaseFactory()
     before = stored(lease)
-    page = Page(operator.post(url_of(lease, "revoke"), {"reason": reason}))
+    said = {"reason": reason, "typed": lease.resource}
+    page = Page(operator.post(url_of(lease, "revoke"), said))
     assert page.status == 400
     assert 'aria-invalid="true"' in page.html
     assert "data-poll" not in page.html  # or the poll would ask for an address that only takes POST
     assert stored(lease) == before
 
 
+@pytest.mark.parametrize("typed", ["", "berth", "BERTH:1"])
+def test_a_revocation_needs_the_name_typed(operator: Client, typed: str) -> None:
+    lease = LeaseFactory(resource="berth:1")
+    before = stored(lease)
+    page = Page(operator.post(url_of(lease, "revoke"), {"reason": "she hangs", "typed": typed}))
+    assert page.status == 400
+    assert "Type berth:1 to confirm" in page.text
+    assert stored(lease) == before
+
+
 def test_a_second_revocation_says_that_nothing_changed(operator: Client) -> None:
     lease = LeaseFactory()
     for words in ("Taken from", "Nothing changed"):
-        response = operator.post(url_of(lease, "revoke"), {"reason": "x"}, follow=True)
+        said = {"reason": "x", "typed": lease.resource}
+        response = operator.post(url_of(lease, "revoke"), said, follow=True)
         assert words in Page(response).text
     assert LeaseEvent.objects.filter(kind="revoked").count() == 1
 
@@ -152,9 +165,11 @@ def test_a_second_revocation_says_that_nothing_changed(operator: Client) -> None
 def test_a_revocation_leads_back_only_to_this_site(operator: Client) -> None:
     task = TaskFactory(state="running")
     url = reverse("leasing:revoke", args=[task.lease_id])
-    response = operator.post(url, {"reason": "x", "next": "//evil.example/"})
+    said = {"reason": "x", "typed": task.lease_resource}
+    response = operator.post(url, said | {"next": "//evil.example/"})
     assert response["Location"] == f"{LIST}task:{task.pk}/"
     task = TaskFactory(state="running")
     url = reverse("leasing:revoke", args=[task.lease_id])
-    response = operator.post(url, {"reason": "x", "next": "/ops/"})
+    said = {"reason": "x", "typed": task.lease_resource}
+    response = operator.post(url, said | {"next": "/ops/"})
     assert response["Location"] == "/ops/"

@@ -134,6 +134,9 @@ def test_leases_of_tasks_stand_beside_the_named_ones(viewer: Client) -> None:
     page = get(viewer, f"{LIST}?state=active")
     assert page.names == [f"/api/tasks/{held.pk}"]
     assert f"{LIST}task:{held.pk}/" in page.links
+    LeaseFactory(resource="berth")
+    page = get(viewer, f"{LIST}?state=active")
+    assert page.names == ["berth", f"/api/tasks/{held.pk}"]
     assert page.link_called("Tasks") == "#section-tasks"
 
 
@@ -213,7 +216,7 @@ def test_a_poll_gets_the_page_without_its_frame(viewer: Client) -> None:
 
 def test_a_poll_leaves_messages_for_the_page(operator: Client) -> None:
     lease = LeaseFactory(holder="dora")
-    operator.post(url_of(lease, "revoke"), {"reason": "x"})
+    operator.post(url_of(lease, "revoke"), {"reason": "x", "typed": lease.resource})
     assert "Taken from dora." not in get(operator, url_of(lease), x_live="1").text
     assert "Taken from dora." in get(operator, url_of(lease)).text
 
@@ -231,5 +234,6 @@ def test_the_pages_stand_alone_under_any_prefix(operator: Client) -> None:
         page = get(operator, f"/deep/inside/leases/{key}/")
         assert page.status == 200
         assert page.forms == [f"/deep/inside/leases/{key}/revoke/"]
-    response = operator.post(page.forms[0], {"reason": "x"})
+    said = {"reason": "x", "typed": task.lease_resource}
+    response = operator.post(page.forms[0], said)
     assert response["Location"] == f"/deep/inside/leases/{task.lease_id}/"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from django.test import Client
 
-from leasing.functions import DbNow, after
+from leasing.functions import DbNow, after, database_now
 from leasing.models import Lease
+from tasks import overview
 from tasks.generator import RESOURCE, start_generator, stop_generator
-from tasks.models import GeneratorWish
+from tasks.models import GeneratorWish, Queue, Sample, Schedule, Task, Worker
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
 from tests.leasing.support import expire
 from tests.pages import Page, get, sent_by, signed_in, user_with
@@ -103,33 +106,122 @@ def test_a_stop_that_nobody_acknowledges_is_a_problem_after_a_while(viewer: Clie
     assert "its holder has not acknowledged it" in get(viewer, OVERVIEW).text
 
 
-def test_the_overview_shows_workers_their_tasks_and_recent_leases(viewer: Client) -> None:
-    WorkerFactory(name="dora")
-    WorkerFactory(name="gone", state="gone")
+def test_the_overview_shows_workers_and_their_tasks_those_that_are_not_well_first(
+    viewer: Client,
+) -> None:
+    WorkerFactory(name="vera", state="gone")
+    dora = WorkerFactory(name="dora")
+    WorkerFactory(name="emil", role="generator")
     task = TaskFactory(state="running", holder="dora")
-    lease = LeaseFactory(resource="berth", holder="emil")
     page = get(viewer, OVERVIEW)
-    assert f"/ops/tasks/{task.pk}/" in page.links
-    assert f"/ops/leases/{lease.pk}/" in page.links
-    assert "gone" in page.text and "emil" in page.text
+    assert {f"/ops/tasks/{task.pk}/", f"/ops/workers/{dora.pk}/"} <= set(page.links)
+    assert page.names == ["vera", "dora"]
 
 
 def test_the_overview_shows_only_what_one_may_see() -> None:
     WorkerFactory(name="dora")
-    LeaseFactory(resource="berth")
     page = get(signed_in(VIEW), OVERVIEW)
-    assert "dora" not in page.text and "berth" not in page.text
-    assert not {"/ops/workers/", "/ops/leases/"} & set(page.links)
+    assert "dora" not in page.text
+    assert not {"/ops/workers/", "/ops/queues/", "/ops/leases/"} & set(page.links)
+
+
+def test_workers_that_vanished_are_named_until_they_are_many(viewer: Client) -> None:
+    WorkerFactory(name="dora")
+    for name in ("vera", "nina"):
+        WorkerFactory(name=name, state="gone")
+    text = get(viewer, OVERVIEW).text
+    assert "vera and nina vanished" in text or "nina and vera vanished" in text
+    for number in range(2):
+        WorkerFactory(name=f"more-{number}", state="gone")
+    assert "4 workers vanished without signing off." in get(viewer, OVERVIEW).text
+    Worker.objects.exclude(name="dora").update(last_seen_at=after(timedelta(minutes=-11)))
+    assert "All is well." in get(viewer, OVERVIEW).text
+
+
+def test_a_worker_that_is_late_is_told(viewer: Client) -> None:
+    WorkerFactory(name="dora", state="late")
+    assert "dora is late." in get(viewer, OVERVIEW).text
+
+
+def test_a_task_that_waits_for_long_is_a_problem_where_nothing_is_paused(viewer: Client) -> None:
+    WorkerFactory()
+    task = TaskFactory()
+    Task.objects.update(scheduled_at=after(timedelta(minutes=-6)))
+    says = "The longest waiting task has been due for 6 min"
+    assert says in get(viewer, OVERVIEW).text
+    Queue.objects.pause(task.queue, by="olga", reason="x")
+    assert says not in get(viewer, OVERVIEW).text
+
+
+def test_an_overdue_schedule_is_a_problem(viewer: Client) -> None:
+    WorkerFactory()
+    row = {"task_name": "sample.sleep", "every": timedelta(hours=1)}
+    Schedule.objects.create(name="late", next_at=after(timedelta(minutes=-2)), **row)
+    Schedule.objects.create(name="fine", next_at=after(timedelta(minutes=2)), **row)
+    assert "1 schedule is overdue." in get(viewer, OVERVIEW).text
+    Schedule.objects.filter(name="late").pause()
+    assert "All is well." in get(viewer, OVERVIEW).text
+
+
+@pytest.mark.parametrize(
+    ("broken", "says", "stands"),
+    [
+        ("read_queues", "The queues could not be read.", "dora"),
+        ("generator_status", "The generator could not be read.", "dora"),
+        ("series", "The charts could not be read.", "dora"),
+        ("_workers", "The workers could not be read.", "default"),
+    ],
+)
+def test_a_part_that_fails_is_shown_as_failed_and_the_others_stand(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch, broken: str, says: str, stands: str
+) -> None:
+    WorkerFactory(name="dora")
+    TaskFactory(state="running", holder="dora")
+
+    def fail(*args: object, **kwargs: object) -> None:
+        Task.objects.extra(where=["no_such_column"]).exists()  # inside a transaction, too
+
+    monkeypatch.setattr(overview, broken, fail)
+    page = get(viewer, OVERVIEW)
+    assert page.status == 200
+    assert says in page.text and stands in page.text
+    assert "1 thing needs you." in page.text and "Not all could be read" in page.text
+    assert "All is well" not in page.text and "Nobody works" not in page.text
+
+
+def test_the_charts_show_what_was_sampled_and_say_it_as_a_table(viewer: Client) -> None:
+    assert get(viewer, OVERVIEW).text.count("Nothing was sampled in this time.") == 4
+    slot = int(database_now("default").timestamp()) // Sample.SLOT * Sample.SLOT - 2 * Sample.SLOT
+    Sample.objects.create(
+        queue="default", slot=slot, completed=7, ready=3, claimed=1, wait_p50=0.4, wait_p95=2.5
+    )
+    page = get(viewer, OVERVIEW)
+    assert "completed 42" in page.text and "p95 2.5 s" in page.text and "ready 3" in page.text
+    assert not page.handlers and not [tag for tag in page.scripts if not tag.get("src")]
+    moment = datetime.fromtimestamp(slot, UTC).strftime("%H:%M:%S")
+    assert f"{moment} 0.4 s 2.5 s" in page.text
+    assert "Nothing" not in get(viewer, f"{OVERVIEW}?span=24h").text.split("Queues")[1]
+
+
+def test_the_charts_look_back_as_far_as_the_address_says(viewer: Client) -> None:
+    page = get(viewer, f"{OVERVIEW}?span=6h")
+    assert re.search(r'span=6h"\s+aria-current="true"', page.html)
+    page = Page(viewer.get(OVERVIEW, {"span": "9y"}))
+    assert page.status == 400 and "not “9y”" in page.text
 
 
 def test_the_overview_asks_a_fixed_number_of_questions(viewer: Client) -> None:
     start_generator()
     generating()
+    WorkerFactory(name="dora")
+    TaskFactory(state="running", holder="dora")
     few = sent_by(viewer, OVERVIEW)
     for _ in range(10):
         TaskFactory(state="dead")
         LeaseFactory()
-    assert len(sent_by(viewer, OVERVIEW)) == len(few) <= 18
+    statements = sent_by(viewer, OVERVIEW)
+    assert len(statements) == len(few) <= 20
+    assert not any("OFFSET" in sql for sql in statements)
 
 
 # The generator
@@ -203,3 +295,28 @@ def test_the_generators_page_asks_a_fixed_number_of_questions(operator: Client) 
     start_generator()
     generating()
     assert len(sent_by(operator, GENERATOR)) <= 8
+
+
+def test_who_stands_by_is_named(operator: Client) -> None:
+    start_generator(by="emil")
+    generating("web-1")
+    WorkerFactory(name="web-1", role="generator", concurrency=0)
+    assert "Nobody: were web-1 gone, nothing would be generated" in get(operator, GENERATOR).text
+    WorkerFactory(name="web-2", role="generator", concurrency=0)
+    WorkerFactory(name="web-3", role="generator", concurrency=0, state="gone")
+    text = get(operator, GENERATOR).text
+    assert "Who stands by web-2 live" in text and "web-3" not in text
+
+
+def test_the_latest_commands_are_listed_for_who_may_see_the_audit(operator: Client) -> None:
+    operator.post(START, {"reason": "let us go"})
+    operator.post(START)
+    assert "Commands" not in get(operator, GENERATOR).text
+    text = get(signed_in(VIEW, "leasing.view_auditentry", name="nina"), GENERATOR).text
+    assert "Start by olga changed nothing" in text and "“let us go”" in text
+
+
+def test_while_the_site_is_read_only_nobody_starts_it(operator: Client, settings: Any) -> None:
+    settings.LEASING = {**settings.LEASING, "READ_ONLY": True}
+    assert START not in get(operator, GENERATOR).forms
+    assert operator.post(START).status_code == 403

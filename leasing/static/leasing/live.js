@@ -136,7 +136,7 @@
     // --- Asking again.
 
     const toggle = find("[data-live-toggle]"), toast = find("[data-toast]");
-    let state = "live", timer = 0, failures = 0, answeredAt = 0;
+    let state = "live", timer = 0, failures = 0, answeredAt = 0, tag = "";
 
     function show(newState) {
         state = newState;
@@ -171,12 +171,20 @@
         if (state === "live" || state === "stale") timer = setTimeout(poll, delay * jitter);
     }
 
+    function heard(askedAt) {
+        answeredAt = performance.now();
+        failures = 0;
+        show("live");
+        later(Math.max(EVERY, 3 * (answeredAt - askedAt)));
+    }
+
     async function poll() {
         if (document.hidden || state === "paused" || state === "ended") return;
         const askedAt = performance.now();
         try {
             const response = await fetch(location.href, {
-                headers: { "X-Live": "1" }, redirect: "manual", cache: "no-store",
+                headers: tag ? { "X-Live": "1", "If-None-Match": tag } : { "X-Live": "1" },
+                redirect: "manual", cache: "no-store",
                 credentials: "same-origin", signal: AbortSignal.timeout(TIMEOUT),
             });
             const { type, status } = response;
@@ -185,19 +193,18 @@
                 return end("You are no longer signed in. This page has stopped.", "Sign in again");
             if (status === 403) return end("You may no longer see this page.", "Open it again");
             if (status === 404 || status === 410) return end("This no longer exists.", "");
+            if (status === 304) return heard(askedAt);
             if (!response.ok) throw new Error(`status ${status}`);
             const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
             const moment = find("main[data-now]", fresh)?.dataset.now;
             if (!moment) throw new Error("not a page of ours");
             if (state === "paused") return;
             // The answer was made between asking and now; half way is the best guess.
-            answeredAt = performance.now();
-            setClock(moment, (askedAt + answeredAt) / 2);
-            failures = 0;
-            show("live");
+            setClock(moment, (askedAt + performance.now()) / 2);
+            tag = response.headers.get("ETag") ?? "";
             swap(fresh);
             tick();
-            later(Math.max(EVERY, 3 * (answeredAt - askedAt)));
+            heard(askedAt);
         } catch {
             failures += 1;
             if (state === "live") show("stale");

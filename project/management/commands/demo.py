@@ -12,6 +12,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from leasing.shutdown import on_stop_signal
+from project.samples import seed
 from project.supervisor import Supervisor
 
 USER = "demo"
@@ -32,15 +33,18 @@ class Command(BaseCommand):
         _check_free(options["port"])
         call_command("migrate", verbosity=0, interactive=False)
         password = self._make_user()
+        seed()
         address = f"127.0.0.1:{options['port']}"
         worker = ["run_worker", "--skip-checks", "--chaos", "--stop-timeout", "5"]
         generator = ["run_generator", "--skip-checks", "--start", "--shortest", "1"]
+        generator += ["--longest", "6"]
         demo = Supervisor(
             [
                 ("web", ["runserver", "--skip-checks", "--noreload", address]),
                 ("worker-1", [*worker, "--name", "worker-1"]),
                 ("worker-2", [*worker, "--name", "worker-2"]),
-                ("generator", [*generator, "--longest", "6", "--name", "generator-1"]),
+                ("generator-1", [*generator, "--name", "generator-1"]),
+                ("generator-2", [*generator, "--name", "generator-2"]),
             ],
             env={
                 "DEBUG": "true",

@@ -10,6 +10,7 @@ from django.core.management.base import BaseCommand, CommandError
 from leasing.names import default_holder
 from leasing.shutdown import on_stop_signal
 from tasks import recovery, schedules
+from tasks.models import WorkerRole
 from tasks.presence import PRESENCE_PATIENCE, keep_present, sign_off
 
 
@@ -35,7 +36,12 @@ class Command(BaseCommand):
         stopping = threading.Event()
         on_stop_signal(stopping.set)
         name = default_holder()
-        nothing: dict[str, Any] = {"queues": [], "handlers": [], "concurrency": 0}
+        nothing: dict[str, Any] = {
+            "role": WorkerRole.RECOVERY,
+            "queues": [],
+            "handlers": [],
+            "concurrency": 0,
+        }
         presence = threading.Thread(
             target=keep_present, args=(name, stopping), kwargs=nothing, daemon=True
         )

@@ -1,0 +1,77 @@
+"""The operator's page about what operators did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+
+from leasing import navigation
+from leasing.access import page
+from leasing.conf import leasing_settings
+from leasing.forms import AuditFilter
+from leasing.functions import database_now
+from leasing.live import answer
+from leasing.models import AuditEntry
+from leasing.paging import InvalidCursor, Page, page_of
+from leasing.signs import Sign, audit_sign
+
+VIEW = "leasing.view_auditentry"
+
+#: How many of the keys of one action are shown.
+KEYS_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Deed:
+    """An entry as it is shown: what it was done to, and what became of it."""
+
+    entry: AuditEntry
+    sign: Sign
+    #: The rows, each with its page, as far as they are shown; how many more there are.
+    rows: list[tuple[str, str]]
+    more: int
+    #: What a bulk action went by: name and value.
+    filter: list[tuple[str, Any]]
+
+
+@page(VIEW)
+def audit_list(request: HttpRequest) -> HttpResponse:
+    """Who did what, when and why, and how much of it was done: the latest first."""
+    form = AuditFilter(request.GET)
+    shown: Page[AuditEntry] = Page([])
+    if form.is_valid():
+        try:
+            shown = page_of(rows_asked_for(form), form.cleaned_data["at"])
+        except InvalidCursor:
+            form.add_error("at", form.fields["at"].error_messages["invalid"])
+    context = {
+        "form": form,
+        "page": shown,
+        "deeds": [_deed(entry) for entry in shown.rows],
+        "filter": form.cleaned_data if form.is_valid() else {},
+        "now": database_now(leasing_settings.DATABASE),
+    }
+    return answer(request, "leasing/audit.html", context, status=400 if form.errors else 200)
+
+
+def rows_asked_for(form: AuditFilter) -> Any:
+    """The entries that a valid ``form`` asks for."""
+    wanted = {name: form.cleaned_data[name] for name in ("by", "verb", "model", "key")}
+    entries = AuditEntry.objects.using(leasing_settings.DATABASE)
+    return entries.filter(**{name: value for name, value in wanted.items() if value})
+
+
+def _deed(entry: AuditEntry) -> Deed:
+    target = entry.target if isinstance(entry.target, dict) else {}
+    keys = [str(key) for key in target.get("keys") or ()] or [entry.key] * bool(entry.key)
+    shown = [(key, navigation.url_of(entry.model, key)) for key in keys[:KEYS_SHOWN]]
+    asked = target.get("filter") or {}
+    return Deed(
+        entry,
+        audit_sign(entry),
+        shown,
+        max(len(keys), entry.asked or 0) - len(shown) if keys else 0,
+        [(name, value) for name, value in asked.items() if value not in ("", None)],
+    )

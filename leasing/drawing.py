@@ -1,0 +1,176 @@
+"""Bars on an axis of time, as numbers for a template: what happened when, seen at a glance.
+
+Everything stands in per cent of the width, so that a drawing is as wide as there is room and
+its words stay as large as they are. Its template draws it without any style of its own, and
+tells the same in a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from django.utils import timezone
+
+from leasing.signs import Sign
+
+#: So wide is the shortest bar: it is to be seen.
+NARROWEST = 0.7
+#: About so many moments are named on the axis.
+TICKS = 4
+#: How far apart they may be, in seconds.
+STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+DAY = 86_400
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of time. A thin one is a wait."""
+
+    start: datetime
+    #: None: it lasts.
+    end: datetime | None
+    tone: str
+    title: str
+    thin: bool = False
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A moment."""
+
+    at: datetime
+    tone: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One line of a drawing: what it is about, and what happened in it."""
+
+    sign: Sign
+    title: str
+    who: str
+    token: int
+    start: datetime
+    #: None: it lasts.
+    end: datetime | None
+    note: str = ""
+    #: Stands beside the title, where it is not said elsewhere.
+    aside: str = ""
+    spans: Sequence[Span] = ()
+    marks: Sequence[Mark] = ()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A span or a mark in its place; ``x`` and ``width`` in per cent."""
+
+    x: str
+    width: str
+    tone: str
+    title: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A moment on the axis. Every second one is left out where there is little room."""
+
+    x: str
+    label: str
+    anchor: str
+    is_spare: bool
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Lanes with their shapes, the earliest first, and the axis below them."""
+
+    lanes: list[tuple[Lane, list[Shape]]] = field(default_factory=list)
+    ticks: list[Tick] = field(default_factory=list)
+    #: Where now is; "" when the drawing ends before.
+    now: str = ""
+    #: Lanes that are left out because there are so many.
+    left_out: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.lanes)
+
+
+def draw(lanes: Sequence[Lane], now: datetime, *, left_out: bool = False) -> Drawing:
+    """Put ``lanes`` on one axis, which ends at ``now`` when one of them lasts until then."""
+    moments = list(_moments(lanes, now))
+    if not moments:
+        return Drawing()
+    begin, end = min(moments), max(moments)
+    if end - begin < timedelta(seconds=1):
+        end = begin + timedelta(seconds=1)
+    scale = _Scale(begin, end)
+    lasts = any(lane.end is None for lane in lanes)
+    return Drawing(
+        [(lane, _shapes(lane, scale, now)) for lane in lanes],
+        list(_ticks(scale)),
+        now=scale.place(now) if lasts and begin <= now <= end else "",
+        left_out=left_out,
+    )
+
+
+@dataclass(frozen=True)
+class _Scale:
+    begin: datetime
+    end: datetime
+
+    def share(self, moment: datetime) -> float:
+        """Where ``moment`` is, with a little room on both sides."""
+        share = (moment - self.begin) / (self.end - self.begin)
+        return 1 + 98 * min(1.0, max(0.0, share))
+
+    def place(self, moment: datetime) -> str:
+        return f"{self.share(moment):.2f}%"
+
+
+def _moments(lanes: Sequence[Lane], now: datetime) -> Iterable[datetime]:
+    for lane in lanes:
+        for span in lane.spans:
+            yield from (span.start, span.end or now)
+        for mark in lane.marks:
+            yield mark.at
+
+
+def _shapes(lane: Lane, scale: _Scale, now: datetime) -> list[Shape]:
+    shapes = []
+    for span in lane.spans:
+        start, end = scale.share(span.start), scale.share(span.end or now)
+        width = end - start if span.thin else max(NARROWEST, end - start)
+        start = min(start, 99 - width)
+        kind = "wait" if span.thin else "bar"
+        shapes.append(Shape(f"{start:.2f}%", f"{width:.2f}%", span.tone, span.title, kind))
+    for mark in lane.marks:
+        shapes.append(Shape(scale.place(mark.at), "", mark.tone, mark.title, "mark"))
+    return shapes
+
+
+def _ticks(scale: _Scale) -> Iterable[Tick]:
+    length = (scale.end - scale.begin).total_seconds()
+    step = next((step for step in STEPS if length / step <= TICKS + 1), 0)
+    if not step:
+        step = DAY * max(1, round(length / DAY / TICKS))
+    zone = timezone.get_current_timezone()
+    first = scale.begin.timestamp() // step * step
+    moments = [first + step * number for number in range(int(length / step) + 2)]
+    shown = [m for m in moments if scale.begin.timestamp() <= m <= scale.end.timestamp()]
+    for number, moment in enumerate(shown):
+        local = datetime.fromtimestamp(moment, UTC).astimezone(zone)
+        share = scale.share(local)
+        anchor = "start" if share < 8 else "end" if share > 92 else "middle"
+        yield Tick(f"{share:.2f}%", _label(local, step, length), anchor, number % 2 == 1)
+
+
+def _label(moment: datetime, step: int, length: float) -> str:
+    if step >= DAY:
+        return moment.strftime("%d %b")
+    if length > DAY:
+        return moment.strftime("%d %b %H:%M")
+    return moment.strftime("%H:%M" if step >= 60 else "%H:%M:%S")

@@ -1,0 +1,72 @@
+"""Faults for a visitor of the demo to cause: kill a worker, or hold one up for a while.
+
+Only processes that the demo's own supervisor started can be hit: those whose parent is the
+parent of this web process, of all the rows that call themselves workers of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from tasks.models import Task, Worker
+
+#: Where the supervisor looks whether a process was killed from a page.
+CRASHED = "DEMO_CRASHED"
+#: Seconds for which a frozen worker stands still: longer than the leases of the demo last.
+FROZEN_FOR = 20.0
+
+
+def crash() -> tuple[Worker, list[Task]] | None:
+    """Kill the worker that has most to do, as kill -9 does. Returns it and what it held; None
+    where there is no worker that may be killed."""
+    found = _busiest()
+    if found is not None:
+        worker = found[0]
+        folder = os.environ.get(CRASHED)
+        if folder:
+            (Path(folder) / str(worker.pid)).touch()
+        os.kill(worker.pid, signal.SIGKILL)
+    return found
+
+
+def freeze() -> tuple[Worker, list[Task]] | None:
+    """Stop the worker that has most to do without its knowing, and let it go on after
+    ``FROZEN_FOR``: to itself no time has passed. Returns what ``crash`` returns."""
+    found = _busiest()
+    if found is not None:
+        pid = found[0].pid
+        os.kill(pid, signal.SIGSTOP)
+        thaw = threading.Timer(FROZEN_FOR, _thaw, (pid,))
+        thaw.daemon = True
+        thaw.start()
+    return found
+
+
+def _thaw(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def _busiest() -> tuple[Worker, list[Task]] | None:
+    mine = Worker.objects.present().filter(hostname=socket.gethostname()[:255], role="worker")
+    crews = [(each, _held(each)) for each in mine if _is_sibling(each.pid)]
+    return max(crews, key=lambda crew: len(crew[1]), default=None)
+
+
+def _held(worker: Worker) -> list[Task]:
+    held = Task.objects.running().filter(holder=worker.name)
+    return list(held.only("pk", "name").order_by("-expires_at"))
+
+
+def _is_sibling(pid: int) -> bool:
+    """Whether the process runs and has the parent of this one. A stopped one is left alone."""
+    said = subprocess.run(
+        ["ps", "-o", "ppid=,stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout.split()
+    return len(said) == 2 and said[0] == str(os.getppid()) and said[1][0] not in "TtZ"

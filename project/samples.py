@@ -1,0 +1,25 @@
+"""What the demo begins with, so that no page is empty: a task that will fail, one for tomorrow,
+one in a queue that is paused, and a schedule."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from tasks.models import Queue, Schedule, Task
+from tasks.sample import SLEEP
+
+REPORTS = "reports"
+
+
+def seed() -> None:
+    """Make them, once for a database: what a visitor did to them stays done."""
+    if Schedule.objects.filter(name="demo.nap").exists():
+        return
+    nap = {"sleep_duration_seconds": 2}
+    Task.objects.enqueue(SLEEP, {"sleep_duration_seconds": -1})  # its handler gives up
+    Task.objects.enqueue(SLEEP, nap, delay=timedelta(days=1))
+    Queue.objects.pause(REPORTS, by="demo", reason="The report server is being moved.")
+    Task.objects.enqueue(SLEEP, nap, queue=REPORTS)
+    Schedule.objects.create(
+        name="demo.nap", task_name=SLEEP, task_data=nap, every=timedelta(minutes=1)
+    )

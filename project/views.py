@@ -1,0 +1,49 @@
+"""What only the demo can do: faults on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+
+from leasing.access import verb
+from project import faults
+from tasks.models import Task, Worker
+
+MAY = "tasks.control_generator"
+
+
+@verb(MAY)
+def crash(request: HttpRequest) -> HttpResponse:
+    """Kill a worker, and show what becomes of a task that it held."""
+    return _strike(
+        request,
+        faults.crash,
+        "{} was killed (kill -9) and stays away for half a minute. Its leases run out, then "
+        "the other worker takes its tasks: watch it here.",
+    )
+
+
+@verb(MAY)
+def freeze(request: HttpRequest) -> HttpResponse:
+    """Hold a worker up, and show what becomes of a task that it held."""
+    return _strike(
+        request,
+        faults.freeze,
+        f"{{}} is frozen (SIGSTOP) for {faults.FROZEN_FOR:.0f} seconds. Its leases run out, the "
+        "other worker takes its tasks, and what it hands in late is refused: watch it here.",
+    )
+
+
+def _strike(
+    request: HttpRequest, fault: Callable[[], tuple[Worker, list[Task]] | None], said: str
+) -> HttpResponse:
+    found = fault()
+    if found is None:
+        messages.warning(request, "No worker of this demo runs just now. Wait a second.")
+        return redirect("tasks:overview")
+    worker, held = found
+    messages.success(request, said.format(worker.name))
+    return redirect("tasks:detail", held[0].pk) if held else redirect("tasks:worker", worker.pk)

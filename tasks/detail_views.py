@@ -1,0 +1,108 @@
+"""The page of one task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django import forms
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
+
+from leasing.access import may, page
+from leasing.forms import ForceReleaseForm
+from leasing.live import answer
+from leasing.masking import masked
+from leasing.paging import InvalidCursor, Page, page_of
+from tasks import listing
+from tasks.attempt_lanes import drawing_of
+from tasks.diagnosis import diagnose, look_around
+from tasks.forms import PageFilter
+from tasks.models import Task, TaskAttempt, TaskStatus
+from tasks.signs import SEVERITY_SIGNS, task_sign
+from tasks.verbs import verbs_for
+
+VIEW, SEE_PAYLOAD, REVOKE = "tasks.view_task", "tasks.view_payload", "leasing.revoke_lease"
+
+#: Facts of a diagnosis that the page tells by itself, with times that tick.
+TOLD = {
+    "Held by",
+    "Since",
+    "Last heartbeat",
+    "Until",
+    "Attempts",
+    "Last error",
+    "Ended",
+    "Not before",
+    "Due since",
+}
+#: What only they see who may see payloads.
+PAYLOAD = ("task_data", "task_output", "progress", "checkpoint")
+
+
+UNSEEN = ("task_data", "task_output", "checkpoint")
+
+
+@page(VIEW)
+def task_detail(request: HttpRequest, pk: int) -> HttpResponse:
+    """One task: its diagnosis, its attempts, what it was given and what it gave back."""
+    return detail(request, pk, {})
+
+
+def detail(
+    request: HttpRequest, pk: int, forms: Mapping[str, forms.Form], status: int = 200
+) -> HttpResponse:
+    """The page of a task, with the ``forms`` that were filled in wrongly, by their verbs."""
+    sees_payload = request.user.has_perm(SEE_PAYLOAD)
+    rows = listing.tasks() if sees_payload else listing.tasks().defer(*UNSEEN)
+    task = get_object_or_404(rows, pk=pk)
+    around = look_around([task])
+    now = around.now
+    form = PageFilter(request.GET)
+    diagnosis = diagnose(task, now, around)
+    attempts = _attempts(form, task)
+    context = {
+        "form": form,
+        "task": task,
+        "now": now,
+        "sign": task_sign(task, now),
+        "diagnosis": diagnosis,
+        "severity": SEVERITY_SIGNS[diagnosis.severity],
+        "facts": [fact for fact in diagnosis.facts if fact[0] not in TOLD],
+        "attempts": attempts,
+        "drawing": None if attempts.moved else drawing_of(task, attempts.rows, now),
+        "sees_payload": sees_payload,
+        **{name: masked(getattr(task, name)) for name in PAYLOAD if sees_payload},
+        "may_see_leases": request.user.has_perm("leasing.view_lease"),
+        **_verbs(request, task, now, forms),
+    }
+    return answer(request, "tasks/detail.html", context, status=400 if form.errors else status)
+
+
+def _attempts(form: PageFilter, task: Task) -> Page[Any]:
+    attempts = TaskAttempt.objects.using(task._state.db).filter(task=task)
+    if not form.is_valid():
+        return page_of(attempts, None)
+    try:
+        return page_of(attempts, form.cleaned_data["at"])
+    except InvalidCursor:
+        form.add_error("at", form.fields["at"].error_messages["invalid"])
+        return page_of(attempts, None)
+
+
+def _verbs(
+    request: HttpRequest, task: Task, now: Any, forms: Mapping[str, forms.Form]
+) -> dict[str, Any]:
+    """What can be done to the task, and what of it the user may do."""
+    fitting = verbs_for(task, now)
+    allowed = [verb for verb in fitting if may(request, verb.permission)]
+    is_held = task.status == TaskStatus.RUNNING
+    may_revoke = is_held and may(request, REVOKE)
+    return {
+        "verbs": [
+            (verb, forms.get(verb.name) or verb.form(auto_id=f"{verb.name}_%s")) for verb in allowed
+        ],
+        "may_revoke": may_revoke,
+        "revoke_form": ForceReleaseForm(task.lease_resource),
+        "has_forbidden": len(allowed) < len(fitting) or is_held and not may_revoke,
+    }

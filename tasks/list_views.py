@@ -1,0 +1,105 @@
+"""The operator's lists of tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.http import HttpRequest, HttpResponse
+
+from leasing.access import page
+from leasing.conf import leasing_settings
+from leasing.functions import database_now
+from leasing.live import answer
+from leasing.paging import InvalidCursor, Page, page_of
+from tasks import listing
+from tasks.diagnosis import diagnose, look_around
+from tasks.forms import PageFilter, TaskFilter
+from tasks.models import Task
+from tasks.picking import MOST, asked_for
+from tasks.verbs import bulk_verbs
+
+VIEW = "tasks.view_task"
+
+
+@page(VIEW)
+def task_list(request: HttpRequest) -> HttpResponse:
+    """Tasks by state, in the order in which that state is of interest."""
+    form = TaskFilter(request.GET)
+    context: dict[str, Any] = {"form": form, "page": Page([]), "now": _now()}
+    if form.is_valid():
+        wanted = form.cleaned_data
+        state = listing.STATES[wanted["state"]]
+        context |= {
+            "page": _page(form, state, wanted),
+            "state": state,
+            "tabs": _tabs(wanted),
+            "filters": _filters(form),
+            "address": urlencode(asked_for(form.data)),
+            "asked": asked_for(form.data),
+            "verbs": bulk_verbs(request, state.name),
+            "most": MOST,
+        }
+    return _answer(request, "tasks/list.html", context)
+
+
+@page(VIEW)
+def stuck(request: HttpRequest) -> HttpResponse:
+    """Tasks whose holder let a deadline pass: who, since when, what happens next."""
+    form = PageFilter(request.GET)
+    rows: Page[Task] = Page([])
+    if form.is_valid():
+        try:
+            rows = page_of(listing.in_state("stuck").defer(*listing.LARGE), form.cleaned_data["at"])
+        except InvalidCursor:
+            form.add_error("at", form.fields["at"].error_messages["invalid"])
+    around = look_around(rows.rows)
+    diagnosed = [(task, diagnose(task, around.now, around)) for task in rows.rows]
+    context = {"form": form, "page": rows, "diagnosed": diagnosed, "now": around.now}
+    return _answer(request, "tasks/stuck.html", context)
+
+
+def _page(form: TaskFilter, state: listing.State, wanted: dict[str, Any]) -> Page[Task]:
+    rows, search = listing.listed(state.name, wanted), listing.search_of(wanted)
+    try:
+        return page_of(rows, wanted["at"], order=state.order, search=search)
+    except InvalidCursor:
+        form.add_error("at", form.fields["at"].error_messages["invalid"])
+        return Page([])
+
+
+def _tabs(wanted: dict[str, Any]) -> list[dict[str, Any]]:
+    current = listing.STATES[wanted["state"]]
+    return [
+        {
+            "state": None if state.name == "all" else state.name,
+            "label": state.label,
+            "count": listing.count(state.name, wanted),
+            "is_current": state.name in (current.name, current.within),
+        }
+        for state in listing.TABS
+    ]
+
+
+def _filters(form: TaskFilter) -> list[dict[str, str]]:
+    """What narrows the list beside its state: a label, what was given, and the address without
+    it."""
+    asked = asked_for(form.data)
+    labels = {name: form.fields[name].label or name.capitalize() for name in listing.FILTERS}
+    return [
+        {
+            "label": str(labels[name]),
+            "value": asked[name].replace("T", " ") if name in ("since", "until") else asked[name],
+            "without": urlencode({k: v for k, v in asked.items() if k != name}),
+        }
+        for name in listing.FILTERS
+        if name in asked
+    ]
+
+
+def _answer(request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
+    return answer(request, template, context, status=400 if context["form"].errors else 200)
+
+
+def _now() -> Any:
+    return database_now(leasing_settings.DATABASE)

@@ -1,0 +1,127 @@
+"""The lists of tasks: which there are, in what order, and what a search in them finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from django.db.models import Q
+from django.db.models.functions import Left
+
+from leasing.paging import NEWEST_FIRST, Capped, Order, capped_count, capped_search
+from tasks.models import Task, TaskStatus
+
+#: What a list never loads.
+LARGE: Final = ("task_data", "task_output", "last_error", "progress", "checkpoint")
+#: How much of an error a list shows.
+ERROR_SHOWN: Final = 200
+#: What narrows a list, by the name in its address; ``q`` is an id or how a name begins.
+FILTERS: Final = ("q", "name", "queue", "holder", "since", "until")
+
+SOONEST_FIRST: Final = Order("scheduled_at", descending=False)
+LATEST_ENDED_FIRST: Final = Order("processed_at")
+
+
+@dataclass(frozen=True)
+class State:
+    """A list of tasks by their state. Its order is that of an index."""
+
+    name: str
+    label: str
+    #: What it is called where it is empty: "No task is ...".
+    words: str
+    order: Order = NEWEST_FIRST
+    #: How the list is sorted, in words.
+    sorted: str = "the newest first"
+    #: Which list this is a part of; such a state has no tab.
+    within: str = ""
+
+
+def _waiting(name: str, label: str, words: str, within: str = "") -> State:
+    return State(name, label, words, SOONEST_FIRST, "what may start first on top", within)
+
+
+def _ended(name: str, label: str, words: str) -> State:
+    return State(name, label, words, LATEST_ENDED_FIRST, "the latest to end on top")
+
+
+_STATES = (
+    State("all", "All", "there"),
+    State("stuck", "Stuck", "stuck"),
+    State("running", "Running", "running"),
+    _waiting("waiting", "Waiting", "waiting"),
+    _waiting("retrying", "Retrying", "waiting for another attempt"),
+    _ended("failed", "Failed", "failed"),
+    _ended("succeeded", "Done", "done"),
+    _ended("cancelled", "Cancelled", "cancelled"),
+    _waiting("ready", "Ready", "ready to start", within="waiting"),
+    _waiting("scheduled", "Scheduled", "scheduled for later", within="waiting"),
+)
+STATES: Final[Mapping[str, State]] = {state.name: state for state in _STATES}
+TABS: Final = tuple(state for state in _STATES if not state.within)
+
+
+def tasks() -> Any:
+    """Every task, in the database of leases."""
+    return Task.objects.home()
+
+
+def in_state(state: str) -> Any:
+    """The tasks of the list ``state``."""
+    rows = tasks()
+    match state:
+        case "all":
+            return rows
+        case "stuck":
+            return rows.lapsed()
+        case "waiting":
+            return rows.filter(status=TaskStatus.READY)
+        case "retrying":
+            # Also after a holder that was gone; what was given back has spent no attempt.
+            return rows.filter(status=TaskStatus.READY, attempts__gt=0)
+        case "succeeded" | "failed" | "cancelled":
+            # Implied, but the index is of rows that have it.
+            return rows.filter(status=state, processed_at__isnull=False)
+        case _:
+            return getattr(rows, state)()
+
+
+def listed(state: str, wanted: Mapping[str, Any]) -> Any:
+    """The tasks of the list ``state`` with what a list shows, and no more; the one with the id
+    that is ``wanted``, where it is."""
+    rows = _by_id(in_state(state), wanted).defer(*LARGE)
+    if state in ("failed", "retrying"):
+        rows = rows.annotate(error_start=Left("last_error", ERROR_SHOWN))
+    return rows
+
+
+def search_of(wanted: Mapping[str, Any]) -> Q | None:
+    """What the ``wanted`` FILTERS demand of a task beside its id; None when they demand
+    nothing."""
+    demands = []
+    if wanted["q"] and _id(wanted) is None:
+        demands.append(Q(name__startswith=wanted["q"]))
+    demands += [Q(**{name: wanted[name]}) for name in ("name", "queue", "holder") if wanted[name]]
+    if wanted["since"]:
+        demands.append(Q(created_at__gte=wanted["since"]))
+    if wanted["until"]:
+        demands.append(Q(created_at__lt=wanted["until"]))
+    return Q(*demands) if demands else None
+
+
+def count(state: str, wanted: Mapping[str, Any]) -> Capped:
+    """How many tasks of the list ``state`` are ``wanted``, as far as it is worth to look."""
+    rows, search = _by_id(in_state(state), wanted), search_of(wanted)
+    return capped_count(rows) if search is None else capped_search(rows, search)
+
+
+def _by_id(rows: Any, wanted: Mapping[str, Any]) -> Any:
+    key = _id(wanted)
+    return rows if key is None else rows.filter(pk=key)
+
+
+def _id(wanted: Mapping[str, Any]) -> int | None:
+    """The id that was searched for: "17" or "#17"."""
+    number = wanted["q"].removeprefix("#")
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 20 else None

@@ -1,0 +1,21 @@
+"""The first page: is all well, and what needs you."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+
+from leasing.access import page
+from leasing.live import answer
+from tasks import overview as overview_page
+from tasks.forms import OverviewForm
+
+VIEW = "tasks.view_task"
+
+
+@page(VIEW)
+def overview(request: HttpRequest) -> HttpResponse:
+    """Is all well, what needs you, how it went lately, what waits, who works."""
+    form = OverviewForm(request.GET)
+    span = form.cleaned_data["span"] if form.is_valid() else OverviewForm.DEFAULT
+    context = overview_page.read(request, span) | {"form": form}
+    return answer(request, "tasks/overview.html", context, status=400 if form.errors else 200)

@@ -1,0 +1,101 @@
+"""The page about what operators did."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+
+from leasing import audit
+from leasing.models import AuditEntry, Lease
+from tasks.models import GeneratorWish, Queue, Task
+from tests.pages import Page, assert_cheap, get, sent_by, signed_in
+
+pytestmark = pytest.mark.django_db
+
+AUDIT = "/ops/audit/"
+VIEW = "leasing.view_auditentry"
+
+
+@pytest.fixture
+def viewer() -> Client:
+    return signed_in(VIEW, "tasks.view_task")
+
+
+def test_without_permission_it_is_closed() -> None:
+    assert signed_in("tasks.view_task").get(AUDIT).status_code == 403
+
+
+def test_an_entry_tells_who_did_what_to_which_row_and_why(viewer: Client) -> None:
+    audit.record("olga", "retry", Task, keys=[17], changed=1, reason="again, please", via="page")
+    page = get(viewer, AUDIT)
+    assert "Retry 17 tasks.task “again, please” done olga by page just now 1 of 1" in page.text
+    assert "/ops/tasks/17/" in page.links
+
+
+def test_what_came_of_it_is_told(viewer: Client) -> None:
+    audit.record("olga", "retry", Task, keys=[1, 2, 3], changed=1, skipped={"it runs": 2})
+    audit.record("olga", "cancel", Task, filter={"state": "ready", "q": ""}, asked=5, changed=5)
+    audit.record("olga", "pause", Queue, keys=["mail"], changed=0)
+    with pytest.raises(ZeroDivisionError), audit.recording("olga", "revoke", Lease, keys=[4]):
+        raise ZeroDivisionError("oh")
+    AuditEntry.objects.create(by="olga", verb="discard", model="tasks.task", key="9")
+    text = get(viewer, AUDIT).text
+    assert "Retry 1, 2, 3 tasks.task done in part" in text and "1 of 3 2 it runs" in text
+    assert "all with state ready done" in text
+    assert "Pause mail tasks.queue changed nothing" in text
+    assert "ZeroDivisionError: oh failed" in text
+    assert "Discard 9 tasks.task broken off olga just now ?" in text
+
+
+def test_many_rows_are_named_in_part(viewer: Client) -> None:
+    audit.record("olga", "retry", Task, keys=list(range(100, 140)), changed=40)
+    text = get(viewer, AUDIT).text
+    assert "100, 101, 102, 103, 104 and 35 more" in text and "105" not in text
+
+
+def test_entries_are_found_by_who_what_and_which(viewer: Client) -> None:
+    audit.record("olga", "retry", Task, keys=[17], changed=1)
+    audit.record("emil", "retry", Task, keys=[18], changed=1)
+    audit.record("emil", "stop", GeneratorWish, keys=[1], changed=1)
+    found = {
+        "?by=emil&verb=retry": ["Retry 18"],
+        "?verb=retry": ["Retry 18", "Retry 17"],
+        "?model=tasks.task&key=17": ["Retry 17"],
+        "?model=tasks.generatorwish": ["Stop 1"],
+    }
+    for query, words in found.items():
+        text = get(viewer, AUDIT + query).text
+        assert all(word in text for word in words)
+        assert text.count(" of 1") == len(words), query
+    assert "Nothing was done that fits." in get(viewer, f"{AUDIT}?by=nina").text
+
+
+def test_its_links_lead_to_the_same_filter(viewer: Client) -> None:
+    audit.record("o&l=ga", "retry", Task, keys=[17], changed=1)
+    page = get(viewer, f"{AUDIT}?verb=retry")
+    assert f"{AUDIT}?verb=retry&by=o%26l%3Dga" in page.links
+
+
+def test_it_is_paged_by_key(viewer: Client) -> None:
+    AuditEntry.objects.bulk_create(
+        AuditEntry(by="olga", verb="retry", model="tasks.task", key=f"k{number:02}")
+        for number in range(60)
+    )
+    first = get(viewer, f"{AUDIT}?by=olga")
+    second = get(viewer, first.link_called("Older"))
+    assert "k59" in first.text and "k10" in first.text and "k09" not in first.text
+    assert "k09" in second.text and "k00" in second.text and "k10" not in second.text
+    statements = sent_by(viewer, first.link_called("Older"))
+    assert len(statements) <= 6
+    assert_cheap(statements)
+
+
+def test_an_address_that_makes_no_sense_is_refused(viewer: Client) -> None:
+    page = Page(viewer.get(AUDIT, {"at": "nonsense"}))
+    assert page.status == 400 and "names no page" in page.text
+
+
+def test_markup_in_it_is_inert(viewer: Client) -> None:
+    audit.record("<b>o", "<i>x", Task, keys=["<u>1"], changed=1, reason="<script>1</script>")
+    page = get(viewer, AUDIT)
+    assert not any(tag in page.html for tag in ("<b>o", "<i>x", "<u>1", "<script>1"))

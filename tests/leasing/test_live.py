@@ -1,0 +1,140 @@
+"""What a poll of an open page is answered, and what it costs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.staticfiles import finders
+from django.template import Template
+from django.test import Client
+
+from leasing.live import etag_of
+from leasing.models import Lease
+from tasks.models import Sample, Task, Worker
+from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
+from tests.pages import signed_in
+
+pytestmark = pytest.mark.django_db
+
+OVERVIEW = "/ops/"
+EVERYTHING = (
+    *("tasks.view_task", "tasks.view_worker", "tasks.view_queue", "tasks.view_schedule"),
+    *("leasing.view_lease", "leasing.view_auditentry"),
+)
+PAGES = (
+    *(OVERVIEW, "/ops/queues/", "/ops/workers/", "/ops/generator/", "/ops/schedules/"),
+    *("/ops/audit/", "/ops/leases/", "/ops/tasks/", "/ops/tasks/stuck/"),
+)
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def viewer() -> Client:
+    return signed_in(*EVERYTHING)
+
+
+def poll(client: Client, url: str, tag: str = "") -> Any:
+    headers = {"X-Live": "1"} | ({"If-None-Match": tag} if tag else {})
+    return client.get(url, headers=headers)
+
+
+@pytest.mark.parametrize("url", PAGES)
+def test_a_poll_that_knows_the_page_is_answered_304_and_nothing_is_rendered(
+    viewer: Client, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    WorkerFactory()
+    TaskFactory()
+    tag = poll(viewer, url)["ETag"]
+    monkeypatch.delattr(Template, "render")
+    answer = poll(viewer, url, tag)
+    assert answer.status_code == 304
+    assert answer.content == b""
+    assert answer["ETag"] == tag
+    assert "X-Live" in answer["Vary"]
+
+
+@pytest.mark.parametrize("url", [OVERVIEW, "/ops/tasks/", "/ops/queues/"])
+def test_a_poll_hears_of_what_has_changed(viewer: Client, url: str) -> None:
+    WorkerFactory()
+    tag = poll(viewer, url)["ETag"]
+    TaskFactory()
+    answer = poll(viewer, url, tag)
+    assert answer.status_code == 200
+    assert answer["ETag"] != tag
+
+
+def test_a_visit_is_shown_the_whole_page_whatever_it_knows(viewer: Client) -> None:
+    tag = poll(viewer, OVERVIEW)["ETag"]
+    answer = viewer.get(OVERVIEW, headers={"If-None-Match": tag})
+    assert answer.status_code == 200
+    assert "ETag" not in answer
+
+
+def test_signs_of_life_are_no_news_until_they_stay_away(viewer: Client) -> None:
+    worker = WorkerFactory()
+    for url in (OVERVIEW, "/ops/workers/", f"/ops/workers/{worker.pk}/"):
+        tag = poll(viewer, url)["ETag"]
+        Worker.objects.seen(worker.name)
+        assert poll(viewer, url, tag).status_code == 304
+    tag = poll(viewer, OVERVIEW)["ETag"]
+    Worker.objects.update(last_seen_at=worker.last_seen_at - Worker.LATE_AFTER * 1.5)
+    assert poll(viewer, OVERVIEW, tag).status_code == 200
+
+
+def test_who_may_do_more_gets_another_page(viewer: Client) -> None:
+    tag = poll(viewer, OVERVIEW)["ETag"]
+    assert poll(signed_in(*EVERYTHING, name="olga"), OVERVIEW, tag).status_code == 200
+
+
+def test_that_time_has_passed_a_deadline_is_news_though_no_row_has_changed() -> None:
+    LeaseFactory()
+    Lease.objects.update(expires_at=NOON)
+    lease = Lease.objects.get()
+
+    def tag_at(seconds: float) -> str:
+        return etag_of({"row": lease, "now": NOON + timedelta(seconds=seconds)})
+
+    assert tag_at(-2) == tag_at(-1) != tag_at(1) == tag_at(2)
+
+
+def test_a_lease_that_becomes_late_is_news() -> None:
+    LeaseFactory(ttl=30)
+    Lease.objects.update(expires_at=NOON, renewals=1, renewed_at=NOON)
+    lease = Lease.objects.get()
+    early, late = (
+        etag_of({"row": lease, "now": NOON - timedelta(seconds=left)}) for left in (29, 2)
+    )
+    assert early != late
+
+
+def test_words_that_read_the_same_when_joined_are_told_apart() -> None:
+    assert etag_of({"rows": ["ab", "c"]}) != etag_of({"rows": ["a", "bc"]})
+    assert etag_of({"a": {"b": "c"}}) != etag_of({"a": "b", "c": ""})
+
+
+def test_the_heaviest_page_weighs_less_than_100_kb_with_all_it_loads(viewer: Client) -> None:
+    for number in range(12):
+        WorkerFactory(name=f"worker-{number}")
+    Task.objects.enqueue_many("sample.sleep", [{"sleep_duration_seconds": 1}] * 48)
+    for number in range(12):
+        assert len(Task.objects.claim(f"worker-{number}", limit=4)) == 4
+    begin = int(datetime.now(UTC).timestamp()) // Sample.SLOT * Sample.SLOT
+    Sample.objects.bulk_create(
+        Sample(
+            queue="default",
+            slot=begin - Sample.SLOT * n,
+            **dict.fromkeys(("ready", "running", "claimed", "completed", "failed"), n),
+            **dict.fromkeys(("wait_p50", "wait_p95"), n / 7),
+            **dict.fromkeys(("renewals", "releases", "enqueued", "recovered"), n),
+        )
+        for n in range(1, 61)
+    )
+    page = viewer.get(OVERVIEW).content
+    assert page.count(b"<tr><th>") > 200
+    assets = ["ops.css", "frame.js", "live.js", "keys.js", "mark.svg"]
+    weights = [Path(str(finders.find(f"leasing/{name}"))).stat().st_size for name in assets]
+    assert all(f"leasing/{name}".encode() in page for name in assets)
+    assert len(page) + sum(weights) < 100_000, (len(page), weights)

@@ -1,0 +1,305 @@
+"""What operators do to tasks from their pages: to one, and to many in two steps."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from django.test import Client
+from pytest_django import Settings
+
+from leasing.functions import after, database_now
+from leasing.models import AuditEntry
+from tasks import picking
+from tasks.models import Task
+from tests.factories import TaskFactory, claimed
+from tests.pages import Page, get, signed_in, user_with
+from tests.tasks.support import row_of
+
+pytestmark = pytest.mark.django_db
+
+LIST = "/ops/tasks/"
+VERBS = ("retry", "cancel", "discard", "reschedule")
+PERMISSIONS = tuple(f"tasks.{verb}_task" for verb in VERBS)
+REASON = {"reason": "spring cleaning"}
+
+
+@pytest.fixture
+def operator() -> Client:
+    return signed_in("tasks.view_task", *PERMISSIONS, name="olga")
+
+
+def bulk(verb: str, **asked: Any) -> str:
+    return f"{LIST}bulk/{verb}/?{urlencode(asked, doseq=True)}"
+
+
+def hidden(page: Page) -> dict[str, str]:
+    """The hidden fields of the page that asks."""
+    fields = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.html)
+    return {name: value.replace("&amp;", "&") for name, value in fields}
+
+
+def confirm(client: Client, url: str, **said: str) -> Page:
+    """Ask at ``url``, and say yes."""
+    page = get(client, url)
+    sent = hidden(page) | said
+    return Page(client.post(url.partition("?")[0], sent, follow=True))
+
+
+def act(client: Client, task: Task, verb: str, **said: str) -> Page:
+    url = f"{LIST}{task.pk}/{verb}/"
+    return Page(client.post(url, {"seen": task.grants} | said, follow=True))
+
+
+# Who may
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_has_a_permission_of_its_own(verb: str) -> None:
+    task = TaskFactory(state="cancelled")
+    before = row_of(task)
+    others = [each for each in PERMISSIONS if verb not in each]
+    client = signed_in("tasks.view_task", *others)
+    picked = {"picked": f"{task.pk}.0", **REASON}
+    assert client.get(bulk(verb, task=task.pk)).status_code == 403
+    assert client.post(bulk(verb), picked).status_code == 403
+    assert client.post(f"{LIST}{task.pk}/{verb}/", REASON).status_code == 403
+    assert row_of(task) == before
+    page = get(client, LIST)
+    assert f"bulk/{verb}/" not in page.html and "bulk/" in page.html
+    assert f"{LIST}{task.pk}/{verb}/" not in get(client, f"{LIST}{task.pk}/").forms
+
+
+def test_while_the_site_is_read_only_nobody_may(operator: Client, settings: Settings) -> None:
+    settings.LEASING = {"READ_ONLY": True}
+    task = TaskFactory(state="dead")
+    before = row_of(task)
+    for verb in VERBS:
+        assert operator.post(f"{LIST}{task.pk}/{verb}/", REASON).status_code == 403
+        sent = {"picked": f"{task.pk}.1", **REASON}
+        assert operator.post(bulk(verb), sent).status_code == 403
+    assert row_of(task) == before
+    assert "bulk/" not in get(operator, LIST).html
+    assert get(operator, f"{LIST}{task.pk}/").forms == ["/logout/"]
+
+
+def test_who_may_only_look_sees_no_boxes_to_tick() -> None:
+    TaskFactory()
+    page = get(signed_in("tasks.view_task"), LIST)
+    assert "checkbox" not in page.html and "bulk/" not in page.html
+
+
+def test_a_bulk_action_needs_a_csrf_token() -> None:
+    task = TaskFactory(state="dead")
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(user_with("tasks.view_task", *PERMISSIONS))
+    assert client.post(bulk("retry"), {"picked": f"{task.pk}.1"}).status_code == 403
+    assert row_of(task)["status"] == "failed"
+
+
+def test_asking_changes_nothing(operator: Client) -> None:
+    task = TaskFactory(state="dead")
+    before = row_of(task)
+    assert get(operator, bulk("retry", task=task.pk)).status == 200
+    assert row_of(task) == before and not AuditEntry.objects.exists()
+
+
+def test_what_nobody_can_do_answers_404(operator: Client) -> None:
+    task = TaskFactory()
+    assert operator.get(f"{LIST}bulk/complete/").status_code == 404
+    assert operator.post(f"{LIST}{task.pk}/complete/").status_code == 404
+
+
+# Many
+
+
+def test_a_selection_is_asked_about_and_the_outcome_is_reported(operator: Client) -> None:
+    dead, cancelled = TaskFactory(state="dead"), TaskFactory(state="cancelled")
+    running, done = TaskFactory(state="running"), TaskFactory(state="succeeded")
+    ticked = [dead.pk, cancelled.pk, running.pk, done.pk]
+    url = bulk("retry", task=ticked, state="all")
+    asked = get(operator, url).text
+    assert "Retry 2 tasks?" in asked and "2 of 4 would change." in asked
+    assert "2 would stay as they are: 1 running, 1 done." in asked
+    told = confirm(operator, url).text
+    assert "Set ready again: 2 of 4 tasks. Left as they were: 1 running, 1 done." in told
+    assert [row_of(task)["status"] for task in (dead, cancelled)] == ["ready", "ready"]
+    entry = AuditEntry.objects.get()
+    assert (entry.by, entry.verb, entry.via) == ("olga", "retry", "page")
+    assert (entry.asked, entry.changed, entry.skipped) == (4, 2, {"running": 1, "done": 1})
+
+
+def test_all_that_match_the_filter_are_taken(operator: Client) -> None:
+    wanted = [TaskFactory(state="dead") for _ in range(3)]
+    other = TaskFactory(state="given_up", holder="dora")
+    url = bulk("retry", scope="all", state="failed", q="sample", task=other.pk)
+    Task.objects.filter(pk=other.pk).update(name="something.else")
+    page = confirm(operator, url)
+    assert "Set ready again: 3 of 3 tasks." in page.text
+    assert {row_of(task)["status"] for task in wanted} == {"ready"}
+    assert row_of(other)["status"] == "failed"
+    assert AuditEntry.objects.get().target["filter"] == {"state": "failed", "q": "sample"}
+
+
+def test_a_bulk_action_takes_so_many_and_says_so(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(picking, "MOST", 2)
+    for _ in range(3):
+        TaskFactory(state="dead")
+    url = bulk("discard", scope="all", state="failed")
+    assert "More match than one action takes" in get(operator, url).text
+    confirm(operator, url)
+    assert Task.objects.count() == 1
+    assert "More match" not in get(operator, url).text
+
+
+def test_what_was_asked_about_is_what_is_done(operator: Client) -> None:
+    asked = TaskFactory(state="dead")
+    url = bulk("discard", scope="all", state="failed")
+    page = get(operator, url)
+    later = TaskFactory(state="dead")
+    operator.post(bulk("discard"), hidden(page))
+    assert list(Task.objects.values_list("pk", flat=True)) == [later.pk]
+    assert asked.pk != later.pk
+
+
+def test_a_task_that_ran_since_it_was_asked_about_is_left_alone(operator: Client) -> None:
+    """Of two that ask about the same failure, the second may find another one."""
+    task = TaskFactory(state="given_up")
+    page = get(operator, bulk("retry", task=task.pk))
+    Task.objects.filter(pk=task.pk).retry()
+    Task.objects.fail(claimed(task, "emil"), ValueError("again"))
+    Task.objects.filter(pk=task.pk).update(status="failed", processed_at=after(timedelta(0)))
+    told = Page(operator.post(bulk("retry"), hidden(page), follow=True)).text
+    assert "Set ready again: 0 of 1 task. Left as they were: 1 claimed by now." in told
+    assert row_of(task)["status"] == "failed"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_is_sent_twice_is_done_once(operator: Client, verb: str) -> None:
+    state = {"retry": "dead", "discard": "dead"}.get(verb, "scheduled")
+    task = TaskFactory(state=state)
+    page = get(operator, bulk(verb, task=task.pk))
+    said = hidden(page) | REASON | ({"at_once": "on"} if verb == "reschedule" else {})
+    operator.post(bulk(verb), said)
+    before = Task.objects.filter(pk=task.pk).values().first()
+    operator.post(bulk(verb), said)
+    assert Task.objects.filter(pk=task.pk).values().first() == before
+    changes = AuditEntry.objects.order_by("pk").values_list("changed", flat=True)
+    assert list(changes) == [1, 0]
+
+
+def test_cancelling_many_wants_a_reason_and_keeps_what_was_picked(operator: Client) -> None:
+    task = TaskFactory()
+    url = bulk("cancel", task=task.pk)
+    sent = hidden(get(operator, url))
+    page = Page(operator.post(bulk("cancel"), sent | {"reason": " "}))
+    assert page.status == 400 and "Say why" in page.text
+    assert hidden(page)["picked"] == sent["picked"]
+    assert row_of(task)["status"] == "ready"
+
+
+def test_the_way_back_leads_to_the_list_it_came_from(operator: Client) -> None:
+    task = TaskFactory(state="dead")
+    url = bulk("retry", task=task.pk, state="failed", q="sample")
+    response = operator.post(bulk("retry"), hidden(get(operator, url)))
+    assert response["Location"] == f"{LIST}?state=failed&q=sample"
+
+
+@pytest.mark.parametrize("picked", ["", "x", "1", "1.x", "-1.0", "9" * 40 + ".0", "1.0;2.0", "٣.٠"])
+def test_a_made_up_selection_changes_nothing(operator: Client, picked: str) -> None:
+    task = TaskFactory(state="dead")
+    before = row_of(task)
+    response = operator.post(bulk("discard"), {"picked": picked})
+    assert response.status_code == 302
+    assert row_of(task) == before
+
+
+def test_nothing_ticked_is_told(operator: Client) -> None:
+    for asked in ({}, {"task": "x"}, {"scope": "all", "state": "bogus"}):
+        page = get(operator, bulk("retry", **asked))
+        assert page.status == 200 and "No task was chosen" in page.text
+
+
+# One
+
+
+def test_a_waiting_task_is_cancelled_and_a_running_one_is_asked(operator: Client) -> None:
+    waiting, running = TaskFactory(), TaskFactory(state="running", holder="dora")
+    assert "Cancelled" in act(operator, waiting, "cancel", **REASON).text
+    assert row_of(waiting)["status"] == "cancelled"
+    page = act(operator, running, "cancel", **REASON)
+    assert "olga asked" in page.text and "it still runs" in page.text
+    assert f"{LIST}{running.pk}/cancel/" not in page.forms
+    Task.objects.fail(Task.objects.get(pk=running.pk), ValueError("stopped"))
+    text = get(operator, f"{LIST}{running.pk}/").text
+    assert "It was cancelled by olga." in text
+
+
+def test_a_cancellation_without_a_reason_is_asked_about_again(operator: Client) -> None:
+    task = TaskFactory()
+    page = Page(operator.post(f"{LIST}{task.pk}/cancel/", {"reason": ""}))
+    assert page.status == 400 and "Say why" in page.text and 'aria-invalid="true"' in page.html
+    assert "data-poll" not in page.html
+
+
+def test_a_discarded_task_is_gone(operator: Client) -> None:
+    task = TaskFactory(state="dead")
+    page = act(operator, task, "discard")
+    assert "Deleted." in page.text and not Task.objects.exists()
+    assert operator.get(f"{LIST}{task.pk}/").status_code == 404
+
+
+@pytest.mark.usefixtures("queues")
+def test_a_task_is_moved_to_another_queue_and_time(operator: Client) -> None:
+    task = TaskFactory()
+    tomorrow = (database_now("default") + timedelta(days=1)).replace(microsecond=0)
+    said = {"queue": "mail", "scheduled_at": tomorrow.strftime("%Y-%m-%dT%H:%M:%S")}
+    assert "Rescheduled." in act(operator, task, "reschedule", **said).text
+    assert (row_of(task)["queue"], row_of(task)["scheduled_at"]) == ("mail", tomorrow)
+    assert "Nothing changed: it is there already." in act(operator, task, "reschedule", **said).text
+    assert "Rescheduled." in act(operator, task, "reschedule", at_once="on").text
+    assert row_of(task)["scheduled_at"] <= database_now("default")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"queue": "nowhere"},
+        {"scheduled_at": "soon"},
+        {"scheduled_at": "2030-01-01T00:00", "at_once": "on"},
+    ],
+)
+def test_a_move_to_nowhere_is_refused(operator: Client, said: dict[str, str]) -> None:
+    task = TaskFactory()
+    before = row_of(task)
+    assert Page(operator.post(f"{LIST}{task.pk}/reschedule/", said)).status == 400
+    assert row_of(task) == before
+
+
+def test_a_verb_that_no_longer_fits_says_why_it_changed_nothing(operator: Client) -> None:
+    task = TaskFactory(state="running")
+    assert "Nothing changed: it is running." in act(operator, task, "retry").text
+    assert "Nothing changed: it is running." in act(operator, task, "discard").text
+
+
+@pytest.mark.parametrize(
+    ("state", "verbs"),
+    [
+        ("ready", {"reschedule", "cancel"}),
+        ("running", {"cancel"}),
+        ("succeeded", {"discard"}),
+        ("dead", {"retry", "discard"}),
+        ("cancelled", {"retry", "discard"}),
+    ],
+)
+def test_the_page_of_a_task_offers_what_fits(operator: Client, state: str, verbs: set[str]) -> None:
+    task = TaskFactory(state=state)
+    forms = get(operator, f"{LIST}{task.pk}/").forms
+    offered = {form.split("/")[-2] for form in forms if form.startswith(f"{LIST}{task.pk}/")}
+    assert offered == verbs

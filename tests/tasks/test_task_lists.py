@@ -1,0 +1,226 @@
+"""The lists of tasks: their order, what narrows them, how far a search looks, what they cost."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from urllib.parse import urlencode
+
+import pytest
+from django.test import Client
+
+from leasing import paging
+from leasing.functions import after, database_now
+from tasks import listing
+from tasks.models import Task
+from tests.factories import TaskFactory
+from tests.pages import Page, assert_cheap, get, sent_by, signed_in
+from tests.tasks.support import Handlers
+
+pytestmark = pytest.mark.django_db
+
+LIST = "/ops/tasks/"
+
+
+@pytest.fixture
+def viewer() -> Client:
+    return signed_in("tasks.view_task")
+
+
+def found(page: Page) -> list[int]:
+    """The ids of the tasks that the list shows, in its order."""
+    keys = (re.fullmatch(rf"{LIST}(\d+)/", link) for link in page.links)
+    return [int(key[1]) for key in keys if key]
+
+
+def keys(*tasks: Task) -> list[int]:
+    return [task.pk for task in tasks]
+
+
+def address(**asked: object) -> str:
+    return f"{LIST}?{urlencode(asked)}"
+
+
+# Order
+
+
+def test_what_waits_is_listed_by_when_it_may_start(viewer: Client) -> None:
+    late, soon = TaskFactory(state="scheduled"), TaskFactory(state="retrying")
+    due = TaskFactory()
+    assert found(get(viewer, address(state="waiting"))) == keys(due, soon, late)
+
+
+@pytest.mark.parametrize("state", ["failed", "succeeded", "cancelled"])
+def test_what_ended_is_listed_by_when_it_did(viewer: Client, state: str) -> None:
+    made = "dead" if state == "failed" else state
+    first, second, third = (TaskFactory(state=made) for _ in range(3))
+    for age, task in ((1, second), (2, third), (3, first)):
+        Task.objects.filter(pk=task.pk).update(processed_at=after(timedelta(seconds=-age)))
+    assert found(get(viewer, address(state=state))) == keys(second, third, first)
+
+
+def test_a_retrying_task_is_one_whose_attempt_was_spent(viewer: Client) -> None:
+    retrying, recovered = TaskFactory(state="retrying"), TaskFactory(state="recovered")
+    TaskFactory(state="returned")
+    assert set(found(get(viewer, address(state="retrying")))) == set(keys(retrying, recovered))
+
+
+@pytest.mark.parametrize("state", ["waiting", "failed"])
+def test_pages_by_a_moment_show_every_task_once_though_many_have_the_same(
+    viewer: Client, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moment = database_now("default").replace(microsecond=0)
+    for number in range(7):
+        task = TaskFactory(state="ready" if state == "waiting" else "dead")
+        column = "scheduled_at" if state == "waiting" else "processed_at"
+        Task.objects.filter(pk=task.pk).update(**{column: moment - timedelta(seconds=number // 3)})
+    everything = found(get(viewer, address(state=state)))
+    monkeypatch.setattr(paging.page_of, "__defaults__", (2, paging.NEWEST_FIRST, None))
+    words = ("Later", "Earlier") if state == "waiting" else ("Older", "Newer")
+    page = get(viewer, address(state=state))
+    forth = [found(page)]
+    while words[0] in page.text:
+        page = get(viewer, page.link_called(words[0]))
+        forth.append(found(page))
+    assert sum(forth, []) == everything and len(everything) == 7
+    back = [found(page)]
+    while words[1] in page.text:
+        page = get(viewer, page.link_called(words[1]))
+        back.append(found(page))
+    assert back[-1] == forth[0] and sum(reversed(back), []) == everything
+
+
+def test_a_place_in_a_list_of_another_order_is_refused(viewer: Client) -> None:
+    cursor = paging.Cursor("tasks.task", "older", "9").encode()
+    assert get(viewer, address(at=cursor)).status == 200
+    assert get(viewer, address(at=cursor, state="failed")).status == 400
+
+
+@pytest.mark.parametrize("moment", ["", "yesterday", "2030-01-01", "9999-12-31T23:59:59.999999Z"])
+def test_a_place_at_no_moment_is_refused(viewer: Client, moment: str) -> None:
+    cursor = paging.Cursor("tasks.task", "older", "9", "processed_at", moment).encode()
+    assert get(viewer, address(at=cursor, state="failed")).status == 400
+
+
+# What narrows
+
+
+def test_filters_narrow_together_and_live_in_the_address(
+    viewer: Client, handlers: Handlers
+) -> None:
+    handlers["mail.send"] = handlers["mail.sort"] = lambda ctx: None
+    wanted = TaskFactory(name="mail.send", data={}, state="running", holder="dora")
+    TaskFactory(name="mail.send", data={}, state="running", holder="emil")
+    TaskFactory(name="mail.sort", data={}, state="running", holder="dora")
+    TaskFactory(name="mail.send", data={}, state="succeeded", holder="dora")
+    page = get(viewer, address(state="running", q="mail.", name="mail.send", holder="dora"))
+    assert found(page) == keys(wanted)
+    assert "Running 1" in page.text and "Done 1" in page.text and "All 2" in page.text
+    assert found(get(viewer, page.link_called("Done"))) != keys(wanted)
+    without = next(link for link in page.links if "holder" not in link and "name=" in link)
+    assert len(found(get(viewer, without))) == 2
+
+
+@pytest.mark.usefixtures("queues")
+def test_a_queue_is_a_filter(viewer: Client) -> None:
+    mail = TaskFactory(queue="mail")
+    TaskFactory()
+    assert found(get(viewer, address(queue="mail"))) == keys(mail)
+    assert found(get(viewer, address(queue="mai"))) == []
+
+
+def test_the_time_of_enqueueing_is_a_filter(viewer: Client) -> None:
+    old, new = TaskFactory(), TaskFactory()
+    Task.objects.filter(pk=old.pk).update(created_at=after(timedelta(hours=-2)))
+    hour_ago = (database_now("default") - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M")
+    assert found(get(viewer, address(since=hour_ago))) == keys(new)
+    assert found(get(viewer, address(until=hour_ago))) == keys(old)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"since": "yesterday"},
+        {"until": "2030-13-01T00:00"},
+        {"since": "2030-01-01T00:00+99:99"},
+        {"name": "x" * 201},
+        {"queue": "a\0b"},
+        {"holder": "\0"},
+    ],
+)
+def test_nonsense_in_a_filter_is_refused(viewer: Client, asked: dict[str, str]) -> None:
+    page = get(viewer, address(**asked))
+    assert page.status == 400 and LIST in page.links
+
+
+# How far a search looks
+
+
+def test_a_search_looks_at_so_many_rows_and_goes_on(
+    viewer: Client, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paging, "REACH", 4)
+    handlers["rare"] = lambda ctx: None
+    first, second = (TaskFactory(name="rare", data={}) for _ in range(2))
+    for _ in range(6):
+        TaskFactory()
+    page = get(viewer, address(name="rare"))
+    assert "None among the 4 looked through." in page.text
+    page = get(viewer, page.link_called("Look further"))
+    assert found(page) == keys(second, first)
+    page = get(viewer, page.link_called("Look further"))
+    assert found(page) == [] and "Nothing further." in page.text
+
+
+@pytest.mark.parametrize("state", ["waiting", "failed"])
+def test_a_search_by_a_moment_misses_nothing(
+    viewer: Client, state: str, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paging, "REACH", 2)
+    handlers["rare"] = handlers["other"] = lambda ctx: None
+    made = "ready" if state == "waiting" else "dead"
+    rare = [
+        task
+        for number in range(9)
+        for task in [TaskFactory(name="rare" if number % 3 else "other", data={}, state=made)]
+        if task.name == "rare"
+    ]
+    moment = database_now("default").replace(microsecond=0)
+    column = "scheduled_at" if state == "waiting" else "processed_at"
+    for number, task in enumerate(Task.objects.order_by("pk")):
+        Task.objects.filter(pk=task.pk).update(**{column: moment - timedelta(seconds=number // 3)})
+    page = get(viewer, address(state=state, name="rare"))
+    seen = found(page)
+    while "Look further" in page.text:
+        page = get(viewer, page.link_called("Look further"))
+        seen += found(page)
+    assert sorted(seen) == sorted(keys(*rare))
+
+
+def test_a_search_shows_no_count_that_it_does_not_know(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(4):
+        TaskFactory()
+    assert "All 4 Stuck 0" in get(viewer, address(q="sample")).text
+    monkeypatch.setattr(paging.capped_search, "__defaults__", (3,))
+    assert "All Stuck 0" in get(viewer, address(q="sample")).text
+
+
+# What it costs
+
+
+@pytest.mark.parametrize("state", list(listing.STATES))
+@pytest.mark.parametrize("asked", [{}, {"q": "sample", "queue": "default", "holder": "dora"}])
+def test_every_list_sends_the_same_few_statements(
+    viewer: Client, state: str, asked: dict[str, str]
+) -> None:
+    url = address(state=state, **asked)
+    few = sent_by(viewer, url)
+    for made in ("ready", "running", "stuck", "dead", "succeeded", "cancelled", "retrying"):
+        TaskFactory(state=made)
+    many = sent_by(viewer, url)
+    assert len(few) == len(many) <= 15
+    assert_cheap(many)
+    large = ('"task_data"', '"task_output"', '"traceback"', '"checkpoint"')
+    assert not any(column in sql for sql in many for column in large)

@@ -1,0 +1,92 @@
+"""What a visitor of the demo can do to its workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.test import Client
+
+from project import faults
+from tasks.models import Worker
+from tests.factories import TaskFactory, WorkerFactory
+from tests.pages import Page, get, signed_in
+from tests.processes import wait_for
+
+pytestmark = pytest.mark.django_db
+
+CRASH, FREEZE = "/ops/demo/crash/", "/ops/demo/freeze/"
+VIEW, MAY = ("tasks.view_task", "tasks.view_worker"), "tasks.control_generator"
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        yield child
+        child.kill()
+
+
+@pytest.fixture
+def worker(process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """A worker's row of a process that this one has started, as the supervisor does."""
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    made: Worker = WorkerFactory(name="dora", pid=process.pid, hostname=socket.gethostname())
+    return made
+
+
+@pytest.fixture
+def visitor() -> Client:
+    return signed_in(*VIEW, MAY)
+
+
+def test_a_crash_kills_the_busiest_worker_and_leads_to_a_task_that_it_held(
+    visitor: Client,
+    worker: Worker,
+    process: subprocess.Popen[bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(faults.CRASHED, str(tmp_path))
+    task = TaskFactory(state="running", holder="dora")
+    assert {CRASH, FREEZE} <= set(get(visitor, "/ops/").forms)
+    response = visitor.post(CRASH, follow=True)
+    assert response.redirect_chain == [(f"/ops/tasks/{task.pk}/", 302)]
+    assert "dora was killed (kill -9)" in Page(response).text
+    assert process.wait(10) == -signal.SIGKILL
+    # By this the supervisor knows to leave it away for a while.
+    assert (tmp_path / str(process.pid)).exists()
+
+
+def test_a_frozen_worker_stands_still_and_goes_on(
+    visitor: Client,
+    worker: Worker,
+    process: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(faults, "FROZEN_FOR", 0.2)
+    response = visitor.post(FREEZE)
+    assert response["Location"] == f"/ops/workers/{worker.pk}/"
+    assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+    wait_for(lambda: os.waitpid(process.pid, os.WCONTINUED | os.WNOHANG)[0] == process.pid)
+
+
+def test_processes_of_others_are_never_hit(visitor: Client, worker: Worker) -> None:
+    Worker.objects.update(pid=os.getppid())
+    assert "No worker of this demo runs" in Page(visitor.post(CRASH, follow=True)).text
+
+
+def test_workers_of_other_machines_are_never_hit(visitor: Client, worker: Worker) -> None:
+    Worker.objects.update(hostname="elsewhere")
+    assert "No worker of this demo runs" in Page(visitor.post(FREEZE, follow=True)).text
+
+
+def test_who_may_not_is_shown_no_button_and_refused(worker: Worker) -> None:
+    viewer = signed_in(*VIEW)
+    assert CRASH not in get(viewer, "/ops/workers/").forms
+    assert viewer.post(CRASH).status_code == viewer.post(FREEZE).status_code == 403
