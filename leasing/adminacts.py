@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
 from django.contrib import messages
@@ -68,6 +68,9 @@ class Outlook:
 @dataclass(frozen=True)
 class Act:
     """Something that can be done to rows of one model."""
+
+    #: Or a template that shows the act would call it.
+    do_not_call_in_templates: ClassVar = True
 
     name: str
     #: What it is called in the list of actions and on buttons.
@@ -161,7 +164,7 @@ class Act:
             **site.admin_site.each_context(request),
             "title": self.question,
             "opts": site.model._meta,
-            "act": {"name": self.name, "label": self.label, "consequence": self.consequence},
+            "act": self,
             "form": form,
             "picked": picked,
             "first": next(iter(picked.keys), ""),

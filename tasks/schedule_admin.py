@@ -18,7 +18,7 @@ from leasing.adminacts import Act
 from leasing.adminkit import AdminOfAny, ReadOnlyAdmin
 from leasing.adminlinks import badge, json_of, link, related, short, site_url
 from leasing.conf import leasing_settings
-from leasing.functions import database_now
+from leasing.functions import DbNow, database_now
 from leasing.wording import stamp
 from tasks.exceptions import TaskError
 from tasks.models import Queue, Schedule, ScheduleSlot
@@ -123,6 +123,9 @@ class ScheduleAdmin(ReadOnlyAdmin):
     fields = (*EDITED, "badge", "why", "moments", "declared", "declared_at", "created_at")
     readonly_fields = (*fields[len(EDITED) :], "shown_task_data")
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).annotate(now=DbNow())
+
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Who cannot change the data sees it masked; who can has to see it."""
         sets = super().get_fieldsets(request, obj)
@@ -163,17 +166,17 @@ class ScheduleAdmin(ReadOnlyAdmin):
             changed.add("next_at")
         if not change:
             obj.save(using=leasing_settings.DATABASE)
-            _note(request, "add", [obj.pk])
+            _note(request, "add", [obj])
         elif changed:
             obj.save(update_fields=changed)
-            _note(request, "change", [obj.pk])
+            _note(request, "change", [obj])
 
     def delete_model(self, request: HttpRequest, obj: Schedule) -> None:
-        _note(request, "delete", [obj.pk])
+        _note(request, "delete", [obj])
         obj.delete()
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
-        _note(request, "delete", list(queryset.values_list("pk", flat=True)))
+        _note(request, "delete", list(queryset))
         queryset.delete()
 
     def links(self, request: HttpRequest, schedule: Any) -> list[SafeString | str]:
@@ -208,7 +211,8 @@ class ScheduleAdmin(ReadOnlyAdmin):
         return format_html_join("", "{}<br>", ((stamp(each),) for each in upcoming))
 
     def _standing(self, schedule: Schedule) -> Standing:
-        return standing_of(schedule, _now()) if schedule.pk else Standing(ACTIVE)
+        now: datetime | None = getattr(schedule, "now", None)
+        return standing_of(schedule, now) if now else Standing(ACTIVE)
 
 
 @admin.register(ScheduleSlot)
@@ -216,6 +220,7 @@ class ScheduleSlotAdmin(ReadOnlyAdmin):
     list_display = ("at", "of_schedule", "of_task", "skipped", "run_by")
     list_filter = ("skipped",)
     list_select_related = ("schedule",)
+    large = ("schedule__task_data",)
     exact_search = ("id",)
     search_help_text = "The id of a slot."
     #: An index serves each of them.
@@ -237,9 +242,12 @@ class ScheduleSlotAdmin(ReadOnlyAdmin):
         return link(f"task {slot.task_id}", "admin:tasks_task_change", slot.task_id)
 
 
-def _note(request: HttpRequest, verb: str, keys: list[int]) -> None:
+def _note(request: HttpRequest, verb: str, rows: list[Schedule]) -> None:
+    """Note what the forms of the admin do, by name too: in the transaction in which they do it."""
     user: Any = request.user
-    audit.record(user, verb, Schedule, keys=keys, changed=len(keys), via="admin")
+    keys, names = [row.pk for row in rows], {"name": [row.name for row in rows]}
+    changed = len(rows)
+    audit.record(user, verb, Schedule, keys=keys, filter=names, changed=changed, via="admin")
 
 
 def _now() -> datetime:
