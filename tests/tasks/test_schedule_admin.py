@@ -359,3 +359,16 @@ def test_slots_are_only_looked_at(admin_client: Client) -> None:
     assert get(admin_client, SLOTS).status == 200
     assert get(admin_client, f"{SLOTS}{slot.pk}/change/").status == 200
     assert admin_client.post(f"{SLOTS}{slot.pk}/delete/").status_code == 403
+
+
+def test_what_the_forms_of_the_admin_do_is_noted(editor: Client) -> None:
+    editor.post(f"{ADMIN}add/", WHOLE)
+    row = Schedule.objects.get()
+    editor.post(f"{ADMIN}{row.pk}/change/", WHOLE | {"priority": "5"})
+    editor.post(f"{ADMIN}{row.pk}/delete/", {"post": "yes"})
+
+    entries = AuditEntry.objects.order_by("pk")
+    assert list(entries.values_list("by", "verb", "via")) == [
+        ("ida", verb, "admin") for verb in ("add", "change", "delete")
+    ]
+    assert {entry.target["filter"]["name"][0] for entry in entries} == {row.name}
