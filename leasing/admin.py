@@ -1,34 +1,73 @@
-"""Leases and their events in Django's admin."""
+"""Leases and what is done once in Django's admin; the ledgers are at ``ledger_admin``."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-from urllib.parse import urlencode
+from typing import Any
 
-from django.apps import apps
+from django import forms
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
-from leasing.adminkit import Confirmed, ReadOnlyAdmin, badge, link, short, site_url
-from leasing.forms import RevokeForm
-from leasing.models import Lease, LeaseEvent, LeaseState
-from leasing.signs import event_sign, lease_sign
+from leasing.adminacts import Act, Picked
+from leasing.adminkit import ReadOnlyAdmin
+from leasing.adminlinks import badge, json_of, related, short, site_url
+from leasing.answers import Diagnosis
+from leasing.conf import leasing_settings
+from leasing.explanation import explain
+from leasing.forms import ForceReleaseForm
+from leasing.ledger_admin import AuditEntryAdmin, LeaseEventAdmin
+from leasing.models import Lease, LeaseEvent, LeaseState, OnceKey
+from leasing.paging import PAGE_SIZE
+from leasing.signs import Sign, lease_sign
 
-_revoke = Confirmed(
-    "Revoked",
+REVOKE = "leasing.revoke_lease"
+
+
+class ForceReleaseManyForm(ForceReleaseForm):
+    """The same of many: how many they are has to be typed."""
+
+    def clean_typed(self) -> str:
+        typed: str = self.cleaned_data["typed"]
+        if typed != self._name:
+            raise forms.ValidationError("That is not how many there are.", code="mismatch")
+        return typed
+
+
+class RevokeAct(Act):
+    """Take rows from their holders: the name of the one has to be typed, or how many they are."""
+
+    def form_for(self, site: ReadOnlyAdmin, picked: Picked, sent: Any) -> forms.Form:
+        rows = site.rows().filter(pk__in=list(picked.keys)[:2])
+        names = [row.lease_resource for row in rows]
+        if len(names) == 1:
+            return ForceReleaseForm(names[0], sent)
+        return ForceReleaseManyForm(site.counted(len(picked.keys)), sent)
+
+
+def is_nobodys(row: Any) -> str:
+    """Why there is nothing to take from a holder."""
+    states = {LeaseState.FREE: "held by nobody", LeaseState.RELEASED: "given back"}
+    return states.get(row.lease_state(row.now), "")
+
+
+REVOKE_LEASES = RevokeAct(
+    "revoke",
+    "Take from their holders…",
+    "Taken from their holders",
     "Take these leases from their holders?",
     "They lose them at once, and what they still write under the old tokens is refused. What "
     "they have already done elsewhere is not undone, and others may begin while they still run.",
-    RevokeForm,
+    REVOKE,
+    ForceReleaseForm,
     lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
-    "revoke",
+    is_nobodys,
 )
 
 
-class LeaseStateFilter(admin.SimpleListFilter):
-    """By state; renewed is a property beside it."""
+class StateFilter(admin.SimpleListFilter):
+    """By the state of the lease; renewed is a property beside it."""
 
     title = "state"
     parameter_name = "state"
@@ -45,102 +84,93 @@ class LeaseStateFilter(admin.SimpleListFilter):
         return chosen
 
 
-@admin.register(Lease)
-class LeaseAdmin(ReadOnlyAdmin):
-    list_display = ("name", "badge", "held_by", "expires_at", "renewals", "grants")
-    sortable_by = ("name",)
-    list_filter = (LeaseStateFilter,)
-    exact_search = ("resource", "id")
-    search_help_text = "The exact name, or an id."
-    actions = ("revoke",)
-    fields = (
-        "resource",
-        "badge",
-        "holder",
-        "acquired_at",
-        "renewed_at",
-        "renewals",
-        "expires_at",
-        "released_at",
-        "ttl",
-        "fencing_token",
-        "grants",
-        "grant_id",
-        "created_at",
-        "events",
+class LeasableAdmin(ReadOnlyAdmin):
+    """Rows that are leased."""
+
+    #: The columns of the lease, for a set of fields.
+    lease = (
+        ("holder", "expires_at"),
+        ("acquired_at", "renewed_at", "renewals"),
+        ("released_at", "ttl"),
+        ("fencing_token", "grants", "grant_id"),
     )
-    readonly_fields = fields
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows: Any = super().get_queryset(request)
         with_state: QuerySet[Any] = rows.with_state()
         return with_state
 
-    def has_revoke_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("leasing.revoke_lease")
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+        names: list[str] = []
+        for _, options in self.fieldsets or ():
+            for each in options["fields"]:
+                names += [each] if isinstance(each, str) else each
+        return names
 
-    def view_on_site(self, lease: Lease) -> str | None:
-        return site_url("leasing:detail", lease.lease_id)
+    def links(self, request: HttpRequest, row: Any) -> list[SafeString | str]:
+        return [related(request, "What happened to it", LeaseEvent, {"q": row.lease_resource})]
+
+    def diagnosis(self, row: Any) -> tuple[Sign | None, Diagnosis | None]:
+        events = LeaseEvent.objects.using(leasing_settings.DATABASE).filter(
+            resource=row.lease_resource, model=row._meta.label_lower, key=str(row.pk)
+        )
+        explanation = explain(row, row.now, events=events.order_by("-pk")[:PAGE_SIZE])
+        return explanation.sign, explanation
+
+    def view_on_site(self, row: Any) -> str | None:
+        return site_url("leasing:detail", row.lease_id)
+
+    @admin.display(description="holder")
+    def held_by(self, row: Any) -> str:
+        return short(row.holder)
+
+    @admin.display(description="state")
+    def badge(self, row: Any) -> SafeString:
+        return badge(lease_sign(row, row.now))
+
+
+@admin.register(Lease)
+class LeaseAdmin(LeasableAdmin):
+    list_display = ("name", "badge", "held_by", "expires_at", "renewals", "grants")
+    sortable_by = ("name",)
+    list_filter = (StateFilter,)
+    exact_search = ("resource", "id")
+    search_help_text = "The exact name, or an id."
+    large = ("metadata",)
+    list_page = "leasing:list"
+    fieldsets = (
+        (None, {"fields": ["resource", "badge", "shown_metadata", "priority", "created_at"]}),
+        ("Lease", {"fields": LeasableAdmin.lease}),
+        ("Yielding", {"fields": [("grace", "ends_at"), ("yield_to", "wanted_until")]}),
+    )
+    acts = (REVOKE_LEASES,)
 
     @admin.display(description="resource", ordering="resource")
     def name(self, lease: Lease) -> str:
         return short(lease.resource)
 
-    @admin.display(description="holder")
-    def held_by(self, lease: Lease) -> str:
-        return short(lease.holder)
-
-    @admin.display(description="state")
-    def badge(self, lease: Any) -> SafeString:
-        return badge(lease_sign(lease, lease.now))
-
-    @admin.display(description="events")
-    def events(self, lease: Lease) -> SafeString | str:
-        query = "?" + urlencode({"q": lease.resource})
-        return link("What happened to it", "admin:leasing_leaseevent_changelist", query=query)
-
-    @admin.action(description="Take from their holders…", permissions=["revoke"])
-    def revoke(self, request: HttpRequest, queryset: QuerySet[Lease]) -> Any:
-        return _revoke(self, request, queryset)
+    @admin.display(description="metadata")
+    def shown_metadata(self, lease: Lease) -> SafeString:
+        return json_of(lease.metadata)
 
 
-@admin.register(LeaseEvent)
-class LeaseEventAdmin(ReadOnlyAdmin):
-    list_display = ("at", "badge", "leased", "held_by", "fencing_token", "actor", "why")
-    list_filter = ("kind",)
-    exact_search = ("resource", "id")
-    search_help_text = "The exact name of a resource, or the id of an event."
-    fields = (
-        "at",
-        "badge",
-        "leased",
-        "holder",
-        "previous_holder",
-        "grant_id",
-        "fencing_token",
-        "reason",
-        "actor",
+@admin.register(OnceKey)
+class OnceKeyAdmin(LeasableAdmin):
+    list_display = ("name", "badge", "held_by", "expires_at", "finished_at", "window_ends_at")
+    list_filter = (StateFilter,)
+    exact_search = ("key", "id")
+    search_help_text = "The exact key, or an id."
+    #: What the work gave back is its caller's business: no page shows it.
+    large = payload = ("result",)
+    fieldsets = (
+        (None, {"fields": ["key", "badge", "finished_at", "window_ends_at", "payload_hash"]}),
+        ("Lease", {"fields": LeasableAdmin.lease}),
     )
-    readonly_fields: ClassVar = fields
+    acts = (REVOKE_LEASES,)
 
-    @admin.display(description="event")
-    def badge(self, event: LeaseEvent) -> SafeString:
-        return badge(event_sign(event.kind))
+    @admin.display(description="key")
+    def name(self, row: OnceKey) -> str:
+        return short(row.key)
 
-    @admin.display(description="resource")
-    def leased(self, event: LeaseEvent) -> SafeString | str:
-        try:
-            meta = apps.get_model(event.model)._meta
-        except LookupError:
-            return short(event.resource)
-        return link(
-            short(event.resource), f"admin:{meta.app_label}_{meta.model_name}_change", event.key
-        )
 
-    @admin.display(description="holder")
-    def held_by(self, event: LeaseEvent) -> str:
-        return short(event.holder)
-
-    @admin.display(description="reason")
-    def why(self, event: LeaseEvent) -> str:
-        return short(event.reason)
+__all__ = ["AuditEntryAdmin", "LeasableAdmin", "LeaseAdmin", "LeaseEventAdmin", "OnceKeyAdmin"]

@@ -1,63 +1,75 @@
 """What the admins of leasing and tasks have in common: they look and act, and never edit.
 
 Rows change only through the verbs of the querysets, so every form is read-only, nothing is
-added or deleted, and an action asks first and then calls the verb.
+added or deleted, and an act (``leasing.adminacts``) asks first and then calls the verb. Lists
+are bounded (``leasing.adminlists``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django import forms
-from django.contrib import admin, messages
-from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib import admin
+from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.core.paginator import Paginator
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
-from django.urls import NoReverseMatch, reverse
-from django.utils.functional import cached_property
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.text import Truncator
 
-from leasing import audit
 from leasing.access import READ_ONLY, is_read_only
-from leasing.paging import COUNT_CAP, capped_count
-from leasing.signs import Sign
-
-#: How many rows one action takes at most.
-MOST_AT_ONCE = 1_000
-#: How many of them the confirmation page names.
-NAMED = 20
-#: How much of a name a list shows.
-SHOWN = 60
-
+from leasing.adminlinks import badge, related, site_url
+from leasing.adminlists import BoundedChangeList, CappedPaginator, floor_of
+from leasing.answers import Diagnosis
+from leasing.conf import leasing_settings
+from leasing.models import AuditEntry
+from leasing.paging import COUNT_CAP
+from leasing.signs import Sign, audit_sign
+from leasing.wording import plural
 
 if TYPE_CHECKING:
-    PaginatorOfAny = Paginator[Any]
+    from leasing.adminacts import Act
+
     AdminOfAny = admin.ModelAdmin[Any]
 else:
-    # Django's own classes take no type arguments at run time.
-    PaginatorOfAny, AdminOfAny = Paginator, admin.ModelAdmin
+    # Django's own class takes no type arguments at run time.
+    AdminOfAny = admin.ModelAdmin
+
+#: How many entries of the audit a row's history shows.
+AUDITED = 50
+SEE_AUDIT = "leasing.view_auditentry"
 
 
-class CappedPaginator(PaginatorOfAny):
-    """A paginator that never counts a whole table."""
+@dataclass(frozen=True)
+class Panel:
+    """What stands above the form of a row: why it is as it is, what leads on from it, and what
+    can be done to it."""
 
-    @cached_property
-    def count(self) -> int:
-        rows = self.object_list
-        if isinstance(rows, QuerySet):
-            return min(capped_count(rows).value, COUNT_CAP)
-        return len(rows)
+    badge: SafeString | str = ""
+    diagnosis: Diagnosis | None = None
+    links: Sequence[SafeString] = ()
+    acts: Sequence[Act] = field(default_factory=list)
+
+    @property
+    def answers(self) -> list[tuple[str, str]]:
+        """The first four of the five answers; the acts are the fifth."""
+        return self.diagnosis.answers[:-1] if self.diagnosis else []
+
+    @property
+    def instead(self) -> str:
+        """What is said where there is no act."""
+        if self.diagnosis and self.diagnosis.actions:
+            return "What could be done needs a permission that you do not have."
+        return "Nothing needs doing."
 
 
 class ReadOnlyAdmin(AdminOfAny):
-    """Shows rows and changes none."""
+    """Shows rows, acts on them, and edits none."""
 
+    change_list_template = "leasing/admin_list.html"
+    change_form_template = "leasing/admin_row.html"
+    object_history_template = "leasing/admin_history.html"
     paginator = CappedPaginator
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
@@ -67,13 +79,26 @@ class ReadOnlyAdmin(AdminOfAny):
     sortable_by: ClassVar[tuple[str, ...]] = ()
     ordering: ClassVar[tuple[str, ...]] = ("-pk",)
 
-    #: Columns in which the search looks for exactly what was typed.
+    #: Columns with an index, in which the search looks for exactly what was typed.
     exact_search: ClassVar[tuple[str, ...]] = ()
+    #: Columns without one, in which it looks among the newest rows.
+    recent_search: ClassVar[tuple[str, ...]] = ()
+    #: Filters, by the name in the address, that an index serves.
+    indexed_filters: ClassVar[frozenset[str]] = frozenset()
     #: Columns that the list does without.
     large: ClassVar[tuple[str, ...]] = ()
+    #: Those of them that only they see who have ``payload_permission``.
+    payload: ClassVar[tuple[str, ...]] = ()
+    payload_permission: ClassVar[str] = ""
+    #: What can be done to the rows.
+    acts: ClassVar[tuple[Act, ...]] = ()
+    #: The operator's list of these rows, by the name of its view.
+    list_page: ClassVar[str] = ""
 
     class Media:
         css: ClassVar = {"all": ["leasing/admin.css"]}
+
+    # What may be done
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -85,17 +110,65 @@ class ReadOnlyAdmin(AdminOfAny):
         return False
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        return {} if is_read_only() else super().get_actions(request)
+        if is_read_only():
+            return {}
+        allowed = {act.name: (act, act.name, act.label) for act in self._allowed(request)}
+        return super().get_actions(request) | allowed
 
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        if request.method == "POST" and is_read_only():
+    def _allowed(self, request: HttpRequest) -> list[Act]:
+        if is_read_only():
+            return []
+        return [act for act in self.acts if request.user.has_perm(act.permission)]
+
+    # Lists
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[BoundedChangeList]:
+        return BoundedChangeList
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        if request.method == "POST":
+            self._check_asked(request)
+        context = {"operators_list": site_url(self.list_page), "cap": COUNT_CAP}
+        return super().changelist_view(request, context | (extra_context or {}))
+
+    def _check_asked(self, request: HttpRequest) -> None:
+        """Django says "no action selected" of an action that the user may not do."""
+        if is_read_only():
             raise PermissionDenied(READ_ONLY)
-        return super().changelist_view(request, extra_context)
+        asked = {name for name in request.POST.getlist("action") if name}
+        if asked - self.get_actions(request).keys():
+            raise PermissionDenied("You may not do that.")
+
+    def rows(self) -> QuerySet[Any]:
+        """Every row, in the database where they are, without what is large."""
+        every: QuerySet[Any] = self.model._default_manager.using(leasing_settings.DATABASE)
+        return every.defer(*self.large)
+
+    def counted(self, count: int) -> str:
+        """``count`` with what the rows are called: "3 tasks"."""
+        names = self.model._meta
+        return plural(count, str(names.verbose_name), str(names.verbose_name_plural))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        rows = super().get_queryset(request)
+        rows = super().get_queryset(request).using(leasing_settings.DATABASE)
         is_list = bool(request.resolver_match and request.resolver_match.kwargs == {})
-        return rows.defer(*self.large) if is_list else rows
+        return rows.defer(*self.large) if is_list else rows.defer(*self._hidden(request))
+
+    def _hidden(self, request: HttpRequest) -> tuple[str, ...]:
+        return () if request.user.has_perm(self.payload_permission) else self.payload
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Without the columns, and the columns shown as ``shown_<column>``, that are hidden."""
+        # What one adds, one may see.
+        hidden = set(self._hidden(request)) if obj is not None else set()
+        sets = []
+        for title, options in super().get_fieldsets(request, obj):
+            names = [n for n in options["fields"] if str(n).removeprefix("shown_") not in hidden]
+            if names:
+                sets.append((title, {**options, "fields": names}))
+        return sets
 
     def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
         return self.exact_search
@@ -103,123 +176,68 @@ class ReadOnlyAdmin(AdminOfAny):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Rows one of whose ``exact_search`` columns is what was typed, as an index finds it."""
+        """Rows one of whose ``exact_search`` columns is what was typed, as an index finds it,
+        and the newest of those of which one of ``recent_search`` is."""
         term = search_term.strip()
         if not term:
             return queryset, False
+        found = self._is(term, self.exact_search)
+        if self.recent_search:
+            found |= self._is(term, self.recent_search) & Q(pk__gt=floor_of(self.rows()))
+        return queryset.filter(found), False
+
+    def _is(self, term: str, names: Iterable[str]) -> Q:
         found = Q(pk__in=[])
-        for name in self.exact_search:
+        for name in names:
             field = self.model._meta.get_field(name)
             try:
                 found |= Q(**{name: field.to_python(term)})
             except (ValidationError, ValueError):
                 continue
-        return queryset.filter(found), False
+        return found
 
+    # One row
 
-def short(text: str) -> str:
-    """``text`` as a column of a list can bear it; its page has all of it."""
-    return Truncator(text).chars(SHOWN)
+    def diagnosis(self, row: Any) -> tuple[Sign | None, Diagnosis | None]:
+        """Why ``row`` is as it is, with a sign of how grave that is."""
+        return None, None
 
+    def links(self, request: HttpRequest, row: Any) -> list[SafeString | str]:
+        """What leads on from ``row``, as ``related`` says it."""
+        return []
 
-def site_url(view: str, *args: Any) -> str | None:
-    """Where the operator's pages show a row, if they are mounted: for "view on site"."""
-    try:
-        return reverse(view, args=args)
-    except NoReverseMatch:
-        return None
-
-
-def badge(sign: Sign) -> SafeString:
-    """The sign of a state, as text: the mark stands for the icon."""
-    return format_html(
-        '<span class="leasing-badge leasing-{}">{} {}</span>', sign.tone, sign.mark, sign.word
-    )
-
-
-def link(text: object, view: str, *args: Any, query: str = "") -> SafeString | str:
-    """``text`` as a link to a page of the admin, or alone where there is no such page."""
-    try:
-        url = reverse(view, args=args)
-    except NoReverseMatch:
-        return str(text)
-    return format_html('<a href="{}{}">{}</a>', url, query, text)
-
-
-class Confirmed:
-    """An action that shows what it would do and asks before it does it.
-
-    ``verb`` gets the chosen rows, the cleaned form and the user's name, and returns how many
-    rows it changed; ``audited`` is what the audit calls it. ``consequence`` is what the page
-    states.
-    """
-
-    #: Or the template that shows the action would call it.
-    do_not_call_in_templates = True
-
-    def __init__(
+    def render_change_form(
         self,
-        name: str,
-        question: str,
-        consequence: str,
-        form: type[forms.Form],
-        verb: Callable[[Any, dict[str, Any], str], int],
-        audited: str,
-    ) -> None:
-        self.name = name
-        self.audited = audited
-        self.question = question
-        self.consequence = consequence
-        self.form = form
-        self.verb = verb
+        request: HttpRequest,
+        context: dict[str, Any],
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Any = None,
+    ) -> HttpResponse:
+        if obj is not None:
+            sign, diagnosis = self.diagnosis(obj)
+            links = [*self.links(request, obj), self._audit_of(request, obj)]
+            context["panel"] = Panel(
+                badge(sign) if sign else "",
+                diagnosis,
+                [each for each in links if isinstance(each, SafeString)],
+                [act for act in self._allowed(request) if act.fits(self, obj)],
+            )
+        return super().render_change_form(request, context, add, change, form_url, obj)
 
-    def __call__(
-        self, site: ReadOnlyAdmin, request: HttpRequest, rows: QuerySet[Any]
-    ) -> HttpResponse | None:
-        """Ask, or do it when the form that asks was sent. A selection of everything is fixed to
-        the rows it had when it was asked about."""
-        keys = list(rows.order_by().values_list("pk", flat=True)[: MOST_AT_ONCE + 1])
-        if len(keys) > MOST_AT_ONCE:
-            text = f"Choose at most {MOST_AT_ONCE:,} rows at once. Nothing was changed."
-            site.message_user(request, text, messages.ERROR)
-            return None
-        form = self.form(request.POST if "confirmed" in request.POST else None)
-        if form.is_bound and form.is_valid():
-            self._do(site, request, keys, form.cleaned_data)
-            return None
-        context = {
-            **site.admin_site.each_context(request),
-            "title": self.question,
-            "opts": site.model._meta,
-            "action": self,
-            "form": form,
-            "keys": keys,
-            "named": list(self._rows(site, keys).defer(*site.large)[:NAMED]),
-            "more": max(0, len(keys) - NAMED),
-            "media": site.media,
-        }
-        return TemplateResponse(request, "leasing/admin_confirm.html", context)
+    def _audit_of(self, request: HttpRequest, row: Any) -> SafeString | str:
+        about = {"model__exact": row._meta.label_lower, "key__exact": row.pk}
+        return related(request, "What operators did", AuditEntry, about)
 
-    def _do(
-        self, site: ReadOnlyAdmin, request: HttpRequest, keys: list[Any], said: dict[str, Any]
-    ) -> None:
-        user: Any = request.user
-        reason = said.get("reason", "")
-        with audit.recording(
-            user, self.audited, site.model, keys=keys, reason=reason, via="admin"
-        ) as act:
-            changed = act.changed = self.verb(self._rows(site, keys), said, act.by)
-        message = f"{self.name}: {reason}" if reason else self.name
-        user_key: Any = request.user.pk
-        LogEntry.objects.log_actions(
-            user_key, self._rows(site, keys).defer(*site.large), CHANGE, message
-        )
-        level = messages.SUCCESS if changed == len(keys) else messages.WARNING
-        skipped = (
-            f"; {len(keys) - changed} were not in a state for it" if changed < len(keys) else ""
-        )
-        site.message_user(request, f"{changed} of {len(keys)} changed{skipped}.", level)
-
-    @staticmethod
-    def _rows(site: ReadOnlyAdmin, keys: list[Any]) -> Any:
-        return site.model._default_manager.filter(pk__in=keys)
+    def history_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Django's history, which knows the admin alone, and the audit, which knows all ways."""
+        context: dict[str, Any] = {}
+        if request.user.has_perm(SEE_AUDIT):
+            entries = AuditEntry.objects.using(leasing_settings.DATABASE).filter(
+                model=self.model._meta.label_lower, key=unquote(object_id)
+            )
+            context["audited"] = [(each, badge(audit_sign(each))) for each in entries[:AUDITED]]
+        return super().history_view(request, object_id, context | (extra_context or {}))

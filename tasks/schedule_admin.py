@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import urlencode
 
 from django import forms
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html_join
@@ -15,12 +14,14 @@ from django.utils.safestring import SafeString
 
 from leasing import audit
 from leasing.access import is_read_only
-from leasing.adminkit import AdminOfAny, Confirmed, ReadOnlyAdmin, badge, link, short, site_url
+from leasing.adminacts import Act
+from leasing.adminkit import AdminOfAny, ReadOnlyAdmin
+from leasing.adminlinks import badge, json_of, link, related, short, site_url
 from leasing.conf import leasing_settings
-from leasing.functions import database_now
+from leasing.functions import DbNow, database_now
 from leasing.wording import stamp
 from tasks.exceptions import TaskError
-from tasks.models import Schedule, ScheduleSlot
+from tasks.models import Queue, Schedule, ScheduleSlot
 from tasks.querysets.schedule import RULE
 from tasks.standing import ACTIVE, Standing, is_orphaned, standing_of
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 else:
     # Django's own class takes no type arguments at run time.
     FormOfSchedule = forms.ModelForm
+
+CHANGE = "tasks.change_schedule"
 
 #: What a form may say of a schedule.
 EDITED = (
@@ -44,30 +47,43 @@ EDITED = (
     "overlap",
 )
 
-_pause = Confirmed(
-    "Paused",
-    "Pause these schedules?",
-    "Nothing is enqueued until they are resumed, and those moments are skipped. Tasks that exist "
-    "are worked as before.",
-    forms.Form,
-    lambda rows, said, by: rows.pause(by=by),
-    "pause",
-)
-_resume = Confirmed(
-    "Resumed",
-    "Resume these schedules?",
-    "They go on with their next moments; those of the pause are skipped.",
-    forms.Form,
-    lambda rows, said, by: rows.resume(),
-    "resume",
-)
-_run_now = Confirmed(
-    "Run now",
-    "Enqueue the tasks of these schedules now?",
-    "Each is enqueued once, beside its plan, which stays as it is.",
-    forms.Form,
-    lambda rows, said, by: rows.run_now(by=by),
-    "run",
+ACTS = (
+    Act(
+        "pause",
+        "Pause…",
+        "Paused",
+        "Pause these schedules?",
+        "Nothing is enqueued until they are resumed, and those moments are skipped. Tasks that "
+        "exist are worked as before.",
+        CHANGE,
+        forms.Form,
+        lambda rows, said, by: rows.pause(by=by),
+        lambda schedule: "paused already" if schedule.paused_at else "",
+    ),
+    Act(
+        "resume",
+        "Resume…",
+        "Resumed",
+        "Resume these schedules?",
+        "They go on with their next moments; those of the pause are skipped.",
+        CHANGE,
+        forms.Form,
+        lambda rows, said, by: rows.resume(),
+        lambda schedule: "" if schedule.paused_at else "not paused",
+    ),
+    Act(
+        "run_now",
+        "Run now…",
+        "Run now",
+        "Enqueue the tasks of these schedules now?",
+        "Each is enqueued once, beside its plan, which stays as it is; none whose previous task "
+        "has not ended and must not be overlapped.",
+        CHANGE,
+        forms.Form,
+        lambda rows, said, by: rows.run_now(by=by),
+        audited="run",
+        refusals=(TaskError, ValueError),
+    ),
 )
 
 
@@ -99,10 +115,26 @@ class ScheduleAdmin(ReadOnlyAdmin):
     list_filter = ("declared",)
     exact_search = ("id", "name", "task_name")
     search_help_text = "An id, or the exact name of a schedule or of its task."
-    large = ("task_data",)
-    actions = ("pause", "resume", "run_now")
-    fields = (*EDITED, "badge", "why", "moments", "slots", "declared", "declared_at", "created_at")
-    readonly_fields = fields[len(EDITED) :]
+    indexed_filters = frozenset({"declared__exact"})  # people write schedules: they are few
+    large = payload = ("task_data",)
+    payload_permission = "tasks.view_payload"
+    list_page = "tasks:schedules"
+    acts = ACTS
+    fields = (*EDITED, "badge", "why", "moments", "declared", "declared_at", "created_at")
+    readonly_fields = (*fields[len(EDITED) :], "shown_task_data")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).annotate(now=DbNow())
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Who cannot change the data sees it masked; who can has to see it."""
+        sets = super().get_fieldsets(request, obj)
+        if obj is None or self.has_change_permission(request, obj):
+            return sets
+        swap = {"task_data": "shown_task_data"}
+        return [
+            (t, o | {"fields": [swap.get(name, name) for name in o["fields"]]}) for t, o in sets
+        ]
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return not is_read_only() and AdminOfAny.has_add_permission(self, request)
@@ -129,29 +161,30 @@ class ScheduleAdmin(ReadOnlyAdmin):
     ) -> None:
         """Store what the form changed, and nothing that a scheduler may have moved meanwhile."""
         changed = set(form.changed_data)
-        self._audit(request, "change" if change else "add", [obj])
         if not change or changed & set(RULE):
             obj.next_at = obj.rule.first(_now())
             changed.add("next_at")
         if not change:
-            obj.save()
+            obj.save(using=leasing_settings.DATABASE)
+            _note(request, "add", [obj])
         elif changed:
             obj.save(update_fields=changed)
+            _note(request, "change", [obj])
 
     def delete_model(self, request: HttpRequest, obj: Schedule) -> None:
-        self._audit(request, "delete", [obj])
-        super().delete_model(request, obj)
+        _note(request, "delete", [obj])
+        obj.delete()
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
-        self._audit(request, "delete", list(queryset))
-        super().delete_queryset(request, queryset)
+        _note(request, "delete", list(queryset))
+        queryset.delete()
 
-    @staticmethod
-    def _audit(request: HttpRequest, verb: str, rows: list[Schedule]) -> None:
-        """Note what the forms of the admin do, by name: in the transaction in which they do it."""
-        user: Any = request.user
-        names = [row.name for row in rows]
-        audit.record(user, verb, Schedule, changed=len(rows), filter={"name": names}, via="admin")
+    def links(self, request: HttpRequest, schedule: Any) -> list[SafeString | str]:
+        of_schedule = {"schedule__id__exact": schedule.pk}
+        return [
+            related(request, "What was enqueued", ScheduleSlot, of_schedule),
+            related(request, "Its queue", Queue, {"q": schedule.queue}) if schedule.queue else "",
+        ]
 
     def view_on_site(self, schedule: Schedule) -> str | None:
         return site_url("tasks:schedules")
@@ -168,34 +201,18 @@ class ScheduleAdmin(ReadOnlyAdmin):
     def why(self, schedule: Schedule) -> str:
         return self._standing(schedule).why
 
+    @admin.display(description="task data")
+    def shown_task_data(self, schedule: Schedule) -> SafeString:
+        return json_of(schedule.task_data)
+
     @admin.display(description="next moments")
     def moments(self, schedule: Schedule) -> SafeString:
         upcoming = self._standing(schedule).upcoming
         return format_html_join("", "{}<br>", ((stamp(each),) for each in upcoming))
 
-    @admin.display(description="last moments")
-    def slots(self, schedule: Schedule) -> SafeString | str:
-        query = "?" + urlencode({"schedule__id__exact": schedule.pk})
-        return link("What was enqueued", "admin:tasks_scheduleslot_changelist", query=query)
-
     def _standing(self, schedule: Schedule) -> Standing:
-        return standing_of(schedule, _now()) if schedule.pk else Standing(ACTIVE)
-
-    @admin.action(description="Pause…", permissions=["change"])
-    def pause(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> Any:
-        return _pause(self, request, queryset)
-
-    @admin.action(description="Resume…", permissions=["change"])
-    def resume(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> Any:
-        return _resume(self, request, queryset)
-
-    @admin.action(description="Run now…", permissions=["change"])
-    def run_now(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> Any:
-        try:
-            return _run_now(self, request, queryset)
-        except (TaskError, ValueError) as error:
-            self.message_user(request, f"Not all was enqueued: {error}", messages.ERROR)
-            return None
+        now: datetime | None = getattr(schedule, "now", None)
+        return standing_of(schedule, now) if now else Standing(ACTIVE)
 
 
 @admin.register(ScheduleSlot)
@@ -203,13 +220,16 @@ class ScheduleSlotAdmin(ReadOnlyAdmin):
     list_display = ("at", "of_schedule", "of_task", "skipped", "run_by")
     list_filter = ("skipped",)
     list_select_related = ("schedule",)
+    large = ("schedule__task_data",)
     exact_search = ("id",)
     search_help_text = "The id of a slot."
+    #: An index serves each of them.
+    indexed_filters = frozenset({"schedule__id__exact", "task__id__exact"})
     fields = ("of_schedule", "at", "of_task", "skipped", "run_by", "enqueued_at")
     readonly_fields = fields
 
     def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
-        return lookup == "schedule__id__exact" or super().lookup_allowed(lookup, value, request)
+        return lookup in self.indexed_filters or super().lookup_allowed(lookup, value, request)
 
     @admin.display(description="schedule")
     def of_schedule(self, slot: ScheduleSlot) -> SafeString | str:
@@ -220,6 +240,14 @@ class ScheduleSlotAdmin(ReadOnlyAdmin):
         if slot.task_id is None:
             return "–"
         return link(f"task {slot.task_id}", "admin:tasks_task_change", slot.task_id)
+
+
+def _note(request: HttpRequest, verb: str, rows: list[Schedule]) -> None:
+    """Note what the forms of the admin do, by name too: in the transaction in which they do it."""
+    user: Any = request.user
+    keys, names = [row.pk for row in rows], {"name": [row.name for row in rows]}
+    changed = len(rows)
+    audit.record(user, verb, Schedule, keys=keys, filter=names, changed=changed, via="admin")
 
 
 def _now() -> datetime:

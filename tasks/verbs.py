@@ -216,9 +216,10 @@ def perform(
     picked: Mapping[int, int | None],
     said: Said,
     wanted: Mapping[str, str] | None = None,
+    via: str = "page",
 ) -> Outcome:
     """Do ``verb`` to the ``picked`` tasks in the name of the user of ``request``, and note it.
-    ``wanted`` is the filter by which they were picked."""
+    ``wanted`` is the filter by which they were picked, ``via`` where it was asked for."""
     user: Any = request.user
     with audit.recording(
         user,
@@ -227,7 +228,7 @@ def perform(
         keys=list(picked),
         filter=wanted,
         reason=said.get("reason", ""),
-        via="page",
+        via=via,
     ) as act:
         view = outlook(verb, picked, said)
         rows = tasks().filter(pk__in=view.fitting)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from html import unescape
 from typing import Any
 
 import pytest
@@ -11,9 +13,10 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.urls import reverse
 
-from leasing import adminkit
-from leasing.adminkit import CappedPaginator
-from leasing.models import Lease, LeaseEvent
+import leasing
+from leasing import adminacts, adminkit, adminlists, audit
+from leasing.adminlists import CappedPaginator
+from leasing.models import AuditEntry, Lease, LeaseEvent, OnceKey
 from leasing.paging import Capped
 from tasks.models import Schedule, ScheduleSlot
 from tests.factories import LeaseFactory
@@ -23,18 +26,20 @@ from tests.pages import Page, assert_cheap, get, queries, sent_by, signed_in
 pytestmark = pytest.mark.django_db
 
 LEASES = "/admin/leasing/lease/"
-EVENTS = "/admin/leasing/leaseevent/"
-VIEW, VIEW_EVENTS, REVOKE = "leasing.view_lease", "leasing.view_leaseevent", "leasing.revoke_lease"
+EVENTS, ONCE = "/admin/leasing/leaseevent/", "/admin/leasing/oncekey/"
+AUDIT = "/admin/leasing/auditentry/"
+SEEN = ("lease", "leaseevent", "oncekey", "auditentry")
+VIEW, REVOKE = tuple(f"leasing.view_{name}" for name in SEEN), "leasing.revoke_lease"
 
 
 @pytest.fixture
 def viewer() -> Client:
-    return signed_in(VIEW, VIEW_EVENTS, is_staff=True)
+    return signed_in(*VIEW, is_staff=True)
 
 
 @pytest.fixture
 def operator() -> Client:
-    return signed_in(VIEW, VIEW_EVENTS, REVOKE, name="olga", is_staff=True)
+    return signed_in(*VIEW, REVOKE, name="olga", is_staff=True)
 
 
 def act(client: Client, leases: Sequence[Lease], **more: Any) -> Any:
@@ -42,17 +47,26 @@ def act(client: Client, leases: Sequence[Lease], **more: Any) -> Any:
     return client.post(LEASES, data, follow=True)
 
 
+def once(key: str = "invoice 7") -> OnceKey:
+    leasing.once(key, window=60)(lambda: {"token": "hunter2"})()
+    return OnceKey.objects.get(key=key)
+
+
+def noted(lease: Lease) -> AuditEntry:
+    return audit.record("olga", "revoke", Lease, keys=[lease.pk], changed=1, reason="it hangs")
+
+
 def test_every_model_is_read_only_even_for_a_superuser(admin_client: Client) -> None:
     lease = LeaseFactory()
-    event = LeaseEvent.objects.get()
-    for row in (lease, event):
+    for row in (lease, LeaseEvent.objects.get(), once(), noted(lease)):
         meta = row._meta
         name = f"admin:{meta.app_label}_{meta.model_name}"
         assert admin_client.get(reverse(f"{name}_add")).status_code == 403
         assert admin_client.post(reverse(f"{name}_delete", args=[row.pk])).status_code == 403
         url = reverse(f"{name}_change", args=[row.pk])
         assert admin_client.post(url, {"holder": "thief"}).status_code == 403
-        assert 'name="_save"' not in get(admin_client, url).html
+        page = get(admin_client, url)
+        assert 'name="_save"' not in page.html and "hunter2" not in page.text
 
 
 def test_a_lease_shows_its_state_and_leads_to_its_events_and_its_page(viewer: Client) -> None:
@@ -61,6 +75,9 @@ def test_a_lease_shows_its_state_and_leads_to_its_events_and_its_page(viewer: Cl
     assert "▲ expired" in page.text
     assert f"{EVENTS}?q=berth%3A+a+%26+b" in page.links
     assert f"/ops/leases/{lease.pk}/" in page.links
+    assert f"{AUDIT}?model__exact=leasing.lease&key__exact={lease.pk}" in page.links
+    why = "neither renewed it nor gave it back in time. Who holds it Nobody any more"
+    assert why in page.text
     events = get(viewer, f"{EVENTS}?q=berth%3A+a+%26+b")
     assert "acquired" in events.text
     assert f"{LEASES}{lease.pk}/change/" in events.links
@@ -93,15 +110,45 @@ def test_leases_are_filtered_by_state(viewer: Client, state: str) -> None:
     assert f"{found} lease" in text
 
 
-@pytest.mark.parametrize("url", [LEASES, EVENTS])
+def test_the_audit_leads_to_what_was_done_and_back(viewer: Client) -> None:
+    lease = LeaseFactory(resource="berth")
+    entry = noted(lease)
+    noted(LeaseFactory())
+    about = get(viewer, f"{LEASES}{lease.pk}/change/").link_called("What operators did")
+    found = get(viewer, about)
+    assert "1 audit entry" in found.text and "olga" in found.text and "✓ done" in found.text
+    assert f"{LEASES}{lease.pk}/change/" in get(viewer, f"{AUDIT}{entry.pk}/change/").links
+
+
+def test_a_list_that_no_index_serves_looks_at_the_newest(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        noted(LeaseFactory())
+    monkeypatch.setattr(adminlists, "REACH", 1)
+    assert "1 lease event" in get(viewer, f"{EVENTS}?kind__exact=acquired").text
+    assert "1 lease" in get(viewer, f"{LEASES}?state=active").text
+    assert "2 audit entries" in get(viewer, f"{AUDIT}?verb__exact=revoke").text
+
+
+LISTS = [LEASES, f"{LEASES}?state=active", EVENTS, f"{EVENTS}?kind__exact=acquired", ONCE, AUDIT]
+
+
+@pytest.mark.parametrize("url", LISTS)
 def test_a_list_costs_the_same_however_long_it_is(viewer: Client, url: str) -> None:
-    LeaseFactory()
+    def add(number: int) -> None:
+        noted(LeaseFactory())
+        once(f"invoice {number}")
+
+    add(0)
     few = sent_by(viewer, url)
-    for _ in range(20):
-        LeaseFactory()
+    for number in range(1, 15):
+        add(number)
     many = sent_by(viewer, url)
-    assert len(few) == len(many)
+    assert len(few) == len(many) <= 7
     assert_cheap(many)
+    large = ("metadata", "result", "target")
+    assert not any(f'"{column}"' in sql for sql in many for column in large)
 
 
 #: What there is little of: people write schedules, and their slots are pruned.
@@ -122,7 +169,7 @@ def test_no_list_filters_sorts_or_counts_by_what_has_no_index() -> None:
 
 def test_the_paginator_counts_no_further_than_its_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     LeaseFactory.create_batch(4)
-    monkeypatch.setattr(adminkit, "capped_count", lambda rows: Capped(10_001))
+    monkeypatch.setattr(adminlists, "capped_count", lambda rows: Capped(10_001))
     assert CappedPaginator(Lease.objects.order_by("pk"), 50).count == 10_000
     assert CappedPaginator([1, 2, 3], 50).count == 3
 
@@ -142,8 +189,10 @@ def test_a_revocation_asks_first_and_states_its_consequence(operator: Client) ->
 
 def test_a_confirmed_revocation_calls_the_same_service(operator: Client) -> None:
     held, over = LeaseFactory(), LeaseFactory(state="released")
-    page = Page(act(operator, [held, over], confirmed="yes", reason="they hang"))
-    assert "1 of 2 changed; 1 were not in a state for it." in page.text
+    said = {"confirmed": "yes", "reason": "they hang"}
+    assert "That is not how many" in Page(act(operator, [held, over], typed="2", **said)).text
+    page = Page(act(operator, [held, over], typed="2 leases", **said))
+    assert "1 of 2 leases. Left as they were: 1 given back." in page.text
     event = LeaseEvent.objects.get(kind="revoked")
     assert (event.resource, event.actor, event.reason) == (held.resource, "olga", "they hang")
     assert LogEntry.objects.filter(object_id=str(held.pk)).exists()
@@ -160,25 +209,55 @@ def test_a_revocation_needs_its_permission(viewer: Client) -> None:
     lease = LeaseFactory()
     before = stored(lease)
     assert 'value="revoke"' not in get(viewer, LEASES).html
-    act(viewer, [lease], confirmed="yes", reason="x")
+    said = {"confirmed": "yes", "reason": "x", "typed": lease.resource}
+    assert act(viewer, [lease], **said).status_code == 403
     assert stored(lease) == before
 
 
 def test_an_action_takes_no_more_rows_than_it_says(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adminkit, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(adminacts, "MOST", 2)
     leases = [LeaseFactory() for _ in range(3)]
-    page = Page(act(operator, leases[:1], select_across="1", confirmed="yes", reason="x"))
-    assert "Choose at most 2 rows at once. Nothing was changed." in page.text
-    assert not LeaseEvent.objects.filter(kind="revoked").exists()
+    page = Page(act(operator, leases[:1], select_across="1"))
+    assert "The list goes on. 2 at once is the most: these are its first." in page.text
+    said = hidden(page) | {"reason": "x", "typed": "2 leases"}
+    operator.post(LEASES, said)
+    taken = LeaseEvent.objects.filter(kind="revoked").order_by("pk")
+    assert [event.resource for event in taken] == [lease.resource for lease in leases[1:]]
+    assert AuditEntry.objects.get().target["filter"] == {}
 
 
 def test_everything_chosen_is_fixed_to_what_was_asked_about(operator: Client) -> None:
-    leases = [LeaseFactory() for _ in range(3)]
-    page = Page(act(operator, leases[:1], select_across="1"))
-    assert all(f'name="_selected_action" value="{lease.pk}"' in page.html for lease in leases)
-    assert "select_across" not in page.html
+    leases = [LeaseFactory() for _ in range(2)]
+    sent = hidden(Page(act(operator, leases[:1], select_across="1")))
+    LeaseFactory()
+    assert "select_across" not in sent and len(sent) == 6, "the number of fields is limited"
+    page = operator.post(LEASES, sent | {"reason": "x", "typed": "2 leases"}, follow=True)
+    assert "2 of 2 leases." in Page(page).text
+
+
+@pytest.mark.parametrize("picked", ["", "[", "[1]", '[["x", 1]]', "{}x", '[[1, "x"]]'])
+def test_what_no_page_has_sent_is_refused(operator: Client, picked: str) -> None:
+    lease = LeaseFactory()
+    said = {"confirmed": "yes", "picked": picked, "reason": "x", "typed": lease.resource}
+    assert act(operator, [lease], **said).status_code == 403
+
+
+def test_a_lease_that_another_got_meanwhile_is_left_to_them(operator: Client) -> None:
+    lease = LeaseFactory()
+    sent = hidden(Page(act(operator, [lease])))
+    Lease.objects.release(lease)
+    Lease.objects.acquire(lease.resource, holder="next")
+    page = operator.post(LEASES, sent | {"reason": "x", "typed": lease.resource}, follow=True)
+    assert "Left as they were: 1 in other hands by now." in Page(page).text
+    assert stored(lease)["holder"] == "next" and stored(lease)["released_at"] is None
+
+
+def hidden(page: Page) -> dict[str, str]:
+    """The hidden fields of the page that asks."""
+    fields = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.html)
+    return {name: unescape(value) for name, value in fields}
 
 
 def test_hostile_names_are_inert(operator: Client) -> None:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from html import unescape
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import quote
 from django.test import Client
 from django.urls import reverse
+from pytest_django import Settings
 
+from leasing import adminlists
+from leasing.functions import database_now
+from leasing.models import AuditEntry
+from tasks.diagnosis import RETRY, diagnose
 from tasks.generator import start_generator
-from tasks.models import GeneratorWish, Task, TaskAttempt
-from tests.factories import TaskFactory, WorkerFactory
+from tasks.models import GeneratorWish, Queue, Sample, Task, TaskAttempt, TaskStep
+from tasks.task_admin import TaskAdmin
+from tasks.verbs import verbs_for
+from tests.factories import TaskFactory, WorkerFactory, claimed
+from tests.leasing.support import expire
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in
 from tests.tasks.support import Handlers, row_of
 
@@ -18,9 +31,13 @@ pytestmark = pytest.mark.django_db
 
 TASKS, ATTEMPTS = "/admin/tasks/task/", "/admin/tasks/taskattempt/"
 WORKERS, WISH = "/admin/tasks/worker/", "/admin/tasks/generatorwish/"
-VIEW = tuple(f"tasks.view_{name}" for name in ("task", "taskattempt", "worker", "generatorwish"))
-RETRY, REVOKE = "tasks.retry_task", "leasing.revoke_lease"
-CANCEL = "tasks.cancel_task"
+STEPS, QUEUES = "/admin/tasks/taskstep/", "/admin/tasks/queue/"
+SAMPLES, SLOTS = "/admin/tasks/sample/", "/admin/tasks/scheduleslot/"
+SEEN = ("task", "taskattempt", "taskstep", "queue", "worker", "generatorwish", "sample")
+VIEW = (*(f"tasks.view_{name}" for name in SEEN), "leasing.view_lease", "leasing.view_auditentry")
+VERBS = ("retry", "reschedule", "cancel", "discard")
+ACT = (*(f"tasks.{verb}_task" for verb in VERBS), "leasing.revoke_lease", "tasks.pause_queue")
+PAYLOAD = "tasks.view_payload"
 
 
 @pytest.fixture
@@ -30,12 +47,33 @@ def viewer() -> Client:
 
 @pytest.fixture
 def operator() -> Client:
-    return signed_in(*VIEW, RETRY, REVOKE, CANCEL, name="olga", is_staff=True)
+    return signed_in(*VIEW, *ACT, name="olga", is_staff=True)
 
 
-def act(client: Client, action: str, tasks: list[Task], **more: Any) -> Page:
-    data = {"action": action, "_selected_action": [task.pk for task in tasks], **more}
-    return Page(client.post(TASKS, data, follow=True))
+def act(client: Client, action: str, rows: Sequence[Any], url: str = TASKS, **more: Any) -> Page:
+    data = {"action": action, "_selected_action": [row.pk for row in rows], **more}
+    return Page(client.post(url, data, follow=True))
+
+
+def url_of(row: Any) -> str:
+    meta = row._meta
+    return reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[quote(row.pk)])
+
+
+def one_of_each() -> list[Any]:
+    """A row of every model, all of one story: a task that was lost, and then worked."""
+    start_generator()
+    worker = WorkerFactory()
+    task = TaskFactory(state="recovered", holder=worker.name)
+    return [
+        task,
+        TaskAttempt.objects.get(task=task),
+        TaskStep.objects.create(task=task, name="fetch", output={"api_key": "hunter2", "n": 1}),
+        Queue.objects.get_or_create(name="default")[0],
+        worker,
+        GeneratorWish.objects.get(),
+        Sample.objects.create(queue="default", slot=1_700_000_000 + 10 * Sample.objects.count()),
+    ]
 
 
 def rows(page: Page) -> set[str]:
@@ -44,15 +82,14 @@ def rows(page: Page) -> set[str]:
 
 
 def test_every_model_is_read_only_even_for_a_superuser(admin_client: Client) -> None:
-    start_generator()
-    task = TaskFactory(state="retrying")
-    for row in (task, TaskAttempt.objects.get(), WorkerFactory(), GeneratorWish.objects.get()):
+    for row in one_of_each():
         name = f"admin:tasks_{row._meta.model_name}"
         assert admin_client.get(reverse(f"{name}_add")).status_code == 403
-        assert admin_client.post(reverse(f"{name}_delete", args=[row.pk])).status_code == 403
-        url = reverse(f"{name}_change", args=[row.pk])
+        url = url_of(row)
+        assert admin_client.post(url.replace("change", "delete")).status_code == 403
         assert admin_client.post(url, {"name": "x"}).status_code == 403
-        assert get(admin_client, url).status == 200
+        page = get(admin_client, url)
+        assert page.status == 200 and 'name="_save"' not in page.html, url
 
 
 def test_task_attempts_and_worker_lead_to_each_other(viewer: Client) -> None:
@@ -61,14 +98,19 @@ def test_task_attempts_and_worker_lead_to_each_other(viewer: Client) -> None:
     running = TaskFactory(state="running", holder="dora & son")
 
     page = get(viewer, f"{TASKS}{task.pk}/change/")
-    assert f"/ops/tasks/{task.pk}/" in page.links
+    assert {f"/ops/tasks/{task.pk}/", f"/ops/leases/task:{task.pk}/"} <= set(page.links)
+    about = f"model__exact=tasks.task&key__exact={task.pk}"
+    assert f"/admin/leasing/auditentry/?{about}" in page.links
+    assert f"{QUEUES}?q=default" in page.links
     attempts = get(viewer, next(link for link in page.links if link.startswith(ATTEMPTS + "?")))
     assert "1 task attempt" in attempts.text and "▲ lost" in attempts.text
     assert f"{TASKS}{task.pk}/change/" in attempts.links
 
     found = get(viewer, next(link for link in page.links if link.startswith(WORKERS + "?")))
     assert f"{WORKERS}{worker.pk}/change/" in rows(found)
-    does = get(viewer, next(link for link in found.links if link.startswith(TASKS + "?")))
+    page = get(viewer, f"{WORKERS}{worker.pk}/change/")
+    assert f"/ops/workers/{worker.pk}/" in page.links
+    does = get(viewer, next(link for link in page.links if link.startswith(TASKS + "?")))
     assert f"{TASKS}{running.pk}/change/" in rows(does) and "1 task" in does.text
 
 
@@ -101,28 +143,95 @@ def test_the_search_finds_ids_exact_names_and_keys(viewer: Client, handlers: Han
     assert "0 results" in get(viewer, f"{TASKS}?q=mail").text
 
 
-@pytest.mark.parametrize("url", [TASKS, ATTEMPTS, WORKERS, WISH])
+def test_nobody_is_led_to_what_they_may_not_see() -> None:
+    task = TaskFactory(state="running")
+    page = get(signed_in("tasks.view_task", is_staff=True), f"{TASKS}{task.pk}/change/")
+    assert not [link for link in page.links if "auditentry" in link or "/ops/leases" in link]
+    assert not [link for link in page.links if link.startswith(ATTEMPTS)]
+
+
+LISTS = [TASKS, f"{TASKS}?status__exact=ready", f"{TASKS}?q=sample.sleep", ATTEMPTS, STEPS]
+LISTS += [
+    f"{ATTEMPTS}?outcome__exact=lost",
+    QUEUES,
+    WORKERS,
+    f"{WORKERS}?state=live",
+    WISH,
+    SAMPLES,
+]
+
+
+@pytest.mark.parametrize("url", LISTS)
 def test_a_list_costs_the_same_however_long_it_is(viewer: Client, url: str) -> None:
-    def add() -> None:
-        worker = WorkerFactory()
-        TaskFactory(state="recovered", holder=worker.name)
-
-    start_generator()
-    add()
+    one_of_each()
     few = sent_by(viewer, url)
-    for _ in range(15):
-        add()
+    for _ in range(12):
+        one_of_each()
     many = sent_by(viewer, url)
-    assert len(few) == len(many)
+    assert len(few) == len(many) <= 8
     assert_cheap(many)
-    large = ('"task_data"', '"task_output"', '"last_error"', '"traceback"', '"error"')
-    assert not any(column in sql for sql in many for column in large)
+    large = ("task_data", "task_output", "last_error", "traceback", "error", "output", "handlers")
+    assert not any(f'"{column}"' in sql for sql in many for column in large)
 
 
-def test_a_page_loads_its_large_columns_at_once(viewer: Client) -> None:
+def test_the_name_is_looked_for_among_the_newest_and_an_id_among_all(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = TaskFactory(), TaskFactory()
+    assert "no index" not in get(viewer, f"{TASKS}?q=sample.sleep").text
+    monkeypatch.setattr(adminlists, "REACH", 1)
+    page = get(viewer, f"{TASKS}?q=sample.sleep")
+    assert rows(page) >= {f"{TASKS}{new.pk}/change/"} and "1 result" in page.text
+    assert f"with an id above {old.pk} only: no index finds this" in page.text
+    assert "1 result" in get(viewer, f"{TASKS}?q={old.pk}").text
+
+
+def test_a_filter_without_an_index_looks_at_the_newest_and_one_with_it_at_all(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        TaskFactory(state="recovered")
+    monkeypatch.setattr(adminlists, "REACH", 1)
+    assert "1 task attempt" in get(viewer, f"{ATTEMPTS}?outcome__exact=lost").text
+    assert "2 task attempts" in get(viewer, ATTEMPTS).text
+    assert "2 tasks" in get(viewer, f"{TASKS}?status__exact=ready").text
+
+
+def test_a_list_ends_where_its_count_ends_and_says_so(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TaskFactory.create_batch(3)
+    monkeypatch.setattr(adminlists, "COUNT_CAP", 2)
+    monkeypatch.setattr(TaskAdmin, "list_per_page", 1)
+    page = get(viewer, f"{TASKS}?p=2")
+    assert "Here no list goes further; the operator’s page does" in page.text
+    assert "/ops/tasks/" in page.links
+    assert viewer.get(f"{TASKS}?p=3").status_code == 302, "beyond the cap there is no page"
+
+
+def test_a_page_loads_its_large_columns_at_once_and_costs_the_same(viewer: Client) -> None:
+    seer = signed_in(*VIEW, PAYLOAD, name="seer", is_staff=True)
     task = TaskFactory(state="succeeded")
-    sql = sent_by(viewer, f"{TASKS}{task.pk}/change/")
-    assert sum('"tasks_task"' in statement for statement in sql) == 1
+    sql = sent_by(seer, f"{TASKS}{task.pk}/change/")
+    assert sum('"task_data"' in statement for statement in sql) == 1
+    assert not any('"task_data"' in each for each in sent_by(viewer, f"{TASKS}{task.pk}/change/"))
+    TaskFactory.create_batch(5, state="running")
+    assert len(sent_by(seer, f"{TASKS}{task.pk}/change/")) == len(sql)
+    assert_cheap(sql)
+
+
+@pytest.mark.parametrize(
+    "state", ["ready", "scheduled", "running", "stuck", "dead", "succeeded", "cancelled"]
+)
+def test_a_task_is_diagnosed_in_the_words_of_its_page(operator: Client, state: str) -> None:
+    task = TaskFactory(state=state)
+    page = get(operator, url_of(task))
+    found = diagnose(task)
+    assert all(answer in page.text for _, answer in found.answers[:2]), page.text
+    assert found.next in page.text
+    offered = set(re.findall(r'name="action" value="(\w+)"', page.html))
+    fitting = {verb.name for verb in verbs_for(task, database_now("default"))}
+    assert offered == fitting | ({"revoke"} if task.status == "running" else set())
 
 
 @pytest.mark.parametrize("state", ["live", "late", "gone", "stopped"])
@@ -146,23 +255,60 @@ def test_hostile_text_is_inert(viewer: Client, handlers: Handlers) -> None:
 # Actions
 
 
-def test_a_retry_asks_first_and_then_calls_the_same_service(operator: Client) -> None:
+def test_an_act_asks_first_and_then_calls_the_service_of_the_pages(operator: Client) -> None:
     dead, done = TaskFactory(state="dead"), TaskFactory(state="succeeded")
     page = act(operator, "retry", [dead, done])
-    assert "Set these tasks ready again?" in page.text
-    assert "It is set ready now, with one attempt more" in page.text
+    assert RETRY.consequence in page.text
+    assert "It would change 1 of 2 chosen. Left as they are: 1 done." in page.text
     assert row_of(dead)["status"] == "failed"
     page = act(operator, "retry", [dead, done], confirmed="yes")
-    assert "1 of 2 changed; 1 were not in a state for it." in page.text
+    assert "Set ready again: 1 of 2 tasks. Left as they were: 1 done." in page.text
     assert (row_of(dead)["status"], row_of(done)["status"]) == ("ready", "succeeded")
+    assert [entry.object_id for entry in LogEntry.objects.all()] == [str(dead.pk)]
+
+    entry = AuditEntry.objects.get()
+    assert (entry.by, entry.verb, entry.via) == ("olga", "retry", "admin")
+    assert (entry.asked, entry.changed, entry.skipped) == (2, 1, {"done": 1})
 
 
-def test_a_revocation_takes_running_tasks_with_a_reason(operator: Client) -> None:
+def test_what_none_fits_cannot_be_confirmed(operator: Client) -> None:
+    page = act(operator, "retry", [TaskFactory()])
+    assert "It would change none of the 1 chosen. Left as they are: 1 waiting." in page.text
+    assert 'type="submit" class="default"' not in page.html
+
+
+def test_from_its_page_a_task_is_acted_on_and_shown_again(operator: Client) -> None:
+    task = TaskFactory(state="dead")
+    page = act(operator, "retry", [task], from_row="yes")
+    assert url_of(task) in page.links
+    response = operator.post(TASKS, hidden(page))
+    assert response["Location"] == url_of(task)
+    assert row_of(task)["status"] == "ready"
+
+
+def test_what_was_claimed_anew_since_it_was_asked_about_is_left(operator: Client) -> None:
     task = TaskFactory(state="running")
-    assert "Say why" in act(operator, "revoke", [task], confirmed="yes", reason=" ").text
+    sent = hidden(act(operator, "revoke", [task]))
+    expire(task)
+    Task.objects.recover()
+    claimed(task, "another")
+    said = {"reason": "she hangs", "typed": task.lease_resource}
+    page = Page(operator.post(TASKS, sent | said, follow=True))
+    assert "0 of 1 task. Left as they were: 1 in other hands by now." in page.text
+    assert row_of(task)["holder"] == "another" and row_of(task)["status"] == "running"
+
+
+def test_a_revocation_takes_running_tasks_with_a_reason_and_the_name(operator: Client) -> None:
+    task = TaskFactory(state="running")
+    name = f"/api/tasks/{task.pk}"
+    assert f"Type {name} to confirm" in act(operator, "revoke", [task]).text
+    for wrong in ({"reason": " ", "typed": name}, {"reason": "she hangs", "typed": "it"}):
+        assert (
+            "Nothing was done yet" in act(operator, "revoke", [task], confirmed="yes", **wrong).text
+        )
     assert row_of(task)["status"] == "running"
-    page = act(operator, "revoke", [task], confirmed="yes", reason="she hangs")
-    assert "1 of 1 changed." in page.text
+    page = act(operator, "revoke", [task], confirmed="yes", reason="she hangs", typed=name)
+    assert "Taken from their holders: 1 of 1 task." in page.text
     assert row_of(task)["last_error"] == "revoked by olga: she hangs"
 
 
@@ -176,30 +322,100 @@ def test_a_cancellation_ends_what_waits_and_asks_what_runs_with_a_reason(
     ]
     assert "Say why" in act(operator, "cancel", tasks, confirmed="yes", reason=" ").text
     page = act(operator, "cancel", tasks, confirmed="yes", reason="wrong month")
-    assert "2 of 3 changed; 1 were not in a state for it." in page.text
+    assert "2 of 3 tasks. Left as they were: 1 done." in page.text
     assert [row_of(task)["status"] for task in tasks] == ["cancelled", "running", "succeeded"]
     assert row_of(tasks[1])["cancel_requested_by"] == "olga"
     assert row_of(tasks[0])["last_error"] == "cancelled by olga: wrong month"
 
 
-@pytest.mark.parametrize(
-    ("action", "state"), [("retry", "dead"), ("cancel", "ready"), ("revoke", "running")]
-)
+def test_a_discard_deletes_without_collecting_and_is_remembered(operator: Client) -> None:
+    done, running = TaskFactory(state="succeeded"), TaskFactory(state="running")
+    assert "delete_selected" not in get(operator, TASKS).html
+    page = act(operator, "discard", [done, running], confirmed="yes", reason="spring")
+    assert "Deleted: 1 of 2 tasks. Left as they were: 1 running." in page.text
+    assert [task.pk for task in Task.objects.all()] == [running.pk]
+    entry = LogEntry.objects.get()
+    assert entry.is_deletion() and entry.object_id == str(done.pk)
+
+
+def test_a_reschedule_moves_what_waits(operator: Client, queues: None) -> None:
+    task = TaskFactory(state="scheduled")
+    data = {"confirmed": "yes", "queue": "mail", "at_once": "on", "reason": ""}
+    assert "Where to?" in act(operator, "reschedule", [task], confirmed="yes", reason="").text
+    assert "Rescheduled: 1 of 1 task." in act(operator, "reschedule", [task], **data).text
+    assert row_of(task)["queue"] == "mail" and Task.objects.ready().exists()
+
+
+def test_queues_are_paused_with_a_reason_and_resumed(operator: Client) -> None:
+    queue = Queue.objects.create(name="default")
+    assert "Say why" in act(operator, "pause", [queue], QUEUES, confirmed="yes").text
+    page = act(operator, "pause", [queue], QUEUES, confirmed="yes", reason="flood")
+    assert "Paused: 1 of 1 queue." in page.text and "flood" in page.text
+    page = act(operator, "pause", [queue], QUEUES, confirmed="yes", reason="again")
+    assert "Left as they were: 1 paused already." in page.text
+    assert "Resumed: 1 of 1" in act(operator, "resume", [queue], QUEUES, confirmed="yes").text
+    verbs = list(AuditEntry.objects.order_by("pk").values_list("verb", "changed", "key"))
+    assert verbs == [("pause", 1, "default"), ("pause", 0, "default"), ("resume", 1, "default")]
+
+
+STATES = {"retry": "dead", "reschedule": "ready", "cancel": "ready", "discard": "dead"}
+
+
+@pytest.mark.parametrize(("action", "state"), [*STATES.items(), ("revoke", "running")])
 def test_an_action_needs_its_permission(viewer: Client, action: str, state: str) -> None:
     task = TaskFactory(state=state)
     before = row_of(task)
-    assert f'value="{action}"' not in get(viewer, TASKS).html
-    act(viewer, action, [task], confirmed="yes", reason="x")
+    said = {"confirmed": "yes", "reason": "x", "typed": task.lease_resource, "queue": "default"}
+    assert f'value="{action}"' not in get(viewer, TASKS).html + get(viewer, url_of(task)).html
+    assert act(viewer, action, [task], **said).status == 403
     assert row_of(task) == before
 
 
-def test_payload_is_shown_with_permission_alone_and_its_secrets_never() -> None:
-    task = TaskFactory()
-    Task.objects.filter(pk=task.pk).update(task_data={"password": "hunter2", "city": "Hamburg"})
-    url = reverse("admin:tasks_task_change", args=[task.pk])
+@pytest.mark.parametrize("action", [*VERBS, "revoke"])
+def test_nothing_is_done_while_read_only(operator: Client, settings: Settings, action: str) -> None:
+    settings.LEASING = {"READ_ONLY": True}
+    task = TaskFactory(state={**STATES, "revoke": "running"}[action])
+    before = row_of(task)
+    page = get(operator, url_of(task))
+    assert 'name="action"' not in get(operator, TASKS).html + page.html
+    assert act(operator, action, [task], confirmed="yes", reason="x").status == 403
+    assert row_of(task) == before and not AuditEntry.objects.exists()
 
-    hidden = get(signed_in(*VIEW, name="viewer", is_staff=True), url).text
-    shown = get(signed_in(*VIEW, "tasks.view_payload", name="trusted", is_staff=True), url).text
 
-    assert "Hamburg" not in hidden and "Hamburg" in shown
-    assert "hunter2" not in hidden + shown
+def test_a_change_needs_the_token_of_the_form_and_a_post(operator: Client) -> None:
+    task = TaskFactory(state="dead")
+    strict = Client(enforce_csrf_checks=True)
+    strict.cookies = operator.cookies
+    data = {"action": "retry", "_selected_action": [task.pk], "confirmed": "yes"}
+    assert strict.post(TASKS, data).status_code == 403
+    operator.get(TASKS, data)
+    assert row_of(task)["status"] == "failed"
+
+
+def test_the_history_tells_what_came_by_any_way(operator: Client) -> None:
+    task = TaskFactory(state="dead")
+    operator.post(reverse("tasks:act", args=[task.pk, "retry"]), {"seen": task.grants})
+    page = get(operator, url_of(task).replace("change", "history"))
+    assert "olga retry ✓ done page" in page.text
+    blind = signed_in("tasks.view_task", name="blind", is_staff=True)
+    assert "olga" not in get(blind, url_of(task).replace("change", "history")).text
+
+
+def test_payload_is_shown_with_permission_alone_and_its_secrets_never(handlers: Handlers) -> None:
+    handlers["jobs.echo"] = lambda ctx, **data: None
+    task = TaskFactory(name="jobs.echo", data={"password": "hunter2", "city": "Hamburg"})
+    step = TaskStep.objects.create(
+        task=task, name="a", output={"token": "hunter2", "at": "Hamburg"}
+    )
+    trusted = signed_in(*VIEW, PAYLOAD, name="trusted", is_staff=True)
+    distrusted = signed_in(*VIEW, name="viewer", is_staff=True)
+    for row in (task, step):
+        hidden, shown = get(distrusted, url_of(row)).text, get(trusted, url_of(row)).text
+        assert "Hamburg" not in hidden and "Hamburg" in shown
+        assert "hunter2" not in hidden + shown
+
+
+def hidden(page: Page) -> dict[str, str]:
+    """The hidden fields of the page that asks."""
+    fields = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.html)
+    return {name: unescape(value) for name, value in fields}

@@ -1,0 +1,72 @@
+"""How the admin of leasing and tasks writes names, signs and links."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.admin.utils import quote
+from django.db.models import Model
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
+from django.utils.html import format_html
+from django.utils.http import urlencode
+from django.utils.safestring import SafeString
+from django.utils.text import Truncator
+
+from leasing.masking import masked
+from leasing.signs import Sign
+from leasing.templatetags.leasing_ops import pretty_json
+
+#: How much of a name a list shows.
+SHOWN = 60
+
+
+def short(text: str) -> str:
+    """``text`` as a column of a list can bear it; its page has all of it."""
+    return Truncator(text).chars(SHOWN)
+
+
+def site_url(view: str, *args: Any) -> str | None:
+    """Where the operator's pages show a row, if they are mounted: for "view on site"."""
+    try:
+        return reverse(view, args=args) if view else None
+    except NoReverseMatch:
+        return None
+
+
+def badge(sign: Sign) -> SafeString:
+    """The sign of a state, as text: the mark stands for the icon."""
+    return format_html(
+        '<span class="leasing-badge leasing-{}"><span aria-hidden="true">{}</span> {}</span>',
+        sign.tone,
+        sign.mark,
+        sign.word,
+    )
+
+
+def link(text: object, view: str, *args: Any, query: str = "") -> SafeString | str:
+    """``text`` as a link to a page of the admin, or alone where there is no such page."""
+    try:
+        url = reverse(view, args=[quote(arg) for arg in args])
+    except NoReverseMatch:
+        return str(text)
+    return format_html('<a href="{}{}">{}</a>', url, query, text)
+
+
+def related(
+    request: HttpRequest, text: str, model: type[Model], which: dict[str, Any] | int | str
+) -> SafeString | str:
+    """``text`` as a link to the row of ``model`` with the key ``which``, or to those that the
+    filter ``which`` lets by; alone for a user who may not see them."""
+    meta = model._meta
+    if not request.user.has_perm(f"{meta.app_label}.view_{meta.model_name}"):
+        return text
+    name = f"admin:{meta.app_label}_{meta.model_name}"
+    if isinstance(which, dict):
+        return link(text, f"{name}_changelist", query="?" + urlencode(which))
+    return link(text, f"{name}_change", which)
+
+
+def json_of(value: Any) -> SafeString:
+    """``value`` as indented JSON, its secrets masked."""
+    return format_html('<pre class="leasing-json">{}</pre>', pretty_json(masked(value)))

@@ -1,0 +1,72 @@
+"""Lists of the admin that are bounded.
+
+Django's lists page by OFFSET and find by any column. Here no list pages or counts further than
+COUNT_CAP rows, and what no index finds is looked for among the newest REACH rows alone. The
+operator's lists, which page by key, go on where these end; each says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib.admin.views.main import ChangeList
+from django.core.paginator import Paginator
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.functional import cached_property
+
+from leasing.paging import COUNT_CAP, Capped, capped_count
+
+if TYPE_CHECKING:
+    from leasing.adminkit import ReadOnlyAdmin
+
+    PaginatorOfAny = Paginator[Any]
+else:
+    # Django's own class takes no type arguments at run time.
+    PaginatorOfAny = Paginator
+
+#: Among how many of the newest rows a list looks for what no index finds.
+REACH = 100_000
+
+
+def floor_of(rows: QuerySet[Any]) -> int:
+    """The id above which the newest REACH of ``rows`` lie; 0 when they are all, or their keys
+    are no numbers."""
+    newest = rows.order_by("-pk").values_list("pk", flat=True).first()
+    return max(0, newest - REACH) if isinstance(newest, int) else 0
+
+
+class CappedPaginator(PaginatorOfAny):
+    """A paginator that never counts a whole table, nor skips further than it counts."""
+
+    @cached_property
+    def counted(self) -> Capped:
+        rows = self.object_list
+        return capped_count(rows) if isinstance(rows, QuerySet) else Capped(len(rows))
+
+    @cached_property
+    def count(self) -> int:
+        return min(self.counted.value, COUNT_CAP)
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether there are more rows than it counted."""
+        return self.counted.value > COUNT_CAP
+
+
+class BoundedChangeList(ChangeList):
+    """A list that looks no further than REACH for what no index finds."""
+
+    model_admin: ReadOnlyAdmin
+    #: The id below which nothing was looked at.
+    floor = 0
+
+    def get_queryset(
+        self, request: HttpRequest, exclude_parameters: list[str | None] | None = None
+    ) -> QuerySet[Any]:
+        rows = super().get_queryset(request, exclude_parameters)
+        site = self.model_admin
+        is_scan = bool(self.get_filters_params().keys() - site.indexed_filters)
+        if is_scan or self.query and site.recent_search:
+            self.floor = floor_of(site.rows())
+        return rows.filter(pk__gt=self.floor) if is_scan and self.floor else rows

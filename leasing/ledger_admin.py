@@ -1,0 +1,107 @@
+"""The ledgers in Django's admin: what happened to leases, and what operators did."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.apps import apps
+from django.contrib import admin
+from django.utils.safestring import SafeString
+
+from leasing.adminkit import ReadOnlyAdmin
+from leasing.adminlinks import badge, json_of, link, short
+from leasing.models import AuditEntry, LeaseEvent
+from leasing.signs import audit_sign, event_sign
+
+
+@admin.register(LeaseEvent)
+class LeaseEventAdmin(ReadOnlyAdmin):
+    list_display = ("at", "badge", "leased", "held_by", "fencing_token", "actor", "why")
+    list_filter = ("kind",)
+    exact_search = ("resource", "id")
+    search_help_text = "The exact name of a resource, or the id of an event."
+    fields = (
+        "at",
+        "badge",
+        "leased",
+        ("holder", "previous_holder", "previous_expired_at"),
+        ("fencing_token", "grant_id"),
+        "reason",
+        "actor",
+    )
+    readonly_fields: ClassVar = (
+        *("at", "badge", "leased", "holder", "previous_holder", "previous_expired_at"),
+        *("fencing_token", "grant_id", "reason", "actor"),
+    )
+
+    @admin.display(description="event")
+    def badge(self, event: LeaseEvent) -> SafeString:
+        return badge(event_sign(event.kind))
+
+    @admin.display(description="resource")
+    def leased(self, event: LeaseEvent) -> SafeString | str:
+        return _row(event.model, event.key, short(event.resource))
+
+    @admin.display(description="holder")
+    def held_by(self, event: LeaseEvent) -> str:
+        return short(event.holder)
+
+    @admin.display(description="reason")
+    def why(self, event: LeaseEvent) -> str:
+        return short(event.reason)
+
+
+@admin.register(AuditEntry)
+class AuditEntryAdmin(ReadOnlyAdmin):
+    list_display = ("at", "by", "verb", "done_to", "badge", "asked", "changed", "via", "why")
+    exact_search = ("id", "by", "verb")
+    search_help_text = "The exact name of a user, a verb, or the id of an entry."
+    #: An index begins with each of them.
+    indexed_filters = frozenset({"model__exact", "key__exact", "by__exact", "verb__exact"})
+    large = ("target",)
+    list_page = "leasing:audit"
+    fields = (
+        "at",
+        "by",
+        "verb",
+        "via",
+        "done_to",
+        "badge",
+        ("asked", "changed"),
+        "skipped",
+        "reason",
+        "error",
+        "finished_at",
+        "shown_target",
+    )
+    readonly_fields: ClassVar = (
+        *("at", "by", "verb", "via", "done_to", "badge", "asked", "changed", "skipped", "reason"),
+        *("error", "finished_at", "shown_target"),
+    )
+
+    @admin.display(description="outcome")
+    def badge(self, entry: AuditEntry) -> SafeString:
+        return badge(audit_sign(entry))
+
+    @admin.display(description="done to")
+    def done_to(self, entry: AuditEntry) -> SafeString | str:
+        if not entry.key:
+            return entry.model
+        return _row(entry.model, entry.key, short(f"{entry.model} {entry.key}"))
+
+    @admin.display(description="reason")
+    def why(self, entry: AuditEntry) -> str:
+        return short(entry.reason)
+
+    @admin.display(description="rows")
+    def shown_target(self, entry: AuditEntry) -> SafeString:
+        return json_of(entry.target)
+
+
+def _row(label: str, key: str, text: str) -> SafeString | str:
+    """``text`` as a link to the row that a ledger names, if its model is still there."""
+    try:
+        meta = apps.get_model(label)._meta
+    except (LookupError, ValueError):
+        return text
+    return link(text, f"admin:{meta.app_label}_{meta.model_name}_change", key)
