@@ -6,10 +6,11 @@ for it, and reads the columns that the claim did not bring when they are looked 
 
 from __future__ import annotations
 
+import json
 import uuid
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.apps import apps
 
@@ -29,6 +30,8 @@ COLUMNS = (
     "grant_id",
     "fencing_token",
 )
+#: Those it brings besides where the end of a task is told (``registry.heeded``).
+TOLD_COLUMNS = ("priority", "created_at", "started_at")
 #: The columns that are the same for all tasks of one claim.
 _OF_TERM = ("holder", "ttl", "acquired_at", "expires_at")
 
@@ -57,7 +60,12 @@ def resource_of(key: int) -> str:
 class Taken:
     """A task under a fresh grant."""
 
-    __slots__ = (*COLUMNS, "_task", "task_data", "term")
+    __slots__ = (*COLUMNS, *TOLD_COLUMNS, "_task", "task_data", "term")
+
+    # As every task that was just claimed has them.
+    status: ClassVar = "running"
+    task_output: ClassVar = None
+    processed_at: ClassVar = None
 
     def __init__(
         self,
@@ -73,6 +81,9 @@ class Taken:
         concurrency_key: str,
         grant_id: uuid.UUID,
         fencing_token: int,
+        priority: int | None = None,
+        created_at: datetime | None = None,
+        started_at: datetime | None = None,
     ) -> None:
         self.term = term
         self.task_data = task_data
@@ -86,7 +97,14 @@ class Taken:
         self.concurrency_key = concurrency_key
         self.grant_id = grant_id
         self.fencing_token = fencing_token
+        self.priority = priority
+        self.created_at = created_at
+        self.started_at = started_at
         self._task: Task | None = None
+
+    @property
+    def pk(self) -> int:
+        return self.id
 
     @property
     def holder(self) -> str:
@@ -125,14 +143,20 @@ class Taken:
         if self._task is None:
             model: type[Task] = apps.get_model("tasks", "Task")
             of_term = {name: getattr(self.term, name) for name in _OF_TERM}
-            own = {name: getattr(self, name) for name in ("task_data", *COLUMNS)}
-            columns = {**own, **of_term, "status": "running"}
+            brought = (*COLUMNS, *TOLD_COLUMNS) if self.can_be_told else COLUMNS
+            own = {name: getattr(self, name) for name in ("task_data", *brought)}
+            columns = {**own, **of_term, "status": self.status}
             # Django wants them in the model's order.
             names = [f.attname for f in model._meta.concrete_fields if f.attname in columns]
             task = model.from_db(self.using, names, [columns[name] for name in names])
             task.now, task.sent_at = self.now, self.sent_at
             self._task = task
         return self._task
+
+    @property
+    def can_be_told(self) -> bool:
+        """Whether the claim brought TOLD_COLUMNS."""
+        return self.created_at is not None
 
     @property
     def is_loaded(self) -> bool:
@@ -158,5 +182,37 @@ class Taken:
             task._state.db or "default",
         )
         taken = cls(term, task.task_data, *(getattr(task, name) for name in COLUMNS))
+        if not task.get_deferred_fields():
+            taken.priority = task.priority
+            taken.created_at = task.created_at
+            taken.started_at = task.started_at
         taken._task = task
         return taken
+
+
+class Completed:
+    """A task that was completed as it was taken, with TOLD_COLUMNS: read as the row would be, as
+    far as ``Taken`` can, and without reading it."""
+
+    __slots__ = ("_output", "_taken", "processed_at")
+
+    status: ClassVar = "succeeded"
+
+    def __init__(self, taken: Taken, output: str, processed_at: datetime) -> None:
+        self._taken = taken
+        #: As JSON.
+        self._output = output
+        self.processed_at = processed_at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._taken, name)
+
+    @property
+    def task_output(self) -> Any:
+        return json.loads(self._output)
+
+    @property
+    def task(self) -> Task:
+        """The row, as it is now: a query."""
+        model: type[Task] = apps.get_model("tasks", "Task")
+        return model.objects.using(self._taken.using).get(pk=self._taken.id)
