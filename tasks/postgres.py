@@ -14,12 +14,12 @@ from __future__ import annotations
 import itertools
 import json
 import secrets
-from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
-from django.db.models import BooleanField, CharField, DurationField, QuerySet, sql
+from django.db.models import BooleanField, CharField, DateTimeField, DurationField, QuerySet, sql
 from django.db.models.expressions import RawSQL
 
 from leasing import postgres
@@ -80,8 +80,9 @@ _OF_GRANT = (
 #: An output of nothing is a null, as in the portable form.
 _OUTPUT = "NULLIF(given.output, 'null'::jsonb)"
 
-#: A column that few tasks need: reading a moment takes longer than reading a null.
-_IF_TOLD = "CASE WHEN granted.name = ANY(%(told)s::text[]) THEN granted.{column} END"
+#: What few tasks need: reading it takes longer than reading a null.
+_IF_TOLD = "CASE WHEN granted.name = ANY(%(told)s::text[]) THEN {value} END"
+_MICROSECONDS = "(EXTRACT(EPOCH FROM {moment}) * 1000000)::bigint"
 
 #: Parameters, as they stand in what Django compiles: as nothing else that may stand there.
 _MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in ("holder", "ttl", "ids", "grants")}
@@ -189,9 +190,16 @@ def _take_after_statement(rows: Claiming) -> str:
 
 def _taking(rows: Claiming, asked: str, found: str) -> str:
     columns = ("task_data", *COLUMNS, *TOLD_COLUMNS)
-    told = (_IF_TOLD.format(column=column) for column in TOLD_COLUMNS)
+    told = (_IF_TOLD.format(value=value) for value in _told_values(rows))
     answer = ", ".join(("passed_over", "now", "task_data", *COLUMNS, *told))
     return _claiming(rows, asked, found, columns, answer, DbMicroseconds())
+
+
+def _told_values(rows: Claiming) -> Iterator[str]:
+    for name in TOLD_COLUMNS:
+        column = f"granted.{name}"
+        is_moment = isinstance(rows.model._meta.get_field(name), DateTimeField)
+        yield _MICROSECONDS.format(moment=column) if is_moment else column
 
 
 def _claim_statement(rows: Claiming) -> str:
@@ -288,10 +296,10 @@ def _planned_anew(seconds: float) -> str:
 
 def complete(
     rows: Batching, items: Sequence[tuple[Taken, str]], *, timed: bool = False
-) -> dict[int, datetime | None]:
+) -> dict[int, int | None]:
     """End well each task of ``items`` that its grant still holds, with the output, in JSON, that
     stands beside it. No key comes twice. Returns the keys of those that are ended, and if they
-    are to be ``timed`` when each was.
+    are to be ``timed`` when each was, in microseconds since 1970.
 
     The rows are locked in the order of their keys before any is updated.
     """
@@ -301,7 +309,8 @@ def complete(
         "outputs": f"[{','.join([output for _, output in items])}]",
     }
     statement = _kept("complete", rows._everything(), _complete_statement)
-    moment = f", {_table(rows)}.processed_at\n" if timed else ", NULL\n"
+    column = f"{_table(rows)}.processed_at"
+    moment = f", {_MICROSECONDS.format(moment=column)}\n" if timed else ", NULL\n"
     with connections[rows.db].cursor() as cursor:
         cursor.execute(statement + moment + _planned_anew(PLAN_LASTS), given)
         return dict(cursor.fetchall())
