@@ -10,7 +10,8 @@ is stored, in whatever process: a task that a dead worker left behind ends where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import wraps
@@ -20,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 
-from tasks import registry, signals
+from tasks import registry
 from tasks.compat import (
     AnyContext,
     AnyTask,
     InvalidTask,
     Task,
+    is_heard,
     normalize_json,
     task_finished,
     task_started,
@@ -33,9 +35,10 @@ from tasks.compat import (
 from tasks.context import Context
 from tasks.exceptions import UnknownTask
 from tasks.retry import RetryPolicy
+from tasks.taken import Completed, Taken
 
 if TYPE_CHECKING:
-    from tasks import models
+    from tasks import models, results
     from tasks.results import DatabaseTaskResult
 
 
@@ -88,7 +91,9 @@ def declare(task: AnyTask, defaults: dict[str, Any]) -> None:
     own = {key: getattr(task, key, None) for key in KEYWORDS}
     given = {key: value for key, value in own.items() if value is not None}
     try:
-        register = registry.handler(task.module_path, queue=task.queue_name, **defaults | given)
+        register = registry.handler(
+            task.module_path, queue=task.queue_name, on_end=_tell_finished, **defaults | given
+        )
         register(_runs(task))
     except ValueError as error:
         raise InvalidTask(str(error)) from error
@@ -119,34 +124,64 @@ def _runs(task: AnyTask) -> Callable[..., Any]:
 
     @wraps(task.func)
     def run(ctx: Context, /, **data: Any) -> Any:
-        result = _result(task, ctx.task)
-        task_started.send_robust(sender=_sender(result), task_result=result)
-        return normalize_json(task.func(*_leading(task, result, ctx), **result.kwargs))
+        result = _result(task, _row(ctx)) if _looks(task) else None
+        if result is not None:
+            task_started.send_robust(sender=_sender(result), task_result=result)
+        args, kwargs = _arguments(task, data, ctx, result)
+        return normalize_json(task.func(*args, **kwargs))
 
     @wraps(task.func)
     async def run_async(ctx: Context, /, **data: Any) -> Any:
-        result = await _aresult(task, ctx.task)
-        await task_started.asend_robust(sender=_sender(result), task_result=result)
-        return normalize_json(await task.func(*_leading(task, result, ctx), **result.kwargs))
+        result = await _aresult(task, _row(ctx)) if _looks(task) else None
+        if result is not None:
+            await task_started.asend_robust(sender=_sender(result), task_result=result)
+        args, kwargs = _arguments(task, data, ctx, result)
+        return normalize_json(await task.func(*args, **kwargs))
 
     handler: Any = run_async if iscoroutinefunction(task.func) else run
     handler.django_task = task
     return handler  # type: ignore[no-any-return]
 
 
-def _leading(task: AnyTask, result: DatabaseTaskResult, ctx: Context) -> Sequence[Any]:
-    if not task.takes_context:
-        return result.args
-    return [DatabaseTaskContext(task_result=result, handler_context=ctx), *result.args]
+def _looks(task: AnyTask) -> bool:
+    """Whether anybody looks at the result of a task that begins."""
+    return task.takes_context or is_heard(task_started)
 
 
-def _result(task: AnyTask, row: models.Task) -> DatabaseTaskResult:
+def _row(ctx: Context) -> results.Row:
+    # A context for tests has no claim.
+    return ctx.claimed if isinstance(ctx, Context) else ctx.task
+
+
+def _arguments(
+    task: AnyTask, data: dict[str, Any], ctx: Context, result: DatabaseTaskResult | None
+) -> tuple[list[Any], dict[str, Any]]:
+    """What ``task`` is called with: as its own, as receivers are told what was given."""
+    args: list[Any] = _copied(data.get("args", []))
+    kwargs: dict[str, Any] = _copied(data.get("kwargs", {}))
+    if task.takes_context and result is not None:
+        args.insert(0, DatabaseTaskContext(task_result=result, handler_context=ctx))
+    return args, kwargs
+
+
+def _copied(value: Any) -> Any:
+    """A copy of ``value``, which is JSON."""
+    if type(value) is dict:
+        return {key: _copied(each) for key, each in value.items()}
+    if type(value) is list:
+        return [_copied(each) for each in value]
+    return value
+
+
+def _result(task: AnyTask, row: results.Row) -> DatabaseTaskResult:
     from tasks import results  # its models may be loaded by now, but not as tasks are declared
 
+    if isinstance(row, Taken) and not row.can_be_told:
+        row = row.task
     return results.result_of(task, row, results.history(row))
 
 
-async def _aresult(task: AnyTask, row: models.Task) -> DatabaseTaskResult:
+async def _aresult(task: AnyTask, row: results.Row) -> DatabaseTaskResult:
     from tasks import results
 
     if results.is_first(row):
@@ -158,20 +193,19 @@ def _sender(result: DatabaseTaskResult) -> type[Any]:
     return type(result.task.get_backend())
 
 
-def _tell_finished(task: models.Task, **details: Any) -> None:
-    """Send ``task_finished`` of a row that has ended, in the except block of what it raised."""
-    declared = find(task.name)
+def _tell_finished(row: models.Task | Completed) -> None:
+    """Send ``task_finished`` of what has ended, in the except block of what it raised."""
+    is_well = row.status == "succeeded"
+    if not is_heard(task_finished, logging.INFO if is_well else logging.ERROR):
+        return
+    declared = find(row.name)
     if declared is None:
         return
-    result = _result(declared, task)
+    result = _result(declared, row)
     try:
-        if task.raised is not None:
-            raise task.raised
+        if not is_well and row.raised is not None:
+            raise row.raised
     except BaseException:
         task_finished.send_robust(sender=_sender(result), task_result=result)
     else:
         task_finished.send_robust(sender=_sender(result), task_result=result)
-
-
-for _signal in (signals.completed, signals.dead, signals.cancelled):
-    _signal.connect(_tell_finished, dispatch_uid="tasks.bridge")

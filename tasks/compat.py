@@ -6,14 +6,25 @@ backport's exceptions end in "Error".
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from django.dispatch import Signal
 
 if TYPE_CHECKING:
     from django.tasks import TaskContext, TaskResult, TaskResultStatus, task, task_backends
     from django.tasks.backends.base import BaseTaskBackend
     from django.tasks.base import Task, TaskError
     from django.tasks.exceptions import InvalidTask, InvalidTaskBackend, TaskResultDoesNotExist
-    from django.tasks.signals import task_enqueued, task_finished, task_started
+    from django.tasks.signals import (
+        log_task_enqueued,
+        log_task_finished,
+        log_task_started,
+        logger,
+        task_enqueued,
+        task_finished,
+        task_started,
+    )
 
     def normalize_json(obj: Any) -> Any: ...
 
@@ -32,7 +43,15 @@ else:
             InvalidTaskBackend,
             TaskResultDoesNotExist,
         )
-        from django.tasks.signals import task_enqueued, task_finished, task_started
+        from django.tasks.signals import (
+            log_task_enqueued,
+            log_task_finished,
+            log_task_started,
+            logger,
+            task_enqueued,
+            task_finished,
+            task_started,
+        )
         from django.utils.json import normalize_json
     except ModuleNotFoundError:
         from django_tasks import TaskContext, TaskResult, TaskResultStatus, task, task_backends
@@ -41,10 +60,31 @@ else:
         from django_tasks.exceptions import InvalidTaskBackendError as InvalidTaskBackend
         from django_tasks.exceptions import InvalidTaskError as InvalidTask
         from django_tasks.exceptions import TaskResultDoesNotExist
-        from django_tasks.signals import task_enqueued, task_finished, task_started
+        from django_tasks.signals import (
+            log_task_enqueued,
+            log_task_finished,
+            log_task_started,
+            logger,
+            task_enqueued,
+            task_finished,
+            task_started,
+        )
         from django_tasks.utils import normalize_json
 
     AnyTask, AnyResult, AnyContext = Task, TaskResult, TaskContext
+
+#: Django's own receivers, which always listen, and log at one of two levels.
+_LOGGING = {id(receiver) for receiver in (log_task_enqueued, log_task_started, log_task_finished)}
+
+
+def is_heard(signal: Signal, level: int = logging.INFO) -> bool:
+    """Whether ``signal``, which Django logs at ``level``, would be heard: by the log, or by
+    another receiver."""
+    if logger.isEnabledFor(level):
+        return True
+    # Each has the key of the receiver first, and the receiver's identity first in that.
+    return any(each[0][0] not in _LOGGING for each in signal.receivers)
+
 
 __all__ = [
     "AnyContext",
@@ -59,6 +99,7 @@ __all__ = [
     "TaskResult",
     "TaskResultDoesNotExist",
     "TaskResultStatus",
+    "is_heard",
     "normalize_json",
     "task",
     "task_backends",

@@ -52,6 +52,11 @@ class Context:
         return self._given.task if isinstance(self._given, Taken) else self._given
 
     @property
+    def claimed(self) -> Task | Taken:
+        """``task``, or what the claim brought of it where nobody has looked at that."""
+        return self._given
+
+    @property
     def attempt(self) -> int:
         """Which attempt this is; the first is 1."""
         return self._given.attempts

@@ -6,11 +6,12 @@ named ``tasks.py`` of the installed apps are imported at start, so ``@handler`` 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 
@@ -18,7 +19,12 @@ from leasing.names import check_name
 from tasks.exceptions import UnknownTask
 from tasks.retry import RetryPolicy
 
+if TYPE_CHECKING:
+    from tasks.models import Task
+    from tasks.taken import Completed
+
 Function = TypeVar("Function", bound=Callable[..., Any])
+OnEnd: TypeAlias = "Callable[[Task | Completed], object]"
 
 
 class Kind(StrEnum):
@@ -49,6 +55,9 @@ class Handler:
     concurrency_limit: int | None = None
     #: Whether it runs in a process of its own rather than on a thread.
     process: bool = False
+    #: Called with each task of this name that has ended, well or badly, once that is stored, in
+    #: whatever process stores it. May be called with a ``Completed`` in place of the row.
+    on_end: OnEnd | None = None
 
     #: Whether the function is a coroutine's.
     is_async: bool = field(init=False)
@@ -62,6 +71,8 @@ class Handler:
         object.__setattr__(self, "is_async", is_async)
         object.__setattr__(self, "kind", Kind.PROCESS if self.process else kind)
 
+
+logger = logging.getLogger("tasks")
 
 _handlers: dict[str, Handler] = {}
 
@@ -77,6 +88,7 @@ def handler(
     concurrency_key: str = "",
     concurrency_limit: int | None = None,
     process: bool = False,
+    on_end: OnEnd | None = None,
 ) -> Callable[[Function], Function]:
     """Register the decorated function as what runs tasks called ``name``.
 
@@ -88,7 +100,8 @@ def handler(
     seconds ends one attempt, ``progress_timeout`` one that says nothing of its progress for so
     long; at most ``concurrency_limit`` (1) of those with the same ``concurrency_key``, a format
     string over the data such as "account:{account_id}", run at a time; ``process`` runs it in a
-    process of its own, for work of the CPU.
+    process of its own, for work of the CPU. ``on_end`` is called with each of them that has
+    ended, once that is stored.
 
     Raises ValueError when the name stands for other code already, or a number is out of bounds.
     """
@@ -115,6 +128,7 @@ def handler(
             concurrency_key,
             (concurrency_limit or 1) if concurrency_key else None,
             process,
+            on_end,
         )
         return function
 
@@ -148,6 +162,22 @@ def find(name_or_function: str | Callable[..., Any]) -> Handler:
 def get(name: str) -> Handler | None:
     """The handler of that name; None where there is none."""
     return _handlers.get(name)
+
+
+def heeded() -> list[str]:
+    """The names of those tasks whose end is told by ``on_end``."""
+    return [known.name for known in list(_handlers.values()) if known.on_end is not None]
+
+
+def tell_end(task: Task | Completed) -> None:
+    """Call the ``on_end`` of the handler of ``task``, which has ended. Raises nothing."""
+    known = _handlers.get(task.name)
+    if known is None or known.on_end is None:
+        return
+    try:
+        known.on_end(task)
+    except Exception:  # as any receiver's: what has happened has happened
+        logger.exception("task %s: its end could not be told", task.pk)
 
 
 def names() -> list[str]:

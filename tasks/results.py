@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from django.db.models import F, QuerySet
 
 from tasks import models
 from tasks.compat import AnyResult, AnyTask, TaskError, TaskResultStatus
 from tasks.models import AttemptOutcome, TaskStatus
+from tasks.taken import Completed, Taken
+
+#: What a result is read from: a task, or what is known of one without reading its row.
+Row: TypeAlias = models.Task | Taken | Completed
 
 STATUS = {
     TaskStatus.READY.value: TaskResultStatus.READY,
@@ -37,7 +41,11 @@ EXCEPTIONS = {
 class DatabaseTaskResult(AnyResult):  # type: ignore[misc] # the stubs' is not frozen
     """A result with the row that it was read from, ``db_result``."""
 
-    db_result: models.Task
+    row: Row = field(compare=False, repr=False)
+
+    @property
+    def db_result(self) -> models.Task:
+        return self.row if isinstance(self.row, models.Task) else self.row.task
 
 
 class PastAttempt(NamedTuple):
@@ -60,29 +68,28 @@ def fetch(rows: QuerySet[models.Task], pk: int) -> tuple[models.Task, list[PastA
     return found[0], [attempt for attempt in attempts if attempt.outcome]
 
 
-def is_first(row: models.Task) -> bool:
+def is_first(row: Row) -> bool:
     """Whether no attempt of ``row`` that counts went before this one, so there is no history."""
     return row.attempts == 1 and row.status in (TaskStatus.RUNNING, TaskStatus.SUCCEEDED)
 
 
-def history(row: models.Task) -> list[PastAttempt]:
+def history(row: Row) -> list[PastAttempt]:
     """The past attempts of ``row``: a query, unless this is its first."""
     if is_first(row):
         return []
-    attempts = models.TaskAttempt.objects.using(row._state.db).filter(task_id=row.pk)
+    using = row._state.db if isinstance(row, models.Task) else row.using
+    attempts = models.TaskAttempt.objects.using(using).filter(task_id=row.pk)
     return [PastAttempt(*each) for each in attempts.values_list(*PastAttempt._fields)]
 
 
-def result_of(
-    declared: AnyTask, row: models.Task, attempts: Sequence[PastAttempt]
-) -> DatabaseTaskResult:
+def result_of(declared: AnyTask, row: Row, attempts: Sequence[PastAttempt]) -> DatabaseTaskResult:
     """The result of ``row``, whose handler runs ``declared``."""
     data = row.task_data
     alias = data.get("backend", declared.backend)
     run_after = data.get("run_after")
     spent = [attempt for attempt in attempts if attempt.outcome in SPENT]
     result = DatabaseTaskResult(
-        db_result=row,
+        row=row,
         task=_as_stored(
             declared,
             priority=row.priority,
@@ -107,8 +114,10 @@ def result_of(
 
 
 def _as_stored(declared: AnyTask, **changes: Any) -> AnyTask:
-    """A copy of ``declared`` with ``changes``. It is not validated: what was enqueued under
-    yesterday's settings can be read under today's."""
+    """``declared``, or a copy of it where ``changes`` are any. That is not validated: what was
+    enqueued under yesterday's settings can be read under today's."""
+    if all(getattr(declared, name) == value for name, value in changes.items()):
+        return declared
     kind: Any = type(declared)
     copied: AnyTask = object.__new__(kind)
     for name in _names_of(kind):
@@ -122,20 +131,24 @@ def _names_of(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-def _worker_ids(row: models.Task, spent: Sequence[PastAttempt]) -> list[str]:
+def _worker_ids(row: Row, spent: Sequence[PastAttempt]) -> list[str]:
     """Who worked on it, in this order; a running attempt and a good one have no record."""
     now = [row.holder] if row.status in (TaskStatus.RUNNING, TaskStatus.SUCCEEDED) else []
     return [*(attempt.holder for attempt in spent), *now]
 
 
-def _errors(row: models.Task, spent: Sequence[PastAttempt]) -> Iterable[TaskError]:
+def _errors(row: Row, spent: Sequence[PastAttempt]) -> Iterable[TaskError]:
     for attempt in spent:
         yield TaskError(
             exception_class_path=attempt.exception or EXCEPTIONS[attempt.outcome],
             traceback=attempt.traceback or attempt.error,
         )
     last = spent[-1].outcome if spent else None
-    if row.status == TaskStatus.CANCELLED and last != AttemptOutcome.CANCELLED:
+    if (
+        isinstance(row, models.Task)
+        and row.status == TaskStatus.CANCELLED
+        and last != AttemptOutcome.CANCELLED
+    ):
         # It was cancelled while it waited.
         yield TaskError(
             exception_class_path=EXCEPTIONS[AttemptOutcome.CANCELLED.value],

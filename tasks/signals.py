@@ -32,6 +32,7 @@ from typing import Any
 from django.dispatch import Signal
 
 from leasing.signals import Logged
+from tasks import registry
 
 enqueued = Logged()
 claimed = Logged()
@@ -53,6 +54,12 @@ paused = Logged()
 resumed = Logged()
 
 
+#: What tells that a task has ended.
+_ENDS = (completed, dead, cancelled)
+
+
 def send(signal: Signal, task: Any, **details: Any) -> None:
-    """Tell the receivers of ``signal`` about ``task``."""
+    """Tell the receivers of ``signal`` about ``task``, and of an end its handler's ``on_end``."""
     signal.send_robust(sender=type(task), task=task, **details)
+    if signal in _ENDS:
+        registry.tell_end(task)

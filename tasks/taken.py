@@ -6,12 +6,15 @@ for it, and reads the columns that the claim did not bring when they are looked 
 
 from __future__ import annotations
 
+import json
 import uuid
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.apps import apps
+
+from leasing.functions import EPOCH
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -29,6 +32,9 @@ COLUMNS = (
     "grant_id",
     "fencing_token",
 )
+#: Those it brings besides where the end of a task is told (``registry.heeded``). Moments come as
+#: numbers, which are read much faster, and made when somebody looks at them.
+TOLD_COLUMNS = ("priority", "created_at", "started_at")
 #: The columns that are the same for all tasks of one claim.
 _OF_TERM = ("holder", "ttl", "acquired_at", "expires_at")
 
@@ -49,6 +55,14 @@ class Term:
     using: str
 
 
+def _moment(microseconds: int | None) -> datetime | None:
+    return None if microseconds is None else EPOCH + timedelta(microseconds=microseconds)
+
+
+def _microseconds(moment: datetime | None) -> int | None:
+    return None if moment is None else (moment - EPOCH) // timedelta(microseconds=1)
+
+
 def resource_of(key: int) -> str:
     """What the API and the pages say is leased with the task of this ``key``."""
     return f"/api/tasks/{key}"
@@ -57,7 +71,12 @@ def resource_of(key: int) -> str:
 class Taken:
     """A task under a fresh grant."""
 
-    __slots__ = (*COLUMNS, "_task", "task_data", "term")
+    __slots__ = (*COLUMNS, "_created", "_started", "_task", "priority", "task_data", "term")
+
+    # As every task that was just claimed has them.
+    status: ClassVar = "running"
+    task_output: ClassVar = None
+    processed_at: ClassVar = None
 
     def __init__(
         self,
@@ -73,6 +92,9 @@ class Taken:
         concurrency_key: str,
         grant_id: uuid.UUID,
         fencing_token: int,
+        priority: int | None = None,
+        created: int | None = None,
+        started: int | None = None,
     ) -> None:
         self.term = term
         self.task_data = task_data
@@ -86,7 +108,15 @@ class Taken:
         self.concurrency_key = concurrency_key
         self.grant_id = grant_id
         self.fencing_token = fencing_token
+        self.priority = priority
+        # In microseconds since 1970.
+        self._created = created
+        self._started = started
         self._task: Task | None = None
+
+    @property
+    def pk(self) -> int:
+        return self.id
 
     @property
     def holder(self) -> str:
@@ -125,14 +155,28 @@ class Taken:
         if self._task is None:
             model: type[Task] = apps.get_model("tasks", "Task")
             of_term = {name: getattr(self.term, name) for name in _OF_TERM}
-            own = {name: getattr(self, name) for name in ("task_data", *COLUMNS)}
-            columns = {**own, **of_term, "status": "running"}
+            brought = (*COLUMNS, *TOLD_COLUMNS) if self.can_be_told else COLUMNS
+            own = {name: getattr(self, name) for name in ("task_data", *brought)}
+            columns = {**own, **of_term, "status": self.status}
             # Django wants them in the model's order.
             names = [f.attname for f in model._meta.concrete_fields if f.attname in columns]
             task = model.from_db(self.using, names, [columns[name] for name in names])
             task.now, task.sent_at = self.now, self.sent_at
             self._task = task
         return self._task
+
+    @property
+    def can_be_told(self) -> bool:
+        """Whether the claim brought TOLD_COLUMNS."""
+        return self._created is not None
+
+    @property
+    def created_at(self) -> datetime | None:
+        return _moment(self._created)
+
+    @property
+    def started_at(self) -> datetime | None:
+        return _moment(self._started)
 
     @property
     def is_loaded(self) -> bool:
@@ -158,5 +202,42 @@ class Taken:
             task._state.db or "default",
         )
         taken = cls(term, task.task_data, *(getattr(task, name) for name in COLUMNS))
+        if not task.get_deferred_fields():
+            taken.priority = task.priority
+            taken._created = _microseconds(task.created_at)
+            taken._started = _microseconds(task.started_at)
         taken._task = task
         return taken
+
+
+class Completed:
+    """A task that was completed as it was taken, with TOLD_COLUMNS: read as the row would be, as
+    far as ``Taken`` can, and without reading it."""
+
+    __slots__ = ("_output", "_processed", "_taken")
+
+    status: ClassVar = "succeeded"
+
+    def __init__(self, taken: Taken, output: str, processed: int) -> None:
+        self._taken = taken
+        #: As JSON.
+        self._output = output
+        #: In microseconds since 1970.
+        self._processed = processed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._taken, name)
+
+    @property
+    def processed_at(self) -> datetime | None:
+        return _moment(self._processed)
+
+    @property
+    def task_output(self) -> Any:
+        return json.loads(self._output)
+
+    @property
+    def task(self) -> Task:
+        """The row, as it is now: a query."""
+        model: type[Task] = apps.get_model("tasks", "Task")
+        return model.objects.using(self._taken.using).get(pk=self._taken.id)

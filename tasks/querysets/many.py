@@ -12,16 +12,16 @@ from django.db import DataError, IntegrityError, connections, models, transactio
 from django.db.models import Case, F, Q, Value, When
 from django.dispatch import Signal
 
-from leasing.dialects import lock
+from leasing.dialects import after_commit, lock
 from leasing.exceptions import LeaseLost
 from leasing.functions import after
 from leasing.jsonable import MAX_DEPTH
-from tasks import postgres, signals
+from tasks import postgres, registry, signals
 from tasks.exceptions import NotSerializable
 from tasks.payload import check_json
 from tasks.querysets.base import CANCEL_REQUESTED, TaskStatus, attempt_model, ending, waiting
 from tasks.querysets.holder import Failure, Holding
-from tasks.taken import Taken
+from tasks.taken import Completed, Taken
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -68,7 +68,9 @@ class Batching(Holding):
             taken = {id(each.task): each for each, _ in results}
             _, refused = rows.complete_many([(each.task, output) for each, output in results])
             return [(taken[id(task)], error) for task, error in refused]
-        return rows._complete_alone(results, rows._complete_in_one_statement(results))
+        done, told = rows._complete_in_one_statement(results)
+        rows._tell_completed(told)
+        return rows._complete_alone(results, done)
 
     def _complete_alone(
         self, results: list[tuple[Taken, Any]], done: set[int]
@@ -83,26 +85,30 @@ class Batching(Holding):
 
     def _complete_in_one_statement(
         self, results: list[tuple[Taken, Any]], *, alone: bool = True
-    ) -> set[int]:
-        """Complete what can be completed so. Returns the ``id()`` of each that is. Unless it is
-        ``alone`` in its transaction it raises what the database has against it."""
-        asked: dict[int, tuple[Taken, str]] = {}
-        room = LARGEST
-        for each, output in results:
-            text = _as_json(output)
-            if text is not None and len(text) <= room and each.id not in asked:
-                asked[each.id] = each, text
-                room -= len(text)
+    ) -> tuple[set[int], list[Completed]]:
+        """Complete what can be completed so. Returns the ``id()`` of each that is, and those of
+        them whose end is to be told. Unless it is ``alone`` in its transaction it raises what
+        the database has against it."""
+        asked, told = _asked_together(results)
         if not asked:
-            return set()
+            return set(), []
         try:
             with _statement(self.db) if alone else nullcontext():
-                done = postgres.complete(self, list(asked.values()))
+                done = postgres.complete(self, list(asked.values()), timed=bool(told))
         except (DataError, IntegrityError):
             if not alone:
                 raise
-            return set()
-        return {id(asked[key][0]) for key in done}
+            return set(), []
+        ends = [Completed(*asked[key], at) for key in told if (at := done.get(key))]
+        return {id(asked[key][0]) for key in done}, ends
+
+    def _tell_completed(self, ends: list[Completed]) -> None:
+        def tell() -> None:
+            for end in ends:
+                registry.tell_end(end)
+
+        if ends:
+            after_commit(self.db, tell)
 
     def _refusal(
         self, alone: Callable[[Task, Any], object], task: Task, result: Any
@@ -251,6 +257,28 @@ class Batching(Holding):
         for task in tasks:
             for field in self.model._meta.concrete_fields:
                 setattr(task, field.attname, getattr(rows[task.pk], field.attname))
+
+
+def _asked_together(
+    results: list[tuple[Taken, Any]],
+) -> tuple[dict[int, tuple[Taken, str]], list[int]]:
+    """Those of ``results`` that one statement may store, by their keys, with the outputs in
+    JSON; and the keys of those whose end is to be told."""
+    asked: dict[int, tuple[Taken, str]] = {}
+    told: list[int] = []
+    room = LARGEST
+    for each, output in results:
+        text = _as_json(output)
+        if text is None or len(text) > room or each.id in asked:
+            continue
+        handler = registry.get(each.name)
+        if handler is not None and handler.on_end is not None:
+            if not each.can_be_told:
+                continue
+            told.append(each.id)
+        asked[each.id] = each, text
+        room -= len(text)
+    return asked, told
 
 
 def _is_json(output: Any) -> bool:

@@ -40,10 +40,11 @@ class Settling(Claiming, Batching):  # type: ignore[override]
             return rows._take_under(terms, names, limit), refused
         try:
             with transaction.atomic(using=rows.db):
-                done = rows._complete_in_one_statement(results, alone=False)
+                done, told = rows._complete_in_one_statement(results, alone=False)
                 taken, more = postgres.take(rows, terms, names, limit)
         except (DataError, IntegrityError):
             refused = rows.complete_taken(results)
             return rows._take_under(terms, names, limit), refused
+        rows._tell_completed(told)
         refused = rows._complete_alone(results, done)
         return rows._with_seated(taken, terms, names, limit, more=more), refused
