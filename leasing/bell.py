@@ -73,6 +73,8 @@ class Bell:
 
     def ring(self, resource: str) -> None:
         """Wake the caller that has waited longest."""
+        if not self._waiters:
+            return  # nobody waits yet: as if whoever is just coming came after
         with self._lock:
             waiting = self._waiters.get(resource)
             if waiting:

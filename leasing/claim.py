@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from leasing.aio import in_thread
 from leasing.exceptions import LeaseLost
-from leasing.hold import Hold, Interrupt
+from leasing.hold import Hold, Interrupt, adopt_together, leave_together
 from leasing.rowstore import RowStore, grant_of
 
 if TYPE_CHECKING:
@@ -36,10 +36,8 @@ class Claim(list[Row]):
         if self._entered:
             raise RuntimeError("These rows were held already: their terms are used up.")
         self._entered = True
-        for row in self:
-            hold = Hold(self._store)
-            hold.adopt(grant_of(row))
-            self.holds.append(hold)
+        self.holds = [Hold(self._store) for _ in self]
+        adopt_together(list(zip(self.holds, map(grant_of, self), strict=True)))
         return self
 
     def __exit__(
@@ -60,8 +58,7 @@ class Claim(list[Row]):
 
     def _release_together(self, holds: list[Hold]) -> dict[Any, LeaseLost]:
         """Give back what is held. Returns how those were lost that were, by their keys."""
-        for hold in holds:
-            hold.leave()  # first: a renewal would find the row released
+        leave_together(holds)  # first: a renewal would find the row released
         try:
             losses = self._store.release_many([hold._granted for hold in holds])
         except Exception as failure:

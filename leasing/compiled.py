@@ -29,6 +29,8 @@ PLAIN = frozenset(
         models.CharField,
         models.DurationField,
         models.IntegerField,
+        models.PositiveIntegerField,
+        models.SmallIntegerField,
         models.UUIDField,
     }
 )

@@ -204,10 +204,13 @@ class Hold:
 
     def leave(self) -> None:
         """Stop renewing without giving back: the row is settled by other means."""
+        self._let_go()
+        self._keeper.discard(self)
+
+    def _let_go(self) -> None:
         with self._lock:
             self._in_use = False
             self.trusted_until = 0.0
-        self._keeper.discard(self)
 
     def drop(self) -> None:
         """``leave``, for good: nobody is called any more, and whom it would have called it does
@@ -436,6 +439,13 @@ def adopt_together(holds: Sequence[tuple[Hold, Grant]], keeper: Keeper = keeper)
         hold.take_on(grant, lasting)
         hold.due_at = due_at
     keeper.add_many([hold for hold, _ in holds])
+
+
+def leave_together(holds: Sequence[Hold], keeper: Keeper = keeper) -> None:
+    """``leave``, for each hold."""
+    for hold in holds:
+        hold._let_go()
+    keeper.discard_many(holds)
 
 
 def interval(ttl: float) -> float:

@@ -173,10 +173,15 @@ class Keeper:
 
     def discard(self, hold: Renewable) -> None:
         """Stop renewing ``hold``."""
+        self.discard_many([hold])
+
+    def discard_many(self, holds: Iterable[Renewable]) -> None:
+        """Stop renewing ``holds``."""
         # What the threads had meant to do for it they find undone when they look: that the last
         # hold has gone wakes nobody.
         with self._lock:
-            self._holds.pop(id(hold), None)
+            for hold in holds:
+                self._holds.pop(id(hold), None)
             if self._breakers:
                 self._forget_unheld()
 

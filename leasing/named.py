@@ -161,8 +161,9 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         return self.home().acquiring(resource, terms, wait, {"resource": resource})
 
     def _tell_freed(self, freed: list[Lease]) -> None:
+        ring = bell(self.db).ring
         for lease in freed:
-            bell(self.db).ring(lease.resource)
+            ring(lease.resource)
         super()._tell_freed(freed)
 
     def _attempt(self, resource: str, terms: Terms, key: dict[str, Any]) -> Lease:

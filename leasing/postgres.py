@@ -8,8 +8,10 @@ statement that finds nothing to do has changed nothing, and the portable form th
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Mapping
+from datetime import UTC
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,7 @@ from leasing.bell import CHANNEL
 from leasing.compiled import Marker, Statement, columns_of, kept, shape_of, values_of
 from leasing.dialects import durable, limit_waiting, waiting_limit
 from leasing.functions import DbNow
-from leasing.rowreader import Reader, reader
+from leasing.rowreader import Reader, reader, reader_after
 from leasing.terms import Terms
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 #: A granted row, and what happened to it.
 Granted = tuple[Any, str]
+#: What grants, and what makes rows of its answer.
+Granting = tuple[Statement, Reader]
 
 _NOTED = """,
 noted AS (
@@ -76,7 +80,7 @@ WITH chosen AS MATERIALIZED (
     SELECT {pk} FROM {table} WHERE {pk} = ANY(%s) AND grant_id = ANY(%s)
     ORDER BY {pk} FOR NO KEY UPDATE SKIP LOCKED
 )
-{update} RETURNING {columns}, {now}
+{update} RETURNING {columns}, {now} AT TIME ZONE 'UTC'
 """
 
 _UUID: models.Field[Any, Any] = UUIDField()
@@ -133,7 +137,7 @@ def grant(
     field: Any = rows.model._meta.pk if column == "pk" else rows.model._meta.get_field(column)
     values = {**values_of(terms), "key": value, "grant": uuid.uuid4()}
 
-    def compile() -> Statement | None:
+    def compile() -> Granting | None:
         free = rows.available().filter(**{column: Marker("key", field)})
         return _granting(rows, free, terms, Marker("grant", _UUID))
 
@@ -142,10 +146,10 @@ def grant(
 
 def claim(rows: LeasableQuerySet[Any], terms: Terms, limit: int) -> list[Granted] | None:
     """Grant up to ``limit`` of ``rows``, in their order."""
-    grants = [uuid.uuid4() for _ in range(limit)]
+    grants = _new_grants(limit)
     values = {**values_of(terms), "limit": limit, "grants": _array(grants)}
 
-    def compile() -> Statement | None:
+    def compile() -> Granting | None:
         return _granting(rows, rows.available(), terms, _grant_by_place(rows), limited=True)
 
     granted = _granted(rows, ("claim",), compile, values)
@@ -157,10 +161,10 @@ def grant_all(
 ) -> list[Granted] | None:
     """Grant the rows whose ``column`` is one of ``keys``, in the order of that, or none."""
     field = rows.model._meta.get_field(column)
-    grants = [uuid.uuid4() for _ in keys]
+    grants = _new_grants(len(keys))
     values = {**values_of(terms), "keys": keys, "count": len(keys), "grants": _array(grants)}
 
-    def compile() -> Statement | None:
+    def compile() -> Granting | None:
         free = rows.available().filter(_is_one_of(column, Marker("keys", field))).order_by(column)
         return _granting(rows, free, terms, _grant_by_place(rows), counted=True)
 
@@ -173,17 +177,17 @@ def _granted(
 ) -> list[Granted] | None:
     if _is_plain(rows.query):
         key = (type(rows), rows.model, rows.db, form, shape_of(values))
-        statement: Statement | None = kept(key, compile)
+        granting: Granting | None = kept(key, compile)
     else:
-        statement = compile()
-    if statement is None:
+        granting = compile()
+    if granting is None:
         return None
-    every = _reader(rows)
+    statement, every = granting
+    answers = _execute(rows.db, statement, values)
     granted = []
-    for *columns, had_expired in _execute(rows.db, statement, values):
-        row = every.row(columns)
+    for row, answer in zip(every.rows(answers, values), answers, strict=True):
         row.now = row.acquired_at
-        granted.append((row, "taken_over" if had_expired else "acquired"))
+        granted.append((row, "taken_over" if answer[-1] else "acquired"))
     return granted
 
 
@@ -195,8 +199,9 @@ def _granting(
     *,
     limited: bool = False,
     counted: bool = False,
-) -> Statement | None:
-    """The statement that grants what is chosen of ``free``, with ``grant_id``."""
+) -> Granting | None:
+    """The statement that grants what is chosen of ``free``, with ``grant_id``; and what reads its
+    answer."""
     target = rows._everything().available()
     if counted:
         count: Any = RawSQL("SELECT count(*) FROM chosen", [], output_field=_NUMBER)
@@ -218,23 +223,31 @@ def _granting(
         previous_expired_at=f"CASE WHEN {expired} THEN c.expires_at END",
         written=f"granted w JOIN chosen c ON c.{pk} = w.{pk}",
     )
-    update_sql, update_params = _update(target, columns | {"grant_id": grant_id})
+    columns |= {"grant_id": grant_id}
+    update_sql, update_params = _update(target, columns)
+    every = reader_after(rows.model, rows.db, columns)
     text = _GRANT.format(
         chosen=chosen_sql,
         update=update_sql,
         table=_table(rows),
         noted=noted,
-        columns=_reader(rows).sql("w"),
+        columns=every.sql("w"),
         had_expired=expired,
         pk=pk,
     )
-    return Statement(text, (*chosen_params, *update_params))
+    return Statement(text, (*chosen_params, *update_params)), every
 
 
 def _grant_by_place(rows: LeasableQuerySet[Any]) -> Spelled:
     """Each chosen row's own of ``grants``."""
     text = f"({{}}::uuid[])[array_position(ARRAY(SELECT {_pk(rows)} FROM chosen), {{}})]"
     return Spelled(text, Marker("grants", _UUID), F("pk"), output_field=_UUID)
+
+
+def _new_grants(count: int) -> list[uuid.UUID]:
+    """As many of ``uuid4``, which asks the system for each."""
+    noise = os.urandom(16 * count)
+    return [uuid.UUID(bytes=noise[n : n + 16], version=4) for n in range(0, 16 * count, 16)]
 
 
 def _sorted(granted: list[Granted], grants: list[uuid.UUID]) -> list[Granted]:
@@ -273,14 +286,8 @@ def _written(
     several = len(held) != 1
     key = (type(rows), rows.model, rows.db, verb, several)
     statement = kept(key, lambda: _writing(rows, columns(), template, several=several))
-    own = _reader(rows, verbs=True)
-    by_key = {row.pk: row for row in held}
-    written = []
-    for answer in _execute(rows.db, statement, values):
-        row = by_key[answer[own.key]]
-        own.read(row, answer)
-        written.append(row)
-    return written
+    own = _reader(rows)
+    return own.read(held, _execute(rows.db, statement, values))
 
 
 def _writing(
@@ -307,7 +314,7 @@ def _writing(
         update=update_sql,
         table=_table(rows),
         noted=noted,
-        columns=_reader(rows, verbs=True).sql(_table(rows) if template is _RENEW_ONE else "w"),
+        columns=_reader(rows).sql(_table(rows) if template is _RENEW_ONE else "w"),
         now=_now(rows),
         channel=CHANNEL,
         resource=_resource(rows),
@@ -344,11 +351,9 @@ def renew(
             cursor.execute(f"{limit};{statement.sql}", [*limit_params, *params])
             cursor.nextset()
             answers = cursor.fetchall()
-    rows = []
-    for *columns_, now in answers:
-        row = told.row(columns_)
-        row.now = now
-        rows.append(row)
+    rows = told.rows(answers)
+    for row, answer in zip(rows, answers, strict=True):
+        row.now = answer[-1].replace(tzinfo=UTC)
     return rows
 
 
@@ -397,7 +402,8 @@ def _array(values: list[Any]) -> Any:
     """``values`` as an array: those that need no quotes as text, which the driver would take a
     hundred times as long to make of a list."""
     if all(type(value) in (int, uuid.UUID) for value in values):
-        return "{" + ",".join(map(str, values)) + "}"
+        texts = [v.hex if type(v) is uuid.UUID else str(v) for v in values]
+        return "{" + ",".join(texts) + "}"
     return values
 
 
@@ -417,9 +423,9 @@ def _resource(rows: Any) -> str | None:
     return resource_of(rows.model)
 
 
-def _reader(rows: Any, verbs: bool = False) -> Reader:
-    model = rows.model
-    return reader(model, rows.db, model.verb_columns - model.granted_columns if verbs else None)
+def _reader(rows: Any) -> Reader:
+    """Reads what the verbs on a living grant write."""
+    return reader(rows.model, rows.db, rows.model.verb_columns - rows.model.granted_columns)
 
 
 def _now(rows: QuerySet[Any]) -> str:

@@ -382,8 +382,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
         return freed
 
     def _tell_freed(self, freed: list[Row]) -> None:
-        for row in freed:
-            signals.send(signals.released, row)
+        signals.send_each(signals.released, freed)
 
     def _release(self, row: Row) -> bool:
         with transaction.atomic(using=self.db):
@@ -639,8 +638,9 @@ class LeasableQuerySet(models.QuerySet[Row]):
         )
 
     def _tell_granted(self, granted: list[tuple[Row, str]]) -> list[Row]:
-        for row, kind in granted:
-            signals.send(getattr(signals, kind), row)
+        for kind in ("acquired", "taken_over"):
+            alike = [row for row, what in granted if what == kind]
+            signals.send_each(getattr(signals, kind), alike)
         return [row for row, _ in granted]
 
 

@@ -14,7 +14,7 @@ A receiver that raises is logged by Django and harms nobody.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.dispatch import Signal
@@ -66,6 +66,13 @@ revoked = Logged()
 preempted = Logged()
 lost = Logged()
 refused = Logged()
+
+
+def send_each(signal: Signal, leases: Sequence[Any]) -> None:
+    """Tell the receivers of ``signal`` about each of ``leases``, which are of one model."""
+    if leases and signal.has_listeners(type(leases[0])):
+        for lease in leases:
+            send(signal, lease)
 
 
 def send(signal: Signal, lease: Any, **details: Any) -> None:
