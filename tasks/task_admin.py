@@ -188,17 +188,17 @@ class TaskAdmin(LeasableAdmin):
         return related_to("tasks_queue", task.queue)
 
     @admin.display(description="payload")
-    def shown_task_data(self, task: Task) -> SafeString:
+    def shown_task_data(self, task: Task) -> SafeString | str:
         return json_of(task.task_data)
 
     @admin.display(description="result")
-    def shown_task_output(self, task: Task) -> SafeString:
+    def shown_task_output(self, task: Task) -> SafeString | str:
         return json_of(task.task_output)
 
     @admin.display(description="progress")
-    def shown_progress(self, task: Task) -> SafeString:
+    def shown_progress(self, task: Task) -> SafeString | str:
         return json_of(task.progress)
 
     @admin.display(description="checkpoint")
-    def shown_checkpoint(self, task: Task) -> SafeString:
+    def shown_checkpoint(self, task: Task) -> SafeString | str:
         return json_of(task.checkpoint)
