@@ -77,7 +77,7 @@ def _not_running(task: Task) -> str:
 
 @admin.register(Task)
 class TaskAdmin(LeasableAdmin):
-    list_display = ("id", "called", "badge", "queue", "attempts", "worker", "scheduled_at")
+    list_display = ("id", "badge", "called", "queue", "attempts", "worker", "scheduled_at")
     list_display_links = ("id", "called")
     sortable_by = ("id",)
     list_filter = ("status",)
