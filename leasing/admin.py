@@ -150,7 +150,7 @@ class LeaseAdmin(LeasableAdmin):
         return short(lease.resource)
 
     @admin.display(description="metadata")
-    def shown_metadata(self, lease: Lease) -> SafeString:
+    def shown_metadata(self, lease: Lease) -> SafeString | str:
         return json_of(lease.metadata)
 
 

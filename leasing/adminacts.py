@@ -92,6 +92,11 @@ class Act:
     #: What the history of Django's own takes it for.
     flag: int = CHANGE
 
+    @property
+    def deed(self) -> str:
+        """What the button is called that does it, and asks no more."""
+        return self.label.removesuffix("…")
+
     def __call__(
         self, site: ReadOnlyAdmin, request: HttpRequest, rows: QuerySet[Any]
     ) -> HttpResponse | None:

@@ -18,7 +18,7 @@ from leasing.signs import Sign
 from leasing.templatetags.leasing_ops import pretty_json
 
 #: How much of a name a list shows.
-SHOWN = 60
+SHOWN = 40
 
 
 def short(text: str) -> str:
@@ -67,6 +67,8 @@ def related(
     return link(text, f"{name}_change", which)
 
 
-def json_of(value: Any) -> SafeString:
+def json_of(value: Any) -> SafeString | str:
     """``value`` as indented JSON, its secrets masked."""
+    if value is None:
+        return "–"
     return format_html('<pre class="leasing-json">{}</pre>', pretty_json(masked(value)))

@@ -94,7 +94,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
         return short(entry.reason)
 
     @admin.display(description="rows")
-    def shown_target(self, entry: AuditEntry) -> SafeString:
+    def shown_target(self, entry: AuditEntry) -> SafeString | str:
         return json_of(entry.target)
 
 

@@ -101,5 +101,5 @@ class TaskStepAdmin(OfTaskAdmin):
         return short(step.name)
 
     @admin.display(description="output")
-    def shown_output(self, step: TaskStep) -> SafeString:
+    def shown_output(self, step: TaskStep) -> SafeString | str:
         return json_of(step.output)

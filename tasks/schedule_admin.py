@@ -124,7 +124,8 @@ class ScheduleAdmin(ReadOnlyAdmin):
     readonly_fields = (*fields[len(EDITED) :], "shown_task_data")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return super().get_queryset(request).annotate(now=DbNow())
+        rows: QuerySet[Any] = super().get_queryset(request).annotate(now=DbNow())
+        return rows
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Who cannot change the data sees it masked; who can has to see it."""
@@ -199,10 +200,10 @@ class ScheduleAdmin(ReadOnlyAdmin):
 
     @admin.display(description="why")
     def why(self, schedule: Schedule) -> str:
-        return self._standing(schedule).why
+        return self._standing(schedule).why or "–"
 
     @admin.display(description="task data")
-    def shown_task_data(self, schedule: Schedule) -> SafeString:
+    def shown_task_data(self, schedule: Schedule) -> SafeString | str:
         return json_of(schedule.task_data)
 
     @admin.display(description="next moments")

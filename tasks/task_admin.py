@@ -77,7 +77,7 @@ def _not_running(task: Task) -> str:
 
 @admin.register(Task)
 class TaskAdmin(LeasableAdmin):
-    list_display = ("id", "called", "badge", "queue", "attempts", "worker", "scheduled_at")
+    list_display = ("id", "badge", "called", "queue", "attempts", "worker", "scheduled_at")
     list_display_links = ("id", "called")
     sortable_by = ("id",)
     list_filter = ("status",)
@@ -188,17 +188,17 @@ class TaskAdmin(LeasableAdmin):
         return related_to("tasks_queue", task.queue)
 
     @admin.display(description="payload")
-    def shown_task_data(self, task: Task) -> SafeString:
+    def shown_task_data(self, task: Task) -> SafeString | str:
         return json_of(task.task_data)
 
     @admin.display(description="result")
-    def shown_task_output(self, task: Task) -> SafeString:
+    def shown_task_output(self, task: Task) -> SafeString | str:
         return json_of(task.task_output)
 
     @admin.display(description="progress")
-    def shown_progress(self, task: Task) -> SafeString:
+    def shown_progress(self, task: Task) -> SafeString | str:
         return json_of(task.progress)
 
     @admin.display(description="checkpoint")
-    def shown_checkpoint(self, task: Task) -> SafeString:
+    def shown_checkpoint(self, task: Task) -> SafeString | str:
         return json_of(task.checkpoint)

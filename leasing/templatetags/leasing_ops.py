@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django import template
+from django.db.models import Model
 from django.template.context import RequestContext
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import conditional_escape, format_html
@@ -185,6 +186,22 @@ def address(*names: str) -> str:
         except NoReverseMatch:
             continue
     return ""
+
+
+@register.simple_tag(takes_context=True)
+def in_admin(context: RequestContext, row: Model | None) -> SafeString | str:
+    """A link to ``row`` in Django's admin, for those who may see it there; else nothing."""
+    request = context.get("request")
+    if request is None or row is None or not getattr(request.user, "is_staff", False):
+        return ""
+    app, name = row._meta.app_label, row._meta.model_name
+    try:
+        url = reverse(f"admin:{app}_{name}_change", args=[row.pk])
+    except NoReverseMatch:
+        return ""
+    if not request.user.has_perm(f"{app}.view_{name}"):
+        return ""
+    return format_html('<a class="aside" href="{}">In the admin</a>', url)
 
 
 def _nothing() -> SafeString:

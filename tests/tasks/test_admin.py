@@ -22,7 +22,7 @@ from tasks.generator import start_generator
 from tasks.models import GeneratorWish, Queue, Sample, Task, TaskAttempt, TaskStep
 from tasks.task_admin import TaskAdmin
 from tasks.verbs import verbs_for
-from tests.factories import TaskFactory, WorkerFactory, claimed
+from tests.factories import LeaseFactory, TaskFactory, WorkerFactory, claimed
 from tests.leasing.support import expire
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in
 from tests.tasks.support import Handlers, row_of
@@ -419,3 +419,16 @@ def hidden(page: Page) -> dict[str, str]:
     """The hidden fields of the page that asks."""
     fields = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.html)
     return {name: unescape(value) for name, value in fields}
+
+
+def test_the_operators_pages_lead_to_the_admin_whoever_may_go_there(viewer: Client) -> None:
+    task, worker, lease = TaskFactory(), WorkerFactory(), LeaseFactory()
+    pages = {
+        reverse("tasks:detail", args=[task.pk]): url_of(task),
+        reverse("tasks:worker", args=[worker.pk]): url_of(worker),
+        reverse("leasing:detail", args=[lease.pk]): url_of(lease),
+    }
+    stranger = signed_in(*VIEW, name="no staff")
+    for page, admin_page in pages.items():
+        assert admin_page in get(viewer, page).links, page
+        assert admin_page not in get(stranger, page).links, page

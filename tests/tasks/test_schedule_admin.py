@@ -89,7 +89,7 @@ STANDINGS: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"declared": True}, "orphaned", "No running code declares it."),
     ({"task_name": "jobs.x"}, "unknown task", "No handler is registered here for jobs.x"),
-    ({"next_at": after(timedelta(minutes=-2))}, "overdue", "It was due at "),
+    ({"next_at": after(timedelta(minutes=-2))}, "overdue", "It was due at 20"),
     ({"cron": "0 0 * *"}, "no rule", "It does not say when: A cron expression has five fields."),
 ]
 
