@@ -7,8 +7,10 @@ are bounded (``leasing.adminlists``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin
@@ -79,11 +81,11 @@ class ReadOnlyAdmin(AdminOfAny):
     sortable_by: ClassVar[tuple[str, ...]] = ()
     ordering: ClassVar[tuple[str, ...]] = ("-pk",)
 
-    #: Columns with an index, in which the search looks for exactly what was typed.
+    #: Columns with an index, in which the search looks for exactly what was typed, in order.
     exact_search: ClassVar[tuple[str, ...]] = ()
     #: Columns without one, in which it looks among the newest rows.
     recent_search: ClassVar[tuple[str, ...]] = ()
-    #: Filters, by the name in the address, that an index serves.
+    #: Filters that an index serves, as they stand in the address: by name, or "name=value".
     indexed_filters: ClassVar[frozenset[str]] = frozenset()
     #: Columns that the list does without.
     large: ClassVar[tuple[str, ...]] = ()
@@ -176,25 +178,28 @@ class ReadOnlyAdmin(AdminOfAny):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Rows one of whose ``exact_search`` columns is what was typed, as an index finds it,
-        and the newest of those of which one of ``recent_search`` is."""
+        """Rows of which the first of the ``exact_search`` columns that has it is what was typed,
+        or where none has it, the newest of which one of ``recent_search`` is. Never one column or
+        another: for that the planner may read the whole table in the order of its key."""
         term = search_term.strip()
         if not term:
             return queryset, False
-        found = self._is(term, self.exact_search)
-        if self.recent_search:
-            found |= self._is(term, self.recent_search) & Q(pk__gt=floor_of(self.rows()))
-        return queryset.filter(found), False
+        for name in self.exact_search:
+            found = self._is(term, name)
+            if found and self.rows().filter(found).exists():
+                return queryset.filter(found), False
+        recent = [found for name in self.recent_search if (found := self._is(term, name))]
+        if not recent:
+            return queryset.none(), False
+        newest = Q(pk__gt=floor_of(self.rows()))
+        return queryset.filter(newest, reduce(or_, recent)), False
 
-    def _is(self, term: str, names: Iterable[str]) -> Q:
-        found = Q(pk__in=[])
-        for name in names:
-            field = self.model._meta.get_field(name)
-            try:
-                found |= Q(**{name: field.to_python(term)})
-            except (ValidationError, ValueError):
-                continue
-        return found
+    def _is(self, term: str, name: str) -> Q:
+        """Whether the column ``name`` is what was typed; empty when it never can be."""
+        try:
+            return Q(**{name: self.model._meta.get_field(name).to_python(term)})
+        except (ValidationError, ValueError):
+            return Q()
 
     # One row
 

@@ -54,7 +54,7 @@ class LeaseEventAdmin(ReadOnlyAdmin):
 @admin.register(AuditEntry)
 class AuditEntryAdmin(ReadOnlyAdmin):
     list_display = ("at", "by", "verb", "done_to", "badge", "asked", "changed", "via", "why")
-    exact_search = ("id", "by", "verb")
+    exact_search = ("by", "verb", "id")
     search_help_text = "The exact name of a user, a verb, or the id of an entry."
     #: An index begins with each of them.
     indexed_filters = frozenset({"model__exact", "key__exact", "by__exact", "verb__exact"})

@@ -84,8 +84,10 @@ class TaskAdmin(LeasableAdmin):
     exact_search = ("id", "unique_key", "idempotency_key")
     recent_search = ("name",)
     search_help_text = "An id, an exact unique or idempotency key, or the exact name."
-    #: An index serves those of one state, and with it those of a holder or a queue.
-    indexed_filters = frozenset({"status__exact"})
+    #: Tasks that succeeded are most of them, and in no index by their state.
+    indexed_filters = frozenset(
+        f"status__exact={status}" for status in TaskStatus if status != TaskStatus.SUCCEEDED
+    )
     payload = ("task_data", "task_output", "checkpoint", "progress")
     payload_permission = VIEW_PAYLOAD
     large = (*payload, "last_error")
