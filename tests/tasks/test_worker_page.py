@@ -28,8 +28,8 @@ def url_of(worker: Worker) -> str:
     ("state", "says"),
     [
         ("live", "It lives, and has nothing to do."),
-        ("late", "Its sign of life is missing: it was last seen 7 s ago."),
-        ("gone", "It vanished without signing off: it was last seen 21 s ago."),
+        ("late", "Its sign of life is missing: it was last seen 13 s ago."),
+        ("gone", "It vanished without signing off: it was last seen 31 s ago."),
         ("stopped", "It has stopped in good order just now."),
     ],
 )
