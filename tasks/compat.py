@@ -115,6 +115,7 @@ __all__ = [
     "TaskResultDoesNotExist",
     "TaskResultStatus",
     "is_heard",
+    "logger",
     "normalized",
     "task",
     "task_backends",

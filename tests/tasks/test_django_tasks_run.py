@@ -251,7 +251,7 @@ def test_ends_that_are_stored_together_are_told_as_the_database_has_them(heard: 
     taken = take(*results)
     Task.objects.complete_taken(list(zip(taken, outputs, strict=True)))
 
-    stored = [task_backends["default"].get_result(each.id) for each in results]
+    stored: list[Any] = [task_backends["default"].get_result(each.id) for each in results]
     assert [told for _, _, told, _ in heard] == stored
     assert [told.return_value for _, _, told, _ in heard] == outputs
     assert [row_of(told.db_result) for _, _, told, _ in heard] == [
