@@ -8,6 +8,7 @@ loading, so models are imported when they are needed.
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar, cast
@@ -25,7 +26,8 @@ from tasks.compat import (
     Task,
     TaskResult,
     TaskResultDoesNotExist,
-    normalize_json,
+    is_heard,
+    normalized,
     task_enqueued,
 )
 from tasks.conf import task_settings
@@ -38,6 +40,8 @@ R = TypeVar("R")
 OPTIONS = ("max_attempts", "modules", "timeout")
 #: Those of them that tasks have for want of their own.
 DEFAULTS = ("max_attempts", "timeout")
+#: How many tasks a backend remembers to have validated.
+MOST_VALIDATED = 200
 #: The greatest key that databases store.
 MAX_KEY = 2**63 - 1
 
@@ -52,11 +56,20 @@ class DatabaseBackend(BaseTaskBackend):
     supports_get_result = True
     supports_priority = True
 
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        #: The tasks that were validated latest, by identity (they need not have a hash), each
+        #: with the queues there were.
+        self._validated: dict[int, tuple[AnyTask, set[str]]] = {}
+
     def validate_task(self, task: AnyTask) -> None:
         """Check ``task``, and let workers run it. Raises InvalidTask."""
         super().validate_task(task)
         defaults = {key: self.options[key] for key in DEFAULTS if key in self.options}
         bridge.declare(task, defaults)
+        if len(self._validated) >= MOST_VALIDATED:
+            self._validated.clear()
+        self._validated[id(task)] = task, self.queues
 
     def enqueue(
         self, task: Task[P, R], args: list[Any], kwargs: dict[str, Any]
@@ -65,8 +78,9 @@ class DatabaseBackend(BaseTaskBackend):
         one. Raises InvalidTask, TypeError (arguments that are not JSON)."""
         from tasks import models, results
 
-        self.validate_task(task)
-        data = normalize_json({"args": args, "kwargs": kwargs}) | {"backend": self.alias}
+        if self._validated.get(id(task)) != (task, self.queues):
+            self.validate_task(task)
+        data = {"args": normalized([*args]), "kwargs": normalized(kwargs), "backend": self.alias}
         if task.run_after is not None:
             data["run_after"] = task.run_after.isoformat()
         try:
@@ -83,7 +97,8 @@ class DatabaseBackend(BaseTaskBackend):
         except UnknownQueue as error:
             raise InvalidTask(str(error)) from error
         result = cast("TaskResult[P, R]", results.result_of(task, row, []))
-        task_enqueued.send(sender=type(self), task_result=result)
+        if is_heard(task_enqueued, logging.DEBUG):
+            task_enqueued.send(sender=type(self), task_result=result)
         return result
 
     def get_result(self, result_id: str) -> AnyResult:

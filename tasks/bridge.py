@@ -28,7 +28,7 @@ from tasks.compat import (
     InvalidTask,
     Task,
     is_heard,
-    normalize_json,
+    normalized,
     task_finished,
     task_started,
 )
@@ -128,7 +128,7 @@ def _runs(task: AnyTask) -> Callable[..., Any]:
         if result is not None:
             task_started.send_robust(sender=_sender(result), task_result=result)
         args, kwargs = _arguments(task, data, ctx, result)
-        return normalize_json(task.func(*args, **kwargs))
+        return normalized(task.func(*args, **kwargs))
 
     @wraps(task.func)
     async def run_async(ctx: Context, /, **data: Any) -> Any:
@@ -136,7 +136,7 @@ def _runs(task: AnyTask) -> Callable[..., Any]:
         if result is not None:
             await task_started.asend_robust(sender=_sender(result), task_result=result)
         args, kwargs = _arguments(task, data, ctx, result)
-        return normalize_json(await task.func(*args, **kwargs))
+        return normalized(await task.func(*args, **kwargs))
 
     handler: Any = run_async if iscoroutinefunction(task.func) else run
     handler.django_task = task
@@ -157,20 +157,11 @@ def _arguments(
     task: AnyTask, data: dict[str, Any], ctx: Context, result: DatabaseTaskResult | None
 ) -> tuple[list[Any], dict[str, Any]]:
     """What ``task`` is called with: as its own, as receivers are told what was given."""
-    args: list[Any] = _copied(data.get("args", []))
-    kwargs: dict[str, Any] = _copied(data.get("kwargs", {}))
+    args: list[Any] = normalized(data.get("args", []))
+    kwargs: dict[str, Any] = normalized(data.get("kwargs", {}))
     if task.takes_context and result is not None:
         args.insert(0, DatabaseTaskContext(task_result=result, handler_context=ctx))
     return args, kwargs
-
-
-def _copied(value: Any) -> Any:
-    """A copy of ``value``, which is JSON."""
-    if type(value) is dict:
-        return {key: _copied(each) for key, each in value.items()}
-    if type(value) is list:
-        return [_copied(each) for each in value]
-    return value
 
 
 def _result(task: AnyTask, row: results.Row) -> DatabaseTaskResult:

@@ -86,6 +86,21 @@ def is_heard(signal: Signal, level: int = logging.INFO) -> bool:
     return any(each[0][0] not in _LOGGING for each in signal.receivers)
 
 
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
+
+def normalized(value: Any) -> Any:
+    """What ``normalize_json`` makes of ``value``, a copy; faster where that is what it was."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is dict:
+        return {normalized(key): normalized(each) for key, each in value.items()}
+    if kind is list:
+        return [normalized(each) for each in value]
+    return normalize_json(value)
+
+
 __all__ = [
     "AnyContext",
     "AnyResult",
@@ -100,7 +115,8 @@ __all__ = [
     "TaskResultDoesNotExist",
     "TaskResultStatus",
     "is_heard",
-    "normalize_json",
+    "logger",
+    "normalized",
     "task",
     "task_backends",
     "task_enqueued",

@@ -42,6 +42,12 @@ def returning_object() -> object:
 
 
 @task
+def stamp(notes: list[str]) -> list[str]:
+    notes.append("seen")
+    return notes
+
+
+@task
 def bounce(address: str) -> None:
     raise BouncedError(f"{address} bounced")
 

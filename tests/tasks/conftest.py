@@ -59,6 +59,7 @@ def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody listens to claims and completions."""
     for signal in (signals.claimed, signals.completed):
         monkeypatch.setattr(signal, "receivers", [])
+        monkeypatch.setattr(signal, "_logger", None)
 
 
 @pytest.fixture

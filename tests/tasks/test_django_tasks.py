@@ -334,6 +334,20 @@ def test_a_task_is_validated_again_as_it_is_enqueued(monkeypatch: pytest.MonkeyP
         mails.send.enqueue("a")
 
 
+def test_a_task_is_not_validated_twice_under_the_same_queues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    validated: list[Any] = []
+    monkeypatch.setattr(default(), "_validated", {})
+    monkeypatch.setattr(bridge, "declare", lambda task, defaults: validated.append(task))
+    monkeypatch.setattr(backend_module, "MOST_VALIDATED", 1)
+
+    for each in (mails.send, mails.send, mails.bounce, mails.send):
+        each.enqueue("a")
+
+    assert validated == [mails.send, mails.bounce, mails.send]
+
+
 def test_a_backend_for_any_queue_knows_those_that_there_are(settings: Settings) -> None:
     settings.TASK_QUEUE = {"QUEUES": ["default", "mail"]}
     in_mail = mails.once_only.using(queue_name="mail")

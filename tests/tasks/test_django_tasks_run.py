@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connection, connections, transaction
+from pytest_django import DjangoAssertNumQueries
 
 from leasing.exceptions import LeaseLost
+from leasing.functions import database_now
 from leasing.keeper import Keeper
-from tasks import runner, signals
+from tasks import compat, registry, results, runner
 from tasks.backend import DatabaseBackend
 from tasks.bridge import DatabaseTaskContext
 from tasks.compat import (
@@ -25,12 +27,13 @@ from tasks.compat import (
 )
 from tasks.execution import Execution
 from tasks.models import Task
+from tasks.taken import Taken
 from tasks.worker import WorkerProcess
 from tests.factories import TaskFactory, claimed
 from tests.jobs import mails
 from tests.leasing.support import expire
 from tests.processes import wait_for
-from tests.tasks.support import make_due
+from tests.tasks.support import make_due, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -226,12 +229,120 @@ def test_a_task_whose_last_worker_died_ends_where_it_is_recovered(heard: Heard) 
 
 def test_a_cancelled_task_is_told_to_have_finished(heard: Heard) -> None:
     result = mails.send.enqueue("a")
-    row = Task.objects.get(pk=result.id)
-    row.status = "cancelled"
 
-    signals.send(signals.cancelled, row)
+    Task.objects.filter(pk=result.id).cancel()
 
     assert [(name, told.status) for name, _, told, _ in heard] == [("finished", FAILED)]
+
+
+def take(*results: Any) -> list[Taken]:
+    for result in results:
+        make_due(Task.objects.get(pk=result.id))
+    return Task.objects.take("ann", limit=9)
+
+
+@pytest.mark.usefixtures("unheard")
+def test_ends_that_are_stored_together_are_told_as_the_database_has_them(heard: Heard) -> None:
+    later = database_now("default")
+    results: list[Any] = [mails.send.using(priority=7, run_after=later).enqueue("a")]
+    results.append(mails.returning.enqueue([1.5, None]))
+    outputs = [{"address": "a"}, ["é"]]
+
+    taken = take(*results)
+    Task.objects.complete_taken(list(zip(taken, outputs, strict=True)))
+
+    stored: list[Any] = [task_backends["default"].get_result(each.id) for each in results]
+    assert [told for _, _, told, _ in heard] == stored
+    assert [told.return_value for _, _, told, _ in heard] == outputs
+    assert [row_of(told.db_result) for _, _, told, _ in heard] == [
+        row_of(each.db_result) for each in stored
+    ]
+    assert [told.db_result.status for _, _, told, _ in heard] == ["succeeded"] * 2
+
+
+@pytest.mark.usefixtures("unheard")
+def test_telling_of_first_attempts_reads_nothing_back(
+    heard: Heard, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("the portable form reads them")
+    taken = take(mails.send.enqueue("a"), mails.send.enqueue("b"))
+
+    with django_assert_num_queries(3):  # two of them the savepoint's
+        Task.objects.complete_taken([(each, None) for each in taken])
+
+    assert [told.args for _, _, told, _ in heard] == [["a"], ["b"]]
+
+
+@pytest.mark.usefixtures("unheard")
+def test_the_end_of_a_later_attempt_tells_of_those_before(heard: Heard) -> None:
+    result = mails.send.enqueue("a")
+    (first,) = take(result)
+    Task.objects.fail(first.task, "no luck")
+    (second,) = take(result)
+
+    Task.objects.settle_and_take([(second, None)], "ann")
+
+    ((_, _, told, _),) = heard
+    assert (told.attempts, len(told.errors)) == (2, 1)
+    assert told == task_backends["default"].get_result(result.id)
+
+
+@pytest.mark.usefixtures("unheard")
+def test_an_end_that_is_rolled_back_is_not_told(heard: Heard) -> None:
+    taken = take(mails.send.enqueue("a"))
+
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        Task.objects.complete_taken([(each, None) for each in taken])
+        raise ZeroDivisionError
+
+    assert heard == []
+
+
+@pytest.mark.usefixtures("unheard")
+def test_what_was_claimed_before_its_task_was_declared_is_told_all_the_same(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = mails.send.enqueue("a")
+    with monkeypatch.context() as before:
+        before.setattr(registry, "heeded", lambda: [])
+        taken = take(result)
+
+    Task.objects.complete_taken([(each, {}) for each in taken])
+
+    assert [told for _, _, told, _ in heard] == [task_backends["default"].get_result(result.id)]
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
+def test_a_result_is_made_only_where_somebody_hears_of_it(
+    work: Work, level: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = mails.send.enqueue("a")
+    caplog.set_level(level, compat.logger.name)
+    made: list[Any] = []
+    result_of = results.result_of
+
+    def counted(*args: Any) -> Any:
+        made.append(result_of(*args))
+        return made[-1]
+
+    monkeypatch.setattr(results, "result_of", counted)
+    monkeypatch.setattr(type(task_backends["default"]), "get_result", lambda self, pk: result)
+
+    work(result)
+
+    said = [record for record in caplog.records if record.name == compat.logger.name]
+    expected = 2 if level == logging.INFO else 0
+    assert (len(made), len(said)) == (expected, expected)
+
+
+def test_what_a_task_does_to_its_arguments_is_not_what_it_was_given(
+    work: Work, heard: Heard
+) -> None:
+    result = work(mails.stamp.enqueue(["a"]))
+
+    assert result.return_value == ["a", "seen"]
+    assert [told.args for _, _, told, _ in heard] == [[["a"]], [["a"]]]
 
 
 def test_other_handlers_are_none_of_djangos_business(

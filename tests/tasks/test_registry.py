@@ -12,7 +12,9 @@ from django.test import override_settings
 from leasing.exceptions import InvalidResource
 from tasks import handler, registry, sample
 from tasks.exceptions import TaskError, UnknownTask
+from tasks.models import Task
 from tests.conftest import Spawn
+from tests.factories import TaskFactory, claimed
 from tests.jobs import tasks as jobs
 
 pytestmark = pytest.mark.usefixtures("handlers")
@@ -135,3 +137,33 @@ def test_a_handler_may_name_a_queue_that_a_check_finds_missing() -> None:
     handler("reports.build", queue="nowhere")(build)
 
     assert registry.find(build).queue == "nowhere"
+
+
+@pytest.mark.django_db
+def test_an_end_is_told_to_the_handler_it_is_of() -> None:
+    told: list[tuple[int, str]] = []
+    registry.handler("jobs.heeded", on_end=lambda task: told.append((task.pk, task.status)))(build)
+    well, badly, again, dropped = (
+        Task.objects.enqueue("jobs.heeded", {}, max_attempts=n) for n in (1, 1, 2, 1)
+    )
+    TaskFactory(state="succeeded")
+
+    Task.objects.complete(claimed(well, "ann"))
+    Task.objects.fail(claimed(badly, "ann"), "no luck")
+    Task.objects.fail(claimed(again, "ann"), "no luck")
+    Task.objects.filter(pk=dropped.pk).cancel()
+
+    assert told == [(well.pk, "succeeded"), (badly.pk, "failed"), (dropped.pk, "cancelled")]
+    assert "jobs.heeded" in registry.heeded()
+
+
+@pytest.mark.django_db
+def test_who_fails_to_hear_of_an_end_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    def hear(task: object) -> None:
+        raise RuntimeError("a bug of the hearer's")
+
+    registry.handler("jobs.heeded", on_end=hear)(build)
+    task = claimed(Task.objects.enqueue("jobs.heeded", {"report_id": 1}), "ann")
+
+    assert Task.objects.complete_many([(task, None)]) == ([task], [])
+    assert "could not be told" in caplog.text

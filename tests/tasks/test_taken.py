@@ -269,7 +269,7 @@ def test_an_output_that_is_not_json_sinks_no_neighbour(bad: Any) -> None:
 def test_what_the_database_refuses_together_is_tried_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(*arguments: Any) -> Any:
+    def refuse(*arguments: Any, **options: Any) -> Any:
         raise DataError("too large a number")
 
     monkeypatch.setattr(postgres, "complete", refuse)
@@ -319,7 +319,7 @@ def test_results_are_stored_and_the_next_tasks_taken() -> None:
 def test_with_results_that_the_database_refuses_the_next_tasks_are_taken_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(*arguments: Any) -> Any:
+    def refuse(*arguments: Any, **options: Any) -> Any:
         raise DataError("too large a number")
 
     monkeypatch.setattr(postgres, "complete", refuse)
