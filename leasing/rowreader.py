@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
-from functools import cache
+from functools import cache, partial
 from inspect import getattr_static
 from typing import Any
 
@@ -51,7 +51,9 @@ class Reader:
             name: (values or {})[value.name] if isinstance(value, Marker) else value
             for name, value in self.known
         }
-        make = self._of_attributes if _is_plain(self.model) else self._of_columns
+        make = partial(
+            _of_attributes if _is_plain(self.model) else _of_columns, self.model, self.using
+        )
         converted = self._converted
         return [
             make({**known, **dict(zip(self.names, converted(answer), strict=False))})
@@ -72,19 +74,6 @@ class Reader:
                     setattr(row, name, value)
         return found
 
-    def _of_attributes(self, attributes: dict[str, Any]) -> Any:
-        """What ``from_db`` makes of them, in a third of the time."""
-        row = self.model.__new__(self.model)
-        state = ModelState()
-        state.adding, state.db = False, self.using
-        row.__dict__.update(attributes, _state=state)
-        return row
-
-    def _of_columns(self, attributes: dict[str, Any]) -> Any:
-        names = [field.attname for field in self.model._meta.concrete_fields]
-        asked = [name for name in names if name in attributes]
-        return self.model.from_db(self.using, asked, [attributes[name] for name in asked])
-
     def _converted(self, answer: Sequence[Any]) -> list[Any]:
         values = list(answer)
         for place in self.moments:
@@ -96,6 +85,27 @@ class Reader:
                 for convert in converters:
                     values[place] = convert(values[place], column, connection)
         return values
+
+
+def instance_of(model: type[models.Model], using: str, attributes: dict[str, Any]) -> Any:
+    """What ``from_db`` makes of a row of the database ``using`` with these ``attributes``."""
+    make = _of_attributes if _is_plain(model) else _of_columns
+    return make(model, using, attributes)
+
+
+def _of_attributes(model: type[models.Model], using: str, attributes: dict[str, Any]) -> Any:
+    """An instance, in a third of the time that ``from_db`` takes."""
+    row = model.__new__(model)
+    state = ModelState()
+    state.adding, state.db = False, using
+    row.__dict__.update(attributes, _state=state)
+    return row
+
+
+def _of_columns(model: type[models.Model], using: str, attributes: dict[str, Any]) -> Any:
+    names = [field.attname for field in model._meta.concrete_fields]
+    asked = [name for name in names if name in attributes]
+    return model.from_db(using, asked, [attributes[name] for name in asked])
 
 
 @cache
@@ -126,7 +136,7 @@ def _reader(
     # The driver's own loader of moments, which Django replaces by a slower one, knows those
     # without a zone.
     moments = [place for place, f in enumerate(fields) if f.db_type(connection) == _AWARE]
-    columns = [quote(field.column) for field in fields]
+    columns = [quote(str(field.column)) for field in fields]
     for place in moments:
         columns[place] += " AT TIME ZONE 'UTC'"
     # Converters of the database's own belong to one thread's connection; PostgreSQL has none.
@@ -159,8 +169,11 @@ def _comes_back_as_it_is(field: Any, value: Any) -> bool:
 
 def _is_plain(model: type[models.Model]) -> bool:
     """Whether an instance is no more than its attributes, and nobody is told of new ones."""
-    listened = pre_init.has_listeners(model) or post_init.has_listeners(model)
-    return not listened and _has_plain_attributes(model)
+    for signal in (pre_init, post_init):
+        # Most have none at all, and looking for those of a model takes a while.
+        if signal.receivers and signal.has_listeners(model):
+            return False
+    return _has_plain_attributes(model)
 
 
 @cache

@@ -1,7 +1,7 @@
 """Wakes waiting workers: by notification on PostgreSQL, and within this process anywhere.
 
 Whoever enqueues rings once its transaction has committed, so a worker that wakes up finds the
-task. It rings at most once a WINDOW for each queue: what comes meanwhile is found by the second
+task. It rings about once a WINDOW for each queue: what comes meanwhile is found by the second
 look that every rung worker takes a little more than a WINDOW later. A notification that is missed
 costs a poll, no more.
 """
@@ -31,6 +31,9 @@ CHANNEL = "tasks_bell"
 #: Seconds in which one notification is enough for a queue: so many a second does a process send
 #: at most, and so late does a worker hear of what comes just after another.
 WINDOW = 0.01
+#: Seconds after the last one in which a statement of its own brings the next: by the time it is
+#: stored the window is over, and a notification apart costs as much as storing a task.
+BESIDE = 0.6 * WINDOW
 #: Seconds after which a worker that was rung looks again.
 SECOND_LOOK = 1.2 * WINDOW
 #: Seconds a proof may take to arrive, and between looks whether the worker has ended.
@@ -86,11 +89,12 @@ class Ringer:
         except Error as error:  # the work is stored: a poll will find it
             logger.warning("no worker could be told of %s: %s", message, error)
 
-    def is_due(self, using: str, queue: str) -> bool:
-        """Whether ``queue`` may be rung, which it then counts as."""
+    def is_due(self, using: str, queue: str, window: float = WINDOW) -> bool:
+        """Whether ``queue`` may be rung, which it then counts as: it was not within ``window``
+        seconds."""
         now = clock()
         with self._lock:
-            if now - self._rung_at.get((using, queue), float("-inf")) < WINDOW:
+            if now - self._rung_at.get((using, queue), float("-inf")) < window:
                 return False
             self._rung_at[using, queue] = now
             return True
@@ -112,28 +116,35 @@ def ring_queues(using: str, queues: Sequence[str]) -> None:
 
     def tell() -> None:
         for queue in queues:
-            if ringer.is_due(using, queue):
-                ringer.tell(using, f"queue {queue}")
+            ring_now(using, queue)
 
     if queues:
         after_commit(using, tell)
 
 
-def due_message(connection: BaseDatabaseWrapper, queue: str) -> str | None:
-    """What to send on CHANNEL, and to tell here, with a statement that stores a task of ``queue``;
-    None when there is another way, or no need.
+def ring_now(using: str, queue: str) -> None:
+    """Wake the workers that serve ``queue``: what was written is there to stay."""
+    if ringer.is_due(using, queue):
+        ringer.tell(using, message_of(queue))
 
-    Only a statement that is a transaction of its own can carry it: in a longer one it would be
-    heard late, and others would have relied on it meanwhile.
-    """
-    if (
-        connection.vendor != "postgresql"
-        or connection.in_atomic_block
-        or not connection.get_autocommit()
-        or not ringer.is_due(connection.alias, queue)
-    ):
-        return None
+
+def message_of(queue: str) -> str:
+    """What wakes the workers that serve ``queue``."""
     return f"queue {queue}"
+
+
+def takes_messages(connection: BaseDatabaseWrapper) -> bool:
+    """Whether a statement that stores a task can send a message on CHANNEL besides.
+
+    Only one that is a transaction of its own can carry it: in a longer one it would be heard late,
+    and others would have relied on it meanwhile.
+    """
+    return (
+        connection.vendor == "postgresql"
+        and not connection.in_atomic_block
+        # Where there is a connection, asking it takes as long as the rest.
+        and (connection.autocommit if connection.connection else connection.get_autocommit())
+    )
 
 
 def hurry(using: str, keys: Iterable[Any]) -> None:

@@ -51,8 +51,8 @@ class Task(Leasable):
     #: When it ended, in whatever way.
     processed_at = models.DateTimeField(null=True, default=None)
     #: Counted at the claim, and nowhere else.
-    attempts = models.PositiveIntegerField(default=0)
-    max_attempts = models.PositiveIntegerField(default=10)
+    attempts = models.IntegerField(default=0)
+    max_attempts = models.IntegerField(default=10)
     task_output = models.JSONField(null=True, default=None, blank=True)
     last_error = models.TextField(blank=True, default="")
     #: At most one task has it at a time, for as long as ``unique_for`` says; then it is null.
@@ -63,7 +63,7 @@ class Task(Leasable):
     #: The client's name for this enqueue: sent again, it meets this row, ended or not.
     idempotency_key = models.CharField(max_length=200, null=True, default=None)
     #: How many enqueues its unique key turned away.
-    duplicates = models.PositiveIntegerField(default=0)
+    duplicates = models.IntegerField(default=0)
 
     #: How long one attempt may run; null is the handler's, or for ever.
     timeout = models.DurationField(null=True, default=None)
@@ -74,14 +74,14 @@ class Task(Leasable):
     progress_timeout = models.DurationField(null=True, default=None)
     #: What the next attempt goes on from, and how often it was written: it never falls.
     checkpoint = models.JSONField(null=True, default=None, blank=True)
-    checkpoints = models.PositiveIntegerField(default=0)
+    checkpoints = models.IntegerField(default=0)
     #: Someone asked the holder to stop; it hears of it with its next heartbeat.
     cancel_requested_at = models.DateTimeField(null=True, default=None)
     cancel_requested_by = models.CharField(max_length=200, blank=True, default="")
     #: At most ``concurrency_limit`` tasks of one key run at a time, each in a ``slot`` of its own
     #: ("key:0", "key:1", ...), which it has while it is running.
     concurrency_key = models.CharField(max_length=200, blank=True, default="")
-    concurrency_limit = models.PositiveSmallIntegerField(null=True, default=None)
+    concurrency_limit = models.SmallIntegerField(null=True, default=None)
     slot = models.CharField(max_length=210, null=True, default=None)
 
     renewal_columns = frozenset(
@@ -104,37 +104,52 @@ class Task(Leasable):
             ("reschedule_task", "Can move a task to another time or queue"),
             ("view_payload", "Can see what tasks were given, and what they gave back"),
         ]
+        # PostgreSQL reads and compiles every check for each statement that writes: for a single
+        # INSERT that is most of its time. So they are few and short, lean on one another, and the
+        # counts have none of their own, as positive fields would.
         constraints: ClassVar = [
             *Leasable.Meta.constraints,
             UniqueWhereSet(field="unique_key", name="tasks_task_one_of_a_key"),
             UniqueWhereSet(field="idempotency_key", name="tasks_task_one_of_an_enqueue"),
             UniqueWhereSet(field="slot", name="tasks_task_one_in_a_slot"),
+            # Ended is what has a date of its end.
             models.CheckConstraint(
-                name="tasks_task_status_is_known", condition=Q(status__in=TaskStatus.values)
-            ),
-            models.CheckConstraint(
-                name="tasks_task_running_is_leased",
-                condition=~Q(status=TaskStatus.RUNNING)
-                | Q(grants__gt=0, released_at=None, started_at__isnull=False, attempts__gt=0),
-            ),
-            models.CheckConstraint(
-                name="tasks_task_ended_is_dated",
+                name="tasks_task_state_is_whole",
                 condition=Q(status__in=TaskStatus.ended(), processed_at__isnull=False)
-                | Q(processed_at=None) & ~Q(status__in=TaskStatus.ended()),
+                | Q(processed_at=None)
+                & (
+                    Q(status=TaskStatus.READY)
+                    | Q(
+                        status=TaskStatus.RUNNING,
+                        grants__gt=0,
+                        released_at=None,
+                        started_at__isnull=False,
+                        attempts__gt=0,
+                    )
+                ),
+            ),
+            models.CheckConstraint(
+                name="tasks_task_counts_are_whole",
+                condition=Q(attempts__gte=0, duplicates__gte=0, checkpoints__gte=0),
             ),
             models.CheckConstraint(
                 name="tasks_task_attempts_are_limited",
                 condition=Q(attempts__lt=F("max_attempts"))
                 | Q(attempts=F("max_attempts")) & ~Q(status=TaskStatus.READY),
             ),
+            # A window, which alone has an end, has its key until then, whatever becomes of it;
+            # others not once they have ended. What runs has attempts and grants.
             models.CheckConstraint(
                 name="tasks_task_key_is_in_its_time",
                 condition=Q(unique_key=None)
-                | Q(unique_for=UniqueFor.WINDOW, unique_until__isnull=False)
-                | Q(unique_for=UniqueFor.FINISHED) & ~Q(status__in=TaskStatus.ended())
-                | Q(unique_for=UniqueFor.RUNNING, status=TaskStatus.RUNNING)
-                | Q(unique_for=UniqueFor.RUNNING, status=TaskStatus.READY, attempts=0)
-                | Q(unique_for=UniqueFor.WAITING, status=TaskStatus.READY, grants=0),
+                | Q(unique_until__isnull=False)
+                | Q(processed_at=None)
+                & (
+                    Q(unique_for=UniqueFor.FINISHED)
+                    | Q(unique_for=UniqueFor.RUNNING)
+                    & (Q(attempts=0) | Q(status=TaskStatus.RUNNING))
+                    | Q(unique_for=UniqueFor.WAITING, grants=0)
+                ),
             ),
             models.CheckConstraint(
                 name="tasks_task_window_has_an_end",

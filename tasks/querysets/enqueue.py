@@ -13,7 +13,7 @@ from django.db.models import Expression
 
 from leasing.conf import leasing_settings
 from tasks import signals
-from tasks.bell import due_message, ring_queues, ringer
+from tasks.bell import BESIDE, message_of, ring_now, ring_queues, ringer, takes_messages
 from tasks.payload import as_arguments, check_json
 from tasks.querysets import bulk, inserting
 from tasks.querysets.columns import (
@@ -175,12 +175,15 @@ class Enqueuing(Meeting):
 
     def _store_plain(self, connection: BaseDatabaseWrapper, new: NewTask) -> Task:
         model, using, queue = self.model, connection.alias, new.columns["queue"]
-        message = due_message(connection, queue)
-        if message is None:
-            key, moments = inserting.insert(model, connection, new.columns, new.data)
-            ring_queues(using, [queue])
+        alone = takes_messages(connection)
+        if alone and ringer.is_due(using, queue, BESIDE):
+            key, moments = self._store_ringing(connection, new, message_of(queue))
         else:
-            key, moments = self._store_ringing(connection, new, message)
+            key, moments = inserting.insert(model, connection, new.columns, new.data)
+            if alone:
+                ring_now(using, queue)
+            else:
+                ring_queues(using, [queue])
         task = inserting.instance(model, using, {**new.columns, "id": key, **moments})
         self._announce([task])
         return task
