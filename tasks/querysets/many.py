@@ -68,24 +68,16 @@ class Batching(Holding):
             taken = {id(each.task): each for each, _ in results}
             _, refused = rows.complete_many([(each.task, output) for each, output in results])
             return [(taken[id(task)], error) for task, error in refused]
-        return rows._complete_alone(results, rows._complete_in_one_statement(results))
-
-    def _complete_alone(
-        self, results: list[tuple[Taken, Any]], done: set[int]
-    ) -> list[tuple[Taken, Exception]]:
-        """Complete one by one what is not ``done``. Returns what cannot be."""
+        done = rows._complete_in_one_statement(results)
         left = [(each, output) for each, output in results if id(each) not in done]
         return [
             (each, error)
             for each, output in left
-            if (error := self._refusal(self.complete, each.task, output))
+            if (error := rows._refusal(rows.complete, each.task, output))
         ]
 
-    def _complete_in_one_statement(
-        self, results: list[tuple[Taken, Any]], *, alone: bool = True
-    ) -> set[int]:
-        """Complete what can be completed so. Returns the ``id()`` of each that is. Unless it is
-        ``alone`` in its transaction it raises what the database has against it."""
+    def _complete_in_one_statement(self, results: list[tuple[Taken, Any]]) -> set[int]:
+        """Complete what can be completed so. Returns the ``id()`` of each that is."""
         asked: dict[int, tuple[Taken, str]] = {}
         room = LARGEST
         for each, output in results:
@@ -96,11 +88,9 @@ class Batching(Holding):
         if not asked:
             return set()
         try:
-            with _statement(self.db) if alone else nullcontext():
+            with _statement(self.db):
                 done = postgres.complete(self, list(asked.values()))
         except (DataError, IntegrityError):
-            if not alone:
-                raise
             return set()
         return {id(asked[key][0]) for key in done}
 
