@@ -6,15 +6,21 @@ for it, and reads the columns that the claim did not bring when they are looked 
 
 from __future__ import annotations
 
+import logging
 import uuid
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from django.apps import apps
+from django.db import Error
 
 if TYPE_CHECKING:
     from tasks.models import Task
+
+logger = logging.getLogger("tasks.worker")
 
 #: The columns that a claim brings for each task beside its data, in their order.
 COLUMNS = (
@@ -47,6 +53,18 @@ class Term:
     sent_at: float
     #: The database it was sent to.
     using: str
+
+
+@contextmanager
+def keeping(granted: Sized) -> Iterator[None]:
+    """Looks for more than what was ``granted``. If that fails, there is what there is: else
+    nobody would know of it before its lease has run out. Raises Error where there is nothing."""
+    try:
+        yield
+    except Error as error:
+        if not len(granted):
+            raise
+        logger.warning("looking for more tasks failed: %s", error)
 
 
 def resource_of(key: int) -> str:

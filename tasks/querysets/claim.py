@@ -21,7 +21,7 @@ from tasks.querysets.base import TaskStatus, check_queue
 from tasks.querysets.queues import is_paused
 from tasks.querysets.slots import Seating, Seats
 from tasks.querysets.unique import key_once_claimed
-from tasks.taken import Taken
+from tasks.taken import Taken, keeping
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -53,9 +53,10 @@ class Claiming(Seating):
         tasks: list[Task] = []
         if postgres.serves(rows.db):
             tasks, more = postgres.claim(rows, terms, names, limit)
-            seated = rows._claim_portably(terms, names, limit - len(tasks)) if more else []
-            if seated:
-                tasks = sorted([*tasks, *seated], key=_in_order)
+            if more and len(tasks) < limit:
+                with keeping(tasks):
+                    seated = rows._claim_portably(terms, names, limit - len(tasks))
+                    tasks = sorted([*tasks, *seated], key=_in_order)
         else:
             tasks = rows._claim_portably(terms, names, limit)
         if signals.claimed.has_listeners(rows.model):
@@ -78,8 +79,9 @@ class Claiming(Seating):
         if postgres.serves(rows.db):
             taken, more = postgres.take(rows, terms, names, limit)
         if more and len(taken) < limit:
-            seated = rows._claim_portably(terms, names, limit - len(taken))
-            taken += [Taken.of(task) for task in seated]
+            with keeping(taken):
+                seated = rows._claim_portably(terms, names, limit - len(taken))
+                taken += [Taken.of(task) for task in seated]
         if signals.claimed.has_listeners(rows.model):
             for each in taken:
                 signals.send(signals.claimed, each.task)

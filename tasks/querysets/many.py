@@ -110,7 +110,9 @@ class Batching(Holding):
         """``fail`` each task with the error beside it. Returns those that are failed, and the
         others, each with its error (LeaseLost)."""
         rows = self.home()
-        return rows._end_many(list(failures), rows._fail_all, rows.fail)
+        # Policies are asked before the transaction begins, which on SQLite is a lock already.
+        judged = [(task, Failure.of(task, error)) for task, error in failures]
+        return rows._end_many(judged, rows._fail_all, rows._fail_alone)
 
     def _end_many(
         self,
@@ -165,9 +167,8 @@ class Batching(Holding):
             and rows[task.pk].task_output == json.loads(json.dumps(output))
         ]
 
-    def _fail_all(self, items: list[tuple[Task, BaseException | str]]) -> Tellings:
-        locked = self._lock_all([(task, Failure.of(task, error)) for task, error in items])
-        failures = {key: failure for key, (_, failure) in locked.items()}
+    def _fail_all(self, items: list[tuple[Task, Failure]]) -> Tellings:
+        failures = {key: failure for key, (_, failure) in self._lock_all(items).items()}
         updated = self._write_failures(failures)
         ours = self._failed_so(failures, everyone=updated == len(failures))
         attempts = [failure.attempt for failure in ours]
