@@ -306,7 +306,7 @@ class Hold:
             self.yield_to = renewal.yield_to
             self._is_last = renewal.is_last
         if asked and self._on_yield is not None:
-            self._keeper.tell(lambda: self._on_yield(self) if self._on_yield else None)
+            self._keeper.tell(self._tell_asked)
 
     @property
     def overdue_reason(self) -> str:
@@ -343,10 +343,16 @@ class Hold:
         self._interrupt = None
         self._reason = "this process is a fork of its holder"
 
+    def _tell_asked(self) -> None:
+        on_yield = self._on_yield  # which may be dropped meanwhile
+        if on_yield is not None:
+            on_yield(self)
+
     def _tell(self, grant: Grant, reason: str) -> None:
         try:
-            if self._on_lost is not None:
-                self._on_lost(self)
+            on_lost = self._on_lost
+            if on_lost is not None:
+                on_lost(self)
         finally:
             self.store.lost(grant, reason)
 

@@ -381,7 +381,9 @@ class Keeper:
             connections.close_all()
         with self._lock:
             wait = self._until_due()
-            if not stopped.is_set() and (wait is None or wait > 0):
+            # What was held when it looked may be gone by now: then there is a line to close.
+            sleeps = idle if wait is None else wait > 0
+            if sleeps and not stopped.is_set():
                 self._renewer_wakes.sleep(self.clock(), wait)
             return not stopped.is_set()
 

@@ -27,7 +27,7 @@ from leasing.clock import clock
 from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.terms import Terms
 from tasks import registry
-from tasks.taken import COLUMNS, TOLD_COLUMNS, Taken, Term
+from tasks.taken import COLUMNS, TOLD_COLUMNS, Taken, Term, keeping
 from tasks.trails import Trail, trail_of
 
 if TYPE_CHECKING:
@@ -116,8 +116,9 @@ def take(
     if len(taken) < limit:
         trail.end()
         if after is not None and not passed_over:
-            more, passed_over = _take(rows, terms, queues, limit - len(taken), None)
-            taken += more
+            with keeping(taken):
+                more, passed_over = _take(rows, terms, queues, limit - len(taken), None)
+                taken += more
     else:
         trail.go_on(taken)
     return taken, passed_over

@@ -123,6 +123,6 @@ def decide(policy: RetryPolicy, error: BaseException, attempt: int) -> timedelta
     try:
         answer = policy(error, attempt)
         return None if answer is None else check_delay(answer)
-    except Exception:
+    except (Exception, SystemExit):  # which would end a thread that others rely on
         logger.exception("the retry policy %r failed; the usual one decides", policy)
         return timedelta(seconds=usual(error, attempt))

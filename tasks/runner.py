@@ -77,14 +77,24 @@ def tidy() -> None:
 
 def before(execution: Execution) -> Ending | None:
     """What becomes of ``execution`` without a call of its handler, because of what happened
-    while it waited for a place, or because there is none; None: the attempt begins now."""
+    while it waited for a place, or because there is none; None: the attempt begins now. Raises
+    nothing."""
+    try:
+        return _hindrance(execution)
+    except Exception as error:  # there can be no thread more that would watch its timeout
+        logger.exception("task %s could not begin", execution.taken.id)
+        execution.ended.set()
+        return Ending(execution, FAIL, error)
+
+
+def _hindrance(execution: Execution) -> Ending | None:
     if execution.handler is None:
         execution.ended.set()
         return _unknown(execution)
     if execution.interruption.stopping.is_set():
         return _returned(execution, STOPPED)
     hold, by = execution.hold, execution.interruption.cancelled_by
-    if hold.is_lost:
+    if not hold.valid:  # also where nobody had the time to say so: the machine was suspended
         logger.warning("task %s was lost before it began", execution.taken.id)
         return Ending(execution)
     if by:

@@ -3,6 +3,7 @@ do, else after a few milliseconds. What comes while a statement is under way mak
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -81,7 +82,8 @@ class Settler:
         """Let another thread store what waits, if the one that should has been long at it."""
         with self._wakes:
             stuck = self._state is State.STORING and clock() - self._began_at > SLOW
-            if stuck and self._waiting and len(self._under_way) < MOST_STUCK:
+            gone = self._chief is None
+            if (stuck or gone) and self._waiting and len(self._under_way) < MOST_STUCK:
                 self._chief = None
                 self._start()
 
@@ -94,8 +96,12 @@ class Settler:
     def _start(self) -> None:
         if self._chief is None:
             self._state = State.IDLE
-            self._chief = threading.Thread(target=self._work, name="task-results", daemon=True)
-            self._chief.start()
+            chief = threading.Thread(target=self._work, name="task-results", daemon=True)
+            # It waits for the lock of whoever calls this. Where there can be no thread more there
+            # is none: the next call tries again.
+            with contextlib.suppress(RuntimeError):
+                chief.start()
+                self._chief = chief
 
     def _work(self) -> None:
         with lasting_connection():

@@ -34,7 +34,7 @@ COMPLETE, FAIL = "complete", "fail"
 
 
 #: What was turned away, and why.
-Refused = list[tuple["Ending", Exception]]
+Refused = list[tuple["Ending", BaseException]]
 
 
 class Ending:
@@ -75,7 +75,7 @@ def settle(endings: list[Ending], is_away: Callable[[bool], object] = bool) -> N
             if ending.dropped:
                 _drop(ending)
         _settle(_left(endings), is_away)
-    except Exception:  # pragma: no cover - a fault of ours must reach no worker
+    except BaseException:  # pragma: no cover - a fault of ours must reach no worker
         logger.exception("results could not be settled")
     finally:
         is_away(False)
@@ -152,7 +152,7 @@ def _store_many(endings: list[Ending], store: Callable[[list[Ending]], Refused])
         refused = store(endings)
     except Error:
         raise
-    except Exception as failure:
+    except BaseException as failure:  # sys.exit() too, in what asks a retry policy
         if len(endings) > 1:
             for ending in endings:
                 _store_many([ending], store)

@@ -7,17 +7,23 @@ for it, and reads the columns that the claim did not bring when they are looked 
 from __future__ import annotations
 
 import json
+import logging
 import uuid
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.apps import apps
+from django.db import Error
 
 from leasing.functions import EPOCH
 
 if TYPE_CHECKING:
     from tasks.models import Task
+
+logger = logging.getLogger("tasks.worker")
 
 #: The columns that a claim brings for each task beside its data, in their order.
 COLUMNS = (
@@ -61,6 +67,16 @@ def _moment(microseconds: int | None) -> datetime | None:
 
 def _microseconds(moment: datetime | None) -> int | None:
     return None if moment is None else (moment - EPOCH) // timedelta(microseconds=1)
+@contextmanager
+def keeping(granted: Sized) -> Iterator[None]:
+    """Looks for more than what was ``granted``. If that fails, there is what there is: else
+    nobody would know of it before its lease has run out. Raises Error where there is nothing."""
+    try:
+        yield
+    except Error as error:
+        if not len(granted):
+            raise
+        logger.warning("looking for more tasks failed: %s", error)
 
 
 def resource_of(key: int) -> str:

@@ -228,9 +228,10 @@ class WorkerProcess:
         overdue = self.places.overdue()
         if overdue:
             runner.give_back(overdue, WAITED)
+            # They are to be claimed anew, also by the last look of a worker that is to end.
+            self._closing = False
             if self._tasks_left is not None:
                 self._tasks_left += len(overdue)
-                self._closing = False
 
     def _stored(self, endings: list[Ending]) -> None:
         """Look again where what was just stored is a reason to: an end that somebody waits for,

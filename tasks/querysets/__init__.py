@@ -24,17 +24,17 @@ nobody else has had the task. Rows are locked first and updated second (see ``le
 from __future__ import annotations
 
 from tasks.querysets.base import TaskStatus, check_between, check_queue
+from tasks.querysets.claim import Claiming
 from tasks.querysets.ended import BULK_BATCH
 from tasks.querysets.enqueue import Enqueuing
 from tasks.querysets.operator import SWEEP_BATCH
 from tasks.querysets.queues import QueueQuerySet
 from tasks.querysets.returning import Returning
 from tasks.querysets.schedule import ScheduleQuerySet, SlotQuerySet
-from tasks.querysets.settle import Settling
 from tasks.querysets.unique import OnDuplicate, UniqueFor
 
 
-class TaskQuerySet(Enqueuing, Settling, Returning):  # type: ignore[override]
+class TaskQuerySet(Enqueuing, Claiming, Returning):  # type: ignore[override]
     """Tasks: ``Task.objects``."""
 
 

@@ -21,7 +21,7 @@ from tasks.querysets.base import TaskStatus, check_queue
 from tasks.querysets.queues import is_paused
 from tasks.querysets.slots import Seating, Seats
 from tasks.querysets.unique import key_once_claimed
-from tasks.taken import Taken
+from tasks.taken import Taken, keeping
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -53,9 +53,10 @@ class Claiming(Seating):
         tasks: list[Task] = []
         if postgres.serves(rows.db):
             tasks, more = postgres.claim(rows, terms, names, limit)
-            seated = rows._claim_portably(terms, names, limit - len(tasks)) if more else []
-            if seated:
-                tasks = sorted([*tasks, *seated], key=_in_order)
+            if more and len(tasks) < limit:
+                with keeping(tasks):
+                    seated = rows._claim_portably(terms, names, limit - len(tasks))
+                    tasks = sorted([*tasks, *seated], key=_in_order)
         else:
             tasks = rows._claim_portably(terms, names, limit)
         if signals.claimed.has_listeners(rows.model):
@@ -73,23 +74,15 @@ class Claiming(Seating):
     ) -> list[Taken]:
         """``claim``, for workers: without model instances where nothing needs them."""
         rows, terms, names = self._asked(holder, queues, ttl)
-        return rows._take_under(terms, names, limit)
-
-    def _take_under(self, terms: Terms, queues: Sequence[str], limit: int) -> list[Taken]:
         taken: list[Taken] = []
         more = True
-        if postgres.serves(self.db):
-            taken, more = postgres.take(self, terms, queues, limit)
-        return self._with_seated(taken, terms, queues, limit, more=more)
-
-    def _with_seated(
-        self, taken: list[Taken], terms: Terms, queues: Sequence[str], limit: int, *, more: bool
-    ) -> list[Taken]:
-        """``taken``, and up to the limit what the portable form finds, if there is ``more``."""
-        if more:
-            seated = self._claim_portably(terms, queues, limit - len(taken))
-            taken = taken + [Taken.of(task) for task in seated]
-        if signals.claimed.has_listeners(self.model):
+        if postgres.serves(rows.db):
+            taken, more = postgres.take(rows, terms, names, limit)
+        if more and len(taken) < limit:
+            with keeping(taken):
+                seated = rows._claim_portably(terms, names, limit - len(taken))
+                taken += [Taken.of(task) for task in seated]
+        if signals.claimed.has_listeners(rows.model):
             for each in taken:
                 signals.send(signals.claimed, each.task)
         return taken

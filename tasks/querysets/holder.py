@@ -67,20 +67,21 @@ class Holding(Progressing):
         otherwise. When its attempts are used up, the error is a GiveUp, or the policy gives up,
         it is dead. A policy gets an ``error`` that is text as a TaskError. Raises LeaseLost.
         """
-        rows = self.home()
-        failure = Failure.of(task, error)
-        with transaction.atomic(using=rows.db):
-            rows._lock(task)
-            told = rows._fail(failure, unexpired=unexpired)
+        return self.home()._fail_alone(task, Failure.of(task, error), unexpired=unexpired)
+
+    def _fail_alone(self, task: Task, failure: Failure, *, unexpired: bool = False) -> Task:
+        with transaction.atomic(using=self.db):
+            self._lock(task)
+            told = self._fail(failure, unexpired=unexpired)
             if told:
-                failure.attempt.save(using=rows.db, force_insert=True)
-                task.refresh_from_db(using=rows.db)
+                failure.attempt.save(using=self.db, force_insert=True)
+                task.refresh_from_db(using=self.db)
         if not told:
-            raise rows._refuse(task, "fail")
+            raise self._refuse(task, "fail")
         if task.status == TaskStatus.CANCELLED:
-            rows._tell_cancelled(task)
+            self._tell_cancelled(task)
         else:
-            rows._tell(told, task, error=failure.text)
+            self._tell(told, task, error=failure.text)
         return task
 
     def accept_cancel(self, task: Task, by: str = "") -> Task:

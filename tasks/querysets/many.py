@@ -70,34 +70,25 @@ class Batching(Holding):
             return [(taken[id(task)], error) for task, error in refused]
         done, told = rows._complete_in_one_statement(results)
         rows._tell_completed(told)
-        return rows._complete_alone(results, done)
-
-    def _complete_alone(
-        self, results: list[tuple[Taken, Any]], done: set[int]
-    ) -> list[tuple[Taken, Exception]]:
-        """Complete one by one what is not ``done``. Returns what cannot be."""
         left = [(each, output) for each, output in results if id(each) not in done]
         return [
             (each, error)
             for each, output in left
-            if (error := self._refusal(self.complete, each.task, output))
+            if (error := rows._refusal(rows.complete, each.task, output))
         ]
 
     def _complete_in_one_statement(
-        self, results: list[tuple[Taken, Any]], *, alone: bool = True
+        self, results: list[tuple[Taken, Any]]
     ) -> tuple[set[int], list[Completed]]:
         """Complete what can be completed so. Returns the ``id()`` of each that is, and those of
-        them whose end is to be told. Unless it is ``alone`` in its transaction it raises what
-        the database has against it."""
+        them whose end is to be told."""
         asked, told = _asked_together(results)
         if not asked:
             return set(), []
         try:
-            with _statement(self.db) if alone else nullcontext():
+            with _statement(self.db):
                 done = postgres.complete(self, list(asked.values()), timed=bool(told))
         except (DataError, IntegrityError):
-            if not alone:
-                raise
             return set(), []
         ends = [Completed(*asked[key], at) for key in told if (at := done.get(key))]
         return {id(asked[key][0]) for key in done}, ends
@@ -126,7 +117,9 @@ class Batching(Holding):
         """``fail`` each task with the error beside it. Returns those that are failed, and the
         others, each with its error (LeaseLost)."""
         rows = self.home()
-        return rows._end_many(list(failures), rows._fail_all, rows.fail)
+        # Policies are asked before the transaction begins, which on SQLite is a lock already.
+        judged = [(task, Failure.of(task, error)) for task, error in failures]
+        return rows._end_many(judged, rows._fail_all, rows._fail_alone)
 
     def _end_many(
         self,
@@ -181,9 +174,8 @@ class Batching(Holding):
             and rows[task.pk].task_output == json.loads(json.dumps(output))
         ]
 
-    def _fail_all(self, items: list[tuple[Task, BaseException | str]]) -> Tellings:
-        locked = self._lock_all([(task, Failure.of(task, error)) for task, error in items])
-        failures = {key: failure for key, (_, failure) in locked.items()}
+    def _fail_all(self, items: list[tuple[Task, Failure]]) -> Tellings:
+        failures = {key: failure for key, (_, failure) in self._lock_all(items).items()}
         updated = self._write_failures(failures)
         ours = self._failed_so(failures, everyone=updated == len(failures))
         attempts = [failure.attempt for failure in ours]

@@ -335,3 +335,18 @@ def test_holds_that_were_granted_together_are_renewed_together(
     for hold, _ in holds:
         hold.drop()
     assert manual_keeper.holds == []
+
+
+def test_the_line_is_closed_also_when_the_last_hold_goes_just_before_the_renewer_sleeps(
+    monkeypatch: pytest.MonkeyPatch, store: FakeStore
+) -> None:
+    keeper = Keeper(threads=False)
+    slept: list[float | None] = []
+    monkeypatch.setattr(keeper._renewer_wakes, "sleep", lambda now, wait: slept.append(wait))
+    with hold_of(store, keeper):
+        monkeypatch.setattr(keeper, "_until_due", lambda: None)
+        assert keeper._wait_for_work(threading.Event())
+        assert slept == []
+
+    assert keeper._wait_for_work(threading.Event())
+    assert slept == [None]

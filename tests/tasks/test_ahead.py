@@ -146,6 +146,21 @@ def test_a_worker_that_may_run_so_many_tasks_counts_what_it_gave_back_as_not_run
     assert sorted(states()) == ["ready"] * 2 + ["succeeded"] * 3
 
 
+def test_a_worker_that_runs_what_is_there_runs_what_it_gave_back_too(
+    turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had found nothing more to claim, and was to end with what it had."""
+    monkeypatch.setattr(lanes, "LONGEST_WAIT", 0.1)
+    TaskFactory.create_batch(2, name="jobs.turn", data={})
+
+    with working(threads=1, until=Until.ONCE) as worker:
+        wait_for(lambda: TaskAttempt.objects.filter(outcome="returned").exists())
+        turnstile.let(2)
+        wait_for(ended(worker))
+
+    assert states() == ["succeeded"] * 2
+
+
 def lane_of(places: int, *seconds: float) -> Threads:
     """A lane whose latest tasks took so many ``seconds``."""
 

@@ -239,6 +239,21 @@ def test_many_fail_by_one_statement_for_each_way() -> None:
     assert cost(30) == cost(3) <= 8
 
 
+def test_policies_are_asked_before_anything_is_locked(handlers: Handlers) -> None:
+    blocks: list[int] = []
+
+    def policy(error: BaseException, attempt: int) -> float:
+        blocks.append(len(connection.atomic_blocks))
+        return 1.0
+
+    registry._handlers["jobs.echo"] = registry.Handler("jobs.echo", print, retry=policy)
+    outside = len(connection.atomic_blocks)
+
+    Task.objects.fail_many([(task, "no luck") for task in running(2, name="jobs.echo")])
+
+    assert blocks == [outside] * 2
+
+
 def test_of_many_that_fail_those_that_someone_asked_to_cancel_are_cancelled(told: Told) -> None:
     asked, other, sold = running(3)
     Task.objects.filter(pk=asked.pk).cancel(by="olga")

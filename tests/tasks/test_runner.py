@@ -341,6 +341,22 @@ def test_a_hold_that_is_lost_by_its_clock_alone_may_still_hand_in_its_result(
     assert (task.status, task.task_output) == (TaskStatus.SUCCEEDED, {"late": True})
 
 
+def test_a_task_whose_lease_may_be_over_does_not_begin(
+    manual_keeper: Keeper, clock: FakeClock, handlers: Handlers
+) -> None:
+    """The machine was suspended, and nobody has told of the loss yet."""
+    called: list[Any] = []
+    handlers["jobs.echo"] = lambda ctx, **data: called.append(data)
+    task = TaskFactory(name="jobs.echo", state="running", holder="ann")
+    execution = Running(manual_keeper).execution(task)
+    clock.advance(60)
+
+    runner.run(execution)
+
+    assert (called, execution.hold.is_lost) == ([], False)
+    assert row_of(task)["status"] == TaskStatus.RUNNING
+
+
 def test_a_loss_that_the_handler_hides_is_no_result(run: Run, clock: FakeClock) -> None:
     """Its own LeaseLost, swallowed: what it returns then is handed in, and judged."""
 
@@ -406,7 +422,7 @@ def away(
     monkeypatch: pytest.MonkeyPatch,
     verb: str,
     times: int,
-    error: Exception,
+    error: BaseException,
     *,
     after: bool = False,
 ) -> Iterator[list[int]]:
@@ -520,10 +536,11 @@ def test_the_pauses_between_the_tries_outlast_a_restart_of_the_database() -> Non
     assert 15 < sum(PAUSES) < 60
 
 
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), SystemExit(1)])
 def test_an_error_of_our_own_while_storing_reaches_no_worker(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: Any, error: BaseException
 ) -> None:
-    with away(monkeypatch, "complete_taken", 1, RuntimeError("a bug")) as tries:
+    with away(monkeypatch, "complete_taken", 1, error) as tries:
         task = run(lambda ctx, **data: None)
 
     assert len(tries) == 1

@@ -157,3 +157,24 @@ def test_a_timeout_is_over_at_its_moment_and_not_before(
     assert timekeeper.due() == []
     clock.advance(10)
     assert timekeeper.due() == [late]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("kind", ["thread", "coroutine"])
+def test_an_attempt_that_nobody_can_watch_fails_and_its_place_is_free_again(
+    kind: str, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def well(ctx: Any, **data: Any) -> None: ...
+
+    def refuse(timekeeper: Timekeeper, execution: Execution) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Timekeeper, "watch", refuse)
+    handlers["jobs.well"] = well if kind == "coroutine" else lambda ctx, **data: None
+    task = timed("jobs.well", 60, max_attempts=1)
+    after = TaskFactory(name="jobs.well", data={}, priority=-1)
+
+    with working(threads=1, coroutines=1):
+        wait_for(lambda: row_of(after)["status"] == TaskStatus.SUCCEEDED)
+
+    assert row_of(task)["last_error"] == "RuntimeError: can't start new thread"

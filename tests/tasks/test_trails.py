@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
 from tasks import postgres, trails
 from tasks.models import Task
+from tasks.querysets import TaskQuerySet
 from tests.factories import TaskFactory
 from tests.tasks.support import take_back
 
@@ -128,6 +129,39 @@ def test_tasks_with_a_key_are_seated_before_others_further_on() -> None:
     more = enqueue(1)
 
     assert sorted(take(4)) == [*free[1:], keyed, *more]
+
+
+def refuse(*arguments: Any, **options: Any) -> Any:
+    raise OperationalError("the database went away")
+
+
+def test_what_is_granted_is_not_forgotten_when_looking_further_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second, *_ = enqueue(2)
+    assert take(1) == [first]
+    further = postgres._take
+    answers = iter([further, refuse])
+    monkeypatch.setattr(postgres, "_take", lambda *given: next(answers)(*given))
+
+    assert take(2) == [second]
+
+    monkeypatch.setattr(postgres, "_take", refuse)
+    with pytest.raises(OperationalError):
+        take(2)
+
+
+@pytest.mark.parametrize("verb", ["claim", "take"])
+def test_what_is_granted_is_not_forgotten_when_seating_fails(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue(2)
+    Task.objects.enqueue("jobs.echo", {}, concurrency_key="a")
+    monkeypatch.setattr(TaskQuerySet, "_claim_portably", refuse)
+
+    assert len(getattr(Task.objects, verb)("ann", limit=9)) == 2
+    with pytest.raises(OperationalError):
+        getattr(Task.objects, verb)("ann", limit=9)
 
 
 def test_no_more_places_are_kept_than_some(monkeypatch: pytest.MonkeyPatch) -> None:
