@@ -14,10 +14,13 @@ from datetime import UTC, datetime, timedelta
 
 from django.utils import timezone
 
+from leasing import wording
 from leasing.signs import Sign
 
 #: So wide is the shortest bar: it is to be seen.
 NARROWEST = 0.7
+#: So much time a drawing shows at least: its axis needs some moments.
+SHORTEST = timedelta(seconds=3)
 #: At most about so many moments are named on the axis.
 TICKS = 6
 #: How far apart they may be, in seconds.
@@ -62,6 +65,11 @@ class Lane:
     aside: str = ""
     spans: Sequence[Span] = ()
     marks: Sequence[Mark] = ()
+
+    @property
+    def lasted(self) -> str:
+        """How long it took; "" while it lasts."""
+        return wording.span(self.end - self.start) if self.end else ""
 
 
 @dataclass(frozen=True)
@@ -110,8 +118,7 @@ def draw(lanes: Sequence[Lane], now: datetime, *, left_out: bool = False) -> Dra
     if not moments:
         return Drawing()
     begin, end = min(moments), max(moments)
-    if end - begin < timedelta(seconds=1):
-        end = begin + timedelta(seconds=1)
+    end = max(end, begin + SHORTEST)
     scale = _Scale(begin, end)
     lasts = any(lane.end is None for lane in lanes)
     return Drawing(

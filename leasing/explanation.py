@@ -59,7 +59,7 @@ def explain(
             "ok",
             _ended(row, ending),
             "Nobody holds it. The next to ask for it gets it.",
-            until=f"It is over since {stamp(row.released_at or row.expires_at)}.",
+            until=f"It ended at {stamp(row.released_at or row.expires_at)}.",
             facts=_facts(row),
             sign=sign,
         )
@@ -75,7 +75,16 @@ def _expired(row: Leasable, now: datetime, sign: Sign) -> Explanation:
         f"write by {row.holder} is refused."
     )
     found = _told(row, now, "expired_unclaimed", "warning", headline, next_, sign)
-    return replace(found, who=f"Nobody any more; {row.holder} did.")
+    refusing = (
+        f"What {row.holder} still writes under its token is refused from now on, and not only once "
+        "another has taken the lease. What it has already done elsewhere is not undone."
+    )
+    return replace(
+        found,
+        who=f"Nobody any more; {row.holder} did.",
+        actions=[Action("revoke", "Refuse its late writes", refusing, REVOKE)],
+        revoking=refusing,
+    )
 
 
 def _held(row: Leasable, now: datetime, sign: Sign) -> Explanation:

@@ -39,6 +39,16 @@ class Member:
         return max(0, len(self.tasks) - LISTED)
 
     @property
+    def busy(self) -> int:
+        """How many of its threads work."""
+        return min(len(self.tasks), self.worker.concurrency)
+
+    @property
+    def ahead(self) -> int:
+        """How many tasks it has claimed before a thread was free."""
+        return len(self.tasks) - self.busy
+
+    @property
     def is_live(self) -> bool:
         return state_of(self.worker) == WorkerState.LIVE
 

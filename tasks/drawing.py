@@ -20,7 +20,7 @@ WIDTH, HEIGHT = 720, 220
 #: Lines that mean something are drawn in the colour of it; all others in turn in these.
 TONES: Final = {
     "failed": "crit",
-    "retried": "warn",
+    "retried": "three",
     "recovered": "warn",
     "expirations": "warn",
     "p95": "two",

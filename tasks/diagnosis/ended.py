@@ -11,7 +11,7 @@ from tasks.querysets import TaskStatus
 
 def ended(task: Task) -> Diagnosis:
     """It ended, in whatever way."""
-    until = f"It is over since {stamped(task.processed_at)}."
+    until = f"It ended at {stamped(task.processed_at)}."
     facts = [("Ended", stamped(task.processed_at)), *attempt_facts(task)]
     if task.status == TaskStatus.SUCCEEDED:
         headline = f"It was completed by {task.holder}."
@@ -26,7 +26,10 @@ def ended(task: Task) -> Diagnosis:
         code, severity = "given_up", "critical"
         headline = "Its handler gave up: the error is not one that another attempt would mend."
         if task.attempts >= task.max_attempts:
-            code, headline = "exhausted", f"All {task.max_attempts} attempts were used up."
+            code = "exhausted"
+            headline = f"All of its {task.max_attempts} attempts went wrong."
+            if task.max_attempts == 1:
+                headline = "Its only attempt went wrong."
     return Diagnosis(
         code, severity, headline, next_, until=until, facts=facts, actions=[RETRY, DISCARD]
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from leasing.answers import FLAPPING_WITHIN, Diagnosis, is_skewed
-from leasing.wording import span
+from leasing.wording import plural, span
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE, REVOKE
 from tasks.diagnosis.facts import attempt_facts, holder_facts, stamped, until
 from tasks.models import Task
@@ -20,7 +20,11 @@ def flapping(task: Task, losses: list[str], found: Diagnosis) -> Diagnosis:
     """It was lost from each of ``losses`` lately; ``found`` is what there is to say beside."""
     named = ", ".join(dict.fromkeys(losses[:NAMED]))
     left = task.max_attempts - task.attempts
-    then = f"After {left} more attempts it is dead." if left > 0 else "This is its last attempt."
+    then = (
+        f"After {plural(left, 'more attempt')} it is dead."
+        if left > 0
+        else "This is its last attempt."
+    )
     return replace(
         found,
         code="flapping",

@@ -42,12 +42,12 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     if not serving:
         headline = f"No worker was seen lately that serves the queue {task.queue}."
         next_ = "It waits until one is started: manage.py run_worker."
-        until = "A worker serves the queue."
+        until = "Until a worker serves the queue."
         return _told("no_worker", "critical", headline, next_, until, facts)
     if not able:
         headline = f"No worker of the queue {task.queue} has code for {task.name}."
         next_ = "Each worker that claims it gives it back for a minute, until one has the code."
-        until = "A worker has the code."
+        until = "Until a worker has the code."
         return _told("unknown_task", "critical", headline, next_, until, facts)
     holders = around.by_key.get(task.concurrency_key, {}) if task.concurrency_key else {}
     if sum(holders.values()) >= (task.concurrency_limit or 1):
@@ -55,10 +55,10 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     if not around.free_threads(able):
         headline = f"Every place of {plural(len(able), 'worker')} that could run it is taken."
         next_ = "It starts when one of them is free; tasks of higher priority go first."
-        return _told("saturated", "info", headline, next_, "A place is free.", facts)
+        return _told("saturated", "info", headline, next_, "Until a place is free.", facts)
     headline = "It is due, and a worker is free to take it."
     next_ = "It is claimed at the next poll."
-    return Diagnosis("due", "ok", headline, next_, until="The next poll.", facts=facts)
+    return Diagnosis("due", "ok", headline, next_, until="Until the next poll.", facts=facts)
 
 
 def _key_held(task: Task, holders: dict[str, int], facts: list[tuple[str, str]]) -> Diagnosis:
@@ -71,7 +71,7 @@ def _key_held(task: Task, holders: dict[str, int], facts: list[tuple[str, str]])
         f"As many tasks of {task.concurrency_key} run as may: {limit}.",
         "It starts when one of them ends or is recovered, in its turn.",
         who=f"Nobody; its key is with {named}.",
-        until="One of them ends.",
+        until="Until one of them ends.",
         facts=facts,
         actions=[RESCHEDULE, CANCEL],
     )
@@ -83,7 +83,7 @@ def _paused(queue: Queue, facts: list[tuple[str, str]]) -> Diagnosis:
         facts.append(("Reason", queue.reason))
     headline = f"The queue {queue.name} is paused" + (f": {queue.reason}" if queue.reason else ".")
     next_ = "It waits until someone resumes the queue."
-    until = "Someone resumes the queue."
+    until = "Until someone resumes the queue."
     actions = [RESUME, RESCHEDULE, CANCEL]
     return _told("queue_paused", "warning", headline, next_, until, facts, actions)
 

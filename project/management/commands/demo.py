@@ -40,14 +40,13 @@ class Command(BaseCommand):
         generator += ["--longest", "6"]
         demo = Supervisor(
             [
-                ("web", ["runserver", "--skip-checks", "--noreload", address]),
+                ("web", ["runserver", "--skip-checks", "--noreload", "--insecure", address]),
                 ("worker-1", [*worker, "--name", "worker-1"]),
                 ("worker-2", [*worker, "--name", "worker-2"]),
                 ("generator-1", [*generator, "--name", "generator-1"]),
                 ("generator-2", [*generator, "--name", "generator-2"]),
             ],
             env={
-                "DEBUG": "true",
                 "DJANGO_RUNSERVER_HIDE_WARNING": "true",
                 "LEASING_API_ACCESS": "compatible",
                 "LEASING_TTL": os.environ.get("LEASING_TTL") or str(TTL),
