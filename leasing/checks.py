@@ -18,7 +18,10 @@ from leasing.conf import AppSettings, leasing_settings
 READ_COMMITTED = 2
 
 
-NUMBERS = ("TTL", "MIN_TTL", "MAX_TTL", "RENEW_EVERY", "JITTER", "MARGIN", "WAIT", "GRACE")
+NUMBERS = (
+    *("TTL", "MIN_TTL", "MAX_TTL", "RENEW_EVERY", "JITTER", "MARGIN", "WAIT", "GRACE"),
+    "AUDIT_RETENTION",
+)
 
 
 def register_all() -> None:
@@ -63,7 +66,7 @@ def check_settings(
 
 def _is_number(value: object, key: str) -> bool:
     if value is None:
-        return key in ("RENEW_EVERY", "MARGIN")
+        return key in ("RENEW_EVERY", "MARGIN", "AUDIT_RETENTION")
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
@@ -86,8 +89,11 @@ def _check_bounds() -> list[CheckMessage]:
         messages.append(
             Error(f"LEASING['DATABASE'] names no database: {conf.DATABASE!r}.", id="leasing.E006")
         )
-    if not isinstance(conf.ENABLED, bool):
-        messages.append(Error("LEASING['ENABLED'] must be True or False.", id="leasing.E011"))
+    messages += [
+        Error(f"LEASING[{key!r}] must be True or False.", id="leasing.E011")
+        for key in ("ENABLED", "READ_ONLY")
+        if not isinstance(getattr(conf, key), bool)
+    ]
     if not isinstance(conf.LISTEN_URL, str | None):
         messages.append(
             Error("LEASING['LISTEN_URL'] must be an address, or None.", id="leasing.E012")

@@ -7,6 +7,7 @@ tells the same in a table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -17,8 +18,8 @@ from leasing.signs import Sign
 
 #: So wide is the shortest bar: it is to be seen.
 NARROWEST = 0.7
-#: About so many moments are named on the axis.
-TICKS = 4
+#: At most about so many moments are named on the axis.
+TICKS = 6
 #: How far apart they may be, in seconds.
 STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 DAY = 86_400
@@ -98,6 +99,10 @@ class Drawing:
     def __bool__(self) -> bool:
         return bool(self.lanes)
 
+    def live_marks(self) -> list[Lane]:
+        """What makes it another drawing: bars that only grow with the time do not."""
+        return [lane for lane, _ in self.lanes]
+
 
 def draw(lanes: Sequence[Lane], now: datetime, *, left_out: bool = False) -> Drawing:
     """Put ``lanes`` on one axis, which ends at ``now`` when one of them lasts until then."""
@@ -154,9 +159,10 @@ def _shapes(lane: Lane, scale: _Scale, now: datetime) -> list[Shape]:
 
 def _ticks(scale: _Scale) -> Iterable[Tick]:
     length = (scale.end - scale.begin).total_seconds()
-    step = next((step for step in STEPS if length / step <= TICKS + 1), 0)
+    most = TICKS if length <= DAY else TICKS // 2  # with their dates they are wider
+    step = next((step for step in STEPS if length / step <= most), 0)
     if not step:
-        step = DAY * max(1, round(length / DAY / TICKS))
+        step = DAY * max(1, math.ceil(length / DAY / most))
     zone = timezone.get_current_timezone()
     first = scale.begin.timestamp() // step * step
     moments = [first + step * number for number in range(int(length / step) + 2)]

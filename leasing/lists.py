@@ -6,7 +6,7 @@ other property is: among so many rows at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from django.db.models import Count, Q
 
 from leasing.leasables import listed, matching
 from leasing.models import Leasable, Lease, LeaseState, leasable_models
-from leasing.paging import COUNT_CAP, Capped, Cursor, Page, capped_count, page_of
+from leasing.paging import COUNT_CAP, Capped, Cursor, Page, capped_count, chunks_of, page_of
 
 ALL: Final = "all"
 #: The states in which a lease can be, one at a time.
@@ -47,6 +47,15 @@ def section(model: type[Leasable], wanted: Mapping[str, Any], cursor: Cursor | N
     if wanted["state"] == LeaseState.ACTIVE:
         rows = _held(model, rows)
     return Section(title, page_of(rows, cursor, search=_search(wanted)))
+
+
+def exported(wanted: Mapping[str, Any]) -> Iterator[Sequence[Leasable]]:
+    """The leases of all models that are ``wanted``, some at a time."""
+    for model in leasable_models():
+        rows = _rows(model, wanted)
+        if wanted["state"] == LeaseState.ACTIVE:
+            rows = _held(model, rows)
+        yield from chunks_of(rows, search=_search(wanted))
 
 
 def counts(wanted: Mapping[str, Any]) -> Counts:

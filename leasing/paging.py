@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
@@ -265,3 +265,20 @@ def _moment(text: str) -> datetime:
     except (ValueError, OverflowError) as error:
         raise InvalidCursor("not a cursor") from error
     return moment
+
+
+def chunks_of(
+    rows: models.QuerySet[Row],
+    order: Order = NEWEST_FIRST,
+    search: Q | None = None,
+    size: int = 500,
+) -> Iterator[Sequence[Row]]:
+    """All of ``rows`` that meet ``search``, in ``order``, as the pages show them: so many at a
+    time, for an export."""
+    cursor: Cursor | None = None
+    while True:
+        page = page_of(rows, cursor, size, order, search)
+        yield page.rows
+        if not page.older:
+            return
+        cursor = Cursor.decode(page.older)

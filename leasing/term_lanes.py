@@ -1,19 +1,15 @@
-"""The terms of a lease on an axis of time: holders, rising tokens, refused writes.
-
-Renewals are in no ledger: each term is one bar, however often it was renewed.
-"""
+"""The terms of a lease on an axis of time: holders, rising tokens, refused writes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
 from leasing.drawing import Drawing, Lane, Mark, Span, draw
-from leasing.history import BEGINNINGS, TURNS, end_told_by
-from leasing.models import EventKind, Leasable, LeaseEvent, LeaseState
+from leasing.models import EventKind, Leasable
 from leasing.signs import EXPIRED, Sign, event_sign, lease_sign
+from leasing.timeline import Term, Timeline
 from leasing.wording import plural, span
 
 #: How many terms a drawing shows.
@@ -21,88 +17,70 @@ MOST: Final = 12
 UNTOLD: Final = Sign("ended, nobody noted when", "mute", "circle", "?")
 
 
-def drawing_of(row: Leasable, events: Sequence[LeaseEvent], now: datetime) -> Drawing:
-    """The drawing of the lease of ``row`` at ``now``; ``events`` are its latest, newest first."""
-    lanes = [_term(row, events, at, now) for at in _beginnings(events)]
-    if not lanes and row.grants:
-        lanes = [_of_the_row(row, now, [])]  # a model that keeps no events
-    first = max(1, row.grants - len(lanes) + 1)
-    named = [replace(lane, title=f"Term {number}") for number, lane in enumerate(lanes, first)]
-    return draw(named[-MOST:], now, left_out=len(named) > MOST)
-
-
-def _beginnings(events: Sequence[LeaseEvent]) -> list[int]:
-    """The places of the events that began a term, the earliest term first."""
-    return [at for at, event in enumerate(events) if event.kind in BEGINNINGS][::-1]
-
-
-def _term(row: Leasable, events: Sequence[LeaseEvent], at: int, now: datetime) -> Lane:
-    """The term that ``events[at]`` began."""
-    begun = events[at]
-    turn = next((event for event in reversed(events[:at]) if event.kind in TURNS), None)
-    marks = [
-        Mark(event.at, "crit", f"A late write was refused: {event.reason}")
-        for event in events
-        if event.kind == EventKind.REFUSED and event.grant_id == begun.grant_id
+def drawing_of(row: Leasable, timeline: Timeline) -> Drawing:
+    """The drawing of the latest terms of the lease of ``row``."""
+    terms = timeline.terms
+    before = [None, *terms]
+    first = max(1, row.grants - len(terms) + 1)
+    lanes = [
+        _lane(f"Term {number}", term, previous, row, timeline)
+        for number, (term, previous) in enumerate(zip(terms, before, strict=False), first)
     ]
-    if row.grant_id == begun.grant_id:
-        is_revoked = turn is not None and turn.kind == EventKind.REVOKED
-        return _of_the_row(row, now, marks, begun, is_revoked=is_revoked)
-    end = begun.at if turn is None else end_told_by(turn) or turn.at
-    sign = UNTOLD if turn is None else _ending(turn)
-    return _lane(begun, sign, begun.holder, begun.fencing_token, begun.at, end, marks)
+    left_out = timeline.has_more or len(lanes) > MOST
+    return draw(lanes[-MOST:], timeline.now, left_out=left_out)
 
 
-def _of_the_row(
-    row: Leasable,
-    now: datetime,
-    marks: list[Mark],
-    begun: LeaseEvent | None = None,
-    *,
-    is_revoked: bool = False,
-) -> Lane:
-    """The latest term, which the row itself knows best."""
-    assert row.acquired_at is not None
-    sign = event_sign(EventKind.REVOKED) if is_revoked else lease_sign(row, now)
-    is_held = row.lease_state(now) == LeaseState.ACTIVE
-    end = None if is_held else row.released_at or row.expires_at
-    token = row.fencing_token if begun is None else begun.fencing_token
-    renewed = f"renewed {plural(row.renewals, 'time')}" if row.renewals else ""
-    return _lane(begun, sign, row.holder, token, row.acquired_at, end, marks, renewed)
-
-
-def _ending(turn: LeaseEvent) -> Sign:
-    """How the term before ``turn`` ended."""
-    if turn.kind in (EventKind.RELEASED, EventKind.REVOKED):
-        return event_sign(turn.kind)
-    return EXPIRED if turn.kind == EventKind.TAKEN_OVER else UNTOLD
-
-
-def _lane(
-    begun: LeaseEvent | None,
-    sign: Sign,
-    holder: str,
-    token: int,
-    start: datetime,
-    end: datetime | None,
-    marks: list[Mark],
-    renewed: str = "",
-) -> Lane:
-    said = [renewed, plural(len(marks), "late write") + " refused" if marks else ""]
-    if begun is not None and begun.kind == EventKind.TAKEN_OVER:
-        said.insert(0, f"taken over from {begun.previous_holder}")
-        marks = [Mark(start, "warn", f"Taken over, token {token}"), *marks]
+def _lane(title: str, term: Term, previous: Term | None, row: Leasable, timeline: Timeline) -> Lane:
+    sign = _sign(term, row, timeline.now)
+    start = term.began_at or timeline.since
+    end = term.ended_at if term.end != "unknown" else term.ended_at or start
     lasted = f", {span(end - start)}" if end else ""
-    bar = Span(start, end, sign.tone, f"{holder}: {sign.word}{lasted}, token {token}")
+    bar = Span(start, end, sign.tone, f"{term.holder}: {sign.word}{lasted}")
     return Lane(
         sign,
-        "Term",
-        holder,
-        token,
+        title,
+        term.holder,
+        term.fencing_token,
         start,
         end,
-        ", ".join(filter(None, said)),
-        aside=f"token {token}",
+        ", ".join(_notes(term, previous)),
+        aside=f"token {term.fencing_token}",
         spans=[bar],
-        marks=marks,
+        marks=list(_marks(term)),
     )
+
+
+def _sign(term: Term, row: Leasable, now: datetime) -> Sign:
+    match term.end:
+        case "held":
+            return lease_sign(row, now)
+        case "released" | "revoked":
+            return event_sign(term.end)
+        case "expired":
+            return EXPIRED
+        case _:
+            return UNTOLD
+
+
+def _notes(term: Term, previous: Term | None) -> Iterable[str]:
+    if term.is_takeover:
+        yield f"taken over from {previous.holder}" if previous else "taken over"
+    if term.renewals:
+        yield f"renewed {plural(term.renewals, 'time')}"
+    if term.end == "revoked":
+        yield f"revoked by {term.actor or 'an operator'}" + (
+            f": {term.reason}" if term.reason else ""
+        )
+    if term.refused:
+        yield f"{plural(len(term.refused), 'late write')} refused"
+
+
+def _marks(term: Term) -> Iterable[Mark]:
+    if term.is_takeover and term.began_at:
+        yield Mark(term.began_at, "warn", f"{event_sign(EventKind.TAKEN_OVER).word.capitalize()}")
+    if term.asked_at:
+        yield Mark(term.asked_at, "warn", "Asked to yield")
+    if term.lost_at:
+        yield Mark(term.lost_at, "crit", "Its holder heard that it was over")
+    for at, what in term.refused:
+        yield Mark(at, "crit", f"A late write was refused: {what}")

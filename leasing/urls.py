@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.urls import path
+from django.urls import path, re_path
 
 from leasing import audit_views, list_views, navigation, views
 
@@ -23,6 +23,8 @@ navigation.add(
 urlpatterns = [
     path("audit/", audit_views.audit_list, name="audit"),
     path("leases/", list_views.lease_list, name="list"),
+    re_path(r"^leases\.(?P<form>csv|json)$", list_views.lease_export, name="export"),
+    path("leases/<str:lease_id>/events.<str:form>", views.event_export, name="export_events"),
     path("leases/<str:lease_id>/", views.lease_detail, name="detail"),
     path("leases/<str:lease_id>/revoke/", views.revoke, name="revoke"),
 ]

@@ -6,21 +6,26 @@ from datetime import datetime
 from typing import Any
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 from django.utils.http import url_has_allowed_host_and_scheme
 
 from leasing import audit, navigation
 from leasing.access import may, page, verb
 from leasing.conf import leasing_settings
+from leasing.drawing import Drawing
 from leasing.explanation import explain
+from leasing.exporting import FORMATS, export
+from leasing.exports import EVENTS
 from leasing.forms import EventsFilter, ForceReleaseForm
 from leasing.leasables import find_row, rows_of
 from leasing.live import answer
 from leasing.models import Leasable, LeaseEvent
-from leasing.paging import InvalidCursor, page_of
+from leasing.paging import InvalidCursor, Page, page_of
 from leasing.signs import event_sign
 from leasing.term_lanes import drawing_of
+from leasing.timeline import timeline
 
 VIEW, REVOKE = "leasing.view_lease", "leasing.revoke_lease"
 
@@ -30,6 +35,15 @@ def lease_detail(request: HttpRequest, lease_id: str) -> HttpResponse:
     """One lease: why it is as it is, who holds it, until when, and what happened to it."""
     row = find_row(lease_id)
     return _detail(request, row, ForceReleaseForm(row.lease_resource))
+
+
+@page(VIEW)
+def event_export(request: HttpRequest, lease_id: str, form: str) -> HttpResponseBase:
+    """What happened to one lease, as a file."""
+    row = find_row(lease_id)
+    if form not in FORMATS:
+        raise Http404("Nothing is exported so.")
+    return export(request, _events(row), EVENTS, form, f"lease-{row.pk}-events")
 
 
 @verb(REVOKE)
@@ -60,9 +74,7 @@ def _detail(
 ) -> HttpResponse:
     now: datetime = row.now
     form = EventsFilter(request.GET)
-    events = LeaseEvent.objects.using(leasing_settings.DATABASE).filter(
-        resource=row.lease_resource, model=row._meta.label_lower, key=str(row.pk)
-    )
+    events = _events(row)
     cursor = form.cleaned_data["at"] if form.is_valid() else None
     try:
         shown = page_of(events, cursor)
@@ -76,10 +88,21 @@ def _detail(
         "explanation": explain(row, now, events=() if shown.moved else shown.rows),
         "is_revocable": rows_of(type(row)).filter(pk=row.pk).holding().exists(),
         "events": shown,
-        "drawing": None if shown.moved else drawing_of(row, shown.rows, now),
+        "drawing": None if shown.moved else _drawing(row, shown, now),
         "marked": [(event, event_sign(event.kind)) for event in shown.rows],
         "form": form,
         "revoke_form": revoke_form,
         "may_revoke": may(request, REVOKE),
     }
     return answer(request, "leasing/detail.html", context, status=400 if form.errors else status)
+
+
+def _events(row: Leasable) -> QuerySet[LeaseEvent]:
+    return LeaseEvent.objects.using(leasing_settings.DATABASE).filter(
+        resource=row.lease_resource, model=row._meta.label_lower, key=str(row.pk)
+    )
+
+
+def _drawing(row: Leasable, events: Page[LeaseEvent], now: datetime) -> Drawing:
+    told = timeline(row, now, events.rows, has_more=bool(events.older))
+    return drawing_of(row, told)

@@ -11,11 +11,12 @@ from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import messages
+from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 
-from leasing.access import page, verb
+from leasing.access import READ_ONLY, may, page, verb
 from leasing.wording import plural
 from tasks import listing, picking
 from tasks.detail_views import detail
@@ -50,6 +51,8 @@ def bulk(request: HttpRequest, name: str) -> HttpResponseBase:
     chosen = _verb(name)
 
     def ask(request: HttpRequest) -> HttpResponse:
+        if not may(request, chosen.permission):
+            raise PermissionDenied(READ_ONLY)
         return _ask(request, chosen, picking.pick(request.GET), chosen.blank())
 
     def do(request: HttpRequest) -> HttpResponse:

@@ -116,6 +116,11 @@ def _check_housekeeping() -> list[CheckMessage]:
                 id="tasks.E010",
             )
         )
+    if not isinstance(task_settings.SAMPLES, bool):
+        messages.append(Error("TASK_QUEUE['SAMPLES'] must be True or False.", id="tasks.E013"))
+    if not _is_age(task_settings.SAMPLE_RETENTION):
+        text = "must be a number of seconds, a timedelta, or None."
+        messages.append(Error(f"TASK_QUEUE['SAMPLE_RETENTION'] {text}", id="tasks.E014"))
     return messages
 
 

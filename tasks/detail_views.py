@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from django import forms
@@ -10,6 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 
 from leasing.access import may, page
+from leasing.drawing import Drawing
 from leasing.forms import ForceReleaseForm
 from leasing.live import answer
 from leasing.masking import masked
@@ -17,12 +19,14 @@ from leasing.paging import InvalidCursor, Page, page_of
 from tasks import listing
 from tasks.attempt_lanes import drawing_of
 from tasks.diagnosis import diagnose, look_around
+from tasks.exports import PAYLOAD, VIEW_PAYLOAD
 from tasks.forms import PageFilter
 from tasks.models import Task, TaskAttempt, TaskStatus
 from tasks.signs import SEVERITY_SIGNS, task_sign
+from tasks.timeline import timeline
 from tasks.verbs import verbs_for
 
-VIEW, SEE_PAYLOAD, REVOKE = "tasks.view_task", "tasks.view_payload", "leasing.revoke_lease"
+VIEW, REVOKE = "tasks.view_task", "leasing.revoke_lease"
 
 #: Facts of a diagnosis that the page tells by itself, with times that tick.
 TOLD = {
@@ -36,10 +40,9 @@ TOLD = {
     "Not before",
     "Due since",
 }
-#: What only they see who may see payloads.
-PAYLOAD = ("task_data", "task_output", "progress", "checkpoint")
 
 
+#: What is not even read for those who may not see it; the numbers of a progress all may.
 UNSEEN = ("task_data", "task_output", "checkpoint")
 
 
@@ -53,7 +56,7 @@ def detail(
     request: HttpRequest, pk: int, forms: Mapping[str, forms.Form], status: int = 200
 ) -> HttpResponse:
     """The page of a task, with the ``forms`` that were filled in wrongly, by their verbs."""
-    sees_payload = request.user.has_perm(SEE_PAYLOAD)
+    sees_payload = request.user.has_perm(VIEW_PAYLOAD)
     rows = listing.tasks() if sees_payload else listing.tasks().defer(*UNSEEN)
     task = get_object_or_404(rows, pk=pk)
     around = look_around([task])
@@ -70,7 +73,7 @@ def detail(
         "severity": SEVERITY_SIGNS[diagnosis.severity],
         "facts": [fact for fact in diagnosis.facts if fact[0] not in TOLD],
         "attempts": attempts,
-        "drawing": None if attempts.moved else drawing_of(task, attempts.rows, now),
+        "drawing": None if attempts.moved else _drawing(task, attempts, now),
         "sees_payload": sees_payload,
         **{name: masked(getattr(task, name)) for name in PAYLOAD if sees_payload},
         "may_see_leases": request.user.has_perm("leasing.view_lease"),
@@ -90,8 +93,13 @@ def _attempts(form: PageFilter, task: Task) -> Page[Any]:
         return page_of(attempts, None)
 
 
+def _drawing(task: Task, attempts: Page[Any], now: datetime) -> Drawing:
+    told = timeline(task, now, attempts.rows, has_more=bool(attempts.older))
+    return drawing_of(task, told)
+
+
 def _verbs(
-    request: HttpRequest, task: Task, now: Any, forms: Mapping[str, forms.Form]
+    request: HttpRequest, task: Task, now: datetime, forms: Mapping[str, forms.Form]
 ) -> dict[str, Any]:
     """What can be done to the task, and what of it the user may do."""
     fitting = verbs_for(task, now)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlencode
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from leasing.access import page
 from leasing.conf import leasing_settings
+from leasing.exporting import export
 from leasing.functions import database_now
 from leasing.live import answer
-from leasing.paging import InvalidCursor, Page, page_of
+from leasing.paging import InvalidCursor, Page, chunks_of, page_of
 from tasks import listing
 from tasks.diagnosis import diagnose, look_around
+from tasks.exports import TASKS
 from tasks.forms import PageFilter, TaskFilter
 from tasks.models import Task
 from tasks.picking import MOST, asked_for
@@ -41,6 +43,19 @@ def task_list(request: HttpRequest) -> HttpResponse:
             "most": MOST,
         }
     return _answer(request, "tasks/list.html", context)
+
+
+@page(VIEW)
+def task_export(request: HttpRequest, form: str) -> HttpResponseBase:
+    """The tasks of a list as a file, by the same filter and in the same order."""
+    asked = TaskFilter(request.GET)
+    if not asked.is_valid():
+        return _answer(request, "tasks/list.html", {"form": asked, "now": _now()})
+    wanted = asked.cleaned_data
+    state = listing.STATES[wanted["state"]]
+    rows = listing.exported(state.name, wanted, request.user)
+    chunks = chunks_of(rows, state.order, listing.search_of(wanted))
+    return export(request, chunks, TASKS, form, f"tasks-{state.name}")
 
 
 @page(VIEW)

@@ -10,6 +10,7 @@ from django.db.models import Q
 from django.db.models.functions import Left
 
 from leasing.paging import NEWEST_FIRST, Capped, Order, capped_count, capped_search
+from tasks.exports import readable
 from tasks.models import Task, TaskStatus
 
 #: What a list never loads.
@@ -94,6 +95,11 @@ def listed(state: str, wanted: Mapping[str, Any]) -> Any:
     if state in ("failed", "retrying"):
         rows = rows.annotate(error_start=Left("last_error", ERROR_SHOWN))
     return rows
+
+
+def exported(state: str, wanted: Mapping[str, Any], user: Any) -> Any:
+    """As ``listed``, with all that ``user`` may see."""
+    return readable(_by_id(in_state(state), wanted), user)
 
 
 def search_of(wanted: Mapping[str, Any]) -> Q | None:

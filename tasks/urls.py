@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.urls import path
+from django.urls import path, re_path
 
 from leasing import navigation
 from leasing.navigation import Entry
@@ -41,6 +41,7 @@ navigation.add_shared_page("tasks.generatorwish", "tasks:generator")
 urlpatterns = [
     path("", overview_views.overview, name="overview"),
     path("tasks/", list_views.task_list, name="list"),
+    re_path(r"^tasks\.(?P<form>csv|json)$", list_views.task_export, name="export"),
     path("tasks/stuck/", list_views.stuck, name="stuck"),
     path("tasks/bulk/<slug:name>/", action_views.bulk, name="bulk"),
     path("tasks/<int:pk>/", detail_views.task_detail, name="detail"),

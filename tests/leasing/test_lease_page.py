@@ -87,9 +87,14 @@ def test_the_timeline_shows_a_takeover_with_rising_tokens(viewer: Client) -> Non
     expire(first)
     second = LeaseFactory(resource="berth", holder="emil")
     text = get(viewer, url_of(second)).text
-    takeover = text.index("emil took it over from dora")
-    assert text.index(f"token {second.fencing_token}") < takeover
-    assert takeover < text.index(f"token {first.fencing_token}")
+    events = text[text.index("What happened") :]
+    takeover = events.index("emil took it over from dora")
+    assert events.index(f"token {second.fencing_token}") < takeover
+    assert takeover < events.index(f"token {first.fencing_token}")
+    terms = text[text.index("Terms") : text.index("As a table")]
+    assert terms.index(f"Term 1 dora token {first.fencing_token}") < terms.index(
+        f"Term 2 emil token {second.fencing_token} taken over from dora"
+    )
 
 
 def test_events_come_in_pages(viewer: Client) -> None:

@@ -81,6 +81,7 @@ def test_while_the_site_is_read_only_nobody_may(operator: Client, settings: Sett
         assert operator.post(f"{LIST}{task.pk}/{verb}/", REASON).status_code == 403
         sent = {"picked": f"{task.pk}.1", **REASON}
         assert operator.post(bulk(verb), sent).status_code == 403
+        assert operator.get(bulk(verb, task=task.pk)).status_code == 403
     assert row_of(task) == before
     assert "bulk/" not in get(operator, LIST).html
     assert get(operator, f"{LIST}{task.pk}/").forms == ["/logout/"]

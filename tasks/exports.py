@@ -1,0 +1,42 @@
+"""What the lists of tasks, attempts, queues, workers and schedules export."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
+
+from leasing.exporting import Column, plain, secret
+
+VIEW_PAYLOAD: Final = "tasks.view_payload"
+#: What only those see who have that permission.
+PAYLOAD: Final = ("task_data", "task_output", "progress", "checkpoint")
+
+TASKS: Final = [
+    *plain("id", "name", "queue", "status", "priority", "attempts", "max_attempts"),
+    *plain("created_at", "scheduled_at", "started_at", "processed_at", "holder", "acquired_at"),
+    Column("expires_at", lambda task: task.expires_at if task.grants else None),
+    *plain("fencing_token", "unique_key", "concurrency_key", "cancel_requested_at"),
+    *plain("cancel_requested_by", "last_error"),
+    *secret(VIEW_PAYLOAD, *PAYLOAD),
+]
+ATTEMPTS: Final = plain(
+    *("id", "task_id", "number", "outcome", "holder", "started_at", "ended_at"),
+    *("fencing_token", "error", "refused_at", "refused_verb"),
+)
+WORKERS: Final = plain(
+    *("name", "state", "hostname", "pid", "queues", "concurrency", "sweeps"),
+    *("started_at", "last_seen_at", "stopped_at"),
+)
+QUEUES: Final = plain("name", "paused_at", "paused_by", "reason")
+SCHEDULES: Final = [
+    *plain("id", "name", "task_name", "queue", "priority", "cron", "every", "timezone"),
+    *plain("missed", "overlap", "declared", "paused_at", "paused_by", "next_at"),
+    *secret(VIEW_PAYLOAD, "task_data"),
+]
+
+
+def readable(rows: Any, user: AbstractBaseUser | AnonymousUser) -> Any:
+    """``rows`` of tasks without the columns that ``user`` is not given."""
+    may: Any = user
+    return rows if may.has_perm(VIEW_PAYLOAD) else rows.defer(*PAYLOAD)

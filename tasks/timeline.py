@@ -1,0 +1,144 @@
+"""The attempts of a task on a time axis, with the waits between them.
+
+Pure functions of the row and its attempts: nothing is read but by ``read``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from tasks.models import Task, TaskAttempt, TaskStatus
+
+#: How many attempts are read, the latest.
+MOST_ATTEMPTS: Final = 50
+
+
+@dataclass(frozen=True)
+class Span:
+    """An attempt, or a wait."""
+
+    kind: str
+    began_at: datetime
+    #: None: it goes on.
+    ended_at: datetime | None = None
+    #: Of a wait: until when it was, or is, not due.
+    due_at: datetime | None = None
+    # Of an attempt:
+    number: int = 0
+    holder: str = ""
+    fencing_token: int = 0
+    #: running, overdue (its deadline has passed), succeeded, failed, lost, returned, snoozed,
+    #: cancelled.
+    outcome: str = ""
+    error: str = ""
+    #: When it ends unless it is renewed; of one that goes on.
+    expires_at: datetime | None = None
+    renewals: int | None = None
+    #: When a late write of it was turned away, and which.
+    refused_at: datetime | None = None
+    refused_verb: str = ""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Attempts and waits, the oldest first, without gaps."""
+
+    spans: list[Span]
+    now: datetime
+    #: Whether there were attempts before these.
+    has_more: bool = False
+
+    @property
+    def attempts(self) -> list[Span]:
+        return [span for span in self.spans if span.kind == "attempt"]
+
+    @property
+    def since(self) -> datetime:
+        return self.spans[0].began_at if self.spans else self.now
+
+    @property
+    def until(self) -> datetime:
+        """Where the axis ends: the last end; while it goes on now, or a deadline ahead."""
+        last = self.spans[-1] if self.spans else None
+        if last is None:
+            return self.now
+        if last.ended_at is not None:
+            return last.ended_at
+        return max(each for each in (self.now, last.expires_at, last.due_at) if each is not None)
+
+
+def read(task: Task, now: datetime, most: int = MOST_ATTEMPTS) -> Timeline:
+    """The timeline of ``task`` at ``now``, from its latest attempts: one query."""
+    attempts = TaskAttempt.objects.using(task._state.db).filter(task=task).order_by("-pk")
+    found = list(attempts.defer("traceback", "exception")[: most + 1])
+    return timeline(task, now, found[:most], has_more=len(found) > most)
+
+
+def timeline(
+    task: Task, now: datetime, attempts: Iterable[TaskAttempt], *, has_more: bool = False
+) -> Timeline:
+    """The spans of ``task`` at ``now``, the database's clock. ``attempts`` are those that did
+    not end well, the newest first; ``has_more``: there are older ones."""
+    spans = [_attempt(each) for each in reversed(list(attempts))]
+    known = {(span.number, span.fencing_token) for span in spans}
+    if _is_own_record(task) and (task.attempts, task.fencing_token) not in known:
+        spans.append(_latest(task, now))
+    filled: list[Span] = []
+    # What came before the attempts that were read nobody knows here.
+    last = None if has_more else task.created_at
+    for span in spans:
+        if last is not None and span.began_at > last:
+            filled.append(Span("wait", last, span.began_at))
+        filled.append(span)
+        last = span.ended_at
+    return Timeline(_with_last_wait(filled, task, last), now, has_more)
+
+
+def _is_own_record(task: Task) -> bool:
+    """Whether the row itself is the record of its latest attempt: it runs, or ended well."""
+    return task.status in (TaskStatus.RUNNING, TaskStatus.SUCCEEDED)
+
+
+def _attempt(attempt: TaskAttempt) -> Span:
+    return Span(
+        "attempt",
+        attempt.started_at,
+        attempt.ended_at,
+        number=attempt.number,
+        holder=attempt.holder,
+        fencing_token=attempt.fencing_token,
+        outcome=attempt.outcome,
+        error=attempt.error,
+        refused_at=attempt.refused_at,
+        refused_verb=attempt.refused_verb,
+    )
+
+
+def _latest(task: Task, now: datetime) -> Span:
+    assert task.acquired_at is not None
+    is_over = task.status == TaskStatus.SUCCEEDED
+    running = "running" if task.expires_at > now else "overdue"
+    return Span(
+        "attempt",
+        task.acquired_at,
+        task.processed_at if is_over else None,
+        number=task.attempts,
+        holder=task.holder,
+        fencing_token=task.fencing_token,
+        outcome="succeeded" if is_over else running,
+        expires_at=None if is_over else task.expires_at,
+        renewals=task.renewals,
+    )
+
+
+def _with_last_wait(spans: list[Span], task: Task, last: datetime | None) -> list[Span]:
+    """``spans``, and the wait that goes on, or that was ended by a cancellation."""
+    if task.status == TaskStatus.READY and last is not None:
+        return [*spans, Span("wait", last, due_at=task.scheduled_at)]
+    ended_at = task.processed_at
+    if task.status == TaskStatus.CANCELLED and last is not None and ended_at and ended_at > last:
+        return [*spans, Span("wait", last, ended_at, due_at=task.scheduled_at)]
+    return spans
