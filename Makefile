@@ -8,7 +8,7 @@ PIP := $(RUN) -m pip -qq --disable-pip-version-check
 COMBOS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: demo test check matrix wheel screenshots format clean
+.PHONY: demo test check matrix wheel browser screenshots format clean
 
 # The demo site on http://localhost:8000, stopped by Ctrl-C. PORT and DATABASE_URL are heeded.
 demo: $(VENV)/demo.stamp
@@ -37,6 +37,11 @@ matrix:
 wheel: $(VENV)/test.stamp
 	@$(PIP) wheel --no-deps --wheel-dir dist .
 	@$(RUN) -m tests.suite wheel
+
+# What a browser must show, on PostgreSQL: 30 checks. CHROMIUM names the browser, and
+# PYTEST_ADDOPTS="-k test_07" picks a check.
+browser: $(VENV)/browser.stamp
+	@$(RUN) -m tests.browser
 
 # The pictures of docs/dashboard.md, taken from the demo. CHROMIUM names the browser.
 screenshots: $(VENV)/browser.stamp
