@@ -13,7 +13,7 @@ from leasing.functions import database_now
 from leasing.models import Lease
 from tasks import listing
 from tasks.generator import start_generator
-from tasks.models import Queue, Sample, Schedule, Task, Worker
+from tasks.models import GeneratorWish, Queue, Sample, Schedule, Task, Worker
 from tasks.sample import SLEEP
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
 from tests.leasing.support import expire
@@ -88,8 +88,8 @@ def traded() -> Lease:
 
 
 def clear() -> None:
-    """Leave no task, worker or queue."""
-    for model in (Task, Worker, Queue):
+    """Leave no task, worker, queue, schedule or wish."""
+    for model in (Task, Worker, Queue, Schedule, GeneratorWish):
         model._default_manager.all().delete()
 
 
