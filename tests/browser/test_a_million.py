@@ -33,7 +33,7 @@ def _addresses(client: Client) -> dict[str, str]:
         "leases": leases,
         "leases expired": f"{leases}?state=expired",
         "leases renewed": f"{leases}?renewed=1",
-        "leases by name": f"{leases}?q=berth:77",
+        "leases by name": f"{leases}?q=pier:77",
         "tasks by name": f"{tasks}?name=sample.sleep",
         "tasks of no name": f"{tasks}?name=no.such",
         "tasks by prefix": f"{tasks}?q=sample",
