@@ -87,6 +87,11 @@ class ReadOnlyAdmin(AdminOfAny):
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         return {} if is_read_only() else super().get_actions(request)
 
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        if request.method == "POST" and is_read_only():
+            raise PermissionDenied(READ_ONLY)
+        return super().changelist_view(request, extra_context)
+
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows = super().get_queryset(request)
         is_list = bool(request.resolver_match and request.resolver_match.kwargs == {})
@@ -173,8 +178,6 @@ class Confirmed:
     ) -> HttpResponse | None:
         """Ask, or do it when the form that asks was sent. A selection of everything is fixed to
         the rows it had when it was asked about."""
-        if is_read_only():
-            raise PermissionDenied(READ_ONLY)
         keys = list(rows.order_by().values_list("pk", flat=True)[: MOST_AT_ONCE + 1])
         if len(keys) > MOST_AT_ONCE:
             text = f"Choose at most {MOST_AT_ONCE:,} rows at once. Nothing was changed."

@@ -120,4 +120,6 @@ def _finish(act: Act, error: str = "") -> None:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
     return value if isinstance(value, str | int | bool | None) else str(value)

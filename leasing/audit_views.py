@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
-from django.http import HttpRequest, HttpResponse
+from django.apps import apps
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from leasing import navigation
 from leasing.access import page
 from leasing.conf import leasing_settings
+from leasing.exporting import export
+from leasing.exports import AUDIT
 from leasing.forms import AuditFilter
 from leasing.functions import database_now
 from leasing.live import answer
@@ -21,6 +25,7 @@ VIEW = "leasing.view_auditentry"
 
 #: How many of the keys of one action are shown.
 KEYS_SHOWN = 5
+FILTERS = ("by", "verb", "model", "key")
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,8 @@ class Deed:
 
     entry: AuditEntry
     sign: Sign
+    #: What the rows are called.
+    kind: str
     #: The rows, each with its page, as far as they are shown; how many more there are.
     rows: list[tuple[str, str]]
     more: int
@@ -43,12 +50,13 @@ def audit_list(request: HttpRequest) -> HttpResponse:
     shown: Page[AuditEntry] = Page([])
     if form.is_valid():
         try:
-            shown = page_of(rows_asked_for(form), form.cleaned_data["at"])
+            shown = page_of(_asked_for(form), form.cleaned_data["at"])
         except InvalidCursor:
             form.add_error("at", form.fields["at"].error_messages["invalid"])
     context = {
         "form": form,
         "page": shown,
+        "address": urlencode({name: form[name].data or "" for name in FILTERS if form[name].data}),
         "deeds": [_deed(entry) for entry in shown.rows],
         "filter": form.cleaned_data if form.is_valid() else {},
         "now": database_now(leasing_settings.DATABASE),
@@ -56,11 +64,28 @@ def audit_list(request: HttpRequest) -> HttpResponse:
     return answer(request, "leasing/audit.html", context, status=400 if form.errors else 200)
 
 
-def rows_asked_for(form: AuditFilter) -> Any:
+@page(VIEW)
+def audit_export(request: HttpRequest, form: str) -> HttpResponseBase:
+    """All entries that the filter lets by, as a file."""
+    asked = AuditFilter(request.GET)
+    if not asked.is_valid():
+        context = {"form": asked, "now": database_now(leasing_settings.DATABASE)}
+        return answer(request, "leasing/audit.html", context, status=400)
+    return export(request, _asked_for(asked), AUDIT, form, "audit")
+
+
+def _asked_for(form: AuditFilter) -> Any:
     """The entries that a valid ``form`` asks for."""
-    wanted = {name: form.cleaned_data[name] for name in ("by", "verb", "model", "key")}
+    wanted = {name: form.cleaned_data[name] for name in FILTERS}
     entries = AuditEntry.objects.using(leasing_settings.DATABASE)
     return entries.filter(**{name: value for name, value in wanted.items() if value})
+
+
+def _kind(label: str) -> str:
+    try:
+        return str(apps.get_model(label)._meta.verbose_name)
+    except (LookupError, ValueError):  # of an app that is gone
+        return label
 
 
 def _deed(entry: AuditEntry) -> Deed:
@@ -71,6 +96,7 @@ def _deed(entry: AuditEntry) -> Deed:
     return Deed(
         entry,
         audit_sign(entry),
+        _kind(entry.model),
         shown,
         max(len(keys), entry.asked or 0) - len(shown) if keys else 0,
         [(name, value) for name, value in asked.items() if value not in ("", None)],

@@ -40,21 +40,27 @@ def answer(
     context: dict[str, Any],
     status: int = 200,
     unmarked: Iterable[str] = (),
+    late: Callable[[], dict[str, Any]] | None = None,
 ) -> HttpResponse:
     """Render ``template`` with ``context``; to a poll that has seen the same, 304.
 
     ``context`` holds all that the template shows, and under ``now`` the database's clock. What
     has a method ``live_marks`` says by what it returns what of it is shown. What stands under
-    the names in ``unmarked`` may change without the page being another.
+    the names in ``unmarked`` may change without the page being another. What ``late`` returns is
+    shown too, and read only when the page is rendered: something in ``context`` must tell that it
+    has changed.
     """
+
+    def rendered() -> HttpResponse:
+        whole = context | (late() if late else {})
+        return render(request, template, whole, status=status)
+
     if not is_live(request):
-        return render(request, template, context, status=status)
+        return rendered()
     marked = {name: value for name, value in context.items() if name not in unmarked}
     tag = etag_of(marked, request.user.pk)
     known = request.headers.get("If-None-Match") == tag and status == 200
-    response = (
-        HttpResponseNotModified() if known else render(request, template, context, status=status)
-    )
+    response = HttpResponseNotModified() if known else rendered()
     response["ETag"] = tag
     return response
 

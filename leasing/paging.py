@@ -7,9 +7,6 @@ a time and says so; its next page goes on from there.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -20,6 +17,8 @@ from django.db import models
 from django.db.models import Count, Max, Min, Q
 from django.utils.dateparse import parse_datetime
 
+from leasing.cursors import Cursor, InvalidCursor
+
 PAGE_SIZE = 50
 COUNT_CAP = 10_000
 #: Among how many rows of a list its search counts.
@@ -29,10 +28,6 @@ REACH = 10_000
 MICROSECOND = timedelta(microseconds=1)
 
 Row = TypeVar("Row", bound=models.Model)
-
-
-class InvalidCursor(ValueError):
-    """The cursor is not one of ours, or of a list in another order."""
 
 
 @dataclass(frozen=True)
@@ -96,40 +91,6 @@ def capped_search(rows: models.QuerySet[Any], search: Q, cap: int = SEARCH_CAP) 
         looked_at=Count("pk"), found=Count("pk", filter=search)
     )
     return Capped(found["found"], cap, more=found["looked_at"] > cap)
-
-
-@dataclass(frozen=True)
-class Cursor:
-    """The side of a row on which a page lies: ``older`` (further on in the list) or ``newer``
-    than ``key``, and in a list that is sorted by a moment than that ``column`` at ``moment``."""
-
-    model: str
-    side: str
-    key: Any
-    column: str = ""
-    moment: str = ""
-
-    def encode(self) -> str:
-        """The cursor as it stands in an address."""
-        parts = [self.model, self.side, str(self.key)]
-        if self.column:
-            parts += [self.column, self.moment]
-        text = json.dumps(parts, separators=(",", ":"))
-        return base64.urlsafe_b64encode(text.encode()).rstrip(b"=").decode()
-
-    @classmethod
-    def decode(cls, text: str) -> Cursor:
-        """Read what ``encode`` wrote. Raises InvalidCursor."""
-        try:
-            padded = text.encode("ascii") + b"=" * (-len(text) % 4)
-            given = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
-        except (UnicodeError, binascii.Error, ValueError, RecursionError) as error:
-            raise InvalidCursor("not a cursor") from error
-        if not (isinstance(given, list) and len(given) in (3, 5)):
-            raise InvalidCursor("not a cursor")
-        if not all(isinstance(part, str) for part in given) or given[1] not in ("older", "newer"):
-            raise InvalidCursor("not a cursor")
-        return cls(*given)
 
 
 @dataclass(frozen=True)
@@ -282,3 +243,20 @@ def chunks_of(
         if not page.older:
             return
         cursor = Cursor.decode(page.older)
+
+
+__all__ = [
+    "COUNT_CAP",
+    "NEWEST_FIRST",
+    "PAGE_SIZE",
+    "REACH",
+    "Capped",
+    "Cursor",
+    "InvalidCursor",
+    "Order",
+    "Page",
+    "capped_count",
+    "capped_search",
+    "chunks_of",
+    "page_of",
+]

@@ -22,6 +22,7 @@ navigation.add(
 
 urlpatterns = [
     path("audit/", audit_views.audit_list, name="audit"),
+    re_path(r"^audit\.(?P<form>csv|json)$", audit_views.audit_export, name="export_audit"),
     path("leases/", list_views.lease_list, name="list"),
     re_path(r"^leases\.(?P<form>csv|json)$", list_views.lease_export, name="export"),
     path("leases/<str:lease_id>/events.<str:form>", views.event_export, name="export_events"),

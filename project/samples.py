@@ -5,12 +5,16 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from django.db import transaction
+
+from tasks.conf import task_settings
 from tasks.models import Queue, Schedule, Task
 from tasks.sample import SLEEP
 
 REPORTS = "reports"
 
 
+@transaction.atomic
 def seed() -> None:
     """Make them, once for a database: what a visitor did to them stays done."""
     if Schedule.objects.filter(name="demo.nap").exists():
@@ -18,8 +22,9 @@ def seed() -> None:
     nap = {"sleep_duration_seconds": 2}
     Task.objects.enqueue(SLEEP, {"sleep_duration_seconds": -1})  # its handler gives up
     Task.objects.enqueue(SLEEP, nap, delay=timedelta(days=1))
-    Queue.objects.pause(REPORTS, by="demo", reason="The report server is being moved.")
-    Task.objects.enqueue(SLEEP, nap, queue=REPORTS)
+    if REPORTS in task_settings.QUEUES:
+        Queue.objects.pause(REPORTS, by="demo", reason="The report server is being moved.")
+        Task.objects.enqueue(SLEEP, nap, queue=REPORTS)
     Schedule.objects.create(
         name="demo.nap", task_name=SLEEP, task_data=nap, every=timedelta(minutes=1)
     )

@@ -27,6 +27,8 @@ TONES: Final = {
 }
 #: A chart is not wider spread than over so many points.
 FEWEST_POINTS: Final = 12
+#: Where an axis of seconds may end beyond a minute.
+LONG_TIMES: Final = (60, 120, 240, 600, 1_200, 3_600, 7_200, 14_400, 28_800, 86_400, 604_800)
 HOUR, HALF_A_DAY = timedelta(hours=1), timedelta(hours=12)
 PLAIN: Final = ("one", "two", "three")
 
@@ -91,7 +93,7 @@ def draw(chart: Chart) -> Drawing | None:
     lines = [line for line in filled if line.greatest > 0] or filled[:1]
     if not lines:
         return None
-    top = ceiling(chart.greatest, least=0.1 if chart.unit == "s" else 2)
+    top = ceiling(chart.greatest, chart.unit)
     plain = iter(PLAIN * len(lines))
     strokes = []
     for index, line in enumerate(lines):
@@ -115,9 +117,12 @@ def draw(chart: Chart) -> Drawing | None:
     return Drawing(strokes, ticks, begin, end)
 
 
-def ceiling(greatest: float, least: float) -> float:
-    """The least of 1, 2, 4, 5 and their tenfolds that ``greatest`` does not pass."""
-    wanted = max(greatest, least)
+def ceiling(greatest: float, unit: str = "") -> float:
+    """Where an axis ends: the least of 1, 2, 4, 5 and their tenfolds that ``greatest`` does not
+    pass, or of whole minutes, hours and days for long times."""
+    wanted = max(greatest, 0.1 if unit == "s" else 2)
+    if unit == "s" and 60 < wanted <= LONG_TIMES[-1]:
+        return next(time for time in LONG_TIMES if time >= wanted)
     power = 10.0 ** math.floor(math.log10(wanted))
     # A little slack, or 0.3 would not be three times 0.1.
     step = next(step for step in (1, 2, 4, 5, 10) if step * power >= wanted * (1 - 1e-9))

@@ -15,7 +15,7 @@ from django.http import HttpRequest
 from leasing.access import may
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow, database_now
-from leasing.paging import capped_count
+from leasing.paging import Capped, capped_count
 from tasks import crew
 from tasks.charts import series
 from tasks.drawing import trimmed
@@ -55,7 +55,7 @@ def read(request: HttpRequest, span: str) -> dict[str, Any]:
     queues = part("queues", lambda: read_queues(_present(workers)))
     status = part("generator", generator_status)
     figures = part("tasks", lambda: _figures(queues, status, workers, now), Figures())
-    charts = part("charts", lambda: _charts(now, SPANS[span]))
+    sampled = part("samples", lambda: _sampled(now))
     may_see_workers = request.user.has_perm("tasks.view_worker")
     at_work = [worker for worker in workers if worker.role != WorkerRole.GENERATOR]
     shown = at_work[:WORKERS_SHOWN] if may_see_workers else []
@@ -72,7 +72,7 @@ def read(request: HttpRequest, span: str) -> dict[str, Any]:
         "more_workers": len(at_work) > WORKERS_SHOWN,
         "queues": queues,
         "lines": queues.lines[:QUEUES_SHOWN] if queues else [],
-        "charts": charts,
+        "sampled": sampled,
         "span": span,
         "status": status,
         "lease": status.lease if status else None,
@@ -104,26 +104,43 @@ def _present(workers: list[Worker]) -> list[Worker]:
     return [worker for worker in workers if crew.state_of(worker) != WorkerState.GONE]
 
 
-def _charts(now: datetime, seconds: int) -> list[Any]:
+def _sampled(now: datetime) -> tuple[int, int | None] | None:
+    """What tells whether the charts have changed: nothing where nobody samples."""
+    samples = Sample.objects.using(leasing_settings.DATABASE)
+    latest = samples.order_by("-slot").values_list("slot", flat=True).first()
+    return None if latest is None else (int(now.timestamp()) // Sample.SLOT, latest)
+
+
+def read_charts(now: datetime, span: str) -> dict[str, Any]:
+    """What the page shows beside what ``read`` returns, as of ``now``."""
     # Up to the latest slot that is over: the one under way has no sample yet.
     until = datetime.fromtimestamp(int(now.timestamp()) // Sample.SLOT * Sample.SLOT, now.tzinfo)
-    return trimmed(series(until - timedelta(seconds=seconds), until, points=POINTS))
+    begin = until - timedelta(seconds=SPANS[span])
+    try:
+        with _apart():
+            return {"charts": trimmed(series(begin, until, points=POINTS))}
+    except Exception:
+        logger.exception("the overview could not read its charts")
+        return {"charts": None}
 
 
 def _figures(
     queues: Queues | None, status: GeneratorStatus | None, workers: list[Worker], now: datetime
 ) -> Figures:
     tasks = Task.objects.home()
+    running = capped_count(tasks.running())
+    stuck = capped_count(tasks.lapsed()) if running else Capped(0)
+    overdue = tasks.running().filter(expires_at__lte=DbNow() - SWEPT_WITHIN)
     present = _present(workers)
     lines = queues.lines if queues else []
     schedules = Schedule.objects.using(leasing_settings.DATABASE).filter(
         paused_at=None, next_at__lt=DbNow() - OVERDUE_AFTER
     )
     return Figures(
-        running=capped_count(tasks.running()),
-        stuck=capped_count(tasks.lapsed()),
+        running=running,
+        stuck=stuck,
         failed=capped_count(tasks.failed()),
-        overdue=capped_count(tasks.running().filter(expires_at__lte=DbNow() - SWEPT_WITHIN)),
+        overdue=capped_count(overdue) if stuck else Capped(0),
         ready=queues.ready if queues else None,
         scheduled=queues.scheduled if queues else None,
         longest_wait=now - queues.due_since if queues and queues.due_since else None,

@@ -18,4 +18,11 @@ def overview(request: HttpRequest) -> HttpResponse:
     form = OverviewForm(request.GET)
     span = form.cleaned_data["span"] if form.is_valid() else OverviewForm.DEFAULT
     context = overview_page.read(request, span) | {"form": form}
-    return answer(request, "tasks/overview.html", context, status=400 if form.errors else 200)
+    status = 400 if form.errors else 200
+    return answer(
+        request,
+        "tasks/overview.html",
+        context,
+        status,
+        late=lambda: overview_page.read_charts(context["now"], span),
+    )

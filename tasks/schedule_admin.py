@@ -13,6 +13,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
+from leasing import audit
 from leasing.access import is_read_only
 from leasing.adminkit import AdminOfAny, Confirmed, ReadOnlyAdmin, badge, link, short, site_url
 from leasing.conf import leasing_settings
@@ -128,6 +129,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
     ) -> None:
         """Store what the form changed, and nothing that a scheduler may have moved meanwhile."""
         changed = set(form.changed_data)
+        self._audit(request, "change" if change else "add", [obj])
         if not change or changed & set(RULE):
             obj.next_at = obj.rule.first(_now())
             changed.add("next_at")
@@ -135,6 +137,21 @@ class ScheduleAdmin(ReadOnlyAdmin):
             obj.save()
         elif changed:
             obj.save(update_fields=changed)
+
+    def delete_model(self, request: HttpRequest, obj: Schedule) -> None:
+        self._audit(request, "delete", [obj])
+        super().delete_model(request, obj)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
+        self._audit(request, "delete", list(queryset))
+        super().delete_queryset(request, queryset)
+
+    @staticmethod
+    def _audit(request: HttpRequest, verb: str, rows: list[Schedule]) -> None:
+        """Note what the forms of the admin do, by name: in the transaction in which they do it."""
+        user: Any = request.user
+        names = [row.name for row in rows]
+        audit.record(user, verb, Schedule, changed=len(rows), filter={"name": names}, via="admin")
 
     def view_on_site(self, schedule: Schedule) -> str | None:
         return site_url("tasks:schedules")

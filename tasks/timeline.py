@@ -83,8 +83,7 @@ def timeline(
     """The spans of ``task`` at ``now``, the database's clock. ``attempts`` are those that did
     not end well, the newest first; ``has_more``: there are older ones."""
     spans = [_attempt(each) for each in reversed(list(attempts))]
-    known = {(span.number, span.fencing_token) for span in spans}
-    if _is_own_record(task) and (task.attempts, task.fencing_token) not in known:
+    if _is_own_record(task):
         spans.append(_latest(task, now))
     filled: list[Span] = []
     # What came before the attempts that were read nobody knows here.

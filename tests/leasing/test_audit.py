@@ -204,7 +204,7 @@ def test_read_only_overrides_every_permission_in_the_admin(
         url = reverse(f"admin:tasks_{name}_changelist")
         assert f'value="{action}"' not in admin_client.get(url).content.decode()
         data = {"action": action, "_selected_action": [key], "confirmed": "yes", "reason": "x"}
-        admin_client.post(url, data)
+        assert admin_client.post(url, data).status_code == 403
     assert admin_client.get(reverse("admin:tasks_schedule_add")).status_code == 403
 
     task.refresh_from_db()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from django.test import Client
 
@@ -28,7 +30,7 @@ def test_without_permission_it_is_closed() -> None:
 def test_an_entry_tells_who_did_what_to_which_row_and_why(viewer: Client) -> None:
     audit.record("olga", "retry", Task, keys=[17], changed=1, reason="again, please", via="page")
     page = get(viewer, AUDIT)
-    assert "Retry 17 tasks.task “again, please” done olga by page just now 1 of 1" in page.text
+    assert "Retry 17 task “again, please” done olga via page just now 1 of 1" in page.text
     assert "/ops/tasks/17/" in page.links
 
 
@@ -38,13 +40,13 @@ def test_what_came_of_it_is_told(viewer: Client) -> None:
     audit.record("olga", "pause", Queue, keys=["mail"], changed=0)
     with pytest.raises(ZeroDivisionError), audit.recording("olga", "revoke", Lease, keys=[4]):
         raise ZeroDivisionError("oh")
-    AuditEntry.objects.create(by="olga", verb="discard", model="tasks.task", key="9")
+    AuditEntry.objects.create(by="olga", verb="discard", model="vanished.thing", key="9")
     text = get(viewer, AUDIT).text
-    assert "Retry 1, 2, 3 tasks.task done in part" in text and "1 of 3 2 it runs" in text
+    assert "Retry 1, 2, 3 task done in part" in text and "1 of 3 2 it runs" in text
     assert "all with state ready done" in text
-    assert "Pause mail tasks.queue changed nothing" in text
+    assert "Pause mail queue changed nothing" in text
     assert "ZeroDivisionError: oh failed" in text
-    assert "Discard 9 tasks.task broken off olga just now ?" in text
+    assert "Discard 9 vanished.thing broken off olga just now ?" in text
 
 
 def test_many_rows_are_named_in_part(viewer: Client) -> None:
@@ -99,3 +101,17 @@ def test_markup_in_it_is_inert(viewer: Client) -> None:
     audit.record("<b>o", "<i>x", Task, keys=["<u>1"], changed=1, reason="<script>1</script>")
     page = get(viewer, AUDIT)
     assert not any(tag in page.html for tag in ("<b>o", "<i>x", "<u>1", "<script>1"))
+
+
+def test_it_is_exported_by_the_same_filter(viewer: Client) -> None:
+    audit.record("=olga", "retry", Task, keys=[17], changed=1, reason="again")
+    audit.record("emil", "retry", Task, keys=[18], changed=1)
+    page = get(viewer, f"{AUDIT}?by=%3Dolga&verb=retry")
+    assert "/ops/audit.csv?by=%3Dolga&verb=retry" in page.links
+    response = viewer.get("/ops/audit.csv", {"by": "=olga"})
+    rows = b"".join(response).decode().splitlines()
+    assert len(rows) == 2 and ",'=olga,retry," in rows[1] and "again" in rows[1]
+    entries = json.loads(b"".join(viewer.get("/ops/audit.json")))
+    assert [entry["by"] for entry in entries] == ["emil", "=olga"]
+    assert viewer.get("/ops/audit.csv", {"by": "x" * 201}).status_code == 400
+    assert signed_in("tasks.view_task", name="olga").get("/ops/audit.csv").status_code == 403

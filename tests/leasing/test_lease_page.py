@@ -6,7 +6,8 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from leasing.models import Lease, LeaseEvent
+from leasing.exceptions import LeaseLost
+from leasing.models import AuditEntry, Lease, LeaseEvent
 from tests.factories import LeaseFactory, TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire, stored
@@ -178,3 +179,33 @@ def test_a_revocation_leads_back_only_to_this_site(operator: Client) -> None:
     said = {"reason": "x", "typed": task.lease_resource}
     response = operator.post(url, said | {"next": "/ops/"})
     assert response["Location"] == "/ops/"
+
+
+def test_terms_are_drawn_with_refused_writes_and_told_in_a_table(viewer: Client) -> None:
+    first = LeaseFactory(resource="berth", holder="dora")
+    expire(first)
+    second = LeaseFactory(resource="berth", holder="emil", renewals=3)
+    with pytest.raises(LeaseLost):
+        Lease.objects.release(first)
+    page = get(viewer, url_of(second))
+    drawing = page.html[page.html.index('<ol class="lanes">') : page.html.index('id="events"')]
+    of_dora, of_emil = drawing.split('<li data-key="lane')[1:]
+    assert "1 late write refused" in of_dora and '<circle class="tone-crit"' in of_dora
+    assert "renewed 3 times" in of_emil and '<circle class="tone-warn"' in of_emil
+    assert "style=" not in page.html
+    assert "Term 1 dora" in page.text[page.text.index("As a table") :]
+
+
+@pytest.mark.parametrize("state", ["free", "active", "expired", "released", "revoked"])
+def test_every_lease_answers_the_five_questions_in_their_order(viewer: Client, state: str) -> None:
+    text = get(viewer, url_of(LeaseFactory(state=state))).text
+    questions = "Why", "Who holds it", "Until when", "What happens next", "What you can do"
+    places = [text.index(each) for each in questions]
+    assert places == sorted(places)
+
+
+def test_a_revocation_is_in_the_ledger_of_audits(operator: Client) -> None:
+    lease = LeaseFactory(resource="berth")
+    operator.post(url_of(lease, "revoke"), {"reason": "she hangs", "typed": "berth"})
+    entry = AuditEntry.objects.get()
+    assert (entry.by, entry.verb, entry.key) == ("olga", "revoke", str(lease.pk))

@@ -13,6 +13,7 @@ from django.test import Client
 
 from leasing.live import etag_of
 from leasing.models import Lease
+from tasks import overview
 from tasks.models import Sample, Task, Worker
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
 from tests.pages import signed_in
@@ -71,6 +72,17 @@ def test_a_visit_is_shown_the_whole_page_whatever_it_knows(viewer: Client) -> No
     answer = viewer.get(OVERVIEW, headers={"If-None-Match": tag})
     assert answer.status_code == 200
     assert "ETag" not in answer
+
+
+def test_a_sample_is_news_to_the_overview_and_no_poll_reads_the_charts_without(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tag = poll(viewer, OVERVIEW)["ETag"]
+    monkeypatch.setattr(overview, "series", lambda *args, **kwargs: 1 / 0)
+    assert poll(viewer, OVERVIEW, tag).status_code == 304
+    monkeypatch.undo()
+    Sample.objects.create(queue="default", slot=10)
+    assert poll(viewer, OVERVIEW, tag).status_code == 200
 
 
 def test_signs_of_life_are_no_news_until_they_stay_away(viewer: Client) -> None:

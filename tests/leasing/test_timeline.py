@@ -131,6 +131,13 @@ def test_a_row_that_was_made_anew_leaves_a_term_without_an_end(clock: DatabaseCl
 
     assert [term.end for term in shown.terms] == ["unknown", "held"]
 
+    lease.delete()
+    free = Lease.objects.create(resource="crane")
+    assert [t.end for t in timeline(free, clock.now, LeaseEvent.objects.all()).terms] == [
+        "unknown",
+        "unknown",
+    ]
+
 
 def test_so_many_events_are_read_and_the_rest_is_said_to_be_there(clock: DatabaseClock) -> None:
     for _ in range(5):

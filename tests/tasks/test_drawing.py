@@ -23,7 +23,12 @@ def chart(*lines: list[float | None], unit: str = "tasks", every: int = 10) -> C
     [(0, 2), (2, 2), (2.1, 4), (4.5, 5), (7, 10), (0.3, 2), (99, 100), (101, 200), (3_000, 4_000)],
 )
 def test_the_axis_ends_at_a_round_number_that_nothing_passes(greatest: float, top: float) -> None:
-    assert ceiling(greatest, least=2) == pytest.approx(top)
+    assert ceiling(greatest) == pytest.approx(top)
+
+
+@pytest.mark.parametrize(("seconds", "top"), [(0.01, 0.1), (0.3, 0.4), (61, 120), (9_000, 14_400)])
+def test_an_axis_of_times_ends_at_whole_minutes_and_hours(seconds: float, top: float) -> None:
+    assert ceiling(seconds, "s") == pytest.approx(top)
 
 
 @pytest.mark.parametrize(

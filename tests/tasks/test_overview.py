@@ -168,7 +168,6 @@ def test_an_overdue_schedule_is_a_problem(viewer: Client) -> None:
     [
         ("read_queues", "The queues could not be read.", "dora"),
         ("generator_status", "The generator could not be read.", "dora"),
-        ("series", "The charts could not be read.", "dora"),
         ("_workers", "The workers could not be read.", "default"),
     ],
 )
@@ -187,6 +186,15 @@ def test_a_part_that_fails_is_shown_as_failed_and_the_others_stand(
     assert says in page.text and stands in page.text
     assert "1 thing needs you." in page.text and "Not all could be read" in page.text
     assert "All is well" not in page.text and "Nobody works" not in page.text
+
+
+def test_charts_that_cannot_be_read_leave_the_others_standing(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    WorkerFactory(name="dora")
+    monkeypatch.setattr(overview, "series", lambda *args, **kwargs: 1 / 0)
+    text = get(viewer, OVERVIEW).text
+    assert "The charts could not be read." in text and "All is well" in text and "dora" in text
 
 
 def test_the_charts_show_what_was_sampled_and_say_it_as_a_table(viewer: Client) -> None:

@@ -16,6 +16,7 @@ from leasing.keeper import Keeper
 from leasing.models import Lease
 from tasks import sampling
 from tasks.charts import series
+from tasks.checks import check_settings
 from tasks.counting import Slot, count, depths, percentile
 from tasks.exceptions import GiveUp
 from tasks.models import Queue, Sample, Task, TaskAttempt
@@ -99,6 +100,8 @@ def test_each_end_of_a_task_is_counted_where_it_came(clock: Clock) -> None:
 def test_what_another_slot_had_is_not_counted_again(clock: Clock) -> None:
     Task.objects.fail(run(TaskFactory()), ValueError("again"))
     Task.objects.complete(run(TaskFactory()), {})
+    expire(run(TaskFactory()))
+    Task.objects.recover()
     Lease.objects.release(Lease.objects.acquire("crane", holder="ann"))
 
     clock.advance(8)
@@ -312,7 +315,11 @@ def test_renewals_alone_do_not_make_a_slot_look_sampled(clock: Clock) -> None:
     tally = sampling.Tally(keeper)
     keeper.renewals = 1
     tally.add()
+    clock.advance(10)
+    assert sampling.take() == 1
 
+    Sample.objects.exclude(queue="").delete()
+    clock.advance(-10)
     chart = series(clock.now - timedelta(seconds=2), clock.now + timedelta(seconds=8))[0]
 
     assert chart.lines[0].values == [None]
@@ -367,3 +374,15 @@ def test_attempts_of_long_ago_are_not_looked_at(clock: Clock) -> None:
 
     newest = TaskAttempt.objects.get().pk
     assert any(f'"id" > {newest}' in query["sql"] for query in captured)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [("SAMPLES", "no", "tasks.E013"), ("SAMPLE_RETENTION", -1, "tasks.E014")],
+)
+def test_settings_that_mean_nothing_are_errors(
+    settings: Settings, name: str, value: Any, code: str
+) -> None:
+    settings.TASK_QUEUE = {name: value}
+
+    assert code in {message.id for message in check_settings()}

@@ -11,6 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 from leasing.functions import DbNow, after, database_now
+from leasing.models import AuditEntry
 from tasks import declarations, schedule, schedules
 from tasks.models import Schedule, ScheduleSlot, Task
 from tasks.standing import standing_of
@@ -88,7 +89,7 @@ STANDINGS: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"declared": True}, "orphaned", "No running code declares it."),
     ({"task_name": "jobs.x"}, "unknown task", "No handler is registered here for jobs.x"),
-    ({"next_at": after(timedelta(minutes=-2))}, "overdue", "It was due 2 min ago: no worker"),
+    ({"next_at": after(timedelta(minutes=-2))}, "overdue", "It was due at 20"),
     ({"cron": "0 0 * *"}, "no rule", "It does not say when: A cron expression has five fields."),
 ]
 
@@ -320,3 +321,16 @@ def test_slots_are_only_looked_at(admin_client: Client) -> None:
     assert get(admin_client, SLOTS).status == 200
     assert get(admin_client, f"{SLOTS}{slot.pk}/change/").status == 200
     assert admin_client.post(f"{SLOTS}{slot.pk}/delete/").status_code == 403
+
+
+def test_what_the_forms_of_the_admin_do_is_noted(editor: Client) -> None:
+    editor.post(f"{ADMIN}add/", WHOLE)
+    row = Schedule.objects.get()
+    editor.post(f"{ADMIN}{row.pk}/change/", WHOLE | {"priority": "5"})
+    editor.post(f"{ADMIN}{row.pk}/delete/", {"post": "yes"})
+
+    entries = AuditEntry.objects.order_by("pk")
+    assert list(entries.values_list("by", "verb", "via")) == [
+        ("ida", verb, "admin") for verb in ("add", "change", "delete")
+    ]
+    assert {entry.target["filter"]["name"][0] for entry in entries} == {row.name}

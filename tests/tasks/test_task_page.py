@@ -9,6 +9,7 @@ from django.test import Client
 from django.urls import reverse
 
 from leasing.exceptions import LeaseLost
+from leasing.models import AuditEntry
 from tasks.models import Task, TaskAttempt
 from tests.factories import TaskFactory, claimed
 from tests.pages import Page, get, sent_by, signed_in
@@ -173,3 +174,60 @@ def test_the_lease_page_of_a_task_leads_to_the_task_and_revokes_only_while_it_ru
         f"/ops/leases/task:{over.pk}/revoke/"
         not in get(operator, f"/ops/leases/task:{over.pk}/").forms
     )
+
+
+# What is shown to whom, and drawn
+
+
+def test_payload_needs_a_permission_and_is_not_even_read_without(viewer: Client) -> None:
+    task = TaskFactory(state="running", data={"sleep_duration_seconds": 4711})
+    Task.objects.checkpoint(task, {"seen": 4712})
+    Task.objects.complete(task, {"slept": 4713})
+    sent = sent_by(viewer, url_of(task))
+    assert not any(f'"{name}"' in sql for sql in sent for name in ("task_data", "task_output"))
+    text = get(viewer, url_of(task)).text
+    assert "needs a permission" in text
+    assert not any(number in text for number in ("4711", "4712", "4713"))
+    text = get(signed_in(VIEW, SEE_PAYLOAD, name="trusted"), url_of(task)).text
+    assert all(number in text for number in ("4711", "4712", "4713"))
+
+
+def test_secrets_are_masked_for_everybody() -> None:
+    task = TaskFactory(data={"user": "ann", "login": {"password": "hunter2"}})
+    text = get(signed_in(VIEW, SEE_PAYLOAD), url_of(task)).text
+    assert "ann" in text and "hunter2" not in text and "••••" in text
+
+
+def test_attempts_are_drawn_on_an_axis_and_told_in_a_table(viewer: Client) -> None:
+    task = TaskFactory(state="recovered", holder="dora")
+    late = claimed_as(task, TaskAttempt.objects.get(task=task))
+    claimed(task, "emil")
+    with pytest.raises(LeaseLost):
+        Task.objects.complete(late, {"late": True})
+    page = get(viewer, url_of(task))
+    drawing = page.html[page.html.index('<ol class="lanes">') : page.html.index('id="attempts"')]
+    first, second = drawing.split('<li data-key="lane')[1:]
+    assert "dora" in first and "<rect" in first and "late “complete” refused" in first
+    assert '<circle class="tone-crit"' in first and "<circle" not in second
+    assert "emil" in second and '<line class="now"' in second
+    assert "style=" not in page.html
+    table = page.text[page.text.index("As a table") :]
+    assert table.index("Attempt 1 dora") < table.index("Attempt 2 emil")
+
+
+def test_a_task_that_nobody_claimed_has_no_drawing(viewer: Client) -> None:
+    assert '<ol class="lanes">' not in get(viewer, url_of(TaskFactory())).html
+
+
+def test_force_release_shows_the_late_write_of_the_old_holder_as_refused(
+    operator: Client,
+) -> None:
+    task = TaskFactory(state="running", holder="dora")
+    said = {"reason": "she hangs", "typed": f"/api/tasks/{task.pk}"}
+    operator.post(f"/ops/leases/task:{task.pk}/revoke/", said)
+    with pytest.raises(LeaseLost):
+        Task.objects.complete(task, {"late": True})
+    assert "Its late “complete” was refused" in get(operator, url_of(task)).text
+    entry = AuditEntry.objects.get()
+    assert (entry.by, entry.verb, entry.model) == ("olga", "revoke", "tasks.task")
+    assert (entry.reason, entry.changed) == ("she hangs", 1)

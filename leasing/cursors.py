@@ -1,0 +1,47 @@
+"""The place in a list, as it stands in an address."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+from typing import Any
+
+
+class InvalidCursor(ValueError):
+    """The cursor is not one of ours, or of a list in another order."""
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """The side of a row on which a page lies: ``older`` (further on in the list) or ``newer``
+    than ``key``, and in a list that is sorted by a moment than that ``column`` at ``moment``."""
+
+    model: str
+    side: str
+    key: Any
+    column: str = ""
+    moment: str = ""
+
+    def encode(self) -> str:
+        """The cursor as it stands in an address."""
+        parts = [self.model, self.side, str(self.key)]
+        if self.column:
+            parts += [self.column, self.moment]
+        text = json.dumps(parts, separators=(",", ":"))
+        return base64.urlsafe_b64encode(text.encode()).rstrip(b"=").decode()
+
+    @classmethod
+    def decode(cls, text: str) -> Cursor:
+        """Read what ``encode`` wrote. Raises InvalidCursor."""
+        try:
+            padded = text.encode("ascii") + b"=" * (-len(text) % 4)
+            given = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+        except (UnicodeError, binascii.Error, ValueError, RecursionError) as error:
+            raise InvalidCursor("not a cursor") from error
+        if not (isinstance(given, list) and len(given) in (3, 5)):
+            raise InvalidCursor("not a cursor")
+        if not all(isinstance(part, str) for part in given) or given[1] not in ("older", "newer"):
+            raise InvalidCursor("not a cursor")
+        return cls(*given)
