@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from django.test import Client
 from django.urls import reverse
 from playwright.sync_api import Page
 
+from leasing.functions import after
 from leasing.models import Lease, LeaseEvent
-from tasks.models import Task
+from tasks.models import Task, Worker
 from tests.browser import filling, harbour
 from tests.browser.conftest import Figure, Visit
+from tests.factories import TaskFactory, WorkerFactory
 from tests.pages import assert_cheap, queries
 
 #: Milliseconds of server time, the best of so many tries: others use this machine too.
@@ -61,16 +64,35 @@ def _addresses(client: Client) -> dict[str, str]:
     return found
 
 
-def _timed(client: Client, url: str, limit: float, **headers: str) -> tuple[float, Any]:
-    """Milliseconds that the answer takes at best, and the answer. No more tries than it needs."""
-    best, answer = float("inf"), None
+def _timed(client: Client, url: str, **headers: str) -> tuple[float, Any]:
+    """Milliseconds that the answer takes, and the answer."""
+    start = time.perf_counter()
+    answer = client.get(url, headers=headers)
+    return 1000 * (time.perf_counter() - start), answer
+
+
+def _page(client: Client, url: str) -> float:
+    """Milliseconds that the page takes at best. No more tries than it needs."""
+    best = float("inf")
     for _ in range(TRIES):
-        start = time.perf_counter()
-        answer = client.get(url, headers=headers)
-        best = min(best, 1000 * (time.perf_counter() - start))
-        if best < limit / 2:
+        best = min(best, _timed(client, url)[0])
+        if best < PAGE_LIMIT / 2:
             break
-    return best, answer
+    return best
+
+
+def _poll(client: Client, url: str) -> float:
+    """Milliseconds that a poll takes at best that brings nothing new."""
+    best = float("inf")
+    tag = ""
+    for _ in range(4 * TRIES):
+        took, answer = _timed(client, url, **{"X-Live": "1", "If-None-Match": tag})
+        if answer.status_code == 304:
+            best = min(best, took)
+            if best < POLL_LIMIT / 2:
+                break
+        tag = answer.headers["ETag"]
+    return best
 
 
 def _statements(client: Client, addresses: dict[str, str]) -> dict[str, list[str]]:
@@ -91,19 +113,24 @@ def test_24_with_a_million_tasks_every_page_is_quick_and_its_queries_are_fixed(
     harbour.fill()
     for state in ("succeeded", "dead"):
         for _ in range(2):
-            filling.TaskFactory(state=state, holder="ann")
+            TaskFactory(state=state, holder="ann")
     few = {name: len(sent) for name, sent in _statements(client, _addresses(client)).items()}
-    Lease.objects.filter(resource="berth:traded").delete()
+    harbour.clear()
+    Lease.objects.all().delete()
     LeaseEvent.objects.all().delete()
     start = time.perf_counter()
     filling.fill()
-    filled = time.perf_counter() - start
+    figure(f"{time.perf_counter() - start:.0f} s to fill")
+    TaskFactory(state="running", holder="ann", ttl=86_400)
+    WorkerFactory(name="ann")
+    # It stays as it is meanwhile: no poll brings anything new.
+    Worker.objects.update(last_seen_at=after(timedelta(hours=1)))
 
     addresses = _addresses(client)
     slow = {}
     took = {}
     for name, url in addresses.items():
-        took[name], _ = _timed(client, url, PAGE_LIMIT)
+        took[name] = _page(client, url)
         if took[name] >= PAGE_LIMIT:
             slow[name] = round(took[name])
     statements = _statements(client, addresses)
@@ -113,17 +140,13 @@ def test_24_with_a_million_tasks_every_page_is_quick_and_its_queries_are_fixed(
     more = {n: (few[n], counts[n]) for n in few if n in counts and counts[n] > few[n]}
     polls = {}
     for name in ("overview", "queues", "tasks", "tasks succeeded", "leases", "task ready", "lease"):
-        tag = client.get(addresses[name], headers={"X-Live": "1"}).headers["ETag"]
-        polls[name], answer = _timed(
-            client, addresses[name], POLL_LIMIT, **{"X-Live": "1", "If-None-Match": tag}
-        )
-        assert answer.status_code == 304, name
+        polls[name] = _poll(client, addresses[name])
     weights = {
         name: _weight(visit(user=olga), addresses[name])
         for name in ("overview", "tasks", "tasks failed", "leases", "lease", "task ready")
     }
     worst = max(took, key=lambda name: took[name])
-    figure(f"{filled:.0f} s to fill; slowest of {len(took)}: {worst}, {took[worst]:.0f} ms")
+    figure(f"slowest of {len(took)} pages: {worst}, {took[worst]:.0f} ms")
     figure(f"at most {max(counts.values())} queries a page")
     figure("polls: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in polls.items()))
     figure("weights: " + ", ".join(f"{n} {size / 1000:.0f} kB" for n, size in weights.items()))
@@ -136,7 +159,7 @@ def test_24_with_a_million_tasks_every_page_is_quick_and_its_queries_are_fixed(
 def _weight(page: Page, path: str) -> int:
     """Bytes of the page at ``path`` and of all that it loads, to a browser that has nothing."""
     answers: list[Any] = []
-    page.on("response", answers.append)
+    page.on("response", lambda answer: answers.append(answer))
     page.goto(path, wait_until="networkidle")
     page.context.set_offline(True)
     return sum(len(answer.body()) for answer in answers if "x-live" not in answer.request.headers)
