@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from django.db import connection
 from django.db.models import F
@@ -40,7 +41,9 @@ def fill() -> dict[str, str]:
     TaskFactory(name=SLEEP, state="running", holder=f"{LONG}-worker"[:200])
     Queue.objects.pause("reports", by="olga", reason=f"The server is moved to {FOREIGN}.")
     TaskFactory(queue="reports")
-    leases = {state: LeaseFactory(state=state) for state in ("active", "expired", "released")}
+    leases: dict[str, Any] = {
+        state: LeaseFactory(state=state) for state in ("active", "expired", "released")
+    }
     LeaseFactory(resource=LONG, holder=LONG, renewals=3)
     LeaseFactory(resource=FOREIGN, holder=FOREIGN)
     Schedule.objects.create(name="nightly", task_name=SLEEP, every=timedelta(hours=24))
@@ -61,9 +64,10 @@ def fill() -> dict[str, str]:
     pages |= {
         f"task {state}": reverse("tasks:detail", args=[task.pk]) for state, task in tasks.items()
     }
+    leases["with a history"] = traded()
     pages |= {
         f"lease {state}": reverse("leasing:detail", args=[lease.lease_id])
-        for state, lease in (*leases.items(), ("with a history", traded()))
+        for state, lease in leases.items()
     }
     pages |= {
         "worker": reverse("tasks:worker", args=[ann.pk]),

@@ -38,7 +38,10 @@ class Polls:
 
         def asked_and_true() -> object:
             # Before the clock moves: what an answer has brought is shown by then.
-            return condition() or (self.page.clock.run_for(A_POLL), condition())[1]
+            if not (found := condition()):
+                self.page.clock.run_for(A_POLL)
+                found = condition()
+            return found
 
         wait_for(asked_and_true, timeout=timeout)
 
