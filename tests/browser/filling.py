@@ -42,7 +42,7 @@ def fill() -> None:
         cursor.execute(_copies(event, 1000, {}))
     with connection.cursor() as cursor:
         for model in (Task, Lease, LeaseEvent):
-            cursor.execute(f'ANALYZE "{model._meta.db_table}"')
+            cursor.execute(f'VACUUM ANALYZE "{model._meta.db_table}"')
 
 
 @contextmanager
