@@ -67,6 +67,8 @@ def _moment(microseconds: int | None) -> datetime | None:
 
 def _microseconds(moment: datetime | None) -> int | None:
     return None if moment is None else (moment - EPOCH) // timedelta(microseconds=1)
+
+
 @contextmanager
 def keeping(granted: Sized) -> Iterator[None]:
     """Looks for more than what was ``granted``. If that fails, there is what there is: else
