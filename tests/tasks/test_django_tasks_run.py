@@ -281,7 +281,7 @@ def test_the_end_of_a_later_attempt_tells_of_those_before(heard: Heard) -> None:
     Task.objects.fail(first.task, "no luck")
     (second,) = take(result)
 
-    Task.objects.settle_and_take([(second, None)], "ann")
+    Task.objects.complete_taken([(second, None)])
 
     ((_, _, told, _),) = heard
     assert (told.attempts, len(told.errors)) == (2, 1)
