@@ -34,16 +34,18 @@ from django.db import Error, close_old_connections, connections
 from leasing.clock import clock
 from leasing.keeper import keeper
 from leasing.names import default_holder
-from tasks import recovery, runner, sampling, schedules
+from tasks import recovery, sampling, schedules
 from tasks.bell import ringer
 from tasks.chaos import Chaos
 from tasks.conf import task_settings
 from tasks.connection import lasting_connection
 from tasks.execution import Execution
+from tasks.giving_back import give_back, give_back_all
 from tasks.models import Queue, Task
 from tasks.places import EMPTY_FOR, Opening, Places
 from tasks.presence import PRESENCE_PATIENCE, keep_present, sign_off
 from tasks.registry import Kind
+from tasks.runner import STOPPED, time_out
 from tasks.settling import COMPLETE, Ending
 from tasks.taken import Taken
 from tasks.takenstore import load
@@ -110,7 +112,7 @@ class WorkerProcess:
         self._more = False
         self._sampler: threading.Thread | None = None
         self._presence: threading.Thread | None = None
-        self._timekeeper = Timekeeper(runner.time_out)
+        self._timekeeper = Timekeeper(time_out)
         self.waking = Waking(self.queues, self._ended, self._hurry)
         counts = {Kind.THREAD: threads, Kind.COROUTINE: coroutines, Kind.PROCESS: processes}
         self.places = Places(counts, self.waking.wake, self._stored, chaos)
@@ -203,13 +205,13 @@ class WorkerProcess:
     def _begin(self, taken: list[Taken]) -> None:
         executions = Execution.of_claim(taken, self.stopping, self._timekeeper.watch)
         if self.stopping.is_set():  # meanwhile: the claim was under way
-            runner.give_back(executions, runner.STOPPED)
+            give_back(executions, STOPPED)
             return
         try:
             load([each.taken for each in executions if each.kind is Kind.COROUTINE])
         except Error:
             # Kept and not run they would be nobody's.
-            runner.give_back(executions, "its row could not be read")
+            give_back(executions, "its row could not be read")
             raise
         self.places.submit(executions)
         if self._tasks_left is not None:
@@ -220,7 +222,7 @@ class WorkerProcess:
         """Let others have what has waited here for too long: the tasks before it take long."""
         overdue = self.places.overdue()
         if overdue:
-            runner.give_back(overdue, WAITED)
+            give_back(overdue, WAITED)
             # They are to be claimed anew, also by the last look of a worker that is to end.
             self._closing = False
             if self._tasks_left is not None:
@@ -305,13 +307,13 @@ class WorkerProcess:
         # What has not begun goes back at once.
         waiting = self.places.withdraw()
         if waiting:
-            runner.give_back(waiting, runner.STOPPED)
+            give_back(waiting, STOPPED)
         while self.executions and not self._forced and clock() < deadline:
             self.waking.begin_look()
             self.places.call_when(more=False, emptied=True)
             if self.executions:
                 self.waking.wait(min(0.5, max(0.0, deadline - clock())))
-        self._give_back_all(self.executions)
+        give_back_all(self.executions)
         self._timekeeper.close()
         self.places.close()
         self._ended.set()
@@ -323,23 +325,6 @@ class WorkerProcess:
         sign_off(self.name)
         keeper.stop()
         logger.info("%s has stopped", self.name)
-
-    def _give_back_all(self, left: list[Execution]) -> None:
-        """End what can be ended, and give everything back."""
-        # What timed out, and what its handler has ended, is stored or about to be.
-        ending = [each for each in left if each.taken_by]
-        left = [each for each in left if not each.taken_by]
-        interrupted = [each for each in left if each.kind is not Kind.THREAD]
-        for execution in interrupted:
-            if execution.take("stop"):
-                execution.end_work()
-        patience = clock() + runner.END_PATIENCE
-        for execution in interrupted:
-            execution.ended.wait(max(0.0, patience - clock()))
-        if left:
-            runner.give_back(left, runner.STOPPED)
-        while clock() < patience and any(each.hold.is_kept for each in ending):
-            self._ended.wait(0.02)
 
 
 def _makes_ready(ending: Ending) -> bool:
