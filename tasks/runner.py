@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from asgiref.sync import async_to_sync
-from django.db import Error, close_old_connections, connections
+from django.db import close_old_connections, connections
 
 from leasing.dialects import in_transaction
 from leasing.exceptions import LeaseLost
@@ -228,22 +228,3 @@ def drop_transactions() -> bool:
         connection.close()
         del connections[connection.alias]  # or it would believe that it is still inside
     return bool(left)
-
-
-# Giving back
-
-
-def give_back(executions: list[Execution], reason: str) -> None:
-    """Set tasks ready again at once, whatever their handlers still do. Raises nothing."""
-    for execution in executions:
-        execution.hold.leave()
-    for using in {execution.using for execution in executions}:
-        tasks = [each.task for each in executions if each.using == using]
-        try:
-            _, refused = Task.objects.using(using).give_back_many(tasks, reason)
-        except Error as error:
-            for task in tasks:
-                logger.warning("task %s could not be given back: %s", task.pk, error)
-        else:
-            for task, loss in refused:
-                logger.info("task %s needed no giving back: %s", task.pk, loss)

@@ -39,8 +39,9 @@ class Timekeeper:
                 self._tidy_at = max(64, 2 * len(self._heap))
             heapq.heappush(self._heap, (deadline, next(self._order), execution))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="timeouts", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._watch, name="timeouts", daemon=True)
+                thread.start()  # where there can be none more the next call tries again
+                self._thread = thread
             self._wakes.notify()
 
     def close(self) -> None:
@@ -69,7 +70,14 @@ class Timekeeper:
                     if until is None or until > 0:
                         self._wakes.wait(until)
             for execution in due:
-                # Each on a thread: one that has to wait for the database delays no other.
-                threading.Thread(
-                    target=self._over, args=(execution,), name="timeout", daemon=True
-                ).start()
+                self._tell(execution)
+
+    def _tell(self, execution: Execution) -> None:
+        # Each on a thread: one that has to wait for the database delays no other.
+        telling = threading.Thread(
+            target=self._over, args=(execution,), name="timeout", daemon=True
+        )
+        try:
+            telling.start()
+        except RuntimeError:  # there can be no thread more
+            self._over(execution)

@@ -23,7 +23,6 @@ tasks that were over long ago ends, to be started again by whoever supervises it
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -33,30 +32,30 @@ from typing import Any
 from django.db import Error, close_old_connections, connections
 
 from leasing.clock import clock
-from leasing.conf import leasing_settings
 from leasing.keeper import keeper
 from leasing.names import default_holder
-from tasks import recovery, runner, sampling, schedules
-from tasks.bell import SECOND_LOOK, Listener, ringer
+from tasks import recovery, sampling, schedules
+from tasks.bell import ringer
 from tasks.chaos import Chaos
 from tasks.conf import task_settings
 from tasks.connection import lasting_connection
 from tasks.execution import Execution
+from tasks.giving_back import give_back, give_back_all
 from tasks.models import Queue, Task
 from tasks.places import EMPTY_FOR, Opening, Places
 from tasks.presence import PRESENCE_PATIENCE, keep_present, sign_off
 from tasks.registry import Kind
+from tasks.runner import STOPPED, time_out
 from tasks.settling import COMPLETE, Ending
 from tasks.taken import Taken
 from tasks.takenstore import load
 from tasks.timeouts import Timekeeper
+from tasks.waking import Waking
 
 logger = logging.getLogger("tasks.worker")
 
 #: Seconds between claims while the database is away.
 LONGEST_PAUSE = 15.0
-#: How many times as long a worker waits between polls while notifications arrive.
-WHILE_HEARING = 5.0
 #: Why tasks that were claimed ahead go back.
 WAITED = "it waited for a place in its worker"
 
@@ -103,7 +102,6 @@ class WorkerProcess:
         self._closing = False
         self._forced = False
         self._ended = threading.Event()
-        self._wake = threading.Event()
         #: Whether the latest claim found something: then more is likely.
         self._busy = False
         #: Whether there was room to claim for, and whether results that could not be stored
@@ -112,29 +110,26 @@ class WorkerProcess:
         self._is_blocked = False
         #: Whether the latest claim found all it asked for: then more is ready.
         self._more = False
-        self._lock = threading.Lock()
-        self._look_again_at: float | None = None
         self._sampler: threading.Thread | None = None
         self._presence: threading.Thread | None = None
-        self._timekeeper = Timekeeper(runner.time_out)
-        self._listener = Listener(leasing_settings.DATABASE, self._hear, self._ended)
+        self._timekeeper = Timekeeper(time_out)
+        self.waking = Waking(self.queues, self._ended, self._hurry)
         counts = {Kind.THREAD: threads, Kind.COROUTINE: coroutines, Kind.PROCESS: processes}
-        self.places = Places(counts, self._wake.set, self._stored, chaos)
+        self.places = Places(counts, self.waking.wake, self._stored, chaos)
 
     def run(self) -> None:
         """Work until ``stop`` is called, or the end is reached; then return when all is settled."""
         self._start_threads()
         logger.info("%s serves %s", self.name, ", ".join(self.queues))
         failures = 0
-        with lasting_connection(), ringer.heard_by(self._hear):
+        with lasting_connection(), ringer.heard_by(self.waking.hear):
             while not self.stopping.is_set():
-                self._wake.clear()
-                self._begin_look()
+                self.waking.begin_look()
                 try:
                     more = self._claim()
                     if not more and self._is_finished():
                         break
-                    pause = 0.0 if more else self._pause_in_all()
+                    pause = 0.0 if more else self._pause()
                     failures = 0
                 except Error as error:
                     failures += 1
@@ -146,7 +141,7 @@ class WorkerProcess:
                     self.failed = True
                     self.stop()
                 elif pause:
-                    self._rest(pause)
+                    self.waking.rest(pause, self._is_idle)
             self._wind_up()
 
     def stop(self) -> None:
@@ -155,7 +150,7 @@ class WorkerProcess:
         self.stopping.set()
         for execution in self.executions:
             execution.interruption.stirred.set()
-        self._wake.set()
+        self.waking.wake()
 
     def stop_now(self, patience: float = 5.0) -> None:
         """Give everything back, and wait up to ``patience`` seconds until that is done."""
@@ -187,7 +182,7 @@ class WorkerProcess:
                 more = more or 0 < asked == found
                 emptied = emptied or found > 0
             self._more = more
-            if self.places.call_when(more=more, emptied=emptied and not self._listener.hears):
+            if self.places.call_when(more=more, emptied=emptied and not self.waking.hears):
                 return True
         else:
             self.places.call_when(more=False, emptied=True)
@@ -210,13 +205,13 @@ class WorkerProcess:
     def _begin(self, taken: list[Taken]) -> None:
         executions = Execution.of_claim(taken, self.stopping, self._timekeeper.watch)
         if self.stopping.is_set():  # meanwhile: the claim was under way
-            runner.give_back(executions, runner.STOPPED)
+            give_back(executions, STOPPED)
             return
         try:
             load([each.taken for each in executions if each.kind is Kind.COROUTINE])
         except Error:
             # Kept and not run they would be nobody's.
-            runner.give_back(executions, "its row could not be read")
+            give_back(executions, "its row could not be read")
             raise
         self.places.submit(executions)
         if self._tasks_left is not None:
@@ -227,7 +222,7 @@ class WorkerProcess:
         """Let others have what has waited here for too long: the tasks before it take long."""
         overdue = self.places.overdue()
         if overdue:
-            runner.give_back(overdue, WAITED)
+            give_back(overdue, WAITED)
             # They are to be claimed anew, also by the last look of a worker that is to end.
             self._closing = False
             if self._tasks_left is not None:
@@ -238,15 +233,15 @@ class WorkerProcess:
         or a task that may be ready by it."""
         ends = self._closing or self.stopping.is_set() or self.until is not Until.STOPPED
         if ends or self._is_blocked or any(map(_makes_ready, endings)):
-            self._wake.set()
+            self.waking.wake()
 
     # Waiting
 
-    def _pause_in_all(self) -> float:
+    def _pause(self) -> float:
         """Seconds until the next look, for whatever reason."""
         # Where more is ready, it is looked for as soon as there is room, and not at a time.
         asks = self._looked and not self._more
-        pauses = [self._pause() if asks else task_settings.POLL_EVERY]
+        pauses = [self.waking.pause() if asks else task_settings.POLL_EVERY]
         wait_ends_in = self.places.wait_ends_in()
         if wait_ends_in is not None:
             pauses.append(wait_ends_in)
@@ -254,50 +249,15 @@ class WorkerProcess:
             pauses.append(EMPTY_FOR)
         return max(0.001, min(pauses))
 
-    def _pause(self) -> float:
-        """Seconds until the next look, unless something wakes it before."""
-        poll = task_settings.POLL_EVERY
-        hears = self._listener.hears
-        pause = poll * (WHILE_HEARING if hears else 1.0) * random.uniform(0.8, 1.0)
-        look_again_at = self._look_again_at
-        if look_again_at is not None:
-            return min(pause, max(0.001, look_again_at - clock()))
-        if hears:
-            due_in = Task.objects.home().filter(queue__in=self.queues).next_due_in(pause)
-            if due_in is not None:
-                return max(0.001, due_in)
-        return pause
+    def _is_idle(self) -> bool:
+        """Whether there is nothing to be done but to wait for tasks."""
+        return self.until is Until.STOPPED and not (self.executions or self._closing)
 
-    def _rest(self, seconds: float) -> None:
-        """Wait until something wakes it, or it is time to look. As long as nothing is at work and
-        notifications arrive, one query tells whether there is anything to look for."""
-        while not self._wake.wait(seconds) and seconds >= task_settings.POLL_EVERY:
-            idle = self._listener.hears and self.until is Until.STOPPED and not self.executions
-            if not idle or self._closing or self._is_due_within(seconds):
-                return
-
-    def _is_due_within(self, seconds: float) -> bool:
-        try:
-            return Task.objects.home().filter(queue__in=self.queues).are_due_within(seconds)
-        except Error:
-            return True  # to look is to find out how it stands with the database
-
-    def _begin_look(self) -> None:
-        """The second look after a ring is due, or is not yet."""
-        with self._lock:
-            if self._look_again_at is not None and clock() >= self._look_again_at:
-                self._look_again_at = None
-
-    def _hear(self, message: str) -> None:
-        what, _, which = message.partition(" ")
-        if what == "task":
-            for execution in self.executions:
-                if str(execution.taken.id) == which:
-                    keeper.hurry(execution.hold)
-        elif what == "all" or which in self.queues:
-            with self._lock:
-                self._look_again_at = clock() + SECOND_LOOK
-            self._wake.set()
+    def _hurry(self, key: str) -> None:
+        """The task with this ``key`` was asked to end."""
+        for execution in self.executions:
+            if str(execution.taken.id) == key:
+                keeper.hurry(execution.hold)
 
     def _is_finished(self) -> bool:
         """Whether the end is reached, after a look that found no more."""
@@ -319,9 +279,9 @@ class WorkerProcess:
     # Threads
 
     def _start_threads(self) -> None:
-        self._start("bell", self._listener.listen)
-        self._start("controller", lambda: recovery.run_until(self._ended, self._wake.set))
-        self._start("scheduler", lambda: schedules.run_until(self._ended, self._wake.set))
+        self._start("bell", self.waking.listener.listen)
+        self._start("controller", lambda: recovery.run_until(self._ended, self.waking.wake))
+        self._start("scheduler", lambda: schedules.run_until(self._ended, self.waking.wake))
         self._sampler = self._start("sampler", lambda: sampling.run_until(self._ended))
         self._presence = self._start("presence", self._keep_present)
 
@@ -347,13 +307,13 @@ class WorkerProcess:
         # What has not begun goes back at once.
         waiting = self.places.withdraw()
         if waiting:
-            runner.give_back(waiting, runner.STOPPED)
+            give_back(waiting, STOPPED)
         while self.executions and not self._forced and clock() < deadline:
-            self._wake.clear()
+            self.waking.begin_look()
             self.places.call_when(more=False, emptied=True)
             if self.executions:
-                self._wake.wait(min(0.5, max(0.0, deadline - clock())))
-        self._give_back_all(self.executions)
+                self.waking.wait(min(0.5, max(0.0, deadline - clock())))
+        give_back_all(self.executions)
         self._timekeeper.close()
         self.places.close()
         self._ended.set()
@@ -365,23 +325,6 @@ class WorkerProcess:
         sign_off(self.name)
         keeper.stop()
         logger.info("%s has stopped", self.name)
-
-    def _give_back_all(self, left: list[Execution]) -> None:
-        """End what can be ended, and give everything back."""
-        # What timed out, and what its handler has ended, is stored or about to be.
-        ending = [each for each in left if each.taken_by]
-        left = [each for each in left if not each.taken_by]
-        interrupted = [each for each in left if each.kind is not Kind.THREAD]
-        for execution in interrupted:
-            if execution.take("stop"):
-                execution.end_work()
-        patience = clock() + runner.END_PATIENCE
-        for execution in interrupted:
-            execution.ended.wait(max(0.0, patience - clock()))
-        if left:
-            runner.give_back(left, runner.STOPPED)
-        while clock() < patience and any(each.hold.is_kept for each in ending):
-            self._ended.wait(0.02)
 
 
 def _makes_ready(ending: Ending) -> bool:

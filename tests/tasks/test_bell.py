@@ -129,7 +129,7 @@ def test_a_worker_that_is_rung_does_not_wait_for_its_next_look(settings: Setting
         # What came within the window of the first is found by the second look.
         ringer._rung_at["default", "default"] = float("inf")
         later = TaskFactory(name="jobs.echo", data={})
-        worker._hear("queue default")
+        worker.waking.hear("queue default")
         wait_for(lambda: row_of(later)["status"] == TaskStatus.SUCCEEDED)
 
 
@@ -149,10 +149,10 @@ def test_a_worker_that_is_rung_looks_again_when_the_window_is_over(
             return claim()
 
         monkeypatch.setattr(worker, "_claim", counted)
-        worker._hear("queue elsewhere")
+        worker.waking.hear("queue elsewhere")
         assert looks == []
         heard_at = system_clock()
-        worker._hear("queue default")
+        worker.waking.hear("queue default")
         wait_for(lambda: bool(looks) and looks[-1] > heard_at + bell.WINDOW)
 
 
@@ -282,11 +282,11 @@ def test_while_notifications_arrive_a_worker_polls_less_and_looks_ahead(
 ) -> None:
     settings.TASK_QUEUE = {"POLL_EVERY": 2.0, "SWEEP_EVERY": 1000}
     with working() as worker:
-        worker._look_again_at = None
-        worker._listener.hears = False
-        assert 1.6 <= worker._pause() <= 2.0
-        worker._listener.hears = True
-        assert 8.0 <= worker._pause() <= 10.0
+        worker.waking._look_again_at = None
+        worker.waking.listener.hears = False
+        assert 1.6 <= worker.waking.pause() <= 2.0
+        worker.waking.listener.hears = True
+        assert 8.0 <= worker.waking.pause() <= 10.0
         TaskFactory(scheduled_at=database_now("default") + timedelta(seconds=4))
-        worker._look_again_at = None
-        assert 3.0 < worker._pause() <= 4.0
+        worker.waking._look_again_at = None
+        assert 3.0 < worker.waking.pause() <= 4.0

@@ -12,6 +12,8 @@ from pytest_django import Settings
 
 from tasks import registry
 from tasks.execution import Execution
+from tasks.interruption import Interruption
+from tasks.latch import Latch
 from tasks.models import Task, TaskStatus
 from tasks.timeouts import Timekeeper
 from tests.factories import TaskFactory, claimed
@@ -178,3 +180,37 @@ def test_an_attempt_that_nobody_can_watch_fails_and_its_place_is_free_again(
         wait_for(lambda: row_of(after)["status"] == TaskStatus.SUCCEEDED)
 
     assert row_of(task)["last_error"] == "RuntimeError: can't start new thread"
+
+
+class Timed:
+    """What is watched of an execution."""
+
+    def __init__(self) -> None:
+        self.ended = Latch()
+        self.interruption = Interruption(timeout=timedelta(0))
+        self.interruption.start_timeout()
+
+
+def test_timeouts_are_told_also_where_there_can_be_no_thread_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Any] = []
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    timekeeper = Timekeeper(told.append)
+    first, second = Timed(), Timed()
+    refused = "timeouts"
+    with pytest.raises(RuntimeError):
+        timekeeper.watch(first)  # type: ignore[arg-type]
+
+    refused = "timeout"
+    timekeeper.watch(second)  # type: ignore[arg-type]
+
+    wait_for(lambda: told == [first, second])
+    timekeeper.close()

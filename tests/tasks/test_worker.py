@@ -521,26 +521,26 @@ def test_a_worker_at_rest_asks_one_query_at_a_time_whether_there_is_anything_to_
     monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
 ) -> None:
     worker = WorkerProcess()
-    worker._listener.hears = True
+    worker.waking.listener.hears = True
     waits: list[float] = []
 
     def wait(seconds: float) -> bool:
         waits.append(seconds)
         return len(waits) == 4
 
-    monkeypatch.setattr(worker._wake, "wait", wait)
+    monkeypatch.setattr(worker.waking._reason, "wait", wait)
     with django_assert_num_queries(3):
-        worker._rest(5.0)
+        worker.waking.rest(5.0, worker._is_idle)
     assert waits == [5.0] * 4
 
     # A wait for something that is known is followed by a look, and so is one for what is due soon.
     with django_assert_num_queries(0):
-        worker._rest(0.01)
+        worker.waking.rest(0.01, worker._is_idle)
     TaskFactory(name="jobs.echo", delay=3)
     with django_assert_num_queries(1):
-        worker._rest(5.0)
+        worker.waking.rest(5.0, worker._is_idle)
     # Without notifications every look is one for tasks.
-    worker._listener.hears = False
+    worker.waking.listener.hears = False
     Task.objects.all().delete()
-    worker._rest(5.0)
+    worker.waking.rest(5.0, worker._is_idle)
     assert len(waits) == 7

@@ -1,0 +1,95 @@
+"""When a worker looks for tasks: as something wakes it, or else when it is time to."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+
+from django.db import Error
+
+from leasing.clock import clock
+from leasing.conf import leasing_settings
+from tasks.bell import SECOND_LOOK, Listener
+from tasks.conf import task_settings
+from tasks.models import Task
+from tasks.querysets import TaskQuerySet
+
+#: How many times as long a worker waits between polls while notifications arrive.
+WHILE_HEARING = 5.0
+
+
+class Waking:
+    """Wakes a worker that serves ``queues``, until it has ``ended``. ``hurry`` is called with the
+    key of a task that was asked to end."""
+
+    def __init__(
+        self, queues: Sequence[str], ended: threading.Event, hurry: Callable[[str], object]
+    ) -> None:
+        self.listener = Listener(leasing_settings.DATABASE, self.hear, ended)
+        self._queues = queues
+        self._hurry = hurry
+        #: Set: there is a reason to look.
+        self._reason = threading.Event()
+        self._lock = threading.Lock()
+        self._look_again_at: float | None = None
+
+    @property
+    def hears(self) -> bool:
+        """Whether notifications are known to arrive."""
+        return self.listener.hears
+
+    def wake(self) -> None:
+        """Let the worker look now."""
+        self._reason.set()
+
+    def hear(self, message: str) -> None:
+        """Wake the worker, if ``message`` is for it."""
+        what, _, which = message.partition(" ")
+        if what == "task":
+            self._hurry(which)
+        elif what == "all" or which in self._queues:
+            with self._lock:
+                self._look_again_at = clock() + SECOND_LOOK
+            self.wake()
+
+    def begin_look(self) -> None:
+        """The worker is about to look: what wakes it from here on is a reason to look again."""
+        self._reason.clear()
+        with self._lock:
+            # The second look after a ring is due, or is not yet.
+            if self._look_again_at is not None and clock() >= self._look_again_at:
+                self._look_again_at = None
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until something wakes it, for ``seconds`` at most. Whether anything did."""
+        return self._reason.wait(seconds)
+
+    def pause(self) -> float:
+        """Seconds until the next look, unless something wakes it before."""
+        pause = task_settings.POLL_EVERY * (WHILE_HEARING if self.hears else 1.0)
+        pause *= random.uniform(0.8, 1.0)
+        look_again_at = self._look_again_at
+        if look_again_at is not None:
+            return min(pause, max(0.001, look_again_at - clock()))
+        if self.hears:
+            due_in = self._tasks().next_due_in(pause)
+            if due_in is not None:
+                return max(0.001, due_in)
+        return pause
+
+    def rest(self, seconds: float, is_idle: Callable[[], bool]) -> None:
+        """Wait until something wakes it, or it is time to look. As long as it ``is_idle`` and
+        notifications arrive, one query tells whether there is anything to look for."""
+        while not self.wait(seconds) and seconds >= task_settings.POLL_EVERY:
+            if not (self.hears and is_idle()) or self._is_due_within(seconds):
+                return
+
+    def _is_due_within(self, seconds: float) -> bool:
+        try:
+            return self._tasks().are_due_within(seconds)
+        except Error:
+            return True  # to look is to find out how it stands with the database
+
+    def _tasks(self) -> TaskQuerySet:
+        return Task.objects.home().filter(queue__in=self._queues)
