@@ -55,8 +55,8 @@ class Queues:
 
     @property
     def due_since(self) -> datetime | None:
-        """Since when the task has been due that has waited longest where nothing is paused."""
-        waiting = [line.due_since for line in self.lines if not line.is_paused]
+        """Since when the task has been due that has waited longest where somebody serves it."""
+        waiting = [line.due_since for line in self.lines if not line.is_paused and line.workers]
         return min((moment for moment in waiting if moment is not None), default=None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -13,13 +14,13 @@ from leasing.kept import Kept
 @pytest.fixture
 def numbers(monkeypatch: pytest.MonkeyPatch) -> Kept[int]:
     """Counts how often it was read, under a clock that stands at 100."""
-    monkeypatch.setattr(kept.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     counter = iter(range(1, 100))
     return Kept(lambda: next(counter), fresh_for=2.5)
 
 
 def at(monkeypatch: pytest.MonkeyPatch, moment: float) -> None:
-    monkeypatch.setattr(kept.time, "monotonic", lambda: moment)
+    monkeypatch.setattr(time, "monotonic", lambda: moment)
 
 
 def test_what_is_fresh_is_read_once_and_says_its_age(

@@ -14,7 +14,7 @@ from leasing import signals as lease_signals
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.rowstore import RowStore
-from tasks import overview, registry, retry, runner, signals, trails
+from tasks import registry, retry, runner, signals, trails
 from tasks.context import Context
 from tasks.execution import Execution
 from tasks.models import Task
@@ -52,12 +52,6 @@ def _no_sweep_at_claim(monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_trail(monkeypatch: pytest.MonkeyPatch) -> None:
     """No claim goes on behind those of the test before."""
     monkeypatch.setattr(trails, "_trails", {})
-
-
-@pytest.fixture(autouse=True)
-def _no_shared_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Polls of the overview see what the test has just done."""
-    monkeypatch.setattr(overview.snapshots, "fresh_for", 0.0)
 
 
 @pytest.fixture
