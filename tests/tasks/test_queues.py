@@ -146,7 +146,7 @@ def test_an_operator_pauses_with_a_reason_and_resumes() -> None:
     assert "Say why" in act(client, "pause", "mail", confirmed="yes", reason=" ").text
     assert not Queue.objects.paused().exists()
     page = act(client, "pause", "mail", confirmed="yes", reason="the server is down")
-    assert "1 of 1 changed." in page.text and "■ paused" in page.text
+    assert "1 of 1 changed." in page.text and "‖ paused" in page.text
     queue = Queue.objects.paused().get()
     assert (queue.name, queue.paused_by, queue.reason) == ("mail", "olga", "the server is down")
     assert "the server is down" in get(client, f"{QUEUES}mail/change/").text
