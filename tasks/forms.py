@@ -147,7 +147,7 @@ class RescheduleForm(ReasonForm):
 
     queue = forms.ChoiceField(required=False, label="To the queue")
     scheduled_at = MomentField(required=False, label="Not before")
-    at_once = forms.BooleanField(required=False, label="They may start at once")
+    at_once = forms.BooleanField(required=False, label="May start at once")
     field_order = ("queue", "scheduled_at", "at_once", "reason")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -54,9 +54,11 @@ def _let_threads_of_async_code_end() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_shared_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_shared_reading() -> Iterator[None]:
     """Polls of the overview see what the test has just done."""
-    monkeypatch.setattr(overview.snapshots, "fresh_for", 0.0)
+    usual, overview.snapshots.fresh_for = overview.snapshots.fresh_for, 0.0
+    yield
+    overview.snapshots.fresh_for = usual
 
 
 @pytest.fixture(autouse=True)

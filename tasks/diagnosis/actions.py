@@ -22,8 +22,8 @@ RETRY: Final = Action(
 CANCEL: Final = Action(
     "cancel",
     "Cancel",
-    "Those that wait end at once. Those that run are asked to: a handler that does not look may "
-    "still complete its task. None of them is tried again.",
+    "While it waits, it ends at once. While it runs, it is asked to: a handler that does not look "
+    "may still complete it. It is not tried again either way.",
     "tasks.cancel_task",
 )
 DISCARD: Final = Action(

@@ -23,7 +23,13 @@ def held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         return _on_time(task, now)
     next_ = f"If no heartbeat comes within {span(task.expires_at - now)}, it is recovered."
     if task.holder in around.workers:
-        headline = f"{task.holder} is alive, but the last heartbeat was {span(silent)} ago."
+        headline = f"{task.holder} was seen a moment ago, but its last heartbeat for this was "
+        headline += f"{span(silent)} ago."
+        if not around.is_live(task.holder):
+            headline = (
+                f"{task.holder} has sent no heartbeat for {span(silent)}, and its sign of life is "
+                "missing too."
+            )
         return _told(task, now, "late", "warning", headline, next_)
     headline = (
         f"{task.holder} has sent no heartbeat for {span(silent)}, and is no worker that was "

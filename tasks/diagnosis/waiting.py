@@ -52,7 +52,12 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     holders = around.by_key.get(task.concurrency_key, {}) if task.concurrency_key else {}
     if sum(holders.values()) >= (task.concurrency_limit or 1):
         return _key_held(task, holders, facts)
-    if not around.free_threads(able):
+    awake = [worker for worker in able if around.is_live(worker.name)]
+    if not awake:
+        headline = "No worker that could run it shows a sign of life."
+        next_ = "It starts when one comes back, or another is started: manage.py run_worker."
+        return _told("no_worker", "warning", headline, next_, "Until a worker is back.", facts)
+    if not around.free_threads(awake):
         headline = f"Every place of {plural(len(able), 'worker')} that could run it is taken."
         next_ = "It starts when one of them is free; tasks of higher priority go first."
         return _told("saturated", "info", headline, next_, "Until a place is free.", facts)

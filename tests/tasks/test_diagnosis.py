@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from leasing.answers import FLAPPING_WITHIN
 from leasing.functions import after
 from tasks.diagnosis import diagnose, look_around
-from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt
+from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker
 from tests.factories import TaskFactory, WorkerFactory, claimed
 from tests.leasing.support import expire
 
@@ -206,6 +206,33 @@ def test_who_asked_for_a_cancellation_is_named_while_it_runs_and_afterwards() ->
 
     Task.objects.accept_cancel(task)
     assert diagnose(task).headline == "It was cancelled by bob."
+
+
+def test_the_threads_of_workers_without_a_sign_of_life_are_not_free() -> None:
+    WorkerFactory(state="late")
+    found = diagnose(TaskFactory())
+    assert (found.code, found.severity) == ("no_worker", "warning")
+    assert found.headline == "No worker that could run it shows a sign of life."
+    WorkerFactory()
+    assert diagnose(TaskFactory()).code == "due"
+
+
+def test_a_holder_whose_sign_of_life_is_missing_is_not_said_to_have_been_seen() -> None:
+    task = late()
+    assert "was seen a moment ago" in diagnose(task).headline
+    Worker.objects.update(last_seen_at=after(-1.5 * Worker.LATE_AFTER))
+    assert "its sign of life is missing too" in diagnose(task).headline
+
+
+@pytest.mark.parametrize(
+    ("spent", "says"),
+    [(1, "Its only attempt went wrong."), (3, "All of its 3 attempts went wrong.")],
+)
+def test_attempts_that_are_used_up_are_counted_in_plain_words(spent: int, says: str) -> None:
+    task = TaskFactory(state="dead")
+    Task.objects.filter(pk=task.pk).update(attempts=spent, max_attempts=spent)
+    task.refresh_from_db()
+    assert diagnose(task).headline == says
 
 
 def test_a_stuck_task_that_was_to_be_cancelled_will_be() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -28,15 +29,15 @@ def url_of(worker: Worker) -> str:
     ("state", "says"),
     [
         ("live", "It lives, and has nothing to do."),
-        ("late", "Its sign of life is missing: it was last seen 13 s ago."),
-        ("gone", "It vanished without signing off: it was last seen 31 s ago."),
+        ("late", r"Its sign of life is missing: it was last seen \d+ s ago."),
+        ("gone", r"It vanished without signing off: it was last seen \d+ s ago."),
         ("stopped", "It has stopped in good order just now."),
     ],
 )
 def test_a_worker_tells_how_it_is(viewer: Client, state: str, says: str) -> None:
     worker = WorkerFactory(name="dora", state=state)
     text = get(viewer, url_of(worker)).text
-    assert f"dora {state}" in text and says in text
+    assert f"dora {state}" in text and re.search(says, text)
 
 
 def test_it_shows_what_it_works_on_and_what_it_did(viewer: Client) -> None:
