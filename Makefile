@@ -46,6 +46,11 @@ bench: $(VENV)/test.stamp
 	@$(RUN) -m tests.benchmarks --size $(SIZE) --only $(ONLY) --peers $(PEERS) \
 		$(if $(REPORT_ONLY),--report-only)
 
+# What a browser must show, on PostgreSQL: 30 checks. CHROMIUM names the browser, and
+# PYTEST_ADDOPTS="-k test_07" picks a check.
+browser: $(VENV)/browser.stamp
+	@$(RUN) -m tests.browser
+
 # The pictures of docs/dashboard.md, taken from the demo. CHROMIUM names the browser.
 screenshots: $(VENV)/browser.stamp
 	@$(RUN) -m tests.browser.screenshots

@@ -105,9 +105,14 @@ class Alarm(threading.Condition):
     def __init__(self, lock: Any) -> None:
         super().__init__(lock)
         self._looks_at = -math.inf
+        self._lingers = False
 
     def sleep(self, now: float, seconds: float | None) -> None:
-        """Sleep for ``seconds``; None: until something comes."""
+        """Sleep for ``seconds``; None: until something comes. What comes within a LOOK of the last
+        need not wake it: else whoever holds something for moments would do so each time."""
+        lingers, self._lingers = self._lingers, seconds is not None
+        if seconds is None and lingers:
+            seconds = LOOK
         self._looks_at = math.inf if seconds is None else now + seconds
         try:
             self.wait(seconds)

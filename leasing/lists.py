@@ -14,7 +14,7 @@ from django.db.models import Count, Q
 
 from leasing.leasables import listed, matching
 from leasing.models import Leasable, Lease, LeaseState, leasable_models
-from leasing.paging import COUNT_CAP, Capped, Cursor, Page, capped_count, chunks_of, page_of
+from leasing.paging import COUNT_CAP, Capped, Cursor, Order, Page, capped_count, chunks_of, page_of
 
 ALL: Final = "all"
 #: The states in which a lease can be, one at a time.
@@ -46,7 +46,7 @@ def section(model: type[Leasable], wanted: Mapping[str, Any], cursor: Cursor | N
     rows = _rows(model, wanted)
     if wanted["state"] == LeaseState.ACTIVE:
         rows = _held(model, rows)
-    return Section(title, page_of(rows, cursor, search=_search(wanted)))
+    return Section(title, page_of(rows, cursor, order=_order(model), search=_search(wanted)))
 
 
 def exported(wanted: Mapping[str, Any]) -> Iterator[Sequence[Leasable]]:
@@ -55,7 +55,7 @@ def exported(wanted: Mapping[str, Any]) -> Iterator[Sequence[Leasable]]:
         rows = _rows(model, wanted)
         if wanted["state"] == LeaseState.ACTIVE:
             rows = _held(model, rows)
-        yield from chunks_of(rows, search=_search(wanted))
+        yield from chunks_of(rows, _order(model), _search(wanted))
 
 
 def counts(wanted: Mapping[str, Any]) -> Counts:
@@ -86,6 +86,10 @@ def _held(model: type[Leasable], rows: Any) -> Any:
     """Those of ``rows`` among which the active ones are: a model with a state of its own has an
     index on it."""
     return rows if model is Lease else rows.holding()
+
+
+def _order(model: type[Leasable]) -> Order:
+    return Order(model.leases_listed_by)
 
 
 def _search(wanted: Mapping[str, Any]) -> Q | None:

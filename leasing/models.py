@@ -56,6 +56,9 @@ class Leasable(models.Model):
     granted_columns: ClassVar[frozenset[str]] = GRANTED_FIELDS
     #: What ``renewal_now`` looks at.
     renewal_columns: ClassVar[frozenset[str]] = frozenset({"grant_id", "expires_at"})
+    #: The column with an index by which pages list the leases of rows that were held, the latest
+    #: first; "" is the key.
+    leases_listed_by: ClassVar[str] = ""
 
     objects: ClassVar[models.Manager[Any]] = LeasableQuerySet.as_manager()
 

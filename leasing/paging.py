@@ -80,16 +80,25 @@ class Capped:
         return Capped(self.value + other.value, self.cap, self.more or other.more)
 
 
-def capped_count(rows: models.QuerySet[Any], cap: int = COUNT_CAP) -> Capped:
-    """How many ``rows`` there are, looking at ``cap`` + 1 of them at most."""
-    return Capped(rows.order_by().values("pk")[: cap + 1].count(), cap)
+def capped_count(
+    rows: models.QuerySet[Any], cap: int = COUNT_CAP, order: Order | None = None
+) -> Capped:
+    """How many ``rows`` there are, looking at ``cap`` + 1 of them at most.
+
+    ``order`` is that of an index of ``rows``, where there is one: without it a database that
+    takes them for many may look through the whole table for the first.
+    """
+    ordered = rows.order_by(*order.by) if order else rows.order_by()
+    return Capped(ordered.values("pk")[: cap + 1].count(), cap)
 
 
-def capped_search(rows: models.QuerySet[Any], search: Q, cap: int = SEARCH_CAP) -> Capped:
-    """How many of ``rows`` meet ``search``, looking at ``cap`` + 1 of ``rows`` at most."""
-    found = rows.order_by()[: cap + 1].aggregate(
-        looked_at=Count("pk"), found=Count("pk", filter=search)
-    )
+def capped_search(
+    rows: models.QuerySet[Any], search: Q, cap: int = SEARCH_CAP, order: Order | None = None
+) -> Capped:
+    """How many of ``rows`` meet ``search``, looking at ``cap`` + 1 of ``rows`` at most, the first
+    in ``order``: see ``capped_count``."""
+    ordered = rows.order_by(*order.by) if order else rows.order_by()
+    found = ordered[: cap + 1].aggregate(looked_at=Count("pk"), found=Count("pk", filter=search))
     return Capped(found["found"], cap, more=found["looked_at"] > cap)
 
 

@@ -67,6 +67,9 @@ INSTALLED_APPS = [
     "project",  # the demo's own command
 ]
 MIDDLEWARE = [
+    # A list of 50 rows becomes a tenth. Tokens against forgery are masked anew in each answer, and
+    # the middleware adds random bytes: the length tells nothing of them.
+    "django.middleware.gzip.GZipMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "django.middleware.csp.ContentSecurityPolicyMiddleware"
     if django.VERSION >= (6, 0)

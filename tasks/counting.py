@@ -119,7 +119,7 @@ def _claimed(slot: Slot, counted: Counted) -> int:
 
 
 def _ended(slot: Slot, counted: Counted) -> None:
-    tasks = Task.objects.home().filter(slot.holds("processed_at"))
+    tasks = Task.objects.home().ended().filter(slot.holds("processed_at"))
     read = tasks.order_by().values_list("queue", "status").annotate(Count("pk"))
     for queue, status, number in read:
         counted.add(queue, ENDS[status], number)

@@ -39,6 +39,14 @@ class Member:
         return max(0, len(self.tasks) - LISTED)
 
     @property
+    def first_left(self) -> list[Task]:
+        return self.left[:LISTED]
+
+    @property
+    def more_left(self) -> int:
+        return max(0, len(self.left) - LISTED)
+
+    @property
     def busy(self) -> int:
         """How many of its threads work."""
         return min(len(self.tasks), self.worker.concurrency)

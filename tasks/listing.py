@@ -119,7 +119,10 @@ def search_of(wanted: Mapping[str, Any]) -> Q | None:
 def count(state: str, wanted: Mapping[str, Any]) -> Capped:
     """How many tasks of the list ``state`` are ``wanted``, as far as it is worth to look."""
     rows, search = _by_id(in_state(state), wanted), search_of(wanted)
-    return capped_count(rows) if search is None else capped_search(rows, search)
+    order = STATES[state].order
+    if search is None:
+        return capped_count(rows, order=order)
+    return capped_search(rows, search, order=order)
 
 
 def _by_id(rows: Any, wanted: Mapping[str, Any]) -> Any:

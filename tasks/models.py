@@ -84,6 +84,8 @@ class Task(Leasable):
     concurrency_limit = models.SmallIntegerField(null=True, default=None)
     slot = models.CharField(max_length=210, null=True, default=None)
 
+    # Before the tasks that were claimed may come a million that never were.
+    leases_listed_by = "acquired_at"
     renewal_columns = frozenset(
         {"grant_id", "expires_at", "cancel_requested_at", "cancel_requested_by"}
     )
@@ -199,18 +201,9 @@ class Task(Leasable):
                 name="tasks_task_retrying",
                 condition=Q(status=TaskStatus.READY, attempts__gt=0),
             ),
+            # One for all ends, each in its order: a task that completes writes to no more.
             models.Index(
-                fields=["processed_at", "id"],
-                name="tasks_task_failed",
-                condition=Q(status=TaskStatus.FAILED),
-            ),
-            models.Index(
-                fields=["processed_at", "id"],
-                name="tasks_task_cancelled",
-                condition=Q(status=TaskStatus.CANCELLED),
-            ),
-            models.Index(
-                fields=["processed_at"],
+                fields=["status", "processed_at", "id"],
                 name="tasks_task_ended",
                 condition=Q(processed_at__isnull=False),
             ),

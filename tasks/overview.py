@@ -6,17 +6,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import connections, transaction
 from django.http import HttpRequest
 
-from leasing.access import may
+from leasing.access import is_live, may
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow, database_now
+from leasing.kept import Kept
 from leasing.paging import Capped, capped_count
-from tasks import crew
+from tasks import crew, listing
 from tasks.charts import series
 from tasks.drawing import trimmed
 from tasks.generator import GeneratorStatus, generator_status
@@ -37,8 +39,57 @@ SPANS: Final = {"10m": 600, "1h": 3_600, "6h": 21_600, "24h": 86_400}
 POINTS = 60
 
 
+#: For how many seconds polls of open pages share what one of them read. It is longer than the two
+#: seconds between two polls: every second one of a single page costs next to nothing, and of many
+#: pages nearly all. What is new shows at the second poll at the latest.
+SHARED_FOR = 2.5
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the page shows to everybody, as of ``now``; ``failed`` could not be read."""
+
+    now: datetime
+    failed: list[str]
+    at_work: list[Worker]
+    members: list[crew.Member]
+    queues: Queues | None
+    status: GeneratorStatus | None
+    figures: Figures
+    sampled: tuple[int, int | None] | None
+
+
 def read(request: HttpRequest, span: str) -> dict[str, Any]:
-    """The context of the page, with what the user of ``request`` may see."""
+    """The context of the page, with what the user of ``request`` may see. To a poll some of it
+    may be SHARED_FOR old; who opens the page sees it as it is."""
+    reading = snapshots.get(anew=not is_live(request))
+    seen = reading.value
+    queues, status = seen.queues, seen.status
+    may_see_workers = request.user.has_perm("tasks.view_worker")
+    health = assess(seen.figures, seen.failed)
+    return {
+        "now": seen.now + reading.age,
+        "failed": seen.failed,
+        "figures": seen.figures,
+        "health": health,
+        "health_sign": SEVERITY_SIGNS[health.severity],
+        "needs": [(need, SEVERITY_SIGNS[need.severity]) for need in health.needs],
+        "members": seen.members if may_see_workers else [],
+        "more_workers": len(seen.at_work) > WORKERS_SHOWN,
+        "queues": queues,
+        "lines": queues.lines[:QUEUES_SHOWN] if queues else [],
+        "sampled": seen.sampled,
+        "span": span,
+        "status": status,
+        "lease": status.lease if status else None,
+        "generator_sign": GENERATOR_SIGNS[status.status] if status else None,
+        "may_see_workers": may_see_workers,
+        "may_see_queues": request.user.has_perm("tasks.view_queue"),
+        "may_control": may(request, "tasks.control_generator"),
+    }
+
+
+def _snapshot() -> Snapshot:
     now = database_now(leasing_settings.DATABASE)
     failed: list[str] = []
 
@@ -56,31 +107,13 @@ def read(request: HttpRequest, span: str) -> dict[str, Any]:
     status = part("generator", generator_status)
     figures = part("tasks", lambda: _figures(queues, status, workers, now), Figures())
     sampled = part("samples", lambda: _sampled(now))
-    may_see_workers = request.user.has_perm("tasks.view_worker")
     at_work = [worker for worker in workers if worker.role != WorkerRole.GENERATOR]
-    shown = at_work[:WORKERS_SHOWN] if may_see_workers else []
-    members = part("workers’ tasks", lambda: crew.with_tasks(shown), [])
-    health = assess(figures, failed)
-    return {
-        "now": now,
-        "failed": failed,
-        "figures": figures,
-        "health": health,
-        "health_sign": SEVERITY_SIGNS[health.severity],
-        "needs": [(need, SEVERITY_SIGNS[need.severity]) for need in health.needs],
-        "members": members,
-        "more_workers": len(at_work) > WORKERS_SHOWN,
-        "queues": queues,
-        "lines": queues.lines[:QUEUES_SHOWN] if queues else [],
-        "sampled": sampled,
-        "span": span,
-        "status": status,
-        "lease": status.lease if status else None,
-        "generator_sign": GENERATOR_SIGNS[status.status] if status else None,
-        "may_see_workers": may_see_workers,
-        "may_see_queues": request.user.has_perm("tasks.view_queue"),
-        "may_control": may(request, "tasks.control_generator"),
-    }
+    members = part("workers’ tasks", lambda: crew.with_tasks(at_work[:WORKERS_SHOWN]), [])
+    return Snapshot(now, failed, at_work, members, queues, status, figures, sampled)
+
+
+#: Of this process.
+snapshots = Kept(_snapshot, SHARED_FOR)
 
 
 def _apart() -> Any:
@@ -139,7 +172,7 @@ def _figures(
     return Figures(
         running=running,
         stuck=stuck,
-        failed=capped_count(tasks.failed()),
+        failed=capped_count(listing.in_state("failed"), order=listing.LATEST_ENDED_FIRST),
         overdue=capped_count(overdue) if stuck else Capped(0),
         ready=queues.ready if queues else None,
         scheduled=queues.scheduled if queues else None,

@@ -12,6 +12,7 @@ from django.db.models import Count, Min, OuterRef, Q, Subquery
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow
 from leasing.paging import COUNT_CAP, Capped, capped_count
+from tasks.listing import SOONEST_FIRST
 from tasks.models import Queue, Sample, Task, TaskStatus, Worker
 
 #: More queues than this are not listed.
@@ -54,8 +55,8 @@ class Queues:
 
     @property
     def due_since(self) -> datetime | None:
-        """Since when the task has been due that has waited longest where nothing is paused."""
-        waiting = [line.due_since for line in self.lines if not line.is_paused]
+        """Since when the task has been due that has waited longest where somebody serves it."""
+        waiting = [line.due_since for line in self.lines if not line.is_paused and line.workers]
         return min((moment for moment in waiting if moment is not None), default=None)
 
 
@@ -85,7 +86,7 @@ def read_queues(workers: Iterable[Worker] | None = None) -> Queues:
         Task.objects.home().running().order_by().values_list("queue").annotate(Count("pk"))
     )
     waiting: Any = Task.objects.home().filter(status=TaskStatus.READY).order_by()
-    is_deep = capped_count(waiting).value > COUNT_CAP
+    is_deep = capped_count(waiting, order=SOONEST_FIRST).value > COUNT_CAP
     depths, counted_at = _sampled(waiting) if is_deep else (_counted(waiting), None)
     names = sorted({*known, *depths, *running, *serving})[:QUEUES_SHOWN]
     lines = [

@@ -14,6 +14,7 @@ from django.db import connection
 
 from leasing import aio
 from leasing.keeper import keeper
+from tasks import overview
 from tests.plugin import DATABASE
 from tests.processes import Process
 
@@ -50,6 +51,12 @@ def _let_threads_of_async_code_end() -> None:
             for _ in range(executor._max_workers):
                 executor.submit(meeting.wait)
             meeting.wait()
+
+
+@pytest.fixture(autouse=True)
+def _no_shared_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Polls of the overview see what the test has just done."""
+    monkeypatch.setattr(overview.snapshots, "fresh_for", 0.0)
 
 
 @pytest.fixture(autouse=True)

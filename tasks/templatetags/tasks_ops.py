@@ -20,6 +20,9 @@ from tasks.signs import ATTEMPT_SIGNS, OPEN, PAUSED, UNSERVED, WORKER_SIGNS, tas
 
 register = template.Library()
 
+#: Who acknowledges a wish later than this has come to the lease later.
+HEARD_SOON = timedelta(minutes=1)
+
 
 @register.simple_tag
 def task_badge(task: Task, now: datetime) -> SafeString:
@@ -130,10 +133,12 @@ def lasted(start: datetime, end: datetime) -> str:
 
 @register.simple_tag
 def heard_after(wish: GeneratorWish | None) -> str:
-    """How long it took until the generator acknowledged ``wish``: "0.6 s"."""
+    """How long it took until the generator acknowledged ``wish``: "0.6 s"; "" when that was long,
+    for it says only that another process holds the lease since."""
     if wish is None or wish.acknowledged_at is None or wish.acknowledged_at < wish.changed_at:
         return ""
-    return _short(wish.acknowledged_at - wish.changed_at)
+    heard_in = wish.acknowledged_at - wish.changed_at
+    return _short(heard_in) if heard_in < HEARD_SOON else ""
 
 
 def _short(length: timedelta) -> str:

@@ -88,7 +88,7 @@ def take(browser: Browser, address: str, password: str) -> None:
         _shoot(page, name)
 
 
-def _signed_in(browser: Browser, address: str, password: str, theme: str, size: Any) -> Page:
+def _signed_in(browser: Browser, address: str, password: str, theme: Any, size: Any) -> Page:
     context = browser.new_context(viewport=size, color_scheme=theme)
     page = context.new_page()
     page.goto(f"{address}/login/")

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models.signals import post_init
 from django.db.models.sql.compiler import SQLCompiler
 
 from leasing import compiled, postgres
@@ -153,3 +154,50 @@ def test_a_row_that_names_its_resource_itself_is_noted_by_that_name(
         postgres.resource_of.cache_clear()
 
     assert events("desk of tea") == ["acquired", "taken_over", "released"]
+
+
+def test_a_granted_row_stands_as_it_is_read() -> None:
+    terms: dict[str, Any] = {
+        "holder": "ann",
+        "ttl": 10,
+        "metadata": {"n": [1]},
+        "max_hold": 60,
+        "priority": 2,
+    }
+    granted = [
+        Lease.objects.acquire("a", **terms),
+        *Lease.objects.acquire_many(["b", "c"], ttl=20),
+        Order.objects.acquire(order()),
+        *Order.objects.claim(3),
+    ]
+
+    for row in granted:
+        read = type(row)._default_manager.get(pk=row.pk)
+        names = [field.attname for field in row._meta.concrete_fields]
+        assert {name: row.__dict__[name] for name in names} == {
+            name: read.__dict__[name] for name in names
+        }
+        assert (row._state.db, row._state.adding) == (read._state.db, read._state.adding)
+        assert row.expires_at.tzinfo is read.expires_at.tzinfo
+
+
+def test_what_is_granted_without_metadata_shares_none() -> None:
+    first, second = Lease.objects.acquire_many(["a", "b"])
+    first.metadata["n"] = 1
+
+    assert second.metadata == Lease.objects.acquire("c").metadata == {}
+
+
+def test_whoever_listens_for_instances_hears_of_granted_rows() -> None:
+    made: list[Any] = []
+
+    def hear(instance: Any, **named: Any) -> None:
+        made.append(instance)
+
+    post_init.connect(hear, sender=Lease)
+    try:
+        lease = Lease.objects.acquire("a")
+    finally:
+        post_init.disconnect(hear, sender=Lease)
+
+    assert any(each is lease for each in made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from django.test import override_settings
 from leasing.clock import clock as holder_clock
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold, adopt_together
-from leasing.keeper import Keeper
+from leasing.keeper import LOOK, Alarm, Keeper
 from tests.leasing.support import (
     OFTEN,
     PATIENCE,
@@ -350,3 +351,21 @@ def test_the_line_is_closed_also_when_the_last_hold_goes_just_before_the_renewer
 
     assert keeper._wait_for_work(threading.Event())
     assert slept == [None]
+
+
+def test_a_thread_that_was_just_needed_lingers_for_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    alarm = Alarm(threading.RLock())
+    slept: list[float | None] = []
+    woken: list[float] = []
+    monkeypatch.setattr(alarm, "notify", lambda: woken.append(alarm._looks_at))
+
+    def wait(seconds: float | None) -> None:
+        slept.append(seconds)
+        alarm.set_for(100.0 + 2 * LOOK)
+
+    monkeypatch.setattr(alarm, "wait", wait)
+    for seconds in (None, 0.5, None, None, 0.5):
+        alarm.sleep(100.0, seconds)
+
+    assert slept == [None, 0.5, LOOK, None, 0.5]
+    assert woken == [math.inf, math.inf]  # while it would sleep for ever

@@ -16,7 +16,7 @@ from tasks.generator import RESOURCE, start_generator, stop_generator
 from tasks.models import GeneratorWish, Queue, Sample, Schedule, Task, Worker
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
 from tests.leasing.support import expire
-from tests.pages import Page, get, sent_by, signed_in, user_with
+from tests.pages import Page, get, queries, sent_by, signed_in, user_with
 
 pytestmark = pytest.mark.django_db
 
@@ -216,6 +216,21 @@ def test_the_charts_look_back_as_far_as_the_address_says(viewer: Client) -> None
     assert re.search(r'span=6h"\s+aria-current="true"', page.html)
     page = Page(viewer.get(OVERVIEW, {"span": "9y"}))
     assert page.status == 400 and "not “9y”" in page.text
+
+
+def test_polls_share_what_one_of_them_has_read(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview.snapshots, "fresh_for", 60.0)
+    tag = viewer.get(OVERVIEW, headers={"X-Live": "1"}).headers["ETag"]
+    get(viewer, OVERVIEW)  # from now on
+    TaskFactory(state="dead")
+    headers = {"X-Live": "1", "If-None-Match": f"W/{tag}"}
+    with queries() as sent:
+        assert viewer.get(OVERVIEW, headers=headers).status_code == 304
+    assert not [sql for sql in sent() if "tasks_" in sql]
+    assert "1 task has failed for good." in get(viewer, OVERVIEW).text
+    assert viewer.get(OVERVIEW, headers=headers).status_code == 200
 
 
 def test_the_overview_asks_a_fixed_number_of_questions(viewer: Client) -> None:

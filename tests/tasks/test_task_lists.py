@@ -203,7 +203,7 @@ def test_a_search_shows_no_count_that_it_does_not_know(
     for _ in range(4):
         TaskFactory()
     assert "All 4 Stuck 0" in get(viewer, address(q="sample")).text
-    monkeypatch.setattr(paging.capped_search, "__defaults__", (3,))
+    monkeypatch.setattr(paging.capped_search, "__defaults__", (3, None))
     assert "All Stuck 0" in get(viewer, address(q="sample")).text
 
 

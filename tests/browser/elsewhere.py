@@ -1,0 +1,19 @@
+"""Addresses of a site that has its pages in other places."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.contrib.auth.views import LoginView, LogoutView
+from django.urls import include, path
+
+from project import views
+
+urlpatterns = [
+    path("harbour/office/leases-of/", include("leasing.urls")),
+    path("harbour/office/work/", include("tasks.urls")),
+    path("harbour/demo/crash/", views.crash, name="demo_crash"),
+    path("harbour/demo/freeze/", views.freeze, name="demo_freeze"),
+    path("harbour/admin/", admin.site.urls),
+    path("harbour/in/", LoginView.as_view(), name="login"),
+    path("harbour/out/", LogoutView.as_view(), name="logout"),
+]

@@ -1,0 +1,132 @@
+"""A site at work, with something on every page, and the addresses of all pages."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.db import connection
+from django.db.models import F
+from django.urls import reverse
+
+from leasing import audit
+from leasing.functions import database_now
+from leasing.models import Lease
+from tasks import listing
+from tasks.generator import start_generator
+from tasks.models import GeneratorWish, Queue, Sample, Schedule, Task, Worker
+from tasks.sample import SLEEP
+from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
+from tests.leasing.support import expire
+
+#: Names as people give them: longer than any column, and in a script that runs the other way.
+LONG = "the-nightly-reconciliation-of-" + "accounts-receivable-" * 6 + "north"
+FOREIGN = "מחסן-الميناء-港口"
+
+
+def fill() -> dict[str, str]:
+    """Bring rows in every state, and return the addresses of all pages by what they show."""
+    ann = WorkerFactory(name="ann")
+    WorkerFactory(name=f"{LONG}-worker"[:200], queues=["default", "reports"])
+    WorkerFactory(name="bea", state="late")
+    gone = WorkerFactory(name="cid", state="gone")
+    WorkerFactory(name="dan", state="stopped")
+    tasks = {
+        state: TaskFactory(state=state, holder="ann")
+        for state in (
+            *("ready", "scheduled", "running", "stuck", "succeeded", "dead"),
+            *("given_up", "cancelled", "retrying", "recovered"),
+        )
+    }
+    TaskFactory(name=SLEEP, state="running", holder=f"{LONG}-worker"[:200])
+    Queue.objects.pause("reports", by="olga", reason=f"The server is moved to {FOREIGN}.")
+    TaskFactory(queue="reports")
+    leases: dict[str, Any] = {
+        state: LeaseFactory(state=state) for state in ("active", "expired", "released")
+    }
+    LeaseFactory(resource=LONG, holder=LONG, renewals=3)
+    LeaseFactory(resource=FOREIGN, holder=FOREIGN)
+    Schedule.objects.create(name="nightly", task_name=SLEEP, every=timedelta(hours=24))
+    Schedule.objects.create(name=LONG[:80], task_name=SLEEP, cron="0 3 * * *")
+    start_generator(by="olga", reason="for the show")
+    audit.record("olga", "retry", Task, keys=[tasks["dead"].pk], changed=1, reason="once more")
+    _sample()
+    pages = {
+        name: reverse(name)
+        for name in (
+            *("tasks:overview", "tasks:list", "tasks:stuck", "tasks:queues", "tasks:schedules"),
+            *("tasks:workers", "tasks:generator", "leasing:list", "leasing:audit"),
+        )
+    }
+    pages |= {
+        f"tasks {state}": f"{reverse('tasks:list')}?state={state}" for state in listing.STATES
+    }
+    pages |= {
+        f"task {state}": reverse("tasks:detail", args=[task.pk]) for state, task in tasks.items()
+    }
+    leases["with a history"] = traded()
+    pages |= {
+        f"lease {state}": reverse("leasing:detail", args=[lease.lease_id])
+        for state, lease in leases.items()
+    }
+    pages |= {
+        "worker": reverse("tasks:worker", args=[ann.pk]),
+        "worker gone": reverse("tasks:worker", args=[gone.pk]),
+        "workers gone": f"{reverse('tasks:workers')}?state=gone",
+        "leases renewed": f"{reverse('leasing:list')}?renewed=1",
+        "bulk": f"{reverse('tasks:bulk', args=['retry'])}?task={tasks['dead'].pk}",
+        "nothing found": f"{reverse('tasks:list')}?name=no-such-task",
+        "charts of a day": f"{reverse('tasks:overview')}?span=24h",
+    }
+    return pages
+
+
+def traded() -> Lease:
+    """A lease that went from hand to hand: taken over twice, renewed, released."""
+    lease: Lease = LeaseFactory(resource="berth:traded", holder="ann", renewals=2)
+    for holder in ("bea", "cid"):
+        expire(lease)
+        Lease.objects.acquire("berth:traded", holder=holder, ttl=30)
+    lease.refresh_from_db()
+    return lease
+
+
+def clear() -> None:
+    """Leave no task, worker, queue, schedule or wish."""
+    for model in (Task, Worker, Queue, Schedule, GeneratorWish):
+        model._default_manager.all().delete()
+
+
+def all_is_well() -> None:
+    """One worker, one task that runs, and one that has just come."""
+    WorkerFactory(name="ann")
+    TaskFactory(state="running", holder="ann")
+    TaskFactory()
+
+
+def back(task: Task, share: float) -> None:
+    """Let ``share`` of the ttl of ``task`` have passed since its last heartbeat."""
+    Task.objects.filter(pk=task.pk).update(
+        acquired_at=F("acquired_at") - task.ttl * share,
+        expires_at=F("expires_at") - task.ttl * share,
+    )
+
+
+def _sample() -> None:
+    """What the charts show: ten minutes of ups and downs, with a gap."""
+    last = int(database_now(connection.alias).timestamp()) // Sample.SLOT * Sample.SLOT
+    Sample.objects.bulk_create(
+        Sample(
+            slot=last - Sample.SLOT * age,
+            queue=queue,
+            ready=age % 7,
+            running=age % 3,
+            completed=age % 5,
+            wait_p50=age % 4 / 10,
+            wait_p95=age % 4,
+            renewals=age % 6,
+        )
+        for age in range(1, 60)
+        if age not in (20, 21, 22)
+        for queue in ("default", "")
+    )

@@ -1,0 +1,185 @@
+"""What pages cost where there are a million tasks, a million events and ten thousand leases."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client
+from django.urls import reverse
+from playwright.sync_api import Page
+
+from leasing.functions import after
+from leasing.models import Lease, LeaseEvent
+from tasks.models import Task, Worker
+from tests.browser import filling, harbour
+from tests.browser.conftest import Figure, Visit
+from tests.factories import TaskFactory, WorkerFactory
+from tests.pages import assert_cheap, queries
+
+#: Milliseconds of server time, the best of so many tries. It is the processors' time, of this
+#: thread and of the database's process for it: what else this machine does is not in it.
+PAGE_LIMIT, POLL_LIMIT, TRIES = 200, 10, 5
+#: Bytes of a page with all that it loads, on the first visit, as a web server compresses them.
+WEIGHT_LIMIT = 100_000
+
+
+def _addresses(client: Client) -> dict[str, str]:
+    """Lists, filters, next pages and details, by what they are."""
+    tasks, leases = reverse("tasks:list"), reverse("leasing:list")
+    found = {
+        "overview": reverse("tasks:overview"),
+        "queues": reverse("tasks:queues"),
+        "tasks": tasks,
+        "leases": leases,
+        "leases expired": f"{leases}?state=expired",
+        "leases renewed": f"{leases}?renewed=1",
+        "leases by name": f"{leases}?q=pier:77",
+        "tasks by name": f"{tasks}?name=sample.sleep",
+        "tasks of no name": f"{tasks}?name=no.such",
+        "tasks by prefix": f"{tasks}?q=sample",
+        "tasks by holder": f"{tasks}?state=succeeded&holder=ann",
+        "tasks of nobody": f"{tasks}?state=succeeded&holder=nobody",
+        "tasks of a queue": f"{tasks}?queue=default",
+        "tasks by time": f"{tasks}?since=2020-01-01T00:00&until=2020-02-01T00:00",
+        "task by id": f"{tasks}?q={Task.objects.latest('pk').pk}",
+        "audit": reverse("leasing:audit"),
+    }
+    for state in ("waiting", "retrying", "failed", "succeeded", "cancelled", "running", "stuck"):
+        found[f"tasks {state}"] = f"{tasks}?state={state}"
+    for name in ("tasks", "tasks succeeded", "leases", "tasks by name"):
+        shown = client.get(found[name]).context
+        pages = [shown["page"]] if "page" in shown else [s.page for s in shown["sections"]]
+        older = next((page.older for page in pages if page.older), "")
+        if older:
+            mark = "&" if "?" in found[name] else "?"
+            found[f"{name}, next page"] = f"{found[name]}{mark}at={older}"
+    for state in ("succeeded", "failed", "ready"):
+        task = Task.objects.filter(status=state).latest("pk")
+        found[f"task {state}"] = reverse("tasks:detail", args=[task.pk])
+    lease = Lease.objects.get(resource="berth:traded")
+    found["lease"] = reverse("leasing:detail", args=[lease.lease_id])
+    return found
+
+
+def _timed(client: Client, url: str, **headers: str) -> tuple[float, Any]:
+    """Milliseconds that the answer takes, and the answer."""
+    start = _spent()
+    answer = client.get(url, headers=headers)
+    return _spent() - start, answer
+
+
+def _spent() -> float:
+    """Milliseconds of processor that this thread and its database's process have used."""
+    database = Path(f"/proc/{connection.connection.info.backend_pid}/schedstat").read_text()
+    return 1000 * time.thread_time() + int(database.split()[0]) / 1e6
+
+
+def _page(client: Client, url: str) -> float:
+    """Milliseconds that the page takes at best. No more tries than it needs."""
+    best = float("inf")
+    for _ in range(TRIES):
+        best = min(best, _timed(client, url)[0])
+        if best < PAGE_LIMIT / 2:
+            break
+    return best
+
+
+def _poll(client: Client, url: str) -> float:
+    """Milliseconds that a poll takes at best that brings nothing new."""
+    best = float("inf")
+    tag = ""
+    for _ in range(4 * TRIES):
+        took, answer = _timed(client, url, **{"X-Live": "1", "If-None-Match": tag})
+        if answer.status_code == 304:
+            best = min(best, took)
+            if best < POLL_LIMIT / 2:
+                break
+        tag = answer.headers["ETag"]
+    return best
+
+
+def _statements(client: Client, addresses: dict[str, str]) -> dict[str, list[str]]:
+    sent = {}
+    for name, url in addresses.items():
+        with queries() as statements:
+            assert client.get(url).status_code == 200, name
+        sent[name] = statements()
+    return sent
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_24_with_a_million_tasks_every_page_is_quick_and_its_queries_are_fixed(
+    visit: Visit, olga: User, figure: Figure
+) -> None:
+    client = Client()
+    client.force_login(olga)
+    harbour.fill()
+    for state in ("succeeded", "dead"):
+        for _ in range(2):
+            TaskFactory(state=state, holder="ann")
+    few = {name: len(sent) for name, sent in _statements(client, _addresses(client)).items()}
+    harbour.clear()
+    Lease.objects.all().delete()
+    LeaseEvent.objects.all().delete()
+    start = time.perf_counter()
+    filling.fill()
+    figure(f"{time.perf_counter() - start:.0f} s to fill")
+    TaskFactory(state="running", holder="ann", ttl=86_400)
+    WorkerFactory(name="ann")
+    # It stays as it is meanwhile: no poll brings anything new.
+    Worker.objects.update(last_seen_at=after(timedelta(hours=1)))
+
+    with connection.cursor() as cursor:
+        cursor.execute("SET max_parallel_workers_per_gather = 0")  # or they were not measured
+    addresses = _addresses(client)
+    slow = {}
+    took = {}
+    for name, url in addresses.items():
+        took[name] = _page(client, url)
+        if took[name] >= PAGE_LIMIT:
+            slow[name] = round(took[name])
+    statements = _statements(client, addresses)
+    for sent in statements.values():
+        assert_cheap(sent)
+    counts = {name: len(sent) for name, sent in statements.items()}
+    more = {n: (few[n], counts[n]) for n in few if n in counts and counts[n] > few[n]}
+    polls = {}
+    for name in ("overview", "queues", "tasks", "tasks succeeded", "leases", "task ready", "lease"):
+        polls[name] = _poll(client, addresses[name])
+    weights = {
+        name: _weight(visit(user=olga), addresses[name])
+        for name in ("overview", "tasks", "tasks failed", "leases", "lease", "task ready")
+    }
+    worst = max(took, key=lambda name: took[name])
+    figure(f"slowest of {len(took)} pages: {worst}, {took[worst]:.0f} ms")
+    figure(f"at most {max(counts.values())} queries a page")
+    figure("polls: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in polls.items()))
+    figure(
+        "weights: "
+        + ", ".join(
+            f"{n} {sent / 1000:.0f} kB ({raw / 1000:.0f} uncompressed)"
+            for n, (sent, raw) in weights.items()
+        )
+    )
+    assert slow == {}
+    assert more == {}
+    assert {name: ms for name, ms in polls.items() if ms >= POLL_LIMIT} == {}
+    assert {name: sent for name, (sent, _) in weights.items() if sent >= WEIGHT_LIMIT} == {}
+
+
+def _weight(page: Page, path: str) -> tuple[int, int]:
+    """Bytes of the page at ``path`` and of all that it loads, to a browser that has nothing:
+    compressed, and as they are."""
+    answers: list[Any] = []
+    page.on("response", lambda answer: answers.append(answer))
+    page.goto(path)
+    page.locator("[data-live-toggle]").click()  # no poll comes between
+    bodies = [answer.body() for answer in answers if "x-live" not in answer.request.headers]
+    return sum(len(gzip.compress(body, 6)) for body in bodies), sum(map(len, bodies))

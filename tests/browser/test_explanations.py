@@ -1,0 +1,135 @@
+"""What is wrong, and why: the overview and the explanation of each task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.urls import reverse
+from playwright.sync_api import Page, expect
+
+from leasing.functions import after
+from tasks import overview
+from tasks.generator import start_generator
+from tasks.models import GeneratorWish, Queue, Schedule, Task
+from tasks.sample import SLEEP
+from tests.browser import harbour
+from tests.browser.conftest import Figure
+from tests.factories import TaskFactory, WorkerFactory
+from tests.tasks.test_diagnosis import SITUATIONS
+
+ANSWERS = ["Why", "Who holds it", "Until when", "What happens next", "What you can do"]
+
+
+def _stuck() -> None:
+    WorkerFactory(sweeps=False)
+    TaskFactory(state="stuck")
+
+
+def _nobody_works() -> None:
+    TaskFactory()
+
+
+def _unserved() -> None:
+    WorkerFactory(queues=["default"])
+    TaskFactory(queue="reports")
+
+
+def _vanished() -> None:
+    WorkerFactory()
+    WorkerFactory(name="vera", state="gone")
+
+
+def _late() -> None:
+    WorkerFactory(name="vera", state="late")
+
+
+def _failed() -> None:
+    WorkerFactory()
+    TaskFactory(state="dead")
+
+
+def _paused() -> None:
+    WorkerFactory()
+    Queue.objects.pause("default", by="olga", reason="the server is down")
+    TaskFactory()
+
+
+def _waits_long() -> None:
+    WorkerFactory()
+    task = TaskFactory()
+    Task.objects.filter(pk=task.pk).update(scheduled_at=after(timedelta(minutes=-20)))
+
+
+def _overdue() -> None:
+    WorkerFactory()
+    due = after(timedelta(hours=-1))
+    Schedule.objects.create(name="nightly", task_name=SLEEP, cron="0 3 * * *")
+    Schedule.objects.update(next_at=due)
+
+
+def _unheard() -> None:
+    WorkerFactory()
+    start_generator(by="olga")
+    GeneratorWish.objects.update(changed_at=after(timedelta(minutes=-2)))
+
+
+PROBLEMS: dict[str, Callable[[], None]] = {
+    "1 task is stuck: nobody renews the lease.": _stuck,
+    "this will not heal by itself": _stuck,
+    "Nobody works, and 1 task waits.": _nobody_works,
+    "Nobody serves the queue reports, and 1 task waits there.": _unserved,
+    "vera vanished without signing off.": _vanished,
+    "vera is late.": _late,
+    "1 task has failed for good.": _failed,
+    "The queue default is paused by olga, and 1 task waits there.": _paused,
+    "The longest waiting task has been due for 20 min": _waits_long,
+    "1 schedule is overdue.": _overdue,
+    "The generator was started 2 min ago, and does not run.": _unheard,
+}
+
+
+def test_04_the_overview_names_every_injected_problem_and_says_so_when_there_is_none(
+    page: Page, figure: Figure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    health = page.locator("[data-live=health]")
+    harbour.all_is_well()
+    page.goto(reverse("tasks:overview"))
+    expect(health).to_contain_text("All is well. 1 task runs on 1 worker, 1 waits.")
+    assert page.title() == "Overview"
+    for words, inject in PROBLEMS.items():
+        harbour.clear()
+        inject()
+        page.reload()
+        expect(health).to_contain_text(words)
+        expect(page.get_by_role("heading", level=1)).to_have_text("1 thing needs you.")
+        assert page.title() == "(1) Overview"
+    harbour.clear()
+    harbour.all_is_well()
+    with monkeypatch.context() as broken:
+        broken.setattr(overview, "_charts", lambda *args: 1 / 0)
+        page.reload()
+        expect(health).to_contain_text("Not all could be read: charts.")
+        expect(page.get_by_text("The charts could not be read.")).to_be_visible()
+        expect(page.locator("[data-live=workers] tbody tr")).to_have_count(1)
+    for inject in (_stuck, _failed, _vanished):
+        inject()
+    page.reload()
+    expect(page.get_by_role("heading", level=1)).to_have_text("3 things need you.")
+    figure(f"{len(PROBLEMS) + 1} problems one by one, and three at once")
+
+
+def test_12_every_diagnosis_has_a_page_with_its_five_answers(page: Page, figure: Figure) -> None:
+    for code, situation in SITUATIONS.items():
+        harbour.clear()
+        task = situation()
+        page.goto(reverse("tasks:detail", args=[task.pk]))
+        told = page.evaluate(
+            """() => [...document.querySelectorAll("dl.answers > div")].map(
+            (each) => [each.querySelector("dt").innerText, each.querySelector("dd").innerText])"""
+        )
+        answers = dict(told)
+        assert [label for label, _ in told if label in ANSWERS] == ANSWERS, code
+        assert all(answers[label].strip() for label in ANSWERS), code
+    figure(f"{len(SITUATIONS)} codes")

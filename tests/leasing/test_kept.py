@@ -1,0 +1,60 @@
+"""What was read a moment ago, for all who ask for the same again."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+
+from leasing import kept
+from leasing.kept import Kept
+
+
+@pytest.fixture
+def numbers(monkeypatch: pytest.MonkeyPatch) -> Kept[int]:
+    """Counts how often it was read, under a clock that stands at 100."""
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    counter = iter(range(1, 100))
+    return Kept(lambda: next(counter), fresh_for=2.5)
+
+
+def at(monkeypatch: pytest.MonkeyPatch, moment: float) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: moment)
+
+
+def test_what_is_fresh_is_read_once_and_says_its_age(
+    numbers: Kept[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert numbers.get().value == 1
+    at(monkeypatch, 102.0)
+    assert (numbers.get().value, numbers.get().age) == (1, timedelta(seconds=2))
+
+
+def test_what_is_stale_is_read_anew(numbers: Kept[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers.get()
+    at(monkeypatch, 102.5)
+    assert (numbers.get().value, numbers.get().age) == (2, timedelta(0))
+
+
+def test_who_wants_it_anew_gets_it_and_leaves_it_for_the_others(numbers: Kept[int]) -> None:
+    numbers.get()
+    assert numbers.get(anew=True).value == 2
+    assert numbers.get().value == 2
+
+
+def test_another_database_is_another_value(
+    numbers: Kept[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers.get()
+    monkeypatch.setattr(kept, "leasing_settings", type("Settings", (), {"DATABASE": "elsewhere"}))
+    assert numbers.get().value == 2
+
+
+def test_what_cannot_be_read_leaves_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = iter([1])
+    broken = Kept(lambda: next(values), fresh_for=60.0)
+    broken.get()
+    with pytest.raises(StopIteration):
+        broken.get(anew=True)
+    assert broken.get().value == 1
