@@ -108,10 +108,10 @@ def test_04_the_overview_names_every_injected_problem_and_says_so_when_there_is_
     harbour.clear()
     harbour.all_is_well()
     with monkeypatch.context() as broken:
-        broken.setattr(overview, "_charts", lambda *args: 1 / 0)
+        broken.setattr(overview, "read_queues", lambda *args: 1 / 0)
         page.reload()
-        expect(health).to_contain_text("Not all could be read: charts.")
-        expect(page.get_by_text("The charts could not be read.")).to_be_visible()
+        expect(health).to_contain_text("Not all could be read: queues")
+        expect(page.get_by_text("The queues could not be read.")).to_be_visible()
         expect(page.locator("[data-live=workers] tbody tr")).to_have_count(1)
     for inject in (_stuck, _failed, _vanished):
         inject()
