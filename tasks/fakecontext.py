@@ -29,6 +29,7 @@ class FakeContext:
         steps: dict[str, Any] | None = None,
     ) -> None:
         self.task = Task(attempts=attempt, fencing_token=fencing_token, checkpoint=state)
+        self.claimed = self.task
         self.attempt = attempt
         self.fencing_token = fencing_token
         #: The latest checkpoint, and all of them.

@@ -1,0 +1,60 @@
+"""What the claims and completions of workers lock, and what they wait for."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.db import connection, connections, transaction
+
+from tasks.models import Task
+from tests.factories import TaskFactory
+from tests.leasing.locks import someone_waits
+from tests.processes import wait_for
+from tests.tasks.workers import PATIENCE, states
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("on_postgresql", "unheard"),
+]
+
+
+def test_results_lock_their_rows_in_the_order_of_their_keys_before_they_write() -> None:
+    """Or two workers could each wait for the other."""
+    TaskFactory.create_batch(2)
+    first, second = Task.objects.take("ann", limit=2)
+
+    def complete() -> None:
+        Task.objects.complete_taken([(second, 2), (first, 1)])
+        connections.close_all()
+
+    storing = threading.Thread(target=complete)
+    with transaction.atomic():
+        Task.objects.select_for_update().get(pk=first.id)
+        storing.start()
+        wait_for(someone_waits)
+        free = Task.objects.select_for_update(skip_locked=True).filter(pk=second.id)
+        assert len(free) == 1
+    storing.join(PATIENCE)
+
+    assert states() == ["succeeded"] * 2
+
+
+def test_a_claim_passes_over_what_is_locked() -> None:
+    locked, other, barred, more = TaskFactory.create_batch(4)
+    taken: list[list[int]] = []
+
+    def take() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '2s'")
+        for _ in range(2):  # from the beginning, and behind the first
+            taken.append([each.id for each in Task.objects.take("ann")])
+        connections.close_all()
+
+    taking = threading.Thread(target=take)
+    with transaction.atomic():
+        assert len(Task.objects.select_for_update().filter(pk__in=[locked.pk, barred.pk])) == 2
+        taking.start()
+        taking.join(PATIENCE)
+
+    assert taken == [[other.pk], [more.pk]]
