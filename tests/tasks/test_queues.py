@@ -146,13 +146,13 @@ def test_an_operator_pauses_with_a_reason_and_resumes() -> None:
     assert "Say why" in act(client, "pause", "mail", confirmed="yes", reason=" ").text
     assert not Queue.objects.paused().exists()
     page = act(client, "pause", "mail", confirmed="yes", reason="the server is down")
-    assert "1 of 1 changed." in page.text and "‖ paused" in page.text
+    assert "Paused: 1 of 1 queue." in page.text and "‖ paused" in page.text
     queue = Queue.objects.paused().get()
     assert (queue.name, queue.paused_by, queue.reason) == ("mail", "olga", "the server is down")
     assert "the server is down" in get(client, f"{QUEUES}mail/change/").text
 
     page = act(client, "resume", "default", "mail", confirmed="yes")
-    assert "1 of 2 changed; 1 were not in a state for it." in page.text
+    assert "Resumed: 1 of 2 queues. Left as they were: 1 not paused." in page.text
     assert not Queue.objects.paused().exists()
 
 
