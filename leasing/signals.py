@@ -38,20 +38,27 @@ class Logged(Signal):
         self._logger, self._level, self._line = logger, level, line
 
     def has_listeners(self, sender: Any = None) -> bool:
-        return self._is_logged() or bool(self.receivers and super().has_listeners(sender))
+        return self.is_logged or self.has_receivers(sender)
+
+    def has_receivers(self, sender: Any = None) -> bool:
+        """Whether anybody but the log would hear of it."""
+        # Most have none, and looking for them takes a while.
+        return bool(self.receivers and super().has_listeners(sender))
 
     def send_robust(self, sender: Any, **named: Any) -> list[tuple[Callable[..., Any], Any]]:
-        if self._is_logged():
-            self._log(named)
-        # Most have no other receiver, and looking for them takes a while.
+        self.log(**named)
         return super().send_robust(sender, **named) if self.receivers else []
 
-    def _is_logged(self) -> bool:
+    @property
+    def is_logged(self) -> bool:
+        """Whether the log has its level on."""
         return self._logger is not None and self._logger.isEnabledFor(self._level)
 
-    def _log(self, named: dict[str, Any]) -> None:
-        assert self._logger is not None
-        assert self._line is not None
+    def log(self, **named: Any) -> None:
+        """Write it to the log, if that has its level on, and tell nobody else. For where many are
+        sent and nobody else listens: the log needs less of a row than a receiver may."""
+        if self._logger is None or self._line is None or not self.is_logged:
+            return
         try:
             self._logger.log(self._level, *self._line(**named))
         except Exception:  # as any receiver's: what has happened has happened

@@ -82,9 +82,12 @@ class Claiming(Seating):
             with keeping(taken):
                 seated = rows._claim_portably(terms, names, limit - len(taken))
                 taken += [Taken.of(task) for task in seated]
-        if signals.claimed.has_listeners(rows.model):
+        if signals.claimed.has_receivers(rows.model):
             for each in taken:
                 signals.send(signals.claimed, each.task)
+        elif signals.claimed.is_logged:
+            for each in taken:
+                signals.claimed.log(task=each)
         return taken
 
     def to_claim(self, queue: Any) -> Self:

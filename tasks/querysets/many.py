@@ -64,12 +64,12 @@ class Batching(Holding):
         nobody looks. Returns those that are not completed, each with its error."""
         results = list(results)
         rows = self.home()
-        if signals.completed.has_listeners(rows.model) or not postgres.serves(rows.db):
+        if signals.completed.has_receivers(rows.model) or not postgres.serves(rows.db):
             taken = {id(each.task): each for each, _ in results}
             _, refused = rows.complete_many([(each.task, output) for each, output in results])
             return [(taken[id(task)], error) for task, error in refused]
         done, told = rows._complete_in_one_statement(results)
-        rows._tell_completed(told)
+        rows._tell_completed([each for each, _ in results if id(each) in done], told)
         left = [(each, output) for each, output in results if id(each) not in done]
         return [
             (each, error)
@@ -93,12 +93,16 @@ class Batching(Holding):
         ends = [Completed(*asked[key], at) for key in told if (at := done.get(key))]
         return {id(asked[key][0]) for key in done}, ends
 
-    def _tell_completed(self, ends: list[Completed]) -> None:
+    def _tell_completed(self, done: list[Taken], ends: list[Completed]) -> None:
+        """Log all that is ``done``, and tell of those ``ends`` that somebody waits for."""
+
         def tell() -> None:
+            for each in done if signals.completed.is_logged else ():
+                signals.completed.log(task=each)
             for end in ends:
                 registry.tell_end(end)
 
-        if ends:
+        if ends or signals.completed.is_logged:
             after_commit(self.db, tell)
 
     def _refusal(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from datetime import timedelta
 from typing import Any
 
@@ -74,11 +75,14 @@ def test_what_is_taken_is_what_the_database_has(database_clock: DatabaseClock) -
     assert (taken.task.now, taken.task.sent_at) == (taken.now, taken.sent_at)
 
 
-@pytest.mark.usefixtures("unheard")
-def test_no_instance_is_made_where_nobody_listens(request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("level", [logging.WARNING, logging.INFO])
+def test_no_instance_is_made_where_nobody_but_the_log_listens(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, level: int
+) -> None:
     if "portable" in request.fixturenames or connection.vendor != "postgresql":
         pytest.skip("the portable form makes them")
     TaskFactory.create_batch(3)
+    caplog.set_level(level, "tasks")
     made: list[Any] = []
     post_init.connect(lambda **what: made.append(what), weak=False, dispatch_uid="made")
     try:
@@ -88,6 +92,8 @@ def test_no_instance_is_made_where_nobody_listens(request: pytest.FixtureRequest
         post_init.disconnect(dispatch_uid="made")
 
     assert made == []
+    said = [f"task {each.id} completed by {each.holder}" for each in taken]
+    assert caplog.messages[3:] == (said if level == logging.INFO else [])
     assert set(Task.objects.succeeded().values_list("pk", "task_output")) == {
         (each.id, each.id) for each in taken
     }
