@@ -22,7 +22,7 @@ from leasing.exceptions import (
     LeaseLost,
     LeaseTimeout,
 )
-from leasing.hold import Hold
+from leasing.hold import Hold, adopt_together
 from leasing.manual import ManualKeeper, manual_keeper
 from leasing.models import Lease, LeaseEvent
 from leasing.querysets import LeasableQuerySet
@@ -432,15 +432,14 @@ def test_the_body_is_cancelled_when_one_of_its_rows_is_lost() -> None:
 
 @in_earnest
 def test_a_row_lost_before_the_body_begins_cancels_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    adopt = Hold.adopt
-
-    def adopt_and_lose(hold: Hold, grant: Any) -> None:
-        adopt(hold, grant)
-        hold.lose("for a test")
+    def adopt_and_lose(holds: list[tuple[Hold, Any]]) -> None:
+        adopt_together(holds)
+        for hold, _ in holds:
+            hold.lose("for a test")
 
     async def story() -> None:
         claimed = await Order.objects.aclaim(1)
-        monkeypatch.setattr(Hold, "adopt", adopt_and_lose)
+        monkeypatch.setattr("leasing.claim.adopt_together", adopt_and_lose)
         async with claimed:
             await asyncio.Event().wait()
 
