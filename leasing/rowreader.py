@@ -98,7 +98,10 @@ def _of_attributes(model: type[models.Model], using: str, attributes: dict[str, 
     row = model.__new__(model)
     state = ModelState()
     state.adding, state.db = False, using
-    row.__dict__.update(attributes, _state=state)
+    row._state = state
+    # One by one: so instances share the names of their attributes, and weigh half.
+    for name, value in attributes.items():
+        setattr(row, name, value)
     return row
 
 

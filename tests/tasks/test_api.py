@@ -15,6 +15,7 @@ from leasing.functions import after
 from leasing.models import Lease
 from tasks.generator import generator_status
 from tasks.models import GeneratorWish, Task, TaskAttempt, TaskStatus
+from tasks.querysets import TaskQuerySet
 from tests.api_calls import call
 from tests.leasing.support import expire, usurp
 from tests.pages import signed_in
@@ -285,7 +286,16 @@ def test_a_verb_acts_with_the_grant_that_it_found(
     client: Client, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     task = claimed()
-    monkeypatch.setattr("tasks.querysets.TaskQuerySet._lock", lambda rows, row: usurp(row, "me"))
+
+    def usurped_before(verb: Callable[..., Any]) -> Callable[..., Any]:
+        def act(rows: Any, row: Task, *args: Any, **options: Any) -> Any:
+            usurp(row, "me")
+            return verb(rows, row, *args, **options)
+
+        return act
+
+    taken_over = usurped_before(getattr(TaskQuerySet, verb))
+    monkeypatch.setattr(TaskQuerySet, verb, taken_over)
     answer = call(client, "PUT", f"/tasks/{task.pk}/{verb}", {**ME, "error": "it broke"})
     assert (answer.status, set(answer.body)) == (409, {"error"})
     task.refresh_from_db()

@@ -214,9 +214,9 @@ def test_a_row_stands_in_few_indexes() -> None:
         conditions = [condition for (condition,) in cursor.fetchall()]
 
     assert conditions.count("every row") == 1
-    assert sum("status" in condition for condition in conditions) == 6
+    assert sum("status" in condition for condition in conditions) == 4
     assert sum("NOT NULL" in condition for condition in conditions) == 5
-    assert len(conditions) == 12
+    assert len(conditions) == 10
 
 
 def test_two_tasks_that_have_not_ended_never_share_a_key() -> None:
