@@ -111,11 +111,12 @@ class ReadOnlyAdmin(AdminOfAny):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        if is_read_only():
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
+        """The acts, in lists. ``action_location`` is new in Django 6.1, which asks for those of a
+        row's page too: there they have buttons of their own."""
+        if is_read_only() or getattr(action_location, "name", "CHANGE_LIST") != "CHANGE_LIST":
             return {}
-        allowed = {act.name: (act, act.name, act.label) for act in self._allowed(request)}
-        return super().get_actions(request) | allowed
+        return {act.name: (act, act.name, act.label) for act in self._allowed(request)}
 
     def _allowed(self, request: HttpRequest) -> list[Act]:
         if is_read_only():
