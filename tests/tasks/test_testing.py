@@ -16,6 +16,7 @@ from pytest_django import Settings
 
 from leasing.dialects import in_transaction
 from leasing.exceptions import LeaseLost
+from leasing.functions import DbNow
 from leasing.models import Lease
 from tasks import registry
 from tasks.exceptions import GiveUp, NotSerializable, Snooze, TaskCancelled, UnknownTask
@@ -329,6 +330,19 @@ def test_delays_can_be_skipped_retries_too(ran: list[Any]) -> None:
     assert sorted(ran) == [1, 2, 2, 2]
     assert status(dead) == "failed"
     assert attempts(dead) == [(1, "failed"), (2, "failed"), (3, "failed")]
+
+
+def test_a_drain_runs_what_became_due_just_before_it_would_be_brought_forward(
+    ran: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Task.objects.enqueue("note", {"n": 1}, delay=60)
+
+    def too_late(queues: object) -> bool:
+        Task.objects.update(scheduled_at=DbNow())
+        return False
+
+    monkeypatch.setattr("tasks.testing.bring_forward", too_late)
+    assert [task.status for task in drain(skip_delays=True)] == [TaskStatus.SUCCEEDED]
 
 
 def test_draining_lets_errors_out_if_asked_for(ran: list[Any]) -> None:
