@@ -15,10 +15,9 @@ from django.dispatch import Signal
 from leasing.dialects import after_commit, lock
 from leasing.exceptions import LeaseLost
 from leasing.functions import after
-from leasing.jsonable import MAX_DEPTH
 from tasks import postgres, registry, signals
 from tasks.exceptions import NotSerializable
-from tasks.payload import check_json
+from tasks.payload import dumped_json
 from tasks.querysets.base import CANCEL_REQUESTED, TaskStatus, attempt_model, ending, waiting
 from tasks.querysets.holder import Failure, Holding
 from tasks.taken import Completed, Taken
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 
 #: Outputs of more characters than this go to the database one by one.
 LARGEST = 16_000_000
-
-#: Makes one encoder for all outputs.
-_encode = json.JSONEncoder(allow_nan=False).encode
 
 Result = TypeVar("Result")
 #: A signal to send, and what it says.
@@ -284,13 +280,9 @@ def _is_json(output: Any) -> bool:
 def _as_json(output: Any) -> str | None:
     """``output`` as text, if it may be stored."""
     try:
-        text = _encode(output)
-        # Only where there is one of these may the text say something that is not allowed.
-        if "\\u" in text or len(text) > MAX_DEPTH:
-            check_json(output, "output")
-    except (NotSerializable, TypeError, ValueError, RecursionError):
+        return dumped_json(output, "output")
+    except NotSerializable:
         return None
-    return text
 
 
 def _statement(using: str) -> AbstractContextManager[object]:
