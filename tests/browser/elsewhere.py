@@ -10,7 +10,7 @@ from project import views
 
 urlpatterns = [
     path("harbour/office/leases-of/", include("leasing.urls")),
-    path("harbour/office/work/", include("tasks.urls")),
+    path("harbour/office/tasks-of/", include("tasks.urls")),
     path("harbour/demo/crash/", views.crash, name="demo_crash"),
     path("harbour/demo/freeze/", views.freeze, name="demo_freeze"),
     path("harbour/admin/", admin.site.urls),
