@@ -89,6 +89,8 @@ _MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in ("holder", "ttl", 
 _HOLDER: Any = RawSQL(f"{_MARKS['holder']}::varchar", [], output_field=CharField())
 _TTL: Any = RawSQL(f"{_MARKS['ttl']}::interval", [], output_field=DurationField())
 
+_scan = json.JSONDecoder().scan_once
+
 #: How long a plan is used, in seconds.
 PLAN_LASTS = 15.0
 _numbers = itertools.count()
@@ -146,8 +148,13 @@ def _take(
         return [], passed_over
     now = EPOCH + timedelta(microseconds=microseconds)
     term = Term(terms.holder, terms.ttl, now, now + terms.ttl, now, sent_at, rows.db)
-    loads = json.loads
-    return [Taken(term, loads(data), *others) for _, _, data, *others in answers], passed_over
+    return [Taken(term, _read(data), *others) for _, _, data, *others in answers], passed_over
+
+
+def _read(data: str) -> dict[str, Any]:
+    # What the database answers is JSON with nothing around it.
+    value: dict[str, Any] = _scan(data, 0)[0]
+    return value
 
 
 def claim(

@@ -16,6 +16,8 @@ from typing import Any
 
 from asgiref.sync import async_to_sync
 from django.db import close_old_connections, connections
+from django.db.backends.signals import connection_created
+from django.dispatch import receiver
 
 from leasing.dialects import in_transaction
 from leasing.exceptions import LeaseLost
@@ -42,11 +44,17 @@ Call = Callable[[Execution, Context], Any]
 
 
 class _Thread(threading.local):
-    #: Whether the thread may have connections: most short handlers never ask for one.
+    #: Whether the thread may have connections: most short handlers never ask for one, and
+    #: looking for them takes longer than such a handler.
     connects = True
 
 
 _thread = _Thread()
+
+
+@receiver(connection_created, dispatch_uid="tasks.runner")
+def _note_connection(**_named: Any) -> None:
+    _thread.connects = True
 
 
 def run(execution: Execution, call: Call | None = None, chaos: Chaos | None = None) -> None:
@@ -219,6 +227,8 @@ def call_handler(handler: Handler, context: Context, data: dict[str, Any]) -> An
 def drop_transactions() -> bool:
     """Roll back what the handler left open: it would swallow the result, and those of the tasks
     that come after on this thread. Whether there was any."""
+    if not _thread.connects:
+        return False
     # A connection that was closed has none open, and would be opened by being asked.
     known = connections.all(initialized_only=True)
     mine = [each for each in known if each.connection is not None or each.in_atomic_block]

@@ -11,17 +11,20 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import InterfaceError, OperationalError, connection, transaction
+from django.db import InterfaceError, OperationalError, connection, connections, transaction
 
 from leasing.clock import clock as holder_clock
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
+from leasing.hold import Hold
 from leasing.keeper import Keeper
 from tasks import registry, runner, settling
+from tasks.context import Context
 from tasks.exceptions import GiveUp, UnknownTask
 from tasks.execution import Execution
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
+from tasks.takenstore import store_in
 from tests.factories import TaskFactory, claimed
 from tests.leasing.support import FakeClock, expire
 from tests.tasks.support import (
@@ -592,6 +595,36 @@ def test_a_transaction_that_the_handler_left_open_fails_its_attempt_and_no_other
     expected = "ValueError: no luck" if raises else "RuntimeError: The handler left a transaction"
     assert task.last_error.startswith(expected)
     assert run(lambda ctx, **data: "next").task_output == "next"
+
+
+@transactional
+@pytest.mark.parametrize("leave", [begin_and_forget, turn_autocommit_off])
+def test_it_is_noticed_also_after_handlers_that_asked_for_no_connection(
+    leave: Callable[[], None],
+) -> None:
+    task = TaskFactory(name="jobs.echo", state="running", holder="ann")
+    hold = Hold(store_in("default"))
+    said: list[str] = []
+
+    def call(function: Callable[..., Any]) -> Any:
+        known = registry.Handler("jobs.echo", function)
+        return runner.call_handler(known, Context(task, hold, threading.Event()), {})
+
+    def a_thread_of_its_own() -> None:
+        try:
+            assert call(lambda ctx: 1) == 1
+            with pytest.raises(RuntimeError, match="left a transaction open"):
+                call(lambda ctx: leave())
+            assert call(lambda ctx: 2) == 2
+            said.append("noticed")
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=a_thread_of_its_own)
+    thread.start()
+    thread.join()
+
+    assert said == ["noticed"]
 
 
 # Holding what was claimed
