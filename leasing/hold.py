@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -22,11 +21,12 @@ from typing import Any, Self
 
 from leasing.aio import Steps, adrive, drive, in_thread
 from leasing.conf import leasing_settings
+from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseLost
 from leasing.keeper import Keeper, keeper
 from leasing.store import Grant, Renewal, Store
 
-logger = logging.getLogger("leasing")
+logger = get_logger("leasing")
 
 #: How often a renewal by hand that met a locked row is tried, and the seconds between.
 BUSY_TRIES, BUSY_PAUSE = 10, 0.05
@@ -220,7 +220,15 @@ class Hold:
 
     def _log_unreleased(self, failure: Exception) -> None:
         # The work was done while the lease was held; the ttl frees what release could not.
-        logger.warning("%s could not be released: %s", self.resource, failure)
+        logger.warning(
+            "%s could not be released: %s",
+            self.resource,
+            failure,
+            event="lease.unreleased",
+            resource=self.resource,
+            holder=self.holder,
+            error=failure,
+        )
 
     # Believing
 

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import random
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
@@ -52,6 +51,7 @@ from leasing import clock as clocks
 from leasing.aio import drive, in_thread
 from leasing.aside import Aside, moved
 from leasing.decorators import refuse_generators
+from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.hold import Hold
 from leasing.models import Lease, LeaseState
@@ -61,7 +61,7 @@ from leasing.rowstore import RowStore
 from leasing.terms import Terms
 from leasing.waiting import LONGEST, pauses
 
-logger = logging.getLogger("leasing")
+logger = get_logger("leasing")
 
 Result = TypeVar("Result")
 
@@ -268,7 +268,14 @@ class Leader:
                 close_old_connections()
                 leads = self.current()
             except Error as error:
-                logger.warning("cannot see who leads %s: %s", self.name, error)
+                logger.warning(
+                    "cannot see who leads %s: %s",
+                    self.name,
+                    error,
+                    event="leader.unseen",
+                    resource=self.name,
+                    error=error,
+                )
             else:
                 token = None if leads is None else leads.fencing_token
                 if token != known:
@@ -339,9 +346,25 @@ class Leader:
             try:
                 run(partial(term.__exit__, None, None, None))
             except LeaseLost as loss:
-                logger.info("%s leads no more: %s", term.holder, loss)
+                logger.info(
+                    "%s leads no more: %s",
+                    term.holder,
+                    loss,
+                    event="leader.term_lost",
+                    resource=term.resource,
+                    holder=term.holder,
+                    reason=loss,
+                )
             except Error as error:
-                logger.warning("%s is left to its ttl: %s", term.resource, error)
+                logger.warning(
+                    "%s is left to its ttl: %s",
+                    term.resource,
+                    error,
+                    event="lease.unreleased",
+                    resource=term.resource,
+                    holder=term.holder,
+                    error=error,
+                )
             if self._resigned:
                 with suppress(Error):
                     run(partial(self._give_back, term))
@@ -370,6 +393,10 @@ class Leader:
             self.name,
             pause,
             error,
+            event="leader.campaign_failed",
+            resource=self.name,
+            pause_seconds=pause,
+            error=error,
         )
 
 

@@ -15,9 +15,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from django.dispatch import Signal
+
+from leasing.eventlog import EventLogger
+
+#: What a line of the log says where a field says nothing.
+NOT_SAID: Final = {
+    "holder": "somebody",
+    "actor": "an operator",
+    "reason": "no reason given",
+}
 
 
 class Logged(Signal):
@@ -26,16 +35,23 @@ class Logged(Signal):
 
     def __init__(self) -> None:
         super().__init__()
-        self._logger: logging.Logger | None = None
+        self._logger: EventLogger | None = None
         self._level = logging.NOTSET
-        self._line: Callable[..., tuple[str, dict[str, Any]]] | None = None
+        self._event = self._text = ""
+        self._fields: Callable[..., dict[str, Any]] = dict
 
     def log_to(
-        self, logger: logging.Logger, level: int, line: Callable[..., tuple[str, dict[str, Any]]]
+        self,
+        logger: EventLogger,
+        level: int,
+        event: str,
+        text: str,
+        fields: Callable[..., dict[str, Any]],
     ) -> None:
-        """Write to ``logger``, at ``level``, what ``line`` makes of the arguments it is sent
-        with: a format string, and the values for it."""
-        self._logger, self._level, self._line = logger, level, line
+        """Write to ``logger``, at ``level``, a record of this ``event`` with the ``fields`` that
+        are made of the arguments it is sent with. ``text`` makes its line of them."""
+        self._logger, self._level = logger, level
+        self._event, self._text, self._fields = event, text, fields
 
     def has_listeners(self, sender: Any = None) -> bool:
         return self.is_logged or self.has_receivers(sender)
@@ -57,12 +73,14 @@ class Logged(Signal):
     def log(self, **named: Any) -> None:
         """Write it to the log, if that has its level on, and tell nobody else. For where many are
         sent and nobody else listens: the log needs less of a row than a receiver may."""
-        if self._logger is None or self._line is None or not self.is_logged:
+        if self._logger is None or not self.is_logged:
             return
         try:
-            self._logger.log(self._level, *self._line(**named))
+            fields = self._fields(**named)
+            said = fields | {name: fields.get(name) or text for name, text in NOT_SAID.items()}
+            self._logger.log(self._level, self._text, said, event=self._event, **fields)
         except Exception:  # as any receiver's: what has happened has happened
-            self._logger.exception("what happened could not be logged")
+            self._logger.exception("what happened could not be logged", event="log.failed")
 
 
 acquired = Logged()

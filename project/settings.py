@@ -132,6 +132,7 @@ LOGGING = {
     "disable_existing_loggers": False,
     "formatters": {
         "line": {
+            "()": "leasing.logs.LineFormatter",
             "format": "%(asctime)s %(levelname)-7s %(name)s: %(message)s",
             "datefmt": "%H:%M:%S",
         }

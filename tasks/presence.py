@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -10,10 +9,11 @@ from typing import Any
 
 from django.db import Error, close_old_connections, connections
 
+from leasing.eventlog import get_logger
 from tasks import registry
 from tasks.models import Worker
 
-logger = logging.getLogger("tasks.worker")
+logger = get_logger("tasks.worker")
 
 #: Seconds that an end waits for a sign of life under way, which would undo the signing off.
 PRESENCE_PATIENCE = 5.0
@@ -29,7 +29,14 @@ def keep_present(name: str, ended: threading.Event, **what: Any) -> None:
             known = (known and bool(Worker.objects.seen(name))) or _register(name, what)
         except Error as error:
             connections.close_all()
-            logger.warning("the row of %s could not be kept up to date: %s", name, error)
+            logger.warning(
+                "the row of %s could not be kept up to date: %s",
+                name,
+                error,
+                event="worker.unseen",
+                worker=name,
+                error=error,
+            )
         ended.wait(Worker.SEEN_EVERY.total_seconds())
     connections.close_all()
 
@@ -39,7 +46,14 @@ def sign_off(name: str) -> None:
     try:
         Worker.objects.sign_off(name)
     except Error as error:
-        logger.warning("%s could not sign off: %s", name, error)
+        logger.warning(
+            "%s could not sign off: %s",
+            name,
+            error,
+            event="worker.sign_off_failed",
+            worker=name,
+            error=error,
+        )
 
 
 def _register(name: str, what: dict[str, Any]) -> bool:

@@ -7,7 +7,6 @@ for it, and reads the columns that the claim did not bring when they are looked 
 from __future__ import annotations
 
 import json
-import logging
 import uuid
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
@@ -18,12 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from django.apps import apps
 from django.db import Error
 
+from leasing.eventlog import get_logger
 from leasing.functions import EPOCH
 
 if TYPE_CHECKING:
     from tasks.models import Task
 
-logger = logging.getLogger("tasks.worker")
+logger = get_logger("tasks.worker")
 
 #: The columns that a claim brings for each task beside its data, in their order.
 COLUMNS = (
@@ -78,7 +78,9 @@ def keeping(granted: Sized) -> Iterator[None]:
     except Error as error:
         if not len(granted):
             raise
-        logger.warning("looking for more tasks failed: %s", error)
+        logger.warning(
+            "looking for more tasks failed: %s", error, event="worker.claim_failed", error=error
+        )
 
 
 def resource_of(key: int) -> str:
