@@ -37,7 +37,7 @@ from leasing.clock import clock
 from leasing.conf import leasing_settings
 from leasing.dialects import after_commit, durable, limit_waiting, lock, refuse_transaction
 from leasing.exceptions import LeaseHeld, LeaseLost
-from leasing.functions import DbNow, after, next_token
+from leasing.functions import DbMicroseconds, DbNow, after, next_token
 from leasing.hold import Hold
 from leasing.memory import memory
 from leasing.rowstore import RowStore, grant_of, row_store, write_apart
@@ -53,6 +53,9 @@ TRIES = 3
 
 #: The most rows that are claimed in one statement: each brings a grant made beforehand.
 MOST_IN_ONE = 1000
+
+#: Rows whose tokens are raised in one transaction.
+RAISED_TOGETHER = 1000
 
 #: What only the verbs here may write.
 LEASE_FIELDS = frozenset(
@@ -459,6 +462,33 @@ class LeasableQuerySet(models.QuerySet[Row]):
                 fencing_token=next_token(),
             )
         )
+
+    def raise_tokens(self, ahead: float = 0, reason: str = "", by: str = "") -> int:
+        """``revoke``, and raise the tokens of what can be granted again above the database's
+        clock as it will be ``ahead`` seconds from now: for after a restore or a promotion, where
+        that clock may be behind the one of grants that were lost. Returns how many were raised."""
+        rows = self.home()
+        rows.filter(released_at=None).revoke(reason, by)
+        floor = Greatest(next_token(), DbMicroseconds() + int(ahead * 1_000_000))
+        last: Any = None
+        raised = 0
+        while True:
+            batch = rows.grantable().order_by("pk")
+            if last is not None:
+                batch = batch.filter(pk__gt=last)
+            with transaction.atomic(using=rows.db):
+                keys = list(lock(batch).values_list("pk", flat=True)[:RAISED_TOGETHER])
+                # Whoever was granted one meanwhile keeps the token that they know.
+                still = rows.grantable().filter(pk__in=keys)
+                raised += still.update(fencing_token=floor)
+            if len(keys) < RAISED_TOGETHER:
+                return raised
+            last = keys[-1]
+
+    def grantable(self) -> Self:
+        """Rows that were granted before, and given back or revoked. Models with a state of their
+        own say otherwise."""
+        return self.exclude(grants=0).filter(released_at__isnull=False)
 
     # The pieces
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from django.db import transaction
 from django.db.models import F, Min, Q
@@ -82,6 +82,9 @@ class Operating(Cancelling):
         deadline. What the holder does meanwhile is not undone; its late result is refused."""
         text = f"revoked by {by or 'an operator'}" + (f": {reason}" if reason else "")
         return self._take(self.running, None, lambda task: text)
+
+    def grantable(self) -> Self:
+        return self.filter(status=TaskStatus.READY, grants__gt=0)
 
     def _take(
         self, which: Callable[[], Operating], limit: int | None, reason: Callable[[Task], str]

@@ -6,7 +6,7 @@ import ast
 import json
 import logging
 import sys
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
 
@@ -167,7 +167,7 @@ def test_every_line_of_the_packages_names_its_event() -> None:
     assert unnamed == []
 
 
-def is_logging(node: ast.AST) -> bool:
+def is_logging(node: ast.AST) -> TypeGuard[ast.Call]:
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
