@@ -62,6 +62,9 @@ class Leasable(models.Model):
 
     objects: ClassVar[models.Manager[Any]] = LeasableQuerySet.as_manager()
 
+    #: Of a row that was just taken over: when the term before it ran out.
+    previous_expired_at: datetime | None = None
+
     if TYPE_CHECKING:
         # Annotated by with_state(); ``now`` on rows that were just granted, too.
         state: str
