@@ -11,9 +11,12 @@ class LeasingConfig(AppConfig):
     def ready(self) -> None:
         import atexit
 
-        from leasing import checks, log
+        from leasing import checks, instruments, log
+        from leasing.conf import leasing_settings
         from leasing.keeper import keeper
 
         checks.register_all()
         log.connect()
         atexit.register(keeper.give_back_all)
+        if leasing_settings.METRICS:
+            instruments.connect()

@@ -37,7 +37,6 @@ from leasing.signals import Logged
 from tasks import registry
 
 
-
 class Told(Logged):
     """A signal about a task."""
 

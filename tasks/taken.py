@@ -98,7 +98,16 @@ def waited(task: Task) -> float | None:
 class Taken:
     """A task under a fresh grant."""
 
-    __slots__ = (*COLUMNS, "_created", "_started", "_task", "_waited", "priority", "task_data", "term")
+    __slots__ = (
+        *COLUMNS,
+        "_created",
+        "_started",
+        "_task",
+        "_waited",
+        "priority",
+        "task_data",
+        "term",
+    )
 
     # As every task that was just claimed has them.
     status: ClassVar = "running"

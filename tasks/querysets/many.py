@@ -90,7 +90,7 @@ class Batching(Holding):
         return {id(asked[key][0]) for key in done}, ends
 
     def _tell_completed(self, done: list[Taken], ends: list[Completed]) -> None:
-        """Log and count all that is ``done``, and tell of those ``ends`` that somebody waits for."""
+        """Log and count what is ``done``, and tell of those ``ends`` that somebody waits for."""
 
         def tell() -> None:
             if done and signals.completed.is_noted:
