@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.db import connections, models, transaction
@@ -113,11 +113,15 @@ def read_all(figures: Iterable[Figure]) -> Iterator[Family]:
         "leasing_figures_skipped", "1: it has too many rows to be counted.", ("figure",)
     )
     age = Family("leasing_figures_age_seconds", "How old what is shown is.", ("figure",))
+    found: dict[str, Family] = {}
     for figure in figures:
-        yield from figure.get()
+        for family in figure.get():
+            # Several figures may have samples of one.
+            known = found.setdefault(family.name, replace(family, samples=[]))
+            known.samples.extend(family.samples)
         skipped.add(figure.up is None, figure.name)
         if figure.up is not None:
             up.add(figure.up, figure.name)
         if figure.up:
             age.add(figure.age, figure.name)
-    yield from (up, skipped, age)
+    yield from (*found.values(), up, skipped, age)

@@ -49,7 +49,9 @@ def _waiting() -> list[Family]:
     due = Q(scheduled_at__lte=DbNow())
     rows = Task.objects.home().filter(status=TaskStatus.READY).order_by()
     counted = rows.values_list("queue").annotate(
-        Count("pk", filter=due), Count("pk", filter=~due), Min("scheduled_at", filter=due)
+        due=Count("pk", filter=due),
+        later=Count("pk", filter=~due),
+        since=Min("scheduled_at", filter=due),
     )
     now = database_now(rows.db)
     found = {queue: values for queue, *values in counted}
@@ -73,10 +75,10 @@ def _running() -> list[Family]:
     )
     rows = Task.objects.home().running().order_by()
     sign_of_life = Coalesce(F("renewed_at"), F("acquired_at"))
-    counted = rows.values_list("queue").annotate(Count("pk"), Min(sign_of_life))
+    counted = rows.values_list("queue").annotate(count=Count("pk"), since=Min(sign_of_life))
     now = database_now(rows.db)
     found = {queue: values for queue, *values in counted}
-    lapsed = dict(rows.lapsed().values_list("queue").annotate(Count("pk")))
+    lapsed = dict(rows.lapsed().values_list("queue").annotate(count=Count("pk")))
     for queue in sorted({*_names(), *found}):
         count, since = found.get(queue, (0, None))
         running.add(count, queue)
