@@ -20,7 +20,7 @@ from typing import Any
 
 from django.db import connections
 
-from leasing import clock
+from leasing import clock, probes
 from leasing.aio import Steps, Undoable
 from leasing.conf import leasing_settings
 from leasing.dialects import private_connection
@@ -187,6 +187,23 @@ def taking(
             except LeaseHeld as held:
                 if not waiter.left:
                     raise LeaseTimeout(resource, held.holder, held.expires_at) from held
+
+
+def timed(model: type[Any], steps: Steps[Any]) -> Steps[Any]:
+    """``steps`` of taking a row of ``model``, and how long they took, for those who measure."""
+    began_at, outcome = clock.clock(), "other"
+    try:
+        taken = yield from steps
+        outcome = "acquired" if taken.previous_expired_at is None else "taken_over"
+        return taken
+    except LeaseTimeout:
+        outcome = "timed_out"
+        raise
+    except LeaseHeld:
+        outcome = "held"
+        raise
+    finally:
+        probes.acquiring(model, outcome, clock.clock() - began_at)
 
 
 def announce(using: str, resource: str) -> None:

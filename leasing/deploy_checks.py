@@ -21,11 +21,14 @@ from leasing.conf import leasing_settings
 #: Seconds. Of a shorter ttl a pause of a virtual machine, or a failover, outlasts what is left
 #: when a renewal was due.
 SHORTEST_TTL = 5
+#: Characters of a token that nobody guesses: 128 bits in hexadecimal digits.
+SHORTEST_TOKEN = 32
 
 
 def register_all() -> None:
     """Called when the app is ready."""
     register(Tags.security, deploy=True)(check_strangers)
+    register(Tags.security, deploy=True)(check_metrics)
     register(Tags.security, deploy=True)(check_enabled)
     register(Tags.compatibility, deploy=True)(check_times)
     register(Tags.compatibility, deploy=True)(check_connections)
@@ -67,6 +70,23 @@ def _is_public(network: str) -> bool:
         return not ipaddress.ip_network(network).is_private
     except ValueError:
         return False  # leasing.E008 says so
+
+
+def check_metrics(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Whether strangers could guess their way to the metrics."""
+    token = leasing_settings.METRICS_TOKEN
+    if token is None or len(str(token)) >= SHORTEST_TOKEN:
+        return []
+    return [
+        Warning(
+            "LEASING['METRICS_TOKEN'] is short enough to be guessed.",
+            hint=f"At least {SHORTEST_TOKEN} characters, from secrets.token_hex() for one; or "
+            "None, and nobody has one.",
+            id="leasing.W108",
+        )
+    ]
 
 
 def check_enabled(

@@ -19,11 +19,13 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from leasing import probes
 from leasing.aio import Steps, adrive, drive, in_thread
 from leasing.conf import leasing_settings
 from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseLost
 from leasing.keeper import Keeper, keeper
+from leasing.reasons import Reason, Why
 from leasing.store import Grant, Renewal, Store
 
 logger = get_logger("leasing")
@@ -286,6 +288,9 @@ class Hold:
             self.ensure()
             sent_at = self._keeper.clock()
             answer = self.store.renew({self.key: self.grant_id}, self.interval)
+            if probes.renewing:
+                now = self._keeper.clock()
+                probes.measure_renewal(self.store, [self], answer, now - sent_at, now)
             if self.key in answer.lost:
                 self.lose(answer.lost[self.key])
             elif self.key in answer.renewed:
@@ -321,10 +326,11 @@ class Hold:
         """What to say when trust runs out."""
         # Who asks for the end of a task does not end its renewals.
         if self.yield_to and self._is_last:
-            return f"{self.yield_to}, of higher priority, asked for it"
+            words = f"{self.yield_to}, of higher priority, asked for it"
+            return Reason(Why.PREEMPTED, words)
         if self._is_last:
-            return "it was held for the longest time it may be"
-        return "it was not renewed in time"
+            return Reason(Why.LIMIT, "it was held for the longest time it may be")
+        return Reason(Why.OVERDUE, "it was not renewed in time")
 
     def lose(self, reason: str) -> None:
         """The hold is over. Only the first call counts."""

@@ -39,6 +39,7 @@ from typing import Any, Protocol
 
 from django.db import connections
 
+from leasing import probes
 from leasing.breaker import Breaker
 from leasing.clock import clock as holder_clock
 from leasing.conf import leasing_settings
@@ -81,6 +82,10 @@ class Renewable(Protocol):
     def grant_id(self) -> uuid.UUID: ...
     @property
     def interval(self) -> float: ...
+    @property
+    def ttl(self) -> float: ...
+    @property
+    def is_kept(self) -> bool: ...
     @property
     def overdue_reason(self) -> str: ...
 
@@ -254,6 +259,9 @@ class Keeper:
             with self._requesting(store.abort, limit):
                 answer = store.renew(grants, limit)
         except Exception as error:
+            if probes.renewing:
+                took = self.clock() - sent_at
+                probes.measure_renewal(store, holds.values(), None, took, self.clock())
             pause = breaker.failed(self.clock(), interval * (0.5 - SPREAD))
             with self._lock:
                 self._forget_unheld()
@@ -269,6 +277,8 @@ class Keeper:
             self._put_off(holds.values(), breaker.opens_again_at)
             return
         took = self.clock() - sent_at
+        if probes.renewing:
+            probes.measure_renewal(store, holds.values(), answer, took, self.clock())
         if took > interval / 2:
             breaker.failed(self.clock(), interval * (0.5 - SPREAD))
             logger.warning(

@@ -29,9 +29,9 @@ from django.db import models, transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Greatest, Least
 
-from leasing import postgres, signals
+from leasing import postgres, probes, signals
 from leasing.aio import Steps, Undoable, adrive, drive, in_thread
-from leasing.bell import taking
+from leasing.bell import taking, timed
 from leasing.claim import Claim
 from leasing.clock import clock
 from leasing.conf import leasing_settings
@@ -40,6 +40,7 @@ from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbMicroseconds, DbNow, after, next_token
 from leasing.hold import Hold
 from leasing.memory import memory
+from leasing.reasons import Reason, Why
 from leasing.rowstore import RowStore, grant_of, row_store, write_apart
 from leasing.separate import SeparateRowStore, taking_separately
 from leasing.store import Grant, Renewals
@@ -240,7 +241,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
         """The steps of ``acquire``, for a driver: try, and wait between tries, until
         ``stopping`` is set."""
         attempt = Undoable(lambda: self._attempt(resource, terms, key), self.release)
-        return taking(
+        steps = taking(
             self.db,
             resource,
             wait,
@@ -248,6 +249,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
             say_wanted=lambda: self._say_wanted(resource),
             stopping=stopping,
         )
+        return timed(self.model, steps) if probes.acquiring else steps
 
     def holding_of(
         self,
@@ -519,15 +521,17 @@ class LeasableQuerySet(models.QuerySet[Row]):
     ) -> str | None:
         """Why the grant no longer holds ``row``, read with ``now``; None while it does."""
         if row is None:
-            return "its row is gone"
+            return Reason(Why.GONE, "its row is gone")
         if row.grant_id != grant_id:
-            return f"{row.holder} has it since {_clock_time(row.acquired_at)}"
+            words = f"{row.holder} has it since {_clock_time(row.acquired_at)}"
+            return Reason(Why.TAKEN, words)
         if fencing_token is not None and row.fencing_token != fencing_token:
-            return "it was revoked"
+            return Reason(Why.REVOKED, "it was revoked")
         if row.released_at is not None:
-            return f"it was revoked or given back at {_clock_time(row.released_at)}"
+            words = f"it was revoked or given back at {_clock_time(row.released_at)}"
+            return Reason(Why.ENDED, words)
         if row.expires_at <= row.now:
-            return f"it expired at {_clock_time(row.expires_at)}"
+            return Reason(Why.EXPIRED, f"it expired at {_clock_time(row.expires_at)}")
         return None
 
     def bulk_update(self, objs: Iterable[Row], fields: Iterable[str], *args: Any, **kw: Any) -> int:
@@ -644,6 +648,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
                 rows[old.pk].sent_at = sent_at
                 kind = "taken_over" if old.grants and old.released_at is None else "acquired"
                 expired_at = old.expires_at if kind == "taken_over" else None
+                rows[old.pk].previous_expired_at = expired_at
                 self.record(
                     kind,
                     rows[old.pk],

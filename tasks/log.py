@@ -98,5 +98,5 @@ def connect() -> None:
     """Start logging."""
     for signal, (level, event, text) in _LINES.items():
         signal.log_to(logger, level, event, "task %(task_id)s " + text, said_of)
-    for signal, (level, event, text) in _LINES_OF_QUEUES.items():
-        signal.log_to(logger, level, event, "queue %(queue)s " + text, said_of_queue)
+    for of_queue, (level, event, text) in _LINES_OF_QUEUES.items():
+        of_queue.log_to(logger, level, event, "queue %(queue)s " + text, said_of_queue)

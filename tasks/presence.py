@@ -9,7 +9,11 @@ from typing import Any
 
 from django.db import Error, close_old_connections, connections
 
+from leasing import probes
+from leasing.clock import clock
+from leasing.conf import leasing_settings
 from leasing.eventlog import get_logger
+from leasing.functions import database_now
 from tasks import registry
 from tasks.models import Worker
 
@@ -27,6 +31,8 @@ def keep_present(name: str, ended: threading.Event, **what: Any) -> None:
         try:
             close_old_connections()
             known = (known and bool(Worker.objects.seen(name))) or _register(name, what)
+            if probes.comparing:
+                _compare_clocks()
         except Error as error:
             connections.close_all()
             logger.warning(
@@ -39,6 +45,11 @@ def keep_present(name: str, ended: threading.Event, **what: Any) -> None:
             )
         ended.wait(Worker.SEEN_EVERY.total_seconds())
     connections.close_all()
+
+
+def _compare_clocks() -> None:
+    sent_at = clock()
+    probes.compare_answer(database_now(leasing_settings.DATABASE), sent_at)
 
 
 def sign_off(name: str) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -70,6 +71,8 @@ class Totals:
     repaired: Counter[str] = field(default_factory=Counter)
     #: Each row once, for as long as it is found again and again.
     suspected: Counter[str] = field(default_factory=Counter)
+    #: When it last looked for stuck tasks without an error: seconds since 1970, by this host.
+    succeeded_at: float | None = None
 
 
 totals = Totals()
@@ -160,6 +163,7 @@ def run_until(stopping: threading.Event, found: Callable[[], object] | None = No
         try:
             close_old_connections()
             recovered, pause = _sweep()
+            totals.succeeded_at = time.time()
             if recovered and found is not None:
                 found()
             failures = 0

@@ -55,6 +55,17 @@ def test_a_closed_api_may_name_any_networks(settings: Any) -> None:
     assert deploy_checks.check_strangers() == []
 
 
+@pytest.mark.parametrize(
+    ("token", "expected"), [(None, []), ("0123456789abcdef" * 2, []), ("prom", ["leasing.W108"])]
+)
+def test_a_token_that_can_be_guessed_is_warned_of(
+    token: str | None, expected: list[str], settings: Any
+) -> None:
+    settings.LEASING = {"METRICS_TOKEN": token}
+
+    assert ids(deploy_checks.check_metrics()) == expected
+
+
 # Times
 
 

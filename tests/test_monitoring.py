@@ -215,6 +215,14 @@ CASES: dict[str, list[Case]] = {
         Case(
             {
                 'leasing_figures_up{figure="queues"}': flat(1),
+                'leasing_figures_skipped{figure="queues"}': flat(1),
+            },
+            "15m",
+            {"figure": "queues"},
+        ),
+        Case(
+            {
+                'leasing_figures_up{figure="queues"}': flat(1),
                 'leasing_figures_age_seconds{figure="queues"}': flat(400),
             },
             "15m",
@@ -333,7 +341,7 @@ CASES: dict[str, list[Case]] = {
         Case(
             {
                 'tasks_executions_total{queue="mail",task="send",outcome="failed"}': "0+5x200",
-                'tasks_executions_total{queue="mail",task="send",outcome="dead"}': "0+1x200",
+                'tasks_executions_total{queue="mail",task="send",outcome="lost"}': "0+1x200",
                 'tasks_executions_total{queue="mail",task="send",outcome="succeeded"}': "0+5x200",
             },
             "30m",

@@ -77,7 +77,7 @@ def test_a_revocation_is_logged_with_who_and_why(caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.django_db
 def test_a_task_is_logged_with_its_attempt(caplog: pytest.LogCaptureFixture) -> None:
-    task = TaskFactory(state="running", holder="ann", data={"sleep_duration_seconds": 4111})
+    task = TaskFactory(name="jobs.echo", data={"value": "xyzzy"}, state="running", holder="ann")
     Task.objects.fail(task, GiveUp("no hope"))
 
     said = written(caplog.records[-1])
@@ -103,9 +103,9 @@ def test_what_is_logged_of_a_task_holds_neither_payload_nor_grant(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.DEBUG, "leasing"), caplog.at_level(logging.DEBUG, "tasks"):
-        task = TaskFactory(state="running", holder="ann", data={"sleep_duration_seconds": 4111})
+        task = TaskFactory(name="jobs.echo", data={"value": "xyzzy"}, state="running", holder="ann")
         grant = task.grant_id
-        Task.objects.complete(task, {"pin": 987123})
+        Task.objects.complete(task, {"pin": "plugh"})
         lease = LeaseFactory()
         Lease.objects.renew(lease)
 
@@ -114,7 +114,7 @@ def test_what_is_logged_of_a_task_holds_neither_payload_nor_grant(
     assert caplog.records
     assert not [
         secret
-        for secret in (str(grant), grant.hex, str(lease.grant_id), "4111", "987123")
+        for secret in (str(grant), grant.hex, str(lease.grant_id), "xyzzy", "plugh")
         if secret in said
     ]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from leasing import metrics_port
 from leasing.deadman import KILLED_BY
 from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseError
@@ -48,6 +49,7 @@ class Command(BaseCommand):
             metavar="SECONDS",
             help="how long COMMAND may go on after a stop (default 10)",
         )
+        metrics_port.add_arguments(parser)
         again = parser.add_mutually_exclusive_group()
         again.add_argument(
             "--once",
@@ -75,6 +77,7 @@ class Command(BaseCommand):
             leader = Leader(options["name"], ttl=options["ttl"], holder=options["holder"])
         except LeaseError as error:
             raise CommandError(str(error)) from error
+        metrics_port.serve(options)
         stopping = threading.Event()
         on_stop_signal(stopping.set)
         with closing(leader.terms(stopping)) as terms:
