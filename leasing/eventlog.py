@@ -17,7 +17,7 @@ from typing import Any
 from leasing.terminal import plain
 
 #: Keywords of a logging call that are no fields.
-_OF_LOGGING = ("exc_info", "stack_info", "extra")
+_OF_LOGGING = ("exc_info", "stack_info")
 
 
 class EventLogger(logging.LoggerAdapter[logging.Logger]):
@@ -35,8 +35,7 @@ class EventLogger(logging.LoggerAdapter[logging.Logger]):
         options = {name: named.pop(name) for name in _OF_LOGGING if name in named}
         # The caller of this method is whose line it is.
         options["stacklevel"] = named.pop("stacklevel", 1) + 1
-        options["extra"] = fields(named) | (options.get("extra") or {})
-        self.logger.log(level, msg, *map(_harmless, args), **options)
+        self.logger.log(level, msg, *map(_harmless, args), extra=fields(named), **options)
 
 
 def get_logger(name: str) -> EventLogger:
@@ -47,7 +46,9 @@ def get_logger(name: str) -> EventLogger:
 def fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """Those of ``given`` that say something, fit for a record."""
     return {
-        name: value if isinstance(value, int | float) else plain(str(value))
+        name: plain(value)
+        if type(value) is str
+        else (value if isinstance(value, int | float) else plain(str(value)))
         for name, value in given.items()
         if value is not None and value != ""
     }
@@ -69,10 +70,10 @@ class _Plain:
 
 
 def _harmless(value: object) -> object:
-    if isinstance(value, int | float):
-        return value
     if isinstance(value, str):
         return plain(value)
+    if isinstance(value, int | float):
+        return value
     if isinstance(value, dict):  # the values of a "%(name)s"
         return {name: _harmless(each) for name, each in value.items()}
     return _Plain(value)

@@ -92,7 +92,7 @@ class Logged(Signal):
     @property
     def is_logged(self) -> bool:
         """Whether the log has its level on."""
-        return self._logger is not None and self._logger.isEnabledFor(self._level)
+        return self._logger is not None and self._logger.logger.isEnabledFor(self._level)
 
     @property
     def is_counted(self) -> bool:

@@ -11,8 +11,14 @@ from typing import Any, NamedTuple
 
 import pytest
 from django.core.management import call_command
+from django.db import connection
+from prometheus_client import CollectorRegistry
 
-from tasks import monitoring
+from leasing import lease_figures
+from leasing import metrics as leasing_metrics
+from leasing.collecting import OfDatabase
+from tasks import metrics as task_metrics
+from tasks import monitoring, task_figures
 from tests.plugin import ROOT
 
 PAGES = ROOT / "docs" / "runbook"
@@ -466,6 +472,25 @@ def test_every_metric_that_is_asked_for_is_documented(what: str) -> None:
 
     assert len(named) > 20
     assert named - documented() == set()
+
+
+@pytest.mark.django_db
+def test_every_metric_that_is_asked_for_is_collected() -> None:
+    registry = CollectorRegistry()
+    leasing_metrics.LeaseMetrics(registry)
+    task_metrics.TaskMetrics(registry)
+    lease_figures.figures.cache_clear()
+    task_figures.figures.cache_clear()
+    collected = {
+        f"{metric.name}_total" if metric.type == "counter" else metric.name
+        for source in (registry, OfDatabase())
+        for metric in source.collect()
+    }
+    if connection.vendor != "postgresql":  # whose statistics they are of
+        collected |= {name for name in documented() if name.startswith("leasing_table_")}
+    dashboard = "\n".join(queries(json.loads(monitoring.dashboard())))
+
+    assert named_in(alert_queries() + "\n" + dashboard) - collected == set()
 
 
 # The pages
