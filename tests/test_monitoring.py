@@ -84,6 +84,15 @@ CASES: dict[str, list[Case]] = {
             },
             "9m",
         ),
+        Case(  # a handover between two scrapes
+            {
+                'leasing_leading{instance="a"}': "1 1 0+0x200",
+                'leasing_leading{instance="b"}': "0 1 1+0x200",
+                "leasing_leaders_wanted": flat(1),
+                "leasing_leaders_present": flat(1),
+            },
+            "1m",
+        ),
         Case(  # leaderships that nobody has named
             {
                 "leasing_leading": flat(1),
@@ -129,7 +138,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "LeasingKeeperDraining": [
         Case({'leasing_keeper_draining{instance="a"}': flat(1)}, "2m", {"instance": "a"}),
-        Case({'leasing_keeper_draining{instance="a"}': "0 1 0 0+0x100"}, "2m"),
+        Case({'leasing_keeper_draining{instance="a"}': "0 1 0 0+0x100"}, "1m"),
     ],
     "LeasingLeasesLost": [
         Case(  # the first of its kind: no increase() sees it
@@ -161,6 +170,7 @@ CASES: dict[str, list[Case]] = {
     "LeasingClockOffset": [
         Case({'leasing_clock_offset_seconds{instance="a"}': flat(-6)}, "6m", {"instance": "a"}),
         Case({'leasing_clock_offset_seconds{instance="a"}': flat(4)}, "60m"),
+        Case({'leasing_clock_offset_seconds{instance="a"}': "9 9 0+0x200"}, "1m"),
     ],
     "LeasingRenewalsNotHot": [
         Case(
@@ -275,6 +285,7 @@ CASES: dict[str, list[Case]] = {
     "TasksNobodyRecovers": [
         Case({"tasks_recovering_workers": flat(0)}, "3m", {}),
         Case({"tasks_recovering_workers": flat(1)}, "9m"),
+        Case({"tasks_recovering_workers": "0 0 1+0x200"}, "1m"),
     ],
     "TasksRecoveryStale": [
         Case(
@@ -314,7 +325,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "TasksOrphans": [
         Case({'tasks_orphans{queue="mail"}': flat(2)}, "3m", {"queue": "mail"}),
-        Case({'tasks_orphans{queue="mail"}': "2 2 0+0x200"}, "9m"),
+        Case({'tasks_orphans{queue="mail"}': "2 2 0+0x200"}, "1m"),
     ],
     "TasksOldestReady": [
         Case(
@@ -365,7 +376,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "TasksSchedulesOverdue": [
         Case({"tasks_schedules_overdue": flat(1)}, "6m", {}),
-        Case({"tasks_schedules_overdue": "1 0+0x200"}, "9m"),
+        Case({"tasks_schedules_overdue": "1 1 0+0x200"}, "1m"),
     ],
     "TasksSuspected": [
         Case(
