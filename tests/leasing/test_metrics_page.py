@@ -246,7 +246,8 @@ def test_a_figure_is_read_for_a_hundredth_of_the_time(passing: Callable[[float],
     figure.get()
     passing(49.9)
     figure.get()
-    assert (read_at, figure.age) == ([0], pytest.approx(50.4))
+    assert read_at == [0]
+    assert figure.age == pytest.approx(50.4)
     passing(0.2)
     figure.get()
     assert read_at == [0, 1]
