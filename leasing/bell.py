@@ -8,7 +8,6 @@ without an answer the polls alone serve for a while.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
@@ -21,15 +20,16 @@ from typing import Any
 
 from django.db import connections
 
-from leasing import clock
+from leasing import clock, probes
 from leasing.aio import Steps, Undoable
 from leasing.conf import leasing_settings
 from leasing.dialects import private_connection
+from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseHeld, LeaseTimeout
 from leasing.names import check_duration
 from leasing.waiting import Waiter
 
-logger = logging.getLogger("leasing")
+logger = get_logger("leasing")
 
 CHANNEL = "leasing_released"
 #: Seconds between looks whether anybody still waits, and the pause after a failure.
@@ -89,7 +89,12 @@ class Bell:
             try:
                 self._listen_once()
             except Exception as error:
-                logger.warning("releases are not heard for a moment: %s", error)
+                logger.warning(
+                    "releases are not heard for a moment: %s",
+                    error,
+                    event="notifications.failed",
+                    error=error,
+                )
                 time.sleep(TICK)
 
     def _listen_once(self) -> None:
@@ -109,7 +114,8 @@ class Bell:
         if not self._deaf_until:
             logger.warning(
                 "PostgreSQL's notifications do not arrive, so who waits for a lease polls for it:"
-                " is there a pooler in transaction mode? LEASING['LISTEN_URL'] leads around it"
+                " is there a pooler in transaction mode? LEASING['LISTEN_URL'] leads around it",
+                event="notifications.swallowed",
             )
         self._deaf_until = clock.system_clock() + DEAFNESS
 
@@ -181,6 +187,23 @@ def taking(
             except LeaseHeld as held:
                 if not waiter.left:
                     raise LeaseTimeout(resource, held.holder, held.expires_at) from held
+
+
+def timed(model: type[Any], steps: Steps[Any]) -> Steps[Any]:
+    """``steps`` of taking a row of ``model``, and how long they took, for those who measure."""
+    began_at, outcome = clock.clock(), "other"
+    try:
+        taken = yield from steps
+        outcome = "acquired" if taken.previous_expired_at is None else "taken_over"
+        return taken
+    except LeaseTimeout:
+        outcome = "timed_out"
+        raise
+    except LeaseHeld:
+        outcome = "held"
+        raise
+    finally:
+        probes.acquiring(model, outcome, clock.clock() - began_at)
 
 
 def announce(using: str, resource: str) -> None:

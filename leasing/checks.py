@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.apps import AppConfig
+from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 
@@ -32,7 +33,6 @@ def register_all() -> None:
     register(Tags.database)(check_databases)
     register(check_sqlite_mode)
     register(check_transactions)
-    register(Tags.security, deploy=True)(check_enabled)
 
 
 def unknown_settings(app_settings: AppSettings, code: str) -> list[CheckMessage]:
@@ -89,6 +89,14 @@ def _check_bounds() -> list[CheckMessage]:
         messages.append(
             Error(f"LEASING['DATABASE'] names no database: {conf.DATABASE!r}.", id="leasing.E006")
         )
+    if not settings.USE_TZ:
+        messages.append(
+            Error(
+                "USE_TZ is False: leases compare moments, which must not repeat with the season.",
+                hint="Set USE_TZ = True.",
+                id="leasing.E013",
+            )
+        )
     messages += [
         Error(f"LEASING[{key!r}] must be True or False.", id="leasing.E011")
         for key in ("ENABLED", "READ_ONLY")
@@ -132,21 +140,6 @@ def check_api_access(
             f"The lease and task API answers without credentials to {hosts}.",
             hint="LEASING['API_ACCESS'] = 'closed' ends that.",
             id="leasing.W001",
-        )
-    ]
-
-
-def check_enabled(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
-    """Say so when no other process would hear of what is held."""
-    if leasing_settings.ENABLED:
-        return []
-    return [
-        Warning(
-            "Leases are held in the memory of each process: two may hold the same one at once.",
-            hint="LEASING['ENABLED'] = False is for tests, and for a single process.",
-            id="leasing.W007",
         )
     ]
 

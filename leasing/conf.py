@@ -73,6 +73,14 @@ class LeasingSettings(AppSettings):
     API_COMPATIBLE_HOSTS: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
     #: Whether pages, admin and API only show, whatever anybody is permitted to do.
     READ_ONLY: bool = False
+    #: Whether every process of this site counts what it does, for metrics. Those with a
+    #: ``--metrics-port`` do so anyway.
+    METRICS: bool = False
+    #: Lets who sends it as a bearer token read the metrics; None: nobody. Users with
+    #: ``leasing.view_metrics`` may, too.
+    METRICS_TOKEN: str | None = None
+    #: Leaderships of which there should always be one, by name: for an alert.
+    METRICS_LEADERS: tuple[str, ...] = ()
     #: How long audit entries are kept: seconds, or None for ever.
     AUDIT_RETENTION: float | None = 365 * 86_400.0
 

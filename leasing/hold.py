@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -20,13 +19,16 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from leasing import probes
 from leasing.aio import Steps, adrive, drive, in_thread
 from leasing.conf import leasing_settings
+from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseLost
 from leasing.keeper import Keeper, keeper
+from leasing.reasons import Reason, Why
 from leasing.store import Grant, Renewal, Store
 
-logger = logging.getLogger("leasing")
+logger = get_logger("leasing")
 
 #: How often a renewal by hand that met a locked row is tried, and the seconds between.
 BUSY_TRIES, BUSY_PAUSE = 10, 0.05
@@ -220,7 +222,15 @@ class Hold:
 
     def _log_unreleased(self, failure: Exception) -> None:
         # The work was done while the lease was held; the ttl frees what release could not.
-        logger.warning("%s could not be released: %s", self.resource, failure)
+        logger.warning(
+            "%s could not be released: %s",
+            self.resource,
+            failure,
+            event="lease.unreleased",
+            resource=self.resource,
+            holder=self.holder,
+            error=failure,
+        )
 
     # Believing
 
@@ -278,6 +288,9 @@ class Hold:
             self.ensure()
             sent_at = self._keeper.clock()
             answer = self.store.renew({self.key: self.grant_id}, self.interval)
+            if probes.renewing:
+                now = self._keeper.clock()
+                probes.measure_renewal(self.store, [self], answer, now - sent_at, now)
             if self.key in answer.lost:
                 self.lose(answer.lost[self.key])
             elif self.key in answer.renewed:
@@ -313,10 +326,11 @@ class Hold:
         """What to say when trust runs out."""
         # Who asks for the end of a task does not end its renewals.
         if self.yield_to and self._is_last:
-            return f"{self.yield_to}, of higher priority, asked for it"
+            words = f"{self.yield_to}, of higher priority, asked for it"
+            return Reason(Why.PREEMPTED, words)
         if self._is_last:
-            return "it was held for the longest time it may be"
-        return "it was not renewed in time"
+            return Reason(Why.LIMIT, "it was held for the longest time it may be")
+        return Reason(Why.OVERDUE, "it was not renewed in time")
 
     def lose(self, reason: str) -> None:
         """The hold is over. Only the first call counts."""

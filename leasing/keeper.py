@@ -27,7 +27,6 @@ What happens when it fails
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import random
@@ -40,13 +39,15 @@ from typing import Any, Protocol
 
 from django.db import connections
 
+from leasing import probes
 from leasing.breaker import Breaker
 from leasing.clock import clock as holder_clock
 from leasing.conf import leasing_settings
+from leasing.eventlog import get_logger
 from leasing.store import Renewal, Store
 from leasing.teller import Teller
 
-logger = logging.getLogger("leasing.keeper")
+logger = get_logger("leasing.keeper")
 
 #: Holds renewed by one statement.
 BATCH = 1000
@@ -81,6 +82,10 @@ class Renewable(Protocol):
     def grant_id(self) -> uuid.UUID: ...
     @property
     def interval(self) -> float: ...
+    @property
+    def ttl(self) -> float: ...
+    @property
+    def is_kept(self) -> bool: ...
     @property
     def overdue_reason(self) -> str: ...
 
@@ -254,18 +259,37 @@ class Keeper:
             with self._requesting(store.abort, limit):
                 answer = store.renew(grants, limit)
         except Exception as error:
+            if probes.renewing:
+                took = self.clock() - sent_at
+                probes.measure_renewal(store, holds.values(), None, took, self.clock())
             pause = breaker.failed(self.clock(), interval * (0.5 - SPREAD))
             with self._lock:
                 self._forget_unheld()
-            logger.warning("a renewal failed, again in about %.1f s: %s", pause, error)
+            logger.warning(
+                "a renewal failed, again in about %.1f s: %s",
+                pause,
+                error,
+                event="keeper.renewal_failed",
+                holds=len(holds),
+                pause_seconds=pause,
+                error=error,
+            )
             self._put_off(holds.values(), breaker.opens_again_at)
             return
         took = self.clock() - sent_at
+        if probes.renewing:
+            probes.measure_renewal(store, holds.values(), answer, took, self.clock())
         if took > interval / 2:
             breaker.failed(self.clock(), interval * (0.5 - SPREAD))
-            logger.warning("a renewal took %.1f s, nearly too long", took)
+            logger.warning(
+                "a renewal took %.1f s, nearly too long",
+                took,
+                event="keeper.renewal_slow",
+                holds=len(holds),
+                seconds=took,
+            )
         elif breaker.succeeded():
-            logger.info("renewals succeed again")
+            logger.info("renewals succeed again", event="keeper.renewals_resumed")
         jitter = self._jitter()
         for key, hold in holds.items():
             if hold.grant_id != grants[key]:
@@ -324,7 +348,9 @@ class Keeper:
                 with self._requesting(abort, NOTE_LIMIT):
                     note()
             except Exception as error:
-                logger.warning("a note for the ledger waits: %s", error)
+                logger.warning(
+                    "a note for the ledger waits: %s", error, event="keeper.note_waits", error=error
+                )
                 self._notes_due_at = self.clock() + NOTE_PAUSE
                 connections.close_all()
                 return False
@@ -349,7 +375,9 @@ class Keeper:
                 return
             abort, _ = self._request
             self._request, self._is_overdue = None, True
-        logger.warning("the database does not answer: the connection is cut")
+        logger.warning(
+            "the database does not answer: the connection is cut", event="keeper.cut_off"
+        )
         abort()
 
     # Threads
@@ -372,7 +400,7 @@ class Keeper:
                 if self.clock() >= self._notes_due_at:
                     self._write_notes()
             except Exception:  # pragma: no cover - a fault of ours must not end all renewals
-                logger.exception("the keeper failed, and goes on")
+                logger.exception("the keeper failed, and goes on", event="keeper.failed")
         self._write_notes()
         self._close_stores()
         connections.close_all()

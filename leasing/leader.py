@@ -33,9 +33,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import random
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -47,11 +47,12 @@ from typing import Any, TypeVar, overload
 from asgiref.sync import iscoroutinefunction
 from django.db import Error, close_old_connections, connections
 
-from leasing import aio
+from leasing import aio, probes
 from leasing import clock as clocks
 from leasing.aio import drive, in_thread
 from leasing.aside import Aside, moved
 from leasing.decorators import refuse_generators
+from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.hold import Hold
 from leasing.models import Lease, LeaseState
@@ -61,7 +62,7 @@ from leasing.rowstore import RowStore
 from leasing.terms import Terms
 from leasing.waiting import LONGEST, pauses
 
-logger = logging.getLogger("leasing")
+logger = get_logger("leasing")
 
 Result = TypeVar("Result")
 
@@ -71,6 +72,11 @@ ASIDE = 2 * LONGEST
 LOOK = 1.0
 #: Seconds between tries while the database is away, at most.
 LONGEST_PAUSE = 5.0
+
+
+#: Every Leader of this process, for those who count them.
+_leaders: weakref.WeakSet[Leader] = weakref.WeakSet()
+_leaders_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,19 @@ class Leader:
         self._campaigning = threading.Lock()
         self._term: Hold | None = None
         self._resigned = False
+        with _leaders_lock:
+            _leaders.add(self)
+
+    @property
+    def is_campaigning(self) -> bool:
+        """Whether it waits to be elected here, or leads."""
+        return self._campaigning.locked()
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether it surely leads."""
+        term = self._term
+        return term is not None and term.valid
 
     # Leading
 
@@ -268,7 +287,14 @@ class Leader:
                 close_old_connections()
                 leads = self.current()
             except Error as error:
-                logger.warning("cannot see who leads %s: %s", self.name, error)
+                logger.warning(
+                    "cannot see who leads %s: %s",
+                    self.name,
+                    error,
+                    event="leader.unseen",
+                    resource=self.name,
+                    error=error,
+                )
             else:
                 token = None if leads is None else leads.fencing_token
                 if token != known:
@@ -326,25 +352,49 @@ class Leader:
         """Whether ``term`` is still to be trusted: the process may have slept since it won."""
         self._resigned = False
         self._term = term
+        if probes.leading:
+            probes.leading("elected")
         return term.valid
 
     def _leave(self) -> Hold:
         term, self._term = self._term, None
         assert term is not None
+        self._measure_end(term)
         return term
 
     def _end(self, term: Hold) -> None:
         self._term = None
+        self._measure_end(term)
         with _beside(term) as run:
             try:
                 run(partial(term.__exit__, None, None, None))
             except LeaseLost as loss:
-                logger.info("%s leads no more: %s", term.holder, loss)
+                logger.info(
+                    "%s leads no more: %s",
+                    term.holder,
+                    loss,
+                    event="leader.term_lost",
+                    resource=term.resource,
+                    holder=term.holder,
+                    reason=loss,
+                )
             except Error as error:
-                logger.warning("%s is left to its ttl: %s", term.resource, error)
+                logger.warning(
+                    "%s is left to its ttl: %s",
+                    term.resource,
+                    error,
+                    event="lease.unreleased",
+                    resource=term.resource,
+                    holder=term.holder,
+                    error=error,
+                )
             if self._resigned:
                 with suppress(Error):
                     run(partial(self._give_back, term))
+
+    def _measure_end(self, term: Hold) -> None:
+        if probes.leading:
+            probes.leading("lost" if not (term.valid or self._resigned) else "left")
 
     def _give_back(self, term: Hold) -> None:
         """A term that was resigned stands in the store still."""
@@ -370,7 +420,17 @@ class Leader:
             self.name,
             pause,
             error,
+            event="leader.campaign_failed",
+            resource=self.name,
+            pause_seconds=pause,
+            error=error,
         )
+
+
+def leaders() -> list[Leader]:
+    """Every Leader of this process that somebody keeps."""
+    with _leaders_lock:
+        return list(_leaders)
 
 
 def _enter(term: Hold, stopping: threading.Event) -> None:

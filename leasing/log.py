@@ -3,44 +3,54 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from leasing import signals
+from leasing.eventlog import get_logger
 
-logger = logging.getLogger("leasing")
+logger = get_logger("leasing")
 
 
-def _line(text: str) -> Callable[..., tuple[str, dict[str, Any]]]:
-    def line(lease: Any, **details: Any) -> tuple[str, dict[str, Any]]:
-        return text, {
-            "resource": lease.lease_resource,
-            "holder": lease.holder or "somebody",
-            "token": lease.fencing_token,
-            "reason": details.get("reason") or "no reason given",
-            "verb": details.get("verb", ""),
-            "by": details.get("by") or "an operator",
-        }
-
-    return line
+def said_of(lease: Any, **details: Any) -> dict[str, Any]:
+    """The fields of a record about ``lease``."""
+    return {
+        "resource": lease.lease_resource,
+        "holder": lease.holder,
+        "fencing_token": lease.fencing_token,
+        "grants": getattr(lease, "grants", None),
+        "verb": details.get("verb"),
+        "reason": details.get("reason"),
+        "actor": details.get("by"),
+    }
 
 
 _LINES = {
-    signals.acquired: (logging.INFO, "%(holder)s acquired %(resource)s, token %(token)s"),
+    signals.acquired: (
+        logging.INFO,
+        "lease.acquired",
+        "%(holder)s acquired %(resource)s, token %(fencing_token)s",
+    ),
     signals.taken_over: (
         logging.WARNING,
-        "%(holder)s took over %(resource)s, which had expired, token %(token)s",
+        "lease.taken_over",
+        "%(holder)s took over %(resource)s, which had expired, token %(fencing_token)s",
     ),
-    signals.renewed: (logging.DEBUG, "%(holder)s renewed %(resource)s"),
-    signals.released: (logging.INFO, "%(holder)s released %(resource)s"),
-    signals.revoked: (logging.WARNING, "%(by)s revoked %(resource)s from %(holder)s: %(reason)s"),
+    signals.renewed: (logging.DEBUG, "lease.renewed", "%(holder)s renewed %(resource)s"),
+    signals.released: (logging.INFO, "lease.released", "%(holder)s released %(resource)s"),
+    signals.revoked: (
+        logging.WARNING,
+        "lease.revoked",
+        "%(actor)s revoked %(resource)s from %(holder)s: %(reason)s",
+    ),
     signals.preempted: (
         logging.INFO,
-        "%(by)s, of higher priority, asked %(holder)s to yield %(resource)s",
+        "lease.preempted",
+        "%(actor)s, of higher priority, asked %(holder)s to yield %(resource)s",
     ),
-    signals.lost: (logging.WARNING, "%(holder)s lost %(resource)s: %(reason)s"),
+    signals.lost: (logging.WARNING, "lease.lost", "%(holder)s lost %(resource)s: %(reason)s"),
     signals.refused: (
         logging.WARNING,
+        "lease.refused",
         "refused %(verb)s of %(resource)s by %(holder)s: %(reason)s",
     ),
 }
@@ -48,5 +58,5 @@ _LINES = {
 
 def connect() -> None:
     """Start logging."""
-    for signal, (level, text) in _LINES.items():
-        signal.log_to(logger, level, _line(text))
+    for signal, (level, event, text) in _LINES.items():
+        signal.log_to(logger, level, event, text, said_of)

@@ -111,7 +111,7 @@ class MemoryStore:
             kind = "acquired" if old is None or old.released_at else "taken_over"
             before = {} if old is None else {"previous_holder": old.holder}
             if old is not None and kind == "taken_over":
-                before["previous_expired_at"] = old.expires_at
+                before["previous_expired_at"] = row.previous_expired_at = old.expires_at
             self._record(row, kind, **before)
             row.sent_at = sent_at
             grant = replace(grant_of(row), key=key)

@@ -59,8 +59,14 @@ class Leasable(models.Model):
     #: The column with an index by which pages list the leases of rows that were held, the latest
     #: first; "" is the key.
     leases_listed_by: ClassVar[str] = ""
+    #: Whether an index leads to the rows that ``holding`` finds: then they are counted, however
+    #: many others there are.
+    held_is_indexed: ClassVar[bool] = False
 
     objects: ClassVar[models.Manager[Any]] = LeasableQuerySet.as_manager()
+
+    #: Of a row that was just taken over: when the term before it ran out.
+    previous_expired_at: datetime | None = None
 
     if TYPE_CHECKING:
         # Annotated by with_state(); ``now`` on rows that were just granted, too.
@@ -162,7 +168,10 @@ class Lease(Leasable):
     objects: ClassVar = LeaseQuerySet.as_manager()
 
     class Meta(Leasable.Meta):
-        permissions: ClassVar = [("revoke_lease", "Can take a lease from its holder")]
+        permissions: ClassVar = [
+            ("revoke_lease", "Can take a lease from its holder"),
+            ("view_metrics", "Can read the metrics"),
+        ]
 
     def __str__(self) -> str:
         return self.resource

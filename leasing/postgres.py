@@ -51,7 +51,7 @@ _HAD_EXPIRED = "c.grants > 0 AND c.released_at IS NULL"
 _GRANT = """
 WITH chosen AS MATERIALIZED ({chosen} FOR NO KEY UPDATE SKIP LOCKED),
 granted AS ({update} RETURNING {table}.*){noted}
-SELECT {columns}, {had_expired}
+SELECT {columns}, CASE WHEN {had_expired} THEN c.expires_at END
 FROM granted w JOIN chosen c ON c.{pk} = w.{pk}
 """
 
@@ -187,7 +187,8 @@ def _granted(
     granted = []
     for row, answer in zip(every.rows(answers, values), answers, strict=True):
         row.now = row.acquired_at
-        granted.append((row, "taken_over" if answer[-1] else "acquired"))
+        row.previous_expired_at = answer[-1]
+        granted.append((row, "acquired" if answer[-1] is None else "taken_over"))
     return granted
 
 

@@ -29,17 +29,18 @@ from django.db import models, transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Greatest, Least
 
-from leasing import postgres, signals
+from leasing import postgres, probes, signals
 from leasing.aio import Steps, Undoable, adrive, drive, in_thread
-from leasing.bell import taking
+from leasing.bell import taking, timed
 from leasing.claim import Claim
 from leasing.clock import clock
 from leasing.conf import leasing_settings
 from leasing.dialects import after_commit, durable, limit_waiting, lock, refuse_transaction
 from leasing.exceptions import LeaseHeld, LeaseLost
-from leasing.functions import DbNow, after, next_token
+from leasing.functions import DbMicroseconds, DbNow, after, next_token
 from leasing.hold import Hold
 from leasing.memory import memory
+from leasing.reasons import Reason, Why
 from leasing.rowstore import RowStore, grant_of, row_store, write_apart
 from leasing.separate import SeparateRowStore, taking_separately
 from leasing.store import Grant, Renewals
@@ -53,6 +54,9 @@ TRIES = 3
 
 #: The most rows that are claimed in one statement: each brings a grant made beforehand.
 MOST_IN_ONE = 1000
+
+#: Rows whose tokens are raised in one transaction.
+RAISED_TOGETHER = 1000
 
 #: What only the verbs here may write.
 LEASE_FIELDS = frozenset(
@@ -237,7 +241,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
         """The steps of ``acquire``, for a driver: try, and wait between tries, until
         ``stopping`` is set."""
         attempt = Undoable(lambda: self._attempt(resource, terms, key), self.release)
-        return taking(
+        steps = taking(
             self.db,
             resource,
             wait,
@@ -245,6 +249,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
             say_wanted=lambda: self._say_wanted(resource),
             stopping=stopping,
         )
+        return timed(self.model, steps) if probes.acquiring else steps
 
     def holding_of(
         self,
@@ -460,6 +465,33 @@ class LeasableQuerySet(models.QuerySet[Row]):
             )
         )
 
+    def raise_tokens(self, ahead: float = 0, reason: str = "", by: str = "") -> int:
+        """``revoke``, and raise the tokens of what can be granted again above the database's
+        clock as it will be ``ahead`` seconds from now: for after a restore or a promotion, where
+        that clock may be behind the one of grants that were lost. Returns how many were raised."""
+        rows = self.home()
+        rows.filter(released_at=None).revoke(reason, by)
+        floor = Greatest(next_token(), DbMicroseconds() + int(ahead * 1_000_000))
+        last: Any = None
+        raised = 0
+        while True:
+            batch = rows.grantable().order_by("pk")
+            if last is not None:
+                batch = batch.filter(pk__gt=last)
+            with transaction.atomic(using=rows.db):
+                keys = list(lock(batch).values_list("pk", flat=True)[:RAISED_TOGETHER])
+                # Whoever was granted one meanwhile keeps the token that they know.
+                still = rows.grantable().filter(pk__in=keys)
+                raised += still.update(fencing_token=floor)
+            if len(keys) < RAISED_TOGETHER:
+                return raised
+            last = keys[-1]
+
+    def grantable(self) -> Self:
+        """Rows that were granted before, and given back or revoked. Models with a state of their
+        own say otherwise."""
+        return self.exclude(grants=0).filter(released_at__isnull=False)
+
     # The pieces
 
     def home(self) -> Self:
@@ -489,15 +521,17 @@ class LeasableQuerySet(models.QuerySet[Row]):
     ) -> str | None:
         """Why the grant no longer holds ``row``, read with ``now``; None while it does."""
         if row is None:
-            return "its row is gone"
+            return Reason(Why.GONE, "its row is gone")
         if row.grant_id != grant_id:
-            return f"{row.holder} has it since {_clock_time(row.acquired_at)}"
+            words = f"{row.holder} has it since {_clock_time(row.acquired_at)}"
+            return Reason(Why.TAKEN, words)
         if fencing_token is not None and row.fencing_token != fencing_token:
-            return "it was revoked"
+            return Reason(Why.REVOKED, "it was revoked")
         if row.released_at is not None:
-            return f"it was revoked or given back at {_clock_time(row.released_at)}"
+            words = f"it was revoked or given back at {_clock_time(row.released_at)}"
+            return Reason(Why.ENDED, words)
         if row.expires_at <= row.now:
-            return f"it expired at {_clock_time(row.expires_at)}"
+            return Reason(Why.EXPIRED, f"it expired at {_clock_time(row.expires_at)}")
         return None
 
     def bulk_update(self, objs: Iterable[Row], fields: Iterable[str], *args: Any, **kw: Any) -> int:
@@ -614,6 +648,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
                 rows[old.pk].sent_at = sent_at
                 kind = "taken_over" if old.grants and old.released_at is None else "acquired"
                 expired_at = old.expires_at if kind == "taken_over" else None
+                rows[old.pk].previous_expired_at = expired_at
                 self.record(
                     kind,
                     rows[old.pk],

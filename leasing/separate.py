@@ -7,7 +7,6 @@ holder reads what was written; when that rolls back, the lease runs out.
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,11 +18,12 @@ from django.db import connections
 from leasing.aio import Steps
 from leasing.aside import Aside, moved
 from leasing.dialects import after_commit, in_transaction
+from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseInTransaction, LeaseLost
 from leasing.rowstore import RowStore
 from leasing.store import Grant, Renewals
 
-logger = logging.getLogger("leasing")
+logger = get_logger("leasing")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,13 @@ class SeparateRowStore(RowStore):
             super().release(grant)
         except LeaseLost as loss:
             # Too late to roll back. What was written may have met what the next holder wrote.
-            logger.error("a transaction was committed after its lease had ended: %s", loss)
+            logger.error(
+                "a transaction was committed after its lease had ended: %s",
+                loss,
+                event="lease.outlived",
+                resource=loss.resource,
+                error=loss,
+            )
 
 
 def taking_separately(using: str, steps: Steps[Any]) -> Steps[Any]:

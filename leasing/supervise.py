@@ -14,7 +14,6 @@ Asked to end (SIGTERM) the command is
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import select
@@ -32,9 +31,10 @@ from typing import Self
 from leasing import deadman
 from leasing.clock import clock
 from leasing.conf import leasing_settings
+from leasing.eventlog import get_logger
 from leasing.hold import Hold, margin
 
-logger = logging.getLogger("leasing")
+logger = get_logger("leasing")
 
 #: Seconds between looks at the term and at whether to stop.
 TICK = 0.1
@@ -182,7 +182,15 @@ def run_under(
             child.run_until(look())
             if oversight.asked != asked:
                 asked = oversight.asked
-                logger.warning("%s is asked to end: %s", command[0], asked)
+                logger.warning(
+                    "%s is asked to end: %s",
+                    command[0],
+                    asked,
+                    event="leader.command_asked_to_end",
+                    resource=term.resource,
+                    holder=term.holder,
+                    reason=asked,
+                )
                 child.ask_to_end()
             child.wait(TICK)
         if child.code is None:

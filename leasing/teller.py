@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import threading
 from collections.abc import Callable
 
 from django.db import connections
 
-logger = logging.getLogger("leasing.keeper")
+from leasing.eventlog import get_logger
+
+logger = get_logger("leasing.keeper")
 
 #: How many callbacks may run at a time: a slow one delays no other until so many are slow.
 MOST = 16
@@ -53,7 +54,7 @@ class Teller:
             try:
                 tale()
             except BaseException:  # sys.exit() too: it would end this thread, and no more
-                logger.exception("a callback on a hold failed")
+                logger.exception("a callback on a hold failed", event="hold.callback_failed")
             finally:
                 connections.close_all()
             with self._lock:

@@ -10,6 +10,8 @@ from django.core.serializers.json import DjangoJSONEncoder
 
 def plain(text: str) -> str:
     """``text`` in a line, without what could steer a terminal."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path, re_path
 
-from leasing import audit_views, list_views, navigation, views
+from leasing import audit_views, list_views, metrics_views, navigation, views
 
 app_name = "leasing"
 
@@ -21,6 +21,7 @@ navigation.add(
 )
 
 urlpatterns = [
+    path("metrics", metrics_views.metrics, name="metrics"),
     path("audit/", audit_views.audit_list, name="audit"),
     re_path(r"^audit\.(?P<form>csv|json)$", audit_views.audit_export, name="export_audit"),
     path("leases/", list_views.lease_list, name="list"),

@@ -33,6 +33,9 @@ if not SECRET_KEY:
 
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = not (PRIVATE or DEBUG)
 X_FRAME_OPTIONS = "DENY"
+# HTTPS is the business of the proxy in front, and so are its redirects and its promises to
+# browsers.
+SILENCED_SYSTEM_CHECKS = ["security.W004", "security.W008"]
 SECURE_CSP = {
     "default-src": ["'none'"],
     "script-src": ["'self'"],
@@ -117,6 +120,10 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
         "timeout": 20,
         "init_command": "PRAGMA journal_mode=WAL;PRAGMA synchronous=NORMAL;",
     }
+elif DATABASES["default"].get("HOST"):
+    # A network that swallows packets would hold a worker up for minutes.
+    DATABASES["default"].setdefault("OPTIONS", {}).setdefault("connect_timeout", 5)
+    DATABASES["default"]["OPTIONS"].setdefault("tcp_user_timeout", 10_000)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 LEASING: dict[str, Any] = {"API_ACCESS": env.str("LEASING_API_ACCESS", default="closed")}
@@ -132,6 +139,7 @@ LOGGING = {
     "disable_existing_loggers": False,
     "formatters": {
         "line": {
+            "()": "leasing.logs.LineFormatter",
             "format": "%(asctime)s %(levelname)-7s %(name)s: %(message)s",
             "datefmt": "%H:%M:%S",
         }

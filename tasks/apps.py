@@ -9,8 +9,20 @@ class TasksConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from tasks import checks, discovery, log, sample  # noqa: F401 - the sample registers
+        from leasing import instruments
+        from leasing.conf import leasing_settings
+        from tasks import (
+            checks,
+            deploy_checks,
+            discovery,
+            log,
+            sample,  # noqa: F401 - it registers
+        )
 
         checks.register_all()
+        deploy_checks.register_all()
         log.connect()
         discovery.discover()
+        instruments.add(counting="tasks.metrics", reading="tasks.task_figures")
+        if leasing_settings.METRICS:
+            instruments.connect()

@@ -8,7 +8,6 @@ costs a poll, no more.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,11 +20,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from leasing.bell import can_listen, listening, notify_trial
 from leasing.clock import clock
 from leasing.dialects import after_commit
+from leasing.eventlog import get_logger
 
 if TYPE_CHECKING:
     from tasks.models import Task
 
-logger = logging.getLogger("tasks.worker")
+logger = get_logger("tasks.worker")
 
 CHANNEL = "tasks_bell"
 #: Seconds in which one notification is enough for a queue: so many a second does a process send
@@ -87,7 +87,13 @@ class Ringer:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, message])
         except Error as error:  # the work is stored: a poll will find it
-            logger.warning("no worker could be told of %s: %s", message, error)
+            logger.warning(
+                "no worker could be told of %s: %s",
+                message,
+                error,
+                event="notifications.unsent",
+                error=error,
+            )
 
     def is_due(self, using: str, queue: str, window: float = WINDOW) -> bool:
         """Whether ``queue`` may be rung, which it then counts as: it was not within ``window``
@@ -178,7 +184,12 @@ class Listener:
                 failures = 0 if self._listen_once() else failures + 1
             except Exception as error:
                 failures += 1
-                logger.warning("tasks are polled for, notifications are not heard: %s", error)
+                logger.warning(
+                    "tasks are polled for, notifications are not heard: %s",
+                    error,
+                    event="notifications.failed",
+                    error=error,
+                )
             self.hears = False
             self._ended.wait(min(LONGEST_PAUSE, TICK * 2.0 ** min(failures, 10)))
         connections.close_all()
@@ -202,7 +213,10 @@ class Listener:
             self.hears = heard
             self._hear("all")
         if not heard:
-            logger.warning("tasks are polled for: notifications do not arrive, as behind a pooler")
+            logger.warning(
+                "tasks are polled for: notifications do not arrive, as behind a pooler",
+                event="notifications.swallowed",
+            )
         return heard
 
     def _take(self, raw: Any, deadline: float, until: str = "") -> bool:

@@ -7,16 +7,16 @@ result is then handed in late, to be refused.
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import signal
 import threading
 from dataclasses import dataclass, field
 
+from leasing.eventlog import get_logger
 from leasing.hold import Hold
 
-logger = logging.getLogger("tasks.chaos")
+logger = get_logger("tasks.chaos")
 
 #: How long after the loss the late result comes, in seconds.
 LATENESS = 3.0
@@ -37,14 +37,25 @@ class Chaos:
         if drawn < self.crashes:
             self._crash_soon(hold)
         elif drawn < self.crashes + self.spikes:
-            logger.warning("chaos: the renewals of %s stall", hold.resource)
+            logger.warning(
+                "chaos: the renewals of %s stall",
+                hold.resource,
+                event="chaos.stall",
+                resource=hold.resource,
+            )
             hold.due_at = float("inf")
             return True
         return False
 
     def _crash_soon(self, hold: Hold) -> None:
         delay = self.random.uniform(0.1, 2.0)
-        logger.warning("chaos: this process will crash in %.1f s, in %s", delay, hold.resource)
+        logger.warning(
+            "chaos: this process will crash in %.1f s, in %s",
+            delay,
+            hold.resource,
+            event="chaos.crash",
+            resource=hold.resource,
+        )
         crash = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL))
         crash.daemon = True
         crash.start()

@@ -9,7 +9,6 @@ stores nothing. Acknowledging a wish is for display.
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from django.db.models import F
 from leasing import audit
 from leasing.conf import leasing_settings
 from leasing.dialects import lock
+from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbNow
 from leasing.hold import Hold
@@ -28,7 +28,7 @@ from leasing.models import Lease, LeaseState
 from tasks.models import GeneratorWish, Task
 from tasks.sample import LONGEST, SHORTEST, SLEEP
 
-logger = logging.getLogger("tasks.generator")
+logger = get_logger("tasks.generator")
 
 RESOURCE = "tasks.generator"
 #: Seconds between looks of an instance that stands by, and at most between batches.
@@ -160,7 +160,12 @@ class Generator:
             except Error as error:
                 failures += 1
                 connections.close_all()
-                logger.warning("the database did not answer, again: %s", error)
+                logger.warning(
+                    "the database did not answer, again: %s",
+                    error,
+                    event="generator.failed",
+                    error=error,
+                )
             stopping.wait(min(LONGEST_PAUSE, TICK * 2.0 ** min(failures, 6)))
         connections.close_all()
 
@@ -170,12 +175,18 @@ class Generator:
             return
         try:
             with Lease.objects.hold(RESOURCE, ttl=self.ttl, holder=self.name) as hold:
-                logger.info("%s generates", hold.holder)
+                logger.info(
+                    "%s generates",
+                    hold.holder,
+                    event="generator.leads",
+                    resource=hold.resource,
+                    holder=hold.holder,
+                )
                 self._generate(hold, stopping)
         except LeaseHeld as held:
-            logger.debug("standing by: %s", held)
+            logger.debug("standing by: %s", held, event="generator.stands_by", reason=held)
         except LeaseLost as loss:
-            logger.warning("standing by: %s", loss)
+            logger.warning("standing by: %s", loss, event="generator.stands_by", reason=loss)
 
     def _generate(self, hold: Hold, stopping: threading.Event) -> None:
         interval = min(TICK, max(0.1, 1 / self.rate))

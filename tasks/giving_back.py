@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 
 from django.db import Error
 
 from leasing.clock import clock
+from leasing.eventlog import get_logger
 from tasks.execution import Execution
+from tasks.log import said_of
 from tasks.models import Task
 from tasks.registry import Kind
 from tasks.runner import END_PATIENCE, STOPPED
 
-logger = logging.getLogger("tasks.runner")
+logger = get_logger("tasks.runner")
 
 #: Seconds between looks whether what has ended is stored.
 TICK = 0.02
@@ -48,7 +49,19 @@ def give_back(executions: list[Execution], reason: str) -> None:
             _, refused = Task.objects.using(using).give_back_many(tasks, reason)
         except Error as error:
             for task in tasks:
-                logger.warning("task %s could not be given back: %s", task.pk, error)
+                logger.warning(
+                    "task %s could not be given back: %s",
+                    task.pk,
+                    error,
+                    event="task.return_failed",
+                    **said_of(task, error=error),
+                )
         else:
             for task, loss in refused:
-                logger.info("task %s needed no giving back: %s", task.pk, loss)
+                logger.info(
+                    "task %s needed no giving back: %s",
+                    task.pk,
+                    loss,
+                    event="task.return_needless",
+                    **said_of(task, reason=loss),
+                )

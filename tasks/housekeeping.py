@@ -6,7 +6,6 @@ its lease has run out; who asks while another is at it leaves it to that one.
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 from django.db import Error, close_old_connections, connections
 
 from leasing.conf import leasing_settings
+from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseError
 from leasing.idempotency import once
 from leasing.pruning import prune_audit
@@ -23,7 +23,7 @@ from tasks.conf import Age, task_settings
 from tasks.models import Task, TaskStatus
 from tasks.querysets import BULK_BATCH
 
-logger = logging.getLogger("tasks.housekeeping")
+logger = get_logger("tasks.housekeeping")
 
 #: Seconds between two batches, in which others come to their turn.
 PAUSE = 0.1
@@ -77,7 +77,7 @@ def prune(
             stopping.wait(pause)
     if any(pruned.values()):
         said = ", ".join(f"{count} {state}" for state, count in pruned.items() if count)
-        logger.info("pruned: %s", said)
+        logger.info("pruned: %s", said, event="tasks.pruned", pruned=said)
     return pruned
 
 
@@ -107,9 +107,25 @@ def _once(key: str, window: float, work: Callable[[], Any], stopping: threading.
         close_old_connections()
         once(key, window, ttl=min(leasing_settings.TTL, window / 2), wait=0).run(work)
     except (LeaseError, Stopped) as reason:
-        logger.debug("%s is left to another: %s", key, reason)
+        logger.debug(
+            "%s is left to another: %s",
+            key,
+            reason,
+            event="housekeeping.left_to_another",
+            duty=key,
+            reason=reason,
+        )
     except Error as error:
         connections.close_all()
-        logger.warning("%s failed, and is tried again: %s", key, error)
+        logger.warning(
+            "%s failed, and is tried again: %s",
+            key,
+            error,
+            event="housekeeping.failed",
+            duty=key,
+            error=error,
+        )
     except Exception:
-        logger.exception("%s failed, and is tried again", key)
+        logger.exception(
+            "%s failed, and is tried again", key, event="housekeeping.failed", duty=key
+        )

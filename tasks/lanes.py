@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from leasing.clock import clock
-from tasks import runner
+from tasks import probes, runner
 from tasks.chaos import Chaos
 from tasks.execution import Execution
 from tasks.registry import Kind
@@ -139,6 +139,8 @@ class Lane:
 
     def _end(self, ending: Ending, began_at: float) -> None:
         took = clock() - began_at
+        if probes.running:
+            probes.running(ending.execution.taken.queue, took)
         if self._paced:
             self._pace += WEIGHT * (took - self._pace)
         else:

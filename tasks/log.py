@@ -3,83 +3,100 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+from leasing.eventlog import get_logger
 from tasks import signals
 
-logger = logging.getLogger("tasks")
+logger = get_logger("tasks")
 
-#: What a signal says in the log: a format string, and the values for it.
-Line = Callable[..., tuple[str, dict[str, Any]]]
-
-
-#: What the lines below can say. A claimed task has its other columns only when they are read.
-_VALUES: dict[str, Callable[[Any, dict[str, Any]], object]] = {
-    "name": lambda task, details: task.name,
-    "attempt": lambda task, details: task.attempts,
-    "of": lambda task, details: task.max_attempts,
-    "holder": lambda task, details: details.get("holder") or task.holder,
-    "error": lambda task, details: details.get("error", ""),
-    "reason": lambda task, details: details.get("reason", ""),
-    "by": lambda task, details: details.get("by") or "an operator",
-    "at": lambda task, details: task.scheduled_at,
-    "kind": lambda task, details: details.get("kind", ""),
-    "remedy": lambda task, details: details.get("remedy", ""),
+#: The columns that are fields, by the names they have there.
+COLUMNS: Final = {
+    "task_id": "id",
+    "task_name": "name",
+    "queue": "queue",
+    "attempt": "attempts",
+    "max_attempts": "max_attempts",
+    "holder": "holder",
+    "fencing_token": "fencing_token",
+    "scheduled_at": "scheduled_at",
 }
+#: The details of signals that are.
+DETAILS: Final = ("holder", "error", "reason", "kind", "remedy")
 
 
-def _line(text: str) -> Line:
-    said = {name: value for name, value in _VALUES.items() if f"%({name})" in text}
-
-    def line(task: Any, **details: Any) -> tuple[str, dict[str, Any]]:
-        values = {name: value(task, details) for name, value in said.items()}
-        return "task %(id)s " + text, {"id": task.pk, **values}
-
-    return line
+def said_of(task: Any, **details: Any) -> dict[str, Any]:
+    """The fields of a record about ``task``, a row or what a worker carries."""
+    said = {name: _known(task, column) for name, column in COLUMNS.items()}
+    said |= {name: details[name] for name in DETAILS if details.get(name)}
+    return said | {"actor": details.get("by")}
 
 
-def _line_of_queue(text: str) -> Line:
-    def line(
-        queue: str, by: str = "", reason: str = "", **details: Any
-    ) -> tuple[str, dict[str, Any]]:
-        said = {"queue": queue, "by": by or "an operator", "reason": reason or "no reason given"}
-        return "queue %(queue)s " + text, said
+def said_of_queue(queue: str, by: str = "", reason: str = "", **details: Any) -> dict[str, Any]:
+    """The fields of a record about the queue of that name."""
+    return {"queue": queue, "actor": by, "reason": reason}
 
-    return line
+
+def _known(task: Any, column: str) -> Any:
+    # A column that was not read is not worth a query.
+    read = getattr(task, "__dict__", None)
+    return getattr(task, column, None) if read is None else read.get(column)
 
 
 _LINES = {
-    signals.enqueued: (logging.DEBUG, _line("enqueued: %(name)s")),
+    signals.enqueued: (logging.DEBUG, "task.enqueued", "enqueued: %(task_name)s"),
     signals.claimed: (
         logging.INFO,
-        _line("claimed by %(holder)s: %(name)s, attempt %(attempt)s of %(of)s"),
+        "task.claimed",
+        "claimed by %(holder)s: %(task_name)s, attempt %(attempt)s of %(max_attempts)s",
     ),
-    signals.completed: (logging.INFO, _line("completed by %(holder)s")),
+    signals.completed: (logging.INFO, "task.completed", "completed by %(holder)s"),
     signals.failed: (
         logging.WARNING,
-        _line("failed in attempt %(attempt)s of %(of)s, again at %(at)s: %(error)s"),
+        "task.failed",
+        "failed in attempt %(attempt)s of %(max_attempts)s, again at %(scheduled_at)s: %(error)s",
     ),
-    signals.dead: (logging.ERROR, _line("is dead after attempt %(attempt)s of %(of)s: %(error)s")),
-    signals.recovered: (logging.WARNING, _line("recovered from %(holder)s: %(reason)s")),
-    signals.returned: (logging.INFO, _line("given back by %(holder)s: %(reason)s")),
-    signals.snoozed: (logging.INFO, _line("put off until %(at)s: %(reason)s")),
-    signals.cancelled: (logging.INFO, _line("cancelled: %(reason)s")),
-    signals.retried: (logging.INFO, _line("set ready again by %(by)s")),
-    signals.duplicate: (logging.INFO, _line("stands for another enqueue under its unique key")),
-    signals.rescheduled: (logging.INFO, _line("moved by %(by)s, to be run at %(at)s")),
-    signals.discarded: (logging.INFO, _line("deleted by %(by)s: %(name)s")),
-    signals.repaired: (logging.WARNING, _line("repaired (%(kind)s): %(remedy)s")),
+    signals.dead: (
+        logging.ERROR,
+        "task.dead",
+        "is dead after attempt %(attempt)s of %(max_attempts)s: %(error)s",
+    ),
+    signals.recovered: (
+        logging.WARNING,
+        "task.recovered",
+        "recovered from %(holder)s: %(reason)s",
+    ),
+    signals.returned: (logging.INFO, "task.returned", "given back by %(holder)s: %(reason)s"),
+    signals.snoozed: (logging.INFO, "task.snoozed", "put off until %(scheduled_at)s: %(reason)s"),
+    signals.cancelled: (logging.INFO, "task.cancelled", "cancelled: %(reason)s"),
+    signals.retried: (logging.INFO, "task.retried", "set ready again by %(actor)s"),
+    signals.duplicate: (
+        logging.INFO,
+        "task.duplicate",
+        "stands for another enqueue under its unique key",
+    ),
+    signals.rescheduled: (
+        logging.INFO,
+        "task.rescheduled",
+        "moved by %(actor)s, to be run at %(scheduled_at)s",
+    ),
+    signals.discarded: (logging.INFO, "task.discarded", "deleted by %(actor)s: %(task_name)s"),
+    signals.repaired: (logging.WARNING, "task.repaired", "repaired (%(kind)s): %(remedy)s"),
     signals.replaced: (
         logging.INFO,
-        _line("is now what another enqueue under its unique key said"),
+        "task.replaced",
+        "is now what another enqueue under its unique key said",
     ),
-    signals.paused: (logging.WARNING, _line_of_queue("paused by %(by)s: %(reason)s")),
-    signals.resumed: (logging.INFO, _line_of_queue("resumed by %(by)s")),
+}
+_LINES_OF_QUEUES = {
+    signals.paused: (logging.WARNING, "queue.paused", "paused by %(actor)s: %(reason)s"),
+    signals.resumed: (logging.INFO, "queue.resumed", "resumed by %(actor)s"),
 }
 
 
 def connect() -> None:
     """Start logging."""
-    for signal, (level, line) in _LINES.items():
-        signal.log_to(logger, level, line)
+    for signal, (level, event, text) in _LINES.items():
+        signal.log_to(logger, level, event, "task %(task_id)s " + text, said_of)
+    for of_queue, (level, event, text) in _LINES_OF_QUEUES.items():
+        of_queue.log_to(logger, level, event, "queue %(queue)s " + text, said_of_queue)

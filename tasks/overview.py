@@ -3,7 +3,6 @@ others standing."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from django.http import HttpRequest
 
 from leasing.access import is_live, may
 from leasing.conf import leasing_settings
+from leasing.eventlog import get_logger
 from leasing.functions import DbNow, database_now
 from leasing.kept import Kept
 from leasing.paging import Capped, capped_count
@@ -28,7 +28,7 @@ from tasks.queues import Queues, read_queues
 from tasks.signs import GENERATOR_SIGNS, SEVERITY_SIGNS
 from tasks.standing import OVERDUE_AFTER
 
-logger = logging.getLogger("tasks.pages")
+logger = get_logger("tasks.pages")
 
 #: A worker that vanished is shown here for as long.
 MOURNED = timedelta(minutes=10)
@@ -98,7 +98,9 @@ def _snapshot() -> Snapshot:
             with _apart():
                 return read_part()
         except Exception:
-            logger.exception("the overview could not read its %s", name)
+            logger.exception(
+                "the overview could not read its %s", name, event="page.failed", part=name
+            )
             failed.append(name)
             return otherwise
 
@@ -153,7 +155,9 @@ def read_charts(now: datetime, span: str) -> dict[str, Any]:
         with _apart():
             return {"charts": trimmed(series(begin, until, points=POINTS))}
     except Exception:
-        logger.exception("the overview could not read its charts")
+        logger.exception(
+            "the overview could not read its charts", event="page.failed", part="charts"
+        )
         return {"charts": None}
 
 

@@ -16,6 +16,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
@@ -26,7 +27,7 @@ from leasing import postgres
 from leasing.clock import clock
 from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.terms import Terms
-from tasks import registry
+from tasks import registry, signals
 from tasks.taken import COLUMNS, TOLD_COLUMNS, Taken, Term, keeping
 from tasks.trails import Trail, trail_of
 
@@ -83,6 +84,9 @@ _OUTPUT = "NULLIF(given.output, 'null'::jsonb)"
 #: What few tasks need: reading it takes longer than reading a null.
 _IF_TOLD = "CASE WHEN granted.name = ANY(%(told)s::text[]) THEN {value} END"
 _MICROSECONDS = "(EXTRACT(EPOCH FROM {moment}) * 1000000)::bigint"
+#: For how many microseconds a task had been due; nothing of one that was taken back, for it
+#: would tell of its first wait again.
+_WAITED = "CASE WHEN {started} >= now OR {due} > {started} THEN now - {due} END"
 
 #: Parameters, as they stand in what Django compiles: as nothing else that may stand there.
 _MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in ("holder", "ttl", "ids", "grants")}
@@ -134,11 +138,16 @@ def _take(
     after: list[int | None] | None,
 ) -> tuple[list[Taken], bool]:
     parameters = {**_parameters(terms, queues, limit), "told": registry.heeded()}
+    # How long they have waited is read where somebody counts, and nowhere else.
+    timed = signals.claimed.is_counted
     if after is None:
-        statement = _kept("take", rows, _take_statement) + _planned_anew(0)
+        what, compiled, lasts = "take", _take_statement, 0.0
     else:
-        statement = _kept("take after", rows, _take_after_statement) + _planned_anew(PLAN_LASTS)
+        what, compiled, lasts = "take after", _take_after_statement, PLAN_LASTS
         parameters["after"] = after
+    statement = _kept(
+        f"{what} timed" if timed else what, rows, partial(compiled, timed=timed)
+    ) + _planned_anew(lasts)
     sent_at = clock()
     with connections[rows.db].cursor() as cursor:
         cursor.execute(statement, parameters)
@@ -182,25 +191,33 @@ def _parameters(terms: Terms, queues: Sequence[str], limit: int) -> dict[str, An
     }
 
 
-def _take_statement(rows: Claiming) -> str:
-    return _taking(rows, _ASKED, _locked(rows))
+def _take_statement(rows: Claiming, *, timed: bool) -> str:
+    return _taking(rows, _ASKED, _locked(rows), timed)
 
 
-def _take_after_statement(rows: Claiming) -> str:
+def _take_after_statement(rows: Claiming, *, timed: bool) -> str:
     table = _table(rows)
     first, further = (
         _locked(rows, RawSQL(which.format(table=table), [], output_field=BooleanField()))
         for which in (_FIRST, _FURTHER)
     )
     found = _FOUND_AFTER.format(first=first, further=further)
-    return _taking(rows, _ASKED_AFTER.format(table=table), found)
+    return _taking(rows, _ASKED_AFTER.format(table=table), found, timed)
 
 
-def _taking(rows: Claiming, asked: str, found: str) -> str:
+def _taking(rows: Claiming, asked: str, found: str, timed: bool) -> str:
     columns = ("task_data", *COLUMNS, *TOLD_COLUMNS)
     told = (_IF_TOLD.format(value=value) for value in _told_values(rows))
-    answer = ", ".join(("passed_over", "now", "task_data", *COLUMNS, *told))
+    waited = [_waited()] if timed else []
+    answer = ", ".join(("passed_over", "now", "task_data", *COLUMNS, *told, *waited))
     return _claiming(rows, asked, found, columns, answer, DbMicroseconds())
+
+
+def _waited() -> str:
+    due, started = (
+        _MICROSECONDS.format(moment=column) for column in ("_scheduled_at", "granted.started_at")
+    )
+    return _WAITED.format(due=due, started=started)
 
 
 def _told_values(rows: Claiming) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -10,10 +9,15 @@ from typing import Any
 
 from django.db import Error, close_old_connections, connections
 
+from leasing import probes
+from leasing.clock import clock
+from leasing.conf import leasing_settings
+from leasing.eventlog import get_logger
+from leasing.functions import database_now
 from tasks import registry
 from tasks.models import Worker
 
-logger = logging.getLogger("tasks.worker")
+logger = get_logger("tasks.worker")
 
 #: Seconds that an end waits for a sign of life under way, which would undo the signing off.
 PRESENCE_PATIENCE = 5.0
@@ -27,11 +31,25 @@ def keep_present(name: str, ended: threading.Event, **what: Any) -> None:
         try:
             close_old_connections()
             known = (known and bool(Worker.objects.seen(name))) or _register(name, what)
+            if probes.comparing:
+                _compare_clocks()
         except Error as error:
             connections.close_all()
-            logger.warning("the row of %s could not be kept up to date: %s", name, error)
+            logger.warning(
+                "the row of %s could not be kept up to date: %s",
+                name,
+                error,
+                event="worker.unseen",
+                worker=name,
+                error=error,
+            )
         ended.wait(Worker.SEEN_EVERY.total_seconds())
     connections.close_all()
+
+
+def _compare_clocks() -> None:
+    sent_at = clock()
+    probes.compare_answer(database_now(leasing_settings.DATABASE), sent_at)
 
 
 def sign_off(name: str) -> None:
@@ -39,7 +57,14 @@ def sign_off(name: str) -> None:
     try:
         Worker.objects.sign_off(name)
     except Error as error:
-        logger.warning("%s could not sign off: %s", name, error)
+        logger.warning(
+            "%s could not sign off: %s",
+            name,
+            error,
+            event="worker.sign_off_failed",
+            worker=name,
+            error=error,
+        )
 
 
 def _register(name: str, what: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 from leasing.clock import clock
 from leasing.exceptions import LeaseLost
-from tasks import child, runner
+from tasks import child, runner, signals
 from tasks.context import Context
 from tasks.exceptions import ProcessDied, TaskCancelled
 from tasks.execution import Execution
@@ -88,6 +88,9 @@ class Child:
             self.kill()
             raise
         context.completed = answer.completed
+        if answer.completed:
+            # The child has told of it, and nobody counts there.
+            signals.completed.count([execution.taken])
         if answer.failed:
             raise child.error_of(answer)
         context.given_back = answer.given_back

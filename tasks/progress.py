@@ -8,20 +8,21 @@ locked until the commit, could not be renewed.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error
 
 from leasing.clock import clock
 from leasing.dialects import in_transaction
+from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseLost
+from tasks.log import said_of
 from tasks.payload import check_json
 
 if TYPE_CHECKING:
     from tasks.models import Task
 
-logger = logging.getLogger("tasks.progress")
+logger = get_logger("tasks.progress")
 
 #: Seconds between writes.
 EVERY = 1.0
@@ -67,9 +68,21 @@ class Progress:
         try:
             self._write()
         except LeaseLost as loss:
-            logger.info("task %s: its last progress is dropped: %s", self._task.pk, loss)
+            logger.info(
+                "task %s: its last progress is dropped: %s",
+                self._task.pk,
+                loss,
+                event="task.progress_dropped",
+                **said_of(self._task, reason=loss),
+            )
         except Error as error:
-            logger.warning("task %s: its last progress is dropped: %s", self._task.pk, error)
+            logger.warning(
+                "task %s: its last progress is dropped: %s",
+                self._task.pk,
+                error,
+                event="task.progress_dropped",
+                **said_of(self._task, reason=error),
+            )
 
     def _write(self) -> None:
         rows = type(self._task).objects.using(self._using)

@@ -13,9 +13,9 @@ examines at a time is to spare the database, and nothing depends on it.
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -23,12 +23,13 @@ from typing import Any
 
 from django.db import Error, close_old_connections, connections
 
+from leasing.eventlog import get_logger
 from tasks import housekeeping, signals
 from tasks.catalogue import CATALOGUE, NAMED, Ailment, Expired, Finding, in_batches
 from tasks.conf import task_settings
 from tasks.models import Task
 
-logger = logging.getLogger("tasks.recovery")
+logger = get_logger("tasks.recovery")
 
 #: Seconds between sweeps while the database is away.
 LONGEST_PAUSE = 30.0
@@ -70,6 +71,8 @@ class Totals:
     repaired: Counter[str] = field(default_factory=Counter)
     #: Each row once, for as long as it is found again and again.
     suspected: Counter[str] = field(default_factory=Counter)
+    #: When it last looked for stuck tasks without an error: seconds since 1970, by this host.
+    succeeded_at: float | None = None
 
 
 totals = Totals()
@@ -131,7 +134,16 @@ def _tell_suspects(ailment: Ailment, found: list[Any]) -> None:
         return
     totals.suspected[ailment.kind] += len(news)
     named = ", ".join(str(row) for row in news[:NAMED]) + (", ..." if news[NAMED:] else "")
-    logger.warning("%s, %s: %s", ailment.kind, ailment.what, named)
+    logger.warning(
+        "%s, %s: %s",
+        ailment.kind,
+        ailment.what,
+        named,
+        event="recovery.suspected",
+        kind=ailment.kind,
+        found=len(news),
+        rows=named,
+    )
     for row in news:
         if isinstance(row, Task):
             signals.send(signals.suspected, row, kind=ailment.kind, what=ailment.what)
@@ -151,6 +163,7 @@ def run_until(stopping: threading.Event, found: Callable[[], object] | None = No
         try:
             close_old_connections()
             recovered, pause = _sweep()
+            totals.succeeded_at = time.time()
             if recovered and found is not None:
                 found()
             failures = 0
@@ -165,6 +178,13 @@ def run_until(stopping: threading.Event, found: Callable[[], object] | None = No
 def _complain(error: Exception) -> None:
     if isinstance(error, Error):
         connections.close_all()
-        logger.warning("a sweep failed, and is tried again: %s", error)
+        logger.warning(
+            "a sweep failed, and is tried again: %s", error, event="recovery.failed", error=error
+        )
     else:
-        logger.error("a sweep failed, and is tried again", exc_info=error)
+        logger.error(
+            "a sweep failed, and is tried again",
+            event="recovery.failed",
+            exc_info=error,
+            error=error,
+        )

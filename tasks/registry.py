@@ -6,7 +6,6 @@ named ``tasks.py`` of the installed apps are imported at start, so ``@handler`` 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 
+from leasing.eventlog import get_logger
 from leasing.names import check_name
 from tasks.exceptions import UnknownTask
 from tasks.retry import RetryPolicy
@@ -72,7 +72,7 @@ class Handler:
         object.__setattr__(self, "kind", Kind.PROCESS if self.process else kind)
 
 
-logger = logging.getLogger("tasks")
+logger = get_logger("tasks")
 
 _handlers: dict[str, Handler] = {}
 
@@ -177,7 +177,13 @@ def tell_end(task: Task | Completed) -> None:
     try:
         known.on_end(task)
     except Exception:  # as any receiver's: what has happened has happened
-        logger.exception("task %s: its end could not be told", task.pk)
+        logger.exception(
+            "task %s: its end could not be told",
+            task.pk,
+            event="task.end_not_told",
+            task_id=task.pk,
+            task_name=task.name,
+        )
 
 
 def names() -> list[str]:

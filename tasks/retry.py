@@ -10,17 +10,17 @@ A policy is anything callable as RetryPolicy says. Those below can stand inside 
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
+from leasing.eventlog import get_logger
 from tasks.conf import task_settings
 from tasks.delays import check_delay
 
-logger = logging.getLogger("tasks.retry")
+logger = get_logger("tasks.retry")
 
 
 class RetryPolicy(Protocol):
@@ -124,5 +124,10 @@ def decide(policy: RetryPolicy, error: BaseException, attempt: int) -> timedelta
         answer = policy(error, attempt)
         return None if answer is None else check_delay(answer)
     except (Exception, SystemExit):  # which would end a thread that others rely on
-        logger.exception("the retry policy %r failed; the usual one decides", policy)
+        logger.exception(
+            "the retry policy %r failed; the usual one decides",
+            policy,
+            event="task.policy_failed",
+            attempt=attempt,
+        )
         return timedelta(seconds=usual(error, attempt))

@@ -7,7 +7,6 @@ to be stored of it is stored by ``tasks.settling``, for many together.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,16 +19,18 @@ from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 
 from leasing.dialects import in_transaction
+from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseLost
 from tasks.chaos import Chaos
 from tasks.context import Context
 from tasks.exceptions import Snooze, TaskCancelled
 from tasks.execution import Execution
+from tasks.log import said_of
 from tasks.models import Task
 from tasks.registry import Handler, Kind
 from tasks.settling import COMPLETE, FAIL, Ending, settle
 
-logger = logging.getLogger("tasks.runner")
+logger = get_logger("tasks.runner")
 
 #: How long a task whose handler is missing here waits for a worker that has it.
 UNKNOWN_DELAY = timedelta(seconds=60)
@@ -90,7 +91,12 @@ def before(execution: Execution) -> Ending | None:
     try:
         return _hindrance(execution)
     except Exception as error:  # there can be no thread more that would watch its timeout
-        logger.exception("task %s could not begin", execution.taken.id)
+        logger.exception(
+            "task %s could not begin",
+            execution.taken.id,
+            event="task.not_begun",
+            **said_of(execution.taken, error=error),
+        )
         execution.ended.set()
         return Ending(execution, FAIL, error)
 
@@ -103,7 +109,12 @@ def _hindrance(execution: Execution) -> Ending | None:
         return _returned(execution, STOPPED)
     hold, by = execution.hold, execution.interruption.cancelled_by
     if not hold.valid:  # also where nobody had the time to say so: the machine was suspended
-        logger.warning("task %s was lost before it began", execution.taken.id)
+        logger.warning(
+            "task %s was lost before it began",
+            execution.taken.id,
+            event="task.lost",
+            **said_of(execution.taken),
+        )
         return Ending(execution)
     if by:
         return _cancelled(execution, by)
@@ -120,7 +131,13 @@ def time_out(execution: Execution) -> None:
     if execution.kind is not Kind.THREAD:
         execution.ended.wait(END_PATIENCE)
     error = execution.interruption.timeout_error()
-    logger.warning("task %s: %s", execution.taken.id, error)
+    logger.warning(
+        "task %s: %s",
+        execution.taken.id,
+        error,
+        event="task.timed_out",
+        **said_of(execution.taken, error=error),
+    )
     close_old_connections()
     ending = judge(execution, execution.context(), error=error)
     ending.close("timeout")
@@ -154,7 +171,11 @@ def judge(
     if context.completed:
         if error is not None:
             logger.warning(
-                "task %s: its handler failed after it ended: %r", execution.taken.id, error
+                "task %s: its handler failed after it ended: %r",
+                execution.taken.id,
+                error,
+                event="task.failed_after_end",
+                **said_of(execution.taken, error=repr(error)),
             )
         return Ending(execution)
     if error is None and context.given_back is not None:
@@ -171,7 +192,13 @@ def _judge_error(execution: Execution, error: BaseException) -> Ending:
     if (ours and hold.is_lost) or (
         isinstance(error, LeaseLost) and error.resource == hold.resource and not hold.valid
     ):
-        logger.warning("task %s: the handler stopped: %s", execution.taken.id, error)
+        logger.warning(
+            "task %s: the handler stopped: %s",
+            execution.taken.id,
+            error,
+            event="task.lost",
+            **said_of(execution.taken, reason=error),
+        )
         return Ending(execution)
     by = execution.interruption.cancelled_by
     if isinstance(error, TaskCancelled) or (ours and by):
@@ -200,7 +227,13 @@ def _unknown(execution: Execution) -> Ending:
     reason = (
         f"No handler is registered for {name!r}. Its module is missing here, or was after a deploy."
     )
-    logger.error("task %s: %s", execution.taken.id, reason)
+    logger.error(
+        "task %s: %s",
+        execution.taken.id,
+        reason,
+        event="task.no_handler",
+        **said_of(execution.taken, reason=reason),
+    )
     return _returned(execution, reason, UNKNOWN_DELAY)
 
 

@@ -11,7 +11,6 @@ Renewals alone leave no trace but the last: every worker adds those of its keepe
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from datetime import timedelta
@@ -21,6 +20,7 @@ from django.db import Error, close_old_connections, connections
 from django.db.models import F
 
 from leasing.conf import leasing_settings
+from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseError
 from leasing.functions import database_now
 from leasing.hold import Hold
@@ -30,7 +30,7 @@ from tasks.conf import task_settings
 from tasks.counting import Slot, count, depths
 from tasks.models import Queue, Sample
 
-logger = logging.getLogger("tasks.sampling")
+logger = get_logger("tasks.sampling")
 
 RESOURCE: Final = "tasks.sampling"
 #: Seconds after which another samples when the one who did is gone.
@@ -124,12 +124,22 @@ def run_until(stopping: threading.Event) -> None:
             with Lease.objects.hold(RESOURCE, ttl=TTL, wait=0) as term:
                 _lead(term, tally, stopping)
         except LeaseError as reason:
-            logger.debug("sampling is left to another: %s", reason)
+            logger.debug(
+                "sampling is left to another: %s",
+                reason,
+                event="sampling.left_to_another",
+                reason=reason,
+            )
         except Error as error:
             connections.close_all()
-            logger.warning("sampling failed, and is tried again: %s", error)
+            logger.warning(
+                "sampling failed, and is tried again: %s",
+                error,
+                event="sampling.failed",
+                error=error,
+            )
         except Exception:
-            logger.exception("sampling failed, and is tried again")
+            logger.exception("sampling failed, and is tried again", event="sampling.failed")
         stopping.wait(Sample.SLOT * random.uniform(0.8, 1.0))
     connections.close_all()
 

@@ -8,7 +8,6 @@ only how long to sleep.
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from collections.abc import Callable
@@ -18,12 +17,13 @@ from django.db import Error, InterfaceError, OperationalError, close_old_connect
 from django.db.models import F
 
 from leasing.clock import clock
+from leasing.eventlog import get_logger
 from leasing.functions import DbNow
 from tasks import declarations
 from tasks.models import Schedule, ScheduleSlot
 from tasks.querysets.schedule import SLOT_BATCH
 
-logger = logging.getLogger("tasks.schedules")
+logger = get_logger("tasks.schedules")
 
 #: Seconds between two looks while nothing is due: how late a schedule is that was made in
 #: between, and is due at once.
@@ -93,9 +93,19 @@ def run_until(stopping: threading.Event, found: Callable[[], object] | None = No
 def _complain(error: Exception) -> None:
     if isinstance(error, Error):
         connections.close_all()
-        logger.warning("looking for what is due failed, and is tried again: %s", error)
+        logger.warning(
+            "looking for what is due failed, and is tried again: %s",
+            error,
+            event="schedules.failed",
+            error=error,
+        )
     else:
-        logger.error("looking for what is due failed, and is tried again", exc_info=error)
+        logger.error(
+            "looking for what is due failed, and is tried again",
+            event="schedules.failed",
+            exc_info=error,
+            error=error,
+        )
 
 
 def _look() -> tuple[int, float]:
@@ -130,7 +140,14 @@ def _serve(key: int, name: str) -> int:
         # It stays due, so this comes with every look; once said is enough.
         if _said.get(key) != str(error):
             _said[key] = str(error)
-            logger.error("schedule %s cannot be served: %s", name, error)
+            logger.error(
+                "schedule %s cannot be served: %s",
+                name,
+                error,
+                event="schedule.failed",
+                schedule=name,
+                error=error,
+            )
     else:
         _said.pop(key, None)
     return taken

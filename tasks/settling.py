@@ -9,25 +9,25 @@ by one, so that no result sinks its neighbours.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.db import Error, connections
 
+from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseLost
 from tasks.exceptions import NotSerializable
 from tasks.execution import Execution
+from tasks.log import said_of
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet, TaskStatus
+from tasks.taken import Taken
 
-logger = logging.getLogger("tasks.runner")
+logger = get_logger("tasks.runner")
 
 #: Pauses between the tries to store a result, in seconds.
 SETTLE_PAUSES = (0.1, 0.3, 1, 2, 4, 8, 15)
-
-NOT_STORED = "the result could not be stored; it will be recovered"
 
 #: The verbs that are stored for many at once.
 COMPLETE, FAIL = "complete", "fail"
@@ -76,7 +76,7 @@ def settle(endings: list[Ending], is_away: Callable[[bool], object] = bool) -> N
                 _drop(ending)
         _settle(_left(endings), is_away)
     except BaseException:  # pragma: no cover - a fault of ours must reach no worker
-        logger.exception("results could not be settled")
+        logger.exception("results could not be settled", event="task.result_failed")
     finally:
         is_away(False)
         for ending in endings:
@@ -86,12 +86,29 @@ def settle(endings: list[Ending], is_away: Callable[[bool], object] = bool) -> N
 def _drop(ending: Ending) -> None:
     execution, ending.is_done = ending.execution, True
     reason = f"it had been ended by its {execution.taken_by}"
-    logger.warning("task %s: a late %s is dropped: %s", execution.taken.id, ending.verb, reason)
+    said = said_of(execution.taken)
+    logger.warning(
+        "task %s: a late %s is dropped: %s",
+        execution.taken.id,
+        ending.verb,
+        reason,
+        event="task.result_dropped",
+        **said,
+        verb=ending.verb,
+        reason=reason,
+    )
     if ending.verb == COMPLETE:
         try:
             execution.hold.refused(ending.verb, reason)
         except Exception as error:
-            logger.warning("task %s: that could not be noted: %s", execution.taken.id, error)
+            logger.warning(
+                "task %s: that could not be noted: %s",
+                execution.taken.id,
+                error,
+                event="task.note_failed",
+                **said,
+                error=error,
+            )
 
 
 def _settle(left: list[Ending], is_away: Callable[[bool], object]) -> None:
@@ -118,11 +135,27 @@ def _settle(left: list[Ending], is_away: Callable[[bool], object]) -> None:
 
 def _say_again(left: list[Ending], failure: Error, last: bool) -> None:
     for ending in left:
-        key = ending.execution.taken.id
+        taken = ending.execution.taken
         if last:
-            logger.error("task %s: " + NOT_STORED, key, exc_info=failure)
+            _not_stored(taken, failure)
         else:
-            logger.warning("task %s: storing the result failed, again: %s", key, failure)
+            logger.warning(
+                "task %s: storing the result failed, again: %s",
+                taken.id,
+                failure,
+                event="task.result_delayed",
+                **said_of(taken, error=failure),
+            )
+
+
+def _not_stored(taken: Taken, failure: BaseException) -> None:
+    logger.error(
+        "task %s: the result could not be stored; it will be recovered",
+        taken.id,
+        event="task.result_not_stored",
+        exc_info=failure,
+        **said_of(taken, error=failure),
+    )
 
 
 def _each_alone(endings: list[Ending]) -> None:
@@ -161,13 +194,19 @@ def _store_many(endings: list[Ending], store: Callable[[list[Ending]], Refused])
     for ending in endings:
         ending.is_done = True
     for ending, error in refused:
-        key = ending.execution.taken.id
+        taken = ending.execution.taken
         if isinstance(error, NotSerializable) and ending.verb == COMPLETE:
             ending.verb, ending.value, ending.is_done = FAIL, error, False
         elif isinstance(error, LeaseLost):
-            logger.warning("task %s: the result is dropped: %s", key, error)
+            logger.warning(
+                "task %s: the result is dropped: %s",
+                taken.id,
+                error,
+                event="task.result_dropped",
+                **said_of(taken, reason=error),
+            )
         else:
-            logger.error("task %s: " + NOT_STORED, key, exc_info=error)
+            _not_stored(taken, error)
 
 
 def _complete(endings: list[Ending]) -> Refused:

@@ -7,7 +7,9 @@ sends ``leasing.signals.refused``.
     enqueued, claimed, completed
     failed       error: this attempt failed, and the task will be tried again
     dead         error: attempts exhausted, or given up
-    recovered    holder, reason: taken from a holder that is gone
+    recovered    holder, reason: taken from a holder that is gone. kind: "expired", "stalled" or
+                 "revoked"; silent_for: since its last sign of life; overdue_for: since the
+                 deadline, below nothing where that lay ahead
     returned     reason: given back unfinished, no attempt spent
     snoozed      reason: its handler put it off, no attempt spent
     cancelled    by, reason: it ended because someone asked for it
@@ -34,24 +36,37 @@ from django.dispatch import Signal
 from leasing.signals import Logged
 from tasks import registry
 
-enqueued = Logged()
-claimed = Logged()
-completed = Logged()
-failed = Logged()
-dead = Logged()
-recovered = Logged()
-returned = Logged()
-snoozed = Logged()
-cancelled = Logged()
-retried = Logged()
-duplicate = Logged()
-rescheduled = Logged()
-discarded = Logged()
-repaired = Logged()
-suspected = Logged()
-replaced = Logged()
-paused = Logged()
-resumed = Logged()
+
+class Told(Logged):
+    """A signal about a task."""
+
+    subject = "task"
+
+
+class ToldOfQueue(Logged):
+    """A signal about a queue."""
+
+    subject = "queue"
+
+
+enqueued = Told()
+claimed = Told()
+completed = Told()
+failed = Told()
+dead = Told()
+recovered = Told()
+returned = Told()
+snoozed = Told()
+cancelled = Told()
+retried = Told()
+duplicate = Told()
+rescheduled = Told()
+discarded = Told()
+repaired = Told()
+suspected = Told()
+replaced = Told()
+paused = ToldOfQueue()
+resumed = ToldOfQueue()
 
 
 #: What tells that a task has ended.

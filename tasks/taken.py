@@ -7,7 +7,6 @@ for it, and reads the columns that the claim did not bring when they are looked 
 from __future__ import annotations
 
 import json
-import logging
 import uuid
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
@@ -18,12 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from django.apps import apps
 from django.db import Error
 
+from leasing.eventlog import get_logger
 from leasing.functions import EPOCH
 
 if TYPE_CHECKING:
     from tasks.models import Task
 
-logger = logging.getLogger("tasks.worker")
+logger = get_logger("tasks.worker")
 
 #: The columns that a claim brings for each task beside its data, in their order.
 COLUMNS = (
@@ -78,7 +78,9 @@ def keeping(granted: Sized) -> Iterator[None]:
     except Error as error:
         if not len(granted):
             raise
-        logger.warning("looking for more tasks failed: %s", error)
+        logger.warning(
+            "looking for more tasks failed: %s", error, event="worker.claim_failed", error=error
+        )
 
 
 def resource_of(key: int) -> str:
@@ -86,10 +88,28 @@ def resource_of(key: int) -> str:
     return f"/api/tasks/{key}"
 
 
+def waited(task: Task) -> float | None:
+    """For how many seconds ``task``, which was just claimed, had been due; None of one that was
+    taken back, for it would tell of its first wait again."""
+    due, started, claimed = task.scheduled_at, task.started_at, task.acquired_at
+    if claimed is None or started is None or not (started >= claimed or due > started):
+        return None
+    return max(0.0, (claimed - due).total_seconds())
+
+
 class Taken:
     """A task under a fresh grant."""
 
-    __slots__ = (*COLUMNS, "_created", "_started", "_task", "priority", "task_data", "term")
+    __slots__ = (
+        *COLUMNS,
+        "_created",
+        "_started",
+        "_task",
+        "_waited",
+        "priority",
+        "task_data",
+        "term",
+    )
 
     # As every task that was just claimed has them.
     status: ClassVar = "running"
@@ -113,6 +133,7 @@ class Taken:
         priority: int | None = None,
         created: int | None = None,
         started: int | None = None,
+        waited: int | None = None,
     ) -> None:
         self.term = term
         self.task_data = task_data
@@ -130,6 +151,7 @@ class Taken:
         # In microseconds since 1970.
         self._created = created
         self._started = started
+        self._waited = waited
         self._task: Task | None = None
 
     @property
@@ -195,6 +217,17 @@ class Taken:
     @property
     def started_at(self) -> datetime | None:
         return _moment(self._started)
+
+    @property
+    def waited(self) -> float | None:
+        """For how many seconds it had been due as it was claimed; None where that is not known
+        (the claim brought it only if claims are counted), or was told of by an earlier claim."""
+        if self._waited is not None:
+            return self._waited / 1_000_000
+        task = self._task
+        if task is None or task.get_deferred_fields() or task.acquired_at is None:
+            return None
+        return waited(task)
 
     @property
     def is_loaded(self) -> bool:

@@ -22,7 +22,6 @@ tasks that were over long ago ends, to be started again by whoever supervises it
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -32,6 +31,7 @@ from typing import Any
 from django.db import Error, close_old_connections, connections
 
 from leasing.clock import clock
+from leasing.eventlog import get_logger
 from leasing.keeper import keeper
 from leasing.names import default_holder
 from tasks import recovery, sampling, schedules
@@ -52,7 +52,7 @@ from tasks.takenstore import load
 from tasks.timeouts import Timekeeper
 from tasks.waking import Waking
 
-logger = logging.getLogger("tasks.worker")
+logger = get_logger("tasks.worker")
 
 #: Seconds between claims while the database is away.
 LONGEST_PAUSE = 15.0
@@ -120,7 +120,15 @@ class WorkerProcess:
     def run(self) -> None:
         """Work until ``stop`` is called, or the end is reached; then return when all is settled."""
         self._start_threads()
-        logger.info("%s serves %s", self.name, ", ".join(self.queues))
+        queues = ", ".join(self.queues)
+        logger.info(
+            "%s serves %s",
+            self.name,
+            queues,
+            event="worker.started",
+            worker=self.name,
+            queues=queues,
+        )
         failures = 0
         with lasting_connection(), ringer.heard_by(self.waking.hear):
             while not self.stopping.is_set():
@@ -135,9 +143,21 @@ class WorkerProcess:
                     failures += 1
                     pause = min(LONGEST_PAUSE, task_settings.POLL_EVERY * 2.0 ** min(failures, 10))
                     connections.close_all()
-                    logger.warning("claiming failed, and is tried again: %s", error)
+                    logger.warning(
+                        "claiming failed, and is tried again: %s",
+                        error,
+                        event="worker.claim_failed",
+                        worker=self.name,
+                        pause_seconds=pause,
+                        error=error,
+                    )
                 if self.places.is_stuck():
-                    logger.error("every place is at a task that is over: %s ends", self.name)
+                    logger.error(
+                        "every place is at a task that is over: %s ends",
+                        self.name,
+                        event="worker.stuck",
+                        worker=self.name,
+                    )
                     self.failed = True
                     self.stop()
                 elif pause:
@@ -303,7 +323,14 @@ class WorkerProcess:
 
     def _wind_up(self) -> None:
         deadline = clock() + self.stop_timeout
-        logger.info("%s stops; %s tasks run on", self.name, len(self.executions))
+        logger.info(
+            "%s stops; %s tasks run on",
+            self.name,
+            len(self.executions),
+            event="worker.stopping",
+            worker=self.name,
+            running=len(self.executions),
+        )
         # What has not begun goes back at once.
         waiting = self.places.withdraw()
         if waiting:
@@ -324,7 +351,7 @@ class WorkerProcess:
             self._sampler.join(PRESENCE_PATIENCE)  # it gives its lease back
         sign_off(self.name)
         keeper.stop()
-        logger.info("%s has stopped", self.name)
+        logger.info("%s has stopped", self.name, event="worker.stopped", worker=self.name)
 
 
 def _makes_ready(ending: Ending) -> bool:

@@ -17,6 +17,7 @@ from django.dispatch import Signal
 from leasing.dialects import after_commit
 from leasing.functions import DbNow, after
 from leasing.querysets import LeasableQuerySet
+from leasing.reasons import Reason, Why
 from leasing.wording import span
 from tasks import signals
 from tasks.conf import task_settings
@@ -121,9 +122,9 @@ class TaskRows(LeasableQuerySet["Task"]):
     ) -> str | None:
         if row is not None and row.grant_id == grant_id:
             if row.status in TaskStatus.ended():
-                return f"it was already processed: {row.status}"
+                return Reason(Why.ENDED, f"it was already processed: {row.status}")
             if row.status == TaskStatus.READY:
-                return "it was taken back, and waits for another attempt"
+                return Reason(Why.TAKEN, "it was taken back, and waits for another attempt")
         return super().why_over(row, grant_id, fencing_token)
 
     def _lease_columns(self, keys: Iterable[Any]) -> Self:

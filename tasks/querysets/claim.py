@@ -85,9 +85,8 @@ class Claiming(Seating):
         if signals.claimed.has_receivers(rows.model):
             for each in taken:
                 signals.send(signals.claimed, each.task)
-        elif signals.claimed.is_logged:
-            for each in taken:
-                signals.claimed.log(task=each)
+        elif taken and signals.claimed.is_noted:
+            signals.claimed.note(taken)
         return taken
 
     def to_claim(self, queue: Any) -> Self:

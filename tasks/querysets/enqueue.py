@@ -12,6 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Expression
 
 from leasing.conf import leasing_settings
+from leasing.dialects import after_commit
 from tasks import signals
 from tasks.bell import BESIDE, message_of, ring_now, ring_queues, ringer, takes_messages
 from tasks.payload import as_arguments, check_json
@@ -206,9 +207,11 @@ class Enqueuing(Meeting):
         return inserted
 
     def _announce(self, tasks: Sequence[Task]) -> None:
-        if signals.enqueued.has_listeners(self.model):
+        if signals.enqueued.has_receivers(self.model):
             for task in tasks:
                 self._tell(signals.enqueued, task)
+        elif signals.enqueued.is_noted:
+            after_commit(self.db, lambda: signals.enqueued.note(tasks))
 
 
 def _read_back_later(task: Task) -> None:

@@ -90,15 +90,15 @@ class Batching(Holding):
         return {id(asked[key][0]) for key in done}, ends
 
     def _tell_completed(self, done: list[Taken], ends: list[Completed]) -> None:
-        """Log all that is ``done``, and tell of those ``ends`` that somebody waits for."""
+        """Log and count what is ``done``, and tell of those ``ends`` that somebody waits for."""
 
         def tell() -> None:
-            for each in done if signals.completed.is_logged else ():
-                signals.completed.log(task=each)
+            if done and signals.completed.is_noted:
+                signals.completed.note(done)
             for end in ends:
                 registry.tell_end(end)
 
-        if ends or signals.completed.is_logged:
+        if ends or signals.completed.is_noted:
             after_commit(self.db, tell)
 
     def _refusal(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from django.db import transaction
 from django.db.models import F, Min, Q
@@ -53,12 +53,12 @@ class Operating(Cancelling):
         Any number of processes may do so at once: each takes rows that the others have not.
         """
         swept_at[self.home().db] = clock()
-        return self._take(self.stuck, limit, overdue)
+        return self._take(self.stuck, limit, overdue, "expired")
 
     def recover_stalled(self, limit: int = SWEEP_BATCH) -> int:
         """Take stalled tasks from holders that live, but get nowhere. As ``recover`` else: what
         the holder writes afterwards is refused, and its next heartbeat tells it."""
-        return self._take(self.stalled, limit, idle)
+        return self._take(self.stalled, limit, idle, "stalled")
 
     def _sweep_if_due(self) -> None:
         refuse_transaction(self.db)
@@ -81,15 +81,24 @@ class Operating(Cancelling):
         """Take running tasks from their holders, as recovery would, without waiting for the
         deadline. What the holder does meanwhile is not undone; its late result is refused."""
         text = f"revoked by {by or 'an operator'}" + (f": {reason}" if reason else "")
-        return self._take(self.running, None, lambda task: text)
+        return self._take(self.running, None, lambda task: text, "revoked")
+
+    def grantable(self) -> Self:
+        return self.filter(status=TaskStatus.READY, grants__gt=0)
 
     def _take(
-        self, which: Callable[[], Operating], limit: int | None, reason: Callable[[Task], str]
+        self,
+        which: Callable[[], Operating],
+        limit: int | None,
+        reason: Callable[[Task], str],
+        kind: str,
     ) -> int:
         rows = self.home()
         with transaction.atomic(using=rows.db):
             candidates = which().using(rows.db).order_by("pk")
-            columns = candidates.only("name", "attempts", "max_attempts", "holder", *TERM)
+            columns = candidates.only(
+                "name", "attempts", "max_attempts", "holder", "renewed_at", *TERM
+            ).annotate(now=DbNow())
             before = {t.pk: t for t in lock(columns, skip_locked=limit is not None)[:limit]}
             if not before:
                 return 0
@@ -116,7 +125,16 @@ class Operating(Cancelling):
             )
             rows._note_taken(tasks, before, reason)
         for task in tasks:
-            rows._tell(signals.recovered, task, holder=task.holder, reason=reason(task))
+            old = before[task.pk]
+            rows._tell(
+                signals.recovered,
+                task,
+                holder=task.holder,
+                reason=reason(task),
+                kind=kind,
+                silent_for=old.now - (old.renewed_at or old.acquired_at),
+                overdue_for=old.now - old.expires_at,
+            )
             if task.status == TaskStatus.FAILED:
                 rows._tell(signals.dead, task, error=task.last_error)
             elif task.status == TaskStatus.CANCELLED:
@@ -196,7 +214,7 @@ class Operating(Cancelling):
         # Refused because the deadline passed: there is no record of the attempt to note it on
         # before the task is taken from it.
         late = self._everything().filter(pk=row.pk, grant_id=row.grant_id)
-        late._take(late.stuck, 1, overdue)
+        late._take(late.stuck, 1, overdue, "expired")
         self._attempts_of(row).filter(grant_id=row.grant_id, refused_at=None).update(
             refused_at=DbNow(), refused_verb=verb
         )

@@ -14,7 +14,6 @@ nothing that is due.
 
 from __future__ import annotations
 
-import logging
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,6 +23,7 @@ from django.db.models import Exists, OuterRef, Q, Subquery
 
 from leasing.conf import leasing_settings
 from leasing.dialects import lock
+from leasing.eventlog import get_logger
 from leasing.functions import DbNow, after, database_now
 from tasks import declarations, registry
 from tasks.declarations import Declaration
@@ -33,7 +33,7 @@ from tasks.moments import due_slots, rule_of
 if TYPE_CHECKING:
     from tasks.models import Schedule, ScheduleSlot, Task
 
-logger = logging.getLogger("tasks.schedules")
+logger = get_logger("tasks.schedules")
 
 #: How many slots one transaction takes at most.
 SLOT_BATCH = 100
@@ -106,7 +106,15 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
                 return 0
             taken = rows._fill(schedule, slots)
         for slot in taken:
-            logger.info("schedule %s: %s for %s", schedule, _became(slot), slot.at)
+            logger.info(
+                "schedule %s: %s for %s",
+                schedule,
+                _became(slot),
+                slot.at,
+                event="schedule.fired",
+                schedule=schedule,
+                slot=slot.at,
+            )
         return len(taken)
 
     def _fill(
@@ -175,7 +183,12 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         moved = {"next_at": rule.first(now)} if changed.keys() & set(RULE) else {}
         self.filter(pk=present.pk).update(**changed, **moved, **said)
         if changed or not present.declared:
-            logger.info("schedule %s is now as code declares it", present)
+            logger.info(
+                "schedule %s is now as code declares it",
+                present,
+                event="schedule.declared",
+                schedule=present,
+            )
         return bool(changed) or not present.declared
 
     def confirm(self) -> int:

@@ -100,6 +100,12 @@ def test_a_host_that_is_no_network_is_refused() -> None:
     assert problems(API_COMPATIBLE_HOSTS=("10.0.0.0/8", "localhost")) == ["leasing.E008"]
 
 
+def test_moments_without_a_zone_are_refused(settings: Any) -> None:
+    settings.USE_TZ = False
+
+    assert problems() == ["leasing.E013"]
+
+
 def test_several_problems_are_told_together() -> None:
     assert problems(JITTER=1, API_ACCESS="open") == ["leasing.E005", "leasing.E007"]
 

@@ -16,7 +16,8 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, override_settings
 
 from leasing import Leader, leased, memory
-from leasing.checks import check_enabled, check_settings
+from leasing.checks import check_settings
+from leasing.deploy_checks import check_enabled
 from leasing.exceptions import LeaseHeld, LeaseInTransaction, LeaseLost
 from leasing.functions import EPOCH
 from leasing.manual import ManualKeeper, manual_keeper

@@ -48,9 +48,14 @@ def test_a_stuck_task_is_ready_again_under_a_raised_token(
     assert after["last_error"] == "ann did not renew its lease in time"
     changed = {column for column, value in after.items() if before[column] != value}
     assert changed == {"status", "fencing_token", "last_error"}
-    assert told == [
-        ("recovered", task.pk, {"holder": "ann", "reason": "ann did not renew its lease in time"})
-    ]
+    details = {
+        "holder": "ann",
+        "reason": "ann did not renew its lease in time",
+        "kind": "expired",
+        "silent_for": timedelta(seconds=31),
+        "overdue_for": timedelta(seconds=1),
+    }
+    assert told == [("recovered", task.pk, details)]
 
 
 def test_a_task_is_stuck_from_its_deadline_on(database_clock: DatabaseClock) -> None:

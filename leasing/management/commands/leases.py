@@ -9,11 +9,14 @@ from django.core.management.base import BaseCommand, CommandError
 
 from leasing import audit
 from leasing.explanation import explain
-from leasing.models import Lease, LeaseEvent, LeaseState
+from leasing.models import Lease, LeaseEvent, LeaseState, leasable_models
+from leasing.querysets import LeasableQuerySet
 from leasing.signs import event_sign
 from leasing.terminal import as_json, as_table, plain
-from leasing.wording import ago, stamp, until
+from leasing.wording import ago, plural, stamp, until
 
+#: Seconds, a day: tokens that are raised stay ahead of the clock until it has come so far.
+FURTHEST = 86_400
 #: Events of a lease that are shown, the latest.
 EVENTS = 10
 
@@ -34,8 +37,22 @@ class Command(BaseCommand):
         revoke.add_argument("--reason", required=True, help="why; the ledger keeps it")
         revoke.add_argument("--by", help="who; default: the user that runs this")
 
+        tokens = actions.add_parser(
+            "raise-tokens", help="after a restore: revoke all, and raise every token"
+        )
+        tokens.add_argument(
+            "--ahead",
+            type=float,
+            default=0.0,
+            metavar="SECONDS",
+            help="how far the clock of the lost database may have been ahead of this one's",
+        )
+        tokens.add_argument("--reason", default="restored", help="why; the ledger keeps it")
+        tokens.add_argument("--by", help="who; default: the user that runs this")
+        tokens.add_argument("--yes", action="store_true", help="every holder loses its lease")
+
     def handle(self, **options: Any) -> None:
-        getattr(self, f"_{options['action']}")(options)
+        getattr(self, f"_{options['action'].replace('-', '_')}")(options)
 
     def _list(self, options: dict[str, Any]) -> None:
         leases = Lease.objects.home()
@@ -87,6 +104,20 @@ class Command(BaseCommand):
         if not act.changed:
             raise CommandError(f"Nothing to revoke: nobody holds {plain(lease.resource)}.")
         self.stdout.write(f"Taken from {plain(lease.holder)}: {plain(lease.resource)}")
+
+    def _raise_tokens(self, options: dict[str, Any]) -> None:
+        if not 0 <= options["ahead"] <= FURTHEST:
+            raise CommandError(f"--ahead must be from 0 to {FURTHEST}.")
+        if not options["yes"]:
+            raise CommandError("Every holder would lose its lease or task. Add --yes.")
+        by, reason = options["by"] or getpass.getuser(), options["reason"]
+        for model in leasable_models():
+            rows: LeasableQuerySet[Any] = model._default_manager.all().home()
+            with audit.recording(
+                by, "raise_tokens", model, filter={}, reason=reason, via="command"
+            ) as act:
+                act.changed = rows.raise_tokens(options["ahead"], reason, by)
+            self.stdout.write(f"{model._meta.label}: {plural(act.changed, 'token')} raised")
 
 
 def _find(name: str) -> Lease:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import shutil
 import sys
 import threading
@@ -11,13 +10,15 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from leasing import metrics_port
 from leasing.deadman import KILLED_BY
+from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseError
 from leasing.leader import Leader
 from leasing.shutdown import on_stop_signal
 from leasing.supervise import Run, run_under
 
-logger = logging.getLogger("leasing")
+logger = get_logger("leasing")
 
 #: EX_TEMPFAIL: try again later.
 TERM_ENDED = 75
@@ -48,6 +49,7 @@ class Command(BaseCommand):
             metavar="SECONDS",
             help="how long COMMAND may go on after a stop (default 10)",
         )
+        metrics_port.add_arguments(parser)
         again = parser.add_mutually_exclusive_group()
         again.add_argument(
             "--once",
@@ -75,12 +77,21 @@ class Command(BaseCommand):
             leader = Leader(options["name"], ttl=options["ttl"], holder=options["holder"])
         except LeaseError as error:
             raise CommandError(str(error)) from error
+        metrics_port.serve(options)
         stopping = threading.Event()
         on_stop_signal(stopping.set)
         with closing(leader.terms(stopping)) as terms:
             for term in terms:
                 run = run_under(term, command, stopping, options["stop_timeout"])
-                logger.info("%s ended with exit code %s", command[0], run.code)
+                logger.info(
+                    "%s ended with exit code %s",
+                    command[0],
+                    run.code,
+                    event="leader.command_ended",
+                    resource=term.resource,
+                    holder=term.holder,
+                    exit_code=run.code,
+                )
                 if stopping.is_set() or not (run.term_ended or options["restart"]):
                     sys.exit(exit_code(run))
                 if options["once"]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from leasing import metrics_port
 from leasing.names import default_holder
 from leasing.shutdown import on_stop_signal
 from tasks import recovery, schedules
@@ -26,6 +27,7 @@ class Command(BaseCommand):
             "--dry-run", action="store_true", help="with --once: change nothing, only say what"
         )
         parser.add_argument("--json", action="store_true", help="with --once: as a JSON object")
+        metrics_port.add_arguments(parser)
 
     def handle(self, **options: Any) -> None:
         if options["once"]:
@@ -33,6 +35,7 @@ class Command(BaseCommand):
             return
         if options["dry_run"] or options["json"]:
             raise CommandError("--dry-run and --json go with --once.")
+        metrics_port.serve(options)
         stopping = threading.Event()
         on_stop_signal(stopping.set)
         name = default_holder()

@@ -11,6 +11,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.utils import autoreload
 
+from leasing import metrics_port
 from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.names import check_name, check_ttl
 from leasing.shutdown import on_stop_signal
@@ -66,6 +67,7 @@ class Command(BaseCommand):
             "--max-tasks", type=int, metavar="N", help="end after so many tasks, for a supervisor"
         )
         parser.add_argument("--name", help="what this worker is called (default: host:pid:random)")
+        metrics_port.add_arguments(parser)
         parser.add_argument(
             "--chaos",
             action="store_true",
@@ -76,9 +78,9 @@ class Command(BaseCommand):
         _check(options)
         if options["autoreload"]:
             # Runs it on a thread beside the main one, which gets the signals and ends at a change.
-            autoreload.run_with_reloader(lambda: _reloaded(_worker(options)))
+            autoreload.run_with_reloader(lambda: _reloaded(_measured(options)))
             return
-        worker = _worker(options)
+        worker = _measured(options)
         on_stop_signal(worker.stop)
         # What was loaded until here stays: looking through it for garbage, again and again as
         # tasks come and go, would take longer than short tasks.
@@ -114,6 +116,17 @@ def _worker(options: dict[str, Any]) -> WorkerProcess:
         until=until,
         chaos=Chaos() if options["chaos"] else None,
     )
+
+
+def _measured(options: dict[str, Any]) -> WorkerProcess:
+    """The worker, which shows its metrics if it was asked to."""
+    worker = _worker(options)
+    metrics_port.serve(options)
+    if options["metrics_port"] is not None:
+        from tasks import metrics
+
+        metrics.watch(worker.places)
+    return worker
 
 
 def _reloaded(worker: WorkerProcess) -> None:

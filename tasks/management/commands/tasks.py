@@ -17,6 +17,7 @@ from leasing.functions import database_now
 from leasing.masking import masked
 from leasing.terminal import as_json, as_table, plain
 from leasing.wording import ago, plural, stamp
+from tasks import monitoring
 from tasks.diagnosis import diagnose
 from tasks.exceptions import TaskError
 from tasks.models import Task, TaskAttempt
@@ -56,6 +57,11 @@ class Command(BaseCommand):
         time = move.add_mutually_exclusive_group()
         time.add_argument("--at", metavar="TIME", help='when: "now", or an ISO 8601 time')
         time.add_argument("--in", type=float, metavar="SECONDS", dest="delay", help="how soon")
+        files = actions.add_parser("monitoring", help="print what Prometheus and Grafana are given")
+        files.add_argument("file", choices=("alerts", "dashboard"))
+        files.add_argument(
+            "--runbook", default=monitoring.RUNBOOK, help="where you keep its pages: an address"
+        )
 
     def handle(self, **options: Any) -> None:
         action = options["action"]
@@ -63,6 +69,12 @@ class Command(BaseCommand):
             self._act(action, options)
         else:
             getattr(self, f"_{action}")(options)
+
+    def _monitoring(self, options: dict[str, Any]) -> None:
+        if options["file"] == "alerts":
+            self.stdout.write(monitoring.alerts(options["runbook"]))
+        else:
+            self.stdout.write(monitoring.dashboard())
 
     # Looking
 

@@ -1,0 +1,245 @@
+"""What is unsafe in the settings of a production: ``manage.py check --deploy``.
+
+Only what loses leases, or opens them to strangers. With ``--database`` the database is asked
+too.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.db import connections
+
+from leasing.bell import notifications_arrive
+from leasing.conf import leasing_settings
+
+#: Seconds. Of a shorter ttl a pause of a virtual machine, or a failover, outlasts what is left
+#: when a renewal was due.
+SHORTEST_TTL = 5
+#: Characters of a token that nobody guesses: 128 bits in hexadecimal digits.
+SHORTEST_TOKEN = 32
+
+
+def register_all() -> None:
+    """Called when the app is ready."""
+    register(Tags.security, deploy=True)(check_strangers)
+    register(Tags.security, deploy=True)(check_metrics)
+    register(Tags.security, deploy=True)(check_enabled)
+    register(Tags.compatibility, deploy=True)(check_times)
+    register(Tags.compatibility, deploy=True)(check_connections)
+    register(Tags.database, deploy=True)(check_server)
+
+
+def check_strangers(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Who may call the API without credentials."""
+    if leasing_settings.API_ACCESS != "compatible":
+        return []
+    messages: list[CheckMessage] = []
+    public = [each for each in leasing_settings.API_COMPATIBLE_HOSTS if _is_public(each)]
+    if public:
+        messages.append(
+            Error(
+                "Without credentials, anybody at these addresses may take, keep and complete: "
+                f"{', '.join(public)}.",
+                hint="LEASING['API_ACCESS'] = 'closed', or private networks only in "
+                "LEASING['API_COMPATIBLE_HOSTS'].",
+                id="leasing.E101",
+            )
+        )
+    if "*" in settings.ALLOWED_HOSTS:
+        messages.append(
+            Error(
+                "The API answers without credentials under any name, so a page of any site can "
+                "call it from its visitors' browsers.",
+                hint="Name this site in ALLOWED_HOSTS, or set LEASING['API_ACCESS'] = 'closed'.",
+                id="leasing.E102",
+            )
+        )
+    return messages
+
+
+def _is_public(network: str) -> bool:
+    try:
+        return not ipaddress.ip_network(network).is_private
+    except ValueError:
+        return False  # leasing.E008 says so
+
+
+def check_metrics(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Whether strangers could guess their way to the metrics."""
+    token = leasing_settings.METRICS_TOKEN
+    if token is None or len(str(token)) >= SHORTEST_TOKEN:
+        return []
+    return [
+        Warning(
+            "LEASING['METRICS_TOKEN'] is short enough to be guessed.",
+            hint=f"At least {SHORTEST_TOKEN} characters, from secrets.token_hex() for one; or "
+            "None, and nobody has one.",
+            id="leasing.W108",
+        )
+    ]
+
+
+def check_enabled(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Say so when no other process would hear of what is held."""
+    if leasing_settings.ENABLED:
+        return []
+    return [
+        Warning(
+            "Leases are held in the memory of each process: two may hold the same one at once.",
+            hint="LEASING['ENABLED'] = False is for tests, and for a single process.",
+            id="leasing.W007",
+        )
+    ]
+
+
+def check_times(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Times that leave a holder no room for a mishap."""
+    messages: list[CheckMessage] = []
+    if _is_below(leasing_settings.TTL, SHORTEST_TTL):
+        messages.append(
+            Warning(
+                f"LEASING['TTL'] is {leasing_settings.TTL:g} s: a short pause of a process, or of "
+                "the database, loses what it holds.",
+                hint=f"At least {SHORTEST_TTL} s; pass `ttl` where a shorter one is meant.",
+                id="leasing.W101",
+            )
+        )
+    if leasing_settings.MARGIN == 0:
+        messages.append(
+            Warning(
+                "LEASING['MARGIN'] is 0: a holder whose clock runs slower than the database's "
+                "believes in its lease when another has it.",
+                hint="Leave it out: then it is the larger of 0.2 s and 2 % of the ttl.",
+                id="leasing.W102",
+            )
+        )
+    return messages
+
+
+def _is_below(value: object, bound: float) -> bool:
+    return isinstance(value, int | float) and value < bound
+
+
+def check_connections(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """The database of leases, as far as settings tell."""
+    database = connections.settings.get(leasing_settings.DATABASE, {})
+    engine = database.get("ENGINE", "")
+    if "sqlite" in engine:
+        return [
+            Warning(
+                "Leases and tasks are kept in SQLite: one writes at a time, and renewals wait "
+                "behind every long transaction until leases are lost.",
+                hint="Use PostgreSQL as soon as there are several workers, or machines.",
+                id="leasing.W103",
+            )
+        ]
+    return _check_patience(database) if "postgresql" in engine else []
+
+
+def _check_patience(database: dict[str, Any]) -> list[CheckMessage]:
+    options = database.get("OPTIONS", {})
+    host = database.get("HOST") or options.get("host", "")
+    if not host or host.startswith("/"):
+        return []  # a socket: no network swallows anything
+    ttl = leasing_settings.TTL
+    given = options.get("connect_timeout")
+    # Zero means for ever, as in libpq.
+    if given and _is_below(float(given), ttl):
+        return []
+    return [
+        Warning(
+            "A connect to the database of leases may take longer than leases last.",
+            hint=f'Set OPTIONS["connect_timeout"] to some seconds, below the ttl of {ttl:g} s, '
+            'and OPTIONS["tcp_user_timeout"] (milliseconds) alike: a network that swallows '
+            "packets holds a worker up for minutes otherwise.",
+            id="leasing.W104",
+        )
+    ]
+
+
+# What the database says
+
+
+def check_server(
+    app_configs: Sequence[AppConfig] | None = None,
+    databases: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> list[CheckMessage]:
+    """Ask PostgreSQL how it is set up."""
+    using = leasing_settings.DATABASE
+    if using not in (databases or ()) or connections[using].vendor != "postgresql":
+        return []
+    return [*_check_role(using), *_check_pooler(using)]
+
+
+def _check_role(using: str) -> list[CheckMessage]:
+    with connections[using].cursor() as cursor:
+        cursor.execute(
+            "SELECT current_setting('transaction_read_only'), current_setting("
+            "'default_transaction_isolation'), current_setting('autovacuum')"
+        )
+        read_only, isolation, autovacuum = cursor.fetchone()
+    messages: list[CheckMessage] = []
+    if read_only == "on":
+        messages.append(
+            Error(
+                "The database of leases is read-only: no lease is ever granted.",
+                hint="LEASING['DATABASE'] leads to a standby, or default_transaction_read_only "
+                "is on.",
+                id="leasing.E103",
+            )
+        )
+    if isolation != "read committed":
+        messages.append(
+            Warning(
+                f"The database's transactions are {isolation} unless they say otherwise.",
+                hint="Two who want the same lease make one of them fail with a serialization "
+                "error instead of LeaseHeld. Set default_transaction_isolation back, for this "
+                "role at least.",
+                id="leasing.W105",
+            )
+        )
+    if autovacuum != "on":
+        messages.append(
+            Warning(
+                "Autovacuum is off: each renewal leaves a dead version of its row behind.",
+                hint="Turn it on, or claims become slower by the hour.",
+                id="leasing.W106",
+            )
+        )
+    return messages
+
+
+def _check_pooler(using: str) -> list[CheckMessage]:
+    database = connections.settings[using]
+    threshold = database.get("OPTIONS", {}).get("prepare_threshold")
+    if database.get("DISABLE_SERVER_SIDE_CURSORS") and threshold is None:
+        return []
+    if leasing_settings.LISTEN_URL or notifications_arrive(using):
+        return []  # where LISTEN_URL leads around a pooler, this is not its answer
+    return [
+        Warning(
+            "There seems to be a pooler in transaction mode, and connections keep state on it: "
+            "cursors, or prepared statements.",
+            hint="Set DISABLE_SERVER_SIDE_CURSORS to True, and leave out "
+            'OPTIONS["prepare_threshold"] unless the pooler knows prepared statements (PgBouncer '
+            "does from 1.21 on).",
+            id="leasing.W107",
+        )
+    ]

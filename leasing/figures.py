@@ -1,0 +1,132 @@
+"""How things stand, as the database has it: figures that cost it little, whoever asks.
+
+Each figure is read anew at most for a hundredth of the time: what took a tenth of a second to
+read is shown again for ten seconds. No statement of one runs longer than LIMIT.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from django.db import connections, models, transaction
+
+from leasing.clock import system_clock
+from leasing.conf import leasing_settings
+from leasing.dialects import limit_waiting
+from leasing.eventlog import get_logger
+
+logger = get_logger("leasing")
+
+#: A figure is shown again for so many times as long as it took to read.
+SHOWN_FOR = 100
+#: Seconds that a statement may take.
+LIMIT = 5.0
+#: Where no index helps, so many rows are looked at, and no more.
+MOST_ROWS = 100_000
+
+
+class TooMany(Exception):
+    """Reading the figure would cost too much."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """The samples of one metric; ``kind`` is "gauge" or "counter"."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+    kind: str = "gauge"
+    samples: list[tuple[tuple[str, ...], float]] = field(default_factory=list)
+
+    def add(self, value: float, *labels: str) -> None:
+        self.samples.append((labels, value))
+
+
+class Figure:
+    """Something that ``read`` reads from the database, as families. It may raise TooMany."""
+
+    def __init__(self, name: str, read: Callable[[], Sequence[Family]]) -> None:
+        self.name = name
+        self._read = read
+        self._lock = threading.Lock()
+        self._families: Sequence[Family] = ()
+        #: 1: it could be read; 0: not; None: that would cost too much.
+        self.up: int | None = 0
+        self._read_at = float("-inf")
+        self._shown_until = float("-inf")
+        self._source = ""
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was read."""
+        return system_clock() - self._read_at
+
+    def get(self) -> Sequence[Family]:
+        """The families, as they were read not long ago; none where they could not be read."""
+        # While one reads, the others wait for it: several scrapers cost no more than one.
+        with self._lock:
+            using = leasing_settings.DATABASE
+            if system_clock() >= self._shown_until or self._source != using:
+                self._source = using
+                self._get_anew(using)
+            return self._families
+
+    def _get_anew(self, using: str) -> None:
+        self._families, self._read_at = (), system_clock()
+        try:
+            with _limited(using):
+                limit_waiting(using, LIMIT)
+                self._families = self._read()
+            self.up = 1
+        except TooMany:
+            self.up = None
+        except Exception:
+            self.up = 0
+            logger.exception(
+                "the figures of %s could not be read",
+                self.name,
+                event="metrics.unread",
+                figure=self.name,
+            )
+        self._shown_until = system_clock() + SHOWN_FOR * (system_clock() - self._read_at)
+
+
+def _limited(using: str) -> AbstractContextManager[object]:
+    """Around statements with a limit. Not on SQLite, where a transaction keeps others from
+    writing."""
+    connection = connections[using]
+    if connection.vendor == "postgresql" or connection.in_atomic_block:
+        return transaction.atomic(using=using)
+    return nullcontext()
+
+
+def refuse_many(rows: models.QuerySet[Any]) -> None:
+    """Raise TooMany for more rows than are looked at without an index."""
+    if rows.order_by().values("pk")[: MOST_ROWS + 1].count() > MOST_ROWS:
+        raise TooMany
+
+
+def read_all(figures: Iterable[Figure]) -> Iterator[Family]:
+    """Every family, and how the reading went."""
+    up = Family("leasing_figures_up", "Whether it could be read.", ("figure",))
+    skipped = Family(
+        "leasing_figures_skipped", "1: it has too many rows to be counted.", ("figure",)
+    )
+    age = Family("leasing_figures_age_seconds", "How old what is shown is.", ("figure",))
+    found: dict[str, Family] = {}
+    for figure in figures:
+        for family in figure.get():
+            # Several figures may have samples of one.
+            known = found.setdefault(family.name, replace(family, samples=[]))
+            known.samples.extend(family.samples)
+        skipped.add(figure.up is None, figure.name)
+        if figure.up is not None:
+            up.add(figure.up, figure.name)
+        if figure.up:
+            age.add(figure.age, figure.name)
+    yield from (*found.values(), up, skipped, age)

@@ -1,0 +1,95 @@
+"""How leases stand, as the database has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
+
+from django.db import connections
+from django.db.models import Count, Q
+
+from leasing.conf import leasing_settings
+from leasing.figures import Family, Figure, refuse_many
+from leasing.functions import DbNow
+from leasing.leasables import rows_of
+from leasing.models import Leasable, Lease, LeaseState, leasable_models
+
+_TABLES = """
+SELECT s.relname, s.n_tup_upd, s.n_tup_hot_upd, s.n_live_tup, s.n_dead_tup,
+    pg_total_relation_size(s.relid)
+FROM pg_stat_user_tables s WHERE s.relid = ANY(%s::regclass[])
+"""
+
+
+@cache
+def figures() -> Sequence[Figure]:
+    """Of leases: one for each model, for a model of many rows must not cost us the others."""
+    counts = [
+        Figure(f"leases of {model._meta.label_lower}", partial(_count, model))
+        for model in leasable_models()
+    ]
+    return [*counts, Figure("leaders", _leaders), Figure("tables", _tables)]
+
+
+def _count(model: type[Leasable]) -> list[Family]:
+    found = Family("leasing_leases", "Rows that were ever granted, by state.", ("model", "state"))
+    label = model._meta.label_lower
+    past = Q(expires_at__lte=DbNow())
+    if model.held_is_indexed:
+        # What is held has an index of its own; what is not is too much to count.
+        held = rows_of(model).holding()
+        counts = held.aggregate(
+            active=Count("pk", filter=~past), expired=Count("pk", filter=past & Q(released_at=None))
+        )
+    else:
+        rows = rows_of(model)
+        refuse_many(rows)
+        here = Q(released_at=None, grants__gt=0)
+        counts = rows.aggregate(
+            active=Count("pk", filter=here & ~past),
+            expired=Count("pk", filter=here & past),
+            released=Count("pk", filter=Q(released_at__isnull=False)),
+        )
+    for state in (LeaseState.ACTIVE, LeaseState.EXPIRED, LeaseState.RELEASED):
+        if state.value in counts:
+            found.add(counts[state.value], label, state.value)
+    return [found]
+
+
+def _leaders() -> list[Family]:
+    names = list(leasing_settings.METRICS_LEADERS)
+    wanted = Family("leasing_leaders_wanted", "Leaderships that there should be.")
+    present = Family("leasing_leaders_present", "Of these, those that somebody has now.")
+    wanted.add(len(names))
+    present.add(rows_of(Lease).filter(resource__in=names).active().count() if names else 0)
+    return [wanted, present]
+
+
+def _tables() -> list[Family]:
+    connection = connections[leasing_settings.DATABASE]
+    if connection.vendor != "postgresql":
+        return []
+    labels: dict[Any, str] = {
+        model._meta.db_table: model._meta.label_lower for model in leasable_models()
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(_TABLES, [[connection.ops.quote_name(name) for name in labels]])
+        rows = cursor.fetchall()
+    by_model = ("model",)
+    found = [
+        Family("leasing_table_updates_total", "Rows updated.", by_model, "counter"),
+        Family(
+            "leasing_table_hot_updates_total",
+            "Rows updated without touching an index.",
+            by_model,
+            "counter",
+        ),
+        Family("leasing_table_live_rows", "Rows, as PostgreSQL estimates.", by_model),
+        Family("leasing_table_dead_rows", "Dead rows, as PostgreSQL estimates.", by_model),
+        Family("leasing_table_size_bytes", "The table with its indexes.", by_model),
+    ]
+    for name, *values in rows:
+        for family, value in zip(found, values, strict=True):
+            family.add(value, labels[name])
+    return found

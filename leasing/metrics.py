@@ -1,0 +1,264 @@
+"""What this process does with leases, counted for Prometheus.
+
+``connect()`` counts from now on, in the client library's registry. How things stand in the
+database is read elsewhere: ``leasing.figures``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from leasing import probes, signals
+from leasing.keeper import keeper
+from leasing.leader import leaders
+from leasing.probes import Round
+from leasing.reasons import why_of
+
+#: Seconds, for what usually takes milliseconds and may take as long as a ttl.
+DURATIONS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+#: Seconds, for what takes as long as a ttl.
+TERMS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 45, 60, 90, 120, 300, 900)
+RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+#: Verbs are words of ours; others may give names of their own.
+VERBS = frozenset(
+    {
+        *("renew", "heartbeat", "release", "commit", "guarded_write", "finish"),
+        *("complete", "fail", "cancel", "give_back", "snooze", "progress", "checkpoint", "step"),
+    }
+)
+
+Details = Mapping[str, Any]
+
+
+class LeaseMetrics:
+    """Counts in ``registry``, from ``connect`` to ``disconnect``."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, help: str, *labels: str) -> Counter:
+            return Counter(name, help, labels, registry=registry)
+
+        def histogram(
+            name: str, help: str, *labels: str, buckets: Sequence[float] = DURATIONS
+        ) -> Histogram:
+            return Histogram(name, help, labels, registry=registry, buckets=buckets)
+
+        of_model = "model"
+        self.acquires = counter(
+            "leasing_acquires_total", "Leases that were asked for.", of_model, "outcome"
+        )
+        self.acquire_wait = histogram(
+            "leasing_acquire_wait_seconds",
+            "From the call of acquire to its answer.",
+            *(of_model, "outcome"),
+        )
+        self.renewals = counter("leasing_renewals_total", "Heartbeats.", of_model, "outcome")
+        self.renew_duration = histogram(
+            "leasing_renew_duration_seconds", "One request that renews leases.", of_model
+        )
+        self.slack = histogram(
+            "leasing_renewal_slack_ratio",
+            "The part of its ttl that a lease had left as its renewal was answered.",
+            of_model,
+            buckets=RATIOS,
+        )
+        self.losses = counter(
+            "leasing_losses_total", "Terms that ended too early.", of_model, "reason"
+        )
+        self.expirations = counter(
+            "leasing_expirations_total", "Terms that ran out, as a successor found.", of_model
+        )
+        self.gap = histogram(
+            "leasing_takeover_gap_seconds",
+            "From an expiry to the takeover.",
+            of_model,
+            buckets=TERMS,
+        )
+        self.releases = counter("leasing_releases_total", "Leases given back.", of_model)
+        self.revocations = counter(
+            "leasing_revocations_total", "Leases that operators took.", of_model
+        )
+        self.preemptions = counter(
+            "leasing_preemptions_total", "Holders that were asked to yield.", of_model
+        )
+        self.rejections = counter(
+            "leasing_fence_rejections_total", "Late writes that were refused.", of_model, "verb"
+        )
+        self.transitions = counter(
+            "leasing_leader_transitions_total", "What became of leaderships here.", "kind"
+        )
+        self.state = State()
+        registry.register(self.state)
+
+    def connect(self) -> None:
+        """Count from now on."""
+        for signal, count in self._counts().items():
+            signal.count_by(count)
+        for probe, ear in self._ears().items():
+            probe.connect(ear)
+
+    def disconnect(self) -> None:
+        """Count no more."""
+        for signal, count in self._counts().items():
+            signal.uncount_by(count)
+        for probe, ear in self._ears().items():
+            probe.disconnect(ear)
+
+    def _counts(self) -> dict[signals.Logged, signals.Count]:
+        return {
+            signals.acquired: self._acquired,
+            signals.taken_over: self._taken_over,
+            signals.renewed: self._renewed,
+            signals.released: self._released,
+            signals.revoked: self._revoked,
+            signals.preempted: self._preempted,
+            signals.lost: self._lost,
+            signals.refused: self._refused,
+        }
+
+    def _ears(self) -> dict[probes.Probe, probes.Ear]:
+        return {
+            probes.acquiring: self._asked,
+            probes.renewing: self._round,
+            probes.comparing: self.state.compared,
+            probes.leading: self._led,
+        }
+
+    # Signals
+
+    def _acquired(self, rows: Sequence[Any], details: Details) -> None:
+        for label, count in labels_of(rows):
+            self.acquires.labels(label, "acquired").inc(count)
+
+    def _taken_over(self, rows: Sequence[Any], details: Details) -> None:
+        for row in rows:
+            label = label_of(row)
+            self.acquires.labels(label, "taken_over").inc()
+            self.expirations.labels(label).inc()
+            if row.previous_expired_at is not None:
+                gap = (row.acquired_at - row.previous_expired_at).total_seconds()
+                self.gap.labels(label).observe(max(0.0, gap))
+
+    def _renewed(self, rows: Sequence[Any], details: Details) -> None:
+        for label, count in labels_of(rows):
+            self.renewals.labels(label, "renewed").inc(count)
+
+    def _released(self, rows: Sequence[Any], details: Details) -> None:
+        for label, count in labels_of(rows):
+            self.releases.labels(label).inc(count)
+
+    def _revoked(self, rows: Sequence[Any], details: Details) -> None:
+        for label, count in labels_of(rows):
+            self.revocations.labels(label).inc(count)
+
+    def _preempted(self, rows: Sequence[Any], details: Details) -> None:
+        for label, count in labels_of(rows):
+            self.preemptions.labels(label).inc(count)
+
+    def _lost(self, rows: Sequence[Any], details: Details) -> None:
+        why = why_of(details.get("reason", ""))
+        for label, count in labels_of(rows):
+            self.losses.labels(label, why.value).inc(count)
+
+    def _refused(self, rows: Sequence[Any], details: Details) -> None:
+        verb = str(details.get("verb", "")).replace(" ", "_")
+        for label, count in labels_of(rows):
+            self.rejections.labels(label, verb if verb in VERBS else "other").inc(count)
+
+    # Probes
+
+    def _asked(self, model: type[Any], outcome: str, seconds: float) -> None:
+        label = label_of_model(model)
+        self.acquire_wait.labels(label, outcome).observe(seconds)
+        if outcome not in ("acquired", "taken_over"):  # of which the signals tell
+            self.acquires.labels(label, outcome).inc()
+
+    def _round(self, round: Round) -> None:
+        label = label_of_model(getattr(round.store, "model", None))
+        self.renew_duration.labels(label).observe(round.took)
+        for outcome in ("renewed", "lost", "skipped", "failed"):
+            if count := getattr(round, outcome):
+                self.renewals.labels(label, outcome).inc(count)
+        slack = self.slack.labels(label)
+        for each in round.slack:
+            slack.observe(each)
+
+    def _led(self, kind: str) -> None:
+        self.transitions.labels(kind).inc()
+
+
+class State:
+    """What this process holds, looked at when somebody asks."""
+
+    def __init__(self) -> None:
+        self._ahead: float | None = None
+
+    def compared(self, ahead: float) -> None:
+        """The wall clock of this host is so many seconds ahead of the database's."""
+        self._ahead = ahead
+
+    def collect(self) -> Iterator[Metric]:
+        holds = GaugeMetricFamily("leasing_holds", "Leases kept by this process.", labels=["model"])
+        models = Tally(label_of_model(getattr(h.store, "model", None)) for h in keeper.holds)
+        for label, count in models.items():
+            holds.add_metric([label], count)
+        yield holds
+        here = leaders()
+        for name, help, value in (
+            ("leasing_keeper_draining", "1: renewals fail or are slow.", keeper.draining),
+            (
+                "leasing_candidates",
+                "Leaderships that this process campaigns for or has.",
+                sum(leader.is_campaigning for leader in here),
+            ),
+            (
+                "leasing_leading",
+                "Leaderships that this process has.",
+                sum(leader.is_leading for leader in here),
+            ),
+        ):
+            yield GaugeMetricFamily(name, help, value=float(value))
+        if self._ahead is not None:
+            yield GaugeMetricFamily(
+                "leasing_clock_offset_seconds",
+                "This host's wall clock less the database's.",
+                value=self._ahead,
+            )
+
+
+def label_of_model(model: Any) -> str:
+    """What metrics call ``model``; "other" where it is none, as of leases in memory."""
+    meta = getattr(model, "_meta", None)
+    return "other" if meta is None else str(meta.concrete_model._meta.label_lower)
+
+
+def label_of(row: Any) -> str:
+    return label_of_model(type(row))
+
+
+def labels_of(rows: Sequence[Any]) -> list[tuple[str, int]]:
+    """The label of each model, and of how many ``rows`` it is."""
+    models = Tally(type(row) for row in rows)
+    return [(label_of_model(model), count) for model, count in models.items()]
+
+
+_metrics: LeaseMetrics | None = None
+
+
+def connect() -> None:
+    """Count what this process does with leases, from now on."""
+    global _metrics
+    if _metrics is None:
+        _metrics = LeaseMetrics(REGISTRY)
+    _metrics.connect()
+
+
+def metrics() -> LeaseMetrics:
+    """What this process counts with. RuntimeError before ``connect``."""
+    if _metrics is None:
+        raise RuntimeError("Nothing is counted yet: call leasing.instruments.connect().")
+    return _metrics

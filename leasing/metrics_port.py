@@ -1,0 +1,70 @@
+"""``--metrics-port``: a process shows at a port of its own what it counts."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import CommandError
+
+from leasing import instruments
+from leasing.eventlog import get_logger
+
+logger = get_logger("leasing")
+
+#: Where the processes of one server leave what they count, for whoever of them is asked.
+SHARED = "PROMETHEUS_MULTIPROC_DIR"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The options of a command that can show its metrics."""
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="PORT",
+        help="show this process's metrics there, for Prometheus (0: any free port)",
+    )
+    parser.add_argument(
+        "--metrics-address",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="the address to show them at (default 127.0.0.1)",
+    )
+
+
+def serve(options: Mapping[str, Any]) -> None:
+    """Count in this process and show it as the ``options`` of the command say; nothing without a
+    port. Raises CommandError."""
+    port, address = options["metrics_port"], options["metrics_address"]
+    if port is None:
+        return
+    if not 0 <= port <= 65535:
+        raise CommandError("--metrics-port must be 0 to 65535.")
+    try:
+        serve_at(address, port)
+    except ImproperlyConfigured as error:
+        raise CommandError(str(error)) from error
+    except OSError as error:
+        raise CommandError(f"No metrics at {address} port {port}: {error.strerror}.") from error
+
+
+def serve_at(address: str, port: int) -> int:
+    """Count in this process, and show it at this ``address`` and ``port`` until it ends. Returns
+    the port. Raises ImproperlyConfigured without the client library, OSError."""
+    instruments.connect()
+    from prometheus_client import start_http_server
+
+    from leasing.collecting import registry_of_process
+
+    server, _ = start_http_server(port, address, registry_of_process())
+    at: int = server.server_port
+    logger.info("metrics at http://%s:%s/metrics", address, at, event="metrics.served", port=at)
+    return at
+
+
+def is_shared() -> bool:
+    """Whether several processes leave what they count in one place."""
+    return SHARED in os.environ

@@ -1,0 +1,109 @@
+"""What is measured where it happens, for whoever asked: beside the signals, which tell what
+happened.
+
+A probe is false while nobody listens, and then nothing is measured for it:
+
+    acquiring    model, outcome, seconds: how long an acquire took, and what came of it
+    renewing     a ``Round``: a request of the keeper, or of a hold that renews itself
+    comparing    seconds by which the wall clock of this host is ahead of the database's
+    leading      what became of a leadership here: "elected", "lost" or "left"
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from leasing.clock import clock
+from leasing.eventlog import get_logger
+
+logger = get_logger("leasing")
+
+Ear = Callable[..., object]
+
+
+class Probe:
+    """Calls those who listen with what was measured. One that raises is logged, and harms
+    nobody."""
+
+    __slots__ = ("_ears",)
+
+    def __init__(self) -> None:
+        self._ears: tuple[Ear, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self._ears)
+
+    def connect(self, ear: Ear) -> None:
+        """Call ``ear`` from now on."""
+        if ear not in self._ears:
+            self._ears = (*self._ears, ear)
+
+    def disconnect(self, ear: Ear) -> None:
+        """Call ``ear`` no more."""
+        self._ears = tuple(each for each in self._ears if each != ear)
+
+    def __call__(self, *measured: Any) -> None:
+        for ear in self._ears:
+            try:
+                ear(*measured)
+            except Exception:
+                logger.exception("what was measured could not be noted", event="metrics.failed")
+
+
+class Round(NamedTuple):
+    """One request that renews leases."""
+
+    #: Where they stand: a ``leasing.store.Store``.
+    store: Any
+    #: Seconds that it took.
+    took: float
+    renewed: int
+    lost: int
+    #: Neither: somebody else had them locked.
+    skipped: int
+    #: All of them, where there was no answer.
+    failed: int
+    #: Of those that were renewed: the part of its ttl for which each would have been believed
+    #: still, as the answer came.
+    slack: list[float]
+
+
+acquiring = Probe()
+renewing = Probe()
+comparing = Probe()
+leading = Probe()
+
+
+def measure_renewal(
+    store: Any, holds: Collection[Any], answer: Any | None, took: float, now: float
+) -> None:
+    """Tell of a request that was to renew ``holds``, at ``now`` on the holder's clock and before
+    they hear of the ``answer`` (a ``leasing.store.Renewals``; None: there was none)."""
+    if answer is None:
+        renewing(Round(store, took, 0, 0, 0, len(holds), []))
+        return
+    renewed = [hold for hold in holds if hold.key in answer.renewed]
+    lost = sum(hold.key in answer.lost for hold in holds)
+    slack = [max(0.0, hold.trusted_until - now) / hold.ttl for hold in renewed if hold.is_kept]
+    skipped = len(holds) - len(renewed) - lost
+    renewing(Round(store, took, len(renewed), lost, skipped, 0, slack))
+    for renewal in answer.renewed.values():
+        there = renewal.expires_at.timestamp() - renewal.remaining
+        compare(there, took)
+        break
+
+
+def compare(there: float, took: float) -> None:
+    """Tell how far ahead of the database's clock, which read ``there`` seconds since 1970, this
+    host's is: within half of the time that the request ``took``, which has just been answered."""
+    if comparing:
+        comparing(time.time() - took / 2 - there)
+
+
+def compare_answer(now: datetime, sent_at: float) -> None:
+    """``compare``, for the answer ``now`` to a request that was sent at ``sent_at`` on the
+    holder's clock."""
+    compare(now.timestamp(), clock() - sent_at)

@@ -1,0 +1,235 @@
+"""What this process does with tasks, counted for Prometheus: see ``leasing.metrics``."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from leasing import metrics as lease_metrics
+from leasing.metrics import TERMS, Details
+from leasing.signals import Count, Logged
+from tasks import probes, recovery, registry, signals
+from tasks.places import Places
+from tasks.taken import Taken, waited
+
+#: Seconds, for what may take a moment or an hour.
+LONG = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1, 2.5, 5, 10, 30, 60, 300, 900, 3600),
+)
+#: What tasks are called of which there is no code here: their names may be anything.
+UNKNOWN = "unknown"
+
+
+class TaskMetrics:
+    """Counts in ``registry``, from ``connect`` to ``disconnect``. ``leases`` counts what concerns
+    leases."""
+
+    def __init__(self, registry: CollectorRegistry, leases: lease_metrics.LeaseMetrics) -> None:
+        def counter(name: str, help: str, *labels: str) -> Counter:
+            return Counter(name, help, labels, registry=registry)
+
+        def histogram(
+            name: str, help: str, *labels: str, buckets: Sequence[float] = LONG
+        ) -> Histogram:
+            return Histogram(name, help, labels, registry=registry, buckets=buckets)
+
+        queue = "queue"
+        self._leases = leases
+        self.enqueued = counter("tasks_enqueued_total", "Tasks enqueued.", queue)
+        self.duplicates = counter(
+            "tasks_duplicates_total", "Enqueues that a key turned away.", queue
+        )
+        self.claims = counter("tasks_claims_total", "Attempts begun.", queue)
+        self.latency = histogram(
+            "tasks_queue_latency_seconds", "From being due to the claim.", queue
+        )
+        self.executions = counter(
+            "tasks_executions_total",
+            "Attempts whose end was stored.",
+            *(queue, "task", "outcome"),
+        )
+        self.duration = histogram(
+            "tasks_execution_duration_seconds", "How long an attempt had its place.", queue
+        )
+        self.dead = counter("tasks_dead_total", "Tasks that failed for good.", queue)
+        self.recovered = counter("tasks_recovered_total", "Tasks taken back.", *(queue, "reason"))
+        self.death = histogram(
+            "tasks_death_to_requeue_seconds",
+            "From a lost holder's last sign of life to being taken back.",
+            queue,
+            buckets=TERMS,
+        )
+        self.delay = histogram(
+            "tasks_recovery_delay_seconds",
+            "From the deadline to being taken back.",
+            queue,
+            buckets=TERMS,
+        )
+        # Looking a child up by its labels takes as long as counting: these are counted each.
+        self._latencies: dict[str, Histogram] = {}
+        self._durations: dict[str, Histogram] = {}
+        self.state = State()
+        registry.register(self.state)
+
+    def connect(self) -> None:
+        """Count from now on."""
+        for signal, count in self._counts().items():
+            signal.count_by(count)
+        probes.running.connect(self._ran)
+
+    def disconnect(self) -> None:
+        """Count no more."""
+        for signal, count in self._counts().items():
+            signal.uncount_by(count)
+        probes.running.disconnect(self._ran)
+
+    def _counts(self) -> dict[Logged, Count]:
+        return {
+            signals.enqueued: self._enqueued,
+            signals.duplicate: self._duplicate,
+            signals.claimed: self._claimed,
+            signals.completed: self._completed,
+            signals.failed: self._failed,
+            signals.dead: self._dead,
+            signals.cancelled: self._cancelled,
+            signals.returned: self._returned,
+            signals.snoozed: self._snoozed,
+            signals.recovered: self._recovered,
+        }
+
+    def _enqueued(self, rows: Sequence[Any], details: Details) -> None:
+        # All of one call are of one queue, and none need be made for this but the first.
+        self.enqueued.labels(rows[0].queue).inc(len(rows))
+
+    def _duplicate(self, rows: Sequence[Any], details: Details) -> None:
+        for row in rows:
+            self.duplicates.labels(row.queue).inc()
+
+    def _claimed(self, rows: Sequence[Any], details: Details) -> None:
+        for queue, count in Tally([row.queue for row in rows]).items():
+            self.claims.labels(queue).inc(count)
+        for row in rows:
+            seconds = row.waited if isinstance(row, Taken) else waited(row)
+            if seconds is not None:
+                _child(self._latencies, self.latency, row.queue).observe(seconds)
+
+    def _ran(self, queue: str, seconds: float) -> None:
+        _child(self._durations, self.duration, queue).observe(seconds)
+
+    # Ends
+
+    def _completed(self, rows: Sequence[Any], details: Details) -> None:
+        self._ended(rows, "succeeded")
+
+    def _failed(self, rows: Sequence[Any], details: Details) -> None:
+        self._ended(rows, "failed")
+
+    def _dead(self, rows: Sequence[Any], details: Details) -> None:
+        for row in rows:
+            self.dead.labels(row.queue).inc()
+        self._ended([row for row in rows if _ended_an_attempt(row)], "dead")
+
+    def _cancelled(self, rows: Sequence[Any], details: Details) -> None:
+        self._ended([row for row in rows if _ended_an_attempt(row)], "cancelled")
+
+    def _returned(self, rows: Sequence[Any], details: Details) -> None:
+        self._ended(rows, "returned")
+
+    def _snoozed(self, rows: Sequence[Any], details: Details) -> None:
+        self._ended(rows, "snoozed")
+
+    def _ended(self, rows: Sequence[Any], outcome: str) -> None:
+        for (queue, name), count in Tally([(row.queue, row.name) for row in rows]).items():
+            known = name if registry.get(name) is not None else UNKNOWN
+            self.executions.labels(queue, known, outcome).inc(count)
+
+    def _recovered(self, rows: Sequence[Any], details: Details) -> None:
+        self._ended(rows, "lost")
+        kind = details.get("kind", "expired")
+        silent: timedelta | None = details.get("silent_for")
+        overdue: timedelta | None = details.get("overdue_for")
+        for row in rows:
+            self.recovered.labels(row.queue, kind).inc()
+            if kind != "expired":
+                continue
+            self._leases.expirations.labels(lease_metrics.label_of(row)).inc()
+            if silent is not None and overdue is not None:
+                self.death.labels(row.queue).observe(max(0.0, silent.total_seconds()))
+                self.delay.labels(row.queue).observe(max(0.0, overdue.total_seconds()))
+
+
+class State:
+    """What this process has to do, looked at when somebody asks."""
+
+    def __init__(self) -> None:
+        self.places: Places | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        totals = recovery.totals
+        if totals.succeeded_at is not None:
+            yield GaugeMetricFamily(
+                "tasks_recovery_last_success_timestamp_seconds",
+                "When this process last looked for stuck tasks without an error.",
+                value=totals.succeeded_at,
+            )
+        for name, help, by_kind in (
+            ("tasks_repaired_total", "States put right.", totals.repaired),
+            ("tasks_suspected_total", "States that are only reported.", totals.suspected),
+        ):
+            family = CounterMetricFamily(name, help, labels=["kind"])
+            for kind, count in list(by_kind.items()):
+                family.add_metric([kind], count)
+            yield family
+        if self.places is not None:
+            yield from _places(self.places)
+
+
+def _places(places: Places) -> Iterator[Metric]:
+    there = GaugeMetricFamily("tasks_places", "What may run at a time.", labels=["kind"])
+    busy = GaugeMetricFamily("tasks_places_busy", "What runs.", labels=["kind"])
+    for kind, lane in places.lanes.items():
+        there.add_metric([kind.value], lane.places)
+        busy.add_metric([kind.value], lane.places - max(0, lane.free))
+    yield from (there, busy)
+
+
+def _child(children: dict[str, Histogram], metric: Histogram, queue: str) -> Histogram:
+    child = children.get(queue)
+    if child is None:
+        child = children[queue] = metric.labels(queue)
+    return child
+
+
+def _ended_an_attempt(task: Any) -> bool:
+    """Whether ``task`` ended as its holder was done with it: not while it waited, and not as it
+    was taken back."""
+    return task.released_at is not None and task.released_at == task.processed_at
+
+
+_metrics: TaskMetrics | None = None
+
+
+def connect() -> None:
+    """Count what this process does with tasks, from now on."""
+    global _metrics
+    if _metrics is None:
+        _metrics = TaskMetrics(REGISTRY, lease_metrics.metrics())
+    _metrics.connect()
+
+
+def metrics() -> TaskMetrics:
+    """What this process counts with. RuntimeError before ``connect``."""
+    if _metrics is None:
+        raise RuntimeError("Nothing is counted yet: call leasing.instruments.connect().")
+    return _metrics
+
+
+def watch(places: Places) -> None:
+    """Show how many of the ``places`` of this worker are busy."""
+    metrics().state.places = places

@@ -1,0 +1,24 @@
+"""What Prometheus and Grafana are given: ``alerts.yml`` and ``dashboard.json``, beside this."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Final
+
+#: Where the pages of the runbook are, in this project's repository.
+RUNBOOK: Final = "docs/runbook"
+
+
+def alerts(runbook: str = RUNBOOK) -> str:
+    """The rules, in YAML. ``runbook`` is the address under which its pages are kept."""
+    text = _read("alerts.yml")
+    return text.replace(f"runbook_url: {RUNBOOK}/", f"runbook_url: {runbook.rstrip('/')}/")
+
+
+def dashboard() -> str:
+    """The dashboard, in Grafana's JSON."""
+    return _read("dashboard.json")
+
+
+def _read(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")

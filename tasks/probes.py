@@ -1,0 +1,10 @@
+"""What is measured of tasks where it happens: see ``leasing.probes``.
+
+running      queue, seconds: how long an attempt had its place in a worker
+"""
+
+from __future__ import annotations
+
+from leasing.probes import Probe
+
+running = Probe()

@@ -1,0 +1,122 @@
+"""How tasks stand, as the database has it. What is counted is counted over partial indexes: of
+what waits, what runs, and what has failed, but never of all that there ever was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from django.db.models import Count, F, Min, Q
+from django.db.models.functions import Coalesce
+
+from leasing.conf import leasing_settings
+from leasing.figures import Family, Figure
+from leasing.functions import DbNow, database_now
+from tasks.conf import task_settings
+from tasks.models import Queue, Schedule, Task, TaskStatus, Worker, WorkerRole, WorkerState
+from tasks.standing import OVERDUE_AFTER
+
+_QUEUE = ("queue",)
+
+
+@cache
+def figures() -> Sequence[Figure]:
+    """Of tasks."""
+    return [
+        Figure("waiting tasks", _waiting),
+        Figure("running tasks", _running),
+        Figure("dead letters", _dead),
+        Figure("queues and workers", _workers),
+        Figure("schedules", _schedules),
+    ]
+
+
+def _names() -> set[str]:
+    """Every queue that is known: those without tasks have figures of 0."""
+    known = Queue.objects.using(leasing_settings.DATABASE).values_list("name", flat=True)
+    return {*task_settings.QUEUES, *known}
+
+
+def _waiting() -> list[Family]:
+    ready = Family("tasks_queue_ready", "Due tasks.", _QUEUE)
+    scheduled = Family("tasks_queue_scheduled", "Tasks for later, waiting retries too.", _QUEUE)
+    oldest = Family(
+        "tasks_queue_oldest_ready_age_seconds",
+        "How long the task has been due that has waited longest; 0: none.",
+        _QUEUE,
+    )
+    due = Q(scheduled_at__lte=DbNow())
+    rows = Task.objects.home().filter(status=TaskStatus.READY).order_by()
+    counted = rows.values_list("queue").annotate(
+        due=Count("pk", filter=due),
+        later=Count("pk", filter=~due),
+        since=Min("scheduled_at", filter=due),
+    )
+    now = database_now(rows.db)
+    found = {queue: values for queue, *values in counted}
+    for queue in sorted({*_names(), *found}):
+        now_due, later, since = found.get(queue, (0, 0, None))
+        ready.add(now_due, queue)
+        scheduled.add(later, queue)
+        oldest.add(max(0.0, (now - since).total_seconds()) if since else 0.0, queue)
+    return [ready, scheduled, oldest]
+
+
+def _running() -> list[Family]:
+    running = Family("tasks_queue_running", "Claimed tasks, orphans too.", _QUEUE)
+    orphans = Family(
+        "tasks_orphans", "Running tasks whose lease or time for progress is over.", _QUEUE
+    )
+    oldest = Family(
+        "tasks_oldest_heartbeat_age_seconds",
+        "Of what runs: since its last heartbeat or claim; 0: nothing runs.",
+        _QUEUE,
+    )
+    rows = Task.objects.home().running().order_by()
+    sign_of_life = Coalesce(F("renewed_at"), F("acquired_at"))
+    counted = rows.values_list("queue").annotate(count=Count("pk"), since=Min(sign_of_life))
+    now = database_now(rows.db)
+    found = {queue: values for queue, *values in counted}
+    lapsed = dict(rows.lapsed().values_list("queue").annotate(count=Count("pk")))
+    for queue in sorted({*_names(), *found}):
+        count, since = found.get(queue, (0, None))
+        running.add(count, queue)
+        orphans.add(lapsed.get(queue, 0), queue)
+        oldest.add(max(0.0, (now - since).total_seconds()) if since else 0.0, queue)
+    return [running, orphans, oldest]
+
+
+def _dead() -> list[Family]:
+    dead = Family("tasks_dead_letters", "Tasks that failed for good.")
+    # Both, for the index that has them has both.
+    dead.add(Task.objects.home().failed().filter(processed_at__isnull=False).count())
+    return [dead]
+
+
+def _workers() -> list[Family]:
+    using = leasing_settings.DATABASE
+    seen: list[Any] = list(Worker.objects.using(using).with_state())
+    by_state = Family("tasks_workers", "Processes that were seen within a day.", ("role", "state"))
+    for role in WorkerRole:
+        for state in WorkerState:
+            alike = [each for each in seen if (each.role, each.state) == (role, state)]
+            by_state.add(len(alike), role.value, state.value)
+    at_work = [each for each in seen if each.state in (WorkerState.LIVE, WorkerState.LATE)]
+    recovering = Family("tasks_recovering_workers", "Live processes that run recovery.")
+    recovering.add(sum(each.sweeps for each in at_work))
+    served = Family("tasks_queue_workers", "Live workers that serve the queue.", _QUEUE)
+    paused = Family("tasks_queue_paused", "1: an operator paused it.", _QUEUE)
+    stopped = set(Queue.objects.using(using).paused().values_list("name", flat=True))
+    for queue in sorted(_names()):
+        served.add(sum(queue in each.queues for each in at_work), queue)
+        paused.add(queue in stopped, queue)
+    return [by_state, recovering, served, paused]
+
+
+def _schedules() -> list[Family]:
+    overdue = Family("tasks_schedules_overdue", "Schedules whose moment has passed unserved.")
+    schedules = Schedule.objects.using(leasing_settings.DATABASE)
+    late = schedules.filter(paused_at=None, next_at__lt=DbNow() - OVERDUE_AFTER)
+    overdue.add(late.count())
+    return [overdue]

@@ -1,0 +1,277 @@
+"""Records carry fields, and hostile text in them makes no line of its own."""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+import sys
+from typing import Any, TypeGuard
+
+import pytest
+
+from leasing.eventlog import EventLogger, get_logger
+from leasing.exceptions import LeaseLost
+from leasing.logs import LONGEST, JSONFormatter, LineFormatter
+from leasing.models import Lease
+from tasks.exceptions import GiveUp
+from tasks.models import Queue, Task
+from tests.factories import LeaseFactory, TaskFactory
+from tests.leasing.support import expire
+from tests.plugin import ROOT
+
+FORGED = "no luck\n2030-01-01 ERROR leasing: all is lost\x1b[2J\u2028x\ud800"
+
+
+def written(record: logging.LogRecord) -> dict[str, Any]:
+    line = JSONFormatter().format(record)
+    assert line.isascii()
+    assert line.isprintable()
+    said: dict[str, Any] = json.loads(line)
+    return said
+
+
+@pytest.fixture
+def log() -> EventLogger:
+    return get_logger("leasing.trial")
+
+
+# Fields
+
+
+@pytest.mark.django_db
+def test_a_lease_is_logged_with_who_has_what(caplog: pytest.LogCaptureFixture) -> None:
+    lease = LeaseFactory(resource="crane:1", holder="ann")
+
+    said = written(caplog.records[-1])
+
+    assert said.pop("time").endswith("+00:00")
+    assert said == {
+        "level": "INFO",
+        "logger": "leasing",
+        "message": f"ann acquired crane:1, token {lease.fencing_token}",
+        "event": "lease.acquired",
+        "resource": "crane:1",
+        "holder": "ann",
+        "fencing_token": lease.fencing_token,
+        "grants": 1,
+    }
+
+
+@pytest.mark.django_db
+def test_a_revocation_is_logged_with_who_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    lease = LeaseFactory(resource="crane:1", holder="ann")
+    Lease.objects.revoke("on fire", "root")
+    with pytest.raises(LeaseLost):
+        Lease.objects.release(lease)
+
+    revoked, refused = map(written, caplog.records[-2:])
+
+    assert (revoked["event"], revoked["actor"], revoked["reason"]) == (
+        "lease.revoked",
+        "root",
+        "on fire",
+    )
+    assert (refused["event"], refused["verb"]) == ("lease.refused", "release")
+
+
+@pytest.mark.django_db
+def test_a_task_is_logged_with_its_attempt(caplog: pytest.LogCaptureFixture) -> None:
+    task = TaskFactory(name="jobs.echo", data={"value": "xyzzy"}, state="running", holder="ann")
+    Task.objects.fail(task, GiveUp("no hope"))
+
+    said = written(caplog.records[-1])
+
+    assert (
+        said.items()
+        >= {
+            "event": "task.dead",
+            "task_id": task.pk,
+            "task_name": task.name,
+            "queue": task.queue,
+            "attempt": 1,
+            "max_attempts": 10,
+            "holder": "ann",
+            "fencing_token": task.fencing_token,
+            "error": "GiveUp: no hope",
+        }.items()
+    )
+
+
+@pytest.mark.django_db
+def test_what_is_logged_of_a_task_holds_neither_payload_nor_grant(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.DEBUG, "leasing"), caplog.at_level(logging.DEBUG, "tasks"):
+        task = TaskFactory(name="jobs.echo", data={"value": "xyzzy"}, state="running", holder="ann")
+        grant = task.grant_id
+        Task.objects.complete(task, {"pin": "plugh"})
+        lease = LeaseFactory()
+        Lease.objects.renew(lease)
+
+    said = "".join(JSONFormatter().format(record) for record in caplog.records)
+
+    assert caplog.records
+    assert not [
+        secret
+        for secret in (str(grant), grant.hex, str(lease.grant_id), "xyzzy", "plugh")
+        if secret in said
+    ]
+
+
+@pytest.mark.django_db
+def test_a_recovered_task_is_logged_with_the_holder_that_is_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    expire(TaskFactory(state="running", holder="ann"))
+    Task.objects.recover()
+
+    said = written(caplog.records[-1])
+
+    assert (said["event"], said["holder"]) == ("task.recovered", "ann")
+
+
+@pytest.mark.django_db
+def test_a_queue_is_logged_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    Queue.objects.pause("default", by="root", reason="audit")
+
+    said = written(caplog.records[-1])
+
+    assert (said["event"], said["queue"], said["actor"]) == ("queue.paused", "default", "root")
+
+
+@pytest.mark.django_db
+def test_a_column_that_was_not_read_costs_no_query(
+    django_assert_num_queries: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tasks.log import said_of
+
+    TaskFactory()
+    task = Task.objects.only("id", "name").get()
+
+    with django_assert_num_queries(0):
+        said = said_of(task)
+
+    assert said["queue"] is None
+
+
+def test_every_line_of_the_packages_names_its_event() -> None:
+    """By the source, as most lines are of rare misfortunes."""
+    unnamed = []
+    for package in ("leasing", "tasks"):
+        for file in (ROOT / package).rglob("*.py"):
+            for call in ast.walk(ast.parse(file.read_text())):
+                if is_logging(call) and "event" not in {word.arg for word in call.keywords}:
+                    unnamed.append(f"{file.name}:{call.lineno}")
+
+    assert unnamed == []
+
+
+def is_logging(node: ast.AST) -> TypeGuard[ast.Call]:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("debug", "info", "warning", "error", "exception")
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == "logger"
+    )
+
+
+# The logger
+
+
+def test_with_the_level_off_nothing_is_made_of_what_is_said(
+    log: EventLogger, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Dear:
+        def __str__(self) -> str:
+            raise AssertionError("formatted")
+
+    with caplog.at_level(logging.WARNING, "leasing"):
+        log.info("%s", Dear(), event="dear", thing=Dear())
+
+    assert caplog.records == []
+
+
+def test_a_field_that_says_nothing_is_left_out(
+    log: EventLogger, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.warning("so", event="so", holder="", reason=None, attempt=0)
+
+    assert written(caplog.records[-1]).keys() == {
+        *("time", "level", "logger", "message", "event", "attempt")
+    }
+
+
+def test_a_record_names_the_line_that_logged(
+    log: EventLogger, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.warning("here", event="here")
+
+    record = caplog.records[-1]
+    assert record.funcName == "test_a_record_names_the_line_that_logged"
+
+
+# Hostile text
+
+
+@pytest.mark.parametrize("said", [FORGED, ValueError(FORGED)], ids=["text", "error"])
+def test_whatever_formats_it_a_record_stays_in_its_line(
+    said: object, log: EventLogger, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.warning("it failed: %s, %r", said, said, event="it", error=said)
+
+    record = caplog.records[-1]
+    lines = logging.Formatter("%(levelname)s %(message)s %(error)s").format(record)
+    assert lines.isprintable()
+    assert "no luck\\x0a2030" in lines
+
+
+@pytest.mark.django_db
+def test_the_error_of_a_task_forges_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    task = TaskFactory(state="running", holder="ann")
+    Task.objects.fail(task, GiveUp("no hope\nERROR leasing: forged"))
+
+    assert len(caplog.messages[-1].splitlines()) == 1
+
+
+def forging_record() -> logging.LogRecord:
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        return logging.LogRecord(
+            "site", logging.ERROR, "site.py", 1, "it failed:\n%s", (FORGED,), sys.exc_info()
+        )
+
+
+def test_json_holds_a_record_of_any_logger_in_one_line() -> None:
+    said = written(forging_record())
+
+    assert said["message"] == f"it failed:\n{FORGED}"
+    assert said["traceback"].startswith("Traceback (most recent call last):\n")
+
+
+def test_lines_of_a_traceback_do_not_look_like_records() -> None:
+    first, *more = LineFormatter("%(levelname)s %(message)s").format(forging_record()).split("\n")
+
+    assert first.startswith("ERROR it failed:\\x0ano luck\\x0a2030")
+    assert len(more) > 3
+    assert all(line.startswith("    ") and line.isprintable() for line in more)
+
+
+def test_json_masks_secrets_and_keeps_what_is_no_json_as_text() -> None:
+    record = logging.makeLogRecord(
+        {"api_key": "abc", "ratio": float("nan"), "steps": ["x"], "n": 1, "fencing_token": 7}
+    )
+
+    said = written(record)
+
+    assert said["api_key"] != "abc"
+    assert (said["ratio"], said["steps"], said["n"]) == ("nan", "['x']", 1)
+    assert said["fencing_token"] == 7
+
+
+def test_json_cuts_what_is_endless() -> None:
+    said = written(logging.makeLogRecord({"msg": "x" * 10**6}))
+
+    assert len(said["message"]) < LONGEST + 10

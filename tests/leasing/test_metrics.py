@@ -1,0 +1,314 @@
+"""What a process counts of leases."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from prometheus_client import CollectorRegistry, generate_latest
+
+from leasing import instruments, metrics_port, probes, signals
+from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
+from leasing.keeper import Keeper
+from leasing.leader import Leader
+from leasing.metrics import VERBS, LeaseMetrics
+from leasing.models import Lease
+from leasing.reasons import Why, why_of
+from leasing.store import Renewals
+from tests.factories import LeaseFactory
+from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import FakeClock, FakeStore, enter, expire, usurp
+from tests.metrics import Value, check_names, reading, scrape
+
+LEASE = "leasing.lease"
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def counted(registry: CollectorRegistry) -> Iterator[LeaseMetrics]:
+    """Counts into ``registry``."""
+    metrics = LeaseMetrics(registry)
+    metrics.connect()
+    yield metrics
+    metrics.disconnect()
+
+
+@pytest.fixture
+def value(counted: LeaseMetrics, registry: CollectorRegistry) -> Value:
+    return reading(registry)
+
+
+# Acquiring
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("form")
+def test_leases_are_counted_by_what_came_of_asking_for_them(
+    database_clock: DatabaseClock, value: Value
+) -> None:
+    Lease.objects.acquire("crane:1", holder="ann", ttl=30)
+    with pytest.raises(LeaseHeld):
+        Lease.objects.acquire("crane:1", holder="bob")
+    database_clock.advance(42)
+    Lease.objects.acquire("crane:1", holder="bob", ttl=30)
+
+    for outcome in ("acquired", "held", "taken_over"):
+        said = {"model": LEASE, "outcome": outcome}
+        assert value("leasing_acquires_total", **said) == 1, outcome
+        assert value("leasing_acquire_wait_seconds_count", **said) == 1, outcome
+    assert value("leasing_expirations_total", model=LEASE) == 1
+    assert value("leasing_takeover_gap_seconds_sum", model=LEASE) == 12
+
+
+@pytest.mark.django_db
+def test_who_waits_in_vain_is_counted_with_the_time_he_waited(value: Value) -> None:
+    LeaseFactory(resource="crane:1")
+
+    with pytest.raises(LeaseTimeout):
+        Lease.objects.acquire("crane:1", holder="bob", wait=0.1)
+
+    said = {"model": LEASE, "outcome": "timed_out"}
+    assert value("leasing_acquires_total", **said) == 1
+    assert value("leasing_acquire_wait_seconds_sum", **said) >= 0.1
+
+
+@pytest.mark.django_db
+def test_leases_that_are_claimed_and_given_back_together_are_counted_each(value: Value) -> None:
+    claimed = Lease.objects.acquire_many(["a", "b", "c"], holder="ann")
+    Lease.objects.release_many(claimed)
+
+    assert value("leasing_acquires_total", model=LEASE, outcome="acquired") == 3
+    assert value("leasing_releases_total", model=LEASE) == 3
+
+
+# Renewing
+
+
+def test_each_renewal_is_counted_by_its_outcome(
+    store: FakeStore, manual_keeper: Keeper, clock: FakeClock, value: Value
+) -> None:
+    renewed, lost, _ = enter(store, manual_keeper, 1, 2, 3, ttl=30)
+    usual = store.answer
+
+    def answer(grants: Any) -> Renewals:
+        all_of_them = usual(grants)
+        return Renewals({renewed.key: all_of_them.renewed[renewed.key]}, {lost.key: "revoked"})
+
+    store.answer = answer
+    clock.advance(12)
+    manual_keeper.renew_due()
+    store.answer = store.fail
+    clock.advance(11)
+    manual_keeper.renew_due()
+
+    found = {
+        outcome: value("leasing_renewals_total", model="other", outcome=outcome)
+        for outcome in ("renewed", "lost", "skipped", "failed")
+    }
+    assert found == {"renewed": 1, "lost": 1, "skipped": 1, "failed": 2}
+    assert value("leasing_renew_duration_seconds_count", model="other") == 2
+    # Granted for 30 s, less a margin of 0.6, of which 12 have passed.
+    slack = value("leasing_renewal_slack_ratio_sum", model="other")
+    assert slack == pytest.approx((30 - 0.6 - 12) / 30)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_renewal_by_hand_is_counted_and_compares_the_clocks(value: Value) -> None:
+    with Lease.objects.hold("crane:1", ttl=60) as hold:
+        hold.renew()
+        assert value("leasing_holds", model=LEASE) == 1
+
+    assert value("leasing_renewals_total", model=LEASE, outcome="renewed") == 1
+    # The server is on this machine.
+    assert abs(value("leasing_clock_offset_seconds")) < 30
+
+
+def test_the_clock_offset_is_how_far_this_host_is_ahead(
+    value: Value, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: 1_000_010.0)
+
+    probes.compare(1_000_000.0, took=4.0)
+
+    assert value("leasing_clock_offset_seconds") == 8
+
+
+# Losing
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("happens", "why"),
+    [
+        (usurp, Why.TAKEN),
+        (expire, Why.EXPIRED),
+        (lambda lease: Lease.objects.revoke(), Why.ENDED),
+        (lambda lease: Lease.objects.filter(pk=lease.pk).delete(), Why.GONE),
+    ],
+    ids=["taken", "expired", "ended", "gone"],
+)
+def test_the_reason_of_a_loss_has_a_kind(happens: Callable[[Lease], object], why: Why) -> None:
+    lease = LeaseFactory()
+    happens(lease)
+
+    answer = Lease.objects.all().renew_many({lease.pk: lease.grant_id})
+
+    assert why_of(answer.lost[lease.pk]) == why
+
+
+@pytest.mark.django_db
+def test_losses_are_counted_by_their_kind_and_never_by_their_words(value: Value) -> None:
+    lease = LeaseFactory()
+    overdue = Lease.objects.hold("crane:1").overdue_reason
+    for reason in (overdue, "the harbour burns"):
+        signals.send(signals.lost, lease, reason=reason)
+
+    assert value("leasing_losses_total", model=LEASE, reason="overdue") == 1
+    assert value("leasing_losses_total", model=LEASE, reason="other") == 1
+
+
+@pytest.mark.django_db
+def test_late_writes_are_counted_by_verb_among_those_that_are_known(value: Value) -> None:
+    lease = LeaseFactory()
+    usurp(lease)
+    with pytest.raises(LeaseLost):
+        Lease.objects.renew(lease)
+    signals.send(signals.refused, lease, verb="set fire to crane 1", reason="no")
+
+    assert value("leasing_fence_rejections_total", model=LEASE, verb="renew") == 1
+    assert value("leasing_fence_rejections_total", model=LEASE, verb="other") == 1
+    assert "guarded_write" in VERBS
+
+
+@pytest.mark.django_db
+def test_what_operators_do_is_counted(value: Value) -> None:
+    LeaseFactory()
+    Lease.objects.revoke("enough", "root")
+
+    assert value("leasing_revocations_total", model=LEASE) == 1
+
+
+# Leading
+
+
+@pytest.mark.django_db(transaction=True)
+def test_leaderships_are_counted_from_the_campaign_to_the_end(value: Value) -> None:
+    leader = Leader("scheduler")
+    assert value("leasing_candidates") == value("leasing_leading") == 0
+    with leader:
+        assert value("leasing_candidates") == value("leasing_leading") == 1
+    with pytest.raises(LeaseLost), leader as term:
+        term.lose("a test")
+        assert value("leasing_leading") == 0
+
+    kinds = {
+        kind: value("leasing_leader_transitions_total", kind=kind)
+        for kind in ("elected", "left", "lost")
+    }
+    assert kinds == {"elected": 2, "left": 1, "lost": 1}
+
+
+# Who listens
+
+
+def test_nothing_is_measured_while_nobody_asks(counted: LeaseMetrics) -> None:
+    counted.disconnect()
+
+    assert not any((probes.acquiring, probes.renewing, probes.comparing, probes.leading))
+    assert not any(
+        signal.is_counted for signal in vars(signals).values() if isinstance(signal, signals.Logged)
+    )
+
+
+def test_a_count_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    told = signals.Logged()
+    probe = probes.Probe()
+    counts: list[Any] = []
+
+    def fail(*args: Any) -> None:
+        raise ZeroDivisionError
+
+    told.count_by(fail)
+    told.count_by(lambda rows, details: counts.append((list(rows), dict(details))))
+    probe.connect(fail)
+    told.send_robust(object, lease="a lease", reason="why")
+    probe(1, 2)
+
+    assert counts == [(["a lease"], {"reason": "why"})]
+    assert [bool(record.exc_info) for record in caplog.records] == [True, True]
+
+
+# Showing
+
+
+def test_a_process_shows_what_it_counts_at_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    connected: list[str] = []
+    monkeypatch.setattr(instruments, "connect", lambda: connected.append("yes"))
+
+    found = scrape(metrics_port.serve_at("127.0.0.1", 0))
+
+    assert connected == ["yes"]
+    assert "python_info" in found.names
+
+
+def test_a_port_that_is_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instruments, "connect", lambda: None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(CommandError, match=f"127.0.0.1 port {port}: Address already in use"):
+            metrics_port.serve({"metrics_port": port, "metrics_address": "127.0.0.1"})
+
+
+def test_a_port_that_is_none_is_said() -> None:
+    with pytest.raises(CommandError, match="0 to 65535"):
+        call_command("run_recovery", "--metrics-port", "65536")
+
+
+def test_a_port_without_the_client_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+
+    with pytest.raises(CommandError, match=r"pip install 'django-leasing\[prometheus\]'"):
+        call_command("run_recovery", "--metrics-port", "0")
+
+
+def test_the_packages_do_without_the_client_library(process_env: dict[str, str]) -> None:
+    code = (
+        "import sys; sys.modules['prometheus_client'] = None\n"
+        "import django; django.setup()\n"
+        "from django.core.management import call_command\n"
+        "import tasks.management.commands.run_worker\n"
+        "call_command('check')\n"
+    )
+
+    subprocess.run([sys.executable, "-c", code], env=process_env, check=True, timeout=60)
+
+
+@pytest.mark.usefixtures("counted")
+def test_names_are_as_promtool_wants_them(registry: CollectorRegistry, value: Value) -> None:
+    probes.compare(0.0, 0.0)
+
+    check_names(generate_latest(registry).decode())
+
+
+@pytest.mark.usefixtures("counted")
+def test_the_page_of_metrics_names_every_one(registry: CollectorRegistry) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    shown = [
+        f"`{family.name}{'_total' if family.type == 'counter' else ''}`"
+        for family in registry.collect()
+    ]
+
+    assert [name for name in shown if name not in page] == []

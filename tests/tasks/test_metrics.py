@@ -1,0 +1,371 @@
+"""What a process counts of tasks, and what the database says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from django.db.models.signals import post_init
+from django.test import Client
+from prometheus_client import CollectorRegistry, generate_latest
+from pytest_django import Settings
+
+from leasing import lease_figures
+from leasing.functions import after
+from leasing.metrics import LeaseMetrics
+from tasks import probes, recovery, signals, task_figures
+from tasks.exceptions import GiveUp
+from tasks.metrics import TaskMetrics
+from tasks.models import Queue, Task, TaskAttempt, TaskStatus
+from tasks.registry import Kind
+from tasks.sample import SLEEP
+from tests.factories import TaskFactory, WorkerFactory
+from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import expire
+from tests.metrics import Scrape, Value, check_names, reading
+from tests.processes import wait_for
+from tests.tasks.support import make_due
+from tests.tasks.workers import ended, working
+
+pytestmark = pytest.mark.django_db
+
+QUEUE = {"queue": "default"}
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def counted(registry: CollectorRegistry) -> Iterator[TaskMetrics]:
+    """Counts into ``registry``."""
+    leases = LeaseMetrics(registry)
+    metrics = TaskMetrics(registry, leases)
+    metrics.connect()
+    yield metrics
+    metrics.disconnect()
+
+
+@pytest.fixture
+def value(counted: TaskMetrics, registry: CollectorRegistry) -> Value:
+    return reading(registry)
+
+
+@pytest.fixture(params=["one statement", "portable"])
+def form(request: pytest.FixtureRequest) -> None:
+    """Both forms count the same."""
+    if request.param == "portable":
+        request.getfixturevalue("portable")
+
+
+def executions(value: Value, name: str = SLEEP) -> dict[str, float]:
+    """How many attempts ended in each way, of those in which any did."""
+    outcomes = ("succeeded", "failed", "dead", "cancelled", "returned", "snoozed", "lost")
+    counts = {
+        outcome: value("tasks_executions_total", **QUEUE, task=name, outcome=outcome)
+        for outcome in outcomes
+    }
+    return {outcome: count for outcome, count in counts.items() if count}
+
+
+# Enqueueing
+
+
+def test_tasks_are_counted_as_they_are_enqueued(value: Value) -> None:
+    Task.objects.enqueue(SLEEP)
+    Task.objects.enqueue_many(SLEEP, [{}] * 7)
+
+    assert value("tasks_enqueued_total", **QUEUE) == 8
+
+
+def test_enqueues_that_a_key_turns_away_are_counted_apart(value: Value) -> None:
+    for _ in range(3):
+        Task.objects.enqueue(SLEEP, unique_key="one")
+
+    assert value("tasks_enqueued_total", **QUEUE) == 1
+    assert value("tasks_duplicates_total", **QUEUE) == 2
+
+
+# Claiming
+
+
+@pytest.mark.usefixtures("form")
+def test_a_claim_tells_how_long_its_tasks_were_due(
+    database_clock: DatabaseClock, value: Value
+) -> None:
+    for seconds in (7, 5):
+        TaskFactory(scheduled_at=database_clock.now)
+        database_clock.advance(seconds)
+
+    for _ in range(2):
+        Task.objects.take("ann", limit=1)
+
+    assert value("tasks_claims_total", **QUEUE) == 2
+    assert value("tasks_queue_latency_seconds_count", **QUEUE) == 2
+    assert value("tasks_queue_latency_seconds_sum", **QUEUE) == 12 + 5
+
+
+@pytest.mark.usefixtures("form")
+def test_a_task_that_was_taken_back_does_not_tell_of_its_first_wait_again(
+    database_clock: DatabaseClock, value: Value
+) -> None:
+    TaskFactory(scheduled_at=database_clock.now)
+    Task.objects.take("ann", ttl=30)
+    database_clock.advance(31)
+    Task.objects.recover()
+
+    assert len(Task.objects.take("bob")) == 1
+
+    assert value("tasks_claims_total", **QUEUE) == 2
+    assert value("tasks_queue_latency_seconds_count", **QUEUE) == 1
+
+
+def test_the_claims_of_remote_workers_are_counted_the_same(value: Value) -> None:
+    TaskFactory()
+
+    Task.objects.claim("ann")
+
+    assert value("tasks_claims_total", **QUEUE) == 1
+    assert value("tasks_queue_latency_seconds_count", **QUEUE) == 1
+
+
+# Ends
+
+
+def test_attempts_are_counted_by_how_they_ended(value: Value) -> None:
+    Task.objects.complete(TaskFactory(state="running"))
+    Task.objects.fail(TaskFactory(state="running"), "no luck")
+    Task.objects.fail(TaskFactory(state="running"), GiveUp("no hope"))
+    Task.objects.accept_cancel(TaskFactory(state="running"), by="bob")
+    Task.objects.give_back(TaskFactory(state="running"), "stopped")
+    Task.objects.snooze(TaskFactory(state="running"), 60)
+
+    outcomes = ("succeeded", "failed", "dead", "cancelled", "returned", "snoozed")
+    assert executions(value) == dict.fromkeys(outcomes, 1)
+    assert value("tasks_dead_total", **QUEUE) == 1
+
+
+def test_what_ends_while_it_waits_is_no_attempt(value: Value) -> None:
+    TaskFactory()
+    TaskFactory(state="retrying")
+
+    assert Task.objects.cancel(by="bob") == 2
+
+    assert "cancelled" not in executions(value)
+
+
+@pytest.mark.usefixtures("form")
+def test_results_that_are_stored_together_are_counted_each(value: Value) -> None:
+    for _ in range(3):
+        TaskFactory()
+    taken = Task.objects.take("ann", limit=3)
+
+    assert Task.objects.complete_taken([(each, None) for each in taken]) == []
+
+    assert executions(value) == {"succeeded": 3}
+
+
+@pytest.mark.usefixtures("on_postgresql", "unheard", "counted")
+def test_counting_makes_no_model_instances() -> None:
+    TaskFactory()
+    made: list[object] = []
+
+    def note(instance: object, **named: object) -> None:
+        made.append(instance)
+
+    post_init.connect(note, sender=Task)
+    try:
+        taken = Task.objects.take("ann")
+        Task.objects.complete_taken([(each, None) for each in taken])
+        Task.objects.enqueue_many(SLEEP, [{}] * 100)
+    finally:
+        post_init.disconnect(note, sender=Task)
+
+    # One of those that were enqueued says for all in which queue.
+    assert len(made) <= 1
+    assert Task.objects.succeeded().count() == 1
+
+
+def test_a_task_without_code_here_has_no_name_of_its_own(value: Value) -> None:
+    task = TaskFactory(state="running")
+    Task.objects.filter(pk=task.pk).update(name="whatever/somebody/wrote")
+    task.refresh_from_db()
+
+    Task.objects.fail(task, "no luck")
+
+    assert executions(value, "unknown") == {"failed": 1}
+
+
+# Recovery
+
+
+def test_recovery_tells_how_long_a_task_was_without_a_holder(
+    database_clock: DatabaseClock, value: Value
+) -> None:
+    task = TaskFactory(state="running", ttl=30)
+    database_clock.advance(10)
+    Task.objects.heartbeat(task)
+    database_clock.advance(34)
+
+    assert Task.objects.recover() == 1
+
+    assert value("tasks_recovered_total", **QUEUE, reason="expired") == 1
+    assert value("tasks_death_to_requeue_seconds_sum", **QUEUE) == 34
+    assert value("tasks_recovery_delay_seconds_sum", **QUEUE) == 4
+    assert value("leasing_expirations_total", model="tasks.task") == 1
+    assert executions(value) == {"lost": 1}
+
+
+def test_a_task_that_dies_with_its_holder_is_lost_and_dead(value: Value) -> None:
+    expire(TaskFactory(state="running", max_attempts=1))
+
+    Task.objects.recover()
+
+    assert executions(value) == {"lost": 1}
+    assert value("tasks_dead_total", **QUEUE) == 1
+
+
+def test_what_else_takes_a_task_back_is_counted_apart(
+    database_clock: DatabaseClock, value: Value
+) -> None:
+    TaskFactory(state="running", ttl=300, progress_timeout=30)
+    database_clock.advance(31)
+    Task.objects.recover_stalled()
+    TaskFactory(state="running", ttl=300)
+    Task.objects.revoke("enough", "root")
+
+    found = {
+        reason: value("tasks_recovered_total", **QUEUE, reason=reason)
+        for reason in ("expired", "stalled", "revoked")
+    }
+    assert found == {"expired": 0, "stalled": 1, "revoked": 1}
+    # Their holders are not dead.
+    assert value("tasks_death_to_requeue_seconds_count", **QUEUE) == 0
+
+
+def test_recovery_says_when_it_last_succeeded(
+    value: Value, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals = recovery.Totals(succeeded_at=12.5)
+    totals.repaired["unleased"] = 2
+    monkeypatch.setattr(recovery, "totals", totals)
+
+    assert value("tasks_recovery_last_success_timestamp_seconds") == 12.5
+    assert value("tasks_repaired_total", kind="unleased") == 2
+
+
+# A worker
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_shows_its_places_and_how_long_attempts_have_them(
+    counted: TaskMetrics, value: Value
+) -> None:
+    Task.objects.enqueue("jobs.echo", {"crate": 1})
+    with working(threads=3) as worker:
+        counted.state.places = worker.places
+        wait_for(lambda: executions(value, "jobs.echo") == {"succeeded": 1})
+        assert value("tasks_places", kind="thread") == 3
+        assert value("tasks_places_busy", kind="thread") == 0
+        assert value("tasks_execution_duration_seconds_count", **QUEUE) == 1
+        assert value("tasks_recovery_last_success_timestamp_seconds") > 0
+    assert ended(worker)()
+    assert Kind.THREAD.value == "thread"
+
+
+# Who listens, and names
+
+
+def test_nothing_is_counted_while_nobody_asks(counted: TaskMetrics) -> None:
+    counted.disconnect()
+
+    assert not probes.running
+    assert not any(
+        signal.is_counted for signal in vars(signals).values() if isinstance(signal, signals.Told)
+    )
+
+
+@pytest.mark.usefixtures("counted")
+def test_names_are_as_promtool_wants_them(registry: CollectorRegistry) -> None:
+    check_names(generate_latest(registry).decode())
+
+
+# The database
+
+
+@pytest.fixture
+def found(settings: Settings) -> Iterator[None]:
+    settings.LEASING = {**settings.LEASING, "METRICS_TOKEN": "t"}
+    yield
+    lease_figures.figures.cache_clear()
+    task_figures.figures.cache_clear()
+
+
+def read() -> Scrape:
+    """What the web app says."""
+    response = Client().get("/ops/metrics", headers={"Authorization": "Bearer t"})
+    assert response.status_code == 200
+    return Scrape(response.content.decode())
+
+
+@pytest.mark.usefixtures("found")
+def test_queues_are_counted_in_the_database(settings: Settings) -> None:
+    settings.TASK_QUEUE = {"QUEUES": ("default", "mail", "idle")}
+    states = ("ready", "ready", "scheduled", "running", "stuck", "succeeded", "dead", "given_up")
+    for state in states:
+        TaskFactory(state=state)
+    first = TaskFactory(queue="mail")
+    make_due(first)
+    Task.objects.filter(pk=first.pk).update(scheduled_at=after(timedelta(seconds=-90)))
+    Queue.objects.pause("mail")
+    WorkerFactory(queues=["default"])
+
+    said = read()
+
+    def count(name: str) -> list[float]:
+        return [said.sum(f"tasks_{name}", queue=queue) for queue in ("default", "mail", "idle")]
+
+    assert count("queue_ready") == [2, 1, 0]
+    assert count("queue_scheduled") == [1, 0, 0]
+    assert count("queue_running") == [2, 0, 0]
+    assert count("orphans") == [1, 0, 0]
+    assert count("queue_paused") == [0, 1, 0]
+    assert count("queue_workers") == [1, 0, 0]
+    assert 90 <= count("queue_oldest_ready_age_seconds")[1] < 120
+    assert count("queue_oldest_ready_age_seconds")[2] == 0
+    assert said.sum("tasks_dead_letters") == 2
+    assert said.sum("tasks_workers", role="worker", state="live") == 1
+    assert said.sum("tasks_recovering_workers") == 1
+    # Without tasks a queue has figures all the same: their absence would say nothing.
+    assert said.text.count('queue="idle"') == 8
+
+
+@pytest.mark.usefixtures("found")
+def test_the_oldest_heartbeat_is_that_of_what_runs(database_clock: DatabaseClock) -> None:
+    renewed = TaskFactory(state="running", ttl=300)
+    database_clock.advance(20)
+    Task.objects.heartbeat(renewed)
+    database_clock.advance(3)
+    TaskFactory(state="running", ttl=300)
+    database_clock.advance(4)
+
+    assert read().sum("tasks_oldest_heartbeat_age_seconds", queue="default") == 7
+
+
+@pytest.mark.usefixtures("found")
+def test_every_attempt_that_the_ledgers_have_is_counted_once(value: Value) -> None:
+    for _ in range(4):
+        TaskFactory()
+    first, second, third, fourth = Task.objects.take("ann", limit=4)
+    Task.objects.complete_taken([(first, None)])
+    Task.objects.fail(second.task, "no luck")
+    Task.objects.fail(third.task, GiveUp("no hope"))
+    expire(fourth.task)
+    Task.objects.recover()
+
+    ended_badly = TaskAttempt.objects.count()
+    ended_well = Task.objects.filter(status=TaskStatus.SUCCEEDED).count()
+    assert value("tasks_claims_total", **QUEUE) == ended_badly + ended_well == 4
+    assert sum(executions(value).values()) == 4

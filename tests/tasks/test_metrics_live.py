@@ -1,0 +1,146 @@
+"""What is scraped from workers and the web app of a live run adds up to what the database says."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from django.db.models import Sum
+from django.test import Client
+from pytest_django import Settings
+
+from leasing import lease_figures
+from tasks import task_figures
+from tasks.models import AttemptOutcome, Task, TaskAttempt, TaskStatus
+from tests.conftest import Spawn
+from tests.metrics import Scrape, check_names, scrape
+from tests.processes import Process, wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TTL = 2.0
+WORKER = ["manage.py", "run_worker", "--skip-checks", "--ttl", str(TTL), "--metrics-port", "0"]
+
+
+class Live:
+    """Workers, and the latest that was scraped of each: of one that was killed, too."""
+
+    def __init__(self, spawn: Spawn) -> None:
+        self.workers = {name: spawn([*WORKER, "--name", name]) for name in ("ann", "bob")}
+        self.ports = {name: _port_of(worker) for name, worker in self.workers.items()}
+        self.scraped: dict[str, Scrape] = {}
+
+    def scrape(self) -> None:
+        for name, worker in self.workers.items():
+            if worker.poll() is None:
+                self.scraped[name] = scrape(self.ports[name])
+
+    def sum(self, name: str, **labels: str) -> float:
+        return sum(each.sum(name, **labels) for each in self.scraped.values())
+
+    def renewals(self) -> float:
+        self.scrape()
+        return self.sum("leasing_renewals_total", model="tasks.task", outcome="renewed")
+
+    def counts(self) -> dict[str, float]:
+        """What the workers have counted."""
+        self.scrape()
+        outcomes = ("succeeded", "failed", "dead", "lost", "cancelled")
+        ended = {each: self.sum("tasks_executions_total", outcome=each) for each in outcomes}
+        return {
+            **ended,
+            "claims": self.sum("tasks_claims_total"),
+            "recovered": self.sum("tasks_recovered_total"),
+            "dead for good": self.sum("tasks_dead_total"),
+        }
+
+
+def stored() -> dict[str, float]:
+    """The same, from the tables."""
+    tasks = Counter(Task.objects.values_list("status", flat=True))
+    attempts = Counter(TaskAttempt.objects.values_list("outcome", flat=True))
+    failed, dead = attempts[AttemptOutcome.FAILED], tasks[TaskStatus.FAILED]
+    return {
+        "succeeded": tasks[TaskStatus.SUCCEEDED],
+        "failed": failed - dead,
+        "dead": dead,
+        "lost": attempts[AttemptOutcome.LOST],
+        "cancelled": attempts[AttemptOutcome.CANCELLED],
+        "claims": Task.objects.aggregate(Sum("attempts"))["attempts__sum"],
+        "recovered": attempts[AttemptOutcome.LOST],
+        "dead for good": dead,
+    }
+
+
+def renewals(task: Task) -> int:
+    """How often the latest grant of ``task`` was renewed."""
+    return Task.objects.values_list("renewals", flat=True).get(pk=task.pk)
+
+
+def _port_of(worker: Process) -> int:
+    said = re.compile(r"metrics at http://127\.0\.0\.1:(\d+)/metrics")
+    found = wait_for(lambda: said.search(worker.output), timeout=60, process=worker)
+    assert found is not None
+    return int(found[1])
+
+
+@pytest.fixture
+def of_database(settings: Settings) -> Client:
+    settings.LEASING = {**settings.LEASING, "METRICS_TOKEN": "t"}
+    return Client(headers={"Authorization": "Bearer t"})
+
+
+def read(client: Client) -> Scrape:
+    lease_figures.figures.cache_clear()
+    task_figures.figures.cache_clear()
+    return Scrape(client.get("/ops/metrics").content.decode())
+
+
+def test_what_is_scraped_adds_up_to_what_the_database_says(
+    spawn: Spawn, of_database: Client, tmp_path: Path
+) -> None:
+    live = Live(spawn)
+    Task.objects.enqueue_many("jobs.echo", [{"crate": n} for n in range(200)])
+    # What these are given does not fit their handlers.
+    Task.objects.enqueue_many("jobs.wait", [{"fold": n} for n in range(5)], max_attempts=2)
+    Task.objects.enqueue("sample.sleep", {"sleep_duration_seconds": "long"})
+    # Completed in a child process, which shows nothing of its own.
+    Task.objects.enqueue("jobs.compute", {"do": "complete"})
+    wait_for(lambda: not Task.objects.filter(processed_at=None).exists(), timeout=60)
+    task = Task.objects.enqueue("jobs.wait", {"folder": str(tmp_path)})
+    wait_for(lambda: (tmp_path / "began-1").exists(), timeout=30)
+    wait_for(lambda: live.counts() == stored(), timeout=30, message=f"{live.counts()} {stored()}")
+
+    wait_for(lambda: 1 <= renewals(task) <= live.renewals(), timeout=30)
+
+    said = read(of_database)
+    assert said.sum("tasks_queue_running", queue="default") == 1
+    assert said.sum("leasing_leases", model="tasks.task", state="active") == 1
+    assert said.sum("tasks_workers", role="worker", state="live") == 2
+    assert said.sum("tasks_places_busy") == 0  # which workers say, not the database
+    assert live.sum("tasks_places_busy", kind="thread") == 1
+    assert live.sum("leasing_holds", model="tasks.task") == 1
+
+    task.refresh_from_db()
+    live.workers[task.holder].send_signal(signal.SIGKILL)
+    live.workers[task.holder].wait(10)
+    (tmp_path / "go-2").touch()
+    (tmp_path / "go-3").touch()
+    wait_for(Task.objects.filter(pk=task.pk, processed_at__isnull=False).exists, timeout=60)
+    wait_for(lambda: live.counts() == stored(), timeout=30, message=f"{live.counts()} {stored()}")
+
+    counts = live.counts()
+    assert (counts["succeeded"], counts["failed"], counts["dead"]) == (202, 5, 6)
+    assert counts["lost"] >= 1
+    assert live.sum("tasks_death_to_requeue_seconds_sum") >= TTL
+    # Claims of what was taken back tell of no wait.
+    waits = live.sum("tasks_queue_latency_seconds_count")
+    assert 206 <= waits <= counts["claims"] - counts["lost"]
+    said = read(of_database)
+    for name in ("queue_ready", "queue_scheduled", "queue_running", "orphans"):
+        assert said.sum(f"tasks_{name}") == 0, name
+    assert said.sum("tasks_dead_letters") == stored()["dead"]
+    check_names(live.scraped["ann"].text)
