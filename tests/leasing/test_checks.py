@@ -100,6 +100,16 @@ def test_a_host_that_is_no_network_is_refused() -> None:
     assert problems(API_COMPATIBLE_HOSTS=("10.0.0.0/8", "localhost")) == ["leasing.E008"]
 
 
+def test_a_token_for_metrics_is_text_or_nothing() -> None:
+    assert problems(METRICS_TOKEN="a token") == problems(METRICS_TOKEN=None) == []
+    assert problems(METRICS_TOKEN=17) == ["leasing.E013"]
+
+
+def test_leaders_to_be_watched_are_several_names() -> None:
+    assert problems(METRICS_LEADERS=["scheduler"]) == []
+    assert problems(METRICS_LEADERS="scheduler") == ["leasing.E014"]
+
+
 def test_several_problems_are_told_together() -> None:
     assert problems(JITTER=1, API_ACCESS="open") == ["leasing.E005", "leasing.E007"]
 
