@@ -94,12 +94,12 @@ def _check_bounds() -> list[CheckMessage]:
             Error(
                 "USE_TZ is False: leases compare moments, which must not repeat with the season.",
                 hint="Set USE_TZ = True.",
-                id="leasing.E013",
+                id="leasing.E015",
             )
         )
     messages += [
         Error(f"LEASING[{key!r}] must be True or False.", id="leasing.E011")
-        for key in ("ENABLED", "READ_ONLY")
+        for key in ("ENABLED", "READ_ONLY", "METRICS")
         if not isinstance(getattr(conf, key), bool)
     ]
     if not isinstance(conf.LISTEN_URL, str | None):
@@ -110,7 +110,20 @@ def _check_bounds() -> list[CheckMessage]:
         messages.append(
             Error("LEASING['API_ACCESS'] must be 'closed' or 'compatible'.", id="leasing.E007")
         )
-    return messages + _check_hosts()
+    return messages + _check_metrics() + _check_hosts()
+
+
+def _check_metrics() -> list[CheckMessage]:
+    conf = leasing_settings
+    messages: list[CheckMessage] = []
+    if not isinstance(conf.METRICS_TOKEN, str | None):
+        messages.append(Error("LEASING['METRICS_TOKEN'] must be text, or None.", id="leasing.E013"))
+    names = conf.METRICS_LEADERS
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        messages.append(
+            Error("LEASING['METRICS_LEADERS'] must be a tuple of names.", id="leasing.E014")
+        )
+    return messages
 
 
 def _check_hosts() -> list[CheckMessage]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,7 +80,6 @@ class Figure:
         self._families, self._read_at = (), system_clock()
         try:
             with _limited(using):
-                limit_waiting(using, LIMIT)
                 self._families = self._read()
             self.up = 1
         except TooMany:
@@ -96,13 +95,19 @@ class Figure:
         self._shown_until = system_clock() + SHOWN_FOR * (system_clock() - self._read_at)
 
 
-def _limited(using: str) -> AbstractContextManager[object]:
-    """Around statements with a limit. Not on SQLite, where a transaction keeps others from
-    writing."""
+@contextmanager
+def _limited(using: str) -> Iterator[None]:
+    """Lets each statement of the block have one process of the server for LIMIT."""
     connection = connections[using]
-    if connection.vendor == "postgresql" or connection.in_atomic_block:
-        return transaction.atomic(using=using)
-    return nullcontext()
+    if connection.vendor != "postgresql" and not connection.in_atomic_block:
+        yield  # on SQLite a transaction would keep others from writing
+        return
+    with transaction.atomic(using=using):
+        limit_waiting(using, LIMIT)
+        if connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute("SET LOCAL max_parallel_workers_per_gather = 0")
+        yield
 
 
 def refuse_many(rows: models.QuerySet[Any]) -> None:

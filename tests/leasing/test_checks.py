@@ -103,7 +103,17 @@ def test_a_host_that_is_no_network_is_refused() -> None:
 def test_moments_without_a_zone_are_refused(settings: Any) -> None:
     settings.USE_TZ = False
 
-    assert problems() == ["leasing.E013"]
+    assert problems() == ["leasing.E015"]
+
+
+def test_a_token_for_metrics_is_text_or_nothing() -> None:
+    assert problems(METRICS_TOKEN="a token") == problems(METRICS_TOKEN=None) == []
+    assert problems(METRICS_TOKEN=17) == ["leasing.E013"]
+
+
+def test_leaders_to_be_watched_are_several_names() -> None:
+    assert problems(METRICS_LEADERS=["scheduler"]) == []
+    assert problems(METRICS_LEADERS="scheduler") == ["leasing.E014"]
 
 
 def test_several_problems_are_told_together() -> None:

@@ -125,7 +125,9 @@ def test_it_is_taken_from_its_holder_under_a_raised_token(
     assert (record.outcome, record.holder) == (AttemptOutcome.LOST, "ann")
     assert record.grant_id == before["grant_id"]
     assert record.error == after["last_error"] == "no progress for 1 min"
-    assert told == [("recovered", task.pk, {"holder": "ann", "reason": "no progress for 1 min"})]
+    ((name, key, details),) = told
+    assert (name, key, details["holder"]) == ("recovered", task.pk, "ann")
+    assert (details["reason"], details["kind"]) == ("no progress for 1 min", "stalled")
 
 
 def test_in_its_last_attempt_it_is_dead(task: Task, database_clock: DatabaseClock) -> None:
