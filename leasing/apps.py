@@ -12,8 +12,13 @@ class LeasingConfig(AppConfig):
         import atexit
 
         from leasing import checks, log
+        from leasing.conf import leasing_settings
         from leasing.keeper import keeper
 
         checks.register_all()
         log.connect()
         atexit.register(keeper.give_back_all)
+        if leasing_settings.TRACES:
+            from leasing import tracing  # which needs what the extra `otel` brings
+
+            tracing.instrument()

@@ -73,6 +73,8 @@ class LeasingSettings(AppSettings):
     API_COMPATIBLE_HOSTS: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
     #: Whether pages, admin and API only show, whatever anybody is permitted to do.
     READ_ONLY: bool = False
+    #: Whether leases and tasks are traced with OpenTelemetry. Read as the apps start.
+    TRACES: bool = False
     #: How long audit entries are kept: seconds, or None for ever.
     AUDIT_RETENTION: float | None = 365 * 86_400.0
 

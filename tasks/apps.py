@@ -9,8 +9,13 @@ class TasksConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from leasing.conf import leasing_settings
         from tasks import checks, discovery, log, sample  # noqa: F401 - the sample registers
 
         checks.register_all()
         log.connect()
         discovery.discover()
+        if leasing_settings.TRACES:
+            from tasks import tracing  # which needs what the extra `otel` brings
+
+            tracing.instrument()

@@ -27,7 +27,8 @@ from leasing.clock import clock
 from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.terms import Terms
 from tasks import registry
-from tasks.taken import COLUMNS, TOLD_COLUMNS, Taken, Term, keeping
+from tasks.taken import COLUMNS, TOLD_COLUMNS, TRACED_COLUMNS, Taken, Term, keeping
+from tasks.tracepoints import points
 from tasks.trails import Trail, trail_of
 
 if TYPE_CHECKING:
@@ -132,10 +133,11 @@ def _take(
     after: list[int | None] | None,
 ) -> tuple[list[Taken], bool]:
     parameters = {**_parameters(terms, queues, limit), "told": registry.heeded()}
+    how = "take" if points.tracer is None else "take traced"
     if after is None:
-        statement = _kept("take", rows, _take_statement) + _planned_anew(0)
+        statement = _kept(how, rows, _take_statement) + _planned_anew(0)
     else:
-        statement = _kept("take after", rows, _take_after_statement) + _planned_anew(PLAN_LASTS)
+        statement = _kept(f"{how} after", rows, _take_after_statement) + _planned_anew(PLAN_LASTS)
         parameters["after"] = after
     sent_at = clock()
     with connections[rows.db].cursor() as cursor:
@@ -190,9 +192,10 @@ def _take_after_statement(rows: Claiming) -> str:
 
 
 def _taking(rows: Claiming, asked: str, found: str) -> str:
-    columns = ("task_data", *COLUMNS, *TOLD_COLUMNS)
+    traced = () if points.tracer is None else TRACED_COLUMNS
+    columns = ("task_data", *COLUMNS, *TOLD_COLUMNS, *traced)
     told = (_IF_TOLD.format(value=value) for value in _told_values(rows))
-    answer = ", ".join(("passed_over", "now", "task_data", *COLUMNS, *told))
+    answer = ", ".join(("passed_over", "now", "task_data", *COLUMNS, *told, *traced))
     return _claiming(rows, asked, found, columns, answer, DbMicroseconds())
 
 

@@ -21,6 +21,7 @@ from tasks.exceptions import NotSerializable
 from tasks.execution import Execution
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet, TaskStatus
+from tasks.tracepoints import points
 
 logger = logging.getLogger("tasks.runner")
 
@@ -149,7 +150,8 @@ def _store_many(endings: list[Ending], store: Callable[[list[Ending]], Refused])
     if not endings:
         return
     try:
-        refused = store(endings)
+        tracer = points.tracer
+        refused = store(endings) if tracer is None else tracer.storing(store, endings)
     except Error:
         raise
     except BaseException as failure:  # sys.exit() too, in what asks a retry policy
