@@ -1,11 +1,11 @@
 """OpenTelemetry traces of leases. Switched on by ``LEASING = {"TRACES": True}``, or ``instrument``.
 
-    acquire <resource>    a try, with its waiting; ``leasing.outcome`` says whether it was got
-    hold <resource>       from then until the block's end, with the events renewed and lost
-    release <resource>    giving it back
+    acquire    a try, with its waiting; ``leasing.outcome`` says whether it was got
+    hold       from then until the block's end, with the events renewed and lost
+    release    giving it back
 
-Names of spans are those of the verbs alone: resources may be as many as customers. Nothing that
-goes wrong in here reaches what is traced.
+The resource is an attribute, for there may be as many as customers. Nothing that goes wrong in
+here reaches what is traced.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from contextvars import Token
 from typing import Any, ParamSpec, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -78,28 +77,37 @@ class Following:
     """One span, and whether it is the current one of the thread or coroutine that began it.
     None of its methods raises."""
 
-    def __init__(self, span: Span, *, inside: bool) -> None:
+    def __init__(self, span: Span, parent: Context | None, *, inside: bool) -> None:
         self.span = span
-        self._token: Token[Context] | None = None
-        if inside:
-            self._token = context.attach(trace.set_span_in_context(span))
+        self.context = trace.set_span_in_context(span, parent)
+        #: Whether it is a span of its own, that is told: else it may be its parent's.
+        self.is_own = span.is_recording()
+        self.is_over = False
+        self._token = context.attach(self.context) if inside else None
+
+    @harmless
+    def note(self, attributes: Mapping[str, Value]) -> None:
+        if not self.is_over:
+            self.span.set_attributes(attributes)
 
     @harmless
     def event(self, name: str, attributes: Mapping[str, Value] | None = None) -> None:
-        self.span.add_event(name, attributes)
+        if not self.is_over:
+            self.span.add_event(name, attributes)
 
     @harmless
     def fail(self, error: BaseException) -> None:
         """The span is that of something that failed with ``error``."""
-        self.span.record_exception(error)
-        self.span.set_attribute("error.type", type(error).__qualname__)
-        self.span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+        if not self.is_over:
+            self.span.record_exception(error)
+            self.err(type(error).__qualname__, f"{type(error).__name__}: {error}")
 
     @harmless
     def err(self, kind: str, text: str) -> None:
         """The span is that of something that went wrong in a way called ``kind``."""
-        self.span.set_attribute("error.type", kind)
-        self.span.set_status(Status(StatusCode.ERROR, text))
+        if not self.is_over:
+            self.span.set_attribute("error.type", kind)
+            self.span.set_status(Status(StatusCode.ERROR, text))
 
     @harmless
     def leave(self) -> None:
@@ -110,7 +118,10 @@ class Following:
 
     @harmless
     def end(self) -> None:
-        self.span.end()
+        """Only the first call counts: a second one the SDK would complain of."""
+        if not self.is_over:
+            self.is_over = True
+            self.span.end()
 
 
 @harmless
@@ -122,11 +133,13 @@ def begin(
     kind: SpanKind = SpanKind.INTERNAL,
     parent: Context | None = None,
     links: list[Link] | None = None,
+    start: int | None = None,
     inside: bool = False,
 ) -> Following:
-    """Begin a span below ``parent``, or else the current one."""
-    span = tracer.start_span(name, parent, kind, attributes, links)
-    return Following(span, inside=inside)
+    """Begin a span below ``parent``, or else the current one, at ``start`` (nanoseconds since
+    1970; None: now). ``inside`` makes it the current one."""
+    span = tracer.start_span(name, parent, kind, attributes, links, start)
+    return Following(span, parent, inside=inside)
 
 
 def within(following: Following | None, call: Callable[[], Result]) -> Result:
@@ -159,11 +172,12 @@ class Leases:
             return (yield from steps)
         try:
             row = yield from steps
-            _tell_acquired(span, row)
+            term = {"leasing.holder": row.holder, "leasing.fencing_token": row.fencing_token}
+            span.note({"leasing.outcome": "acquired", **term})
             return row
         except LeaseHeld as held:
             # Nothing went wrong: that is what leases are for.
-            span.span.set_attributes({"leasing.outcome": "held", "leasing.held_by": held.holder})
+            span.note({"leasing.outcome": "held", "leasing.held_by": held.holder})
             raise
         except BaseException as error:
             span.fail(error)
@@ -202,17 +216,6 @@ class Holding:
     def close(self) -> None:
         self._following.leave()
         self._following.end()
-
-
-@harmless
-def _tell_acquired(following: Following, row: Any) -> None:
-    following.span.set_attributes(
-        {
-            "leasing.outcome": "acquired",
-            "leasing.holder": row.holder,
-            "leasing.fencing_token": row.fencing_token,
-        }
-    )
 
 
 def _attributes(resource: str) -> dict[str, Value]:

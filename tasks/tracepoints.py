@@ -39,9 +39,7 @@ class AttemptTrace(HoldTrace, Protocol):
 class TaskTracer(Protocol):
     """Follows tasks."""
 
-    def sending(
-        self, columns: dict[str, Any], store: Callable[[], Stored]
-    ) -> Callable[[], Stored]:
+    def sending(self, columns: dict[str, Any], store: Callable[[], Stored]) -> Callable[[], Stored]:
         """``store``, which stores one task or many with ``columns``, followed; as a part of what
         is being done now, whenever it is called."""
 
@@ -51,9 +49,7 @@ class TaskTracer(Protocol):
     def running(self, execution: Execution) -> AttemptTrace | None:
         """The handler of ``execution`` is about to be called in this context."""
 
-    def storing(
-        self, store: Callable[[list[Ending]], Refused], endings: list[Ending]
-    ) -> Refused:
+    def storing(self, store: Callable[[list[Ending]], Refused], endings: list[Ending]) -> Refused:
         """Call ``store``, which stores what came of attempts."""
 
     def lost(self, task: Task, reason: str) -> object:

@@ -197,7 +197,9 @@ class Batching(Holding):
             return 0
         said: dict[str, Any] = {"last_error": Case(*texts, output_field=models.TextField())}
         tasks = {key: each.task for key, each in failures.items()}
-        traces = [When(pk=key, then=Value(task.traced)) for key, task in tasks.items() if task.traced]
+        traces = [
+            When(pk=key, then=Value(task.traced)) for key, task in tasks.items() if task.traced
+        ]
         if traces:
             said["trace_context"] = Case(*traces, default=F("trace_context"))
         cancelled = mine.filter(CANCEL_REQUESTED).update(
