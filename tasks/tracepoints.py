@@ -43,6 +43,12 @@ class TaskTracer(Protocol):
         """``store``, which stores one task or many with ``columns``, followed; as a part of what
         is being done now, whenever it is called."""
 
+    def publishing(
+        self, publish: Callable[[], Stored], *, key: int, name: str, queue: str, carried: str | None
+    ) -> Stored:
+        """Call ``publish``, which gives a broker the message of the task with this ``key``, whose
+        ``trace_context`` is ``carried``."""
+
     def claimed(self, claimed: Sequence[Task | Taken]) -> object:
         """One request brought these."""
 

@@ -201,7 +201,9 @@ class Batching(Holding):
             When(pk=key, then=Value(task.traced)) for key, task in tasks.items() if task.traced
         ]
         if traces:
-            said["trace_context"] = Case(*traces, default=F("trace_context"))
+            said["trace_context"] = Case(
+                *traces, default=F("trace_context"), output_field=models.TextField()
+            )
         cancelled = mine.filter(CANCEL_REQUESTED).update(
             status=TaskStatus.CANCELLED, **said, **ending()
         )
