@@ -16,7 +16,6 @@ import pytest
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 from opentelemetry import trace
-from pytest_django import Settings
 
 import tasks.tracing
 from tasks import registry, runner
@@ -388,6 +387,8 @@ def test_what_a_handler_does_is_a_part_of_its_attempt_on_threads_and_in_coroutin
         wait_for(lambda: len(spans.named("complete default")) == 2)
 
     inner, processes = spans.named("inner"), spans.named("process default")
+    for process in processes:
+        assert any(is_in(process, send) for send in spans.named("send default"))
     for span in inner:
         assert any(is_in(span, process) for process in processes)
     assert len(inner) == len(processes) == 2
@@ -487,14 +488,30 @@ def test_without_a_provider_nothing_is_written(run_task: RunTask) -> None:
     assert task.trace_context is None
 
 
-def test_nothing_is_written_or_read_while_it_is_off(run_task: RunTask, settings: Settings) -> None:
+@pytest.mark.usefixtures("unheard")
+def test_nothing_is_written_or_read_while_it_is_off() -> None:
     with CaptureQueriesContext(connection) as queries:
-        task = TaskFactory(name="jobs.echo")
-        Task.objects.filter(pk=task.pk).take("worker-a")
+        Task.objects.enqueue("jobs.echo")
+        Task.objects.enqueue_many("jobs.echo", [{}, {}])
+        taken = Task.objects.take("worker-a", limit=2)
+        Task.objects.complete_taken([(each, None) for each in taken])
 
-    assert task.trace_context is None
-    if connection.vendor == "postgresql":
+    assert set(Task.objects.values_list("trace_context", flat=True)) == {None}
+    if connection.vendor == "postgresql":  # the portable forms name every column, read or not
         assert not [each for each in queries if "trace_context" in each["sql"]]
+
+
+@pytest.mark.usefixtures("unheard")
+def test_a_claim_brings_what_its_tasks_carry_without_a_query_more(spans: Spans) -> None:
+    Task.objects.enqueue_many("jobs.echo", [{}, {}])
+    with CaptureQueriesContext(connection) as queries:
+        first = Task.objects.take("worker-a")
+        followed = len(queries)
+        tasks.tracing.uninstrument()
+        second = Task.objects.take("worker-a")
+
+    assert followed == len(queries) - followed
+    assert [bool(each.trace_context) for each in (*first, *second)] == [True, False]
 
 
 OFF = """
