@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -55,6 +55,13 @@ def uninstrument() -> None:
 def tracer_of(name: str, provider: TracerProvider | None) -> trace.Tracer:
     """The tracer that spans of ``name`` are made by."""
     return trace.get_tracer(name, tracer_provider=provider)
+
+
+def is_set_up(tracer: trace.Tracer) -> bool:
+    """Whether ``tracer`` may make spans that are told: without a provider none does."""
+    if not isinstance(tracer, trace.ProxyTracer):
+        return True
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 def harmless(method: Callable[P, Result]) -> Callable[P, Result | None]:
@@ -132,7 +139,7 @@ def begin(
     *,
     kind: SpanKind = SpanKind.INTERNAL,
     parent: Context | None = None,
-    links: list[Link] | None = None,
+    links: Sequence[Link] = (),
     start: int | None = None,
     inside: bool = False,
 ) -> Following:

@@ -20,11 +20,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 # First, for what it says where OpenTelemetry is missing.
-from leasing.tracing import Following, Value, begin, harmless, tracer_of, within  # isort: split
+from leasing.tracing import (  # isort: split
+    Following,
+    Value,
+    begin,
+    harmless,
+    is_set_up,
+    tracer_of,
+    within,
+)
 
 from opentelemetry import context, propagate, trace
 from opentelemetry.context import Context
@@ -81,7 +89,15 @@ def inject(current: Context | None = None) -> str | None:
 def extract(carried: str | None) -> Context:
     """The context of what ``inject`` brought, or of a task's ``trace_context``: for spans of your
     own that belong to it."""
-    return propagate.extract(_headers(carried), Context())
+    return _read(carried)[0] if carried else Context()
+
+
+@lru_cache(maxsize=1024)
+def _read(carried: str) -> tuple[Context, tuple[Link, ...]]:
+    """The context that ``carried`` stands for, and the links to the attempt before."""
+    # Kept: it is read at the claim and at the run, and those of one enqueue carry the same.
+    headers = _headers(carried)
+    return propagate.extract(headers, Context()), _links(headers.get(PREVIOUS))
 
 
 @contextmanager
@@ -105,14 +121,13 @@ def _headers(carried: str | None) -> dict[str, str]:
     return headers if isinstance(headers, dict) else {}
 
 
-def _links(carried: str | None) -> list[Link]:
-    """To the attempt before."""
-    header = _headers(carried).get(PREVIOUS)
+def _links(header: str | None) -> tuple[Link, ...]:
+    """To the span of ``header``, where that is one."""
     if header is None:
-        return []
+        return ()
     found = TraceContextTextMapPropagator().extract({"traceparent": header}, Context())
     before = trace.get_current_span(found).get_span_context()
-    return [Link(before, {"tasks.link": PREVIOUS})] if before.is_valid else []
+    return (Link(before, {"tasks.link": PREVIOUS}),) if before.is_valid else ()
 
 
 def _with_previous(carried: str | None, span: SpanContext) -> str:
@@ -191,6 +206,8 @@ class Tasks:
 
     def running(self, execution: Execution) -> Attempt | None:
         taken = execution.taken
+        if not (taken.trace_context or is_set_up(self._tracer)):
+            return None
         span = self._begin(
             "process", "process", taken, kind=SpanKind.CONSUMER, is_linked=True, inside=True
         )
@@ -209,8 +226,8 @@ class Tasks:
         errors = {id(ending): error for ending, error in refused}
         for ending in endings:
             attempt = ending.execution.trace
-            if not isinstance(attempt, Attempt):
-                continue
+            if not (isinstance(attempt, Attempt) and attempt.following.is_own):
+                continue  # which no sampler would tell either
             span = begin(
                 self._tracer,
                 f"{ending.verb} {ending.execution.taken.queue}",
@@ -316,9 +333,9 @@ def _begin_of(
     **options: Any,
 ) -> Following | None:
     """Begin a span of a task that carries ``carried``."""
-    links = _links(carried) if is_linked else None
-    parent = extract(carried) if carried else None
-    return begin(tracer, name, attributes, kind=kind, parent=parent, links=links, **options)
+    parent, links = _read(carried) if carried else (None, ())
+    linked = links if is_linked else ()
+    return begin(tracer, name, attributes, kind=kind, parent=parent, links=linked, **options)
 
 
 @harmless
