@@ -133,11 +133,10 @@ def _take(
     after: list[int | None] | None,
 ) -> tuple[list[Taken], bool]:
     parameters = {**_parameters(terms, queues, limit), "told": registry.heeded()}
-    how = "take" if points.tracer is None else "take traced"
     if after is None:
-        statement = _kept(how, rows, _take_statement) + _planned_anew(0)
+        statement = _kept("take", rows, _take_statement) + _planned_anew(0)
     else:
-        statement = _kept(f"{how} after", rows, _take_after_statement) + _planned_anew(PLAN_LASTS)
+        statement = _kept("take after", rows, _take_after_statement) + _planned_anew(PLAN_LASTS)
         parameters["after"] = after
     sent_at = clock()
     with connections[rows.db].cursor() as cursor:
@@ -274,8 +273,9 @@ def _kept(what: str, rows: Any, compiled: Callable[[Any], str]) -> str:
     if like is None:
         return compiled(rows)
     compile_ = rows.query.get_compiler(rows.db).compile
-    # Tests set the clock.
-    key = (what, like, compile_(DbNow())[0], compile_(DbMicroseconds())[0])
+    # Tests set the clock. What is traced is read with a column more.
+    clock_ = compile_(DbNow())[0], compile_(DbMicroseconds())[0]
+    key = (what, like, clock_, points.tracer is None)
     statement = _statements.get(key)
     if statement is None:
         if len(_statements) >= _KEPT:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Stored = TypeVar("Stored")
 
+#: Tells a broker of the task with a key, in a queue.
+Send = Callable[[int, str], object]
+
 
 class AttemptTrace(HoldTrace, Protocol):
     """Follows one attempt, from the call of its handler on."""
@@ -43,11 +46,9 @@ class TaskTracer(Protocol):
         """``store``, which stores one task or many with ``columns``, followed; as a part of what
         is being done now, whenever it is called."""
 
-    def publishing(
-        self, publish: Callable[[], Stored], *, key: int, name: str, queue: str, carried: str | None
-    ) -> Stored:
-        """Call ``publish``, which gives a broker the message of the task with this ``key``, whose
-        ``trace_context`` is ``carried``."""
+    def publishing(self, send: Send, keys: Sequence[int]) -> Send:
+        """``send``, which gives a broker the message of a task, for the tasks with these
+        ``keys``, followed. A query for all of them."""
 
     def claimed(self, claimed: Sequence[Task | Taken]) -> object:
         """One request brought these."""

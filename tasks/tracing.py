@@ -34,6 +34,7 @@ from leasing.tracing import (  # isort: split
     within,
 )
 
+from django.apps import apps
 from opentelemetry import context, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, TracerProvider
@@ -42,7 +43,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from leasing.clock import clock
 from leasing.exceptions import LeaseLost
 from leasing.functions import EPOCH
-from tasks.tracepoints import points
+from tasks.tracepoints import Send, points
 
 if TYPE_CHECKING:
     from tasks.execution import Execution
@@ -173,24 +174,32 @@ class Tasks:
 
         return within(span, stored)
 
-    def publishing(
-        self, publish: Callable[[], Stored], *, key: int, name: str, queue: str, carried: str | None
-    ) -> Stored:
-        """Call ``publish``, which gives a broker the message of the task with this ``key``."""
-        attributes = {
-            **_attributes("publish", "send", queue),
-            "messaging.message.id": str(key),
-            "tasks.name": name,
-        }
-        span = _begin_of(
-            self._tracer,
-            f"publish {queue}",
-            attributes,
-            carried,
-            kind=SpanKind.PRODUCER,
-            inside=True,
-        )
-        return within(span, publish)
+    def publishing(self, send: Send, keys: Sequence[int]) -> Send:
+        rows = self._rows(keys) or {}
+
+        def publish(key: int, queue: str) -> object:
+            told, carried = rows.get(key, ("", None))
+            attributes = {
+                **_attributes("publish", "send", queue),
+                "messaging.message.id": str(key),
+                "tasks.name": told,
+            }
+            span = _begin_of(
+                self._tracer,
+                f"publish {queue}",
+                attributes,
+                carried,
+                kind=SpanKind.PRODUCER,
+                inside=True,
+            )
+            return within(span, partial(send, key, queue))
+
+        return publish
+
+    @harmless
+    def _rows(self, keys: Sequence[int]) -> dict[int, tuple[str, str | None]]:
+        rows = apps.get_model("tasks", "Task").objects.home().filter(pk__in=keys)
+        return {key: more for key, *more in rows.values_list("pk", "name", "trace_context")}
 
     # Workers
 

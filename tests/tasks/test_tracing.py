@@ -71,6 +71,10 @@ def id_of(span: Any) -> str:
     return f"{span.context.span_id:016x}"
 
 
+def current_span() -> int:
+    return trace.get_current_span().get_span_context().span_id
+
+
 # The tree
 
 
@@ -402,9 +406,7 @@ def test_a_child_process_goes_on_with_the_span_of_its_attempt(
     spans: Spans, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
     seen: list[int] = []
-    handlers["jobs.echo"] = lambda ctx, **data: seen.append(
-        trace.get_current_span().get_span_context().span_id
-    )
+    handlers["jobs.echo"] = lambda ctx, **data: seen.append(current_span())
     task = TaskFactory(name="jobs.echo", state="running")
     execution = execution_of(task)
     execution.follow()
@@ -414,18 +416,21 @@ def test_a_child_process_goes_on_with_the_span_of_its_attempt(
     Attempt.of(job).run()
 
     assert [f"{each:016x}" for each in seen] == [id_of(spans.one("process default"))]
-    assert not trace.get_current_span().get_span_context().is_valid
+    assert current_span() == 0
 
 
 def test_a_message_to_a_broker_is_a_part_of_the_task(spans: Spans) -> None:
-    task = Task.objects.enqueue("jobs.echo")
+    first, other = Task.objects.enqueue_many("jobs.echo", [{}, {}])
+    inside: list[int] = []
     tracer: Any = points.tracer
-    sent = tracer.publishing(
-        lambda: "sent", key=task.pk, name=task.name, queue=task.queue, carried=task.trace_context
-    )
+    send = tracer.publishing(lambda key, queue: inside.append(current_span()), [first.pk])
+    send(first.pk, "default")
+    send(other.pk, "default")  # of which it was not told
 
-    assert sent == "sent"
-    assert is_in(spans.one("publish default"), spans.one("send default"))
+    known, unknown = spans.named("publish default")
+    assert is_in(known, spans.one("send default"))
+    assert attributes(known)["messaging.message.id"] == str(first.pk)
+    assert [f"{each:016x}" for each in inside] == [id_of(known), id_of(unknown)]
 
 
 # What it must not do
