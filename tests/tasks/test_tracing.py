@@ -19,11 +19,12 @@ from opentelemetry import trace
 
 import tasks.tracing
 from tasks import registry, runner
-from tasks.child import Attempt, Job
+from tasks.child import Answer, Attempt, Job
 from tasks.exceptions import NotSerializable, Snooze
 from tasks.execution import Execution
 from tasks.giving_back import give_back
 from tasks.models import Task, TaskStatus
+from tasks.processes import Child
 from tasks.settling import settle
 from tasks.tracepoints import points
 from tests.factories import TaskFactory, claimed
@@ -417,6 +418,24 @@ def test_a_child_process_goes_on_with_the_span_of_its_attempt(
 
     assert [f"{each:016x}" for each in seen] == [id_of(spans.one("process default"))]
     assert current_span() == 0
+
+
+def test_a_child_process_is_told_of_the_span(
+    spans: Spans, execution_of: Callable[[Task], Execution], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    lane = Child()
+    monkeypatch.setattr(lane, "_start", lambda: None)
+    monkeypatch.setattr(lane, "_send", sent.append)
+    monkeypatch.setattr(lane, "_receive", lambda *args: Answer())
+    execution = execution_of(TaskFactory(name="jobs.compute", state="running"))
+    execution.follow()
+    lane.call(execution, execution.context())
+    assert execution.trace is not None
+    execution.trace.close()
+
+    (job,) = sent
+    assert span_id(json.loads(job.trace)["traceparent"]) == id_of(spans.one("process default"))
 
 
 def test_a_message_to_a_broker_is_a_part_of_the_task(spans: Spans) -> None:
