@@ -264,6 +264,14 @@ def test_snoozed_and_cancelled_attempts_are_gone_on_from(spans: Spans, run_task:
     assert span_id(carried(cancelled)["previous"]) == id_of(second)
 
 
+def test_an_attempt_that_fails_alone_leaves_its_own_too() -> None:
+    task = TaskFactory(name="jobs.echo", state="running")
+    task.traced = "{}"
+    Task.objects.fail(task, "no luck")
+
+    assert Task.objects.get().trace_context == "{}"
+
+
 @pytest.mark.usefixtures("connected")
 def test_many_failures_that_are_stored_together_leave_each_its_own(
     spans: Spans, execution_of: Callable[[Task], Execution], handlers: Handlers
