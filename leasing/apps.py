@@ -21,3 +21,7 @@ class LeasingConfig(AppConfig):
         atexit.register(keeper.give_back_all)
         if leasing_settings.METRICS:
             instruments.connect()
+        if leasing_settings.TRACES:
+            from leasing import tracing  # which needs what the extra `otel` brings
+
+            tracing.instrument()

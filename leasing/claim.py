@@ -38,6 +38,8 @@ class Claim(list[Row]):
         self._entered = True
         self.holds = [Hold(self._store) for _ in self]
         adopt_together(list(zip(self.holds, map(grant_of, self), strict=True)))
+        for hold in self.holds:
+            hold.follow(inside=False)
         return self
 
     def __exit__(

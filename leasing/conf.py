@@ -81,6 +81,8 @@ class LeasingSettings(AppSettings):
     METRICS_TOKEN: str | None = None
     #: Leaderships of which there should always be one, by name: for an alert.
     METRICS_LEADERS: tuple[str, ...] = ()
+    #: Whether leases and tasks are traced with OpenTelemetry. Read as the apps start.
+    TRACES: bool = False
     #: How long audit entries are kept: seconds, or None for ever.
     AUDIT_RETENTION: float | None = 365 * 86_400.0
 

@@ -27,6 +27,7 @@ from leasing.exceptions import LeaseLost
 from leasing.keeper import Keeper, keeper
 from leasing.reasons import Reason, Why
 from leasing.store import Grant, Renewal, Store
+from leasing.tracepoints import HoldTrace, points
 
 logger = get_logger("leasing")
 
@@ -62,6 +63,7 @@ class Hold:
         "_settling",
         "due_at",
         "store",
+        "trace",
         "trusted_until",
         "yield_to",
     )
@@ -94,11 +96,14 @@ class Hold:
         self._settling = False
         self._is_last = False
         self._interrupt: Interrupt | None = None
+        #: Who follows this hold; None unless leases are traced.
+        self.trace: HoldTrace | None = None
 
     # Taking and giving back
 
     def __enter__(self) -> Self:
         self.adopt(drive(self._begin()))
+        self.follow()
         return self
 
     def __exit__(
@@ -115,10 +120,13 @@ class Hold:
                 raise
         except Exception as failure:
             self._log_unreleased(failure)
+        finally:
+            self._unfollow()
 
     async def __aenter__(self) -> Self:
         """As ``with``; in addition the body is cancelled when the hold is lost."""
         self.adopt(await adrive(self._begin()))
+        self.follow()
         self._interrupt = Interrupt()
         if self._is_lost:
             self._interrupt()
@@ -130,6 +138,12 @@ class Hold:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        try:
+            await self._aend(error)
+        finally:
+            self._unfollow()
+
+    async def _aend(self, error: BaseException | None) -> None:
         interrupt, self._interrupt = self._interrupt, None
         if interrupt is not None and interrupt.explains(error):
             self.leave()
@@ -166,6 +180,17 @@ class Hold:
         self._is_last = False
         self._is_unreleased = False
         self.trusted_until = grant.sent_at + grant.remaining - margin
+
+    def follow(self, *, inside: bool = True) -> None:
+        """Let its term be traced from now on, where leases are; and with ``inside`` let what this
+        thread or coroutine does be a part of it, until the block ends."""
+        if points.tracer is not None:
+            self.trace = points.tracer.holding(self, inside)
+
+    def _unfollow(self) -> None:
+        trace, self.trace = self.trace, None
+        if trace is not None:
+            trace.close()
 
     def release(self) -> None:
         """Give the lease back at once; the keeper stops renewing it. Again changes nothing.
@@ -318,6 +343,8 @@ class Hold:
             asked = renewal.yield_to and not self.yield_to
             self.yield_to = renewal.yield_to
             self._is_last = renewal.is_last
+        if self.trace is not None:
+            self.trace.renewed()
         if asked and self._on_yield is not None:
             self._keeper.tell(self._tell_asked)
 
@@ -343,6 +370,8 @@ class Hold:
             if self._lost is not None:
                 self._lost.set()
         self._keeper.discard(self)
+        if self.trace is not None:
+            self.trace.lost(reason)
         interrupt = self._interrupt
         if interrupt is not None:
             interrupt()

@@ -45,6 +45,7 @@ from leasing.rowstore import RowStore, grant_of, row_store, write_apart
 from leasing.separate import SeparateRowStore, taking_separately
 from leasing.store import Grant, Renewals
 from leasing.terms import Terms
+from leasing.tracepoints import points
 
 if TYPE_CHECKING:
     from leasing.models import Leasable
@@ -249,7 +250,12 @@ class LeasableQuerySet(models.QuerySet[Row]):
             say_wanted=lambda: self._say_wanted(resource),
             stopping=stopping,
         )
-        return timed(self.model, steps) if probes.acquiring else steps
+        if probes.acquiring:
+            steps = timed(self.model, steps)
+        # What can be stopped may wait for days, and is a campaign.
+        if points.tracer is None or stopping is not None:
+            return steps
+        return points.tracer.acquiring(resource, steps)
 
     def holding_of(
         self,
@@ -329,14 +335,20 @@ class LeasableQuerySet(models.QuerySet[Row]):
 
         Raises LeaseLost when the grant is no longer the current one or had run out.
         """
-        rows = self.home()
-        if rows._release_in_one([row]):
-            return row
-        if rows._release(row):
-            after_commit(rows.db, lambda: signals.send(signals.released, row))
-        elif not rows._was_released_by_holder(row):
-            raise rows._refuse(row, "release")
+        release = partial(self.home()._release_held, row)
+        if points.tracer is None:
+            release()
+        else:
+            points.tracer.releasing(row.lease_resource, release)
         return row
+
+    def _release_held(self, row: Row) -> None:
+        if self._release_in_one([row]):
+            return
+        if self._release(row):
+            after_commit(self.db, lambda: signals.send(signals.released, row))
+        elif not self._was_released_by_holder(row):
+            raise self._refuse(row, "release")
 
     def release_many(self, held: Iterable[Row]) -> dict[Any, LeaseLost]:
         """``release`` each of ``held``, on PostgreSQL in one statement. Returns how those were

@@ -26,3 +26,7 @@ class TasksConfig(AppConfig):
         instruments.add(counting="tasks.metrics", reading="tasks.task_figures")
         if leasing_settings.METRICS:
             instruments.connect()
+        if leasing_settings.TRACES:
+            from tasks import tracing  # which needs what the extra `otel` brings
+
+            tracing.instrument()

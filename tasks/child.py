@@ -41,6 +41,8 @@ class Job:
     task: Task
     trusted_until: float
     timeout: timedelta | None
+    #: The span of the attempt, where tasks are traced.
+    trace: str | None = None
 
 
 @dataclass
@@ -76,6 +78,7 @@ class Attempt:
     task: Task
     hold: Hold
     interruption: Interruption = field(default_factory=Interruption)
+    trace: str | None = None
 
     @classmethod
     def of(cls, job: Job) -> Attempt:
@@ -85,7 +88,7 @@ class Attempt:
         hold.trusted_until = job.trusted_until
         interruption = Interruption(timeout=job.timeout)
         interruption.start_timeout()
-        return cls(job.task, hold, interruption)
+        return cls(job.task, hold, interruption, job.trace)
 
     def hear(self, news: News) -> None:
         if news.grant_id != self.hold.grant_id:
@@ -98,6 +101,14 @@ class Attempt:
             self.interruption.stirred.set()
 
     def run(self) -> Answer:
+        if self.trace is None:
+            return self._run()
+        from tasks.tracing import inside
+
+        with inside(self.trace):
+            return self._run()
+
+    def _run(self) -> Answer:
         close_old_connections()
         context = Context(self.task, self.hold, self.interruption.stopping, self.interruption)
         try:

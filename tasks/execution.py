@@ -22,6 +22,7 @@ from tasks.latch import Latch
 from tasks.models import Task
 from tasks.taken import Taken
 from tasks.takenstore import grants_of, store_in
+from tasks.tracepoints import AttemptTrace, points
 
 Watch = Callable[["Execution"], object]
 
@@ -43,6 +44,7 @@ class Execution:
         "interruption",
         "taken",
         "taken_by",
+        "trace",
     )
 
     def __init__(
@@ -64,6 +66,8 @@ class Execution:
         self.taken_by = ""
         #: Ends what can be ended from outside: a coroutine. May be called on any thread.
         self.interrupt: Callable[[], object] | None = None
+        #: Follows it from the call of its handler on, where tasks are traced.
+        self.trace: AttemptTrace | None = None
         self._watch = watch
         self._lock = threading.Lock()
         self.hold = Hold(
@@ -115,6 +119,12 @@ class Execution:
     def is_over(self) -> bool:
         """Whether what the handler still does is in vain."""
         return self.hold.is_lost or self.taken_by in ("timeout", "stop")
+
+    def follow(self) -> None:
+        """Let the attempt be traced from now on, where tasks are, with what this thread or
+        coroutine does as a part of it."""
+        if points.tracer is not None:
+            self.trace = self.hold.trace = points.tracer.running(self)
 
     def context(self) -> Context:
         """What the handler is given."""

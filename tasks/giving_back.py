@@ -43,6 +43,8 @@ def give_back(executions: list[Execution], reason: str) -> None:
     """Set tasks ready again at once, whatever their handlers still do. Raises nothing."""
     for execution in executions:
         execution.hold.leave()
+        if execution.trace is not None:
+            execution.trace.returned(reason)
     for using in {execution.using for execution in executions}:
         tasks = [each.task for each in executions if each.using == using]
         try:

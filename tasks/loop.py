@@ -98,11 +98,14 @@ class Coroutines(Lane):
         ending = runner.before(execution)
         stalled = False
         if ending is None:
+            execution.follow()
             stalled = self.chaos is not None and self.chaos.strike(execution.hold)
             ending = await self._attempt(execution)
         if stalled and ending.verb:
             await asyncio.to_thread(self._run_late, execution.hold)
         ending.close("handler")
+        if execution.trace is not None:
+            execution.trace.leave(ending)
         self._active -= 1
         self._end(ending, began_at)
         self._fill()

@@ -83,6 +83,9 @@ class Task(Leasable):
     concurrency_key = models.CharField(max_length=200, blank=True, default="")
     concurrency_limit = models.SmallIntegerField(null=True, default=None)
     slot = models.CharField(max_length=210, null=True, default=None)
+    #: What traces go on from: W3C's headers of the span that enqueued it, as JSON, and as
+    #: ``previous`` that of the attempt before. Null where nobody traced it.
+    trace_context = models.TextField(null=True, default=None, blank=True)
 
     # Before the tasks that were claimed may come a million that never were.
     leases_listed_by = "acquired_at"
@@ -96,6 +99,8 @@ class Task(Leasable):
     is_duplicate = False
     #: Set by ``fail``: what its handler raised, for the receivers of its signals.
     raised: BaseException | None = None
+    #: What of the trace of this attempt its end is to leave in the row, for the next attempt.
+    traced: str | None = None
 
     objects: ClassVar = TaskQuerySet.as_manager()
 

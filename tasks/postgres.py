@@ -28,7 +28,8 @@ from leasing.clock import clock
 from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.terms import Terms
 from tasks import registry, signals
-from tasks.taken import COLUMNS, TOLD_COLUMNS, Taken, Term, keeping
+from tasks.taken import COLUMNS, TOLD_COLUMNS, TRACED_COLUMNS, Taken, Term, keeping
+from tasks.tracepoints import points
 from tasks.trails import Trail, trail_of
 
 if TYPE_CHECKING:
@@ -93,7 +94,9 @@ _MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in ("holder", "ttl", 
 _HOLDER: Any = RawSQL(f"{_MARKS['holder']}::varchar", [], output_field=CharField())
 _TTL: Any = RawSQL(f"{_MARKS['ttl']}::interval", [], output_field=DurationField())
 
-_scan = json.JSONDecoder().scan_once
+#: As ``json.loads`` does it, without a look at what may stand around a text.
+_decoder: Any = json.JSONDecoder()
+_scan = _decoder.scan_once
 
 #: How long a plan is used, in seconds.
 PLAN_LASTS = 15.0
@@ -161,7 +164,6 @@ def _take(
 
 
 def _read(data: str) -> dict[str, Any]:
-    # What the database answers is JSON with nothing around it.
     value: dict[str, Any] = _scan(data, 0)[0]
     return value
 
@@ -206,10 +208,12 @@ def _take_after_statement(rows: Claiming, *, timed: bool) -> str:
 
 
 def _taking(rows: Claiming, asked: str, found: str, timed: bool) -> str:
-    columns = ("task_data", *COLUMNS, *TOLD_COLUMNS)
+    traced = () if points.tracer is None else TRACED_COLUMNS
+    columns = ("task_data", *COLUMNS, *TOLD_COLUMNS, *traced)
     told = (_IF_TOLD.format(value=value) for value in _told_values(rows))
-    waited = [_waited()] if timed else []
-    answer = ", ".join(("passed_over", "now", "task_data", *COLUMNS, *told, *waited))
+    # By their places: what is traced comes after this, also where this is not asked for.
+    waited = [_waited()] if timed else ["NULL"] if traced else []
+    answer = ", ".join(("passed_over", "now", "task_data", *COLUMNS, *told, *waited, *traced))
     return _claiming(rows, asked, found, columns, answer, DbMicroseconds())
 
 
@@ -295,8 +299,9 @@ def _kept(what: str, rows: Any, compiled: Callable[[Any], str]) -> str:
     if like is None:
         return compiled(rows)
     compile_ = rows.query.get_compiler(rows.db).compile
-    # Tests set the clock.
-    key = (what, like, compile_(DbNow())[0], compile_(DbMicroseconds())[0])
+    # Tests set the clock. What is traced is read with a column more.
+    clock_ = compile_(DbNow())[0], compile_(DbMicroseconds())[0]
+    key = (what, like, clock_, points.tracer is None)
     statement = _statements.get(key)
     if statement is None:
         if len(_statements) >= _KEPT:

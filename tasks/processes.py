@@ -78,9 +78,13 @@ class Child:
                 self._receive(watch, clock() + START_PATIENCE)
                 self._ready = True
             execution.start_timeout()
+            trace = execution.trace
             self._send(
                 child.Job(
-                    execution.task, execution.hold.trusted_until, execution.interruption.timeout
+                    execution.task,
+                    execution.hold.trusted_until,
+                    execution.interruption.timeout,
+                    None if trace is None else trace.carrier(),
                 )
             )
             answer = self._receive(watch)

@@ -70,11 +70,14 @@ def work(execution: Execution, call: Call | None = None, chaos: Chaos | None = N
     tidy()
     ending = before(execution)
     if ending is None:
+        execution.follow()
         stalled = chaos is not None and chaos.strike(execution.hold)
         ending = _attempt(execution, call or _call_here)
         if chaos is not None and stalled and ending.verb:
             chaos.run_late(execution.hold)
     ending.close("handler")
+    if execution.trace is not None:
+        execution.trace.leave(ending)
     return ending
 
 
@@ -141,6 +144,8 @@ def time_out(execution: Execution) -> None:
     close_old_connections()
     ending = judge(execution, execution.context(), error=error)
     ending.close("timeout")
+    if execution.trace is not None:
+        execution.trace.over(ending)
     settle([ending])
     connections.close_all()
 

@@ -23,6 +23,7 @@ from tasks.log import said_of
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet, TaskStatus
 from tasks.taken import Taken
+from tasks.tracepoints import points
 
 logger = get_logger("tasks.runner")
 
@@ -182,7 +183,8 @@ def _store_many(endings: list[Ending], store: Callable[[list[Ending]], Refused])
     if not endings:
         return
     try:
-        refused = store(endings)
+        tracer = points.tracer
+        refused = store(endings) if tracer is None else tracer.storing(store, endings)
     except Error:
         raise
     except BaseException as failure:  # sys.exit() too, in what asks a retry policy

@@ -19,6 +19,7 @@ from django.db import Error
 
 from leasing.eventlog import get_logger
 from leasing.functions import EPOCH
+from tasks.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -41,6 +42,8 @@ COLUMNS = (
 #: Those it brings besides where the end of a task is told (``registry.heeded``). Moments come as
 #: numbers, which are read much faster, and made when somebody looks at them.
 TOLD_COLUMNS = ("priority", "created_at", "started_at")
+#: And where tasks are traced.
+TRACED_COLUMNS = ("trace_context",)
 #: The columns that are the same for all tasks of one claim.
 _OF_TERM = ("holder", "ttl", "acquired_at", "expires_at")
 
@@ -109,6 +112,7 @@ class Taken:
         "priority",
         "task_data",
         "term",
+        "trace_context",
     )
 
     # As every task that was just claimed has them.
@@ -134,6 +138,7 @@ class Taken:
         created: int | None = None,
         started: int | None = None,
         waited: int | None = None,
+        trace_context: str | None = None,
     ) -> None:
         self.term = term
         self.task_data = task_data
@@ -152,6 +157,8 @@ class Taken:
         self._created = created
         self._started = started
         self._waited = waited
+        #: Brought where tasks are traced.
+        self.trace_context = trace_context
         self._task: Task | None = None
 
     @property
@@ -257,6 +264,8 @@ class Taken:
             taken.priority = task.priority
             taken._created = _microseconds(task.created_at)
             taken._started = _microseconds(task.started_at)
+        if points.tracer is not None:
+            taken.trace_context = task.trace_context
         taken._task = task
         return taken
 

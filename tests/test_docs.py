@@ -14,8 +14,10 @@ from django.core.management import get_commands, load_command_class
 from django.test import Client
 
 from leasing.conf import leasing_settings
+from leasing.tracepoints import points as leases
 from tasks import declarations, registry
 from tasks.conf import task_settings
+from tasks.tracepoints import points as tasks
 from tests.plugin import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -39,7 +41,9 @@ def commands(start: str) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def own_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Handlers and schedules that a page declares are gone after it."""
+    """Handlers and schedules that a page declares are gone after it, and nobody traces."""
+    for points in (leases, tasks):
+        monkeypatch.setattr(points, "tracer", None)
     monkeypatch.setattr(declarations, "_declared", dict(declarations._declared))
     monkeypatch.setattr(registry, "_handlers", dict(registry._handlers))
 

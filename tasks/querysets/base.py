@@ -196,6 +196,11 @@ def ending() -> dict[str, Any]:
     return {**closing(), **over()}
 
 
+def traced(task: Task) -> dict[str, Any]:
+    """The columns of a trace that the next attempt goes on from."""
+    return {} if task.traced is None else {"trace_context": task.traced}
+
+
 def waiting(delay: timedelta, *, spent: bool = True) -> dict[str, Any]:
     """The columns of a task that waits ``delay`` for its next attempt; of one that someone asked
     to cancel, the columns of its end: it is not tried again. ``spent`` says whether the attempt

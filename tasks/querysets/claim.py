@@ -22,6 +22,7 @@ from tasks.querysets.queues import is_paused
 from tasks.querysets.slots import Seating, Seats
 from tasks.querysets.unique import key_once_claimed
 from tasks.taken import Taken, keeping
+from tasks.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -59,6 +60,8 @@ class Claiming(Seating):
                     tasks = sorted([*tasks, *seated], key=_in_order)
         else:
             tasks = rows._claim_portably(terms, names, limit)
+        if points.tracer is not None:
+            points.tracer.claimed(tasks)
         if signals.claimed.has_listeners(rows.model):
             for task in tasks:
                 signals.send(signals.claimed, task)
@@ -82,12 +85,17 @@ class Claiming(Seating):
             with keeping(taken):
                 seated = rows._claim_portably(terms, names, limit - len(taken))
                 taken += [Taken.of(task) for task in seated]
-        if signals.claimed.has_receivers(rows.model):
+        rows._tell_taken(taken)
+        return taken
+
+    def _tell_taken(self, taken: list[Taken]) -> None:
+        if points.tracer is not None:
+            points.tracer.claimed(taken)
+        if signals.claimed.has_receivers(self.model):
             for each in taken:
                 signals.send(signals.claimed, each.task)
         elif taken and signals.claimed.is_noted:
             signals.claimed.note(taken)
-        return taken
 
     def to_claim(self, queue: Any) -> Self:
         """The tasks of ``queue`` in the order in which they are claimed; none while it is

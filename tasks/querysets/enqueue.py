@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from django.db import DatabaseError, connections, transaction
@@ -27,6 +28,7 @@ from tasks.querysets.columns import (
 )
 from tasks.querysets.present import Meeting
 from tasks.querysets.unique import OnDuplicate, UniqueFor
+from tasks.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -95,6 +97,8 @@ class Enqueuing(Meeting):
             concurrency_key=concurrency_key,
             concurrency_limit=concurrency_limit,
         )
+        if points.tracer is not None:
+            return points.tracer.sending(new.columns, partial(self._store, new, on_duplicate))()
         return self._store(new, on_duplicate)
 
     def enqueue_on_commit(
@@ -117,7 +121,10 @@ class Enqueuing(Meeting):
         rows = self.home()
         new = new_task(name_or_handler, copy.deepcopy(data), **options)
         mode = options.get("on_duplicate", OnDuplicate.SKIP.value)
-        transaction.on_commit(lambda: rows._store(new, mode), using=using or rows.db)
+        store: Callable[[], object] = partial(rows._store, new, mode)
+        if points.tracer is not None:
+            store = points.tracer.sending(new.columns, store)
+        transaction.on_commit(store, using=using or rows.db)
 
     def enqueue_many(
         self,
@@ -137,13 +144,18 @@ class Enqueuing(Meeting):
         items = [as_arguments(each) for each in data]
         if not items:
             return []
-        connection = connections[rows.db]
-        if inserting.serves(rows.model, connection):
-            stored = bulk.store(rows.model, connection, new, items)
+        if points.tracer is not None:
+            return points.tracer.sending(new.columns, partial(rows._store_many, new, items))()
+        return rows._store_many(new, items)
+
+    def _store_many(self, new: NewTasks, items: list[dict[str, Any]]) -> Sequence[Task]:
+        connection = connections[self.db]
+        if inserting.serves(self.model, connection):
+            stored = bulk.store(self.model, connection, new, items)
         else:
-            stored = rows._store_each(new, items)
-        ring_queues(rows.db, [new.columns["queue"]])
-        rows._announce(stored)
+            stored = self._store_each(new, items)
+        ring_queues(self.db, [new.columns["queue"]])
+        self._announce(stored)
         return stored
 
     def _store_each(self, new: NewTasks, items: list[dict[str, Any]]) -> Sequence[Task]:

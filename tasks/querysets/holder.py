@@ -15,7 +15,14 @@ from tasks import registry, signals
 from tasks.bell import ring
 from tasks.exceptions import GiveUp, Snooze, TaskError, UnknownTask
 from tasks.payload import check_json
-from tasks.querysets.base import CANCEL_REQUESTED, TaskStatus, attempt_model, ending, waiting
+from tasks.querysets.base import (
+    CANCEL_REQUESTED,
+    TaskStatus,
+    attempt_model,
+    ending,
+    traced,
+    waiting,
+)
 from tasks.querysets.cancel import cancellation, said
 from tasks.querysets.progress import Progressing
 from tasks.retry import decide, usual
@@ -93,7 +100,7 @@ class Holding(Progressing):
             text = cancellation(by or task.cancel_requested_by)
             attempt = attempt_model().of(task, "cancelled", text)
             done = rows._of_grant(task).update(
-                status=TaskStatus.CANCELLED, last_error=said(text), **ending()
+                status=TaskStatus.CANCELLED, last_error=said(text), **ending(), **traced(task)
             )
             if done:
                 task.refresh_from_db(using=rows.db)
@@ -110,16 +117,14 @@ class Holding(Progressing):
         mine = self._of_grant(failure.task)
         if unexpired:
             mine = mine.unexpired()
-        text = failure.text
-        if mine.filter(CANCEL_REQUESTED).update(
-            status=TaskStatus.CANCELLED, last_error=text, **ending()
-        ):
+        said = {"last_error": failure.text, **traced(failure.task)}
+        if mine.filter(CANCEL_REQUESTED).update(status=TaskStatus.CANCELLED, **said, **ending()):
             return signals.cancelled
         if failure.delay is not None:
             again = mine.filter(attempts__lt=F("max_attempts"))
-            if again.update(last_error=text, **waiting(failure.delay)):
+            if again.update(**said, **waiting(failure.delay)):
                 return signals.failed
-        dead = mine.update(status=TaskStatus.FAILED, last_error=text, **ending())
+        dead = mine.update(status=TaskStatus.FAILED, **said, **ending())
         return signals.dead if dead else None
 
     def give_back(self, task: Task, reason: str, *, delay: timedelta = timedelta(0)) -> Task:
@@ -166,7 +171,7 @@ class Holding(Progressing):
         with transaction.atomic(using=self.db):
             self._lock(task)
             given = self._of_grant(task).update(
-                attempts=F("attempts") - 1, **waiting(delay, spent=False)
+                attempts=F("attempts") - 1, **waiting(delay, spent=False), **traced(task)
             )
             if given:
                 self._attempts_of(task).filter(**like).delete()

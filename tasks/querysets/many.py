@@ -195,9 +195,17 @@ class Batching(Holding):
         texts = [When(pk=key, then=Value(each.text)) for key, each in failures.items()]
         if not texts:
             return 0
-        text = {"last_error": Case(*texts, output_field=models.TextField())}
+        said: dict[str, Any] = {"last_error": Case(*texts, output_field=models.TextField())}
+        tasks = {key: each.task for key, each in failures.items()}
+        traces = [
+            When(pk=key, then=Value(task.traced)) for key, task in tasks.items() if task.traced
+        ]
+        if traces:
+            said["trace_context"] = Case(
+                *traces, default=F("trace_context"), output_field=models.TextField()
+            )
         cancelled = mine.filter(CANCEL_REQUESTED).update(
-            status=TaskStatus.CANCELLED, **text, **ending()
+            status=TaskStatus.CANCELLED, **said, **ending()
         )
         delays = {key: each.delay for key, each in failures.items() if each.delay is not None}
         again = 0
@@ -205,10 +213,10 @@ class Batching(Holding):
             waits = [When(pk=key, then=after(delay)) for key, delay in delays.items() if delay]
             due = {"scheduled_at": Case(*waits, default=F("scheduled_at"))} if waits else {}
             left = mine.filter(pk__in=list(delays), attempts__lt=F("max_attempts"))
-            again = left.update(**text, **waiting(timedelta(0)), **due)
+            again = left.update(**said, **waiting(timedelta(0)), **due)
         dead = 0
         if cancelled + again < len(failures):
-            dead = mine.update(status=TaskStatus.FAILED, **text, **ending())
+            dead = mine.update(status=TaskStatus.FAILED, **said, **ending())
         return cancelled + again + dead
 
     def _failed_so(self, failures: dict[Any, Failure], *, everyone: bool) -> list[Failure]:

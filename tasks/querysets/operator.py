@@ -27,11 +27,13 @@ from tasks.querysets.base import (
     closing,
     idle,
     overdue,
+    traced,
     until_idle,
 )
 from tasks.querysets.cancel import Cancelling, never_cancelled
 from tasks.querysets.ended import BULK_BATCH
 from tasks.querysets.unique import key_in_retry
+from tasks.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -149,9 +151,12 @@ class Operating(Cancelling):
         for task in tasks:
             text = reason(task)
             attempts.append(attempt_model().of(before[task.pk], "lost", text))
+            if points.tracer is not None:
+                points.tracer.lost(task, text)
             if task.status != TaskStatus.CANCELLED:  # which says who cancelled it, and why
                 task.last_error = text
-                self._everything().filter(pk=task.pk).update(last_error=text)
+                left = {"last_error": text, **traced(task)}
+                self._everything().filter(pk=task.pk).update(**left)
         attempt_model()._default_manager.using(self.db).bulk_create(attempts)
 
     def retry(self, by: str = "") -> int:

@@ -18,6 +18,7 @@ from tasks.bell import ring
 from tasks.payload import is_same_json
 from tasks.querysets.base import TaskRows, TaskStatus
 from tasks.querysets.unique import OnDuplicate
+from tasks.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -114,6 +115,8 @@ class Meeting(TaskRows):
         columns: dict[str, Any] = {name: getattr(task, name) for name in REPLACED}
         if not keep_time:
             columns["scheduled_at"] = _start_of(task)
+        if points.tracer is not None:
+            columns["trace_context"] = task.trace_context
         return columns | {
             "max_attempts": Greatest(task.max_attempts, F("attempts") + 1),
             "progress": None,

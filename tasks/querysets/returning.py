@@ -9,7 +9,7 @@ from django.db.models import F
 
 from tasks import signals
 from tasks.bell import ring
-from tasks.querysets.base import TaskStatus, attempt_model, waiting
+from tasks.querysets.base import TaskStatus, attempt_model, traced, waiting
 from tasks.querysets.many import Batching, Refused, Tellings
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Returning(Batching):
         given = [
             task
             for task, _ in self._lock_all(items).values()
-            if self._of_grant(task).update(**columns)
+            if self._of_grant(task).update(**columns, **traced(task))
         ]
         attempts = attempt_model()
         history = attempts._default_manager.using(self.db)

@@ -1,0 +1,48 @@
+"""The points at which leases can be traced. Nobody is there until ``leasing.tracing`` is.
+
+What stands here is called as what it follows happens, and raises nothing of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from leasing.aio import Steps
+    from leasing.hold import Hold
+
+Result = TypeVar("Result")
+
+
+class HoldTrace(Protocol):
+    """Follows one term of a hold."""
+
+    def renewed(self) -> object: ...
+
+    def lost(self, reason: str) -> object: ...
+
+    def close(self) -> object:
+        """The block has ended, on the thread or coroutine where it began."""
+
+
+class LeaseTracer(Protocol):
+    """Follows leases."""
+
+    def acquiring(self, resource: str, steps: Steps[Any]) -> Steps[Any]:
+        """``steps``, which acquire ``resource``, followed."""
+
+    def releasing(self, resource: str, release: Callable[[], Result]) -> Result:
+        """Call ``release``, which gives ``resource`` back."""
+
+    def holding(self, hold: Hold, inside: bool) -> HoldTrace | None:
+        """``hold`` was entered; ``inside``: what happens in its context is a part of it."""
+
+
+class Points:
+    """Who traces the leases of this process; nobody is None."""
+
+    tracer: LeaseTracer | None = None
+
+
+points = Points()

@@ -1,0 +1,73 @@
+"""The points at which tasks can be traced. Nobody is there until ``tasks.tracing`` is.
+
+What stands here is called as what it follows happens, and raises nothing of its own. What tasks
+are to carry in their rows it writes to ``Task.traced``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from leasing.tracepoints import HoldTrace
+
+if TYPE_CHECKING:
+    from tasks.execution import Execution
+    from tasks.models import Task
+    from tasks.settling import Ending, Refused
+    from tasks.taken import Taken
+
+Stored = TypeVar("Stored")
+
+#: Tells a broker of the task with a key, in a queue.
+Send = Callable[[int, str], object]
+
+
+class AttemptTrace(HoldTrace, Protocol):
+    """Follows one attempt, from the call of its handler on."""
+
+    def over(self, ending: Ending) -> object:
+        """The attempt has ended so; for whoever ends it from outside."""
+
+    def leave(self, ending: Ending) -> object:
+        """``over``, on the thread or coroutine on which it began."""
+
+    def returned(self, reason: str) -> object:
+        """It was given back, whatever its handler still does."""
+
+    def carrier(self) -> str | None:
+        """What another process needs to go on with it."""
+
+
+class TaskTracer(Protocol):
+    """Follows tasks."""
+
+    def sending(self, columns: dict[str, Any], store: Callable[[], Stored]) -> Callable[[], Stored]:
+        """``store``, which stores one task or many with ``columns``, followed; as a part of what
+        is being done now, whenever it is called."""
+
+    def publishing(self, send: Send, keys: Sequence[int]) -> Send:
+        """``send``, which gives a broker the message of a task, for the tasks with these
+        ``keys``, followed. A query for all of them."""
+
+    def claimed(self, claimed: Sequence[Task | Taken]) -> object:
+        """One request brought these."""
+
+    def running(self, execution: Execution) -> AttemptTrace | None:
+        """The handler of ``execution`` is about to be called in this context."""
+
+    def storing(self, store: Callable[[list[Ending]], Refused], endings: list[Ending]) -> Refused:
+        """Call ``store``, which stores what came of attempts."""
+
+    def lost(self, task: Task, reason: str) -> object:
+        """The attempt that ``task`` still names was taken from a holder that is gone, and the
+        row is about to be written."""
+
+
+class Points:
+    """Who traces the tasks of this process; nobody is None."""
+
+    tracer: TaskTracer | None = None
+
+
+points = Points()
