@@ -11,13 +11,13 @@ here reaches what is traced.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
 from leasing.aio import Steps
+from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.hold import Hold
 from leasing.tracepoints import points
@@ -31,7 +31,7 @@ except ImportError as missing:
         "Traces need OpenTelemetry, which is not installed: pip install 'django-leasing[otel]'."
     ) from missing
 
-logger = logging.getLogger("leasing.tracing")
+logger = get_logger("leasing.tracing")
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -74,7 +74,7 @@ def harmless(method: Callable[P, Result]) -> Callable[P, Result | None]:
         except Exception:
             if method.__qualname__ not in _said:
                 _said.add(method.__qualname__)
-                logger.exception("tracing failed; it is said once")
+                logger.exception("tracing failed; it is said once", event="tracing.failed")
             return None
 
     return guarded
