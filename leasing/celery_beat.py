@@ -249,7 +249,7 @@ class LeaderMixin:
 
     def _slot(self, entry: Any) -> datetime:
         """The moment for which ``entry`` is due."""
-        now = datetime.now(UTC)
+        now = entry.default_now().astimezone(UTC)
         last = self._rows[entry.name].last_run_at
         plan = entry.schedule
         if _is_plain(plan):
@@ -279,6 +279,7 @@ class LeaderMixin:
             term.ensure()
             logger.info("%s was not known to be sent, and is sent again", name)
             self.apply_entry(entry, producer=self.producer)
+            self._heap = None  # its next slot may have come meanwhile
 
     def _confirm(self, row: BeatEntry) -> None:
         from leasing.models import BeatEntry

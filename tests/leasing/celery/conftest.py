@@ -47,7 +47,7 @@ class Bench:
         """The messages that wait in the broker: headers, and the body's arguments."""
         with self.app.connection_for_read() as connection:
             queue = connection.SimpleQueue(self.app.conf.task_default_queue)
-            found = []
+            found: list[dict[str, Any]] = []
             while True:
                 try:
                     message = queue.get(block=False)
