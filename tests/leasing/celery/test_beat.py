@@ -6,17 +6,19 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.beat import PersistentScheduler, Scheduler
 from celery.schedules import crontab, schedule
 from django.db import OperationalError as DatabaseError
 from django.db import transaction
 from kombu.exceptions import EncodeError, OperationalError
 
-from leasing.celery_beat import LOOK, PAUSE, Campaign, LeaderScheduler
+from leasing.celery_beat import LOOK, PAUSE, Campaign, LeaderMixin, LeaderScheduler
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.models import BeatEntry, Lease
@@ -29,11 +31,11 @@ BEAT = "beat:shop"
 NOW = datetime(2026, 11, 21, 12, 0, 30, tzinfo=UTC)
 
 
-class Beat(LeaderScheduler):
+class Led(LeaderMixin):
     """A beat whose messages are kept, and whose leadership a test gives and takes."""
 
-    def __init__(self, app: Any, leads: bool = True) -> None:
-        super().__init__(app=app)
+    def __init__(self, app: Any, leads: bool = True, **options: Any) -> None:
+        super().__init__(app=app, **options)  # type: ignore[call-arg]
         self.sent: list[SimpleNamespace] = []
         self.trouble: Exception | None = None
         self.producer = None
@@ -72,6 +74,14 @@ class Beat(LeaderScheduler):
         return self.sent[before:]
 
 
+class Beat(Led, Scheduler):  # type: ignore[misc]
+    """On Celery's plain scheduler, as LeaderScheduler."""
+
+
+class PersistentBeat(Led, PersistentScheduler):  # type: ignore[misc]
+    """On one that keeps a file."""
+
+
 @pytest.fixture
 def app() -> Celery:
     app = Celery("shop", broker="memory://", set_as_current=False)
@@ -80,15 +90,15 @@ def app() -> Celery:
     return app
 
 
-Beats = Callable[..., Beat]
+Beats = Callable[..., Led]
 
 
 @pytest.fixture
 def beats(app: Celery) -> Iterator[Beats]:
-    made: list[Beat] = []
+    made: list[Led] = []
 
-    def make(**options: Any) -> Beat:
-        made.append(Beat(app, **options))
+    def make(kind: type[Led] = Beat, **options: Any) -> Led:
+        made.append(kind(app, **options))
         return made[-1]
 
     yield make
@@ -158,6 +168,19 @@ def test_names_longer_than_a_column_are_told_apart(beats: Beats, app: Celery) ->
     beat._led = None
 
     assert {each.name for each in beat.run()} == names
+
+
+def test_a_scheduler_with_a_file_of_its_own_believes_the_database(
+    beats: Beats, tmp_path: Path
+) -> None:
+    before = last_sent(ago=25)
+    first = beats(PersistentBeat, schedule_filename=str(tmp_path / "one"))
+    sent = first.run(ticks=1)
+    first.lose()
+
+    sent += beats(PersistentBeat, schedule_filename=str(tmp_path / "two")).run()
+
+    assert slots(sent) == [before + timedelta(seconds=10 * n) for n in (1, 2)]
 
 
 # Slots
