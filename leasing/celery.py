@@ -65,6 +65,8 @@ WhenHeld = Literal["skip", "retry", "wait"]
 PUT_OFF = "lease_put_off"
 #: Seconds for which ``when_held="wait"`` waits where nothing else is said.
 WAIT = 30.0
+#: Seconds that a retry waits for the attempt that asked for it to end, before it is put off.
+SETTLING = 5.0
 #: By this part a pause is shortened or lengthened, so that losers do not come back together.
 JITTER = 0.2
 
@@ -169,17 +171,19 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
         if wait is None:
             wait = WAIT if self.when_held == "wait" else 0.0
         if self._is_retry_of_holder(request, resource):
-            # That attempt has sent this one, and is about to end.
-            wait = max(wait, WAIT)
+            wait = max(wait, SETTLING)
         whose = {"task": self.name, "task_id": request.id, "retries": request.retries}
         options = {**self.lease, "metadata": {**whose, **self.lease.get("metadata", {})}}
         return Lease.objects.hold(resource, ttl=self.ttl, wait=wait, **options)
 
     def _is_retry_of_holder(self, request: Any, resource: str) -> bool:
+        """Whether an earlier attempt of this call has it, which has sent this one, and is about
+        to end, or has died since."""
         retries: int = request.retries
         return retries > 0 and self._holder_of(request, resource) < retries
 
     def _is_double_of_holder(self, request: Any, resource: str) -> bool:
+        """Whether the same attempt of this call has it: the message came twice."""
         return bool(self._holder_of(request, resource) == request.retries)
 
     def _holder_of(self, request: Any, resource: str) -> float:
@@ -198,7 +202,7 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
         """End the call in the way of ``when_held``."""
         if self.when_held == "wait" or request.called_directly:
             raise held
-        if self.when_held == "skip":
+        if self.when_held == "skip" and not self._is_retry_of_holder(request, held.resource):
             logger.info("%s[%s] is skipped: %s", self.name, request.id, held)
             if self._is_double_of_holder(request, held.resource):
                 raise Ignore(str(held))  # its result would take the place of the other's

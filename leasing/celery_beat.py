@@ -27,19 +27,18 @@ with any beat after a pause.
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from celery.beat import Scheduler, SchedulingError
-from celery.schedules import schedule
 from django.db import Error, close_old_connections, connections
 from kombu.exceptions import OperationalError
 
+from leasing.celery_slots import marked, slot_of, zoned
 from leasing.clock import clock
 from leasing.exceptions import LeaseLost
 
@@ -150,7 +149,7 @@ class LeaderMixin:
             pause: float = super().tick(*args, **kwargs)  # type: ignore[misc]
         except LeaseLost as loss:
             logger.warning("this beat sends no more: %s", loss)
-        except Error as error:
+        except (Error, OperationalError, OSError) as error:
             logger.warning("beat goes on in %.1f s: %s", PAUSE, error)
             connections.close_all()
         else:
@@ -172,7 +171,7 @@ class LeaderMixin:
             return False, PAUSE
         due, wait = super().is_due(entry)  # type: ignore[misc]
         if due:
-            after = entry.schedule.remaining_estimate(_zoned(self._slot(entry), entry))
+            after = entry.schedule.remaining_estimate(zoned(self._slot(entry), entry))
             wait = max(0.0, after.total_seconds())
         return due, wait
 
@@ -201,7 +200,7 @@ class LeaderMixin:
             logger.warning("%s is left to the beat that leads now", entry.name)
             return None
         try:
-            sent = super().apply_async(_marked(entry, row), *args, **kwargs)  # type: ignore[misc]
+            sent = super().apply_async(marked(entry, row), *args, **kwargs)  # type: ignore[misc]
         except SchedulingError as error:
             if isinstance(error.__context__, OperationalError | OSError):
                 self._retry_at = clock() + PAUSE
@@ -245,24 +244,11 @@ class LeaderMixin:
     def _set_back(self, entry: Any) -> None:
         """Let ``entry`` say what its row says."""
         row = self._rows[entry.name]
-        entry.last_run_at, entry.total_run_count = _zoned(row.last_run_at, entry), row.runs
+        entry.last_run_at, entry.total_run_count = zoned(row.last_run_at, entry), row.runs
 
     def _slot(self, entry: Any) -> datetime:
         """The moment for which ``entry`` is due."""
-        now = entry.default_now().astimezone(UTC)
-        last = self._rows[entry.name].last_run_at
-        plan = entry.schedule
-        if _is_plain(plan):
-            moment: datetime = last + plan.run_every
-            if plan.run_every and now - moment > timedelta(seconds=self.catch_up):
-                moment += plan.run_every * ((now - moment) // plan.run_every)
-        else:
-            # Plans lie on whole seconds, and this is off by the time that the look took.
-            moment = now + plan.remaining_estimate(_zoned(last, entry))
-            moment = (moment + timedelta(seconds=0.5)).replace(microsecond=0)
-            if now - moment > timedelta(seconds=self.catch_up):
-                moment = now
-        return max(moment, last + timedelta(microseconds=1))
+        return slot_of(entry, self._rows[entry.name].last_run_at, self.catch_up)
 
     def _unsure(self) -> list[str]:
         return [name for name, row in self._rows.items() if row.is_unsure]
@@ -302,25 +288,3 @@ class LeaderScheduler(LeaderMixin, Scheduler):  # type: ignore[misc]
 
     It needs no file: what was sent stands in the database.
     """
-
-
-def _marked(entry: Any, row: BeatEntry) -> Any:
-    """``entry`` as it is sent: the message bears the id that was claimed, and its slot."""
-    marked = copy.copy(entry)
-    options = dict(entry.options or {})
-    options.setdefault("task_id", str(row.task_id))
-    headers = {**(options.get("headers") or {}), "beat_slot": row.last_run_at.isoformat()}
-    marked.options = {**options, "headers": headers}
-    return marked
-
-
-def _is_plain(plan: Any) -> bool:
-    """Whether ``plan`` is an interval, counted from the slot before."""
-    if getattr(type(plan), "remaining_estimate", None) is not schedule.remaining_estimate:
-        return False
-    return not plan.relative or plan.run_every < timedelta(seconds=1)
-
-
-def _zoned(moment: datetime, entry: Any) -> datetime:
-    """``moment`` in the zone in which ``entry`` counts: a crontab reads the hour off it."""
-    return moment.astimezone(entry.default_now().tzinfo)

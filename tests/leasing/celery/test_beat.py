@@ -355,6 +355,18 @@ def test_beat_goes_on_when_the_database_is_back(
     assert len(beat.run()) == 1
 
 
+def test_beat_outlives_a_broker_that_refuses_connections(
+    beats: Beats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = last_sent(ago=11)
+    beat = beats()
+    with monkeypatch.context() as away:
+        away.setattr(beat, "apply_entry", raising(ConnectionRefusedError()))
+        assert beat.tick() == PAUSE
+
+    assert slots(beat.run()) == [before + timedelta(seconds=10)]
+
+
 def test_a_confirmation_that_fails_does_not_send_again(
     beats: Beats, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from celery.exceptions import Ignore, Reject
 
 from leasing.celery import PUT_OFF, LeasedTask, is_skipped
 from leasing.exceptions import InvalidResource, LeaseHeld, LeaseLost, LeaseTimeout
+from leasing.models import Lease
 from leasing.testing import assert_free, assert_held, expire, hold_elsewhere, in_memory
 from tests.leasing.celery.conftest import Bench
 
@@ -289,6 +290,17 @@ def test_a_retry_that_comes_before_its_attempt_has_ended_waits_for_it(bench: Ben
     threads[0].join(10)
 
     assert results[0].value == "second"
+
+
+def test_a_retry_is_not_skipped_for_the_attempt_that_died_after_asking_for_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasing.celery.SETTLING", 0.0)
+    task = make(bench, never, when_held="skip")
+
+    with Lease.objects.hold("sync:7", metadata={"task_id": "4f7d", "retries": 0}):
+        assert bench.run(task, 7, id="4f7d", retries=1).state == "RETRY"
+        assert is_skipped(bench.run(task, 7, id="other", retries=1).value)
 
 
 # Without a worker
