@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
@@ -210,6 +212,28 @@ def test_a_crontab_is_served_at_its_moment_in_its_own_zone(beats: Beats, app: Ce
     assert slots(beats().run()) == [NOW.replace(second=0)]
 
 
+def test_a_crontab_is_served_once_though_time_passes_while_it_is_looked_at(
+    beats: Beats, app: Celery
+) -> None:
+    ticking = (NOW.replace(second=0) + timedelta(milliseconds=7 * n) for n in itertools.count())
+    plan = crontab(minute="0", hour="12", nowfun=lambda: next(ticking), app=app)
+    app.conf.beat_schedule["tidy"]["schedule"] = plan
+    last_sent(0)
+    BeatEntry.objects.update(last_run_at=NOW - timedelta(hours=1))
+
+    assert slots(beats().run()) == [NOW.replace(second=0)]
+
+
+def test_what_an_entry_says_of_its_last_run_counts_for_nothing(beats: Beats) -> None:
+    last_sent(ago=5)
+    beat = beats()
+    beat.tick()
+    (entry,) = beat.schedule.values()
+    entry.last_run_at = datetime.now(UTC) - timedelta(days=1)
+
+    assert not beat.is_due(entry)[0]
+
+
 def test_a_slot_is_not_served_twice_when_clocks_differ(beats: Beats, app: Celery) -> None:
     plan = schedule(10.0, nowfun=lambda: NOW, app=app)
     app.conf.beat_schedule["tidy"]["schedule"] = plan
@@ -290,6 +314,19 @@ def test_a_claim_is_refused_when_the_row_is_not_as_it_was_read() -> None:
         assert BeatEntry.objects.claim(row, now, 5) is not None
         assert BeatEntry.objects.claim(row, now, 6) is None
     assert BeatEntry.objects.get().runs == 1
+
+
+def test_a_claim_says_nothing_yet_of_its_message() -> None:
+    last_sent(ago=11, runs=1, task_id=uuid.uuid4(), sent_at=NOW)
+    row = BeatEntry.objects.get()
+
+    with transaction.atomic():
+        claimed = BeatEntry.objects.claim(row, NOW, 1)
+
+    stored = BeatEntry.objects.get()
+    assert claimed is not None
+    assert stored.is_unsure
+    assert stored.task_id == claimed.task_id != row.task_id
 
 
 def test_an_old_confirmation_says_nothing_of_a_newer_slot() -> None:
