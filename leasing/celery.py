@@ -219,10 +219,7 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
             raise held
         countdown = self.countdown * random.uniform(1 - JITTER, 1 + JITTER)
         again = self.signature_from_request(
-            request,
-            countdown=countdown,
-            retries=request.retries,
-            headers={**headers, PUT_OFF: times + 1},
+            request, countdown=countdown, headers={**headers, PUT_OFF: times + 1}
         )
         try:
             again.apply_async()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.beat import PersistentScheduler, Scheduler
+from celery.beat import PersistentScheduler, Scheduler, Service
 from celery.schedules import crontab, schedule
 from django.db import OperationalError as DatabaseError
 from django.db import transaction
@@ -446,8 +446,13 @@ def test_what_ends_a_campaign_ends_the_beat() -> None:
         _ = campaign.term
 
 
-def test_beat_says_what_it_competes_for(app: Celery) -> None:
-    assert BEAT in LeaderScheduler(app=app, lazy=True).info
+def test_beat_finds_the_scheduler_and_says_what_it_competes_for(app: Celery) -> None:
+    service = Service(app, scheduler_cls="leasing.celery:LeaderScheduler")
+
+    scheduler = service.get_scheduler(lazy=True)
+
+    assert type(scheduler) is LeaderScheduler
+    assert BEAT in scheduler.info
 
 
 def raising(error: Exception) -> Callable[..., Any]:

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 def start(spawn: Spawn, folder: Path) -> Callable[[], Process]:
     def start() -> Process:
         args = ["-m", "celery", "-A", "tests.leasing.celery.project", "beat"]
-        args += ["-S", "leasing.celery:LeaderScheduler", "-l", "INFO"]
+        args += ["-S", "tests.leasing.celery.project:PatientScheduler", "-l", "INFO"]
         env = {"BROKER": "filesystem://", "BROKER_FOLDER": str(folder), "LEASING_TTL": str(TTL)}
         # Warnings of Celery's own, and of its dependencies, are none of ours.
         return spawn(args, PYTHONWARNINGS="ignore", **env)
