@@ -187,14 +187,11 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
         return bool(self._holder_of(request, resource) == request.retries)
 
     def _holder_of(self, request: Any, resource: str) -> float:
-        """Which attempt of this task holds ``resource``; infinity: none."""
-        from leasing.models import LeaseState
+        """Which attempt of this task holds ``resource``, or held it last; infinity: none."""
         from leasing.places import place_of
 
         row = place_of(resource).look()
-        if row is None or row.lease_state(row.now) != LeaseState.ACTIVE:
-            return math.inf
-        if request.id is None or row.metadata.get("task_id") != request.id:
+        if row is None or request.id is None or row.metadata.get("task_id") != request.id:
             return math.inf
         return float(row.metadata.get("retries", math.inf))
 
