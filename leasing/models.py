@@ -10,6 +10,7 @@ from django.apps import apps
 from django.db import models, transaction
 from django.db.models import F, Q
 
+from leasing.beats import BeatEntry
 from leasing.conf import leasing_settings
 from leasing.dialects import lock
 from leasing.functions import EPOCH, DbNow, after
@@ -381,6 +382,7 @@ def leasable_models() -> list[type[Leasable]]:
 
 __all__ = [
     "AuditEntry",
+    "BeatEntry",
     "EventKind",
     "Leasable",
     "Lease",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from django.db import connection
 from leasing import aio
 from leasing.keeper import keeper
 from tasks import overview
+from tests.brokers import Broker, NoBroker, serve_rabbitmq, serve_redis
 from tests.plugin import DATABASE
 from tests.processes import Process
 
@@ -104,3 +105,39 @@ def spawn(process_env: dict[str, str], tmp_path: Path) -> Iterator[Spawn]:
     for process in processes:
         process.end()
         print(f"--- {process.name}, ended {process.returncode}\n{process.output}")
+
+
+@pytest.fixture(scope="session")
+def _redis() -> Iterator[Broker]:
+    with _served(serve_redis) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def _rabbitmq() -> Iterator[Broker]:
+    with _served(serve_rabbitmq) as broker:
+        yield broker
+
+
+@contextmanager
+def _served(serve: Callable[[], AbstractContextManager[Broker]]) -> Iterator[Broker]:
+    with ExitStack() as stack:
+        try:
+            broker = stack.enter_context(serve())
+        except NoBroker as error:
+            pytest.skip(str(error))
+        yield broker
+
+
+@pytest.fixture
+def redis_broker(_redis: Broker) -> Iterator[Broker]:
+    """The suite's redis-server, which a test may stop, kill and pause. Name queues apart."""
+    yield _redis
+    _redis.heal()
+
+
+@pytest.fixture
+def rabbitmq_broker(_rabbitmq: Broker) -> Iterator[Broker]:
+    """The suite's RabbitMQ, which a test may stop, kill and pause. Name queues apart."""
+    yield _rabbitmq
+    _rabbitmq.heal()

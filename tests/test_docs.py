@@ -76,7 +76,7 @@ def test_a_documented_target_is_made(page: str, line: str) -> None:
 
 
 def test_every_documented_command_is_tried_by_a_test() -> None:
-    tried = ("python manage.py", "make", "curl", "pip install 'django-leasing[")
+    tried = ("python manage.py", "make", "curl", "pip install 'django-leasing[", "celery -A ")
 
     assert [line for line in commands("") if not line[1].startswith(tried)] == []
 

@@ -1,0 +1,275 @@
+"""For users of Celery: tasks that run under a lease, and a beat that may run on every node.
+
+    @app.task(base=LeasedTask, bind=True, resource="sync:{account}", when_held="skip")
+    def sync(self, account):
+        for page in pages(account):
+            self.request.hold.ensure()
+            write(page, self.request.fencing_token)
+
+    celery -A project beat -S leasing.celery:LeaderScheduler
+
+Terms
+    winner  the call that holds the lease; its body runs, and the keeper renews meanwhile
+    loser   a call that finds the lease held; what becomes of it ``when_held`` says
+
+What happens when
+    the worker is killed   the lease runs out after its ttl; what becomes of the message is
+                           Celery's business: with ``acks_late`` it is delivered again
+    the lease is lost      the body hears of it by ``request.hold``; the task ends in FAILURE with
+                           LeaseLost, whatever the body returned, unless it failed by itself
+    a message comes twice  while the first still runs the second is a loser, as any other
+    a body asks for a retry  the retry waits for it to end, and is not taken for a loser
+    a process forks        holds are taken by the process that runs the body, so none is inherited
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import random
+import re
+import string
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
+
+from django.db import Error
+
+try:
+    from celery.app.task import Context
+    from celery.contrib.django.task import DjangoTask
+    from celery.exceptions import Ignore, Reject, Retry
+    from celery.utils.time import get_exponential_backoff_interval
+except ImportError as error:
+    raise ImportError("leasing.celery needs Celery: install django-leasing[celery]") from error
+
+from leasing.celery_beat import LeaderMixin, LeaderScheduler
+from leasing.decorators import arguments_of, refuse_generators
+from leasing.exceptions import InvalidResource, LeaseError, LeaseHeld
+from leasing.names import check_name
+
+if TYPE_CHECKING:
+    from leasing.hold import Hold
+
+__all__ = ["LeaderMixin", "LeaderScheduler", "LeasedTask", "is_skipped"]
+
+logger = logging.getLogger("leasing.celery")
+
+#: What becomes of a call that finds the lease held.
+WhenHeld = Literal["skip", "retry", "wait"]
+
+#: The header that counts how often a call was put off.
+PUT_OFF = "lease_put_off"
+#: Seconds for which ``when_held="wait"`` waits where nothing else is said.
+WAIT = 30.0
+#: Seconds that a retry waits for the attempt that asked for it to end, before it is put off.
+SETTLING = 5.0
+#: By this part a pause is shortened or lengthened, so that losers do not come back together.
+JITTER = 0.2
+
+
+class LeasedTask(DjangoTask):  # type: ignore[misc]
+    """The base class of tasks whose body runs only while it holds a lease.
+
+    These attributes are options of ``@app.task`` too:
+
+    resource    the lease's name: a format string over the arguments of the call, defaults
+                included. Without a field the task is a singleton
+    ttl         seconds; the default is the setting TTL
+    lease       other options of ``Lease.objects.hold``: grace, max_hold, priority, metadata, ...
+    when_held   what becomes of a loser: "retry" (default) puts the call off by ``countdown``
+                seconds; "skip" ends it with the result of ``skipped``; "wait" waits, and fails
+                with LeaseTimeout
+    wait        seconds to wait before the call counts as a loser: None is 30 for "wait", else 0
+    countdown   seconds by which "retry" puts the call off, give or take a fifth
+    max_put_off how often, before the call fails with LeaseHeld; None: for as long as it takes.
+                These are not counted as retries of the task
+
+    The body finds its hold in ``self.request.hold``, and its token in
+    ``self.request.fencing_token``. Called directly, or by ``apply``, the task takes the lease
+    too; nothing can be put off there, so a loser of "retry" raises LeaseHeld, and called directly
+    one of "skip" as well. ``task.run(...)`` is the body alone.
+
+    Raises TypeError when the task is registered: for a ``resource`` that names no argument, an
+    unknown ``when_held``, and for a generator function.
+    """
+
+    abstract = True
+
+    resource: str = ""
+    ttl: float | timedelta | None = None
+    lease: dict[str, Any] = {}
+    when_held: WhenHeld = "retry"
+    wait: float | None = None
+    countdown: float = 10.0
+    max_put_off: int | None = None
+
+    @classmethod
+    def bind(cls, app: Any) -> Any:
+        _check_declaration(cls)
+        return super().bind(app)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        request = self.request
+        # A request that has its hold is that of a body, which now calls the task directly.
+        if not request.called_directly and "hold" not in vars(request):
+            return self._run_leased(request, args, kwargs)
+        request = Context(args=args, kwargs=kwargs)
+        self.request_stack.push(request)
+        try:
+            return self._run_leased(request, args, kwargs)
+        finally:
+            self.request_stack.pop()
+
+    def resource_for(self, args: Any, kwargs: Any) -> str:
+        """What a call with these arguments leases. Override it where a format string does not
+        do. Raises InvalidResource when the name is unusable."""
+        call = self._signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        resource = self.resource.format(**arguments_of(call))
+        try:
+            return check_name(resource, "resource")
+        except InvalidResource as error:
+            raise InvalidResource(
+                f"{self.resource!r} of the task {self.name}, with these arguments: {error}"
+            ) from error
+
+    def skipped(self, held: LeaseHeld) -> Any:
+        """The result of a call that is skipped. Links and chains go on with it; override this to
+        raise ``celery.exceptions.Ignore`` instead, which ends them and keeps no result."""
+        until = held.expires_at.isoformat() if held.expires_at else None
+        return {"skipped": held.resource, "holder": held.holder, "until": until}
+
+    # The pieces
+
+    @cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.run)
+
+    def _run_leased(self, request: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            resource = self.resource_for(args, kwargs)
+            with ExitStack() as block:
+                try:
+                    hold = block.enter_context(self._free_hold(request, resource))
+                except LeaseHeld as held:
+                    return self._lose(request, held)
+                request.hold, request.fencing_token = hold, hold.fencing_token
+                return self.run(*args, **kwargs)
+        except (LeaseError, Error) as error:
+            self._retry_if_wanted(error)
+            raise
+
+    def _free_hold(self, request: Any, resource: str) -> Hold:
+        """A hold that can be entered now; where it waits for that it may be in vain."""
+        from leasing.models import Lease
+
+        wait = self.wait
+        if wait is None:
+            wait = WAIT if self.when_held == "wait" else 0.0
+        if self._is_retry_of_holder(request, resource):
+            wait = max(wait, SETTLING)
+        whose = {"task": self.name, "task_id": request.id, "retries": request.retries}
+        options = {**self.lease, "metadata": {**whose, **self.lease.get("metadata", {})}}
+        return Lease.objects.hold(resource, ttl=self.ttl, wait=wait, **options)
+
+    def _is_retry_of_holder(self, request: Any, resource: str) -> bool:
+        """Whether an earlier attempt of this call has it, which has sent this one, and is about
+        to end, or has died since."""
+        retries: int = request.retries
+        return retries > 0 and self._holder_of(request, resource) < retries
+
+    def _is_double_of_holder(self, request: Any, resource: str) -> bool:
+        """Whether the same attempt of this call has it: the message came twice."""
+        return bool(self._holder_of(request, resource) == request.retries)
+
+    def _holder_of(self, request: Any, resource: str) -> float:
+        """Which attempt of this task holds ``resource``, or held it last; infinity: none."""
+        from leasing.places import place_of
+
+        row = place_of(resource).look()
+        if row is None or request.id is None or row.metadata.get("task_id") != request.id:
+            return math.inf
+        return float(row.metadata.get("retries", math.inf))
+
+    def _lose(self, request: Any, held: LeaseHeld) -> Any:
+        """End the call in the way of ``when_held``."""
+        if self.when_held == "wait" or request.called_directly:
+            raise held
+        if self.when_held == "skip" and not self._is_retry_of_holder(request, held.resource):
+            logger.info("%s[%s] is skipped: %s", self.name, request.id, held)
+            if self._is_double_of_holder(request, held.resource):
+                raise Ignore(str(held))  # its result would take the place of the other's
+            return self.skipped(held)
+        if request.is_eager:
+            raise held
+        self._put_off(request, held)
+
+    def _put_off(self, request: Any, held: LeaseHeld) -> NoReturn:
+        """Send the call again, to be run later. Its retries stay as they are."""
+        headers = request.headers or {}
+        times = headers.get(PUT_OFF, 0)
+        if self.max_put_off is not None and times >= self.max_put_off:
+            raise held
+        countdown = self.countdown * random.uniform(1 - JITTER, 1 + JITTER)
+        again = self.signature_from_request(
+            request, countdown=countdown, headers={**headers, PUT_OFF: times + 1}
+        )
+        try:
+            again.apply_async()
+        except Exception as error:
+            # The message that brought the call, where it is not acknowledged yet, comes again.
+            raise Reject(error, requeue=True) from error
+        raise Retry(exc=held, when=countdown, sig=again)
+
+    def _retry_if_wanted(self, error: Exception) -> None:
+        """Treat what is raised around the body as Celery does what the body raises."""
+        wanted = tuple(getattr(self, "autoretry_for", ()))
+        unwanted = tuple(getattr(self, "dont_autoretry_for", ()))
+        if not isinstance(error, wanted) or isinstance(error, unwanted):
+            return
+        options = dict(getattr(self, "retry_kwargs", {}))
+        if backoff := getattr(self, "retry_backoff", False):
+            options["countdown"] = get_exponential_backoff_interval(
+                factor=int(max(1.0, float(backoff))),
+                retries=self.request.retries,
+                maximum=int(getattr(self, "retry_backoff_max", 600)),
+                full_jitter=getattr(self, "retry_jitter", True),
+            )
+        raise self.retry(exc=error, **options)
+
+
+def is_skipped(result: object) -> bool:
+    """Whether ``result`` is that of a call that was skipped because the lease was held."""
+    return isinstance(result, dict) and result.keys() == {"skipped", "holder", "until"}
+
+
+def _check_declaration(task: type[LeasedTask]) -> None:
+    """Raise TypeError for what could not work in any call."""
+    refuse_generators(task.run)
+    if task.when_held not in get_args(WhenHeld):
+        raise TypeError(f"when_held of {task.name} must be one of {get_args(WhenHeld)}.")
+    if task.resource_for is not LeasedTask.resource_for:
+        return
+    if not task.resource:
+        raise TypeError(f"The task {task.name} says no resource to lease.")
+    parameters = inspect.signature(task.run).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return
+    unknown = set(_fields(task.resource)) - {each.name for each in parameters}
+    if unknown:
+        raise TypeError(
+            f"The resource {task.resource!r} of the task {task.name} names "
+            f"{', '.join(sorted(map(repr, unknown)))}, and the task has no such argument."
+        )
+
+
+def _fields(template: str) -> Iterator[str]:
+    """The names of the arguments that ``template`` is formatted with."""
+    for _, field, spec, _ in string.Formatter().parse(template):
+        if field is not None:
+            yield re.split(r"[.\[]", field, maxsplit=1)[0]
+            yield from _fields(spec or "")

@@ -1,0 +1,290 @@
+"""Celery's beat on every node: one leads and sends, the others stand by.
+
+Leadership alone is not enough: a leader that was frozen wakes up between the look at the clock
+and the sending. So each slot (a moment of one entry's plan) is taken by a write that proves the
+term, in a transaction that holds the lease's row, and that is conditional on the slot before.
+
+claim    → ``BeatEntry.claim``: after it no other beat takes this slot
+send     → with the message id that the claim chose, if the term still lasts
+confirm  → the slot is done
+
+What happens when
+    the leader dies                 the next reads what was claimed, and goes on from there
+    ... between claim and confirm   the next sends the slot again, with the same message id: it
+                                    cannot know. No slot is lost, and a double can be told by its
+                                    id. It takes a death within these milliseconds
+    the leader freezes before the claim     the claim is refused when it wakes up
+    ... between claim and send      its term is over when it wakes up: it does not send
+    the broker is away              the slot stays claimed and is sent again until it is taken;
+                                    the entry's later slots wait
+    the database is away            the term ends, and nobody sends until it is back
+
+A slot lies where the plan has it (the slot before plus the interval, or the moment of a crontab),
+not where some beat was awake to see it. So those that a hand-over delays are made up for, one by
+one, as far as they are at most ``catch_up`` seconds old; of older ones, one stands for all, as
+with any beat after a pause.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from celery.beat import Scheduler, SchedulingError
+from django.db import Error, close_old_connections, connections
+from kombu.exceptions import OperationalError
+
+from leasing.celery_slots import marked, slot_of, zoned
+from leasing.clock import clock
+from leasing.exceptions import LeaseLost
+
+if TYPE_CHECKING:
+    from leasing.beats import BeatEntry
+    from leasing.hold import Hold
+    from leasing.leader import Leader
+
+logger = logging.getLogger("leasing.celery")
+
+#: Seconds between looks of a beat that stands by whether it leads now.
+LOOK = 0.25
+#: Seconds until what failed for want of a database or a broker is tried again.
+PAUSE = 1.0
+#: Seconds that the end of a beat waits for its lease to be given back.
+PATIENCE = 5.0
+
+
+class Campaign:
+    """Campaigns on a thread beside beat's own, which looks at ``term``."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+        self._stopping = threading.Event()
+        self._term: Hold | None = None
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="beat-campaign", daemon=True)
+        self._thread.start()
+
+    @property
+    def term(self) -> Hold | None:
+        """The term of this process, while it surely lasts. Raises what ended the campaign."""
+        if self._failure is not None:
+            raise self._failure
+        term = self._term
+        return term if term is not None and term.valid else None
+
+    def end(self) -> None:
+        """Give back the leadership."""
+        self._stopping.set()
+        self._thread.join(PATIENCE)
+
+    def _run(self) -> None:
+        try:
+            for term in self._leader.terms(self._stopping):
+                logger.info("this beat leads %s until it is lost", term.resource)
+                self._term = term
+                while term.valid and not self._stopping.wait(LOOK):
+                    pass
+        except Exception as failure:
+            self._failure = failure
+        finally:
+            connections.close_all()
+
+
+class LeaderMixin:
+    """Lets any scheduler class of beat run on every node: only the leader's sends.
+
+        class Mine(LeaderMixin, DatabaseScheduler):
+            leader_ttl = 15
+
+    ``leader_name`` is what they compete for; the default is "beat:" and the name of the app's
+    main module. ``leader_ttl`` is after how many seconds a dead leader is succeeded; the default
+    is the setting TTL. ``catch_up`` is how many seconds a slot may be late that is still made
+    up for when later ones have come.
+    """
+
+    leader_name: str = ""
+    leader_ttl: float | None = None
+    catch_up: float = 60.0
+
+    app: Any
+    schedule: Any
+    _heap: Any
+
+    _campaign: Campaign | None = None
+    _led: int | None = None
+    _retry_at: float = 0.0
+
+    @property
+    def info(self) -> str:
+        """Shown as beat starts."""
+        return f"    . leader -> {self._beat}"
+
+    @property
+    def _beat(self) -> str:
+        return self.leader_name or f"beat:{self.app.main or 'celery'}"
+
+    @cached_property
+    def _rows(self) -> dict[str, BeatEntry]:
+        """The entries as this beat knows them."""
+        return {}
+
+    # What beat calls
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        """One round: send what is due, if this beat leads. Returns the seconds until the next."""
+        if self._campaign is None:
+            self._campaign = self._begin()
+        term = self._campaign.term
+        if term is None:
+            self._led = None
+            return LOOK
+        try:
+            if self._led != term.fencing_token:
+                self._take_over(term)
+            self._send_unsure(term)
+            pause: float = super().tick(*args, **kwargs)  # type: ignore[misc]
+        except LeaseLost as loss:
+            logger.warning("this beat sends no more: %s", loss)
+        except (Error, OperationalError, OSError) as error:
+            logger.warning("beat goes on in %.1f s: %s", PAUSE, error)
+            connections.close_all()
+        else:
+            return min(pause, PAUSE) if self._unsure() else pause
+        self._led = None
+        return PAUSE
+
+    def populate_heap(self, *args: Any, **kwargs: Any) -> None:
+        """Plan from what the database says was sent, whoever sent it."""
+        self._read(self.schedule)
+        for entry in self.schedule.values():
+            self._set_back(entry)
+        super().populate_heap(*args, **kwargs)  # type: ignore[misc]
+
+    def is_due(self, entry: Any) -> Any:
+        """Whether the next slot of ``entry`` has come, and when to look at it again."""
+        self._set_back(entry)
+        if self._rows[entry.name].is_unsure:
+            return False, PAUSE
+        due, wait = super().is_due(entry)  # type: ignore[misc]
+        if due:
+            after = entry.schedule.remaining_estimate(zoned(self._slot(entry), entry))
+            wait = max(0.0, after.total_seconds())
+        return due, wait
+
+    def reserve(self, entry: Any) -> Any:
+        """Take the slot that is due. Raises LeaseLost when it is not ours to take."""
+        from leasing.models import BeatEntry
+
+        assert self._campaign is not None
+        term, row, moment = self._campaign.term, self._rows[entry.name], self._slot(entry)
+        if term is None:
+            raise LeaseLost(self._beat, "its term is over")
+        close_old_connections()
+        with term.still_mine():
+            claimed = BeatEntry.objects.claim(row, moment, term.fencing_token)
+        if claimed is None:
+            raise LeaseLost(self._beat, f"another beat has sent {entry.name}")
+        self._rows[entry.name] = claimed
+        following = super().reserve(entry)  # type: ignore[misc]
+        self._set_back(following)
+        return following
+
+    def apply_async(self, entry: Any, *args: Any, **kwargs: Any) -> Any:
+        """Send the slot of ``entry`` that was claimed last."""
+        row = self._rows[entry.name]
+        if self._campaign is None or self._campaign.term is None:
+            logger.warning("%s is left to the beat that leads now", entry.name)
+            return None
+        try:
+            sent = super().apply_async(marked(entry, row), *args, **kwargs)  # type: ignore[misc]
+        except SchedulingError as error:
+            if isinstance(error.__context__, OperationalError | OSError):
+                self._retry_at = clock() + PAUSE
+                raise
+            self._confirm(row)  # it would fail for ever, so it is over
+            raise
+        self._confirm(row)
+        return sent
+
+    def close(self) -> None:
+        """Give back the leadership too. Again changes nothing."""
+        campaign, self._campaign = self._campaign, None
+        try:
+            super().close()  # type: ignore[misc]
+        finally:
+            if campaign is not None:
+                campaign.end()
+
+    # The pieces
+
+    def _begin(self) -> Campaign:
+        from leasing.leader import Leader
+
+        return Campaign(Leader(self._beat, ttl=self.leader_ttl))
+
+    def _take_over(self, term: Hold) -> None:
+        """Forget what this beat knew: others may have led since."""
+        self._rows.clear()
+        self._heap = None
+        self._read(self.schedule)
+        self._led = term.fencing_token
+
+    def _read(self, names: Iterable[str]) -> None:
+        """Read the rows of entries that this beat does not know."""
+        from leasing.models import BeatEntry
+
+        if missing := [name for name in names if name not in self._rows]:
+            close_old_connections()
+            self._rows.update(BeatEntry.objects.known(self._beat, missing, datetime.now(UTC)))
+
+    def _set_back(self, entry: Any) -> None:
+        """Let ``entry`` say what its row says."""
+        row = self._rows[entry.name]
+        entry.last_run_at, entry.total_run_count = zoned(row.last_run_at, entry), row.runs
+
+    def _slot(self, entry: Any) -> datetime:
+        """The moment for which ``entry`` is due."""
+        return slot_of(entry, self._rows[entry.name].last_run_at, self.catch_up)
+
+    def _unsure(self) -> list[str]:
+        return [name for name, row in self._rows.items() if row.is_unsure]
+
+    def _send_unsure(self, term: Hold) -> None:
+        """Send again what was claimed and, as far as anybody knows, not sent."""
+        if clock() < self._retry_at:
+            return
+        for name in self._unsure():
+            entry = self.schedule.get(name)
+            if entry is None:
+                del self._rows[name]  # it was taken off the schedule
+                continue
+            term.ensure()
+            logger.info("%s was not known to be sent, and is sent again", name)
+            self.apply_entry(entry, producer=self.producer)
+            self._heap = None  # its next slot may have come meanwhile
+
+    def _confirm(self, row: BeatEntry) -> None:
+        from leasing.models import BeatEntry
+
+        row.sent_at = datetime.now(UTC)  # this beat knows, even if it cannot say so
+        try:
+            BeatEntry.objects.confirm(row)
+        except Error as error:
+            logger.warning("%s was sent, and that could not be noted: %s", row, error)
+            connections.close_all()
+
+    if TYPE_CHECKING:
+        producer: Any
+
+        def apply_entry(self, entry: Any, producer: Any = None) -> None: ...
+
+
+class LeaderScheduler(LeaderMixin, Scheduler):  # type: ignore[misc]
+    """Celery's own scheduler for every node: ``beat -S leasing.celery:LeaderScheduler``.
+
+    It needs no file: what was sent stands in the database.
+    """
