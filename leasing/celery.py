@@ -25,7 +25,6 @@ What happens when
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 import random
 import re
@@ -48,6 +47,7 @@ except ImportError as error:
 
 from leasing.celery_beat import LeaderMixin, LeaderScheduler
 from leasing.decorators import arguments_of, refuse_generators
+from leasing.eventlog import get_logger
 from leasing.exceptions import InvalidResource, LeaseError, LeaseHeld
 from leasing.names import check_name
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LeaderMixin", "LeaderScheduler", "LeasedTask", "is_skipped"]
 
-logger = logging.getLogger("leasing.celery")
+logger = get_logger("leasing.celery")
 
 #: What becomes of a call that finds the lease held.
 WhenHeld = Literal["skip", "retry", "wait"]
@@ -200,7 +200,16 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
         if self.when_held == "wait" or request.called_directly:
             raise held
         if self.when_held == "skip" and not self._is_retry_of_holder(request, held.resource):
-            logger.info("%s[%s] is skipped: %s", self.name, request.id, held)
+            logger.info(
+                "%s[%s] is skipped: %s",
+                self.name,
+                request.id,
+                held,
+                event="celery.skipped",
+                resource=held.resource,
+                holder=held.holder,
+                task_name=self.name,
+            )
             if self._is_double_of_holder(request, held.resource):
                 raise Ignore(str(held))  # its result would take the place of the other's
             return self.skipped(held)

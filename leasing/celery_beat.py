@@ -27,7 +27,6 @@ with any beat after a pause.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -40,6 +39,7 @@ from kombu.exceptions import OperationalError
 
 from leasing.celery_slots import marked, slot_of, zoned
 from leasing.clock import clock
+from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseLost
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from leasing.hold import Hold
     from leasing.leader import Leader
 
-logger = logging.getLogger("leasing.celery")
+logger = get_logger("leasing.celery")
 
 #: Seconds between looks of a beat that stands by whether it leads now.
 LOOK = 0.25
@@ -84,7 +84,13 @@ class Campaign:
     def _run(self) -> None:
         try:
             for term in self._leader.terms(self._stopping):
-                logger.info("this beat leads %s until it is lost", term.resource)
+                logger.info(
+                    "this beat leads %s until it is lost",
+                    term.resource,
+                    event="beat.leads",
+                    resource=term.resource,
+                    holder=term.holder,
+                )
                 self._term = term
                 while term.valid and not self._stopping.wait(LOOK):
                     pass
@@ -148,9 +154,9 @@ class LeaderMixin:
             self._send_unsure(term)
             pause: float = super().tick(*args, **kwargs)  # type: ignore[misc]
         except LeaseLost as loss:
-            logger.warning("this beat sends no more: %s", loss)
+            logger.warning("this beat sends no more: %s", loss, event="beat.lost")
         except (Error, OperationalError, OSError) as error:
-            logger.warning("beat goes on in %.1f s: %s", PAUSE, error)
+            logger.warning("beat goes on in %.1f s: %s", PAUSE, error, event="beat.failed")
             connections.close_all()
         else:
             return min(pause, PAUSE) if self._unsure() else pause
@@ -197,7 +203,7 @@ class LeaderMixin:
         """Send the slot of ``entry`` that was claimed last."""
         row = self._rows[entry.name]
         if self._campaign is None or self._campaign.term is None:
-            logger.warning("%s is left to the beat that leads now", entry.name)
+            logger.warning("%s is left to the beat that leads now", entry.name, event="beat.left")
             return None
         try:
             sent = super().apply_async(marked(entry, row), *args, **kwargs)  # type: ignore[misc]
@@ -263,7 +269,9 @@ class LeaderMixin:
                 del self._rows[name]  # it was taken off the schedule
                 continue
             term.ensure()
-            logger.info("%s was not known to be sent, and is sent again", name)
+            logger.info(
+                "%s was not known to be sent, and is sent again", name, event="beat.sent_again"
+            )
             self.apply_entry(entry, producer=self.producer)
             self._heap = None  # its next slot may have come meanwhile
 
@@ -274,7 +282,9 @@ class LeaderMixin:
         try:
             BeatEntry.objects.confirm(row)
         except Error as error:
-            logger.warning("%s was sent, and that could not be noted: %s", row, error)
+            logger.warning(
+                "%s was sent, and that could not be noted: %s", row, error, event="beat.unnoted"
+            )
             connections.close_all()
 
     if TYPE_CHECKING:
