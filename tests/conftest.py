@@ -11,11 +11,13 @@ from typing import Protocol
 
 import pytest
 from django.db import connection
+from django.test import TransactionTestCase
 
 from leasing import aio
 from leasing.keeper import keeper
 from tasks import overview
 from tests.brokers import Broker, NoBroker, serve_rabbitmq, serve_redis
+from tests.emptying import empty
 from tests.plugin import DATABASE
 from tests.processes import Process
 
@@ -30,6 +32,14 @@ class Spawn(Protocol):
 def django_db_keepdb(request: pytest.FixtureRequest) -> bool:
     """Leave a throw-away database to its end: dropping it fails while a thread is connected."""
     return request.config.stash[DATABASE].throw_away or bool(request.config.getvalue("reuse_db"))
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None) -> Iterator[None]:
+    """The usual database, emptied in less time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TransactionTestCase, "_fixture_teardown", empty)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from html.parser import HTMLParser
 from typing import Any
 
@@ -90,12 +91,15 @@ def get(client: Client, url: str, **headers: str) -> Page:
 def user_with(*permissions: str, name: str = "alice", **fields: Any) -> User:
     """A user with ``permissions`` ("leasing.view_lease") and no others."""
     user = User.objects.create_user(name, password="x", **fields)
-    for label in permissions:
-        app, codename = label.split(".")
-        user.user_permissions.add(
-            Permission.objects.get(content_type__app_label=app, codename=codename)
-        )
+    user.user_permissions.add(*map(permission, permissions))
     return user
+
+
+@cache
+def permission(label: str) -> Permission:
+    """The permission called "leasing.view_lease": written with the tables, and never changed."""
+    app, codename = label.split(".")
+    return Permission.objects.get(content_type__app_label=app, codename=codename)
 
 
 def signed_in(*permissions: str, **fields: Any) -> Client:

@@ -6,6 +6,7 @@ postgresql`` the server of DATABASE_URL, or a throw-away one where that names no
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -72,6 +73,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         apart = [item for item in items if not _touches_a_database(item)]
         config.hook.pytest_deselected(items=apart)
         items[:] = [item for item in items if _touches_a_database(item)]
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what has been imported stays: no collection need look at it again
 
 
 def _touches_a_database(item: pytest.Item) -> bool:

@@ -2,9 +2,9 @@
 
 Without arguments on SQLite, on PostgreSQL and on the wheel; ``wheel`` that alone; ``matrix`` on
 both databases under each pair of Python and Django that is found here. Tests that touch no
-database run once. Those with processes of their own, which mostly wait, run beside the others. The
-last line printed is the summary. Needs nothing but the standard library, since ``matrix`` builds
-the environments.
+database run once. The tests are dealt out to runs side by side, so that what one waits for leaves
+the processor to others and no long run is left alone at the end. The last line printed is the
+summary. Needs nothing but the standard library, since ``matrix`` builds the environments.
 """
 
 from __future__ import annotations
@@ -15,59 +15,84 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PAIRS = ("3.11/5.2", "3.12/6.1", "3.13/6.0")
-SINGLE = ["tests/leasing", "tests/tasks"]
-WITH_PROCESSES = ["tests", *(f"--ignore={folder}" for folder in SINGLE)]
 SQLITE = ["--db", "sqlite"]
 POSTGRESQL = ["--db", "postgresql", "--only-db"]
+LEASING, TASKS = "tests/leasing", "tests/tasks"
+WITH_PROCESSES = ["tests", "--ignore", LEASING, "--ignore", TASKS]
+#: What lasts longest comes first.
 DATABASES = {
-    "SQLite": [*SQLITE, *SINGLE],
-    "PostgreSQL": [*POSTGRESQL, *SINGLE],
-    "SQLite, with processes": [*SQLITE, *WITH_PROCESSES],
+    "PostgreSQL, leasing": [*POSTGRESQL, LEASING],
+    "PostgreSQL, tasks": [*POSTGRESQL, TASKS],
     "PostgreSQL, with processes": [*POSTGRESQL, *WITH_PROCESSES],
+    "SQLite, with processes": [*SQLITE, *WITH_PROCESSES],
+    "SQLite, leasing": [*SQLITE, LEASING],
+    "SQLite, tasks": [*SQLITE, TASKS],
 }
 WHEEL = {"the wheel": ["-m", "packaging"]}
 FEWEST_PAIRS = 2
+#: How many runs there are at a time: about half of each is waiting.
+AT_ONCE = 5
 #: What pytest answers when PYTEST_ADDOPTS picks none of the tests of a run.
 NOTHING_PICKED = 5
 
 Outcome = tuple[bool, str]
 
 
-def run(python: str, name: str, options: list[str], output: IO[str] | None = None) -> Outcome:
-    """One pytest run: whether it went well, and a phrase such as "312 passed on SQLite"."""
+class Run(NamedTuple):
+    """What came of one run of pytest: on what, and how many tests did what."""
+
+    well: bool
+    on: str
+    counts: Counter[str]
+
+
+def run(python: str, name: str, options: list[str], output: IO[str] | None = None) -> Run:
+    """One run of pytest."""
     with tempfile.TemporaryDirectory() as folder:
         counts_file = Path(folder, "counts.json")
         command = [python, "-m", "pytest", *options, "--counts", str(counts_file)]
         code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output).returncode
         if not counts_file.exists():
-            return False, f"no result on {name}"
+            return Run(False, name, Counter({"run without a result": 1}))
         counts = json.loads(counts_file.read_text())
-    kinds = ("passed", "failed", "error", "skipped", "xfailed")
-    told = [f"{counts[kind]} {kind}" for kind in kinds if counts.get(kind)] or ["nothing run"]
-    where = name if options == WHEEL["the wheel"] else counts["on"]
-    return code in (0, NOTHING_PICKED), f"{', '.join(told)} on {where}"
+    on = counts.pop("on")
+    where = name if options == WHEEL["the wheel"] else on
+    return Run(code in (0, NOTHING_PICKED), where, Counter(counts))
 
 
 def run_all(python: str, runs: dict[str, list[str]]) -> Outcome:
-    """Several runs side by side, whatever comes of each. The first is seen as it goes, the
-    others once they have ended."""
-    with ThreadPoolExecutor(len(runs)) as pool:
+    """Several runs side by side, whatever comes of each: whether all went well, and a phrase
+    such as "312 passed on SQLite". The first is seen as it goes, the others once they have
+    ended."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         first, *others = [
             pool.submit(run_aside if number else run, python, name, options)
             for number, (name, options) in enumerate(runs.items())
         ]
-        outcomes = [first.result(), *(other.result() for other in others)]
-    return all(well for well, _ in outcomes), ", ".join(phrase for _, phrase in outcomes)
+        done = [first.result(), *(other.result() for other in others)]
+    totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for each in done:
+        totals[each.on].update(each.counts)
+    phrases = [f"{tell(counts)} on {on}" for on, counts in totals.items()]
+    return all(each.well for each in done), ", ".join(phrases)
 
 
-def run_aside(python: str, name: str, options: list[str]) -> Outcome:
+def tell(counts: Counter[str]) -> str:
+    """The counts that matter, such as "310 passed, 2 skipped"."""
+    kinds = ("passed", "failed", "error", "skipped", "xfailed", "run without a result")
+    told = [f"{counts[kind]} {kind}" for kind in kinds if counts[kind]]
+    return ", ".join(told) or "nothing run"
+
+
+def run_aside(python: str, name: str, options: list[str]) -> Run:
     """A run whose output is shown in one piece."""
     with tempfile.TemporaryFile("w+") as output:
         outcome = run(python, name, options, output)

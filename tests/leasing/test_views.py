@@ -98,27 +98,21 @@ def of_each() -> None:
 
 
 @pytest.mark.usefixtures("of_each")
-@pytest.mark.parametrize(
-    ("query", "names"),
-    [
-        (
-            "",
-            {"free", "active", "expired", "released", "revoked"}
-            | {"active, renewed", "expired, renewed"},
-        ),
-        ("state=active", {"active", "active, renewed"}),
-        ("state=expired", {"expired", "expired, renewed"}),
-        ("state=released", {"released", "revoked"}),
-        ("state=renewed", {"active, renewed", "expired, renewed"}),
-        ("state=active&renewed=1", {"active, renewed"}),
-        ("state=released&renewed=1", set()),
-        ("q=active", {"active", "active, renewed"}),
-        ("q=expired, renewed", {"expired, renewed"}),
-        ("state=expired&q=active", set()),
-    ],
-)
-def test_a_list_has_the_leases_it_is_asked_for(viewer: Client, query: str, names: set[str]) -> None:
-    assert set(get(viewer, f"{LIST}?{query}").names) == names
+def test_a_list_has_the_leases_it_is_asked_for(viewer: Client) -> None:
+    renewed = {"active, renewed", "expired, renewed"}
+    asked = {
+        "": {"free", "active", "expired", "released", "revoked"} | renewed,
+        "state=active": {"active", "active, renewed"},
+        "state=expired": {"expired", "expired, renewed"},
+        "state=released": {"released", "revoked"},
+        "state=renewed": renewed,
+        "state=active&renewed=1": {"active, renewed"},
+        "state=released&renewed=1": set(),
+        "q=active": {"active", "active, renewed"},
+        "q=expired, renewed": {"expired, renewed"},
+        "state=expired&q=active": set(),
+    }
+    assert {query: set(get(viewer, f"{LIST}?{query}").names) for query in asked} == asked
 
 
 @pytest.mark.usefixtures("of_each")

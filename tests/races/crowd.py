@@ -1,4 +1,4 @@
-"""Eight processes that do the same to the same tasks at the same moment.
+"""Eight processes that do the same to the same rows at the same moment.
 
 ``python -m tests.races.crowd VERB WHAT...`` does ``VERB`` to each of ``WHAT`` in turn, all
 processes at once each time, and prints what came of it as lines of JSON: [process, what, answer].
@@ -11,19 +11,39 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import django
 
 django.setup()
 
-from leasing.exceptions import LeaseLost  # noqa: E402
+from leasing.exceptions import LeaseHeld, LeaseLost  # noqa: E402
+from leasing.models import Lease  # noqa: E402
 from tasks.models import Task  # noqa: E402
+from tests.races.once_at_work import charge  # noqa: E402
 from tests.races.support import PATIENCE, SIZE  # noqa: E402
 
 #: They are forked from one that has loaded everything, and has no connection yet.
 processes = multiprocessing.get_context("fork")
 together = processes.Barrier(SIZE, timeout=PATIENCE)
+
+
+def acquire(me: int, resource: str) -> dict[str, Any]:
+    """Acquire the lease."""
+    together.wait()
+    try:
+        lease = Lease.objects.acquire(resource, ttl=600)
+    except LeaseHeld as refusal:
+        return {"won": False, "holder": refusal.holder}
+    grant, token = str(lease.grant_id), lease.fencing_token
+    return {"won": True, "holder": lease.holder, "grant": grant, "token": token}
+
+
+def once(me: int, folder: str) -> dict[str, int]:
+    """Do once what leaves a line in ``folder``."""
+    together.wait()
+    return charge(Path(folder))
 
 
 def claim(me: int, queue: str) -> list[int]:
@@ -74,7 +94,7 @@ def enqueue(me: int, unique_key: str) -> int:
 
 
 VERBS: dict[str, Callable[[int, str], Any]] = {
-    verb.__name__: verb for verb in (claim, complete, recover, sweep, retry, enqueue)
+    verb.__name__: verb for verb in (acquire, once, claim, complete, recover, sweep, retry, enqueue)
 }
 
 

@@ -19,7 +19,9 @@ django.setup()
 from leasing import once  # noqa: E402
 
 
-def main(folder: Path, how: str) -> None:
+def charge(folder: Path, how: str = "done") -> dict[str, int]:
+    """Do it, unless that has been done: which process did."""
+
     def body() -> dict[str, int]:
         with (folder / "done").open("a") as file:
             file.write(f"{os.getpid()}\n")
@@ -27,11 +29,17 @@ def main(folder: Path, how: str) -> None:
             time.sleep(0.01)
         return {"by": os.getpid()}
 
+    do = once("charge:42", window=3600, ttl=1, wait=30, payload={"amount": 5})
+    given: dict[str, int] = do.run(body)
+    return given
+
+
+def main(folder: Path, how: str) -> None:
     (folder / f"ready-{os.getpid()}").touch()
     while not (folder / "go").exists():
         time.sleep(0.005)
-    result = once("charge:42", window=3600, ttl=1, wait=30, payload={"amount": 5}).run(body)
-    print(json.dumps(result), flush=True)
+    print(json.dumps(charge(folder, how)), flush=True)
 
 
-main(Path(sys.argv[1]), sys.argv[2])
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,9 @@ from tests.conftest import Spawn
 from tests.factories import LeaseFactory
 from tests.leasing.support import events, stored
 from tests.processes import Process, wait_for
+from tests.races.support import race
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-CONTENDERS = 8
 
 
 def told(process: Process) -> list[dict[str, Any]]:
@@ -30,32 +27,7 @@ def told(process: Process) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def has_printed(process: Process, word: str) -> bool:
-    return word in process.output
-
-
-def has_ended(process: Process) -> bool:
-    return process.poll() is not None
-
-
-def race(spawn: Spawn, resources: list[str], folder: Path) -> list[dict[str, Any]]:
-    """Let the contenders run; what each of them says of each resource."""
-    go = folder / "go"
-    processes = [
-        spawn(["-m", "tests.races.contender", str(go), *resources]) for _ in range(CONTENDERS)
-    ]
-    for process in processes:
-        wait_for(partial(has_printed, process, "ready"), timeout=60, process=process)
-    unfinished = folder / "go.part"
-    unfinished.write_text(str(time.monotonic() + 0.2))
-    unfinished.rename(go)
-    for process in processes:
-        wait_for(partial(has_ended, process), timeout=60)
-        assert process.returncode == 0, process.output
-    return [answer for process in processes for answer in told(process)]
-
-
-def test_of_eight_processes_exactly_one_wins_each_lease(spawn: Spawn, tmp_path: Path) -> None:
+def test_of_eight_processes_exactly_one_wins_each_lease(spawn: Spawn) -> None:
     """New names, expired leases and released ones: five, ten and five of each."""
     new = [f"new:{n}" for n in range(5)]
     old: list[Lease] = [
@@ -65,9 +37,12 @@ def test_of_eight_processes_exactly_one_wins_each_lease(spawn: Spawn, tmp_path: 
     ]
     resources = new + [lease.resource for lease in old]
 
-    answers = race(spawn, resources, tmp_path)
+    answers = [
+        {**answer, "resource": resource}
+        for resource, answered in race(spawn, "acquire", *resources).items()
+        for answer in answered
+    ]
 
-    assert len(answers) == CONTENDERS * len(resources)
     winners = {answer["resource"]: answer for answer in answers if answer["won"]}
     assert sorted(a["resource"] for a in answers if a["won"]) == sorted(resources)
     assert len({winner["grant"] for winner in winners.values()}) == len(resources)

@@ -11,10 +11,9 @@ from leasing.models import OnceKey
 from tests.conftest import Spawn
 from tests.leasing.support import PATIENCE
 from tests.processes import Process, wait_for
+from tests.races.support import SIZE, race
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-PROCESSES = 8
 
 
 def at_work(spawn: Spawn, folder: Path, how: str = "done") -> Process:
@@ -36,14 +35,10 @@ def results(processes: list[Process]) -> list[dict[str, int]]:
 def test_of_eight_processes_one_does_it_and_all_are_given_its_result(
     spawn: Spawn, tmp_path: Path
 ) -> None:
-    processes = [at_work(spawn, tmp_path) for _ in range(PROCESSES)]
-    wait_for(lambda: len(list(tmp_path.glob("ready-*"))) == PROCESSES, timeout=60)
-    (tmp_path / "go").touch()
-
-    given = results(processes)
+    (given,) = race(spawn, "once", tmp_path).values()
 
     (winner,) = done(tmp_path)
-    assert given == [{"by": winner}] * PROCESSES
+    assert given == [{"by": winner}] * SIZE
     assert OnceKey.objects.get().grants == 1
 
 
