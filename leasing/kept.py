@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Generic, TypeVar
@@ -11,6 +12,7 @@ from typing import Generic, TypeVar
 from leasing.conf import leasing_settings
 
 Value = TypeVar("Value")
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -44,3 +46,58 @@ class Kept(Generic[Value]):
         value = self._read()
         self._latest = value, began, using
         return Reading(value, timedelta(seconds=time.monotonic() - began))
+
+
+class Shelf(Generic[Value]):
+    """Keeps many values in this process, each under a key, for all who ask for the same again.
+
+    A value is fresh for as many seconds as ``fresh_for`` says of it. Who asks for some gets what
+    there is, and reads only ``at_once`` of the stale ones anew, the oldest first: what takes long
+    to read together is read in turns. At most ``room`` values are kept, those last read.
+    """
+
+    def __init__(
+        self, fresh_for: Callable[[Value], float], at_once: int, room: int = 1_000
+    ) -> None:
+        self.fresh_for = fresh_for
+        self.at_once = at_once
+        self._room = room
+        #: Each value, and when it began to be read; the last read at the end.
+        self._kept: dict[Hashable, tuple[Value, float]] = {}
+        self._lock = threading.Lock()
+
+    def get(
+        self, wanted: Mapping[Name, tuple[Hashable, Callable[[], Value]]], *, anew: bool = False
+    ) -> dict[Name, Value]:
+        """The values of ``wanted``, which tells the key of each and how to read it, by their
+        names in it; ``anew``: all as they are now."""
+        using, now = leasing_settings.DATABASE, time.monotonic()
+        keys = {name: (using, key) for name, (key, _) in wanted.items()}
+        found = {name: self._kept.get(key) for name, key in keys.items()}
+        stale = sorted(
+            (read_at, place)
+            for place, each in enumerate(found.values())
+            if each is not None
+            for value, read_at in [each]
+            if now - read_at >= self.fresh_for(value)
+        )
+        names = list(wanted)
+        read_now = {names[place] for _, place in stale[: self.at_once]}
+        values = {}
+        for name, (_, read) in wanted.items():
+            each = found[name]
+            if each is None or anew or name in read_now:
+                values[name] = self._put(keys[name], read)
+            else:
+                values[name] = each[0]
+        return values
+
+    def _put(self, key: Hashable, read: Callable[[], Value]) -> Value:
+        began = time.monotonic()
+        value = read()
+        with self._lock:
+            self._kept.pop(key, None)
+            self._kept[key] = value, began
+            while len(self._kept) > self._room:
+                del self._kept[next(iter(self._kept))]
+        return value

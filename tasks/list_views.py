@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -29,20 +30,24 @@ def task_list(request: HttpRequest) -> HttpResponse:
     """Tasks by state, in the order in which that state is of interest."""
     form = TaskFilter(request.GET)
     context: dict[str, Any] = {"form": form, "page": Page([]), "now": _now()}
+    tabs = None
     if form.is_valid():
         wanted = form.cleaned_data
         state = listing.STATES[wanted["state"]]
         context |= {
             "page": _page(form, state, wanted),
             "state": state,
-            "tabs": _tabs(wanted),
             "filters": _filters(form),
             "address": urlencode(asked_for(form.data)),
             "asked": asked_for(form.data),
             "verbs": bulk_verbs(request, state.name),
             "most": MOST,
         }
-    return _answer(request, "tasks/list.html", context)
+
+        def tabs(anew: bool) -> dict[str, Any]:
+            return {"tabs": _tabs(wanted, anew=anew)}
+
+    return _answer(request, "tasks/list.html", context, tabs)
 
 
 @page(VIEW)
@@ -83,13 +88,14 @@ def _page(form: TaskFilter, state: listing.State, wanted: dict[str, Any]) -> Pag
         return Page([])
 
 
-def _tabs(wanted: dict[str, Any]) -> list[dict[str, Any]]:
+def _tabs(wanted: dict[str, Any], *, anew: bool) -> list[dict[str, Any]]:
+    counts = listing.counts(wanted, anew=anew)
     current = listing.STATES[wanted["state"]]
     return [
         {
             "state": None if state.name == "all" else state.name,
             "label": state.label,
-            "count": listing.count(state.name, wanted),
+            "count": counts[state.name],
             "is_current": state.name in (current.name, current.within),
         }
         for state in listing.TABS
@@ -112,8 +118,14 @@ def _filters(form: TaskFilter) -> list[dict[str, str]]:
     ]
 
 
-def _answer(request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
-    return answer(request, template, context, status=400 if context["form"].errors else 200)
+def _answer(
+    request: HttpRequest,
+    template: str,
+    context: dict[str, Any],
+    shared: Callable[[bool], dict[str, Any]] | None = None,
+) -> HttpResponse:
+    status = 400 if context["form"].errors else 200
+    return answer(request, template, context, status, shared=shared)
 
 
 def _now() -> Any:

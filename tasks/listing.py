@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from django.db.models import Q
 from django.db.models.functions import Left
 
-from leasing.paging import NEWEST_FIRST, Capped, Order, capped_count, capped_search
+from leasing.paging import NEWEST_FIRST, Capped, Order, capped_count, capped_search, tallies
 from tasks.exports import readable
 from tasks.models import Task, TaskStatus
 
@@ -123,6 +123,17 @@ def count(state: str, wanted: Mapping[str, Any]) -> Capped:
     if search is None:
         return capped_count(rows, order=order)
     return capped_search(rows, search, order=order)
+
+
+def counts(wanted: Mapping[str, Any], *, anew: bool) -> dict[str, Capped]:
+    """``count`` for each of TABS; unless ``anew``, some may be a little old: see
+    ``paging.tallies``."""
+    demanded = tuple(str(wanted[name] or "") for name in FILTERS)
+
+    def of(state: str) -> tuple[Hashable, Callable[[], Capped]]:
+        return ("tasks", state, demanded), lambda: count(state, wanted)
+
+    return tallies.get({state.name: of(state.name) for state in TABS}, anew=anew)
 
 
 def _by_id(rows: Any, wanted: Mapping[str, Any]) -> Any:
