@@ -23,6 +23,7 @@ from django.shortcuts import render
 from django.utils import timezone
 
 from leasing.access import is_live
+from leasing.glance import Glance
 from leasing.models import Leasable
 from leasing.signs import lease_sign
 
@@ -99,6 +100,8 @@ def etag_of(context: Mapping[str, Any], *more: object) -> str:
 def _feed(value: object, now: datetime, feed: Feed) -> None:
     if isinstance(value, datetime):
         feed(f"{value.isoformat()} {value <= now}")
+    elif isinstance(value, Glance):
+        feed(value.marks(now))
     elif hasattr(value, "live_marks"):
         _feed(value.live_marks(), now, feed)
     elif isinstance(value, Model):

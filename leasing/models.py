@@ -60,6 +60,10 @@ class Leasable(models.Model):
     #: first; "" is the key.
     leases_listed_by: ClassVar[str] = ""
 
+    #: The columns beside those of the lease that ``lease_id`` and ``lease_resource`` read: pages
+    #: that list leases load no others. None: any.
+    leases_told_by: ClassVar[frozenset[str] | None] = None
+
     objects: ClassVar[models.Manager[Any]] = LeasableQuerySet.as_manager()
 
     if TYPE_CHECKING:
@@ -158,6 +162,7 @@ class Lease(Leasable):
     }
 
     granted_columns = GRANTED_FIELDS | {"metadata", "priority", "grace"}
+    leases_told_by = frozenset({"resource"})
 
     objects: ClassVar = LeaseQuerySet.as_manager()
 
@@ -343,6 +348,7 @@ class OnceKey(Leasable):
     window_ends_at = models.DateTimeField(default=EPOCH, editable=False)
 
     verb_columns = LEASE_FIELDS | {"payload_hash", "result", "finished_at", "window_ends_at"}
+    leases_told_by = frozenset({"key"})
 
     objects: ClassVar = OnceQuerySet.as_manager()
 

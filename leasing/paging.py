@@ -7,7 +7,7 @@ a time and says so; its next page goes on from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
@@ -18,7 +18,8 @@ from django.db.models import Count, Max, Min, Q
 from django.utils.dateparse import parse_datetime
 
 from leasing.cursors import Cursor, InvalidCursor
-from leasing.kept import Shelf
+from leasing.glance import Glance, glance
+from leasing.kept import Shelf, Value
 
 PAGE_SIZE = 50
 COUNT_CAP = 10_000
@@ -103,18 +104,25 @@ def capped_search(
     return Capped(found["found"], cap, more=found["looked_at"] > cap)
 
 
-#: For how many seconds polls of open pages share a count; and one that went beyond its cap, which
-#: takes the longest to read, and changes next to never.
+#: For how many seconds polls of open pages share a count: one that goes beyond its cap, and so
+#: takes the longest and changes next to never, for the longest; of others each thousand for one.
 FRESH_FOR, MANY_FRESH_FOR = 2.5, 60.0
 
 
-def _fresh_for(count: Capped) -> float:
-    return MANY_FRESH_FOR if count.value > count.cap else FRESH_FOR
+class Tallies(Shelf[Value]):
+    """The counts on tabs, kept in this process. A poll reads two of them anew at most, and all
+    when there is news for it: so of eight each is read within four polls, also where nothing else
+    changes. ``counts`` are those in a value."""
 
+    def __init__(self, counts: Callable[[Value], Sequence[Capped]]) -> None:
+        super().__init__(self._fresh_for, at_once=2)
+        self._counts = counts
 
-#: The counts on tabs, of this process. A poll reads two of them anew at most, and all when there
-#: is news for it: of eight each is read within four polls, also where nothing else changes.
-tallies: Shelf[Capped] = Shelf(_fresh_for, at_once=2)
+    def _fresh_for(self, value: Value) -> float:
+        counts = self._counts(value)
+        if any(count.value > count.cap or count.more for count in counts):
+            return MANY_FRESH_FOR
+        return max([FRESH_FOR, *[count.value / 1_000 for count in counts]])
 
 
 @dataclass(frozen=True)
@@ -144,9 +152,41 @@ def page_of(
     A cursor of another model leaves ``rows`` at its first page, so that one address can hold
     the place in one of several lists. Raises InvalidCursor when it fits no row.
     """
+    cursor = _of_model(rows.model, cursor)
+    backwards = cursor is not None and cursor.side == "newer"
+    there, end = _from(rows, cursor, order, search)
+    found = list(there[: size + 1])
+    shown = found[:size][::-1] if backwards else found[:size]
     label = rows.model._meta.label_lower
-    if cursor is not None and cursor.model != label:
-        cursor = None
+    page = _linked(label, shown, order, cursor, has_more=len(found) > size)
+    if end is None or len(found) > size:
+        return page
+    page = replace(page, looked_at=REACH)
+    return replace(page, newer=end.encode()) if backwards else replace(page, older=end.encode())
+
+
+def glance_at(
+    rows: models.QuerySet[Any],
+    columns: Sequence[str],
+    cursor: Cursor | None,
+    order: Order = NEWEST_FIRST,
+    search: Q | None = None,
+) -> tuple[Glance, Cursor | None]:
+    """What tells whether ``page_of`` would bring another page: its rows, one more, and how far
+    its search looks. Raises InvalidCursor."""
+    there, end = _from(rows, _of_model(rows.model, cursor), order, search)
+    return glance(there[: PAGE_SIZE + 1], columns), end
+
+
+def _of_model(model: type[models.Model], cursor: Cursor | None) -> Cursor | None:
+    return cursor if cursor is not None and cursor.model == model._meta.label_lower else None
+
+
+def _from(
+    rows: models.QuerySet[Row], cursor: Cursor | None, order: Order, search: Q | None
+) -> tuple[models.QuerySet[Row], Cursor | None]:
+    """What lies on the cursor's side, the nearest first, and of a search how far it looks; None:
+    to the end."""
     if cursor is not None:
         rows = rows.filter(_beyond(rows.model, cursor, order))
     backwards = cursor is not None and cursor.side == "newer"
@@ -155,13 +195,7 @@ def page_of(
     if search is not None:
         end = _end_of_reach(rows.order_by(*by), order, backwards)
         rows = rows.filter(search) if end is None else rows.filter(search, _up_to(end, order))
-    found = list(rows.order_by(*by)[: size + 1])
-    shown = found[:size][::-1] if backwards else found[:size]
-    page = _linked(label, shown, order, cursor, has_more=len(found) > size)
-    if end is None or len(found) > size:
-        return page
-    page = replace(page, looked_at=REACH)
-    return replace(page, newer=end.encode()) if backwards else replace(page, older=end.encode())
+    return rows.order_by(*by), end
 
 
 def _linked(
@@ -282,6 +316,7 @@ __all__ = [
     "capped_count",
     "capped_search",
     "chunks_of",
+    "glance_at",
     "page_of",
-    "tallies",
+    "Tallies",
 ]

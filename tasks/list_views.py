@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
-from leasing.access import page
+from leasing.access import is_live, page
 from leasing.conf import leasing_settings
 from leasing.exporting import export
 from leasing.functions import database_now
 from leasing.live import answer
-from leasing.paging import InvalidCursor, Page, chunks_of, page_of
+from leasing.paging import InvalidCursor, Page, chunks_of, glance_at, page_of
 from tasks import listing
 from tasks.diagnosis import diagnose, look_around
 from tasks.exports import TASKS
@@ -29,25 +28,32 @@ VIEW = "tasks.view_task"
 def task_list(request: HttpRequest) -> HttpResponse:
     """Tasks by state, in the order in which that state is of interest."""
     form = TaskFilter(request.GET)
-    context: dict[str, Any] = {"form": form, "page": Page([]), "now": _now()}
-    tabs = None
-    if form.is_valid():
-        wanted = form.cleaned_data
-        state = listing.STATES[wanted["state"]]
-        context |= {
-            "page": _page(form, state, wanted),
-            "state": state,
-            "filters": _filters(form),
-            "address": urlencode(asked_for(form.data)),
-            "asked": asked_for(form.data),
-            "verbs": bulk_verbs(request, state.name),
-            "most": MOST,
-        }
+    if not form.is_valid():
+        return _answer(request, "tasks/list.html", {"form": form, "page": Page([]), "now": _now()})
+    wanted = form.cleaned_data
+    state = listing.STATES[wanted["state"]]
+    asked = asked_for(form.data)
+    context: dict[str, Any] = {
+        "form": form,
+        "now": _now(),
+        "state": state,
+        "filters": _filters(form),
+        "address": urlencode(asked),
+        "asked": asked,
+        "verbs": bulk_verbs(request, state.name),
+        "most": MOST,
+    }
 
-        def tabs(anew: bool) -> dict[str, Any]:
-            return {"tabs": _tabs(wanted, anew=anew)}
+    def tabs(anew: bool) -> dict[str, Any]:
+        return {"tabs": _tabs(wanted, anew=anew)}
 
-    return _answer(request, "tasks/list.html", context, tabs)
+    def rows() -> dict[str, Any]:
+        return {"page": _page(form, state, wanted)}
+
+    if not is_live(request):
+        return _answer(request, "tasks/list.html", context | rows(), shared=tabs)
+    context["seen"] = _seen(form, state, wanted)
+    return _answer(request, "tasks/list.html", context, shared=tabs, late=rows)
 
 
 @page(VIEW)
@@ -77,6 +83,16 @@ def stuck(request: HttpRequest) -> HttpResponse:
     diagnosed = [(task, diagnose(task, around.now, around)) for task in rows.rows]
     context = {"form": form, "page": rows, "diagnosed": diagnosed, "now": around.now}
     return _answer(request, "tasks/stuck.html", context)
+
+
+def _seen(form: TaskFilter, state: listing.State, wanted: dict[str, Any]) -> object:
+    """What tells whether ``_page`` would bring another page than before."""
+    rows, columns = listing.listed(state.name, wanted), listing.columns(state.name)
+    try:
+        return glance_at(rows, columns, wanted["at"], state.order, listing.search_of(wanted))
+    except InvalidCursor:
+        form.add_error("at", form.fields["at"].error_messages["invalid"])
+        return None
 
 
 def _page(form: TaskFilter, state: listing.State, wanted: dict[str, Any]) -> Page[Task]:
@@ -119,13 +135,10 @@ def _filters(form: TaskFilter) -> list[dict[str, str]]:
 
 
 def _answer(
-    request: HttpRequest,
-    template: str,
-    context: dict[str, Any],
-    shared: Callable[[bool], dict[str, Any]] | None = None,
+    request: HttpRequest, template: str, context: dict[str, Any], **more: Any
 ) -> HttpResponse:
     status = 400 if context["form"].errors else 200
-    return answer(request, template, context, status, shared=shared)
+    return answer(request, template, context, status, **more)
 
 
 def _now() -> Any:
