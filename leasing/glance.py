@@ -3,14 +3,17 @@ what it takes to read them as rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import itemgetter
 from typing import Any
 
+from django.db import connections
 from django.db.models import DateTimeField, F, Func, QuerySet
 
+from leasing.compiled import kept
+from leasing.conf import leasing_settings
 from leasing.functions import EPOCH
 from leasing.signs import is_overdue
 
@@ -35,6 +38,7 @@ class Glance:
     """What ``columns`` of some rows hold, in the order of the page."""
 
     columns: Sequence[str]
+    #: Which of them are moments.
     moments: frozenset[str]
     rows: Sequence[tuple[Any, ...]]
 
@@ -73,11 +77,31 @@ class Glance:
         return microseconds / 1e6
 
 
-def glance(rows: QuerySet[Any], columns: Sequence[str]) -> Glance:
-    """Read ``columns`` of ``rows``, some of which may be annotations: one query."""
-    meta = rows.model._meta
-    moments = frozenset(
-        field.name for field in meta.concrete_fields if isinstance(field, DateTimeField)
-    ).intersection(columns)
-    read = [Moment(F(name)) if name in moments else name for name in columns]
-    return Glance(columns, moments, list(rows.values_list(*read)))
+def glance(
+    rows: Callable[[], QuerySet[Any]], columns: Sequence[str], key: Hashable = None
+) -> Glance:
+    """Read ``columns`` of ``rows``, some of which may be annotations: one query. ``key`` tells
+    the query from all others, where its text and values are always the same: to compile one takes
+    longer than to send it."""
+
+    def asked() -> tuple[frozenset[str], QuerySet[Any, Any]]:
+        asked_for = rows()
+        fields = asked_for.model._meta.concrete_fields
+        dates = {field.name for field in fields if isinstance(field, DateTimeField)}
+        read = [Moment(F(name)) if name in dates else name for name in columns]
+        return frozenset(dates.intersection(columns)), asked_for.values_list(*read)
+
+    connection = connections[leasing_settings.DATABASE]
+    # Elsewhere what the driver brings is not yet what Django makes of it.
+    if key is None or connection.vendor != "postgresql":
+        moments, found = asked()
+        return Glance(columns, moments, list(found))
+
+    def compiled() -> tuple[frozenset[str], str, Sequence[Any]]:
+        moments, found = asked()
+        return moments, *found.query.sql_with_params()
+
+    moments, sql, params = kept((connection.alias, key, columns), compiled)
+    with connection.cursor() as cursor:
+        cursor.execute(sql, params)
+        return Glance(columns, moments, cursor.fetchall())

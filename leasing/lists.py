@@ -65,8 +65,9 @@ def section(model: type[Leasable], wanted: Mapping[str, Any], cursor: Cursor | N
 
 def seen(model: type[Leasable], wanted: Mapping[str, Any], cursor: Cursor | None) -> object:
     """What tells whether ``section`` would bring others than before. Raises InvalidCursor."""
-    rows = _shown(model, wanted)
-    return glance_at(rows, _columns(model), cursor, _order(model), _search(wanted))
+    key = None if wanted["q"] else (model, wanted["state"])
+    rows, search = partial(_shown, model, wanted), _search(wanted)
+    return glance_at(rows, _columns(model), cursor, _order(model), search, key)
 
 
 def exported(wanted: Mapping[str, Any]) -> Iterator[Sequence[Leasable]]:

@@ -7,7 +7,7 @@ a time and says so; its next page goes on from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
@@ -166,16 +166,21 @@ def page_of(
 
 
 def glance_at(
-    rows: models.QuerySet[Any],
+    rows: Callable[[], models.QuerySet[Any]],
     columns: Sequence[str],
     cursor: Cursor | None,
     order: Order = NEWEST_FIRST,
     search: Q | None = None,
+    key: Hashable = None,
 ) -> tuple[Glance, Cursor | None]:
     """What tells whether ``page_of`` would bring another page: its rows, one more, and how far
-    its search looks. Raises InvalidCursor."""
-    there, end = _from(rows, _of_model(rows.model, cursor), order, search)
-    return glance(there[: PAGE_SIZE + 1], columns), end
+    its search looks. ``key`` tells ``rows`` from all others, where they are always asked for in
+    the same words. Raises InvalidCursor."""
+    if key is not None and cursor is None and search is None:
+        return glance(lambda: rows().order_by(*order.by)[: PAGE_SIZE + 1], columns, key), None
+    listed = rows()
+    there, end = _from(listed, _of_model(listed.model, cursor), order, search)
+    return glance(lambda: there[: PAGE_SIZE + 1], columns), end
 
 
 def _of_model(model: type[models.Model], cursor: Cursor | None) -> Cursor | None:

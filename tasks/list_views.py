@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -87,9 +88,11 @@ def stuck(request: HttpRequest) -> HttpResponse:
 
 def _seen(form: TaskFilter, state: listing.State, wanted: dict[str, Any]) -> object:
     """What tells whether ``_page`` would bring another page than before."""
-    rows, columns = listing.listed(state.name, wanted), listing.columns(state.name)
+    rows = partial(listing.listed, state.name, wanted)
+    columns, search = listing.columns(state.name), listing.search_of(wanted)
+    key = None if wanted["q"] else (Task, state.name)
     try:
-        return glance_at(rows, columns, wanted["at"], state.order, listing.search_of(wanted))
+        return glance_at(rows, columns, wanted["at"], state.order, search, key)
     except InvalidCursor:
         form.add_error("at", form.fields["at"].error_messages["invalid"])
         return None
