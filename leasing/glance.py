@@ -99,7 +99,7 @@ def glance(
 
     def compiled() -> tuple[frozenset[str], str, Sequence[Any]]:
         moments, found = asked()
-        return moments, *found.query.sql_with_params()
+        return moments, *found.query.get_compiler(connection.alias).as_sql()
 
     moments, sql, params = kept((connection.alias, key, columns), compiled)
     with connection.cursor() as cursor:

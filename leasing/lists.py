@@ -78,7 +78,7 @@ def exported(wanted: Mapping[str, Any]) -> Iterator[Sequence[Leasable]]:
 
 def counts(wanted: Mapping[str, Any], *, anew: bool = True) -> Counts:
     """Two queries for each model, of which each looks at COUNT_CAP rows at most. Unless ``anew``,
-    some may be a little old: see ``paging.Tallies``."""
+    some may be a little old: see ``counts.Tallies``."""
     asked = tuple(wanted[name] for name in ("state", "q", "renewed"))
     own: dict[Any, Any] = {}
     for model in leasable_models():

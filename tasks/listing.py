@@ -10,7 +10,7 @@ from django.db.models import Q
 from django.db.models.functions import Left
 
 from leasing.live import LEASE_READ
-from leasing.paging import NEWEST_FIRST, Capped, Order, capped_count, capped_search, Tallies
+from leasing.paging import NEWEST_FIRST, Capped, Order, Tallies, capped_count, capped_search
 from tasks.exports import readable
 from tasks.models import Task, TaskStatus
 
@@ -146,7 +146,7 @@ def count(state: str, wanted: Mapping[str, Any]) -> Capped:
 
 def counts(wanted: Mapping[str, Any], *, anew: bool) -> dict[str, Capped]:
     """``count`` for each of TABS; unless ``anew``, some may be a little old: see
-    ``paging.Tallies``."""
+    ``counts.Tallies``."""
     demanded = tuple(str(wanted[name] or "") for name in FILTERS)
 
     def of(state: str) -> tuple[Hashable, Callable[[], Capped]]:
