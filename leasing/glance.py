@@ -66,6 +66,10 @@ class Glance:
                 if since and most and -self._left(since, now) >= most.total_seconds():
                     yield place
 
+    def ahead(self, name: str, now: datetime) -> list[float]:
+        """How many seconds from ``now`` the moment ``name`` of each row is."""
+        return [self._left(moment, now) for moment in self._of(name)]
+
     def _of(self, *names: str) -> Iterator[Any]:
         return map(itemgetter(*map(self.columns.index, names)), self.rows)
 
