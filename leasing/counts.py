@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import models
 from django.db.models import Count, Q
 
-from leasing.kept import Shelf, Value
+from leasing.kept import SHARED_FOR, Shelf, Value
 
 if TYPE_CHECKING:
     from leasing.paging import Order
@@ -61,9 +61,9 @@ def capped_search(
     return Capped(found["found"], cap, more=found["looked_at"] > cap)
 
 
-#: For how many seconds polls of open pages share a count: one that goes beyond its cap, and so
-#: takes the longest and changes next to never, for the longest; of others each thousand for one.
-FRESH_FOR, MANY_FRESH_FOR = 2.5, 60.0
+#: For how many seconds polls share a count that goes beyond its cap: it takes the longest, and
+#: changes next to never. Others they share for SHARED_FOR, or a second for each thousand.
+MANY_FRESH_FOR = 60.0
 
 
 class Tallies(Shelf[Value]):
@@ -79,4 +79,4 @@ class Tallies(Shelf[Value]):
         counts = self._counts(value)
         if any(count.value > count.cap or count.more for count in counts):
             return MANY_FRESH_FOR
-        return max([FRESH_FOR, *[count.value / 1_000 for count in counts]])
+        return max([SHARED_FOR, *[count.value / 1_000 for count in counts]])

@@ -11,6 +11,11 @@ from typing import Generic, TypeVar
 
 from leasing.conf import leasing_settings
 
+#: For how many seconds polls of open pages share what one of them read. It is longer than the two
+#: seconds between two polls: every second one of a single page costs next to nothing, and of many
+#: pages nearly all. What is new shows at the second poll at the latest.
+SHARED_FOR = 2.5
+
 Value = TypeVar("Value")
 Name = TypeVar("Name", bound=Hashable)
 
@@ -61,7 +66,7 @@ class Shelf(Generic[Value]):
     ) -> None:
         self.fresh_for = fresh_for
         self.at_once = at_once
-        self._room = room
+        self.room = room
         #: Each value, and when it began to be read; the last read at the end.
         self._kept: dict[Hashable, tuple[Value, float]] = {}
         self._lock = threading.Lock()
@@ -98,6 +103,6 @@ class Shelf(Generic[Value]):
         with self._lock:
             self._kept.pop(key, None)
             self._kept[key] = value, began
-            while len(self._kept) > self._room:
+            while len(self._kept) > self.room:
                 del self._kept[next(iter(self._kept))]
         return value

@@ -36,7 +36,8 @@ STATES: Final = (LeaseState.ACTIVE, LeaseState.EXPIRED, LeaseState.RELEASED, Lea
 RENEWED: Final = Q(renewals__gt=0)
 RENEWED_ONES: Final = "renewed"
 
-_tallies: Tallies[dict[str, Capped]] = Tallies(lambda counts: list(counts.values()))
+#: What polls of this process share.
+tallies: Tallies[dict[str, Capped]] = Tallies(lambda counts: list(counts.values()))
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def counts(wanted: Mapping[str, Any], *, anew: bool = True) -> Counts:
         for read in (_looked_at, _active):
             key = (read, model)
             own[key] = ((*key, asked), partial(read, model, wanted))
-    read_of = _tallies.get(own, anew=anew)
+    read_of = tallies.get(own, anew=anew)
     found: dict[str, Capped] = {name: Capped(0) for name in (RENEWED_ONES, ALL, *STATES)}
     for model in leasable_models():
         # The active ones are counted apart: among many others they may not have been looked at.

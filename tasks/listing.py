@@ -70,7 +70,8 @@ STATES: Final[Mapping[str, State]] = {state.name: state for state in _STATES}
 TABS: Final = tuple(state for state in _STATES if not state.within)
 
 
-_tallies: Tallies[Capped] = Tallies(lambda count: [count])
+#: What polls of this process share.
+tallies: Tallies[Capped] = Tallies(lambda count: [count])
 
 
 def tasks() -> Any:
@@ -152,7 +153,7 @@ def counts(wanted: Mapping[str, Any], *, anew: bool) -> dict[str, Capped]:
     def of(state: str) -> tuple[Hashable, Callable[[], Capped]]:
         return ("tasks", state, demanded), lambda: count(state, wanted)
 
-    return _tallies.get({state.name: of(state.name) for state in TABS}, anew=anew)
+    return tallies.get({state.name: of(state.name) for state in TABS}, anew=anew)
 
 
 def _by_id(rows: Any, wanted: Mapping[str, Any]) -> Any:

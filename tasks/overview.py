@@ -16,7 +16,7 @@ from django.http import HttpRequest
 from leasing.access import is_live, may
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow, database_now
-from leasing.kept import Kept
+from leasing.kept import SHARED_FOR, Kept
 from leasing.paging import Capped, capped_count
 from tasks import crew, listing
 from tasks.charts import series
@@ -37,12 +37,6 @@ WORKERS_SHOWN, QUEUES_SHOWN = 8, 8
 SPANS: Final = {"10m": 600, "1h": 3_600, "6h": 21_600, "24h": 86_400}
 #: How many points a chart has on this page.
 POINTS = 60
-
-
-#: For how many seconds polls of open pages share what one of them read. It is longer than the two
-#: seconds between two polls: every second one of a single page costs next to nothing, and of many
-#: pages nearly all. What is new shows at the second poll at the latest.
-SHARED_FOR = 2.5
 
 
 @dataclass(frozen=True)

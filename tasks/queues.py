@@ -11,6 +11,7 @@ from django.db.models import Count, Min, OuterRef, Q, Subquery
 
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow
+from leasing.kept import SHARED_FOR, Kept
 from leasing.paging import COUNT_CAP, Capped, capped_count
 from tasks.listing import SOONEST_FIRST
 from tasks.models import Queue, Sample, Task, TaskStatus, Worker
@@ -108,6 +109,10 @@ def read_queues(workers: Iterable[Worker] | None = None) -> Queues:
         Capped(sum(depth.scheduled for depth in depths.values())),
         counted_at,
     )
+
+
+#: What polls of this process share, for as many seconds as they do of the overview.
+shared_queues: Kept[Queues] = Kept(read_queues, SHARED_FOR)
 
 
 def _counted(waiting: Any) -> dict[str, _Depth]:

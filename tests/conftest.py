@@ -12,11 +12,17 @@ from typing import Protocol
 import pytest
 from django.db import connection
 
-from leasing import aio
+from leasing import aio, lists
 from leasing.keeper import keeper
-from tasks import overview
+from tasks import listing, overview, queues
+from tasks.diagnosis import surroundings
 from tests.plugin import DATABASE
 from tests.processes import Process
+
+#: What polls share.
+SHARED = (overview.snapshots, queues.shared_queues, surroundings.everyone)
+
+TALLIES = (listing.tallies, lists.tallies)
 
 
 class Spawn(Protocol):
@@ -54,11 +60,12 @@ def _let_threads_of_async_code_end() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_shared_reading() -> Iterator[None]:
-    """Polls of the overview see what the test has just done."""
-    usual, overview.snapshots.fresh_for = overview.snapshots.fresh_for, 0.0
-    yield
-    overview.snapshots.fresh_for = usual
+def _no_shared_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Polls see what the test has just done."""
+    for shared in SHARED:
+        monkeypatch.setattr(shared, "fresh_for", 0.0)
+    for tallies in TALLIES:
+        monkeypatch.setattr(tallies, "room", 0)
 
 
 @pytest.fixture(autouse=True)
