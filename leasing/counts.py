@@ -67,12 +67,12 @@ MANY_FRESH_FOR = 60.0
 
 
 class Tallies(Shelf[Value]):
-    """The counts on tabs, kept in this process. A poll reads two of them anew at most, and all
-    when there is news for it: so of eight each is read within four polls, also where nothing else
-    changes. ``counts`` are those in a value."""
+    """The counts on tabs, kept in this process. A poll reads ``at_once`` of the stale ones anew at
+    most, and all when there is news for it: so each is read every few polls, also where nothing
+    else changes. ``counts`` are those in a value."""
 
-    def __init__(self, counts: Callable[[Value], Sequence[Capped]]) -> None:
-        super().__init__(self._fresh_for, at_once=2)
+    def __init__(self, counts: Callable[[Value], Sequence[Capped]], at_once: int) -> None:
+        super().__init__(self._fresh_for, at_once)
         self._counts = counts
 
     def _fresh_for(self, value: Value) -> float:

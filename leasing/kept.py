@@ -29,13 +29,14 @@ class Reading(Generic[Value]):
 
 
 class Kept(Generic[Value]):
-    """Keeps in this process, for ``fresh_for`` seconds, what ``read`` returned.
+    """Keeps in this process, for ``fresh_for`` seconds, what ``read`` returned, which is told
+    whether all of it is to be as it is now.
 
     It must not depend on who asks. Whoever finds it stale reads it anew; of several at a time
     each does, and nobody waits for another.
     """
 
-    def __init__(self, read: Callable[[], Value], fresh_for: float) -> None:
+    def __init__(self, read: Callable[[bool], Value], fresh_for: float) -> None:
         self.fresh_for = fresh_for
         self._read = read
         #: The value, when it began to be read, and from which database.
@@ -48,7 +49,7 @@ class Kept(Generic[Value]):
             value, read_at, source = self._latest
             if source == using and began - read_at < self.fresh_for:
                 return Reading(value, timedelta(seconds=began - read_at))
-        value = self._read()
+        value = self._read(anew)
         self._latest = value, began, using
         return Reading(value, timedelta(seconds=time.monotonic() - began))
 

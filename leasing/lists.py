@@ -37,7 +37,7 @@ RENEWED: Final = Q(renewals__gt=0)
 RENEWED_ONES: Final = "renewed"
 
 #: What polls of this process share.
-tallies: Tallies[dict[str, Capped]] = Tallies(lambda counts: list(counts.values()))
+tallies: Tallies[dict[str, Capped]] = Tallies(lambda counts: list(counts.values()), 1)
 
 
 @dataclass(frozen=True)

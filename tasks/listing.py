@@ -71,7 +71,7 @@ TABS: Final = tuple(state for state in _STATES if not state.within)
 
 
 #: What polls of this process share.
-tallies: Tallies[Capped] = Tallies(lambda count: [count])
+tallies: Tallies[Capped] = Tallies(lambda count: [count], 2)
 
 
 def tasks() -> Any:
@@ -148,12 +148,18 @@ def count(state: str, wanted: Mapping[str, Any]) -> Capped:
 def counts(wanted: Mapping[str, Any], *, anew: bool) -> dict[str, Capped]:
     """``count`` for each of TABS; unless ``anew``, some may be a little old: see
     ``counts.Tallies``."""
+    return tallies.get({state.name: _tally(state.name, wanted) for state in TABS}, anew=anew)
+
+
+def count_in(state: str, *, anew: bool) -> Capped:
+    """How many tasks are in the list ``state``; unless ``anew``, as ``counts`` knows it."""
+    wanted = dict.fromkeys(FILTERS, "")
+    return tallies.get({state: _tally(state, wanted)}, anew=anew)[state]
+
+
+def _tally(state: str, wanted: Mapping[str, Any]) -> tuple[Hashable, Callable[[], Capped]]:
     demanded = tuple(str(wanted[name] or "") for name in FILTERS)
-
-    def of(state: str) -> tuple[Hashable, Callable[[], Capped]]:
-        return ("tasks", state, demanded), lambda: count(state, wanted)
-
-    return tallies.get({state.name: of(state.name) for state in TABS}, anew=anew)
+    return (state, demanded), lambda: count(state, wanted)
 
 
 def _by_id(rows: Any, wanted: Mapping[str, Any]) -> Any:

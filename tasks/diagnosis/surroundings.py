@@ -83,7 +83,7 @@ def _everyone() -> Surroundings:
 
 
 #: What polls of this process share.
-everyone: Kept[Surroundings] = Kept(_everyone, SHARED_FOR)
+everyone: Kept[Surroundings] = Kept(lambda anew: _everyone(), SHARED_FOR)
 
 
 def _losses(tasks: Iterable[Task], using: str) -> dict[int, list[str]]:

@@ -16,7 +16,7 @@ def numbers(monkeypatch: pytest.MonkeyPatch) -> Kept[int]:
     """Counts how often it was read, under a clock that stands at 100."""
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     counter = iter(range(1, 100))
-    return Kept(lambda: next(counter), fresh_for=2.5)
+    return Kept(lambda anew: next(counter), fresh_for=2.5)
 
 
 def at(monkeypatch: pytest.MonkeyPatch, moment: float) -> None:
@@ -53,7 +53,7 @@ def test_another_database_is_another_value(
 
 def test_what_cannot_be_read_leaves_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
     values = iter([1])
-    broken = Kept(lambda: next(values), fresh_for=60.0)
+    broken = Kept(lambda anew: next(values), fresh_for=60.0)
     broken.get()
     with pytest.raises(StopIteration):
         broken.get(anew=True)
