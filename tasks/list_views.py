@@ -49,11 +49,15 @@ def task_list(request: HttpRequest) -> HttpResponse:
         return {"tabs": _tabs(wanted, anew=anew)}
 
     def rows() -> dict[str, Any]:
-        return {"page": _page(form, state, wanted)}
+        return {"page": _page(state, wanted)}
 
-    if not is_live(request):
-        return _answer(request, "tasks/list.html", context | rows(), shared=tabs)
-    context["seen"] = _seen(form, state, wanted)
+    try:
+        if not is_live(request):
+            return _answer(request, "tasks/list.html", context | rows(), shared=tabs)
+        context["seen"] = _seen(state, wanted)
+    except InvalidCursor:
+        form.add_error("at", form.fields["at"].error_messages["invalid"])
+        return _answer(request, "tasks/list.html", context | {"page": Page([])})
     return _answer(request, "tasks/list.html", context, shared=tabs, late=rows)
 
 
@@ -86,25 +90,17 @@ def stuck(request: HttpRequest) -> HttpResponse:
     return _answer(request, "tasks/stuck.html", context)
 
 
-def _seen(form: TaskFilter, state: listing.State, wanted: dict[str, Any]) -> object:
-    """What tells whether ``_page`` would bring another page than before."""
+def _seen(state: listing.State, wanted: dict[str, Any]) -> object:
+    """What tells whether ``_page`` would bring another page than before. Raises InvalidCursor."""
     rows = partial(listing.listed, state.name, wanted)
     columns, search = listing.columns(state.name), listing.search_of(wanted)
     key = None if wanted["q"] else (Task, state.name)
-    try:
-        return glance_at(rows, columns, wanted["at"], state.order, search, key)
-    except InvalidCursor:
-        form.add_error("at", form.fields["at"].error_messages["invalid"])
-        return None
+    return glance_at(rows, columns, wanted["at"], state.order, search, key)
 
 
-def _page(form: TaskFilter, state: listing.State, wanted: dict[str, Any]) -> Page[Task]:
+def _page(state: listing.State, wanted: dict[str, Any]) -> Page[Task]:
     rows, search = listing.listed(state.name, wanted), listing.search_of(wanted)
-    try:
-        return page_of(rows, wanted["at"], order=state.order, search=search)
-    except InvalidCursor:
-        form.add_error("at", form.fields["at"].error_messages["invalid"])
-        return Page([])
+    return page_of(rows, wanted["at"], order=state.order, search=search)
 
 
 def _tabs(wanted: dict[str, Any], *, anew: bool) -> list[dict[str, Any]]:
