@@ -60,12 +60,14 @@ def _let_threads_of_async_code_end() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_shared_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_shared_reading() -> Iterator[None]:
     """Polls see what the test has just done."""
-    for shared in SHARED:
-        monkeypatch.setattr(shared, "fresh_for", 0.0)
-    for tallies in TALLIES:
-        monkeypatch.setattr(tallies, "room", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        for shared in SHARED:
+            patch.setattr(shared, "fresh_for", 0.0)
+        for tallies in TALLIES:
+            patch.setattr(tallies, "room", 0)
+        yield
 
 
 @pytest.fixture(autouse=True)

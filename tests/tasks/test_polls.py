@@ -4,6 +4,7 @@ what is shown."""
 from __future__ import annotations
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -228,7 +229,8 @@ def test_the_page_of_a_lease_hears_of_events_and_of_takeovers_that_grow_old(
 def shared(monkeypatch: pytest.MonkeyPatch) -> DatabaseClock:
     """As it is served: polls share counts, by a clock that is moved by hand."""
     clock = DatabaseClock()
-    monkeypatch.setattr(kept.time, "monotonic", lambda: clock.now.timestamp())
+    ticks = SimpleNamespace(monotonic=lambda: clock.now.timestamp())
+    monkeypatch.setattr(kept, "time", ticks)
     for tallies in (listing.tallies, lists.tallies):
         monkeypatch.setattr(tallies, "room", 1_000)
         monkeypatch.setattr(tallies, "_kept", {})
