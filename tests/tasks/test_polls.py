@@ -159,6 +159,7 @@ def test_that_a_renewal_is_missed_or_a_deadline_has_passed_is_news_once(
     assert not page.hears()
 
 
+@pytest.mark.usefixtures("shared")  # or the count of those that are stuck would tell it
 def test_that_a_task_does_not_get_on_is_news(
     viewer: Client, held: tuple[Lease, Task], database_clock: DatabaseClock
 ) -> None:
