@@ -58,6 +58,12 @@ class Diagnosis:
             ("What you can do", doable or "Nothing needs doing."),
         ]
 
+    def live_marks(self) -> list[object]:
+        """What of it a page shows as it stands: these two tell the time in words, where the page
+        counts it on."""
+        told = (each.name for each in fields(self) if each.name not in ("until", "facts"))
+        return [getattr(self, name) for name in told]
+
     def as_json(self) -> dict[str, Any]:
         """For JSON: the facts as an object."""
         told = {each.name: getattr(self, each.name) for each in fields(Diagnosis)}

@@ -111,9 +111,10 @@ def database_now(using: str) -> datetime:
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {sql % ()}", params)
         (value,) = cursor.fetchone()
-    return _as_utc(value)
+    return as_utc(value)
 
 
-def _as_utc(value: datetime | str) -> datetime:
+def as_utc(value: datetime | str) -> datetime:
+    """``value``, a moment as the database's driver brings it."""
     moment = datetime.fromisoformat(value) if isinstance(value, str) else value
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

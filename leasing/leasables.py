@@ -43,8 +43,12 @@ def listed(model: type[Leasable]) -> Any:
     if model is not Lease:
         # One says as much as the other; an index may have either as its condition.
         rows = rows.filter(grants__gt=0, acquired_at__isnull=False)
-    large = [f.name for f in model._meta.concrete_fields if isinstance(f, _LARGE)]
-    return rows.defer(*large)
+    return rows.defer(*[field.name for field in model._meta.concrete_fields if is_large(field)])
+
+
+def is_large(field: object) -> bool:
+    """Whether a column may be so large that lists do without it."""
+    return isinstance(field, _LARGE)
 
 
 def in_state(rows: Any, state: str) -> Any:

@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 
 from leasing import lists
-from leasing.access import page
+from leasing.access import is_live, page
 from leasing.conf import leasing_settings
 from leasing.exporting import export
 from leasing.exports import LEASES
@@ -27,23 +27,32 @@ def lease_list(request: HttpRequest) -> HttpResponse:
     """Leases by state: the named ones, and beside them those of every other leasable model."""
     form = LeaseFilter(request.GET)
     context: dict[str, Any] = {"form": form, "filter": {}, "now": _now()}
-    if form.is_valid():
-        wanted = form.cleaned_data
-        try:
-            sections = [lists.section(m, wanted, wanted["at"]) for m in leasable_models()]
-        except InvalidCursor:
-            form.add_error("at", form.fields["at"].error_messages["invalid"])
-        else:
-            counts = lists.counts(wanted)
-            context |= {
-                "filter": wanted,
-                "address": urlencode(_asked_for(wanted)),
-                "sections": _worth_showing(sections),
-                "tabs": _tabs(wanted, counts),
-                "renewed_count": counts.renewed,
-                "renewed": "1" if wanted["renewed"] else None,
-            }
-    return answer(request, "leasing/list.html", context, status=400 if form.errors else 200)
+    if not form.is_valid():
+        return answer(request, "leasing/list.html", context, status=400)
+    wanted = form.cleaned_data
+
+    def rows() -> dict[str, Any]:
+        sections = [lists.section(model, wanted, wanted["at"]) for model in leasable_models()]
+        return {"sections": _worth_showing(sections)}
+
+    def tabs(anew: bool) -> dict[str, Any]:
+        counts = lists.counts(wanted, anew=anew)
+        return {"tabs": _tabs(wanted, counts), "renewed_count": counts.renewed}
+
+    shown = {
+        "filter": wanted,
+        "address": urlencode(_asked_for(wanted)),
+        "renewed": "1" if wanted["renewed"] else None,
+    }
+    try:
+        if not is_live(request):
+            return answer(request, "leasing/list.html", context | shown | rows(), shared=tabs)
+        seen = [lists.seen(model, wanted, wanted["at"]) for model in leasable_models()]
+    except InvalidCursor:
+        form.add_error("at", form.fields["at"].error_messages["invalid"])
+        return answer(request, "leasing/list.html", context, status=400)
+    context |= shown | {"seen": seen}
+    return answer(request, "leasing/list.html", context, shared=tabs, late=rows)
 
 
 @page(VIEW)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from hashlib import blake2b
+from types import NoneType
 from typing import Any
+from uuid import UUID
 
 from django.db.models import Model, QuerySet
 from django.forms import BaseForm
@@ -21,6 +23,7 @@ from django.shortcuts import render
 from django.utils import timezone
 
 from leasing.access import is_live
+from leasing.glance import Glance
 from leasing.models import Leasable
 from leasing.signs import lease_sign
 
@@ -30,6 +33,9 @@ NOW = "now"
 #: What has to be loaded of a row to tell how it stands: a tag asks the database for nothing.
 LEASE_READ = {"expires_at", "released_at", "ttl", "grants", "renewals"}
 PROGRESS_READ = {"status", "progress_timeout", "progressed_at"}
+
+#: Values of which ``repr`` tells all.
+PLAIN = frozenset({NoneType, bool, int, float, str, timedelta, UUID})
 
 Feed = Callable[[str], None]
 
@@ -41,6 +47,7 @@ def answer(
     status: int = 200,
     unmarked: Iterable[str] = (),
     late: Callable[[], dict[str, Any]] | None = None,
+    shared: Callable[[bool], dict[str, Any]] | None = None,
 ) -> HttpResponse:
     """Render ``template`` with ``context``; to a poll that has seen the same, 304.
 
@@ -48,20 +55,30 @@ def answer(
     has a method ``live_marks`` says by what it returns what of it is shown. What stands under
     the names in ``unmarked`` may change without the page being another. What ``late`` returns is
     shown too, and read only when the page is rendered: something in ``context`` must tell that it
-    has changed.
+    has changed. What ``shared`` returns is shown as well: called with False it may be a little
+    old, which is how a poll asks whether there is news; called with True it is as it is now, and
+    that is what is rendered.
     """
 
-    def rendered() -> HttpResponse:
-        whole = context | (late() if late else {})
-        return render(request, template, whole, status=status)
+    def whole(anew: bool) -> dict[str, Any]:
+        return context | shared(anew) if shared else context
+
+    def rendered(seen: dict[str, Any]) -> HttpResponse:
+        return render(request, template, seen | (late() if late else {}), status=status)
 
     if not is_live(request):
-        return rendered()
-    marked = {name: value for name, value in context.items() if name not in unmarked}
-    tag = etag_of(marked, request.user.pk)
+        return rendered(whole(anew=True))
     # Whatever compresses an answer on its way makes its tag a weak one.
-    known = request.headers.get("If-None-Match", "").removeprefix("W/") == tag and status == 200
-    response = HttpResponseNotModified() if known else rendered()
+    known = request.headers.get("If-None-Match", "").removeprefix("W/")
+    for anew in (False, True) if shared else (True,):
+        seen = whole(anew)
+        marked = {name: value for name, value in seen.items() if name not in unmarked}
+        tag = etag_of(marked, request.user.pk)
+        if known == tag and status == 200:
+            response: HttpResponse = HttpResponseNotModified()
+            break
+    else:
+        response = rendered(seen)
     response["ETag"] = tag
     return response
 
@@ -83,6 +100,8 @@ def etag_of(context: Mapping[str, Any], *more: object) -> str:
 def _feed(value: object, now: datetime, feed: Feed) -> None:
     if isinstance(value, datetime):
         feed(f"{value.isoformat()} {value <= now}")
+    elif isinstance(value, Glance):
+        feed(value.marks(now))
     elif hasattr(value, "live_marks"):
         _feed(value.live_marks(), now, feed)
     elif isinstance(value, Model):
@@ -110,10 +129,21 @@ def _feed_all(values: Iterable[object], now: datetime, feed: Feed) -> None:
 
 
 def _feed_row(row: Model, now: datetime, feed: Feed) -> None:
-    feed(row._meta.label)
-    shown = {key: item for key, item in vars(row).items() if key not in ("_state", NOW)}
-    _feed(shown, now, feed)
-    if isinstance(row, Leasable) and shown.keys() >= LEASE_READ:
-        feed(lease_sign(row, now).word)
-    if hasattr(row, "stalled_for") and shown.keys() >= PROGRESS_READ:
-        feed(str(row.stalled_for(now) is not None))
+    # Most of what a page shows are rows, and most of a row are plain values: those make one text.
+    shown: list[object] = [row._meta.label]
+    for key, item in vars(row).items():
+        kind = type(item)
+        if kind in PLAIN:
+            shown += key, item
+        elif key in ("_state", NOW):
+            continue
+        elif kind is datetime:
+            shown += key, item.isoformat(), item <= now
+        else:
+            feed(key)
+            _feed(item, now, feed)
+    if isinstance(row, Leasable) and vars(row).keys() >= LEASE_READ:
+        shown.append(lease_sign(row, now).word)
+    if hasattr(row, "stalled_for") and vars(row).keys() >= PROGRESS_READ:
+        shown.append(row.stalled_for(now) is not None)
+    feed(repr(shown))

@@ -64,6 +64,10 @@ class Leasable(models.Model):
     #: many others there are.
     held_is_indexed: ClassVar[bool] = False
 
+    #: The columns beside those of the lease that ``lease_id`` and ``lease_resource`` read: pages
+    #: that list leases load no others. None: any.
+    leases_told_by: ClassVar[frozenset[str] | None] = None
+
     objects: ClassVar[models.Manager[Any]] = LeasableQuerySet.as_manager()
 
     #: Of a row that was just taken over: when the term before it ran out.
@@ -165,6 +169,7 @@ class Lease(Leasable):
     }
 
     granted_columns = GRANTED_FIELDS | {"metadata", "priority", "grace"}
+    leases_told_by = frozenset({"resource"})
 
     objects: ClassVar = LeaseQuerySet.as_manager()
 
@@ -353,6 +358,7 @@ class OnceKey(Leasable):
     window_ends_at = models.DateTimeField(default=EPOCH, editable=False)
 
     verb_columns = LEASE_FIELDS | {"payload_hash", "result", "finished_at", "window_ends_at"}
+    leases_told_by = frozenset({"key"})
 
     objects: ClassVar = OnceQuerySet.as_manager()
 

@@ -7,27 +7,28 @@ a time and says so; its next page goes on from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 
-from django.core.exceptions import ValidationError
-from django.db import models
-from django.db.models import Count, Max, Min, Q
+from django.core.exceptions import EmptyResultSet, ValidationError
+from django.db import connections, models
+from django.db.models import F, Q
 from django.utils.dateparse import parse_datetime
 
+from leasing.beside import Beside
+from leasing.counts import COUNT_CAP, Capped, Tallies, capped_count, capped_search
 from leasing.cursors import Cursor, InvalidCursor
+from leasing.functions import as_utc
+from leasing.glance import Glance, glance
 
 PAGE_SIZE = 50
-COUNT_CAP = 10_000
-#: Among how many rows of a list its search counts.
-SEARCH_CAP = 1_000
 #: Among how many rows one page of a search looks.
 REACH = 10_000
 MICROSECOND = timedelta(microseconds=1)
 
-Row = TypeVar("Row", bound=models.Model)
+Record = TypeVar("Record", bound=models.Model)
 
 
 @dataclass(frozen=True)
@@ -61,52 +62,10 @@ NEWEST_FIRST = Order()
 
 
 @dataclass(frozen=True)
-class Capped:
-    """A count that stopped counting at ``cap``, or that left rows uncounted (``more``)."""
-
-    value: int
-    cap: int = COUNT_CAP
-    more: bool = False
-
-    def __str__(self) -> str:
-        if self.value > self.cap:
-            return f"{self.cap:,}+"
-        return f"{self.value:,}+" if self.more else f"{self.value:,}"
-
-    def __bool__(self) -> bool:
-        return self.value > 0
-
-    def __add__(self, other: Capped) -> Capped:
-        return Capped(self.value + other.value, self.cap, self.more or other.more)
-
-
-def capped_count(
-    rows: models.QuerySet[Any], cap: int = COUNT_CAP, order: Order | None = None
-) -> Capped:
-    """How many ``rows`` there are, looking at ``cap`` + 1 of them at most.
-
-    ``order`` is that of an index of ``rows``, where there is one: without it a database that
-    takes them for many may look through the whole table for the first.
-    """
-    ordered = rows.order_by(*order.by) if order else rows.order_by()
-    return Capped(ordered.values("pk")[: cap + 1].count(), cap)
-
-
-def capped_search(
-    rows: models.QuerySet[Any], search: Q, cap: int = SEARCH_CAP, order: Order | None = None
-) -> Capped:
-    """How many of ``rows`` meet ``search``, looking at ``cap`` + 1 of ``rows`` at most, the first
-    in ``order``: see ``capped_count``."""
-    ordered = rows.order_by(*order.by) if order else rows.order_by()
-    found = ordered[: cap + 1].aggregate(looked_at=Count("pk"), found=Count("pk", filter=search))
-    return Capped(found["found"], cap, more=found["looked_at"] > cap)
-
-
-@dataclass(frozen=True)
-class Page(Generic[Row]):
+class Page(Generic[Record]):
     """Some rows in the list's order, and the cursors of the pages on either side."""
 
-    rows: Sequence[Row]
+    rows: Sequence[Record]
     newer: str = ""
     older: str = ""
     #: Whether a cursor led here: the page is not the first.
@@ -117,31 +76,24 @@ class Page(Generic[Row]):
 
 
 def page_of(
-    rows: models.QuerySet[Row],
+    rows: models.QuerySet[Record],
     cursor: Cursor | None,
     size: int = PAGE_SIZE,
     order: Order = NEWEST_FIRST,
     search: Q | None = None,
-) -> Page[Row]:
+) -> Page[Record]:
     """The page of ``rows`` at ``cursor``, or the first, in ``order``; of those that meet
     ``search``, where there is one, among the next REACH rows.
 
     A cursor of another model leaves ``rows`` at its first page, so that one address can hold
     the place in one of several lists. Raises InvalidCursor when it fits no row.
     """
-    label = rows.model._meta.label_lower
-    if cursor is not None and cursor.model != label:
-        cursor = None
-    if cursor is not None:
-        rows = rows.filter(_beyond(rows.model, cursor, order))
+    cursor = _of_model(rows.model, cursor)
     backwards = cursor is not None and cursor.side == "newer"
-    by = order.reversed if backwards else order.by
-    end = None
-    if search is not None:
-        end = _end_of_reach(rows.order_by(*by), order, backwards)
-        rows = rows.filter(search) if end is None else rows.filter(search, _up_to(end, order))
-    found = list(rows.order_by(*by)[: size + 1])
+    there, end = _from(rows, cursor, order, search)
+    found = list(there[: size + 1])
     shown = found[:size][::-1] if backwards else found[:size]
+    label = rows.model._meta.label_lower
     page = _linked(label, shown, order, cursor, has_more=len(found) > size)
     if end is None or len(found) > size:
         return page
@@ -149,9 +101,51 @@ def page_of(
     return replace(page, newer=end.encode()) if backwards else replace(page, older=end.encode())
 
 
+def glance_at(
+    rows: Callable[[], models.QuerySet[Any]],
+    columns: Sequence[str],
+    cursor: Cursor | None,
+    order: Order = NEWEST_FIRST,
+    search: Q | None = None,
+    key: Hashable = None,
+) -> tuple[Glance, Cursor | None]:
+    """What tells whether ``page_of`` would bring another page: its rows, one more, and how far
+    its search looks. ``key`` tells ``rows`` from all others, where they are always asked for in
+    the same words. Raises InvalidCursor."""
+    if key is not None and cursor is None and search is None:
+        return glance(lambda: rows().order_by(*order.by)[: PAGE_SIZE + 1], columns, key), None
+    listed = rows()
+    there, end = _from(listed, _of_model(listed.model, cursor), order, search)
+    return glance(lambda: there[: PAGE_SIZE + 1], columns), end
+
+
+def _of_model(model: type[models.Model], cursor: Cursor | None) -> Cursor | None:
+    return cursor if cursor is not None and cursor.model == model._meta.label_lower else None
+
+
+def _from(
+    rows: models.QuerySet[Record], cursor: Cursor | None, order: Order, search: Q | None
+) -> tuple[models.QuerySet[Record], Cursor | None]:
+    """What lies on the cursor's side, the nearest first, and of a search how far it looks; None:
+    to the end."""
+    if cursor is not None:
+        rows = rows.filter(_beyond(rows.model, cursor, order))
+    backwards = cursor is not None and cursor.side == "newer"
+    by = order.reversed if backwards else order.by
+    end = None
+    if search is not None:
+        end = _end_of_reach(rows.order_by(*by), order, backwards)
+        rows = (
+            rows.filter(search)
+            if end is None
+            else rows.filter(search, _up_to(rows.model, end, order))
+        )
+    return rows.order_by(*by), end
+
+
 def _linked(
-    label: str, rows: list[Row], order: Order, cursor: Cursor | None, *, has_more: bool
-) -> Page[Row]:
+    label: str, rows: list[Record], order: Order, cursor: Cursor | None, *, has_more: bool
+) -> Page[Record]:
     moved = cursor is not None
     page = Page(rows, moved=moved, words=order.words)
     if not rows:
@@ -186,35 +180,53 @@ def _beyond(model: type[models.Model], cursor: Cursor, order: Order) -> Q:
     # own ".000000". The first condition is implied: an index is entered by it.
     since, below = f"{order.column}__gte", f"{order.column}__lt"
     same = Q(**{since: moment, below: moment + MICROSECOND}) & by_key
+    entered = Q(Beside(model, order.column, "<" if falling else ">", moment, key))
     if falling:
-        return Q(**{below: moment + MICROSECOND}) & (Q(**{below: moment}) | same)
-    return Q(**{since: moment}) & (Q(**{since: moment + MICROSECOND}) | same)
+        return entered & Q(**{below: moment + MICROSECOND}) & (Q(**{below: moment}) | same)
+    return entered & Q(**{since: moment}) & (Q(**{since: moment + MICROSECOND}) | same)
 
 
 def _end_of_reach(rows: models.QuerySet[Any], order: Order, backwards: bool) -> Cursor | None:
     """Where the next REACH of ``rows`` end; None when they are all."""
+    side = "newer" if backwards else "older"
     falling = order.descending != backwards
-    far = Min if falling else Max
-    column = order.column or "pk"
-    reached = rows[:REACH].aggregate(far=far(column), looked_at=Count("pk"))
-    if reached["looked_at"] < REACH:
+    model = rows.model
+    reached = rows[:REACH].values(far_at=F(order.column or "pk"), far_key=F("pk"))
+    try:
+        sql, params = reached.query.get_compiler(rows.db).as_sql()
+    except EmptyResultSet:
         return None
-    label, side = rows.model._meta.label_lower, "newer" if backwards else "older"
+    down = "ASC" if falling else "DESC"
+    with connections[rows.db].cursor() as cursor:
+        # The last of them, and how many they are, in one go.
+        cursor.execute(
+            f"SELECT far_at, far_key, COUNT(*) OVER () FROM ({sql}) reached"
+            f" ORDER BY far_at {down}, far_key {down} LIMIT 1",
+            params,
+        )
+        last = cursor.fetchone()
+    if last is None or last[2] < REACH:
+        return None
+    at, key, _ = last
+    label, key = model._meta.label_lower, model._meta.pk.to_python(key)
     if not order.column:
-        return Cursor(label, side, reached["far"])
-    # All of the same moment are looked at: the cursor stands behind the last of them.
-    last = -1 if falling else models.BigIntegerField.MAX_BIGINT
-    return Cursor(label, side, last, column, reached["far"].isoformat())
+        return Cursor(label, side, key)
+    return Cursor(label, side, key, order.column, as_utc(at).isoformat())
 
 
-def _up_to(end: Cursor, order: Order) -> Q:
+def _up_to(model: type[models.Model], end: Cursor, order: Order) -> Q:
+    """What lies before ``end``, and its row."""
     falling = order.descending == (end.side == "older")
+    by_key = Q(pk__gte=end.key) if falling else Q(pk__lte=end.key)
     if not order.column:
-        return Q(pk__gte=end.key) if falling else Q(pk__lte=end.key)
+        return by_key
     moment = _moment(end.moment)
+    since, below = f"{order.column}__gte", f"{order.column}__lt"
+    entered = Q(Beside(model, order.column, ">=" if falling else "<=", moment, end.key))
     if falling:
-        return Q(**{f"{order.column}__gte": moment})
-    return Q(**{f"{order.column}__lt": moment + MICROSECOND})
+        beyond = Q(**{since: moment + MICROSECOND})
+        return entered & Q(**{since: moment}) & (beyond | by_key)
+    return entered & Q(**{below: moment + MICROSECOND}) & (Q(**{below: moment}) | by_key)
 
 
 def _key(model: type[models.Model], text: Any) -> Any:
@@ -238,11 +250,11 @@ def _moment(text: str) -> datetime:
 
 
 def chunks_of(
-    rows: models.QuerySet[Row],
+    rows: models.QuerySet[Record],
     order: Order = NEWEST_FIRST,
     search: Q | None = None,
     size: int = 500,
-) -> Iterator[Sequence[Row]]:
+) -> Iterator[Sequence[Record]]:
     """All of ``rows`` that meet ``search``, in ``order``, as the pages show them: so many at a
     time, for an export."""
     cursor: Cursor | None = None
@@ -267,5 +279,7 @@ __all__ = [
     "capped_count",
     "capped_search",
     "chunks_of",
+    "glance_at",
     "page_of",
+    "Tallies",
 ]

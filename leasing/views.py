@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django.contrib import messages
@@ -12,17 +13,17 @@ from django.shortcuts import redirect
 from django.utils.http import url_has_allowed_host_and_scheme
 
 from leasing import audit, navigation
-from leasing.access import may, page, verb
+from leasing.access import is_live, may, page, verb
 from leasing.conf import leasing_settings
 from leasing.drawing import Drawing
-from leasing.explanation import explain
+from leasing.explanation import explain, is_recent_takeover
 from leasing.exporting import FORMATS, export
 from leasing.exports import EVENTS
 from leasing.forms import EventsFilter, ForceReleaseForm
 from leasing.leasables import find_row, rows_of
 from leasing.live import answer
 from leasing.models import Leasable, LeaseEvent
-from leasing.paging import InvalidCursor, Page, page_of
+from leasing.paging import Cursor, InvalidCursor, Page, glance_at, page_of
 from leasing.signs import event_sign
 from leasing.term_lanes import drawing_of
 from leasing.timeline import timeline
@@ -72,29 +73,55 @@ def revoke(request: HttpRequest, lease_id: str) -> HttpResponse:
 def _detail(
     request: HttpRequest, row: Leasable, revoke_form: ForceReleaseForm, status: int = 200
 ) -> HttpResponse:
-    now: datetime = row.now
     form = EventsFilter(request.GET)
-    events = _events(row)
     cursor = form.cleaned_data["at"] if form.is_valid() else None
+    look = _seen if is_live(request) else _told
     try:
-        shown = page_of(events, cursor)
+        found = look(row, cursor)
     except InvalidCursor:
         form.add_error("at", form.fields["at"].error_messages["invalid"])
-        shown = page_of(events, None)
+        cursor = None
+        found = look(row, cursor)
     context = {
+        **found,
         "row": row,
-        "now": now,
+        "now": row.now,
         "row_url": navigation.row_url(row),
-        "explanation": explain(row, now, events=() if shown.moved else shown.rows),
         "is_revocable": rows_of(type(row)).filter(pk=row.pk).holding().exists(),
-        "events": shown,
-        "drawing": None if shown.moved else _drawing(row, shown, now),
-        "marked": [(event, event_sign(event.kind)) for event in shown.rows],
         "form": form,
         "revoke_form": revoke_form,
         "may_revoke": may(request, REVOKE),
     }
-    return answer(request, "leasing/detail.html", context, status=400 if form.errors else status)
+    status = 400 if form.errors else status
+    late = partial(_told, row, cursor) if is_live(request) else None
+    return answer(request, "leasing/detail.html", context, status, late=late)
+
+
+def _told(row: Leasable, cursor: Cursor | None) -> dict[str, Any]:
+    """What the page tells of what happened. Raises InvalidCursor."""
+    now: datetime = row.now
+    events = page_of(_events(row), cursor)
+    return {
+        "events": events,
+        "explanation": explain(row, now, events=() if events.moved else events.rows),
+        "drawing": None if events.moved else _drawing(row, events, now),
+        "marked": [(event, event_sign(event.kind)) for event in events.rows],
+    }
+
+
+def _seen(row: Leasable, cursor: Cursor | None) -> dict[str, Any]:
+    """What tells whether ``_told`` would tell anything else than before. An event is never
+    changed: which there are says all of them, but for how many takeovers are recent. Raises
+    InvalidCursor."""
+    now: datetime = row.now
+    events, _ = glance_at(lambda: _events(row), ("id", "kind", "at"), cursor)
+    kinds = [kind for _, kind, _ in events.rows]
+    recent = map(is_recent_takeover, kinds, events.ahead("at", now))
+    return {
+        "explanation": explain(row, now),
+        "seen": [key for key, *_ in events.rows],
+        "recent": sum(recent),
+    }
 
 
 def _events(row: Leasable) -> QuerySet[LeaseEvent]:

@@ -24,6 +24,10 @@ class Line:
 
     name: str
     values: Sequence[float | None]
+    #: How many moments in a row nobody need know for the line to go on. How deep a queue was is
+    #: noted when it is counted, and cannot be told later, as what happened can; but from one
+    #: moment to the next it does not come to nothing.
+    bridged: int = 0
 
     @property
     def greatest(self) -> float:
@@ -73,8 +77,8 @@ def series(
     moments = [datetime.fromtimestamp(begin, UTC) for begin in begins]
     found = [buckets.get(begin) for begin in begins]
 
-    def line(name: str, column: str) -> Line:
-        return Line(name, [None if each is None else each[column] for each in found])
+    def line(name: str, column: str, bridged: int = 0) -> Line:
+        return Line(name, [None if each is None else each[column] for each in found], bridged)
 
     return [
         Chart(
@@ -93,7 +97,7 @@ def series(
             "Queue depth",
             "tasks",
             moments,
-            [line(name, name) for name in ("ready", "scheduled", "running")],
+            [line(name, name, BRIDGED) for name in DEPTHS],
         ),
         Chart(
             "leases",
@@ -111,6 +115,8 @@ COUNTS: Final = (
     *("renewals", "expirations", "releases"),
 )
 DEPTHS: Final = ("ready", "scheduled", "running")
+#: As many slots are over when another samples for one that is gone.
+BRIDGED: Final = 2
 #: Each worker adds its renewals to the row of no queue, whether anybody samples or not.
 SAMPLED: Final = ~Q(queue="")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django import forms
@@ -13,6 +14,7 @@ from django.shortcuts import get_object_or_404
 from leasing.access import may, page
 from leasing.drawing import Drawing
 from leasing.forms import ForceReleaseForm
+from leasing.functions import database_now
 from leasing.live import answer
 from leasing.masking import masked
 from leasing.paging import InvalidCursor, Page, page_of
@@ -59,19 +61,14 @@ def detail(
     sees_payload = request.user.has_perm(VIEW_PAYLOAD)
     rows = listing.tasks() if sees_payload else listing.tasks().defer(*UNSEEN)
     task = get_object_or_404(rows, pk=pk)
-    around = look_around([task])
-    now = around.now
+    now = database_now(task._state.db)
     form = PageFilter(request.GET)
-    diagnosis = diagnose(task, now, around)
     attempts = _attempts(form, task)
     context = {
         "form": form,
         "task": task,
         "now": now,
         "sign": task_sign(task, now),
-        "diagnosis": diagnosis,
-        "severity": SEVERITY_SIGNS[diagnosis.severity],
-        "facts": [fact for fact in diagnosis.facts if fact[0] not in TOLD],
         "attempts": attempts,
         "drawing": None if attempts.moved else _drawing(task, attempts, now),
         "sees_payload": sees_payload,
@@ -79,7 +76,21 @@ def detail(
         "may_see_leases": request.user.has_perm("leasing.view_lease"),
         **_verbs(request, task, now, forms),
     }
-    return answer(request, "tasks/detail.html", context, status=400 if form.errors else status)
+    status = 400 if form.errors else status
+    return answer(request, "tasks/detail.html", context, status, shared=partial(_diagnosed, task))
+
+
+def _diagnosed(task: Task, anew: bool) -> dict[str, Any]:
+    """What is the matter with ``task``."""
+    around = look_around([task], anew=anew)
+    found = diagnose(task, around.now, around)
+    return {
+        "diagnosis": found,
+        # The page of a task that waits is the only one that shows these words.
+        "until": found.until if task.status == TaskStatus.READY else "",
+        "severity": SEVERITY_SIGNS[found.severity],
+        "facts": [fact for fact in found.facts if fact[0] not in TOLD],
+    }
 
 
 def _attempts(form: PageFilter, task: Task) -> Page[Any]:

@@ -97,7 +97,7 @@ def draw(chart: Chart) -> Drawing | None:
     plain = iter(PLAIN * len(lines))
     strokes = []
     for index, line in enumerate(lines):
-        path, area = _paths(line.values, top)
+        path, area = _paths(line.values, top, line.bridged)
         strokes.append(
             Stroke(
                 line.name,
@@ -144,15 +144,18 @@ def _latest(line: Line) -> float | None:
     return next((value for value in reversed(line.values) if value is not None), None)
 
 
-def _paths(values: Sequence[float | None], top: float) -> tuple[str, str]:
-    """A line through the middle of each point's time, broken where nobody knows."""
+def _paths(values: Sequence[float | None], top: float, bridged: int) -> tuple[str, str]:
+    """A line through the middle of each point's time, broken where nobody knows of more than
+    ``bridged`` in a row."""
     step = WIDTH / max(1, len(values))
     path, area = [], []
     run: list[tuple[float, float]] = []
-    for index, value in enumerate([*values, None]):
+    unknown = 0
+    for index, value in enumerate([*values, *[None] * (bridged + 1)]):
+        unknown = unknown + 1 if value is None else 0
         if value is not None:
             run.append((step * (index + 0.5), HEIGHT * (1 - min(1.0, value / top))))
-        elif run:
+        elif run and unknown > bridged:
             if len(run) == 1:  # a point alone lasts as long as it stands for
                 (x, y), *_ = run
                 run = [(x - step / 2, y), (x + step / 2, y)]

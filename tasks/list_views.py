@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
-from leasing.access import page
+from leasing.access import is_live, page
 from leasing.conf import leasing_settings
 from leasing.exporting import export
 from leasing.functions import database_now
 from leasing.live import answer
-from leasing.paging import InvalidCursor, Page, chunks_of, page_of
+from leasing.paging import InvalidCursor, Page, chunks_of, glance_at, page_of
 from tasks import listing
 from tasks.diagnosis import diagnose, look_around
 from tasks.exports import TASKS
@@ -28,21 +29,36 @@ VIEW = "tasks.view_task"
 def task_list(request: HttpRequest) -> HttpResponse:
     """Tasks by state, in the order in which that state is of interest."""
     form = TaskFilter(request.GET)
-    context: dict[str, Any] = {"form": form, "page": Page([]), "now": _now()}
-    if form.is_valid():
-        wanted = form.cleaned_data
-        state = listing.STATES[wanted["state"]]
-        context |= {
-            "page": _page(form, state, wanted),
-            "state": state,
-            "tabs": _tabs(wanted),
-            "filters": _filters(form),
-            "address": urlencode(asked_for(form.data)),
-            "asked": asked_for(form.data),
-            "verbs": bulk_verbs(request, state.name),
-            "most": MOST,
-        }
-    return _answer(request, "tasks/list.html", context)
+    if not form.is_valid():
+        return _answer(request, "tasks/list.html", {"form": form, "page": Page([]), "now": _now()})
+    wanted = form.cleaned_data
+    state = listing.STATES[wanted["state"]]
+    asked = asked_for(form.data)
+    context: dict[str, Any] = {
+        "form": form,
+        "now": _now(),
+        "state": state,
+        "filters": _filters(form),
+        "address": urlencode(asked),
+        "asked": asked,
+        "verbs": bulk_verbs(request, state.name),
+        "most": MOST,
+    }
+
+    def tabs(anew: bool) -> dict[str, Any]:
+        return {"tabs": _tabs(wanted, anew=anew)}
+
+    def rows() -> dict[str, Any]:
+        return {"page": _page(state, wanted)}
+
+    try:
+        if not is_live(request):
+            return _answer(request, "tasks/list.html", context | rows(), shared=tabs)
+        context["seen"] = _seen(state, wanted)
+    except InvalidCursor:
+        form.add_error("at", form.fields["at"].error_messages["invalid"])
+        return _answer(request, "tasks/list.html", context | {"page": Page([])})
+    return _answer(request, "tasks/list.html", context, shared=tabs, late=rows)
 
 
 @page(VIEW)
@@ -74,22 +90,27 @@ def stuck(request: HttpRequest) -> HttpResponse:
     return _answer(request, "tasks/stuck.html", context)
 
 
-def _page(form: TaskFilter, state: listing.State, wanted: dict[str, Any]) -> Page[Task]:
+def _seen(state: listing.State, wanted: dict[str, Any]) -> object:
+    """What tells whether ``_page`` would bring another page than before. Raises InvalidCursor."""
+    rows = partial(listing.listed, state.name, wanted)
+    columns, search = listing.columns(state.name), listing.search_of(wanted)
+    key = None if wanted["q"] else (Task, state.name)
+    return glance_at(rows, columns, wanted["at"], state.order, search, key)
+
+
+def _page(state: listing.State, wanted: dict[str, Any]) -> Page[Task]:
     rows, search = listing.listed(state.name, wanted), listing.search_of(wanted)
-    try:
-        return page_of(rows, wanted["at"], order=state.order, search=search)
-    except InvalidCursor:
-        form.add_error("at", form.fields["at"].error_messages["invalid"])
-        return Page([])
+    return page_of(rows, wanted["at"], order=state.order, search=search)
 
 
-def _tabs(wanted: dict[str, Any]) -> list[dict[str, Any]]:
+def _tabs(wanted: dict[str, Any], *, anew: bool) -> list[dict[str, Any]]:
+    counts = listing.counts(wanted, anew=anew)
     current = listing.STATES[wanted["state"]]
     return [
         {
             "state": None if state.name == "all" else state.name,
             "label": state.label,
-            "count": listing.count(state.name, wanted),
+            "count": counts[state.name],
             "is_current": state.name in (current.name, current.within),
         }
         for state in listing.TABS
@@ -112,8 +133,11 @@ def _filters(form: TaskFilter) -> list[dict[str, str]]:
     ]
 
 
-def _answer(request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
-    return answer(request, template, context, status=400 if context["form"].errors else 200)
+def _answer(
+    request: HttpRequest, template: str, context: dict[str, Any], **more: Any
+) -> HttpResponse:
+    status = 400 if context["form"].errors else 200
+    return answer(request, template, context, status, **more)
 
 
 def _now() -> Any:

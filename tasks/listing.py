@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from django.db.models import Q
 from django.db.models.functions import Left
 
-from leasing.paging import NEWEST_FIRST, Capped, Order, capped_count, capped_search
+from leasing.live import LEASE_READ
+from leasing.paging import NEWEST_FIRST, Capped, Order, Tallies, capped_count, capped_search
 from tasks.exports import readable
 from tasks.models import Task, TaskStatus
 
 #: What a list never loads.
 LARGE: Final = ("task_data", "task_output", "last_error", "progress", "checkpoint")
+#: What a list shows, and what tells how a task stands. A poll reads it every two seconds.
+SHOWN: Final = (
+    *("id", "name", "queue", "status", "scheduled_at", "processed_at", "attempts", "max_attempts"),
+    *("holder", "acquired_at", "progressed_at", "progress_timeout"),
+    *sorted(LEASE_READ),
+)
 #: How much of an error a list shows.
 ERROR_SHOWN: Final = 200
 #: What narrows a list, by the name in its address; ``q`` is an id or how a name begins.
@@ -63,6 +70,10 @@ STATES: Final[Mapping[str, State]] = {state.name: state for state in _STATES}
 TABS: Final = tuple(state for state in _STATES if not state.within)
 
 
+#: What polls of this process share.
+tallies: Tallies[Capped] = Tallies(lambda count: [count], 2)
+
+
 def tasks() -> Any:
     """Every task, in the database of leases."""
     return Task.objects.home()
@@ -91,10 +102,19 @@ def in_state(state: str) -> Any:
 def listed(state: str, wanted: Mapping[str, Any]) -> Any:
     """The tasks of the list ``state`` with what a list shows, and no more; the one with the id
     that is ``wanted``, where it is."""
-    rows = _by_id(in_state(state), wanted).defer(*LARGE)
-    if state in ("failed", "retrying"):
+    rows = _by_id(in_state(state), wanted).only(*SHOWN)
+    if _shows_errors(state):
         rows = rows.annotate(error_start=Left("last_error", ERROR_SHOWN))
     return rows
+
+
+def columns(state: str) -> tuple[str, ...]:
+    """What the rows of ``listed`` hold."""
+    return (*SHOWN, "error_start") if _shows_errors(state) else SHOWN
+
+
+def _shows_errors(state: str) -> bool:
+    return state in ("failed", "retrying")
 
 
 def exported(state: str, wanted: Mapping[str, Any], user: Any) -> Any:
@@ -123,6 +143,23 @@ def count(state: str, wanted: Mapping[str, Any]) -> Capped:
     if search is None:
         return capped_count(rows, order=order)
     return capped_search(rows, search, order=order)
+
+
+def counts(wanted: Mapping[str, Any], *, anew: bool) -> dict[str, Capped]:
+    """``count`` for each of TABS; unless ``anew``, some may be a little old: see
+    ``counts.Tallies``."""
+    return tallies.get({state.name: _tally(state.name, wanted) for state in TABS}, anew=anew)
+
+
+def count_in(state: str, *, anew: bool) -> Capped:
+    """How many tasks are in the list ``state``; unless ``anew``, as ``counts`` knows it."""
+    wanted = dict.fromkeys(FILTERS, "")
+    return tallies.get({state: _tally(state, wanted)}, anew=anew)[state]
+
+
+def _tally(state: str, wanted: Mapping[str, Any]) -> tuple[Hashable, Callable[[], Capped]]:
+    demanded = tuple(str(wanted[name] or "") for name in FILTERS)
+    return (state, demanded), lambda: count(state, wanted)
 
 
 def _by_id(rows: Any, wanted: Mapping[str, Any]) -> Any:

@@ -90,6 +90,7 @@ class Task(Leasable):
     # Before the tasks that were claimed may come a million that never were.
     leases_listed_by = "acquired_at"
     held_is_indexed = True
+    leases_told_by = frozenset[str]()
     renewal_columns = frozenset(
         {"grant_id", "expires_at", "cancel_requested_at", "cancel_requested_by"}
     )

@@ -10,20 +10,22 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import connections, transaction
+from django.db.models import Count, Q
 from django.http import HttpRequest
 
 from leasing.access import is_live, may
 from leasing.conf import leasing_settings
 from leasing.eventlog import get_logger
 from leasing.functions import DbNow, database_now
-from leasing.kept import Kept
-from leasing.paging import Capped, capped_count
+from leasing.kept import SHARED_FOR, Kept
+from leasing.paging import COUNT_CAP, Capped, capped_count
 from tasks import crew, listing
 from tasks.charts import series
 from tasks.drawing import trimmed
 from tasks.generator import GeneratorStatus, generator_status
 from tasks.health import SWEPT_WITHIN, Figures, assess
 from tasks.models import Sample, Schedule, Task, Worker, WorkerRole, WorkerState
+from tasks.querysets.base import lapse
 from tasks.queues import Queues, read_queues
 from tasks.signs import GENERATOR_SIGNS, SEVERITY_SIGNS
 from tasks.standing import OVERDUE_AFTER
@@ -37,12 +39,6 @@ WORKERS_SHOWN, QUEUES_SHOWN = 8, 8
 SPANS: Final = {"10m": 600, "1h": 3_600, "6h": 21_600, "24h": 86_400}
 #: How many points a chart has on this page.
 POINTS = 60
-
-
-#: For how many seconds polls of open pages share what one of them read. It is longer than the two
-#: seconds between two polls: every second one of a single page costs next to nothing, and of many
-#: pages nearly all. What is new shows at the second poll at the latest.
-SHARED_FOR = 2.5
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,7 @@ def read(request: HttpRequest, span: str) -> dict[str, Any]:
     }
 
 
-def _snapshot() -> Snapshot:
+def _snapshot(anew: bool) -> Snapshot:
     now = database_now(leasing_settings.DATABASE)
     failed: list[str] = []
 
@@ -105,9 +101,9 @@ def _snapshot() -> Snapshot:
             return otherwise
 
     workers: list[Worker] = part("workers", _workers, [])
-    queues = part("queues", lambda: read_queues(_present(workers)))
+    queues = part("queues", lambda: read_queues(_present(workers), anew=anew))
     status = part("generator", generator_status)
-    figures = part("tasks", lambda: _figures(queues, status, workers, now), Figures())
+    figures = part("tasks", lambda: _figures(queues, status, workers, now, anew=anew), Figures())
     sampled = part("samples", lambda: _sampled(now))
     at_work = [worker for worker in workers if worker.role != WorkerRole.GENERATOR]
     members = part("workers’ tasks", lambda: crew.with_tasks(at_work[:WORKERS_SHOWN]), [])
@@ -162,22 +158,24 @@ def read_charts(now: datetime, span: str) -> dict[str, Any]:
 
 
 def _figures(
-    queues: Queues | None, status: GeneratorStatus | None, workers: list[Worker], now: datetime
+    queues: Queues | None,
+    status: GeneratorStatus | None,
+    workers: list[Worker],
+    now: datetime,
+    *,
+    anew: bool,
 ) -> Figures:
-    tasks = Task.objects.home()
-    running = capped_count(tasks.running())
-    stuck = capped_count(tasks.lapsed()) if running else Capped(0)
-    overdue = tasks.running().filter(expires_at__lte=DbNow() - SWEPT_WITHIN)
+    running = _running()
     present = _present(workers)
     lines = queues.lines if queues else []
     schedules = Schedule.objects.using(leasing_settings.DATABASE).filter(
         paused_at=None, next_at__lt=DbNow() - OVERDUE_AFTER
     )
     return Figures(
-        running=running,
-        stuck=stuck,
-        failed=capped_count(listing.in_state("failed"), order=listing.LATEST_ENDED_FIRST),
-        overdue=capped_count(overdue) if stuck else Capped(0),
+        running=running["running"],
+        stuck=running["stuck"],
+        failed=listing.count_in("failed", anew=anew),
+        overdue=running["overdue"],
         ready=queues.ready if queues else None,
         scheduled=queues.scheduled if queues else None,
         longest_wait=now - queues.due_since if queues and queues.due_since else None,
@@ -190,6 +188,18 @@ def _figures(
         overdue_schedules=capped_count(schedules),
         **_wish(status, now),
     )
+
+
+def _running() -> dict[str, Capped]:
+    """How many tasks run, how many of them are stuck, and how many have been for too long."""
+    rows = Task.objects.home().running()
+    too_long = Q(expires_at__lte=DbNow() - SWEPT_WITHIN)
+    seen = rows.order_by()[: COUNT_CAP + 1].aggregate(
+        running=Count("pk"),
+        stuck=Count("pk", filter=lapse()),
+        overdue=Count("pk", filter=too_long),
+    )
+    return {name: Capped(count) for name, count in seen.items()}
 
 
 def _wish(status: GeneratorStatus | None, now: datetime) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from leasing.live import answer
 from tasks.exceptions import UnknownQueue
 from tasks.forms import PauseQueueForm, ResumeQueueForm
 from tasks.models import Queue
-from tasks.queues import read_queues
+from tasks.queues import shared_queues
 
 VIEW, PAUSE = "tasks.view_queue", "tasks.pause_queue"
 
@@ -73,16 +73,18 @@ def resume(request: HttpRequest) -> HttpResponse:
 def _queues(
     request: HttpRequest, form: PauseQueueForm | None = None, status: int = 200
 ) -> HttpResponse:
-    seen = read_queues()
     context: dict[str, Any] = {
-        "queues": seen,
         "form": form or PauseQueueForm(),
         "failed_queue": form.data.get("queue") if form else None,
         "may_pause": may(request, PAUSE),
         "may_see_tasks": request.user.has_perm("tasks.view_task"),
         "now": database_now(leasing_settings.DATABASE),
     }
-    return answer(request, "tasks/queues.html", context, status=status)
+
+    def seen(anew: bool) -> dict[str, Any]:
+        return {"queues": shared_queues.get(anew=anew).value}
+
+    return answer(request, "tasks/queues.html", context, status=status, shared=seen)
 
 
 def _said(request: HttpRequest, done: bool, said: str, otherwise: str) -> HttpResponse:

@@ -43,7 +43,7 @@ class TaskAct(Act):
             f"{verb.label}…",
             verb.done,
             f"{verb.label} these tasks?",
-            verb.consequence,
+            verb.of_many,
             verb.permission,
             verb.form,
             verb.apply,

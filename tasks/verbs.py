@@ -52,6 +52,8 @@ class Verb:
     past: str
     permission: str
     consequence: str
+    #: The same of several.
+    of_many: str
     form: type[forms.Form]
     statuses: frozenset[str]
     #: The lists of ``tasks.listing`` in which it is of use.
@@ -126,6 +128,7 @@ VERBS: Final[Mapping[str, Verb]] = {
             "retried",
             "tasks.retry_task",
             RETRY.consequence,
+            "Each is set ready now, with one attempt more where they were used up.",
             RetryForm,
             frozenset((TaskStatus.FAILED, TaskStatus.CANCELLED)),
             frozenset(("all", "failed", "cancelled")),
@@ -139,6 +142,7 @@ VERBS: Final[Mapping[str, Verb]] = {
             "rescheduled",
             "tasks.reschedule_task",
             RESCHEDULE.consequence,
+            "Each is moved to the queue you name, and starts at the time you name or later.",
             RescheduleForm,
             frozenset((TaskStatus.READY,)),
             frozenset(("all", "waiting", "retrying", "ready", "scheduled")),
@@ -153,6 +157,8 @@ VERBS: Final[Mapping[str, Verb]] = {
             "cancelled",
             "tasks.cancel_task",
             CANCEL.consequence,
+            "What waits ends at once. What runs is asked to: a handler that does not look may "
+            "still complete its task. None of them is tried again either way.",
             CancelForm,
             frozenset((TaskStatus.READY, TaskStatus.RUNNING)),
             frozenset(("all", "stuck", "running", "waiting", "retrying", "ready", "scheduled")),
@@ -168,6 +174,7 @@ VERBS: Final[Mapping[str, Verb]] = {
             "discarded",
             "tasks.discard_task",
             DISCARD.consequence,
+            "They are deleted with their payloads, results and attempts. Nothing brings them back.",
             DiscardForm,
             frozenset(TaskStatus.ended()),
             frozenset(("all", "failed", "succeeded", "cancelled")),

@@ -12,6 +12,7 @@ from leasing.conf import leasing_settings
 from leasing.functions import database_now
 from leasing.live import answer
 from leasing.paging import InvalidCursor, Page, capped_count, page_of
+from leasing.wording import span
 from tasks import crew
 from tasks.forms import WorkerFilter
 from tasks.models import Worker, WorkerState
@@ -22,8 +23,9 @@ VIEW = "tasks.view_worker"
 #: What a state means, and what follows from it.
 NEXT = {
     WorkerState.LIVE: "It claims what is due in its queues as its threads become free.",
-    WorkerState.LATE: "A sign of life is missing. It comes back, or after twenty seconds it is "
-    "said to be gone; what it holds is its own until the leases expire.",
+    WorkerState.LATE: "A sign of life is missing. It comes back, or after "
+    f"{span(Worker.GONE_AFTER)} it is said to be gone; what it holds is its own until the leases "
+    "expire.",
     WorkerState.GONE: "What it held is given to others as its leases expire. Should it come back "
     "all the same, its late results are refused.",
     WorkerState.STOPPED: "Nothing: it signed off, and gave back what it could not finish.",
@@ -49,6 +51,9 @@ def workers(request: HttpRequest) -> HttpResponse:
         "moved": shown.moved,
         "page_links": Page((), shown.newer, shown.older, shown.moved),
         "members": crew.with_tasks(shown.rows),
+        "seen_every": Worker.SEEN_EVERY,
+        "late_after": Worker.LATE_AFTER,
+        "gone_after": Worker.GONE_AFTER,
         "now": database_now(leasing_settings.DATABASE),
     }
     return answer(request, "tasks/workers.html", context, status=400 if form.errors else 200)

@@ -13,13 +13,19 @@ import pytest
 from django.db import connection
 from django.test import TransactionTestCase
 
-from leasing import aio
+from leasing import aio, lists
 from leasing.keeper import keeper
-from tasks import overview
+from tasks import listing, overview, queues
+from tasks.diagnosis import surroundings
 from tests.brokers import Broker, NoBroker, serve_rabbitmq, serve_redis
 from tests.emptying import empty
 from tests.plugin import DATABASE
 from tests.processes import Process
+
+#: What polls share.
+SHARED = (overview.snapshots, queues.shared_queues, surroundings.everyone)
+
+TALLIES = (listing.tallies, lists.tallies)
 
 
 class Spawn(Protocol):
@@ -66,10 +72,13 @@ def _let_threads_of_async_code_end() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_shared_reading() -> Iterator[None]:
-    """Polls of the overview see what the test has just done."""
-    usual, overview.snapshots.fresh_for = overview.snapshots.fresh_for, 0.0
-    yield
-    overview.snapshots.fresh_for = usual
+    """Polls see what the test has just done."""
+    with pytest.MonkeyPatch.context() as patch:
+        for shared in SHARED:
+            patch.setattr(shared, "fresh_for", 0.0)
+        for tallies in TALLIES:
+            patch.setattr(tallies, "room", 0)
+        yield
 
 
 @pytest.fixture(autouse=True)

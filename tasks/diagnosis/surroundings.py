@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
@@ -12,7 +12,8 @@ from django.db.models import Count
 
 from leasing.answers import FLAPPING_WITHIN, FLAPS
 from leasing.conf import leasing_settings
-from leasing.functions import after, database_now
+from leasing.functions import EPOCH, after, database_now
+from leasing.kept import SHARED_FOR, Kept
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker, WorkerState
 from tasks.querysets import TaskStatus
 
@@ -54,10 +55,16 @@ class Surroundings:
         return worker is not None and getattr(worker, "state", "") == WorkerState.LIVE
 
 
-def look_around(tasks: Iterable[Task] = ()) -> Surroundings:
+def look_around(tasks: Iterable[Task] = (), *, anew: bool = True) -> Surroundings:
     """Read what ``diagnose`` needs to know beside ``tasks``: four queries, and a fifth when some
     of them were granted often. Of tasks that are not among them nobody can say whether they go
-    from worker to worker."""
+    from worker to worker. Unless ``anew``, it may be as it was SHARED_FOR ago."""
+    using = leasing_settings.DATABASE
+    around = everyone.get(anew=anew).value
+    return replace(around, now=database_now(using), losses=_losses(tasks, using))
+
+
+def _everyone() -> Surroundings:
     using = leasing_settings.DATABASE
     present = Worker.objects.using(using).present().with_state().order_by("id")[:MOST_WORKERS]
     held = Task.objects.using(using).running().values("holder", "concurrency_key")
@@ -67,13 +74,16 @@ def look_around(tasks: Iterable[Task] = ()) -> Surroundings:
         running[row["holder"]] += row["tasks"]
         by_key[row["concurrency_key"]][row["holder"]] = row["tasks"]
     return Surroundings(
-        now=database_now(using),
+        now=EPOCH,
         workers={worker.name: worker for worker in present},
         running=running,
         paused={queue.name: queue for queue in Queue.objects.using(using).paused()},
         by_key=dict(by_key),
-        losses=_losses(tasks, using),
     )
+
+
+#: What polls of this process share.
+everyone: Kept[Surroundings] = Kept(lambda anew: _everyone(), SHARED_FOR)
 
 
 def _losses(tasks: Iterable[Task], using: str) -> dict[int, list[str]]:

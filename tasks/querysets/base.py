@@ -80,7 +80,7 @@ class TaskRows(LeasableQuerySet["Task"]):
 
     def lapsed(self) -> Self:
         """What recovery takes: stuck tasks and stalled ones."""
-        return self.running().filter(Q(expires_at__lte=DbNow()) | Q(_progress_is_overdue()))
+        return self.running().filter(lapse())
 
     def succeeded(self) -> Self:
         return self.filter(status=TaskStatus.SUCCEEDED)
@@ -161,6 +161,11 @@ def _idle_at() -> Any:
     return ExpressionWrapper(
         F("progressed_at") + F("progress_timeout"), output_field=models.DateTimeField()
     )
+
+
+def lapse() -> Q:
+    """Of a running task: that its holder let a deadline pass."""
+    return Q(expires_at__lte=DbNow()) | Q(_progress_is_overdue())
 
 
 def _progress_is_overdue() -> LessThanOrEqual:

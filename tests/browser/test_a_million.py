@@ -15,19 +15,30 @@ from django.test import Client
 from django.urls import reverse
 from playwright.sync_api import Page
 
+from leasing import kept
 from leasing.functions import after
 from leasing.models import Lease, LeaseEvent
 from tasks.models import Task, Worker
 from tests.browser import filling, harbour
 from tests.browser.conftest import Figure, Visit
+from tests.conftest import SHARED, TALLIES
 from tests.factories import TaskFactory, WorkerFactory
 from tests.pages import assert_cheap, queries
 
-#: Milliseconds of server time, the best of so many tries. It is the processors' time, of this
-#: thread and of the database's process for it: what else this machine does is not in it.
-PAGE_LIMIT, POLL_LIMIT, TRIES = 200, 10, 5
+#: Milliseconds of server time. It is the processors' time, of this thread and of the database's
+#: process for it: what else this machine does is not in it. But it slows processors down, to less
+#: than half where two share a core, so the best of TRIES counts; and where even the poll of an
+#: empty page takes so long that POLL_LIMIT is less than FLOORS of it, so many of it are the limit.
+PAGE_LIMIT, POLL_LIMIT, TRIES, FLOORS = 200, 10, 5, 3
+#: Seconds between two polls of a page, and how many polls make one try.
+BETWEEN, POLLS = 2.0, 8
 #: Bytes of a page with all that it loads, on the first visit, as a web server compresses them.
 WEIGHT_LIMIT = 100_000
+#: Pages that stay open.
+POLLED = (
+    *("overview", "queues", "tasks", "tasks succeeded", "tasks failed", "leases"),
+    *("task ready", "task failed", "lease"),
+)
 
 
 def _addresses(client: Client) -> dict[str, str]:
@@ -91,17 +102,33 @@ def _page(client: Client, url: str) -> float:
     return best
 
 
-def _poll(client: Client, url: str) -> float:
-    """Milliseconds that a poll takes at best that brings nothing new."""
+class Cadence:
+    """The clock by which polls share what they have read: polls of the only open page."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def _poll(client: Client, url: str, cadence: Cadence, enough: float = 0.0) -> float:
+    """Milliseconds that polls of a page take which bring nothing new: the mean, for some of them
+    find what an earlier one has read, and others read in their turn what several share."""
     best = float("inf")
-    tag = ""
-    for _ in range(4 * TRIES):
-        took, answer = _timed(client, url, **{"X-Live": "1", "If-None-Match": tag})
-        if answer.status_code == 304:
-            best = min(best, took)
-            if best < POLL_LIMIT / 2:
-                break
-        tag = answer.headers["ETag"]
+    tag = _timed(client, url, **{"X-Live": "1"})[1].headers["ETag"]
+    for _ in range(TRIES):
+        took = []
+        for _ in range(POLLS):
+            cadence.now += BETWEEN
+            ms, answer = _timed(client, url, **{"X-Live": "1", "If-None-Match": tag})
+            if answer.status_code == 304:
+                took.append(ms)
+            tag = answer.headers["ETag"]
+        assert len(took) >= POLLS // 2, f"{url} has news although nothing changes"
+        best = min(best, sum(took) / len(took))
+        if best < enough:
+            break
     return best
 
 
@@ -116,7 +143,7 @@ def _statements(client: Client, addresses: dict[str, str]) -> dict[str, list[str
 
 @pytest.mark.usefixtures("transactional_db")
 def test_24_with_a_million_tasks_every_page_is_quick_and_its_queries_are_fixed(
-    visit: Visit, olga: User, figure: Figure
+    visit: Visit, olga: User, figure: Figure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client()
     client.force_login(olga)
@@ -150,16 +177,26 @@ def test_24_with_a_million_tasks_every_page_is_quick_and_its_queries_are_fixed(
         assert_cheap(sent)
     counts = {name: len(sent) for name, sent in statements.items()}
     more = {n: (few[n], counts[n]) for n in few if n in counts and counts[n] > few[n]}
-    polls = {}
-    for name in ("overview", "queues", "tasks", "tasks succeeded", "leases", "task ready", "lease"):
-        polls[name] = _poll(client, addresses[name])
+    assert more == {}
+    assert slow == {}
+    cadence = Cadence()
+    monkeypatch.setattr(kept, "time", cadence)
+    for shared in SHARED:
+        monkeypatch.setattr(shared, "fresh_for", kept.SHARED_FOR)
+    for tallies in TALLIES:
+        monkeypatch.setattr(tallies, "room", 1_000)
+    floor = _poll(client, addresses["audit"], cadence)
+    limit = max(POLL_LIMIT, FLOORS * floor)
+    polls = {name: _poll(client, addresses[name], cadence, limit / 2) for name in POLLED}
     weights = {
         name: _weight(visit(user=olga), addresses[name])
         for name in ("overview", "tasks", "tasks failed", "leases", "lease", "task ready")
     }
     worst = max(took, key=lambda name: took[name])
     figure(f"slowest of {len(took)} pages: {worst}, {took[worst]:.0f} ms")
+    figure(", ".join(f"{name} {ms:.0f}" for name, ms in took.items()) + " ms")
     figure(f"at most {max(counts.values())} queries a page")
+    figure(f"an empty page's poll: {floor:.1f} ms; no poll may take {limit:.1f} ms")
     figure("polls: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in polls.items()))
     figure(
         "weights: "
@@ -168,9 +205,7 @@ def test_24_with_a_million_tasks_every_page_is_quick_and_its_queries_are_fixed(
             for n, (sent, raw) in weights.items()
         )
     )
-    assert slow == {}
-    assert more == {}
-    assert {name: ms for name, ms in polls.items() if ms >= POLL_LIMIT} == {}
+    assert {name: ms for name, ms in polls.items() if ms >= limit} == {}
     assert {name: sent for name, (sent, _) in weights.items() if sent >= WEIGHT_LIMIT} == {}
 
 

@@ -13,8 +13,8 @@ from leasing.clock import clock
 from leasing.functions import (
     DbMicroseconds,
     DbNow,
-    _as_utc,
     after,
+    as_utc,
     database_now,
     remaining,
 )
@@ -82,11 +82,11 @@ def test_the_deadline_can_come_from_a_column(database_clock: DatabaseClock) -> N
 
 
 @pytest.mark.parametrize("told", ["2030-01-01 12:00:00.5", "2030-01-01 07:00:00.5-05:00"])
-def test_the_answer_of_the_database_is_read_as_utc(told: str) -> None:
+def test_the_answer_of_the_database_is_readas_utc(told: str) -> None:
     moment = datetime(2030, 1, 1, 12, 0, 0, 500_000, tzinfo=UTC)
 
-    assert _as_utc(told) == moment
-    assert _as_utc(datetime.fromisoformat(told)) == moment
+    assert as_utc(told) == moment
+    assert as_utc(datetime.fromisoformat(told)) == moment
 
 
 def test_mysql_is_asked_for_utc() -> None:

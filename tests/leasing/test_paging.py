@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
+import pytest
+from django.db.models import Q
+
+from leasing import paging
 from leasing.models import Lease
-from leasing.paging import Capped, Cursor, InvalidCursor, capped_count, page_of
+from leasing.paging import (
+    Capped,
+    Cursor,
+    InvalidCursor,
+    Order,
+    capped_count,
+    chunks_of,
+    page_of,
+)
 from tests.pages import queries
 
 pytestmark = pytest.mark.django_db
@@ -62,6 +75,32 @@ def test_a_cursor_of_another_list_leaves_this_one_at_its_newest() -> None:
 def test_a_cursor_whose_key_fits_no_row_is_refused(key: str) -> None:
     with pytest.raises(InvalidCursor):
         page_of(Lease.objects.all(), Cursor("leasing.lease", "older", key))
+
+
+@pytest.mark.parametrize("descending", [True, False])
+@pytest.mark.parametrize("search", [None, Q(holder="ann"), Q(resource__in=["berth:1", "berth:5"])])
+def test_rows_of_one_moment_are_all_found_and_none_twice(
+    seven: list[int], monkeypatch: pytest.MonkeyPatch, search: Q | None, *, descending: bool
+) -> None:
+    monkeypatch.setattr(paging, "REACH", 3)
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    Lease.objects.update(holder="ann", grants=1, grant_id=uuid4(), acquired_at=noon)
+    Lease.objects.filter(pk=seven[0]).update(acquired_at=noon + timedelta(microseconds=1))
+    rows = Lease.objects.filter(acquired_at__isnull=False)
+    order = Order("acquired_at", descending=descending)
+    wanted = list(rows.filter(search or Q()).order_by(*order.by).values_list("pk", flat=True))
+    chunks = list(chunks_of(rows, order, search, size=2))
+    assert [row.pk for chunk in chunks for row in chunk] == wanted
+    assert search is None or len(chunks) > 2
+    last = following = page_of(rows, None, 2, order, search)
+    while following.older:
+        following = page_of(rows, Cursor.decode(following.older), 2, order, search)
+        last = following if following.rows else last
+    back = keys(last)
+    while last.newer and len(back) < 20:
+        last = page_of(rows, Cursor.decode(last.newer), 2, order, search)
+        back = keys(last) + back
+    assert back == wanted
 
 
 @pytest.mark.usefixtures("seven")

@@ -12,9 +12,11 @@ from tasks.drawing import BOTTOM, HEIGHT, TOP, WIDTH, ceiling, draw, said, trimm
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def chart(*lines: list[float | None], unit: str = "tasks", every: int = 10) -> Chart:
+def chart(
+    *lines: list[float | None], unit: str = "tasks", every: int = 10, bridged: int = 0
+) -> Chart:
     moments = [NOON + timedelta(seconds=every * n) for n in range(len(lines[0]))]
-    named = [Line(f"line-{number}", values) for number, values in enumerate(lines)]
+    named = [Line(f"line-{number}", values, bridged) for number, values in enumerate(lines)]
     return Chart("depth", "Queue depth", unit, moments, named)
 
 
@@ -47,6 +49,17 @@ def test_figures_have_as_many_digits_as_tell_something(
     value: float | None, unit: str, words: str
 ) -> None:
     assert said(value, unit) == words
+
+
+def test_the_line_of_a_depth_goes_on_where_it_was_not_noted_for_a_moment() -> None:
+    drawing = draw(chart([2, None, None, 0, None, None, None, 1, None], bridged=2))
+    assert drawing is not None
+    (stroke,) = drawing.strokes
+    step = WIDTH // 9
+    assert stroke.path.split("M")[1:] == [
+        f"{step // 2} 0L{step * 7 // 2} {HEIGHT}",
+        f"{step * 7} {HEIGHT // 2}L{step * 8} {HEIGHT // 2}",
+    ]
 
 
 def test_a_line_is_broken_where_nobody_knows() -> None:

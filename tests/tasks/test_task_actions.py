@@ -125,6 +125,8 @@ def test_a_selection_is_asked_about_and_the_outcome_is_reported(operator: Client
     asked = get(operator, url).text
     assert "Retry 2 tasks?" in asked and "2 of 4 would change." in asked
     assert "2 would stay as they are: 1 running, 1 done." in asked
+    assert "Each is set ready now" in asked
+    assert "It is set ready now" in get(operator, bulk("retry", task=[dead.pk])).text
     told = confirm(operator, url).text
     assert "Set ready again: 2 of 4 tasks. Left as they were: 1 running, 1 done." in told
     assert [row_of(task)["status"] for task in (dead, cancelled)] == ["ready", "ready"]

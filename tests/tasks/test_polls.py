@@ -1,0 +1,278 @@
+"""What a poll of a list or of a row's page must hear of, and what not: its tag is made of less than
+what is shown."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.db.models import F
+from django.test import Client
+
+from leasing import kept, lists
+from leasing.models import Lease, LeaseEvent
+from tasks import listing
+from tasks.models import Task
+from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
+from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import expire
+from tests.pages import queries, signed_in
+
+pytestmark = pytest.mark.django_db
+
+TASKS, LEASES = "/ops/tasks/", "/ops/leases/"
+
+
+@pytest.fixture
+def viewer() -> Client:
+    return signed_in("tasks.view_task", "leasing.view_lease")
+
+
+def poll(client: Client, url: str, tag: str = "") -> Any:
+    return client.get(url, headers={"X-Live": "1", "If-None-Match": tag})
+
+
+class Open:
+    """An open page."""
+
+    def __init__(self, client: Client, url: str) -> None:
+        self.client, self.url = client, url
+        self.tag = poll(client, url)["ETag"]
+
+    def hears(self) -> bool:
+        """Whether a poll brings anything."""
+        answer = poll(self.client, self.url, self.tag)
+        assert answer.status_code in (200, 304)
+        self.tag = answer["ETag"]
+        return bool(answer.status_code == 200)
+
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "sample.other"},
+        {"queue": "other"},
+        {"holder": "emil"},
+        {"attempts": 2},
+        {"max_attempts": 7},
+        {"expires_at": F("expires_at") + SECOND},
+        {"ttl": 40 * SECOND},
+        {"status": "ready"},
+    ],
+)
+def test_a_list_of_tasks_hears_of_all_that_it_shows(viewer: Client, change: dict[str, Any]) -> None:
+    task = TaskFactory(state="running", ttl=3_600)
+    page = Open(viewer, TASKS)
+    assert not page.hears()
+    Task.objects.filter(pk=task.pk).update(**change)
+    assert page.hears() and not page.hears()
+
+
+def test_a_list_of_failures_hears_of_an_error_and_of_an_end(viewer: Client) -> None:
+    task = TaskFactory(state="dead")
+    page = Open(viewer, f"{TASKS}?state=failed")
+    for change in ({"last_error": "another"}, {"processed_at": F("processed_at") - SECOND}):
+        Task.objects.filter(pk=task.pk).update(**change)
+        assert page.hears() and not page.hears()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"resource": "pier:2"},
+        {"holder": "emil"},
+        {"grants": 4},
+        {"renewals": 9},
+        {"expires_at": F("expires_at") + SECOND},
+        {"released_at": F("expires_at")},
+    ],
+)
+def test_a_list_of_leases_hears_of_all_that_it_shows(
+    viewer: Client, change: dict[str, Any]
+) -> None:
+    lease = LeaseFactory(renewals=1, ttl=3_600)
+    page = Open(viewer, LEASES)
+    assert not page.hears()
+    Lease.objects.filter(pk=lease.pk).update(**change)
+    assert page.hears() and not page.hears()
+
+
+def test_a_list_of_leases_hears_of_those_of_other_models(viewer: Client) -> None:
+    page = Open(viewer, LEASES)
+    task = TaskFactory(state="running", ttl=3_600)
+    assert page.hears() and not page.hears()
+    Task.objects.filter(pk=task.pk).update(holder="emil")
+    assert page.hears()
+
+
+def test_a_further_page_and_a_search_hear_of_their_rows(viewer: Client) -> None:
+    tasks = [TaskFactory() for _ in range(52)]
+    older = viewer.get(TASKS).context["page"].older
+    for url in (f"{TASKS}?at={older}", f"{TASKS}?q=sample&at={older}", f"{LEASES}?q=none"):
+        page = Open(viewer, url)
+        assert not page.hears()
+    page = Open(viewer, f"{TASKS}?name=sample.sleep&at={older}")
+    Task.objects.filter(pk=tasks[0].pk).update(queue="other")
+    assert page.hears()
+
+
+@pytest.mark.parametrize("url", [TASKS, LEASES])
+def test_a_poll_with_a_place_that_is_none_is_refused(viewer: Client, url: str) -> None:
+    place = "WyJ0YXNrcy50YXNrIiwib2xkZXIiLCJ4Il0"  # a task whose key is "x"
+    answer = poll(viewer, f"{url}?at={place}")
+    assert answer.status_code == 400 and "ETag" in answer
+
+
+# What passes without a row being written
+
+
+@pytest.fixture
+def held(database_clock: DatabaseClock) -> tuple[Lease, Task]:
+    """A lease and a task that were renewed just now and are held for half a minute."""
+    lease, task = LeaseFactory(renewals=1, ttl=30), TaskFactory(state="running", ttl=30)
+    for row in (lease, task):
+        type(row).objects.filter(pk=row.pk).update(expires_at=database_clock.now + 30 * SECOND)
+    return lease, task
+
+
+@pytest.mark.parametrize("url", [TASKS, LEASES, "{lease}"])
+@pytest.mark.parametrize("seconds", [20, 31])
+def test_that_a_renewal_is_missed_or_a_deadline_has_passed_is_news_once(
+    viewer: Client,
+    held: tuple[Lease, Task],
+    database_clock: DatabaseClock,
+    url: str,
+    seconds: float,
+) -> None:
+    url = url.format(lease=f"{LEASES}{held[0].pk}/")
+    page = Open(viewer, url)
+    database_clock.advance(2)
+    assert not page.hears()
+    database_clock.advance(seconds - 2)
+    assert page.hears()
+    database_clock.advance(1)
+    assert not page.hears()
+
+
+@pytest.mark.usefixtures("shared")  # or the count of those that are stuck would tell it
+def test_that_a_task_does_not_get_on_is_news(
+    viewer: Client, held: tuple[Lease, Task], database_clock: DatabaseClock
+) -> None:
+    _, task = held
+    now = database_clock.now
+    Task.objects.filter(pk=task.pk).update(
+        progress_timeout=5 * SECOND,
+        progressed_at=now,
+        ttl=timedelta(hours=1),
+        expires_at=now + timedelta(hours=1),
+    )
+    page = Open(viewer, TASKS)
+    database_clock.advance(4)
+    assert not page.hears()
+    database_clock.advance(1)
+    assert page.hears()
+
+
+@pytest.mark.parametrize("state", ["active", "expired", "released", "free"])
+def test_the_page_of_a_lease_has_no_news_while_nothing_happens(
+    viewer: Client, database_clock: DatabaseClock, state: str
+) -> None:
+    lease = LeaseFactory(state=state, ttl=3_600)
+    page = Open(viewer, f"{LEASES}{lease.pk}/")
+    for _ in range(3):
+        database_clock.advance(2)
+        assert not page.hears()
+
+
+@pytest.mark.parametrize("state", ["ready", "succeeded", "dead", "cancelled", "running"])
+def test_the_page_of_a_task_has_no_news_while_nothing_happens(
+    viewer: Client, database_clock: DatabaseClock, state: str
+) -> None:
+    task = TaskFactory(state=state, ttl=3_600)
+    if state != "running":
+        WorkerFactory()
+    page = Open(viewer, f"{TASKS}{task.pk}/")
+    assert not page.hears()
+    Task.objects.filter(pk=task.pk).update(priority=3)
+    assert page.hears()
+
+
+def test_the_page_of_a_lease_hears_of_events_and_of_takeovers_that_grow_old(
+    viewer: Client, database_clock: DatabaseClock
+) -> None:
+    lease = LeaseFactory(resource="berth:1")
+    url = f"{LEASES}{lease.pk}/"
+    page = Open(viewer, url)
+    for holder in ("bea", "cid", "dan", "eve"):
+        expire(lease)
+        Lease.objects.acquire("berth:1", holder=holder, ttl=86_400)
+        assert page.hears()
+    assert b"from holder to holder" in viewer.get(url).content
+    assert not page.hears()
+    LeaseEvent.objects.update(at=database_clock.now)
+    page.hears()
+    database_clock.advance(599)
+    assert not page.hears()
+    database_clock.advance(2)
+    assert page.hears()
+    assert b"from holder to holder" not in viewer.get(url).content
+
+
+# Counts that polls share
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> DatabaseClock:
+    """As it is served: polls share counts, by a clock that is moved by hand."""
+    clock = DatabaseClock()
+    ticks = SimpleNamespace(monotonic=lambda: clock.now.timestamp())
+    monkeypatch.setattr(kept, "time", ticks)
+    for tallies in (listing.tallies, lists.tallies):
+        monkeypatch.setattr(tallies, "room", 1_000)
+        monkeypatch.setattr(tallies, "_kept", {})
+    return clock
+
+
+def test_counts_may_be_a_little_old_but_never_what_is_rendered(
+    viewer: Client, shared: DatabaseClock
+) -> None:
+    TaskFactory(state="running", ttl=3_600)
+    page = Open(viewer, f"{TASKS}?state=running")
+    TaskFactory(state="dead")
+    shared.advance(1)
+    assert not page.hears()
+    heard = []
+    for _ in range(5):
+        shared.advance(2)
+        heard.append(page.hears())
+    assert heard.count(True) == 1
+    TaskFactory(state="dead")
+    TaskFactory(state="running", ttl=3_600)
+    answer = poll(viewer, page.url, page.tag)
+    tabs = {tab["label"]: str(tab["count"]) for tab in answer.context["tabs"]}
+    assert (tabs["Failed"], tabs["Running"]) == ("2", "2")
+
+
+def test_of_the_counts_a_poll_reads_a_few_at_most(viewer: Client, shared: DatabaseClock) -> None:
+    page = Open(viewer, TASKS)
+    numbers = []
+    for seconds in (1, 10, 10):
+        shared.advance(seconds)
+        with queries() as sent:
+            assert not page.hears()
+        numbers.append(len(sent()))
+    assert numbers[0] + listing.tallies.at_once == numbers[1] == numbers[2]
+
+
+def test_who_opens_the_page_sees_the_counts_as_they_are(
+    viewer: Client, shared: DatabaseClock
+) -> None:
+    Open(viewer, LEASES)
+    LeaseFactory()
+    (first, *_) = viewer.get(LEASES).context["tabs"]
+    assert str(first["count"]) == "1"
