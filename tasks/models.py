@@ -16,6 +16,7 @@ from leasing.store import Renewal
 from tasks.constraints import UniqueWhereSet
 from tasks.declarations import LONGEST_NAME
 from tasks.moments import MissedSlots, Rule, rule_of
+from tasks.outbox.model import OutboxMessage
 from tasks.querysets import (
     QueueQuerySet,
     ScheduleQuerySet,
@@ -83,6 +84,9 @@ class Task(Leasable):
     concurrency_key = models.CharField(max_length=200, blank=True, default="")
     concurrency_limit = models.SmallIntegerField(null=True, default=None)
     slot = models.CharField(max_length=210, null=True, default=None)
+    #: When a relay last took it to give its key to a broker; null: it is to be given. Only tasks of
+    #: TASK_QUEUE["CELERY_QUEUES"] ever are.
+    published_at = models.DateTimeField(null=True, default=None)
 
     # Before the tasks that were claimed may come a million that never were.
     leases_listed_by = "acquired_at"
@@ -602,6 +606,7 @@ __all__ = [
     "AttemptOutcome",
     "GeneratorWish",
     "MissedSlots",
+    "OutboxMessage",
     "Queue",
     "Sample",
     "Schedule",

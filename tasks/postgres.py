@@ -84,8 +84,11 @@ _OUTPUT = "NULLIF(given.output, 'null'::jsonb)"
 _IF_TOLD = "CASE WHEN granted.name = ANY(%(told)s::text[]) THEN {value} END"
 _MICROSECONDS = "(EXTRACT(EPOCH FROM {moment}) * 1000000)::bigint"
 
+_ONE = "{table}.id = {key}::bigint"
+
 #: Parameters, as they stand in what Django compiles: as nothing else that may stand there.
-_MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in ("holder", "ttl", "ids", "grants")}
+_PARAMETERS = ("holder", "ttl", "ids", "grants", "key")
+_MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in _PARAMETERS}
 _HOLDER: Any = RawSQL(f"{_MARKS['holder']}::varchar", [], output_field=CharField())
 _TTL: Any = RawSQL(f"{_MARKS['ttl']}::interval", [], output_field=DurationField())
 
@@ -137,6 +140,19 @@ def _take(
     else:
         statement = _kept("take after", rows, _take_after_statement) + _planned_anew(PLAN_LASTS)
         parameters["after"] = after
+    return _answered(rows, terms, statement, parameters)
+
+
+def take_one(rows: Claiming, terms: Terms, queue: str, key: int) -> tuple[list[Taken], bool]:
+    """``take``, of the task with this ``key`` alone."""
+    statement = _kept("take one", rows, _take_one_statement) + _planned_anew(0)
+    parameters = {**_parameters(terms, [queue], 1), "told": registry.heeded(), "key": key}
+    return _answered(rows, terms, statement, parameters)
+
+
+def _answered(
+    rows: Claiming, terms: Terms, statement: str, parameters: dict[str, Any]
+) -> tuple[list[Taken], bool]:
     sent_at = clock()
     with connections[rows.db].cursor() as cursor:
         cursor.execute(statement, parameters)
@@ -187,6 +203,11 @@ def _take_after_statement(rows: Claiming) -> str:
     )
     found = _FOUND_AFTER.format(first=first, further=further)
     return _taking(rows, _ASKED_AFTER.format(table=table), found)
+
+
+def _take_one_statement(rows: Claiming) -> str:
+    one = _ONE.format(table=_table(rows), key=_MARKS["key"])
+    return _taking(rows, _ASKED, _locked(rows, RawSQL(one, [], output_field=BooleanField())))
 
 
 def _taking(rows: Claiming, asked: str, found: str) -> str:

@@ -82,13 +82,16 @@ class Claiming(Seating):
             with keeping(taken):
                 seated = rows._claim_portably(terms, names, limit - len(taken))
                 taken += [Taken.of(task) for task in seated]
-        if signals.claimed.has_receivers(rows.model):
+        rows._tell_taken(taken)
+        return taken
+
+    def _tell_taken(self, taken: list[Taken]) -> None:
+        if signals.claimed.has_receivers(self.model):
             for each in taken:
                 signals.send(signals.claimed, each.task)
         elif signals.claimed.is_logged:
             for each in taken:
                 signals.claimed.log(task=each)
-        return taken
 
     def to_claim(self, queue: Any) -> Self:
         """The tasks of ``queue`` in the order in which they are claimed; none while it is
