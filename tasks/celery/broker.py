@@ -150,7 +150,10 @@ class CeleryBroker:
             connection.transport_options = {**ours, **given}
             connection.connect()
             self._connection = connection
-            self._producer = Producer(connection, on_return=self._on_return)
+            channel = connection.default_channel
+            # Only RabbitMQ's own protocol tells of what it could route nowhere.
+            told = self._on_return if hasattr(channel, "events") else None
+            self._producer = Producer(channel, on_return=told)
         except Exception as error:
             self.close()
             raise BrokerAway(f"the broker does not answer: {error}") from error
