@@ -1,12 +1,11 @@
 """The tests' settings with a queue that goes over Celery; the environment names the broker."""
 
 import os
-from typing import Any
 
 from tests.settings import *  # noqa: F403
 from tests.settings import CELERY_BROKER_TRANSPORT_OPTIONS, CELERY_BROKER_URL
 
-TASK_QUEUE: dict[str, Any] = {
+TASK_QUEUE = {
     "CELERY_APP": "project.celery.app",
     "CELERY_QUEUES": ["default"],
     "CELERY_PATIENCE": float(os.environ.get("CELERY_PATIENCE") or 3),

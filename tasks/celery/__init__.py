@@ -41,7 +41,8 @@ def connect(app: Any, *, attend: bool = True, chaos: bool = False) -> None:
 
         consume(key, queue, self.request.hostname, chaos=chaos)
 
-    app.task(name=RUN, bind=True, acks_late=True, ignore_result=True, max_retries=0)(run)
+    options = {"acks_late": True, "ignore_result": True, "max_retries": 0}
+    app.task(name=RUN, bind=True, shared=False, lazy=False, **options)(run)
     if attend:
         from tasks.celery import attendant
 

@@ -148,7 +148,7 @@ class CeleryBroker:
             given = connection.transport_options or {}
             ours = OPTIONS.get(connection.transport.driver_type, {})
             connection.transport_options = {**ours, **given}
-            connection.connect()
+            connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
             self._connection = connection
             channel = connection.default_channel
             # Only RabbitMQ's own protocol tells of what it could route nowhere.

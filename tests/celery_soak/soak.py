@@ -16,15 +16,20 @@ from typing import Any
 from django.db import connection, transaction
 from django.db.models import Sum
 
-from tasks.models import Task, TaskAttempt
+from tasks.models import Task, TaskAttempt, Worker
+from tasks.sample import SLEEP
 from tests.brokers import Broker
 from tests.processes import Process
 
 #: Starts a process with what is added to its environment.
 Start = Callable[..., Process]
 
-WORKER = "-m celery -A project.celery worker -Q default -c 2 -P prefork -l INFO".split()
-QUIET = ["--without-gossip", "--without-mingle"]
+WORKER = [
+    *("-m", "celery", "-A", "project.celery", "worker", "-Q", "default", "-l", "INFO"),
+    *("-P", "prefork", "-c", "2", "--without-gossip", "--without-mingle"),
+]
+#: How many tasks may wait: the rest is enqueued as they end, so that faults meet work.
+WAITING = 200
 
 #: Every update of a task that has ended well, or ends so, is written down by the database.
 _LEDGER = {
@@ -98,9 +103,12 @@ class Soak:
     relay_kills: int = 1
     workers: int = 2
     side_by_side: bool = False
+    #: Seconds that each takes.
+    work: float = 0.01
     patience: float = 600.0
     faults: Counter[str] = field(default_factory=Counter)
     crew: dict[str, Process] = field(default_factory=dict)
+    _began: bool = False
 
     def run(self) -> Outcome:
         """Enqueue, break, and wait until every task has ended."""
@@ -112,8 +120,8 @@ class Soak:
             plan = self._plan(chance)
             stored = 0
             while (done := Task.objects.succeeded().count()) < self.size:
-                if stored < self.size:
-                    stored += self._enqueue(min(200, self.size - stored), chance)
+                if stored < self.size and stored - done < WAITING and self._is_staffed():
+                    stored += self._enqueue(min(WAITING // 4, self.size - stored), chance)
                 if plan and done >= plan[0][0]:
                     plan.pop(0)[1](chance)
                 self._keep_staffed()
@@ -137,12 +145,19 @@ class Soak:
     def _start_one(self, name: str) -> None:
         args: Sequence[str]
         if name.startswith("worker"):
-            args = [*WORKER, *QUIET, "-n", f"{name}@soak"]
+            args = [*WORKER, "-n", f"{name}@soak"]
         elif name == "plain":
             args = ["manage.py", "run_worker", "--threads", "1", "--name", "plain"]
         else:
             args = ["manage.py", "run_relay", "--ttl", "3", "--name", name]
         self.crew[name] = self.start(args)
+
+    def _is_staffed(self) -> bool:
+        """Whether every worker has begun; from then on they need not all be there."""
+        if not self._began:
+            workers = [name for name in self.crew if not name.startswith("relay")]
+            self._began = Worker.objects.count() >= len(workers)
+        return self._began
 
     def _keep_staffed(self) -> None:
         for name, process in list(self.crew.items()):
@@ -151,10 +166,10 @@ class Soak:
 
     def _enqueue(self, count: int, chance: random.Random) -> int:
         with transaction.atomic():
-            Task.objects.enqueue_many("jobs.echo", [{"n": n} for n in range(count)])
+            Task.objects.enqueue_many(SLEEP, [{"sleep_duration_seconds": self.work}] * count)
         if chance.random() < 0.2:
             with suppress(ZeroDivisionError), transaction.atomic():
-                Task.objects.enqueue("jobs.echo", {"rolled": "back"})
+                Task.objects.enqueue(SLEEP)
                 raise ZeroDivisionError
         return count
 

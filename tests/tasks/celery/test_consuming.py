@@ -76,7 +76,7 @@ def move(task: Task) -> None:
 
 def fill(task: Task) -> None:
     """Let another of its key run."""
-    keyed = {"concurrency_key": "k", "concurrency_limit": 1}
+    keyed: dict[str, Any] = {"concurrency_key": "k", "concurrency_limit": 1}
     Task.objects.filter(pk=task.pk).update(**keyed)
     (other,) = enqueue(priority=1, **keyed)
     assert Task.objects.take_one(other, "bob", queue="default") is not None
