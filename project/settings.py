@@ -131,7 +131,7 @@ TASK_QUEUE: dict[str, Any] = {
 }
 
 # Celery, where it is installed: a broker of files, unless another is named.
-CELERY_BROKER_URL = env.str("CELERY_BROKER_URL", default="filesystem://")
+CELERY_BROKER_URL = env.str("CELERY_BROKER_URL", default="filesystem://localhost")
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, Any] = {}
@@ -141,6 +141,7 @@ if CELERY_BROKER_URL.startswith("filesystem"):
         "data_folder_in": str(messages / "messages"),
         "data_folder_out": str(messages / "messages"),
         "control_folder": str(messages / "control"),
+        "polling_interval": 0.2,
     }
 
 # What it says
