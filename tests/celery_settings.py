@@ -3,7 +3,7 @@
 import os
 
 from tests.settings import *  # noqa: F403
-from tests.settings import CELERY_BROKER_TRANSPORT_OPTIONS, CELERY_BROKER_URL
+from tests.settings import CELERY_BROKER_TRANSPORT_OPTIONS, CELERY_BROKER_URL, DATABASES, LOGGING
 
 TASK_QUEUE = {
     "CELERY_APP": "project.celery.app",
@@ -12,6 +12,9 @@ TASK_QUEUE = {
     "SWEEP_EVERY": 0.5,
     "POLL_EVERY": 0.2,
 }
+DATABASES["default"]["CONN_MAX_AGE"] = 60
+for said in ("leasing", "tasks"):
+    LOGGING["loggers"][said]["level"] = "WARNING"
 if CELERY_BROKER_URL.startswith("redis"):
     # What a killed worker had taken comes back while a test runs.
     CELERY_BROKER_TRANSPORT_OPTIONS["visibility_timeout"] = 5

@@ -25,7 +25,7 @@ from tests.processes import Process
 Start = Callable[..., Process]
 
 WORKER = [
-    *("-m", "celery", "-A", "project.celery", "worker", "-Q", "default", "-l", "INFO"),
+    *("-m", "celery", "-A", "project.celery", "worker", "-Q", "default", "-l", "WARNING"),
     *("-P", "prefork", "-c", "2", "--without-gossip", "--without-mingle"),
 ]
 #: How many tasks may wait: the rest is enqueued as they end, so that faults meet work.
