@@ -42,7 +42,7 @@ def test_none_is_lost_and_none_accepted_twice_on_redis_beside_a_plain_worker(
 
     assert outcome.is_right, str(outcome)
     assert outcome.by_celery > 0 and outcome.by_others > 0, str(outcome)
-    assert sum(outcome.faults.values()) == 4
+    assert outcome.kinds >= {"relay kills", "purges", "repeated messages"}, str(outcome)
 
 
 def test_none_is_lost_and_none_accepted_twice_on_rabbitmq(
@@ -53,7 +53,7 @@ def test_none_is_lost_and_none_accepted_twice_on_rabbitmq(
     outcome = run.run()
 
     assert outcome.is_right, str(outcome)
-    assert sum(outcome.faults.values()) == 3
+    assert outcome.kinds >= {"purges", "repeated messages"}, str(outcome)
 
 
 def test_a_celery_worker_is_seen_among_the_workers_and_signs_off(

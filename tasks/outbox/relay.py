@@ -113,8 +113,7 @@ class Relay:
                 logger.warning("publishing goes on in %.1f s: %s", pause, error)
                 if isinstance(error, Error):
                     connections.close_all()
-                # Nothing but the end of the pause or of the term is a reason to try again.
-                term.lost.wait(pause) if not stopping.is_set() else None
+                stopping.wait(pause)  # what wakes it else is no reason to try sooner
                 continue
             self.waking.wait(pause)
 

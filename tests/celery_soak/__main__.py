@@ -28,6 +28,8 @@ def main() -> int:
     parser.add_argument("--restarts", type=int, default=3)
     parser.add_argument("--kills", type=int, default=6)
     parser.add_argument("--relay-kills", type=int, default=2)
+    parser.add_argument("--purges", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--patience", type=float, default=900, help="seconds, for each broker")
     options = parser.parse_args()
@@ -70,6 +72,8 @@ def _run(name: str, options: argparse.Namespace, folder: Path) -> bool:
                 restarts=options.restarts,
                 kills=options.kills,
                 relay_kills=options.relay_kills,
+                purges=options.purges,
+                repeats=options.repeats,
                 patience=options.patience,
             ).run()
     except NoBroker as error:

@@ -13,19 +13,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from celery import Celery
 from django.db import connection, transaction
 from django.db.models import Sum
+from kombu import Connection
 
+from leasing.models import Lease
+from tasks.celery import RUN
 from tasks.models import Task, TaskAttempt, Worker
 from tasks.sample import SLEEP
 from tests.brokers import Broker
 from tests.processes import Process
 
+QUEUE = "default"
+
 #: Starts a process with what is added to its environment.
 Start = Callable[..., Process]
 
 WORKER = [
-    *("-m", "celery", "-A", "project.celery", "worker", "-Q", "default", "-l", "WARNING"),
+    *("-m", "celery", "-A", "project.celery", "worker", "-Q", QUEUE, "-l", "WARNING"),
     *("-P", "prefork", "-c", "2", "--without-gossip", "--without-mingle"),
 ]
 #: How many tasks may wait: the rest is enqueued as they end, so that faults meet work.
@@ -77,6 +83,11 @@ class Outcome:
         """Whether none was lost and none accepted twice."""
         return self.tasks == self.succeeded == self.accepted == self.accepted_tasks
 
+    @property
+    def kinds(self) -> set[str]:
+        """Which faults there were."""
+        return set(self.faults)
+
     def __str__(self) -> str:
         faults = ", ".join(f"{count} {what}" for what, count in sorted(self.faults.items()))
         return (
@@ -101,6 +112,9 @@ class Soak:
     restarts: int = 1
     kills: int = 2
     relay_kills: int = 1
+    #: How often all that waits at the broker is lost, and how often much of it comes twice.
+    purges: int = 1
+    repeats: int = 1
     workers: int = 2
     side_by_side: bool = False
     #: Seconds that each takes.
@@ -181,6 +195,8 @@ class Soak:
             *[self._restart_broker] * self.restarts,
             *[self._kill_worker] * self.kills,
             *[self._kill_relay] * self.relay_kills,
+            *[self._purge] * self.purges,
+            *[self._repeat] * self.repeats,
         ]
         chance.shuffle(faults)
         step = self.size / (len(faults) + 1)
@@ -209,12 +225,27 @@ class Soak:
             self.faults["worker kills"] += 1
 
     def _kill_relay(self, chance: random.Random) -> None:
-        from leasing.models import Lease
-
         lease = Lease.objects.filter(resource="tasks.relay").active().first()
         name = lease.holder if lease and lease.holder in self.crew else "relay0"
         _kill(self.crew[name])
         self.faults["relay kills"] += 1
+
+    def _purge(self, chance: random.Random) -> None:
+        with self._connection() as connection, connection.channel() as channel:
+            self.faults["messages lost"] += channel.queue_purge(QUEUE) or 0
+        self.faults["purges"] += 1
+
+    def _repeat(self, chance: random.Random) -> None:
+        """Send messages for tasks in every state."""
+        keys = list(Task.objects.values_list("pk", flat=True))
+        app = Celery(set_as_current=False)
+        with self._connection() as connection, connection.Producer() as producer:
+            for key in chance.choices(keys, k=50):
+                app.send_task(RUN, args=(key, QUEUE), queue=QUEUE, producer=producer, retry=False)
+        self.faults["repeated messages"] += 50
+
+    def _connection(self) -> Any:
+        return Connection(self.broker.url, transport_options={"confirm_publish": True})
 
     # Judging
 
