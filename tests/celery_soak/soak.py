@@ -245,7 +245,8 @@ class Soak:
         self.faults["repeated messages"] += 50
 
     def _connection(self) -> Any:
-        return Connection(self.broker.url, transport_options={"confirm_publish": True})
+        connection = Connection(self.broker.url, transport_options={"confirm_publish": True})
+        return connection.ensure_connection(max_retries=5, interval_start=0.2)
 
     # Judging
 
