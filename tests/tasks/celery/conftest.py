@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from pytest_django import Settings
 
 from leasing.hold import Hold
+from leasing.keeper import Keeper
 from leasing.models import Lease
+from leasing.rowstore import RowStore, grant_of
 from tasks.outbox.relay import RESOURCE, Relay
 from tests.tasks.celery.support import FakeBroker
 
@@ -34,9 +33,10 @@ def relay(broker: FakeBroker) -> Relay:
 
 
 @pytest.fixture
-def term(db: Any) -> Iterator[Hold]:
-    """The term in which the relay of the test publishes."""
-    hold = Lease.objects.hold(RESOURCE, ttl=30)
-    hold.__enter__()
-    yield hold
-    hold.leave()
+def term(db: None, notes: Keeper) -> Hold:
+    """The term in which the relay of the test publishes, renewed by hand."""
+    grant = grant_of(Lease.objects.acquire(RESOURCE, ttl=30))
+    grant.sent_at = notes.clock()
+    hold = Hold(RowStore(Lease, "default"), keeper=notes)
+    hold.adopt(grant)
+    return hold

@@ -15,6 +15,7 @@ from django.db import connections
 from kombu import Exchange, Queue
 from pytest_django import Settings
 
+from leasing.models import Lease
 from tasks.celery import RUN, connect
 from tasks.celery.broker import CeleryBroker, Unroutable
 from tasks.models import OutboxMessage, Task
@@ -212,17 +213,18 @@ def test_two_relays_publish_one_after_the_other(spawn: Spawn, redis_broker: Brok
     }
     for n in range(150):
         publish("counted", n, key="k")
-    relays = [
-        spawn(["manage.py", "run_relay", "--ttl", "2", "--name", name], **env)
+    relays = {
+        name: spawn(["manage.py", "run_relay", "--ttl", "2", "--name", name], **env)
         for name in ("ann", "bob")
-    ]
+    }
 
     def published() -> int:
         return OutboxMessage.objects.filter(published_at__isnull=False).count()
 
     wait_for(lambda: published() == 150, timeout=30)
-    leader = next(each for each in relays if "publishes" in each.output)
+    leader = relays[Lease.objects.get(resource="tasks.relay").holder]
     leader.kill()
+    leader.wait()
     for n in range(150, 300):
         publish("counted", n, key="k")
     wait_for(lambda: published() == 300, timeout=30)
@@ -230,4 +232,5 @@ def test_two_relays_publish_one_after_the_other(spawn: Spawn, redis_broker: Brok
     got: list[int] = []
     while (message := get(app, queue)) is not None:
         got.append(message.payload)
-    assert got == list(range(300))
+    # On a loaded machine a term may end before a batch is marked, which is then sent again.
+    assert list(dict.fromkeys(got)) == list(range(300))
