@@ -64,6 +64,8 @@ _NO_LEDGER = {
 class Outcome:
     """What came of a run."""
 
+    #: How many were to be run, and how many were stored when it ended.
+    wanted: int
     tasks: int
     succeeded: int
     #: How many completions the database accepted, of how many tasks.
@@ -80,8 +82,8 @@ class Outcome:
 
     @property
     def is_right(self) -> bool:
-        """Whether none was lost and none accepted twice."""
-        return self.tasks == self.succeeded == self.accepted == self.accepted_tasks
+        """Whether all were run, none was lost and none accepted twice."""
+        return self.wanted == self.tasks == self.succeeded == self.accepted == self.accepted_tasks
 
     @property
     def kinds(self) -> set[str]:
@@ -91,7 +93,7 @@ class Outcome:
     def __str__(self) -> str:
         faults = ", ".join(f"{count} {what}" for what, count in sorted(self.faults.items()))
         return (
-            f"{'ok' if self.is_right else 'WRONG'}: {self.tasks} tasks, "
+            f"{'ok' if self.is_right else 'WRONG'}: {self.tasks} tasks of {self.wanted}, "
             f"{self.tasks - self.accepted_tasks} lost, "
             f"{self.accepted - self.accepted_tasks} accepted twice; {self.by_celery} by Celery, "
             f"{self.by_others} by run_worker; {self.again} claimed again ({self.lost} after a "
@@ -267,6 +269,7 @@ class Soak:
         lost = TaskAttempt.objects.filter(outcome="lost")
         succeeded = tasks.succeeded()
         return Outcome(
+            wanted=self.size,
             tasks=tasks.count(),
             succeeded=succeeded.count(),
             accepted=accepted,
