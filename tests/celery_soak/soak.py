@@ -93,8 +93,8 @@ class Outcome:
     def __str__(self) -> str:
         faults = ", ".join(f"{count} {what}" for what, count in sorted(self.faults.items()))
         return (
-            f"{'ok' if self.is_right else 'WRONG'}: {self.tasks} tasks of {self.wanted}, "
-            f"{self.tasks - self.accepted_tasks} lost, "
+            f"{'ok' if self.is_right else 'WRONG'}: {self.accepted_tasks} of {self.wanted} tasks "
+            f"run, {self.tasks - self.succeeded} of those stored not ended in time, "
             f"{self.accepted - self.accepted_tasks} accepted twice; {self.by_celery} by Celery, "
             f"{self.by_others} by run_worker; {self.again} claimed again ({self.lost} after a "
             f"worker was gone), {self.refused} late results refused; {faults or 'no faults'}; "
