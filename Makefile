@@ -8,11 +8,13 @@ PIP := $(RUN) -m pip -qq --disable-pip-version-check
 COMBOS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: demo test check matrix wheel bench browser screenshots format clean
+.PHONY: demo test check matrix wheel bench celery browser screenshots format clean
 
 # The demo site on http://localhost:8000, stopped by Ctrl-C. PORT and DATABASE_URL are heeded.
-demo: $(VENV)/demo.stamp
-	@$(RUN) manage.py demo
+# ENGINE=celery runs its tasks in Celery workers, over a broker of files: no server is needed.
+ENGINE := $(or $(ENGINE),leasing)
+demo: $(VENV)/demo.stamp $(if $(filter celery,$(ENGINE)),$(VENV)/celery.stamp)
+	@$(RUN) manage.py demo --engine $(ENGINE)
 
 # The suite on SQLite and PostgreSQL, then the wheel. PYTEST_ADDOPTS="-k name" picks tests.
 test: $(VENV)/test.stamp
@@ -46,6 +48,11 @@ bench: $(VENV)/test.stamp
 	@$(RUN) -m tests.benchmarks --size $(SIZE) --only $(ONLY) --peers $(PEERS) \
 		$(if $(REPORT_ONLY),--report-only)
 
+# 10,000 tasks through Celery on Redis and on RabbitMQ (Debian: redis-server, rabbitmq-server), with
+# restarts and kills. TASKS=500 for fewer, BROKER=redis for one.
+celery: $(VENV)/test.stamp
+	@$(RUN) -m tests.celery_soak $(if $(TASKS),--tasks $(TASKS)) $(if $(BROKER),--broker $(BROKER))
+
 # What a browser must show, on PostgreSQL: 30 checks. CHROMIUM names the browser, and
 # PYTEST_ADDOPTS="-k test_07" picks a check.
 browser: $(VENV)/browser.stamp
@@ -71,6 +78,10 @@ $(VENV)/venv.stamp:
 $(VENV)/demo.stamp: $(VENV)/venv.stamp pyproject.toml
 	@echo "installing into $(VENV) ..."
 	@$(PIP) install --editable '.[demo]'
+	@touch $@
+
+$(VENV)/celery.stamp: $(VENV)/demo.stamp
+	@$(PIP) install --editable '.[demo,celery]'
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp

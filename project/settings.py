@@ -130,7 +130,26 @@ LEASING: dict[str, Any] = {"API_ACCESS": env.str("LEASING_API_ACCESS", default="
 if ttl := env.str("LEASING_TTL", default=""):
     LEASING["TTL"] = float(ttl)
 
-TASK_QUEUE: dict[str, Any] = {"QUEUES": env.list("TASK_QUEUES", default=["default", "reports"])}
+TASK_QUEUE: dict[str, Any] = {
+    "QUEUES": env.list("TASK_QUEUES", default=["default", "reports"]),
+    # Whose tasks a relay publishes, for Celery workers.
+    "CELERY_QUEUES": env.list("TASK_CELERY_QUEUES", default=[]),
+    "CELERY_APP": "project.celery.app",
+}
+
+# Celery, where it is installed: a broker of files, unless another is named.
+CELERY_BROKER_URL = env.str("CELERY_BROKER_URL", default="filesystem://localhost")
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, Any] = {}
+if CELERY_BROKER_URL.startswith("filesystem"):
+    messages = Path(env.str("CELERY_FOLDER", default=str(BASE_DIR / ".celery")))
+    CELERY_BROKER_TRANSPORT_OPTIONS = {
+        "data_folder_in": str(messages / "messages"),
+        "data_folder_out": str(messages / "messages"),
+        "control_folder": str(messages / "control"),
+        "polling_interval": 0.2,
+    }
 
 # What it says
 

@@ -38,7 +38,8 @@ class Child:
 
 
 class Supervisor:
-    """Keeps ``children`` (name and ``manage.py`` arguments) running until ``stop``."""
+    """Keeps ``children`` running until ``stop``: each has a name and the arguments of ``manage.py``
+    or, if they begin with "-m", of Python."""
 
     def __init__(
         self, children: Sequence[tuple[str, Sequence[str]]], env: Mapping[str, str], out: IO[str]
@@ -96,8 +97,10 @@ class Supervisor:
         return True
 
     def _start(self, child: Child) -> None:
+        script = [] if child.arguments[0] == "-m" else [str(MANAGE)]
         child.process = subprocess.Popen(
-            [sys.executable, str(MANAGE), *child.arguments],
+            [sys.executable, *script, *child.arguments],
+            cwd=MANAGE.parent,
             env=self.env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

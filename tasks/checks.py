@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any
 
 from django.apps import AppConfig
@@ -36,6 +37,7 @@ def check_settings(
         *_check_queues(),
         *_check_housekeeping(),
         *_check_schedules(),
+        *_check_celery(),
     ]
 
 
@@ -145,6 +147,36 @@ def _check_schedules() -> list[CheckMessage]:
         if schedule.queue and schedule.queue not in task_settings.QUEUES:
             text = f"The schedule {schedule.name!r} names the queue {schedule.queue!r}, which is"
             messages.append(Error(f"{text} not in TASK_QUEUE['QUEUES'].", id="tasks.E012"))
+    return messages
+
+
+def _check_celery() -> list[CheckMessage]:
+    queues = task_settings.CELERY_QUEUES
+    messages: list[CheckMessage] = []
+    if isinstance(queues, str) or not set(queues) <= set(task_settings.QUEUES):
+        text = "TASK_QUEUE['CELERY_QUEUES'] must list some of TASK_QUEUE['QUEUES']."
+        messages.append(Error(text, id="tasks.E015"))
+    if queues and not isinstance(task_settings.CELERY_APP, str):
+        text = "TASK_QUEUE['CELERY_QUEUES'] are published by nobody without CELERY_APP."
+        hint = "Say where the Celery application is, as 'project.celery.app'."
+        messages.append(Error(text, hint=hint, id="tasks.E016"))
+    if queues and find_spec("celery") is None:
+        hint = "pip install 'django-leasing[celery]'"
+        messages.append(Error("Celery is not installed.", hint=hint, id="tasks.E017"))
+    window = task_settings.CELERY_WINDOW
+    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+        text = "TASK_QUEUE['CELERY_WINDOW'] must be a whole number, 1 or more."
+        messages.append(Error(text, id="tasks.E018"))
+    patience = task_settings.CELERY_PATIENCE
+    if not _is_number(patience) or patience <= 0:
+        text = "TASK_QUEUE['CELERY_PATIENCE'] must be more than 0 seconds."
+        messages.append(Error(text, id="tasks.E019"))
+    if not _is_age(task_settings.OUTBOX_RETENTION):
+        text = "must be a number of seconds, a timedelta, or None."
+        messages.append(Error(f"TASK_QUEUE['OUTBOX_RETENTION'] {text}", id="tasks.E020"))
+    if not isinstance(task_settings.OUTBOX_EXCHANGE, str) or not task_settings.OUTBOX_EXCHANGE:
+        text = "TASK_QUEUE['OUTBOX_EXCHANGE'] must name an exchange."
+        messages.append(Error(text, id="tasks.E021"))
     return messages
 
 

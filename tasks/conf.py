@@ -39,6 +39,19 @@ class TaskQueueSettings(AppSettings):
     POLL_EVERY: float = 1.0
     #: How long a worker that was asked to stop lets its tasks run on.
     STOP_TIMEOUT: float = 30.0
+    #: Where the Celery application is found ("project.celery.app"), for the relay.
+    CELERY_APP: str | None = None
+    #: The queues whose tasks a relay also publishes to the broker, for Celery workers.
+    CELERY_QUEUES: tuple[str, ...] = ()
+    #: How many tasks of a queue are at the broker at a time: the first of those that are ready.
+    CELERY_WINDOW: int = 1000
+    #: How long a published task may stay unclaimed until it is published again, if the broker
+    #: seems to have lost it.
+    CELERY_PATIENCE: float = 60.0
+    #: The exchange to which the relay publishes the messages of ``tasks.outbox``.
+    OUTBOX_EXCHANGE: str = "outbox"
+    #: How long these are kept once they are published; None: for ever.
+    OUTBOX_RETENTION: Age = 7 * 86_400.0
 
 
 task_settings = TaskQueueSettings("TASK_QUEUE")

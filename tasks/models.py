@@ -16,6 +16,7 @@ from leasing.store import Renewal
 from tasks.constraints import UniqueWhereSet
 from tasks.declarations import LONGEST_NAME
 from tasks.moments import MissedSlots, Rule, rule_of
+from tasks.outbox.model import OutboxMessage
 from tasks.querysets import (
     QueueQuerySet,
     ScheduleQuerySet,
@@ -86,6 +87,9 @@ class Task(Leasable):
     #: What traces go on from: W3C's headers of the span that enqueued it, as JSON, and as
     #: ``previous`` that of the attempt before. Null where nobody traced it.
     trace_context = models.TextField(null=True, default=None, blank=True)
+    #: When a relay last took it to give its key to a broker; null: it is to be given. Only tasks of
+    #: TASK_QUEUE["CELERY_QUEUES"] ever are.
+    published_at = models.DateTimeField(null=True, default=None)
 
     # Before the tasks that were claimed may come a million that never were.
     leases_listed_by = "acquired_at"
@@ -609,6 +613,7 @@ __all__ = [
     "AttemptOutcome",
     "GeneratorWish",
     "MissedSlots",
+    "OutboxMessage",
     "Queue",
     "Sample",
     "Schedule",

@@ -89,8 +89,11 @@ _MICROSECONDS = "(EXTRACT(EPOCH FROM {moment}) * 1000000)::bigint"
 #: would tell of its first wait again.
 _WAITED = "CASE WHEN {started} >= now OR {due} > {started} THEN now - {due} END"
 
+_ONE = "{table}.id = {key}::bigint"
+
 #: Parameters, as they stand in what Django compiles: as nothing else that may stand there.
-_MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in ("holder", "ttl", "ids", "grants")}
+_PARAMETERS = ("holder", "ttl", "ids", "grants", "key")
+_MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in _PARAMETERS}
 _HOLDER: Any = RawSQL(f"{_MARKS['holder']}::varchar", [], output_field=CharField())
 _TTL: Any = RawSQL(f"{_MARKS['ttl']}::interval", [], output_field=DurationField())
 
@@ -141,16 +144,30 @@ def _take(
     after: list[int | None] | None,
 ) -> tuple[list[Taken], bool]:
     parameters = {**_parameters(terms, queues, limit), "told": registry.heeded()}
-    # How long they have waited is read where somebody counts, and nowhere else.
-    timed = signals.claimed.is_counted
     if after is None:
         what, compiled, lasts = "take", _take_statement, 0.0
     else:
         what, compiled, lasts = "take after", _take_after_statement, PLAN_LASTS
         parameters["after"] = after
-    statement = _kept(
-        f"{what} timed" if timed else what, rows, partial(compiled, timed=timed)
-    ) + _planned_anew(lasts)
+    return _answered(rows, terms, _timed(what, rows, compiled) + _planned_anew(lasts), parameters)
+
+
+def take_one(rows: Claiming, terms: Terms, queue: str, key: int) -> tuple[list[Taken], bool]:
+    """``take``, of the task with this ``key`` alone."""
+    statement = _timed("take one", rows, _take_one_statement) + _planned_anew(0)
+    parameters = {**_parameters(terms, [queue], 1), "told": registry.heeded(), "key": key}
+    return _answered(rows, terms, statement, parameters)
+
+
+def _timed(what: str, rows: Claiming, compiled: Callable[..., str]) -> str:
+    # How long they have waited is read where somebody counts, and nowhere else.
+    timed = signals.claimed.is_counted
+    return _kept(f"{what} timed" if timed else what, rows, partial(compiled, timed=timed))
+
+
+def _answered(
+    rows: Claiming, terms: Terms, statement: str, parameters: dict[str, Any]
+) -> tuple[list[Taken], bool]:
     sent_at = clock()
     with connections[rows.db].cursor() as cursor:
         cursor.execute(statement, parameters)
@@ -205,6 +222,12 @@ def _take_after_statement(rows: Claiming, *, timed: bool) -> str:
     )
     found = _FOUND_AFTER.format(first=first, further=further)
     return _taking(rows, _ASKED_AFTER.format(table=table), found, timed)
+
+
+def _take_one_statement(rows: Claiming, *, timed: bool) -> str:
+    one = _ONE.format(table=_table(rows), key=_MARKS["key"])
+    locked = _locked(rows, RawSQL(one, [], output_field=BooleanField()))
+    return _taking(rows, _ASKED, locked, timed)
 
 
 def _taking(rows: Claiming, asked: str, found: str, timed: bool) -> str:

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import urllib.request
+from pathlib import Path
 
 import pytest
 from django.contrib.auth import get_user_model
@@ -46,3 +47,25 @@ def test_the_demo_shows_both_workers_at_work_and_stops_cleanly(spawn: Spawn, por
     demo.send_signal(signal.SIGINT)
     assert demo.wait(timeout=30) == 0
     assert "The demo has stopped." in demo.output
+
+
+def test_the_demo_over_celery_runs_its_tasks_in_both_workers_without_a_server(
+    spawn: Spawn, port: int, tmp_path: Path
+) -> None:
+    demo = spawn(
+        ["manage.py", "demo", "--engine", "celery"],
+        PORT=str(port),
+        DJANGO_SETTINGS_MODULE="project.settings",
+        PYTHONWARNINGS="default",
+        CELERY_FOLDER=str(tmp_path / "celery"),
+    )
+
+    def workers_that_completed() -> set[str]:
+        return set(Task.objects.succeeded().values_list("holder", flat=True))
+
+    both = {"worker-1@demo", "worker-2@demo"}
+    wait_for(lambda: workers_that_completed() == both, timeout=90, process=demo)
+
+    assert not Task.objects.succeeded().filter(published_at=None).exists()
+    demo.send_signal(signal.SIGINT)
+    assert demo.wait(timeout=30) == 0

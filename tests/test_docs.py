@@ -70,7 +70,7 @@ def test_a_documented_command_is_understood(page: str, line: str) -> None:
 
 @pytest.mark.parametrize(("page", "line"), commands("make"))
 def test_a_documented_target_is_made(page: str, line: str) -> None:
-    _, target = line.split()
+    _, target, *_ = line.split()
 
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 

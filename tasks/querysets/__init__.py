@@ -14,6 +14,8 @@ What each verb demands of the row, beside its key:
     reschedule      ready
     discard         ended
     prune           ended, long enough ago, without a unique key that is still kept
+    mark_published  ready, due, without a message under way or with one that is late
+    unpublish       ready
     enqueue         replaces what has its unique key and is ready; takes the key from what has
                     it beyond its window
 
@@ -24,17 +26,17 @@ nobody else has had the task. Rows are locked first and updated second (see ``le
 from __future__ import annotations
 
 from tasks.querysets.base import TaskStatus, check_between, check_queue
-from tasks.querysets.claim import Claiming
 from tasks.querysets.ended import BULK_BATCH
 from tasks.querysets.enqueue import Enqueuing
 from tasks.querysets.operator import SWEEP_BATCH
+from tasks.querysets.publishing import Publishing
 from tasks.querysets.queues import QueueQuerySet
 from tasks.querysets.returning import Returning
 from tasks.querysets.schedule import ScheduleQuerySet, SlotQuerySet
 from tasks.querysets.unique import OnDuplicate, UniqueFor
 
 
-class TaskQuerySet(Enqueuing, Claiming, Returning):  # type: ignore[override]
+class TaskQuerySet(Enqueuing, Publishing, Returning):  # type: ignore[override]
     """Tasks: ``Task.objects``."""
 
 

@@ -184,7 +184,8 @@ class Operating(Cancelling):
         """
         columns: dict[str, Any] = {}
         if queue is not None:
-            columns["queue"] = check_queue(queue)
+            # A message that is under way is for workers of the old one.
+            columns |= {"queue": check_queue(queue), "published_at": None}
         if scheduled_at is not None:
             if is_naive(scheduled_at):
                 raise ValueError("scheduled_at must have a time zone.")

@@ -5,6 +5,7 @@ import secrets
 import socket
 import sys
 from argparse import ArgumentParser
+from importlib.util import find_spec
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -14,6 +15,7 @@ from django.core.management.base import BaseCommand, CommandError
 from leasing.shutdown import on_stop_signal
 from project.samples import seed
 from project.supervisor import Supervisor
+from tasks.conf import task_settings
 
 USER = "demo"
 #: By which the demo knows its own user: nobody's password is changed because of the name.
@@ -29,20 +31,29 @@ class Command(BaseCommand):
         port = os.environ.get("PORT") or "8000"
         parser.add_argument("--port", type=int, default=int(port), help="default: PORT, or 8000")
 
+        parser.add_argument(
+            "--engine",
+            choices=("leasing", "celery"),
+            default=os.environ.get("ENGINE") or "leasing",
+            help="what runs the tasks: run_worker, or Celery over files (default: ENGINE, or the "
+            "first)",
+        )
+
     def handle(self, **options: Any) -> None:
+        over_celery = options["engine"] == "celery"
+        if over_celery and find_spec("celery") is None:
+            raise CommandError("Celery is not installed: pip install 'django-leasing[celery]'.")
         _check_free(options["port"])
         call_command("migrate", verbosity=0, interactive=False)
         password = self._make_user()
         seed()
         address = f"127.0.0.1:{options['port']}"
-        worker = ["run_worker", "--skip-checks", "--chaos", "--stop-timeout", "5"]
         generator = ["run_generator", "--skip-checks", "--start", "--shortest", "1"]
         generator += ["--longest", "6"]
         demo = Supervisor(
             [
                 ("web", ["runserver", "--skip-checks", "--noreload", "--insecure", address]),
-                ("worker-1", [*worker, "--name", "worker-1"]),
-                ("worker-2", [*worker, "--name", "worker-2"]),
+                *(_celery() if over_celery else _workers()),
                 ("generator-1", [*generator, "--name", "generator-1"]),
                 ("generator-2", [*generator, "--name", "generator-2"]),
             ],
@@ -50,6 +61,7 @@ class Command(BaseCommand):
                 "DJANGO_RUNSERVER_HIDE_WARNING": "true",
                 "LEASING_API_ACCESS": "compatible",
                 "LEASING_TTL": os.environ.get("LEASING_TTL") or str(TTL),
+                **(_over_celery() if over_celery else {}),
             },
             out=sys.stdout,
         )
@@ -81,6 +93,29 @@ class Command(BaseCommand):
   Two workers share the tasks; 5 % of tasks crash their worker, 10 % stall. Ctrl-C ends it.
 """
         )
+
+
+def _workers() -> list[tuple[str, list[str]]]:
+    worker = ["run_worker", "--skip-checks", "--chaos", "--stop-timeout", "5"]
+    return [(name, [*worker, "--name", name]) for name in ("worker-1", "worker-2")]
+
+
+def _over_celery() -> dict[str, str]:
+    return {"TASK_CELERY_QUEUES": ",".join(task_settings.QUEUES), "TASK_CHAOS": "1"}
+
+
+def _celery() -> list[tuple[str, list[str]]]:
+    """Two Celery workers, and two relays of which one publishes."""
+    worker = ["-m", "celery", "-A", "project.celery", "worker", "--loglevel", "WARNING"]
+    worker += ["--queues", _over_celery()["TASK_CELERY_QUEUES"]]
+    worker += ["--pool", "threads", "--concurrency", "4", "--without-gossip", "--without-mingle"]
+    return [
+        *((name, [*worker, "--hostname", f"{name}@demo"]) for name in ("worker-1", "worker-2")),
+        *(
+            (name, ["run_relay", "--skip-checks", "--name", name])
+            for name in ("relay-1", "relay-2")
+        ),
+    ]
 
 
 def _check_free(port: int) -> None:

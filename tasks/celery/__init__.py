@@ -1,0 +1,49 @@
+"""Celery as the engine: its workers run the tasks that a relay publishes.
+
+    app = Celery("project")
+    app.config_from_object("django.conf:settings", namespace="CELERY")
+    connect(app)
+
+A task's row is the truth, and a message a hint that carries its key. A Celery worker that gets one
+claims that row, under the conditions of any claim, keeps its lease, runs the handler and stores the
+result, as ``run_worker`` does; the message is acknowledged after that.
+
+What happens when
+    a message comes twice,      the row cannot be claimed: it is dropped
+    or its task has ended
+    a worker dies               nobody renews; recovery sets the row ready, and the relay publishes
+                                it again. The message that the broker sends again is dropped, or
+                                claims the row that is ready
+    a message is lost           the row is still ready: see ``tasks.outbox.relay``
+    the database is away        the worker tries to claim for some seconds, then drops the message,
+                                which is then as one that was lost
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: What the task is called that claims and runs a row.
+RUN = "tasks.run"
+
+
+def connect(app: Any, *, attend: bool = True, chaos: bool = False) -> None:
+    """Let workers of ``app``, a Celery application, run tasks of TASK_QUEUE["CELERY_QUEUES"].
+
+    Call it where the application is made; Django need not be set up yet. A worker also looks for
+    tasks whose holder is gone, enqueues what schedules say, and is shown among the workers, as
+    ``run_worker`` does: not if ``attend`` is False. ``chaos`` is for demonstrations: some tasks
+    crash their process, others stall.
+    """
+
+    def run(self: Any, key: int, queue: str) -> None:
+        from tasks.celery.consuming import consume
+
+        consume(key, queue, self.request.hostname, chaos=chaos)
+
+    options = {"acks_late": True, "ignore_result": True, "max_retries": 0}
+    app.task(name=RUN, bind=True, shared=False, lazy=False, **options)(run)
+    if attend:
+        from tasks.celery import attendant
+
+        attendant.attend()

@@ -1,0 +1,71 @@
+"""What runs beside the tasks of a Celery worker, in its main process: recovery, schedules, samples,
+and the row that shows it. Of a worker that forks none of it is in the processes that run tasks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from celery import signals
+
+_threads: list[threading.Thread] = []
+_ended = threading.Event()
+_name = ""
+
+
+def attend() -> None:
+    """Begin with each worker of this process, and end with it."""
+    signals.worker_ready.connect(_begin, dispatch_uid="tasks.attendant")
+    signals.worker_shutting_down.connect(_stop, dispatch_uid="tasks.attendant")
+    signals.worker_shutdown.connect(_end, dispatch_uid="tasks.attendant")
+
+
+def _begin(sender: Any, **kwargs: Any) -> None:
+    global _name
+    from tasks import recovery, sampling, schedules
+    from tasks.celery import consuming
+    from tasks.presence import keep_present
+
+    consuming.stopping.clear()
+    _ended.clear()
+    _name = sender.hostname
+    served = [queue.name for queue in sender.task_consumer.queues]
+    concurrency = sender.controller.concurrency
+    _start("controller", lambda: recovery.run_until(_ended))
+    _start("scheduler", lambda: schedules.run_until(_ended))
+    _start("sampler", lambda: sampling.run_until(_ended))
+    _start(
+        "presence",
+        lambda: keep_present(_name, _ended, queues=served, concurrency=concurrency),
+    )
+
+
+def _start(name: str, work: Callable[[], object]) -> None:
+    from tasks.connection import lasting_connection
+
+    def with_connection() -> None:
+        with lasting_connection():
+            work()
+
+    thread = threading.Thread(target=with_connection, name=name, daemon=True)
+    thread.start()
+    _threads.append(thread)
+
+
+def _stop(**kwargs: Any) -> None:
+    from tasks.celery import consuming
+
+    consuming.stopping.set()
+
+
+def _end(**kwargs: Any) -> None:
+    from tasks.presence import PRESENCE_PATIENCE, sign_off
+
+    if not _threads:
+        return
+    _ended.set()
+    for thread in _threads:
+        thread.join(PRESENCE_PATIENCE)  # a sign of life under way would undo the signing off
+    _threads.clear()
+    sign_off(_name)

@@ -1,0 +1,109 @@
+"""What a Celery worker does with a message: claim the row it tells of, and run it to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from django.db import Error, connections
+
+from leasing.names import default_holder
+from tasks import runner
+from tasks.bell import ring_now
+from tasks.chaos import Chaos
+from tasks.context import Context
+from tasks.exceptions import UnknownQueue
+from tasks.execution import Execution
+from tasks.models import Task
+from tasks.registry import Kind
+from tasks.taken import Taken
+from tasks.timeouts import Timekeeper
+
+logger = logging.getLogger("tasks.worker")
+
+#: Seconds between tries to claim while the database is away.
+CLAIM_PAUSES = (0.2, 0.5, 1, 2, 4)
+
+#: Set when this process was asked to stop.
+stopping = threading.Event()
+
+
+def consume(key: int, queue: str, holder: str | None = None, *, chaos: bool = False) -> bool:
+    """Run the task with this ``key`` if it can be claimed for ``holder`` now. Whether it was.
+    Raises nothing of the task's."""
+    runner.tidy()
+    taken = _claim(key, queue, holder or default_holder())
+    if taken is None:
+        return False
+    execution = Execution(taken, stopping, watch=_timekeeper().watch)
+    runner.run(execution, _call, _chaos() if chaos else None)
+    if taken.concurrency_key:
+        ring_now(taken.using, queue)  # another of its key may be published now
+    return True
+
+
+def _claim(key: int, queue: str, holder: str) -> Taken | None:
+    for pause in (*CLAIM_PAUSES, None):
+        try:
+            taken = Task.objects.take_one(key, holder, queue=queue)
+            if taken is None and Task.objects.unpublish([key]):
+                # It cannot be run now: the relay decides anew when it is published.
+                logger.info("task %s could not be claimed now, and waits", key)
+            return taken
+        except UnknownQueue as error:
+            logger.error("the message of task %s is dropped: %s", key, error)
+            return None
+        except Error as error:
+            connections.close_all()
+            if pause is None:
+                logger.error("task %s could not be claimed, and waits: %s", key, error)
+                return None
+            logger.warning("task %s could not be claimed, again: %s", key, error)
+            stopping.wait(pause)
+    raise AssertionError("the last pause is None")
+
+
+def _call(execution: Execution, context: Context) -> Any:
+    handler = execution.handler
+    assert handler is not None
+    if execution.kind is Kind.PROCESS:
+        execution.start_timeout()  # it begins at once here, where no process is to be started
+    if handler.is_async:
+        handler = replace(handler, function=_interruptible(execution, handler.function))
+    return runner.call_handler(handler, context, execution.taken.task_data)
+
+
+def _interruptible(execution: Execution, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The coroutine function ``function``, cancelled when its attempt is over."""
+
+    async def run(context: Context, **data: Any) -> Any:
+        loop, work = asyncio.get_running_loop(), asyncio.current_task()
+        assert work is not None
+
+        def interrupt() -> None:
+            loop.call_soon_threadsafe(work.cancel)
+
+        execution.interrupt = interrupt
+        try:
+            if execution.is_over or context.cancelled:
+                work.cancel()
+            return await function(context, **data)
+        finally:
+            execution.interrupt = None  # the loop ends with it
+
+    return run
+
+
+@cache
+def _timekeeper() -> Timekeeper:
+    return Timekeeper(runner.time_out)
+
+
+@cache
+def _chaos() -> Chaos:
+    return Chaos()

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import threading
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError
+
+from leasing.exceptions import InvalidResource, InvalidTTL
+from leasing.shutdown import on_stop_signal
+from tasks.outbox.relay import Relay
+
+
+class Command(BaseCommand):
+    help = (
+        "Publish tasks of CELERY_QUEUES, and the messages of the outbox, to the broker until "
+        "SIGTERM or SIGINT. Of several one does, and the others wait."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--ttl", type=float, help="seconds after which another goes on when this one is gone"
+        )
+        parser.add_argument("--name", help="what it is called (default: host:pid:random)")
+
+    def handle(self, **options: Any) -> None:
+        try:
+            from tasks.celery.broker import CeleryBroker
+        except ImportError as error:
+            raise CommandError(f"The extra celery is not installed: {error}") from error
+        try:
+            broker = CeleryBroker.of_settings()
+            relay = Relay(broker, ttl=options["ttl"], name=options["name"])
+        except (ImproperlyConfigured, InvalidResource, InvalidTTL) as error:
+            raise CommandError(str(error)) from error
+        stopping = threading.Event()
+
+        def stop() -> None:
+            stopping.set()
+            relay.wake()
+
+        on_stop_signal(stop)
+        relay.run(stopping)

@@ -1,0 +1,103 @@
+"""Every conditional update on messages of the outbox.
+
+mark_published   not published
+put_off          not published
+retry            not published
+prune            published long enough ago
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from django.db import models, transaction
+from django.db.models import F, Q
+
+from leasing.conf import leasing_settings
+from leasing.dialects import lock
+from leasing.functions import DbNow, after
+from leasing.names import check_name
+from tasks.bell import ring_queues
+from tasks.payload import check_json
+
+if TYPE_CHECKING:
+    from tasks.outbox.model import OutboxMessage
+
+#: What wakes the relay: no queue is called so.
+BELL = " outbox"
+#: Seconds before a message that could not be sent is tried again, doubled each time.
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 3600.0
+#: How much of an error is kept.
+LONGEST_ERROR = 2000
+
+
+class OutboxQuerySet(models.QuerySet["OutboxMessage"]):
+    """Messages of the outbox: ``OutboxMessage.objects``."""
+
+    def publish(self, topic: str, payload: Any, *, key: str = "") -> OutboxMessage:
+        """See ``tasks.outbox.publish``."""
+        check_name(topic, "topic")
+        if key:
+            check_name(key, "key")
+        check_json(payload, "payload")
+        rows = self.home()
+        message: OutboxMessage = rows.create(topic=topic, payload=payload, key=key)
+        ring_queues(rows.db, [BELL])
+        return message
+
+    def pending(self) -> Self:
+        """Messages that are not published."""
+        return self.filter(published_at=None)
+
+    def waiting(self) -> Self:
+        """Messages that could not be sent, and wait to be tried again."""
+        return self.pending().filter(due_at__gt=DbNow())
+
+    def next(self, limit: int) -> list[OutboxMessage]:
+        """The messages to send now, oldest first: none of a key one of whose messages waits to be
+        tried again."""
+        rows = self.home()
+        keys = set(rows.waiting().exclude(key="").values_list("key", flat=True))
+        due = rows.pending().filter(Q(due_at=None) | Q(due_at__lte=DbNow()))
+        return list(due.exclude(key__in=keys).order_by("pk")[:limit])
+
+    def mark_published(self, keys: Sequence[int]) -> int:
+        """Note that the broker has the messages with ``keys``, within the caller's transaction,
+        which proves its term. Returns how many were not published before."""
+        rows = self.home().filter(pk__in=keys).pending()
+        list(lock(rows.order_by("pk")).values_list("pk"))
+        return rows.update(published_at=DbNow(), due_at=None)
+
+    def put_off(self, message: OutboxMessage, error: BaseException) -> None:
+        """Note that ``message`` could not be sent, and when it is tried again."""
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(message.failures, 20))
+        text = f"{type(error).__name__}: {error}".replace("\0", "\\0")[:LONGEST_ERROR]
+        self.home().filter(pk=message.pk).pending().update(
+            failures=F("failures") + 1, last_error=text, due_at=after(timedelta(seconds=pause))
+        )
+
+    def retry(self) -> int:
+        """Let those of these messages that wait to be tried again be tried now. Returns how
+        many."""
+        rows = self.home()
+        changed = rows.waiting().update(due_at=None)
+        ring_queues(rows.db, [BELL])
+        return changed
+
+    def prune(self, age: float | timedelta, limit: int = 500) -> int:
+        """Delete up to ``limit`` messages that were published longer than ``age`` (seconds) ago.
+        Returns how many; call again while it is ``limit``."""
+        kept = age if isinstance(age, timedelta) else timedelta(seconds=age)
+        rows = self.home()
+        old = rows.filter(published_at__lt=after(-kept))
+        with transaction.atomic(using=rows.db):
+            locked = lock(old.order_by("published_at", "pk"), skip_locked=True)
+            keys = list(locked.values_list("pk", flat=True)[:limit])
+            deleted, _ = rows.filter(pk__in=keys).delete()
+        return deleted
+
+    def home(self) -> Self:
+        """These messages, in the database that has the tasks."""
+        return self.using(self._db or leasing_settings.DATABASE)  # type: ignore[attr-defined]

@@ -1,0 +1,189 @@
+"""The relay: gives what is stored to a broker, one process of many at a time.
+
+    for tasks    it marks the first of those that are ready as published, under the proof of its
+                 term, and then sends their keys. So no two relays send for one row; what a relay
+                 that died in between has not sent is late, and sent again after CELERY_PATIENCE,
+                 as what the broker lost
+    for outbox   it sends messages in the order of their keys, and marks those that the broker has,
+    messages     under the proof of its term: see ``tasks.outbox``
+
+It holds the lease "tasks.relay" while it sends, looks before each message whether it is still the
+one, and stops at once when it is not. A relay that was frozen has lost its lease by then; what it
+had just begun to send is all that it may send twice.
+
+While the broker is away the relay waits, with growing pauses: the rows are where they were.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, Protocol
+
+from django.db import Error, connections
+
+from leasing.exceptions import LeaseLost
+from leasing.hold import Hold
+from leasing.leader import Leader
+from tasks.bell import ringer
+from tasks.conf import task_settings
+from tasks.connection import lasting_connection
+from tasks.models import OutboxMessage, Task
+from tasks.outbox.queryset import BELL
+from tasks.waking import Waking
+
+logger = logging.getLogger("tasks.relay")
+
+RESOURCE: Final = "tasks.relay"
+#: How many messages are marked by one transaction.
+BATCH: Final = 100
+#: Seconds until the next look while more is ready than may be at the broker.
+SHORT_PAUSE: Final = 0.1
+#: Seconds between tries while the broker or the database is away, at most.
+LONGEST_PAUSE: Final = 15.0
+#: How many published messages are deleted after a look that found little to do.
+PRUNED: Final = 500
+
+
+class BrokerAway(Exception):
+    """The broker does not answer, or takes nothing."""
+
+
+class Broker(Protocol):
+    """What a relay needs of a broker."""
+
+    def send_task(self, key: int, queue: str) -> None:
+        """Tell the workers of ``queue`` of the task with this ``key``. Raises BrokerAway."""
+
+    def send_message(self, message: OutboxMessage) -> None:
+        """Publish ``message``. Raises BrokerAway; any other error is the message's own."""
+
+    def waiting(self, queue: str) -> int | None:
+        """How many messages of ``queue`` no worker has taken; None where nobody knows. Raises
+        BrokerAway."""
+
+    def close(self) -> None:
+        """Hang up. Raises nothing; what is sent next connects again."""
+
+
+class Relay:
+    """Publishes to ``broker`` while it holds the lease, which lasts ``ttl`` seconds; ``name`` is
+    what it is called as a holder. Both default as for any lease."""
+
+    def __init__(self, broker: Broker, *, ttl: float | None = None, name: str | None = None):
+        self.broker = broker
+        self.leader = Leader(RESOURCE, ttl=ttl, holder=name)
+        self._ended = threading.Event()
+        queues = [*task_settings.CELERY_QUEUES, BELL]
+        self.waking = Waking(queues, self._ended, lambda key: None)
+
+    def run(self, stopping: threading.Event) -> None:
+        """Publish, or wait for the lease, until ``stopping``; then ``wake`` ends it at once."""
+        listening = threading.Thread(target=self.waking.listener.listen, daemon=True)
+        listening.start()
+        try:
+            with lasting_connection(), ringer.heard_by(self.waking.hear):
+                for term in self.leader.terms(stopping):
+                    logger.info("%s publishes", term.holder)
+                    self._lead(term, stopping)
+        finally:
+            self._ended.set()
+            self.broker.close()
+            connections.close_all()
+
+    def wake(self) -> None:
+        """Let it look now."""
+        self.waking.wake()
+
+    def _lead(self, term: Hold, stopping: threading.Event) -> None:
+        failures = 0
+        while term.valid and not stopping.is_set():
+            self.waking.begin_look()
+            try:
+                pause = SHORT_PAUSE if self.look(term) else self.waking.pause()
+                failures = 0
+            except LeaseLost as loss:
+                logger.warning("publishing is left to another: %s", loss)
+                return
+            except (Error, BrokerAway) as error:
+                failures += 1
+                pause = min(LONGEST_PAUSE, 2.0 ** min(failures, 10) / 4)
+                logger.warning("publishing goes on in %.1f s: %s", pause, error)
+                if isinstance(error, Error):
+                    connections.close_all()
+                stopping.wait(pause)  # what wakes it else is no reason to try sooner
+                continue
+            self.waking.wait(pause)
+
+    # One look
+
+    def look(self, term: Hold) -> bool:
+        """Publish what there is to publish. Whether more waits than may be at the broker.
+
+        Raises LeaseLost (another publishes), BrokerAway, Error (of the database).
+        """
+        more = False
+        for queue in task_settings.CELERY_QUEUES:
+            more = self._publish_tasks(term, queue) or more
+        more = self._publish_messages(term) or more
+        if not more:
+            self._prune()
+        return more
+
+    def _publish_tasks(self, term: Hold, queue: str) -> bool:
+        size, patience = task_settings.CELERY_WINDOW, task_settings.CELERY_PATIENCE
+        window = Task.objects.window(queue, size, patience)
+        keys = window.keys
+        if window.late:
+            # While the broker still has messages, these may be among them.
+            waiting = self.broker.waiting(queue) or 0
+            keys = [*window.late[: max(0, size - waiting)], *keys] if waiting < size else keys
+        for start in range(0, len(keys), BATCH):
+            self._publish_batch(term, queue, keys[start : start + BATCH], patience)
+        return window.is_full
+
+    def _publish_batch(self, term: Hold, queue: str, keys: Sequence[int], patience: float) -> None:
+        with term.still_mine():
+            marked = Task.objects.mark_published(keys, patience)
+        sent = 0
+        try:
+            for key in marked:
+                term.ensure()
+                self.broker.send_task(key, queue)
+                sent += 1
+        finally:
+            if sent < len(marked):
+                with suppress(Error):  # they are late then
+                    Task.objects.unpublish(marked[sent:])
+
+    def _publish_messages(self, term: Hold) -> bool:
+        messages = OutboxMessage.objects.next(BATCH)
+        sent: list[int] = []
+        held: set[str] = set()
+        try:
+            for message in messages:
+                if message.key and message.key in held:
+                    continue
+                term.ensure()
+                try:
+                    self.broker.send_message(message)
+                except (BrokerAway, Error):
+                    raise
+                except Exception as error:
+                    held.add(message.key)
+                    logger.error("message %s could not be sent, again: %s", message, error)
+                    OutboxMessage.objects.put_off(message, error)
+                else:
+                    sent.append(message.pk)
+        finally:
+            if sent:
+                with term.still_mine():
+                    OutboxMessage.objects.mark_published(sent)
+        return len(messages) == BATCH
+
+    def _prune(self) -> None:
+        age = task_settings.OUTBOX_RETENTION
+        if age is not None:
+            OutboxMessage.objects.prune(age, PRUNED)

@@ -1,0 +1,42 @@
+"""Fixtures for the tests of the relay and of Celery."""
+
+from __future__ import annotations
+
+import pytest
+from pytest_django import Settings
+
+from leasing.hold import Hold
+from leasing.keeper import Keeper
+from leasing.models import Lease
+from leasing.rowstore import RowStore, grant_of
+from tasks.outbox.relay import RESOURCE, Relay
+from tests.tasks.celery.support import FakeBroker
+
+
+@pytest.fixture(autouse=True)
+def _over_celery(settings: Settings) -> None:
+    settings.TASK_QUEUE = {
+        "QUEUES": ("default", "mail"),
+        "CELERY_QUEUES": ("default",),
+        "CELERY_WINDOW": 5,
+    }
+
+
+@pytest.fixture
+def broker() -> FakeBroker:
+    return FakeBroker()
+
+
+@pytest.fixture
+def relay(broker: FakeBroker) -> Relay:
+    return Relay(broker)
+
+
+@pytest.fixture
+def term(db: None, notes: Keeper) -> Hold:
+    """The term in which the relay of the test publishes, renewed by hand."""
+    grant = grant_of(Lease.objects.acquire(RESOURCE, ttl=30))
+    grant.sent_at = notes.clock()
+    hold = Hold(RowStore(Lease, "default"), keeper=notes)
+    hold.adopt(grant)
+    return hold

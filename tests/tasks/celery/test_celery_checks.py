@@ -1,0 +1,44 @@
+"""System checks of what is said of Celery and the outbox."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pytest_django import Settings
+
+from tasks import checks
+from tasks.checks import check_settings
+
+APP = {"CELERY_APP": "project.celery.app"}
+
+
+@pytest.mark.parametrize(
+    ("said", "codes"),
+    [
+        ({**APP, "CELERY_QUEUES": ["default"], "OUTBOX_RETENTION": None}, []),
+        ({**APP, "CELERY_QUEUES": "default"}, ["tasks.E015"]),
+        ({**APP, "CELERY_QUEUES": ["mail"]}, ["tasks.E015"]),
+        ({"CELERY_QUEUES": ["default"]}, ["tasks.E016"]),
+        ({"CELERY_WINDOW": 0}, ["tasks.E018"]),
+        ({"CELERY_WINDOW": True}, ["tasks.E018"]),
+        ({"CELERY_PATIENCE": 0}, ["tasks.E019"]),
+        ({"OUTBOX_RETENTION": -1}, ["tasks.E020"]),
+        ({"OUTBOX_EXCHANGE": ""}, ["tasks.E021"]),
+    ],
+)
+def test_what_cannot_be_meant_is_an_error(
+    settings: Settings, said: dict[str, Any], codes: list[str]
+) -> None:
+    settings.TASK_QUEUE = said
+
+    assert [message.id for message in check_settings()] == codes
+
+
+def test_queues_over_celery_want_it_installed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    settings.TASK_QUEUE = {**APP, "CELERY_QUEUES": ["default"]}
+
+    assert [message.id for message in check_settings()] == ["tasks.E017"]

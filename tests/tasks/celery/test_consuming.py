@@ -1,0 +1,242 @@
+"""What a Celery worker does with a message."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries
+
+from leasing.functions import after
+from tasks import registry, runner
+from tasks.celery import consuming
+from tasks.celery.consuming import consume
+from tasks.context import Context
+from tasks.execution import Execution
+from tasks.models import Queue, Task, TaskStatus
+from tests.tasks.celery.support import enqueue
+from tests.tasks.support import Handlers, Told, end_well, grant_to, names_of, row_of, take_back
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _connection_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection of the test has its transaction; and nobody waits here."""
+    monkeypatch.setattr(runner, "close_old_connections", lambda: None)
+    monkeypatch.setattr(consuming, "CLAIM_PAUSES", ())
+
+
+@pytest.fixture(params=["one statement", "portable"])
+def _form(request: pytest.FixtureRequest) -> None:
+    if request.param == "portable":
+        request.getfixturevalue("portable")
+
+
+@pytest.mark.usefixtures("_form")
+def test_a_message_runs_its_task_under_a_lease_and_stores_what_came_of_it(told: Told) -> None:
+    other, key = enqueue(2)
+
+    assert consume(key, "default", "ann")
+
+    task = Task.objects.get(pk=key)
+    assert (task.status, task.task_output, task.holder) == ("succeeded", {"n": 1}, "ann")
+    assert (task.attempts, task.grants) == (1, 1)
+    assert Task.objects.get(pk=other).status == TaskStatus.READY
+    assert names_of(told) == ["enqueued", "enqueued", "claimed", "completed"]
+
+
+@pytest.mark.usefixtures("_form")
+def test_a_message_that_comes_twice_runs_its_task_once(handlers: Handlers) -> None:
+    runs: list[int] = []
+    handlers["jobs.echo"] = lambda ctx, n: runs.append(n)
+    (key,) = enqueue()
+
+    assert [consume(key, "default", "ann"), consume(key, "default", "bob")] == [True, False]
+
+    assert runs == [0]
+    assert row_of(Task.objects.get(pk=key))["holder"] == "ann"
+
+
+def pause(task: Task) -> None:
+    Queue.objects.pause("default")
+
+
+def put_off(task: Task) -> None:
+    Task.objects.filter(pk=task.pk).update(scheduled_at=timezone.now() + timedelta(hours=1))
+
+
+def move(task: Task) -> None:
+    Task.objects.filter(pk=task.pk).reschedule(queue="mail")
+
+
+def fill(task: Task) -> None:
+    """Let another of its key run."""
+    keyed: dict[str, Any] = {"concurrency_key": "k", "concurrency_limit": 1}
+    Task.objects.filter(pk=task.pk).update(**keyed)
+    (other,) = enqueue(priority=1, **keyed)
+    assert Task.objects.take_one(other, "bob", queue="default") is not None
+
+
+@pytest.mark.usefixtures("_form")
+@pytest.mark.parametrize("why", [pause, put_off, move, fill])
+def test_the_message_of_a_task_that_cannot_run_now_is_dropped_and_published_anew(why: Any) -> None:
+    (key,) = enqueue()
+    Task.objects.filter(pk=key).update(published_at=after(timedelta(0)))
+    task = Task.objects.get(pk=key)
+    why(task)
+
+    assert not consume(key, "default", "ann")
+
+    row = row_of(task)
+    assert (row["status"], row["attempts"], row["published_at"]) == ("ready", 0, None)
+
+
+def run_elsewhere(task: Task) -> None:
+    grant_to(task, "bob")
+
+
+def end(task: Task) -> None:
+    grant_to(task, "bob")
+    end_well(task)
+
+
+def cancel(task: Task) -> None:
+    Task.objects.filter(pk=task.pk).cancel()
+
+
+def delete(task: Task) -> None:
+    Task.objects.filter(pk=task.pk).delete()
+
+
+@pytest.mark.usefixtures("_form")
+@pytest.mark.parametrize("why", [run_elsewhere, end, cancel, delete])
+def test_the_message_of_a_task_that_is_not_ready_changes_nothing(why: Any) -> None:
+    (key,) = enqueue()
+    Task.objects.filter(pk=key).update(published_at=after(timedelta(0)))
+    why(Task.objects.get(pk=key))
+    before = list(Task.objects.values())
+
+    assert not consume(key, "default", "ann")
+
+    assert list(Task.objects.values()) == before
+
+
+def test_a_result_of_an_attempt_that_was_taken_back_meanwhile_is_refused(
+    handlers: Handlers,
+) -> None:
+    (key,) = enqueue()
+    ran: list[str] = []
+
+    def slow(ctx: Context, n: int) -> str:
+        ran.append("first")
+        take_back(Task.objects.get(pk=key))
+        handlers["jobs.echo"] = lambda ctx, n: "second"
+        consume(key, "default", "bob")  # the message is sent again, by broker or relay
+        return "first"
+
+    handlers["jobs.echo"] = slow
+    consume(key, "default", "ann")
+
+    task = Task.objects.get(pk=key)
+    assert ran == ["first"]
+    assert (task.task_output, task.holder, task.attempts) == ("second", "bob", 2)
+
+
+def test_what_raises_is_tried_again_and_what_is_unknown_goes_back(handlers: Handlers) -> None:
+    failing, unknown = enqueue(2)
+    Task.objects.filter(pk=unknown).update(name="jobs.of_another_release")
+
+    def fail(ctx: Context, n: int) -> None:
+        raise ValueError("no luck")
+
+    handlers["jobs.echo"] = fail
+    assert [consume(key, "default", "ann") for key in (failing, unknown)] == [True, True]
+
+    rows = [row_of(Task.objects.get(pk=key)) for key in (failing, unknown)]
+    assert [(row["status"], row["attempts"]) for row in rows] == [("ready", 1), ("ready", 0)]
+    assert rows[0]["last_error"] == "ValueError: no luck"
+
+
+def test_coroutines_and_handlers_of_processes_run_in_the_worker_too(
+    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def add(ctx: Context, n: int) -> int:
+        await asyncio.sleep(0)
+        return n + 1
+
+    keys = enqueue(2)
+    for key, function, process in [(keys[0], add, False), (keys[1], lambda ctx, n: n, True)]:
+        handler = registry.Handler(
+            "jobs.echo", function, process=process, timeout=timedelta(seconds=60)
+        )
+        monkeypatch.setitem(registry._handlers, "jobs.echo", handler)
+        assert consume(key, "default", "ann")
+
+    assert [Task.objects.get(pk=key).task_output for key in keys] == [1, 1]
+
+
+def test_a_coroutine_is_cancelled_at_its_await(monkeypatch: pytest.MonkeyPatch) -> None:
+    (key,) = enqueue()
+    reached: list[str] = []
+
+    async def wait(ctx: Context, n: int) -> None:
+        executions[0]._cancelled(executions[0].hold)  # as its hold does when it hears of it
+        await asyncio.sleep(60)
+        reached.append("the end")
+
+    call = consuming._call
+    executions: list[Execution] = []
+
+    def calling(execution: Execution, context: Context) -> Any:
+        executions.append(execution)
+        execution.hold.yield_to = "alice"
+        return call(execution, context)
+
+    monkeypatch.setattr(consuming, "_call", calling)
+    monkeypatch.setitem(registry._handlers, "jobs.echo", registry.Handler("jobs.echo", wait))
+    consume(key, "default", "ann")
+
+    assert reached == []
+    assert Task.objects.get(pk=key).status == TaskStatus.CANCELLED
+
+
+def test_a_claim_is_tried_again_while_the_database_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (key,) = enqueue()
+    answers = iter([OperationalError("away"), OperationalError("away")])
+    claim = Task.objects.take_one
+
+    def take_one(*args: Any, **options: Any) -> Any:
+        error = next(answers, None)
+        if error:
+            raise error
+        return claim(*args, **options)
+
+    monkeypatch.setattr(type(Task.objects), "take_one", lambda self, *a, **o: take_one(*a, **o))
+    monkeypatch.setattr(consuming, "CLAIM_PAUSES", (0, 0, 0))
+    monkeypatch.setattr(connection, "close", lambda: None)  # it has the test's transaction
+
+    assert consume(key, "default", "ann")
+
+    assert Task.objects.get(pk=key).status == TaskStatus.SUCCEEDED
+
+
+def test_the_message_of_a_queue_that_is_not_known_here_is_dropped() -> None:
+    (key,) = enqueue()
+
+    assert not consume(key, "of another project", "ann")
+
+
+def test_on_postgresql_a_message_is_claimed_by_one_statement(
+    on_postgresql: None, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    (key,) = enqueue()
+
+    with django_assert_num_queries(1):
+        assert Task.objects.take_one(key, "ann", queue="default") is not None
