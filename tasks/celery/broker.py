@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -12,12 +11,13 @@ from django.utils.module_loading import import_string
 from kombu import Exchange, Producer
 from kombu.exceptions import OperationalError
 
+from leasing.eventlog import get_logger
 from tasks.celery import RUN
 from tasks.conf import task_settings
 from tasks.models import OutboxMessage
 from tasks.outbox.relay import BrokerAway
 
-logger = logging.getLogger("tasks.relay")
+logger = get_logger("tasks.relay")
 
 #: Seconds that a connect, and an answer of the broker, may take.
 PATIENCE = 10.0
@@ -109,7 +109,13 @@ class CeleryBroker:
                 count: int = channel.queue_declare(queue, passive=True).message_count
                 return count
         except Exception as error:
-            logger.debug("the broker does not tell of its queue %s: %s", queue, error)
+            logger.debug(
+                "the broker does not tell of its queue %s: %s",
+                queue,
+                error,
+                event="broker.silent",
+                queue=queue,
+            )
             self.close()
             return None
 
@@ -126,7 +132,7 @@ class CeleryBroker:
             send(self._open())
             return
         except self._breaks as error:
-            logger.debug("the connection to the broker broke: %s", error)
+            logger.debug("the connection to the broker broke: %s", error, event="broker.lost")
             self.close()
         try:
             send(self._open())

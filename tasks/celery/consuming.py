@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +11,10 @@ from typing import Any
 
 from django.db import Error, connections
 
+from leasing.clock import clock
+from leasing.eventlog import get_logger
 from leasing.names import default_holder
-from tasks import runner
+from tasks import probes, runner
 from tasks.bell import ring_now
 from tasks.chaos import Chaos
 from tasks.context import Context
@@ -24,7 +25,7 @@ from tasks.registry import Kind
 from tasks.taken import Taken
 from tasks.timeouts import Timekeeper
 
-logger = logging.getLogger("tasks.worker")
+logger = get_logger("tasks.worker")
 
 #: Seconds between tries to claim while the database is away.
 CLAIM_PAUSES = (0.2, 0.5, 1, 2, 4)
@@ -41,7 +42,10 @@ def consume(key: int, queue: str, holder: str | None = None, *, chaos: bool = Fa
     if taken is None:
         return False
     execution = Execution(taken, stopping, watch=_timekeeper().watch)
+    began_at = clock()
     runner.run(execution, _call, _chaos() if chaos else None)
+    if probes.running:
+        probes.running(queue, clock() - began_at)
     if taken.concurrency_key:
         ring_now(taken.using, queue)  # another of its key may be published now
     return True
@@ -53,17 +57,44 @@ def _claim(key: int, queue: str, holder: str) -> Taken | None:
             taken = Task.objects.take_one(key, holder, queue=queue)
             if taken is None and Task.objects.unpublish([key]):
                 # It cannot be run now: the relay decides anew when it is published.
-                logger.info("task %s could not be claimed now, and waits", key)
+                logger.info(
+                    "task %s could not be claimed now, and waits",
+                    key,
+                    event="task.unclaimed",
+                    task_id=key,
+                    queue=queue,
+                )
             return taken
         except UnknownQueue as error:
-            logger.error("the message of task %s is dropped: %s", key, error)
+            logger.error(
+                "the message of task %s is dropped: %s",
+                key,
+                error,
+                event="message.dropped",
+                task_id=key,
+                queue=queue,
+            )
             return None
         except Error as error:
             connections.close_all()
             if pause is None:
-                logger.error("task %s could not be claimed, and waits: %s", key, error)
+                logger.error(
+                    "task %s could not be claimed, and waits: %s",
+                    key,
+                    error,
+                    event="task.unclaimed",
+                    task_id=key,
+                    queue=queue,
+                )
                 return None
-            logger.warning("task %s could not be claimed, again: %s", key, error)
+            logger.warning(
+                "task %s could not be claimed, again: %s",
+                key,
+                error,
+                event="claim.failed",
+                task_id=key,
+                queue=queue,
+            )
             stopping.wait(pause)
     raise AssertionError("the last pause is None")
 

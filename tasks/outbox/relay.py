@@ -16,7 +16,6 @@ While the broker is away the relay waits, with growing pauses: the rows are wher
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from typing import Final, Protocol
 
 from django.db import Error, connections
 
+from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.leader import Leader
@@ -32,9 +32,10 @@ from tasks.conf import task_settings
 from tasks.connection import lasting_connection
 from tasks.models import OutboxMessage, Task
 from tasks.outbox.queryset import BELL
+from tasks.tracepoints import Send, points
 from tasks.waking import Waking
 
-logger = logging.getLogger("tasks.relay")
+logger = get_logger("tasks.relay")
 
 RESOURCE: Final = "tasks.relay"
 #: How many messages are marked by one transaction.
@@ -86,7 +87,9 @@ class Relay:
         try:
             with lasting_connection(), ringer.heard_by(self.waking.hear):
                 for term in self.leader.terms(stopping):
-                    logger.info("%s publishes", term.holder)
+                    logger.info(
+                        "%s publishes", term.holder, event="relay.leads", holder=term.holder
+                    )
                     self._lead(term, stopping)
         finally:
             self._ended.set()
@@ -105,12 +108,14 @@ class Relay:
                 pause = SHORT_PAUSE if self.look(term) else self.waking.pause()
                 failures = 0
             except LeaseLost as loss:
-                logger.warning("publishing is left to another: %s", loss)
+                logger.warning("publishing is left to another: %s", loss, event="relay.lost")
                 return
             except (Error, BrokerAway) as error:
                 failures += 1
                 pause = min(LONGEST_PAUSE, 2.0 ** min(failures, 10) / 4)
-                logger.warning("publishing goes on in %.1f s: %s", pause, error)
+                logger.warning(
+                    "publishing goes on in %.1f s: %s", pause, error, event="relay.failed"
+                )
                 if isinstance(error, Error):
                     connections.close_all()
                 stopping.wait(pause)  # what wakes it else is no reason to try sooner
@@ -147,11 +152,14 @@ class Relay:
     def _publish_batch(self, term: Hold, queue: str, keys: Sequence[int], patience: float) -> None:
         with term.still_mine():
             marked = Task.objects.mark_published(keys, patience)
+        send: Send = self.broker.send_task
+        if points.tracer is not None:
+            send = points.tracer.publishing(send, marked)
         sent = 0
         try:
             for key in marked:
                 term.ensure()
-                self.broker.send_task(key, queue)
+                send(key, queue)
                 sent += 1
         finally:
             if sent < len(marked):
@@ -173,7 +181,13 @@ class Relay:
                     raise
                 except Exception as error:
                     held.add(message.key)
-                    logger.error("message %s could not be sent, again: %s", message, error)
+                    logger.error(
+                        "message %s could not be sent, again: %s",
+                        message,
+                        error,
+                        event="message.failed",
+                        topic=message.topic,
+                    )
                     OutboxMessage.objects.put_off(message, error)
                 else:
                     sent.append(message.pk)
