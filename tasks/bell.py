@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from leasing.bell import can_listen, listening, notify_trial
+from leasing.bell import can_listen, listening, notified, notify_trial
 from leasing.clock import clock
 from leasing.dialects import after_commit
 
@@ -208,9 +208,10 @@ class Listener:
     def _take(self, raw: Any, deadline: float, until: str = "") -> bool:
         """Pass on what comes before ``deadline``; stop at the message ``until``, if it comes."""
         while (left := deadline - clock()) > 0 and not self._ended.is_set():
-            for note in raw.notifies(timeout=min(TICK, left), stop_after=1):
-                if note.payload == until:
-                    return True
-                if not note.payload.startswith(" "):  # another's trial
-                    self._hear(note.payload)
+            came = [note.payload for note in notified(raw, min(TICK, left))]
+            for payload in came:
+                if not payload.startswith(" "):  # a trial, here or elsewhere
+                    self._hear(payload)
+            if until in came:
+                return True
         return False
