@@ -15,8 +15,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from django.db import models
-from django.db.models import Count, F, Q
+from django.db.models import Count, Exists, F, Q, Subquery
 
+from leasing.asking import ask
 from leasing.functions import DbNow
 from leasing.models import EventKind, LeaseEvent
 from leasing.paging import COUNT_CAP
@@ -88,6 +89,63 @@ def depths(queues: Iterable[str]) -> dict[str, dict[str, int]]:
     for queue, count in Counter(running).items():
         found.setdefault(queue, {"ready": 0, "scheduled": 0})["running"] = count
     return found
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """When things happened last, and whether any task waits or runs: of a slot in which nothing
+    did, nothing is to be counted."""
+
+    now: datetime
+    #: The latest slot that has a sample of a queue.
+    sampled: int | None
+    #: Of the newest rows, by key; and of claims and ends, by the moment.
+    newest: tuple[datetime | None, ...]
+    latest: tuple[datetime | None, ...]
+    is_any_live: bool
+
+    @classmethod
+    def of_now(cls) -> Outlook:
+        """Ask for it: one statement, every part of it over an index."""
+        tasks = Task.objects.home()
+        using = tasks.db
+        samples = Sample.objects.using(using).exclude(queue="")
+        said = ask(
+            Task,
+            using,
+            now=DbNow(),
+            sampled=_first(samples.order_by("-slot"), "slot"),
+            enqueued=_first(tasks.order_by("-pk"), "created_at"),
+            attempted=_first(TaskAttempt.objects.using(using).order_by("-pk"), "ended_at"),
+            noted=_first(LeaseEvent.objects.using(using).order_by("-pk"), "at"),
+            claimed=_latest(tasks, "acquired_at"),
+            **{end: _latest(tasks.filter(status=end), "processed_at") for end in ENDS},
+            ready=Exists(tasks.filter(status=TaskStatus.READY)),
+            running=Exists(tasks.running()),
+        )
+        return cls(
+            said["now"],
+            said["sampled"],
+            tuple(said[name] for name in ("enqueued", "attempted", "noted")),
+            tuple(said[name] for name in ("claimed", *ENDS)),
+            bool(said["ready"] or said["running"]),
+        )
+
+    def is_quiet(self, slot: Slot) -> bool:
+        """Whether ``count`` would find nothing in ``slot``."""
+        early = slot.begins_at - OUT_OF_ORDER
+        return all(at is None or at < early for at in self.newest) and all(
+            at is None or at < slot.begins_at for at in self.latest
+        )
+
+
+def _first(rows: models.QuerySet[Any], column: str) -> Subquery:
+    return Subquery(rows.values(column)[:1])
+
+
+def _latest(rows: models.QuerySet[Any], column: str) -> Subquery:
+    known = rows.filter(**{f"{column}__isnull": False})
+    return _first(known.order_by(f"-{column}", "-pk"), column)
 
 
 def count(slot: Slot) -> dict[str, Columns]:

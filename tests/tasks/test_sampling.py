@@ -17,7 +17,7 @@ from leasing.models import Lease
 from tasks import sampling
 from tasks.charts import series
 from tasks.checks import check_settings
-from tasks.counting import Slot, count, depths, percentile
+from tasks.counting import Outlook, Slot, count, depths, percentile
 from tasks.exceptions import GiveUp
 from tasks.models import Queue, Sample, Task, TaskAttempt
 from tests.factories import TaskFactory, claimed
@@ -285,7 +285,7 @@ def test_writing_a_slot_again_changes_nothing_and_keeps_what_workers_added(
     clock.advance(10)
 
     for _ in range(2):
-        sampling.write(slot, is_newest=True)
+        sampling.write(slot, Outlook.of_now(), ["default"], is_newest=True)
 
     assert Sample.objects.get(slot=slot.number, queue="").renewals == 4
     assert Sample.objects.get(slot=slot.number, queue="default").completed == 1
@@ -358,7 +358,7 @@ def test_one_of_all_samples_and_the_others_only_add_their_renewals(
     assert done == ["renewals"]
 
     monkeypatch.setattr(sampling.Tally, "add", lambda tally: 0)
-    monkeypatch.setattr(sampling, "take", lambda: note("samples"))
+    monkeypatch.setattr(sampling, "fill", lambda outlook, names: note("samples"))
     stopping.clear()
     sampling.run_until(stopping)
     assert done == ["renewals", "samples"]
