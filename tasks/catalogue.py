@@ -284,10 +284,9 @@ CATALOGUE: Sequence[Ailment] = (
 
 def is_anything_amiss() -> bool:
     """Whether any row is, or may be, in a state of the catalogue: one query, for it is seldom."""
+    using = leasing_settings.DATABASE
     found = ask(
-        Task,
-        leasing_settings.DATABASE,
-        **{each.kind: Exists(each.candidates()) for each in CATALOGUE},
+        Task, using, "amiss", lambda: {each.kind: Exists(each.candidates()) for each in CATALOGUE}
     )
     return any(found.values())
 

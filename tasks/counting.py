@@ -107,22 +107,7 @@ class Outlook:
     @classmethod
     def of_now(cls) -> Outlook:
         """Ask for it: one statement, every part of it over an index."""
-        tasks = Task.objects.home()
-        using = tasks.db
-        samples = Sample.objects.using(using).exclude(queue="")
-        said = ask(
-            Task,
-            using,
-            now=DbNow(),
-            sampled=_first(samples.order_by("-slot"), "slot"),
-            enqueued=_first(tasks.order_by("-pk"), "created_at"),
-            attempted=_first(TaskAttempt.objects.using(using).order_by("-pk"), "ended_at"),
-            noted=_first(LeaseEvent.objects.using(using).order_by("-pk"), "at"),
-            claimed=_latest(tasks, "acquired_at"),
-            **{end: _latest(tasks.filter(status=end), "processed_at") for end in ENDS},
-            ready=Exists(tasks.filter(status=TaskStatus.READY)),
-            running=Exists(tasks.running()),
-        )
+        said = ask(Task, Task.objects.home().db, "outlook", _outlook)
         return cls(
             said["now"],
             said["sampled"],
@@ -137,6 +122,24 @@ class Outlook:
         return all(at is None or at < early for at in self.newest) and all(
             at is None or at < slot.begins_at for at in self.latest
         )
+
+
+def _outlook() -> dict[str, Any]:
+    tasks = Task.objects.home()
+    samples = Sample.objects.using(tasks.db).exclude(queue="").order_by("-slot")
+    attempts = TaskAttempt.objects.using(tasks.db).order_by("-pk")
+    events = LeaseEvent.objects.using(tasks.db).order_by("-pk")
+    return {
+        "now": DbNow(),
+        "sampled": _first(samples, "slot"),
+        "enqueued": _first(tasks.order_by("-pk"), "created_at"),
+        "attempted": _first(attempts, "ended_at"),
+        "noted": _first(events, "at"),
+        "claimed": _latest(tasks, "acquired_at"),
+        **{end: _latest(tasks.filter(status=end), "processed_at") for end in ENDS},
+        "ready": Exists(tasks.filter(status=TaskStatus.READY)),
+        "running": Exists(tasks.running()),
+    }
 
 
 def _first(rows: models.QuerySet[Any], column: str) -> Subquery:

@@ -88,6 +88,10 @@ totals = Totals()
 _suspects: dict[str, set[int]] = {}
 
 
+def _look_ahead(seconds: float) -> float | None:
+    return Task.objects.next_lapse_in()
+
+
 def sweep() -> int:
     """Recover every stuck or stalled task there is now. Returns how many."""
     return _sweep()[0]
@@ -96,7 +100,7 @@ def sweep() -> int:
 def _sweep(look_ahead: LookAhead | None = None) -> tuple[int, float]:
     """Recover what there is. Returns how much, and in how many seconds to look again."""
     pause = task_settings.SWEEP_EVERY * random.uniform(0.8, 1.0)
-    lapse_in = look_ahead(pause) if look_ahead else Task.objects.next_lapse_in()
+    lapse_in = (look_ahead or _look_ahead)(task_settings.SWEEP_EVERY)
     if lapse_in is None:
         return 0, pause
     if lapse_in:

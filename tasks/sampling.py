@@ -45,6 +45,8 @@ RENEWED_BEFORE: Final = 15.0
 NAMES_EVERY, PRUNED_EVERY = 6, 60
 #: Seconds after its end when a slot is counted: what was begun in it has been committed by then.
 LAG: Final = 2.0
+#: Seconds later that a turn comes, so that no clock makes it come too early.
+LATE: Final = 0.05
 #: How many slots that nobody wrote are made up for.
 MOST_MISSED: Final = 30
 #: What a sample says of a queue, apart from what workers add.
@@ -159,7 +161,7 @@ class Sampler:
             prune()
         self._turns += 1
         since = outlook.now.timestamp() - LAG
-        return max(0.0, Sample.SLOT - since % Sample.SLOT - (clock() - asked_at))
+        return max(0.0, Sample.SLOT - since % Sample.SLOT - (clock() - asked_at)) + LATE
 
     def drop(self) -> None:
         """The term is over, or nobody knows."""

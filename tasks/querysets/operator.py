@@ -75,17 +75,24 @@ class Operating(Cancelling):
         there is one now; None, when none is running. The one query of a sweep in vain."""
         rows = self.home()
         swept_at[rows.db] = clock()
-        ahead = rows._everything().running().aggregate(left=_LAPSE)
-        return _seconds(ahead["left"])
+        said = ask(rows.model, rows.db, "lapse", lambda: {"left": rows._lapse()})
+        return _seconds(said["left"])
 
     def look_ahead(self, seconds: float) -> tuple[float | None, bool]:
         """``next_lapse_in`` and ``are_due_within``, in one query."""
         rows = self.home()
         swept_at[rows.db] = clock()
-        running = rows._everything().running().order_by()
-        lapse = running.values(all=Value(1)).annotate(left=_LAPSE).values("left")
-        said = ask(rows.model, rows.db, left=Subquery(lapse), due=Exists(rows._due_within(seconds)))
+        about = ("ahead", seconds, rows.query.where)
+
+        def questions() -> dict[str, Any]:
+            return {"left": rows._lapse(), "due": Exists(rows._due_within(seconds))}
+
+        said = ask(rows.model, rows.db, about, questions)
         return _seconds(said["left"]), bool(said["due"])
+
+    def _lapse(self) -> Subquery:
+        running = self._everything().running().order_by()
+        return Subquery(running.values(all=Value(1)).annotate(left=_LAPSE).values("left"))
 
     def are_due_within(self, seconds: float) -> bool:
         """Whether any of these tasks is ready now, or will be within ``seconds``."""
