@@ -11,7 +11,6 @@ it measures no faster, and whoever sees one grant of a claim could tell the othe
 
 from __future__ import annotations
 
-import itertools
 import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -89,9 +88,9 @@ _MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in ("holder", "ttl", 
 _HOLDER: Any = RawSQL(f"{_MARKS['holder']}::varchar", [], output_field=CharField())
 _TTL: Any = RawSQL(f"{_MARKS['ttl']}::interval", [], output_field=DurationField())
 
-#: How long a plan is used, in seconds.
-PLAN_LASTS = 15.0
-_numbers = itertools.count()
+#: How long a plan is used, in seconds; and how long a claim takes after which none is used again.
+PLAN_LASTS, SLOW = 15.0, 0.02
+_slow_claims = 0
 
 #: Kept statements, by what they depend on. As many as lanes and databases make, and not more
 #: than _KEPT, whatever filters somebody claims with.
@@ -133,14 +132,16 @@ def _take(
 ) -> tuple[list[Taken], bool]:
     parameters = {**_parameters(terms, queues, limit), "told": registry.heeded()}
     if after is None:
-        statement = _kept("take", rows, _take_statement) + _planned_anew(0)
+        statement = _kept("take", rows, _take_statement)
     else:
-        statement = _kept("take after", rows, _take_after_statement) + _planned_anew(PLAN_LASTS)
+        statement = _kept("take after", rows, _take_after_statement)
         parameters["after"] = after
+    statement += _plan()
     sent_at = clock()
     with connections[rows.db].cursor() as cursor:
         cursor.execute(statement, parameters)
         answers = cursor.fetchall()
+    _plan_took(clock() - sent_at)
     passed_over, microseconds = answers[0][:2]
     if answers[0][2] is None:
         return [], passed_over
@@ -154,10 +155,11 @@ def claim(
     rows: Claiming, terms: Terms, queues: Sequence[str], limit: int
 ) -> tuple[list[Task], bool]:
     """``take``, with every column, as model instances."""
-    statement = _kept("claim", rows, _claim_statement) + _planned_anew(0)
+    statement = _kept("claim", rows, _claim_statement) + _plan()
     sent_at = clock()
     manager: Any = rows.model._default_manager.using(rows.db)
     answers: list[Any] = list(manager.raw(statement, _parameters(terms, queues, limit)))
+    _plan_took(clock() - sent_at)
     passed_over = answers[0].passed_over
     tasks: list[Task] = [task for task in answers if task.pk is not None]
     for task in tasks:
@@ -281,15 +283,22 @@ def _kept(what: str, rows: Any, compiled: Callable[[Any], str]) -> str:
     return statement
 
 
-def _planned_anew(seconds: float) -> str:
-    """What makes of a statement another one every so many ``seconds``, or each time.
+def _plan() -> str:
+    """What makes of a statement another one every PLAN_LASTS seconds, and as soon as a claim was
+    slow.
 
-    Where statements are prepared, one that was planned for an empty table reads all of a full
-    one, until something analyzes the table. Looks while there is nothing to do are such
-    statements; those while there is much to do pay for the planning.
+    Where statements are prepared, one that was planned for an empty table may read all of a full
+    one, until something analyzes the table. To plan each claim takes longer than to claim, and a
+    task that was just enqueued waits for it.
     """
-    number = int(clock() // seconds) if seconds else next(_numbers)
-    return f"-- {number}"
+    return f"-- {int(clock() // PLAN_LASTS)}.{_slow_claims}"
+
+
+def _plan_took(seconds: float) -> None:
+    """A claim took so long: if that is too long, whatever the reason, others are planned anew."""
+    global _slow_claims
+    if seconds > SLOW:
+        _slow_claims += 1
 
 
 # Completions
@@ -313,7 +322,7 @@ def complete(
     column = f"{_table(rows)}.processed_at"
     moment = f", {_MICROSECONDS.format(moment=column)}\n" if timed else ", NULL\n"
     with connections[rows.db].cursor() as cursor:
-        cursor.execute(statement + moment + _planned_anew(PLAN_LASTS), given)
+        cursor.execute(statement + moment + _plan(), given)
         return dict(cursor.fetchall())
 
 
