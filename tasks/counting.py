@@ -28,6 +28,10 @@ WAITS: Final = 2_000
 #: By how much the order of keys may differ from that of times: a transaction takes its time.
 OUT_OF_ORDER: Final = timedelta(seconds=10)
 
+#: The lease of who samples, which is not counted: else no slot in which it changes hands, nor
+#: the next, would be one in which nothing happened.
+RESOURCE: Final = "tasks.sampling"
+
 Columns = dict[str, Any]
 ENDS: Final = {
     TaskStatus.SUCCEEDED.value: "completed",
@@ -128,7 +132,7 @@ def _outlook() -> dict[str, Any]:
     tasks = Task.objects.home()
     samples = Sample.objects.using(tasks.db).exclude(queue="").order_by("-slot")
     attempts = TaskAttempt.objects.using(tasks.db).order_by("-pk")
-    events = LeaseEvent.objects.using(tasks.db).order_by("-pk")
+    events = _counted_events().order_by("-pk")
     return {
         "now": DbNow(),
         "sampled": _first(samples, "slot"),
@@ -242,14 +246,17 @@ def percentile(lengths: list[float], share: float) -> float:
 
 
 def _events(slot: Slot, counted: Counted) -> None:
-    events = LeaseEvent.objects.using(Task.objects.home().db)
-    recent = _since(events, "at", slot).filter(slot.holds("at"))
+    recent = _since(_counted_events(), "at", slot).filter(slot.holds("at"))
     told = recent.order_by().aggregate(
         expirations=Count("pk", filter=Q(kind=EventKind.TAKEN_OVER)),
         releases=Count("pk", filter=Q(kind__in=[EventKind.RELEASED, EventKind.REVOKED])),
     )
     for column, number in told.items():
         counted.add("", column, number)
+
+
+def _counted_events() -> models.QuerySet[LeaseEvent]:
+    return LeaseEvent.objects.using(Task.objects.home().db).exclude(resource=RESOURCE)
 
 
 def _since(rows: models.QuerySet[Any], column: str, slot: Slot) -> models.QuerySet[Any]:

@@ -99,7 +99,7 @@ def sweep() -> int:
 
 def _sweep(look_ahead: LookAhead | None = None) -> tuple[int, float]:
     """Recover what there is. Returns how much, and in how many seconds to look again."""
-    pause = task_settings.SWEEP_EVERY * random.uniform(0.8, 1.0)
+    pause = task_settings.SWEEP_EVERY * random.uniform(0.9, 1.0)
     lapse_in = (look_ahead or _look_ahead)(task_settings.SWEEP_EVERY)
     if lapse_in is None:
         return 0, pause

@@ -31,18 +31,17 @@ from leasing.functions import database_now
 from leasing.keeper import Keeper, keeper
 from leasing.models import Lease
 from tasks.conf import task_settings
-from tasks.counting import Outlook, Slot, count, depths
+from tasks.counting import RESOURCE, Outlook, Slot, count, depths
 from tasks.models import Queue, Sample
 
 logger = logging.getLogger("tasks.sampling")
 
-RESOURCE: Final = "tasks.sampling"
 #: Seconds after which another samples when the one who did is gone, and before the end of these
-#: for how many a turn renews them: every second turn does.
-TTL: Final = 30.0
+#: for how many a turn renews them: every third turn does.
+TTL: Final = 40.0
 RENEWED_BEFORE: Final = 15.0
 #: In how many turns the sampler looks for new queues, and deletes what is old.
-NAMES_EVERY, PRUNED_EVERY = 6, 60
+NAMES_EVERY, PRUNED_EVERY = 12, 60
 #: Seconds after its end when a slot is counted: what was begun in it has been committed by then.
 LAG: Final = 2.0
 #: Seconds later that a turn comes, so that no clock makes it come too early.
@@ -157,7 +156,7 @@ class Sampler:
             self._names = queues()
         asked_at, outlook = clock(), Outlook.of_now()
         fill(outlook, self._names)
-        if not self._turns % PRUNED_EVERY:
+        if self._turns % PRUNED_EVERY == NAMES_EVERY:  # not as it begins: others do so too
             prune()
         self._turns += 1
         since = outlook.now.timestamp() - LAG

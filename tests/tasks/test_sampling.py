@@ -19,7 +19,7 @@ from leasing.models import Lease
 from tasks import sampling
 from tasks.charts import series
 from tasks.checks import check_settings
-from tasks.counting import Outlook, Slot, count, depths, percentile
+from tasks.counting import RESOURCE, Outlook, Slot, count, depths, percentile
 from tasks.exceptions import GiveUp
 from tasks.models import Queue, Sample, Task, TaskAttempt
 from tasks.sampling import Sampler
@@ -376,11 +376,21 @@ def test_a_lease_of_its_own_makes_a_slot_unquiet_too(clock: Clock) -> None:
     sampling.take()
     clock.advance(30)
     Lease.objects.release(Lease.objects.acquire("crane", holder="ann"))
+    Lease.objects.release(Lease.objects.acquire(RESOURCE, holder="ann"))
     clock.advance(10)
 
     sampling.take()
 
     assert Sample.objects.order_by("slot").filter(queue="").last().releases == 1  # type: ignore[union-attr]
+
+
+def test_that_somebody_samples_is_nothing_that_happened(clock: Clock) -> None:
+    Lease.objects.release(Lease.objects.acquire(RESOURCE, holder="ann"))
+    clock.advance(10)
+
+    over = Slot.before(clock.now)
+    assert Outlook.of_now().is_quiet(over)
+    assert count(over)[""] == {"expirations": 0, "releases": 0}
 
 
 def test_a_quiet_slot_is_a_question_and_an_insert(
@@ -424,13 +434,13 @@ def test_the_sampler_renews_its_lease_in_time_and_not_each_turn(
     assert term is not None
     term.sent_at = holders()
     renewals = []
-    for _ in range(4):
+    for _ in range(6):
         clock.advance(10)
         holders.advance(10)
         sampler.turn()
         renewals.append(Lease.objects.get().renewals)
 
-    assert renewals == [0, 1, 1, 2]
+    assert renewals == [0, 0, 1, 1, 1, 2]
     assert Lease.objects.active().exists()
     sampler.end()
     assert not Lease.objects.active().exists()
@@ -488,7 +498,7 @@ def test_one_of_all_samples_and_the_others_only_add_their_renewals(
         return 0
 
     monkeypatch.setattr(sampling.Tally, "add", lambda tally: note("renewals"))
-    with Lease.objects.hold(sampling.RESOURCE, holder="another"):
+    with Lease.objects.hold(RESOURCE, holder="another"):
         sampling.run_until(stopping)
     assert done == ["renewals"]
 
@@ -497,7 +507,7 @@ def test_one_of_all_samples_and_the_others_only_add_their_renewals(
     stopping.clear()
     sampling.run_until(stopping)
     assert done == ["renewals", "samples"]
-    assert Lease.objects.get(resource=sampling.RESOURCE).released_at is not None
+    assert Lease.objects.get(resource=RESOURCE).released_at is not None
 
 
 def test_attempts_of_long_ago_are_not_looked_at(clock: Clock) -> None:
