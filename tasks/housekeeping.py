@@ -87,7 +87,7 @@ def prune(
 def run_until(stopping: threading.Event, examine: Callable[[], object]) -> None:
     """Examine and prune in their time, or see that another does, until ``stopping``."""
     # Workers that start together begin apart.
-    stopping.wait(task_settings.EXAMINE_EVERY * random.uniform(0.5, 1.0))
+    stopping.wait(task_settings.EXAMINE_EVERY * random.uniform(0.75, 1.0))
     asked_at = float("-inf")
     while not stopping.is_set():
         _once("tasks:examine", task_settings.EXAMINE_EVERY, lambda: bool(examine()), stopping)

@@ -177,7 +177,7 @@ def run_until(stopping: threading.Event) -> None:
     """Sample whenever nobody else does, until ``stopping``, whatever happens between."""
     sampler = Sampler()
     # Workers that start together begin apart.
-    pause = Sample.SLOT * random.uniform(0.5, 1.0)
+    pause = Sample.SLOT * random.uniform(0.1, 0.6)
     while not stopping.wait(pause) and task_settings.SAMPLES:
         pause = Sample.SLOT * random.uniform(0.8, 1.0)
         try:
