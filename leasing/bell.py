@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 import os
+import selectors
 import threading
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from django.db import connections
 
@@ -98,14 +99,14 @@ class Bell:
                 time.sleep(TICK)
 
     def _listen_once(self) -> None:
-        with listening(self.using, CHANNEL) as raw:
+        with listening(self.using, CHANNEL) as raw, Notes(raw) as notes:
             trial = notify_trial(self.using, CHANNEL)
             arrives_by = clock.system_clock() + ARRIVAL
             while self._is_wanted(end=False):
-                for note in raw.notifies(timeout=TICK):
-                    if note.payload == trial:
+                for payload in notes.within(TICK):
+                    if payload == trial:
                         arrives_by = math.inf
-                    self.ring(note.payload)
+                    self.ring(payload)
                 if clock.system_clock() > arrives_by:
                     self._give_up()
                     return
@@ -244,6 +245,34 @@ def listening(using: str, channel: str) -> Iterator[Any]:
         yield connection.connection
     finally:
         connection.close()
+
+
+class Notes:
+    """What arrives at the connection ``raw`` of psycopg's, to be used in a ``with``. It is waited
+    for in one call of the system, where psycopg wakes ten times a second."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        #: Whether something may have been read along with the answer to LISTEN.
+        self._is_fresh = True
+
+    def __enter__(self) -> Self:
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._raw.fileno(), selectors.EVENT_READ)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._selector.close()
+
+    def within(self, seconds: float) -> list[str]:
+        """What has come, or else what comes first within ``seconds``."""
+        fresh, self._is_fresh = self._is_fresh, False
+        if fresh and (came := self._read()):
+            return came
+        return self._read() if self._selector.select(max(0.0, seconds)) else []
+
+    def _read(self) -> list[str]:
+        return [note.payload for note in self._raw.notifies(timeout=0)]
 
 
 def notify_trial(using: str, channel: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from leasing.bell import can_listen, listening, notify_trial
+from leasing.bell import Notes, can_listen, listening, notify_trial
 from leasing.clock import clock
 from leasing.dialects import after_commit
 from leasing.eventlog import get_logger
@@ -196,19 +196,19 @@ class Listener:
 
     def _listen_once(self) -> bool:
         """Listen for as long as the connection does its duty. Whether it ever did."""
-        with listening(self.using, CHANNEL) as raw:
+        with listening(self.using, CHANNEL) as raw, Notes(raw) as notes:
             # What came while nobody listened.
             self._hear("all")
-            while self._prove(raw):
-                self._take(raw, clock() + PROOF_EVERY)
+            while self._prove(notes):
+                self._take(notes, clock() + PROOF_EVERY)
                 if self._ended.is_set():
                     return True
         return False
 
-    def _prove(self, raw: Any) -> bool:
+    def _prove(self, notes: Notes) -> bool:
         """Whether what is notified elsewhere is heard here."""
         trial = notify_trial(self.using, CHANNEL)
-        heard = self._take(raw, clock() + TICK, until=trial)
+        heard = self._take(notes, clock() + TICK, until=trial)
         if self.hears != heard:
             self.hears = heard
             self._hear("all")
@@ -219,12 +219,13 @@ class Listener:
             )
         return heard
 
-    def _take(self, raw: Any, deadline: float, until: str = "") -> bool:
+    def _take(self, notes: Notes, deadline: float, until: str = "") -> bool:
         """Pass on what comes before ``deadline``; stop at the message ``until``, if it comes."""
         while (left := deadline - clock()) > 0 and not self._ended.is_set():
-            for note in raw.notifies(timeout=min(TICK, left), stop_after=1):
-                if note.payload == until:
-                    return True
-                if not note.payload.startswith(" "):  # another's trial
-                    self._hear(note.payload)
+            came = notes.within(min(TICK, left))
+            for payload in came:
+                if not payload.startswith(" "):  # a trial, here or elsewhere
+                    self._hear(payload)
+            if until in came:
+                return True
         return False

@@ -27,9 +27,10 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.db import models, transaction
-from django.db.models import F, Q
+from django.db.models import Exists, F, Q
 from django.db.models.functions import Least
 
+from leasing.asking import ask
 from leasing.conf import leasing_settings
 from leasing.dialects import lock
 from leasing.functions import DbNow, after
@@ -78,6 +79,10 @@ class Ailment:
     def rows(self) -> models.QuerySet[Any]:
         """The rows that are in this state now."""
         raise NotImplementedError
+
+    def candidates(self) -> models.QuerySet[Any]:
+        """Rows among which these are, where that is known with less."""
+        return self.rows()
 
     def columns(self) -> dict[str, Any]:
         """What a repair writes."""
@@ -213,7 +218,10 @@ class NoWorker(Ailment):
     what = "due, in a queue that no worker serves"
 
     def rows(self) -> TaskQuerySet:
-        return _tasks().ready().exclude(queue__in=list(_served()))
+        return self.candidates().exclude(queue__in=list(_served()))
+
+    def candidates(self) -> TaskQuerySet:
+        return _tasks().ready()
 
 
 class UnknownName(Ailment):
@@ -226,8 +234,10 @@ class UnknownName(Ailment):
         unknown = Q(pk__in=[])
         for queue, names in _served().items():
             unknown |= Q(queue=queue) & ~Q(name__in=names)
-        soon = after(UNKNOWN_DELAY)
-        return _tasks().filter(unknown, status=TaskStatus.READY, scheduled_at__lte=soon)
+        return self.candidates().filter(unknown)
+
+    def candidates(self) -> TaskQuerySet:
+        return _tasks().filter(status=TaskStatus.READY, scheduled_at__lte=after(UNKNOWN_DELAY))
 
 
 class UnseenCancel(Ailment):
@@ -270,6 +280,15 @@ CATALOGUE: Sequence[Ailment] = (
     NoWorker(),
     UnknownName(),
 )
+
+
+def is_anything_amiss() -> bool:
+    """Whether any row is, or may be, in a state of the catalogue: one query, for it is seldom."""
+    using = leasing_settings.DATABASE
+    found = ask(
+        Task, using, "amiss", lambda: {each.kind: Exists(each.candidates()) for each in CATALOGUE}
+    )
+    return any(found.values())
 
 
 def in_batches(recover: Callable[[int], int]) -> int:

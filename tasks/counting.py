@@ -15,8 +15,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from django.db import models
-from django.db.models import Count, F, Q
+from django.db.models import Count, Exists, F, Q, Subquery
 
+from leasing.asking import ask
 from leasing.functions import DbNow
 from leasing.models import EventKind, LeaseEvent
 from leasing.paging import COUNT_CAP
@@ -26,6 +27,10 @@ from tasks.models import AttemptOutcome, Sample, Task, TaskAttempt, TaskStatus
 WAITS: Final = 2_000
 #: By how much the order of keys may differ from that of times: a transaction takes its time.
 OUT_OF_ORDER: Final = timedelta(seconds=10)
+
+#: The lease of who samples, which is not counted: else no slot in which it changes hands, nor
+#: the next, would be one in which nothing happened.
+RESOURCE: Final = "tasks.sampling"
 
 Columns = dict[str, Any]
 ENDS: Final = {
@@ -88,6 +93,66 @@ def depths(queues: Iterable[str]) -> dict[str, dict[str, int]]:
     for queue, count in Counter(running).items():
         found.setdefault(queue, {"ready": 0, "scheduled": 0})["running"] = count
     return found
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """When things happened last, and whether any task waits or runs: of a slot in which nothing
+    did, nothing is to be counted."""
+
+    now: datetime
+    #: The latest slot that has a sample of a queue.
+    sampled: int | None
+    #: Of the newest rows, by key; and of claims and ends, by the moment.
+    newest: tuple[datetime | None, ...]
+    latest: tuple[datetime | None, ...]
+    is_any_live: bool
+
+    @classmethod
+    def of_now(cls) -> Outlook:
+        """Ask for it: one statement, every part of it over an index."""
+        said = ask(Task, Task.objects.home().db, "outlook", _outlook)
+        return cls(
+            said["now"],
+            said["sampled"],
+            tuple(said[name] for name in ("enqueued", "attempted", "noted")),
+            tuple(said[name] for name in ("claimed", *ENDS)),
+            bool(said["ready"] or said["running"]),
+        )
+
+    def is_quiet(self, slot: Slot) -> bool:
+        """Whether ``count`` would find nothing in ``slot``."""
+        early = slot.begins_at - OUT_OF_ORDER
+        return all(at is None or at < early for at in self.newest) and all(
+            at is None or at < slot.begins_at for at in self.latest
+        )
+
+
+def _outlook() -> dict[str, Any]:
+    tasks = Task.objects.home()
+    samples = Sample.objects.using(tasks.db).exclude(queue="").order_by("-slot")
+    attempts = TaskAttempt.objects.using(tasks.db).order_by("-pk")
+    events = _counted_events().order_by("-pk")
+    return {
+        "now": DbNow(),
+        "sampled": _first(samples, "slot"),
+        "enqueued": _first(tasks.order_by("-pk"), "created_at"),
+        "attempted": _first(attempts, "ended_at"),
+        "noted": _first(events, "at"),
+        "claimed": _latest(tasks, "acquired_at"),
+        **{end: _latest(tasks.filter(status=end), "processed_at") for end in ENDS},
+        "ready": Exists(tasks.filter(status=TaskStatus.READY)),
+        "running": Exists(tasks.running()),
+    }
+
+
+def _first(rows: models.QuerySet[Any], column: str) -> Subquery:
+    return Subquery(rows.values(column)[:1])
+
+
+def _latest(rows: models.QuerySet[Any], column: str) -> Subquery:
+    known = rows.filter(**{f"{column}__isnull": False})
+    return _first(known.order_by(f"-{column}", "-pk"), column)
 
 
 def count(slot: Slot) -> dict[str, Columns]:
@@ -181,14 +246,17 @@ def percentile(lengths: list[float], share: float) -> float:
 
 
 def _events(slot: Slot, counted: Counted) -> None:
-    events = LeaseEvent.objects.using(Task.objects.home().db)
-    recent = _since(events, "at", slot).filter(slot.holds("at"))
+    recent = _since(_counted_events(), "at", slot).filter(slot.holds("at"))
     told = recent.order_by().aggregate(
         expirations=Count("pk", filter=Q(kind=EventKind.TAKEN_OVER)),
         releases=Count("pk", filter=Q(kind__in=[EventKind.RELEASED, EventKind.REVOKED])),
     )
     for column, number in told.items():
         counted.add("", column, number)
+
+
+def _counted_events() -> models.QuerySet[LeaseEvent]:
+    return LeaseEvent.objects.using(Task.objects.home().db).exclude(resource=RESOURCE)
 
 
 def _since(rows: models.QuerySet[Any], column: str, slot: Slot) -> models.QuerySet[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from django.db import Error, close_old_connections, connections
 
+from leasing.clock import clock
 from leasing.conf import leasing_settings
 from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseError
@@ -27,6 +28,8 @@ logger = get_logger("tasks.housekeeping")
 
 #: Seconds between two batches, in which others come to their turn.
 PAUSE = 0.1
+#: How often in PRUNE_EVERY each worker asks whether it is time to.
+PRUNE_LOOKS = 6
 #: How long ended tasks are kept where RETENTION does not say. The dead ones wait for someone
 #: to look at them, and a quarter of a year is what such a look may take.
 KEPT: Mapping[str, Age] = {
@@ -84,11 +87,13 @@ def prune(
 def run_until(stopping: threading.Event, examine: Callable[[], object]) -> None:
     """Examine and prune in their time, or see that another does, until ``stopping``."""
     # Workers that start together begin apart.
-    stopping.wait(task_settings.EXAMINE_EVERY * random.uniform(0.5, 1.0))
+    stopping.wait(task_settings.EXAMINE_EVERY * random.uniform(0.75, 1.0))
+    asked_at = float("-inf")
     while not stopping.is_set():
         _once("tasks:examine", task_settings.EXAMINE_EVERY, lambda: bool(examine()), stopping)
-        if task_settings.PRUNE_EVERY is not None:
-            every = task_settings.PRUNE_EVERY
+        every = task_settings.PRUNE_EVERY
+        if every is not None and clock() - asked_at >= every / PRUNE_LOOKS:
+            asked_at = clock()
             _once("tasks:prune", every, lambda: _prune_all(stopping), stopping)
         connections.close_all()  # or it would idle until the next time
         stopping.wait(task_settings.EXAMINE_EVERY * random.uniform(0.8, 1.0))

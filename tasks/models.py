@@ -503,8 +503,8 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
 class Worker(models.Model):
     """A worker process: what it serves, and when it was last seen."""
 
-    SEEN_EVERY = timedelta(seconds=5)
-    LATE_AFTER = timedelta(seconds=12)
+    SEEN_EVERY = timedelta(seconds=6)
+    LATE_AFTER = timedelta(seconds=14)
     GONE_AFTER = timedelta(seconds=30)
     FORGOTTEN_AFTER = timedelta(days=1)
 

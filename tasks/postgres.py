@@ -11,7 +11,6 @@ it measures no faster, and whoever sees one grant of a claim could tell the othe
 
 from __future__ import annotations
 
-import itertools
 import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -101,9 +100,9 @@ _TTL: Any = RawSQL(f"{_MARKS['ttl']}::interval", [], output_field=DurationField(
 _decoder: Any = json.JSONDecoder()
 _scan = _decoder.scan_once
 
-#: How long a plan is used, in seconds.
-PLAN_LASTS = 15.0
-_numbers = itertools.count()
+#: How long a plan is used, in seconds; and how long a claim takes after which none is used again.
+PLAN_LASTS, SLOW = 15.0, 0.02
+_slow_claims = 0
 
 #: Kept statements, by what they depend on. As many as lanes and databases make, and not more
 #: than _KEPT, whatever filters somebody claims with.
@@ -145,18 +144,17 @@ def _take(
 ) -> tuple[list[Taken], bool]:
     parameters = {**_parameters(terms, queues, limit), "told": registry.heeded()}
     if after is None:
-        what, compiled, lasts = "take", _take_statement, 0.0
+        what, compiled = "take", _take_statement
     else:
-        what, compiled, lasts = "take after", _take_after_statement, PLAN_LASTS
+        what, compiled = "take after", _take_after_statement
         parameters["after"] = after
-    return _answered(rows, terms, _timed(what, rows, compiled) + _planned_anew(lasts), parameters)
+    return _answered(rows, terms, _timed(what, rows, compiled), parameters)
 
 
 def take_one(rows: Claiming, terms: Terms, queue: str, key: int) -> tuple[list[Taken], bool]:
     """``take``, of the task with this ``key`` alone."""
-    statement = _timed("take one", rows, _take_one_statement) + _planned_anew(0)
     parameters = {**_parameters(terms, [queue], 1), "told": registry.heeded(), "key": key}
-    return _answered(rows, terms, statement, parameters)
+    return _answered(rows, terms, _timed("take one", rows, _take_one_statement), parameters)
 
 
 def _timed(what: str, rows: Claiming, compiled: Callable[..., str]) -> str:
@@ -168,10 +166,12 @@ def _timed(what: str, rows: Claiming, compiled: Callable[..., str]) -> str:
 def _answered(
     rows: Claiming, terms: Terms, statement: str, parameters: dict[str, Any]
 ) -> tuple[list[Taken], bool]:
+    statement += _plan()
     sent_at = clock()
     with connections[rows.db].cursor() as cursor:
         cursor.execute(statement, parameters)
         answers = cursor.fetchall()
+    _plan_took(clock() - sent_at)
     passed_over, microseconds = answers[0][:2]
     if answers[0][2] is None:
         return [], passed_over
@@ -189,10 +189,11 @@ def claim(
     rows: Claiming, terms: Terms, queues: Sequence[str], limit: int
 ) -> tuple[list[Task], bool]:
     """``take``, with every column, as model instances."""
-    statement = _kept("claim", rows, _claim_statement) + _planned_anew(0)
+    statement = _kept("claim", rows, _claim_statement) + _plan()
     sent_at = clock()
     manager: Any = rows.model._default_manager.using(rows.db)
     answers: list[Any] = list(manager.raw(statement, _parameters(terms, queues, limit)))
+    _plan_took(clock() - sent_at)
     passed_over = answers[0].passed_over
     tasks: list[Task] = [task for task in answers if task.pk is not None]
     for task in tasks:
@@ -333,15 +334,22 @@ def _kept(what: str, rows: Any, compiled: Callable[[Any], str]) -> str:
     return statement
 
 
-def _planned_anew(seconds: float) -> str:
-    """What makes of a statement another one every so many ``seconds``, or each time.
+def _plan() -> str:
+    """What makes of a statement another one every PLAN_LASTS seconds, and as soon as a claim was
+    slow.
 
-    Where statements are prepared, one that was planned for an empty table reads all of a full
-    one, until something analyzes the table. Looks while there is nothing to do are such
-    statements; those while there is much to do pay for the planning.
+    Where statements are prepared, one that was planned for an empty table may read all of a full
+    one, until something analyzes the table. To plan each claim takes longer than to claim, and a
+    task that was just enqueued waits for it.
     """
-    number = int(clock() // seconds) if seconds else next(_numbers)
-    return f"-- {number}"
+    return f"-- {int(clock() // PLAN_LASTS)}.{_slow_claims}"
+
+
+def _plan_took(seconds: float) -> None:
+    """A claim took so long: if that is too long, whatever the reason, others are planned anew."""
+    global _slow_claims
+    if seconds > SLOW:
+        _slow_claims += 1
 
 
 # Completions
@@ -365,7 +373,7 @@ def complete(
     column = f"{_table(rows)}.processed_at"
     moment = f", {_MICROSECONDS.format(moment=column)}\n" if timed else ", NULL\n"
     with connections[rows.db].cursor() as cursor:
-        cursor.execute(statement + moment + _planned_anew(PLAN_LASTS), given)
+        cursor.execute(statement + moment + _plan(), given)
         return dict(cursor.fetchall())
 
 

@@ -25,7 +25,15 @@ from django.db import Error, close_old_connections, connections
 
 from leasing.eventlog import get_logger
 from tasks import housekeeping, signals
-from tasks.catalogue import CATALOGUE, NAMED, Ailment, Expired, Finding, in_batches
+from tasks.catalogue import (
+    CATALOGUE,
+    NAMED,
+    Ailment,
+    Expired,
+    Finding,
+    in_batches,
+    is_anything_amiss,
+)
 from tasks.conf import task_settings
 from tasks.models import Task
 
@@ -37,6 +45,9 @@ LONGEST_PAUSE = 30.0
 SHORT_PAUSE = 0.5
 #: By so many seconds at most do sweepers miss a deadline for which all of them wake up.
 SPREAD = 0.05
+
+#: Answers as ``next_lapse_in`` does, given the seconds until the next call at the latest.
+LookAhead = Callable[[float], float | None]
 
 
 @dataclass
@@ -80,15 +91,19 @@ totals = Totals()
 _suspects: dict[str, set[int]] = {}
 
 
+def _look_ahead(seconds: float) -> float | None:
+    return Task.objects.next_lapse_in()
+
+
 def sweep() -> int:
     """Recover every stuck or stalled task there is now. Returns how many."""
     return _sweep()[0]
 
 
-def _sweep() -> tuple[int, float]:
+def _sweep(look_ahead: LookAhead | None = None) -> tuple[int, float]:
     """Recover what there is. Returns how much, and in how many seconds to look again."""
-    pause = task_settings.SWEEP_EVERY * random.uniform(0.8, 1.0)
-    lapse_in = Task.objects.next_lapse_in()
+    pause = task_settings.SWEEP_EVERY * random.uniform(0.9, 1.0)
+    lapse_in = (look_ahead or _look_ahead)(task_settings.SWEEP_EVERY)
     if lapse_in is None:
         return 0, pause
     if lapse_in:
@@ -104,6 +119,10 @@ def _sweep() -> tuple[int, float]:
 def examine(dry_run: bool = False) -> Report:
     """Go through the catalogue: repair what can be, report the rest. ``dry_run`` only looks."""
     report = Report(dry_run)
+    if not is_anything_amiss():
+        if not dry_run:
+            _suspects.clear()
+        return report
     for ailment in CATALOGUE:
         if (finding := _examine(ailment, dry_run)) is not None:
             report.findings.append(finding)
@@ -149,10 +168,15 @@ def _tell_suspects(ailment: Ailment, found: list[Any]) -> None:
             signals.send(signals.suspected, row, kind=ailment.kind, what=ailment.what)
 
 
-def run_until(stopping: threading.Event, found: Callable[[], object] | None = None) -> None:
+def run_until(
+    stopping: threading.Event,
+    found: Callable[[], object] | None = None,
+    look_ahead: LookAhead | None = None,
+) -> None:
     """Sweep and examine until ``stopping``, whatever happens between.
 
-    ``found`` is called after a sweep that recovered something.
+    ``found`` is called after a sweep that recovered something. ``look_ahead`` asks what a sweep
+    asks, and may ask more by the same statement; it is told when it will be called again.
     """
     keeping = threading.Thread(
         target=housekeeping.run_until, args=(stopping, examine), name="housekeeping", daemon=True
@@ -162,7 +186,7 @@ def run_until(stopping: threading.Event, found: Callable[[], object] | None = No
     while not stopping.is_set():
         try:
             close_old_connections()
-            recovered, pause = _sweep()
+            recovered, pause = _sweep(look_ahead)
             totals.succeeded_at = time.time()
             if recovered and found is not None:
                 found()

@@ -1,10 +1,12 @@
 """Samples: every ten seconds what went on in each queue, for the charts.
 
-One of all workers writes them, whoever holds the lease "tasks.sampling": each tries for it once
-a slot, which costs an idle worker less than waiting in a campaign. What it writes is counted
-anew from the ledgers (``tasks.counting``), so a successor fills in what nobody wrote meanwhile;
-only how deep the queues were then, nobody knows any more. A slot that is written twice is the
-same twice.
+One of all workers writes them, whoever holds the lease "tasks.sampling": each looks once a slot
+whether anybody does, which costs an idle worker less than waiting in a campaign. The sampler renews
+its lease itself as it comes to a slot, which the keeper would do more often. What it writes is
+counted anew from the ledgers (``tasks.counting``), so a successor fills in what nobody wrote
+meanwhile; only how deep the queues were then, nobody knows any more. A slot that is written twice
+is the same twice, so nothing depends on the lease but how much is asked of the database. In a slot
+in which nothing happened, the sampler asks one question and writes zeros.
 
 Renewals alone leave no trace but the last: every worker adds those of its keeper to the slot.
 """
@@ -13,30 +15,37 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any, Final
 
 from django.db import Error, close_old_connections, connections
-from django.db.models import F
+from django.db.models import F, sql
+from django.db.models.constants import OnConflict
 
+from leasing.clock import clock
 from leasing.conf import leasing_settings
 from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseError
 from leasing.functions import database_now
-from leasing.hold import Hold
 from leasing.keeper import Keeper, keeper
 from leasing.models import Lease
 from tasks.conf import task_settings
-from tasks.counting import Slot, count, depths
+from tasks.counting import RESOURCE, Outlook, Slot, count, depths
 from tasks.models import Queue, Sample
 
 logger = get_logger("tasks.sampling")
 
-RESOURCE: Final = "tasks.sampling"
-#: Seconds after which another samples when the one who did is gone.
-TTL: Final = 15.0
+#: Seconds after which another samples when the one who did is gone, and before the end of these
+#: for how many a turn renews them: every third turn does.
+TTL: Final = 40.0
+RENEWED_BEFORE: Final = 15.0
+#: In how many turns the sampler looks for new queues, and deletes what is old.
+NAMES_EVERY, PRUNED_EVERY = 12, 60
 #: Seconds after its end when a slot is counted: what was begun in it has been committed by then.
 LAG: Final = 2.0
+#: Seconds later that a turn comes, so that no clock makes it come too early.
+LATE: Final = 0.05
 #: How many slots that nobody wrote are made up for.
 MOST_MISSED: Final = 30
 #: What a sample says of a queue, apart from what workers add.
@@ -49,31 +58,40 @@ COLUMNS: Final = [
 
 def take() -> int:
     """Write the slots that are over and have no sample. Returns how many."""
-    using = leasing_settings.DATABASE
-    newest = Slot.before(database_now(using) - timedelta(seconds=LAG)).number
-    samples = Sample.objects.using(using)
-    sampled = samples.exclude(queue="").order_by("-slot").values_list("slot", flat=True).first()
+    return fill(Outlook.of_now(), queues())
+
+
+def fill(outlook: Outlook, names: Collection[str]) -> int:
+    """``take``, where the queues have these ``names``."""
+    newest = Slot.before(outlook.now - timedelta(seconds=LAG)).number
     oldest = newest - (MOST_MISSED - 1) * Sample.SLOT
+    sampled = outlook.sampled
     first = newest if sampled is None else max(oldest, sampled + Sample.SLOT)
     slots = range(first, newest + 1, Sample.SLOT)
     for number in slots:
-        write(Slot(number), is_newest=number == newest)
+        write(Slot(number), outlook, names, is_newest=number == newest)
     return len(slots)
 
 
-def write(slot: Slot, *, is_newest: bool) -> None:
-    """Write the samples of ``slot``: one for each queue that there is or that had something, and
-    one for leases. How deep the queues are is noted for the newest slot alone."""
-    using = leasing_settings.DATABASE
-    names = {*task_settings.QUEUES, *Queue.objects.using(using).values_list("name", flat=True)}
+def queues() -> set[str]:
+    """The names of the queues that there are."""
+    rows = Queue.objects.using(leasing_settings.DATABASE)
+    return {*task_settings.QUEUES, *rows.values_list("name", flat=True)}
+
+
+def write(slot: Slot, outlook: Outlook, names: Collection[str], *, is_newest: bool) -> None:
+    """Write the samples of ``slot``: one for each queue that has one of ``names`` or had
+    something, and one for leases. How deep the queues are is noted for the newest slot alone."""
     columns: dict[str, dict[str, Any]] = {name: {} for name in (*names, "")}
-    for queue, counts in count(slot).items():
-        columns.setdefault(queue, {}).update(counts)
+    if not outlook.is_quiet(slot):
+        for queue, counts in count(slot).items():
+            columns.setdefault(queue, {}).update(counts)
     if is_newest:
-        for queue, depth in depths(sorted(names)).items():
+        empty = {name: {"ready": 0, "scheduled": 0, "running": 0} for name in names}
+        for queue, depth in (depths(sorted(names)) if outlook.is_any_live else empty).items():
             columns.setdefault(queue, {}).update(depth)
     rows = [Sample(queue=queue, slot=slot.number, **columns[queue]) for queue in sorted(columns)]
-    _store(rows, using)
+    _store(rows, leasing_settings.DATABASE)
 
 
 def prune() -> int:
@@ -112,18 +130,61 @@ class Tally:
         return new
 
 
+class Sampler:
+    """Samples as long as it has the lease, and tries for that when nobody has it."""
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+        self._term: Lease | None = None
+        self._names: set[str] = set()
+        self._turns = 0
+
+    def turn(self) -> float:
+        """What is to be done of a slot. Returns for how many seconds there is nothing to do.
+        Raises LeaseHeld, when another was faster; LeaseLost."""
+        self._tally.add()
+        leases = Lease.objects.home()
+        if self._term is None:
+            if leases.filter(resource=RESOURCE).active().exists():
+                return Sample.SLOT * random.uniform(0.8, 1.0)
+            self._term = leases.acquire(RESOURCE, ttl=TTL, wait=0)
+        elif self._term.sent_at + TTL - clock() < RENEWED_BEFORE:
+            sent_at = clock()
+            leases.renew(self._term)
+            self._term.sent_at = sent_at
+        if not self._turns % NAMES_EVERY:
+            self._names = queues()
+        asked_at, outlook = clock(), Outlook.of_now()
+        fill(outlook, self._names)
+        if self._turns % PRUNED_EVERY == NAMES_EVERY:  # not as it begins: others do so too
+            prune()
+        self._turns += 1
+        since = outlook.now.timestamp() - LAG
+        return max(0.0, Sample.SLOT - since % Sample.SLOT - (clock() - asked_at)) + LATE
+
+    def drop(self) -> None:
+        """The term is over, or nobody knows."""
+        self._term = None
+
+    def end(self) -> None:
+        """Let another sample at once."""
+        term, self._term = self._term, None
+        if term is not None:
+            Lease.objects.home().release(term)
+
+
 def run_until(stopping: threading.Event) -> None:
     """Sample whenever nobody else does, until ``stopping``, whatever happens between."""
-    tally = Tally()
+    sampler = Sampler()
     # Workers that start together begin apart.
-    stopping.wait(Sample.SLOT * random.uniform(0.5, 1.0))
-    while not stopping.is_set() and task_settings.SAMPLES:
+    pause = Sample.SLOT * random.uniform(0.1, 0.6)
+    while not stopping.wait(pause) and task_settings.SAMPLES:
+        pause = Sample.SLOT * random.uniform(0.8, 1.0)
         try:
             close_old_connections()
-            tally.add()
-            with Lease.objects.hold(RESOURCE, ttl=TTL, wait=0) as term:
-                _lead(term, tally, stopping)
+            pause = sampler.turn()
         except LeaseError as reason:
+            sampler.drop()
             logger.debug(
                 "sampling is left to another: %s",
                 reason,
@@ -140,24 +201,27 @@ def run_until(stopping: threading.Event) -> None:
             )
         except Exception:
             logger.exception("sampling failed, and is tried again", event="sampling.failed")
-        stopping.wait(Sample.SLOT * random.uniform(0.8, 1.0))
+    try:
+        sampler.end()
+    except (Error, LeaseError) as reason:
+        logger.debug(
+            "the lease of sampling is left to its end: %s", reason, event="sampling.left_to_its_end"
+        )
     connections.close_all()
 
 
-def _lead(term: Hold, tally: Tally, stopping: threading.Event) -> None:
-    while term.valid and not stopping.is_set():
-        if take():
-            prune()
-        tally.add()
-        now = database_now(leasing_settings.DATABASE).timestamp()
-        stopping.wait(Sample.SLOT - (now - LAG) % Sample.SLOT)
-
-
 def _store(rows: list[Sample], using: str) -> None:
+    """Write ``rows``, or over those of their slot and queue; in autocommit, unlike ``bulk_create``,
+    which begins a transaction for each."""
     has_target = connections[using].features.supports_update_conflicts_with_target
-    Sample.objects.using(using).bulk_create(
-        rows,
-        update_conflicts=True,
-        update_fields=COLUMNS,
-        unique_fields=["slot", "queue"] if has_target else None,
+    field = Sample._meta.get_field
+    query: Any = sql.InsertQuery(
+        Sample,
+        on_conflict=OnConflict.UPDATE,
+        update_fields=[field(name) for name in COLUMNS],
+        unique_fields=[field("slot"), field("queue")] if has_target else [],
     )
+    query.insert_values(
+        [each for each in Sample._meta.concrete_fields if not each.primary_key], rows
+    )
+    query.get_compiler(using).execute_sql()

@@ -33,6 +33,9 @@ class Waking:
         self._reason = threading.Event()
         self._lock = threading.Lock()
         self._look_again_at: float | None = None
+        #: Whether the worker waits for nothing but tasks; and when that was last seen to.
+        self._rests = False
+        self._seen_to_at = float("-inf")
 
     @property
     def hears(self) -> bool:
@@ -80,10 +83,27 @@ class Waking:
 
     def rest(self, seconds: float, is_idle: Callable[[], bool]) -> None:
         """Wait until something wakes it, or it is time to look. As long as it ``is_idle`` and
-        notifications arrive, one query tells whether there is anything to look for."""
+        notifications arrive, whoever calls ``look_ahead`` sees whether there is anything to look
+        for; where nobody does, one query tells."""
+        self._rests = seconds >= task_settings.POLL_EVERY and self.hears and is_idle()
         while not self.wait(seconds) and seconds >= task_settings.POLL_EVERY:
-            if not (self.hears and is_idle()) or self._is_due_within(seconds):
-                return
+            if not (self.hears and is_idle()):
+                break
+            if clock() - self._seen_to_at >= seconds and self._is_due_within(seconds):
+                break
+        self._rests = False
+
+    def look_ahead(self, seconds: float) -> float | None:
+        """Seconds until recovery would take the next running task (see ``next_lapse_in``). If the
+        worker rests, the same query tells whether there is anything to wake it for within
+        ``seconds``; it is to be called again by then."""
+        if not self._rests:
+            return self._tasks().next_lapse_in()
+        lapse_in, are_due = self._tasks().look_ahead(seconds)
+        self._seen_to_at = clock()
+        if are_due:
+            self.wake()
+        return lapse_in
 
     def _is_due_within(self, seconds: float) -> bool:
         try:

@@ -300,7 +300,10 @@ class WorkerProcess:
 
     def _start_threads(self) -> None:
         self._start("bell", self.waking.listener.listen)
-        self._start("controller", lambda: recovery.run_until(self._ended, self.waking.wake))
+        self._start(
+            "controller",
+            lambda: recovery.run_until(self._ended, self.waking.wake, self.waking.look_ahead),
+        )
         self._start("scheduler", lambda: schedules.run_until(self._ended, self.waking.wake))
         self._sampler = self._start("sampler", lambda: sampling.run_until(self._ended))
         self._presence = self._start("presence", self._keep_present)

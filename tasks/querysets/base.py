@@ -99,11 +99,6 @@ class TaskRows(LeasableQuerySet["Task"]):
         row = moments.first()
         return None if row is None else max(0.0, (row[0] - row[1]).total_seconds())
 
-    def are_due_within(self, seconds: float) -> bool:
-        """Whether any of these tasks is ready now, or will be within ``seconds``."""
-        soon = after(timedelta(seconds=seconds))
-        return self.filter(status=TaskStatus.READY, scheduled_at__lte=soon).exists()
-
     # The pieces
 
     def _tell(self, signal: Signal, task: Task, **details: Any) -> None:

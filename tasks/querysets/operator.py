@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from django.db import transaction
-from django.db.models import F, Min, Q
-from django.db.models.functions import Greatest, Least
+from django.db.models import Exists, F, Min, Q, Subquery, Value
+from django.db.models.functions import Coalesce, Greatest, Least
 from django.dispatch import Signal
 from django.utils.timezone import is_naive
 
+from leasing.asking import ask
 from leasing.clock import clock
 from leasing.dialects import lock, refuse_transaction
-from leasing.functions import DbNow, next_token, remaining
+from leasing.functions import DbNow, after, next_token, remaining
 from tasks import signals
 from tasks.bell import ring
 from tasks.conf import task_settings
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 #: How many rows one recovery transaction takes.
 SWEEP_BATCH = 100
+#: Of running tasks, the least time that recovery leaves one of them.
+_LAPSE = Min(Least(remaining(), Coalesce(until_idle(), remaining())))
 #: When this process last looked for stuck tasks, by database, on the holder's clock.
 swept_at: dict[str, float] = {}
 
@@ -74,10 +77,32 @@ class Operating(Cancelling):
         there is one now; None, when none is running. The one query of a sweep in vain."""
         rows = self.home()
         swept_at[rows.db] = clock()
-        running = rows._everything().running()
-        ahead = running.aggregate(left=Min(remaining()), idle=Min(until_idle()))
-        spans = [span.total_seconds() for span in ahead.values() if span is not None]
-        return max(0.0, min(spans)) if spans else None
+        said = ask(rows.model, rows.db, "lapse", lambda: {"left": rows._lapse()})
+        return _seconds(said["left"])
+
+    def look_ahead(self, seconds: float) -> tuple[float | None, bool]:
+        """``next_lapse_in`` and ``are_due_within``, in one query."""
+        rows = self.home()
+        swept_at[rows.db] = clock()
+        about = ("ahead", seconds, rows.query.where)
+
+        def questions() -> dict[str, Any]:
+            return {"left": rows._lapse(), "due": Exists(rows._due_within(seconds))}
+
+        said = ask(rows.model, rows.db, about, questions)
+        return _seconds(said["left"]), bool(said["due"])
+
+    def _lapse(self) -> Subquery:
+        running = self._everything().running().order_by()
+        return Subquery(running.values(all=Value(1)).annotate(left=_LAPSE).values("left"))
+
+    def are_due_within(self, seconds: float) -> bool:
+        """Whether any of these tasks is ready now, or will be within ``seconds``."""
+        return self._due_within(seconds).exists()
+
+    def _due_within(self, seconds: float) -> Self:
+        soon = after(timedelta(seconds=seconds))
+        return self.filter(status=TaskStatus.READY, scheduled_at__lte=soon)
 
     def revoke(self, reason: str = "", by: str = "") -> int:
         """Take running tasks from their holders, as recovery would, without waiting for the
@@ -224,3 +249,7 @@ class Operating(Cancelling):
         self._attempts_of(row).filter(grant_id=row.grant_id, refused_at=None).update(
             refused_at=DbNow(), refused_verb=verb
         )
+
+
+def _seconds(span: timedelta | None) -> float | None:
+    return None if span is None else max(0.0, span.total_seconds())

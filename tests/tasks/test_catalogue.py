@@ -522,3 +522,13 @@ def test_counters_add_up_over_sweeps_and_looks() -> None:
     recovery.examine()
 
     assert recovery.totals.repaired == {"expired": 3}
+
+
+def test_where_nothing_is_amiss_one_query_says_so(django_assert_num_queries: Any) -> None:
+    WorkerFactory()
+    TaskFactory(state="running")
+    TaskFactory(state="succeeded")
+    TaskFactory(state="scheduled")
+
+    with django_assert_num_queries(1):
+        assert recovery.examine().findings == []

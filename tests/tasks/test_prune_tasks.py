@@ -20,7 +20,7 @@ from tasks import checks, housekeeping
 from tasks.models import Schedule, ScheduleSlot, Task, TaskAttempt, TaskStep
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
-from tests.leasing.support import OtherSession
+from tests.leasing.support import FakeClock, OtherSession
 
 pytestmark = pytest.mark.django_db
 
@@ -231,6 +231,25 @@ def test_a_worker_examines_and_prunes_by_itself(rounds: Callable[[int], int]) ->
     assert rounds(1) == 1
     assert left() == set()
     assert set(OnceKey.objects.values_list("key", flat=True)) == {"tasks:examine", "tasks:prune"}
+
+
+def test_whether_it_is_time_to_prune_is_asked_less_often_than_to_examine(
+    rounds: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = FakeClock()
+    asked: list[str] = []
+    monkeypatch.setattr(housekeeping, "clock", own)
+
+    def note(key: str, window: float, work: object, stopping: object) -> None:
+        asked.append(key)
+        own.advance(window if key == "tasks:examine" else 0)
+
+    monkeypatch.setattr(housekeeping, "_once", note)
+    rounds(22)
+
+    assert asked.count("tasks:examine") == 22
+    assert asked.count("tasks:prune") == 3  # 22 minutes, and every tenth
+    assert asked[1] == "tasks:prune"
 
 
 def test_what_one_did_no_other_does_until_its_time_comes(

@@ -82,7 +82,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def run(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "_sweep", lambda: (sweeps(), 1.5))
+    monkeypatch.setattr(recovery, "_sweep", lambda look: (sweeps(), 1.5))
     recovery.run_until(sweeps.stopping)
     assert sweeps.outcomes == []
 
@@ -184,7 +184,7 @@ def test_whoever_waits_for_recovered_tasks_is_told_of_them(
 ) -> None:
     sweeps = Sweeps(0, 3, OperationalError("away"), 0, 1)
     told: list[int] = []
-    monkeypatch.setattr(recovery, "_sweep", lambda: (sweeps(), 1.5))
+    monkeypatch.setattr(recovery, "_sweep", lambda look: (sweeps(), 1.5))
 
     recovery.run_until(sweeps.stopping, lambda: told.append(len(sweeps.outcomes)))
 

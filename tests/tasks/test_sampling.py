@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,18 +12,20 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
+from leasing.exceptions import LeaseLost
 from leasing.functions import DbNow
 from leasing.keeper import Keeper
 from leasing.models import Lease
 from tasks import sampling
 from tasks.charts import series
 from tasks.checks import check_settings
-from tasks.counting import Slot, count, depths, percentile
+from tasks.counting import RESOURCE, Outlook, Slot, count, depths, percentile
 from tasks.exceptions import GiveUp
 from tasks.models import Queue, Sample, Task, TaskAttempt
+from tasks.sampling import Sampler
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
-from tests.leasing.support import expire
+from tests.leasing.support import FakeClock, expire
 
 pytestmark = pytest.mark.django_db
 
@@ -285,7 +288,7 @@ def test_writing_a_slot_again_changes_nothing_and_keeps_what_workers_added(
     clock.advance(10)
 
     for _ in range(2):
-        sampling.write(slot, is_newest=True)
+        sampling.write(slot, Outlook.of_now(), ["default"], is_newest=True)
 
     assert Sample.objects.get(slot=slot.number, queue="").renewals == 4
     assert Sample.objects.get(slot=slot.number, queue="default").completed == 1
@@ -339,6 +342,148 @@ def test_samples_are_kept_for_a_day_or_as_the_settings_say(
     assert sampling.prune() == 2
 
 
+HAPPENINGS: dict[str, tuple[str, Callable[[], object]]] = {
+    "enqueued": ("enqueued", TaskFactory),
+    "claimed": ("claimed", lambda: run(Task.objects.get())),
+    "completed": ("completed", lambda: Task.objects.complete(run(Task.objects.get()), {})),
+    "failed": ("failed", lambda: Task.objects.fail(run(Task.objects.get()), GiveUp("no"))),
+    "cancelled": ("cancelled", lambda: Task.objects.all().cancel()),
+    "given back": ("releases", lambda: Task.objects.give_back(run(Task.objects.get()), "stopped")),
+    "pending": ("ready", bool),
+    "running": ("running", bool),
+}
+
+
+@pytest.mark.parametrize("what", HAPPENINGS)
+def test_a_slot_in_which_anything_happened_is_not_quiet(what: str, clock: Clock) -> None:
+    if what != "enqueued":
+        task: Task = TaskFactory()
+        if what == "running":
+            claimed(task, "ann")
+        clock.advance(30)
+        sampling.take()
+    column, happen = HAPPENINGS[what]
+    happen()
+    clock.advance(10)
+
+    sampling.take()
+
+    newest = Sample.objects.order_by("slot").filter(queue="default").last()
+    assert getattr(newest, column) == 1
+
+
+def test_a_lease_of_its_own_makes_a_slot_unquiet_too(clock: Clock) -> None:
+    sampling.take()
+    clock.advance(30)
+    Lease.objects.release(Lease.objects.acquire("crane", holder="ann"))
+    Lease.objects.release(Lease.objects.acquire(RESOURCE, holder="ann"))
+    clock.advance(10)
+
+    sampling.take()
+
+    assert Sample.objects.order_by("slot").filter(queue="").last().releases == 1  # type: ignore[union-attr]
+
+
+def test_that_somebody_samples_is_nothing_that_happened(clock: Clock) -> None:
+    Lease.objects.release(Lease.objects.acquire(RESOURCE, holder="ann"))
+    clock.advance(10)
+
+    over = Slot.before(clock.now)
+    assert Outlook.of_now().is_quiet(over)
+    assert count(over)[""] == {"expirations": 0, "releases": 0}
+
+
+def test_a_quiet_slot_is_a_question_and_an_insert(
+    clock: Clock, django_assert_num_queries: Any
+) -> None:
+    Task.objects.complete(run(TaskFactory()), {})
+    clock.advance(30)
+    sampling.take()
+    clock.advance(10)
+
+    with django_assert_num_queries(2):
+        assert sampling.fill(Outlook.of_now(), ["default", "mail"]) == 1
+
+    newest = Sample.objects.order_by("slot", "queue").last()
+    assert newest is not None and (newest.queue, newest.ready, newest.claimed) == ("mail", 0, 0)
+
+
+# Who samples
+
+
+@pytest.fixture
+def holders(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """The samplers' own clock."""
+    own = FakeClock()
+    monkeypatch.setattr(sampling, "clock", own)
+    return own
+
+
+def queries(call: Callable[[], object]) -> list[str]:
+    with CaptureQueriesContext(connection) as captured:
+        call()
+    return [query["sql"] for query in captured]
+
+
+def test_the_sampler_renews_its_lease_in_time_and_not_each_turn(
+    clock: Clock, holders: FakeClock
+) -> None:
+    sampler = Sampler()
+    sampler.turn()
+    term = sampler._term
+    assert term is not None
+    term.sent_at = holders()
+    renewals = []
+    for _ in range(6):
+        clock.advance(10)
+        holders.advance(10)
+        sampler.turn()
+        renewals.append(Lease.objects.get().renewals)
+
+    assert renewals == [0, 0, 1, 1, 1, 2]
+    assert Lease.objects.active().exists()
+    sampler.end()
+    assert not Lease.objects.active().exists()
+
+
+def test_a_turn_ends_shortly_after_the_next_slot_is_over(clock: Clock, holders: FakeClock) -> None:
+    clock.advance(3)
+
+    pause = Sampler().turn()
+
+    # Five seconds into a slot, of which two are for what is committed late.
+    assert pause == pytest.approx(7 + sampling.LATE)
+
+
+def test_who_does_not_sample_asks_one_thing_a_slot(clock: Clock, holders: FakeClock) -> None:
+    first, second = Sampler(), Sampler()
+    first.turn()
+
+    asked = queries(second.turn)
+
+    assert len(asked) == 1
+    assert second._term is None
+
+
+def test_another_samples_when_the_sampler_is_gone_and_it_hears_of_that(
+    clock: Clock, holders: FakeClock
+) -> None:
+    first, second = Sampler(), Sampler()
+    first.turn()
+    assert first._term is not None
+    first._term.sent_at = holders()
+    clock.advance(sampling.TTL + 1)
+    holders.advance(sampling.TTL + 1)
+
+    second.turn()
+
+    assert second._term is not None
+    with pytest.raises(LeaseLost):
+        first.turn()
+    first.drop()
+    assert len(queries(first.turn)) == 1
+
+
 @pytest.mark.django_db(transaction=True)
 def test_one_of_all_samples_and_the_others_only_add_their_renewals(
     monkeypatch: pytest.MonkeyPatch,
@@ -353,16 +498,16 @@ def test_one_of_all_samples_and_the_others_only_add_their_renewals(
         return 0
 
     monkeypatch.setattr(sampling.Tally, "add", lambda tally: note("renewals"))
-    with Lease.objects.hold(sampling.RESOURCE, holder="another"):
+    with Lease.objects.hold(RESOURCE, holder="another"):
         sampling.run_until(stopping)
     assert done == ["renewals"]
 
     monkeypatch.setattr(sampling.Tally, "add", lambda tally: 0)
-    monkeypatch.setattr(sampling, "take", lambda: note("samples"))
+    monkeypatch.setattr(sampling, "fill", lambda outlook, names: note("samples"))
     stopping.clear()
     sampling.run_until(stopping)
     assert done == ["renewals", "samples"]
-    assert Lease.objects.get(resource=sampling.RESOURCE).released_at is not None
+    assert Lease.objects.get(resource=RESOURCE).released_at is not None
 
 
 def test_attempts_of_long_ago_are_not_looked_at(clock: Clock) -> None:

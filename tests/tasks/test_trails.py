@@ -174,6 +174,27 @@ def test_no_more_places_are_kept_than_some(monkeypatch: pytest.MonkeyPatch) -> N
     assert trails.trail_of("a") is not kept[0]
 
 
+@pytest.mark.parametrize("verb", ["claim", "take"])
+def test_after_a_slow_claim_claims_are_planned_anew(
+    verb: str, holders_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "clock", holders_clock)
+    slow: list[float] = []
+    plans: list[str] = []
+
+    def note(execute: Any, sql: str, *rest: Any) -> Any:
+        plans.append(sql.rpartition("--")[2])
+        holders_clock.seconds += slow.pop() if slow else 0.001
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(note):
+        for seconds in (0.001, postgres.SLOW + 0.001, 0.001, 0.001):
+            slow.append(seconds)
+            getattr(Task.objects, verb)("ann")
+
+    assert plans[0] == plans[1] != plans[2] == plans[3]
+
+
 @pytest.mark.parametrize(("seconds", "again"), [(1.0, True), (postgres.PLAN_LASTS + 1, False)])
 def test_statements_are_planned_anew_after_a_while(
     seconds: float, again: bool, holders_clock: Clock, monkeypatch: pytest.MonkeyPatch

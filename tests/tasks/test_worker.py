@@ -544,3 +544,40 @@ def test_a_worker_at_rest_asks_one_query_at_a_time_whether_there_is_anything_to_
     Task.objects.all().delete()
     worker.waking.rest(5.0, worker._is_idle)
     assert len(waits) == 7
+
+
+def test_who_looks_ahead_wakes_a_worker_at_rest_and_spares_it_its_own_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = WorkerProcess()
+    worker.waking.listener.hears = True
+    woken: list[int] = []
+    answers: list[float | None] = []
+    TaskFactory(name="jobs.echo", delay=30)
+
+    def wait(seconds: float) -> bool:
+        if len(answers) == 2:
+            TaskFactory(name="jobs.echo", delay=2)
+        answers.append(worker.waking.look_ahead(3.0))
+        return bool(woken)
+
+    monkeypatch.setattr(worker.waking._reason, "wait", wait)
+    monkeypatch.setattr(worker.waking, "wake", lambda: woken.append(len(answers)))
+    monkeypatch.setattr(TaskQuerySet, "are_due_within", lambda rows, seconds: 1 / 0)
+
+    worker.waking.rest(5.0, worker._is_idle)
+
+    assert (woken, answers) == ([2], [None] * 3)
+    # It does not rest any more, and sees by itself.
+    assert worker.waking.look_ahead(3.0) is None
+    assert woken == [2]
+
+
+def test_a_look_ahead_is_a_sweep_as_well() -> None:
+    worker = WorkerProcess()
+    TaskFactory(state="running", ttl=30)
+
+    for rests in (False, True):
+        worker.waking._rests = rests
+        lapse_in = worker.waking.look_ahead(3.0)
+        assert lapse_in is not None and 20 < lapse_in <= 30

@@ -17,7 +17,7 @@ from tests.benchmarks.workloads.drain import end, start_workers
 from tests.processes import Process
 
 #: Until a worker that has just come up has found its rhythm.
-SETTLED_AFTER = 8.0
+SETTLED_AFTER = 12.0
 
 
 def run(bench: Bench) -> Figures:
@@ -27,7 +27,7 @@ def run(bench: Bench) -> Figures:
     with psycopg.connect(bench.url, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE \"{name}\" SET log_statement = 'all'".encode())
         started = start_workers(bench, 1)
-        time.sleep(min(SETTLED_AFTER, bench.size.idle_seconds))
+        time.sleep(min(SETTLED_AFTER, 2 * bench.size.idle_seconds))
         logged = log.stat().st_size if log else 0
         cpu, wall = cpu_time(started[0]), time.perf_counter()
         time.sleep(bench.size.idle_seconds)

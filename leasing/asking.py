@@ -1,0 +1,49 @@
+"""Several questions to the database in one statement, which is compiled once.
+
+What an idle process wants to know every few seconds are a handful of small questions; asked
+together they cost a round trip, and not one each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+from django.db import connections, models
+from django.db.models import sql
+
+from leasing.compiled import kept
+
+
+def ask(
+    model: type[models.Model],
+    using: str,
+    about: Hashable,
+    questions: Callable[[], Mapping[str, Any]],
+) -> dict[str, Any]:
+    """What the database ``using`` answers to each of ``questions``: expressions that are of no
+    row, as ``DbNow()``, ``Exists(rows)`` and ``Subquery(rows)`` of one column are. ``model`` is
+    any of that database. They are asked for once for all calls that are ``about`` the same."""
+    compiler: Any = sql.Query(model).get_compiler(using)
+
+    def compiled() -> tuple[str, list[Any], dict[str, Any]]:
+        asked = {
+            name: question.resolve_expression(compiler.query)
+            for name, question in questions().items()
+        }
+        texts: list[str] = []
+        params: list[Any] = []
+        for each in asked.values():
+            text, own = each.select_format(compiler, *compiler.compile(each))
+            texts.append(text)
+            params += own
+        return f"SELECT {', '.join(texts)}", params, asked
+
+    statement, params, asked = kept((ask, model, using, about), compiled)
+    with connections[using].cursor() as cursor:
+        cursor.execute(statement, params)
+        answers = [cursor.fetchone()]
+    converters = compiler.get_converters(asked.values())
+    if converters:
+        answers = list(compiler.apply_converters(answers, converters))
+    return dict(zip(asked, answers[0], strict=True))

@@ -1,0 +1,56 @@
+"""Several questions in one statement."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models import Exists, Min, Subquery
+from django.test.utils import CaptureQueriesContext
+
+from leasing.asking import ask
+from leasing.functions import DbNow, database_now, remaining
+from leasing.models import Lease
+
+pytestmark = pytest.mark.django_db
+
+
+def questions() -> dict[str, Any]:
+    rows = Lease.objects.home()
+    active = rows.active().order_by()
+    return {
+        "now": DbNow(),
+        "held": Exists(active),
+        "gone": Exists(rows.none()),
+        "first": Subquery(rows.order_by("pk").values("resource")[:1]),
+        "left": Subquery(active.values("holder").annotate(left=Min(remaining())).values("left")),
+    }
+
+
+def test_each_is_answered_as_a_row_would_give_it_and_all_by_one_statement() -> None:
+    before = database_now("default")
+    with CaptureQueriesContext(connection) as captured:
+        nothing = ask(Lease, "default", "test", questions)
+    Lease.objects.acquire("crane", ttl=30, holder="ann")
+
+    found = ask(Lease, "default", "test", questions)
+
+    assert len(captured) == 1
+    assert before <= nothing.pop("now") <= found["now"]
+    assert nothing == {"held": False, "gone": False, "first": None, "left": None}
+    assert (found["held"], found["gone"], found["first"]) == (True, False, "crane")
+    assert timedelta(seconds=20) < found["left"] <= timedelta(seconds=30)
+
+
+def test_what_is_about_the_same_is_compiled_once() -> None:
+    made: list[int] = []
+
+    def counted() -> dict[str, Any]:
+        made.append(1)
+        return questions()
+
+    for about, times in (("one", 1), ("one", 1), ("another", 2)):
+        ask(Lease, "default", about, counted)
+        assert len(made) == times
