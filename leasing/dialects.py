@@ -71,6 +71,22 @@ def waiting_limit(seconds: float) -> tuple[str, list[str]]:
     )
 
 
+def limit_silence(using: str, seconds: float) -> None:
+    """Let the server end this transaction once it has heard nothing for ``seconds``: a process that
+    was stopped in the midst of it would keep its locks, and with them everybody else waiting.
+
+    Only PostgreSQL can do so, for the transaction alone.
+    """
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        return
+    with connection.cursor() as cursor:
+        limit = str(max(1, int(seconds * 1000)))
+        cursor.execute(
+            "SELECT set_config('idle_in_transaction_session_timeout', %s, true)", [limit]
+        )
+
+
 def refuse_transaction(using: str) -> None:
     """Raise LeaseInTransaction inside an atomic block, or with autocommit off.
 

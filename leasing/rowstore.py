@@ -14,7 +14,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing import signals
 from leasing.conf import leasing_settings
-from leasing.dialects import hang_up, in_transaction, limit_waiting, use_private_connection
+from leasing.dialects import (
+    hang_up,
+    in_transaction,
+    limit_silence,
+    limit_waiting,
+    use_private_connection,
+)
 from leasing.exceptions import LeaseLost
 from leasing.keeper import NOTE_LIMIT, keeper
 from leasing.store import Grant, Renewals
@@ -22,6 +28,10 @@ from leasing.store import Grant, Renewals
 if TYPE_CHECKING:
     from leasing.models import Leasable
     from leasing.querysets import LeasableQuerySet
+
+#: For how many times its ttl a holder may say nothing to the server within its proof. Its term is
+#: over by then, but successors wait for its lock: it may have been stopped.
+SILENCE = 2.0
 
 #: The connections of the keeper's thread, by database.
 _lines: dict[str, BaseDatabaseWrapper] = {}
@@ -78,7 +88,10 @@ class RowStore:
     @contextmanager
     def proving(self, row: Any) -> Iterator[None]:
         rows = self._rows().home()
+        is_ours = not connections[self.using].in_atomic_block
         with transaction.atomic(using=self.using):
+            if is_ours:
+                limit_silence(self.using, SILENCE * row.ttl.total_seconds())
             rows.prove(row)
             yield
             rows.prove(row)

@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import Error, connection, transaction
 from django.test import override_settings
 
+from leasing import rowstore
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import after
 from leasing.hold import Hold
@@ -225,6 +226,38 @@ def test_a_real_deadline_passes_inside_the_block_and_nobody_gets_in(
 
     assert written() == []
     assert other_session.run(lambda: Lease.objects.acquire("crane:1", holder="bob")).grants == 2
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("on_postgresql")
+def test_a_holder_that_falls_silent_inside_the_block_keeps_nobody_waiting(
+    other_session: OtherSession, manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rowstore, "SILENCE", 0.01)
+    with kept_by(manual_keeper, ttl=30) as hold:
+        Lease.objects.update(expires_at=after(timedelta(seconds=0.1)))
+
+        def is_taken_over() -> bool:
+            try:
+                return bool(Lease.objects.acquire("crane:1", holder="bob"))
+            except LeaseHeld:
+                return False
+
+        with pytest.raises(Error, match="idle-in-transaction"), hold.still_mine():
+            write()
+            wait_for(lambda: other_session.run(is_taken_over))
+            write()
+
+    assert written() == []
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("on_postgresql")
+def test_within_a_transaction_silence_is_the_callers_affair(manual_keeper: Keeper) -> None:
+    with kept_by(manual_keeper) as hold, transaction.atomic(), hold.still_mine():
+        cursor = connection.cursor()
+        cursor.execute("SHOW idle_in_transaction_session_timeout")
+        assert cursor.fetchone() == ("0",)
 
 
 def other_session_sees_expiry(session: OtherSession, lease: Lease) -> Callable[[], bool]:

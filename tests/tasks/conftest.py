@@ -14,6 +14,7 @@ from leasing import signals as lease_signals
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.rowstore import RowStore
+from leasing.signals import Logged
 from tasks import registry, retry, runner, signals, trails
 from tasks.context import Context
 from tasks.execution import Execution
@@ -159,7 +160,7 @@ def told() -> Iterator[Told]:
 
 
 def _is_signal(value: object) -> bool:
-    return isinstance(value, type(signals.enqueued))
+    return isinstance(value, Logged)
 
 
 @pytest.fixture(autouse=True)

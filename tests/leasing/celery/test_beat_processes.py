@@ -16,11 +16,12 @@ from leasing import Leader
 from leasing.models import BeatEntry, Lease
 from tests.conftest import Spawn
 from tests.processes import Process, wait_for
+from tests.races.support import pause
 
 PLANS = {"often": 0.1, "regularly": 0.25, "rarely": 1.0}
 BEAT = "beat:project"
 TTL = 1
-FAULTS = (Process.kill, Process.pause, Process.kill)
+FAULTS = (Process.kill, pause, Process.kill)
 
 
 @pytest.fixture
