@@ -122,6 +122,7 @@ def _sample() -> None:
             ready=age % 7,
             running=age % 3,
             completed=age % 5,
+            claimed=age % 5 + 1,
             wait_p50=age % 4 / 10,
             wait_p95=age % 4,
             renewals=age % 6,
