@@ -41,7 +41,7 @@ def brief(length: timedelta) -> str:
     """How long something took, with a tenth of a second where it was short."""
     seconds = max(0.0, length.total_seconds())
     if seconds < 0.05:
-        return "under 0.1 s"
+        return "< 0.1 s"
     return f"{seconds:.1f} s" if seconds < 9.95 else span(seconds)
 
 
