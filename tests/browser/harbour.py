@@ -41,6 +41,7 @@ def fill() -> dict[str, str]:
     TaskFactory(name=SLEEP, state="running", holder=f"{LONG}-worker"[:200])
     Queue.objects.pause("reports", by="olga", reason=f"The server is moved to {FOREIGN}.")
     TaskFactory(queue="reports")
+    Task.objects.filter(pk=TaskFactory(state="retrying").pk).update(queue=LONG, name=LONG)
     leases: dict[str, Any] = {
         state: LeaseFactory(state=state) for state in ("active", "expired", "released")
     }
