@@ -63,6 +63,7 @@ REVOKE_LEASES = RevokeAct(
     ForceReleaseForm,
     lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
     is_nobodys,
+    of_one="Take from its holder…",
 )
 
 

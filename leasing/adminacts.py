@@ -91,6 +91,8 @@ class Act:
     refusals: tuple[type[Exception], ...] = ()
     #: What the history of Django's own takes it for.
     flag: int = CHANGE
+    #: What the button on the page of one row is called, where ``label`` is about several.
+    of_one: str = ""
 
     @property
     def deed(self) -> str:

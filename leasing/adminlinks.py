@@ -71,4 +71,6 @@ def json_of(value: Any) -> SafeString | str:
     """``value`` as indented JSON, its secrets masked."""
     if value is None:
         return "–"
-    return format_html('<pre class="leasing-json">{}</pre>', pretty_json(masked(value)))
+    return format_html(
+        '<pre class="leasing-json" tabindex="0">{}</pre>', pretty_json(masked(value))
+    )

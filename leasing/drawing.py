@@ -69,7 +69,7 @@ class Lane:
     @property
     def lasted(self) -> str:
         """How long it took; "" while it lasts."""
-        return wording.span(self.end - self.start) if self.end else ""
+        return wording.brief(self.end - self.start) if self.end else ""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,19 @@ def _two(whole: int, large: int, large_name: str, small: int, small_name: str) -
     return f"{count} {large_name} {fine} {small_name}" if fine else f"{count} {large_name}"
 
 
+def left(length: timedelta) -> str:
+    """How long a wait of ``length`` is still to come, as a countdown beside it says it."""
+    return span(math.ceil(length.total_seconds()))
+
+
+def brief(length: timedelta) -> str:
+    """How long something took, with a tenth of a second where it was short."""
+    seconds = max(0.0, length.total_seconds())
+    if seconds < 0.05:
+        return "< 0.1 s"
+    return f"{seconds:.1f} s" if seconds < 9.95 else span(seconds)
+
+
 def ago(moment: datetime, now: datetime) -> str:
     """How far ``moment`` lies from ``now``, whichever comes first."""
     seconds = (now - moment).total_seconds()
@@ -45,7 +58,7 @@ def until(deadline: datetime, now: datetime, ahead: str = "", past: str = "expir
     3 s ago")."""
     seconds = (deadline - now).total_seconds()
     if seconds > 0:
-        return f"{ahead} in {span(math.ceil(seconds))}".lstrip()
+        return f"{ahead} in {left(deadline - now)}".lstrip()
     return f"{past} {ago(deadline, now)}"
 
 

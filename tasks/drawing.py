@@ -135,6 +135,8 @@ def said(value: float | None, unit: str = "") -> str:
         return "–"
     if unit == "s" and value >= 60:
         return span(value)
+    if unit == "s" and 0 < value < 0.1:
+        return f"{max(1, round(1000 * value))} ms"
     text = f"{value:,.0f}" if value >= 10 else f"{value:.2g}" if value < 1 else f"{value:.1f}"
     text = text.removesuffix(".0")
     return f"{text} s" if unit == "s" else text

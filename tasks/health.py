@@ -210,7 +210,7 @@ def _stuck(figures: Figures) -> Need | None:
     if not stuck:
         return None
     heals = (
-        "Recovery should have taken them back by now. Their pages say more."
+        f"Recovery should have taken {'it' if stuck.value == 1 else 'them'} back by now."
         if figures.sweepers
         else "No worker that recovers tasks is alive: this will not heal by itself."
     )

@@ -127,6 +127,10 @@ class ScheduleAdmin(ReadOnlyAdmin):
         rows: QuerySet[Any] = super().get_queryset(request).annotate(now=DbNow())
         return rows
 
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """What is not there yet has no state, and was made at no time."""
+        return EDITED if obj is None else super().get_fields(request, obj)
+
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Who cannot change the data sees it masked; who can has to see it."""
         sets = super().get_fieldsets(request, obj)

@@ -104,6 +104,7 @@ class TaskAdmin(LeasableAdmin):
             ForceReleaseForm,
             lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
             _not_running,
+            of_one="Take from its holder…",
         ),
     )
     fieldsets = (

@@ -11,7 +11,7 @@ from django import template
 from django.db.models import Model
 from django.template.context import RequestContext
 from django.urls import NoReverseMatch, reverse
-from django.utils.html import conditional_escape, format_html
+from django.utils.html import conditional_escape, format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from leasing import navigation, wording
@@ -23,6 +23,10 @@ register = template.Library()
 
 #: Signs after which a name may go on in the next line; never inside of an escape.
 _PARTING = re.compile(r"([._:/@-])(?=\w)")
+
+#: Strings of JSON, and signs of scripts that run from right to left.
+_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*")')
+_LEFTWARD = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")
 
 #: Longer JSON than this is cut: a browser would choke on it, and nobody reads it there.
 JSON_SHOWN = 50_000
@@ -158,11 +162,21 @@ def thousands(count: int) -> str:
 
 @register.filter
 def pretty_json(value: Any) -> str:
-    """``value`` as indented JSON. The template escapes it, as it does any text."""
+    """``value`` as indented JSON. Strings in a script that runs from right to left are isolated,
+    or a name and its value would change places."""
     text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
-    if len(text) <= JSON_SHOWN:
-        return text
-    return f"{text[:JSON_SHOWN]}\n… cut: {len(text) - JSON_SHOWN:,} more characters"
+    if len(text) > JSON_SHOWN:
+        text = f"{text[:JSON_SHOWN]}\n… cut: {len(text) - JSON_SHOWN:,} more characters"
+    if not _LEFTWARD.search(text):
+        return text  # which the template escapes
+    return format_html_join(
+        "",
+        "{}",
+        (
+            [format_html("<bdi>{}</bdi>", part) if _LEFTWARD.search(part) else part]
+            for part in _STRINGS.split(text)
+        ),
+    )
 
 
 @register.simple_tag(takes_context=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from leasing.wording import span, stamp
+from leasing.wording import left, span, stamp
 from tasks.models import Task
 
 
@@ -23,7 +23,7 @@ def holder_facts(task: Task, now: datetime) -> list[tuple[str, str]]:
 def until(task: Task, now: datetime) -> str:
     """When its lease ends, or ended."""
     ahead = task.expires_at - now
-    distance = f"in {span(ahead)}" if ahead > timedelta(0) else f"{span(-ahead)} ago"
+    distance = f"in {left(ahead)}" if ahead > timedelta(0) else f"{span(-ahead)} ago"
     return f"{stamped(task.expires_at)}, {distance}"
 
 

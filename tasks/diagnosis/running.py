@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from leasing.answers import Diagnosis
 from leasing.signs import is_late
-from leasing.wording import span
+from leasing.wording import left, span
 from tasks.diagnosis.actions import CANCEL, REVOKE
 from tasks.diagnosis.facts import holder_facts, until
 from tasks.diagnosis.surroundings import Surroundings
@@ -21,7 +21,7 @@ def held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     silent = now - (task.renewed_at or task.acquired_at or now)
     if not is_late(task, now):
         return _on_time(task, now)
-    next_ = f"If no heartbeat comes within {span(task.expires_at - now)}, it is recovered."
+    next_ = f"If no heartbeat comes within {left(task.expires_at - now)}, it is recovered."
     if task.holder in around.workers:
         headline = f"{task.holder} was seen a moment ago, but its last heartbeat for this was "
         headline += f"{span(silent)} ago."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from leasing.answers import Action, Diagnosis
-from leasing.wording import plural, span
+from leasing.wording import left, plural, span
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE, RESUME
 from tasks.diagnosis.facts import attempt_facts, stamped
 from tasks.diagnosis.surroundings import Surroundings
@@ -17,7 +17,7 @@ NAMED = 5
 
 def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     """Its time has not come."""
-    wait = span(task.scheduled_at - now)
+    wait = left(task.scheduled_at - now)
     facts = [("Not before", stamped(task.scheduled_at)), *attempt_facts(task)]
     until = f"{stamped(task.scheduled_at)}, in {wait}."
     if not task.last_error:

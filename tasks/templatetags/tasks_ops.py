@@ -128,7 +128,7 @@ def _number(value: object) -> float | None:
 @register.simple_tag
 def lasted(start: datetime, end: datetime) -> str:
     """How long it was from ``start`` to ``end``, with a tenth where it was short."""
-    return _short(end - start)
+    return wording.brief(end - start)
 
 
 @register.simple_tag
@@ -138,9 +138,4 @@ def heard_after(wish: GeneratorWish | None) -> str:
     if wish is None or wish.acknowledged_at is None or wish.acknowledged_at < wish.changed_at:
         return ""
     heard_in = wish.acknowledged_at - wish.changed_at
-    return _short(heard_in) if heard_in < HEARD_SOON else ""
-
-
-def _short(length: timedelta) -> str:
-    seconds = max(0.0, length.total_seconds())
-    return f"{seconds:.1f} s" if seconds < 10 else wording.span(seconds)
+    return wording.brief(heard_in) if heard_in < HEARD_SOON else ""

@@ -41,6 +41,7 @@ def fill() -> dict[str, str]:
     TaskFactory(name=SLEEP, state="running", holder=f"{LONG}-worker"[:200])
     Queue.objects.pause("reports", by="olga", reason=f"The server is moved to {FOREIGN}.")
     TaskFactory(queue="reports")
+    Task.objects.filter(pk=TaskFactory(state="retrying").pk).update(queue=LONG, name=LONG)
     leases: dict[str, Any] = {
         state: LeaseFactory(state=state) for state in ("active", "expired", "released")
     }
@@ -122,6 +123,7 @@ def _sample() -> None:
             ready=age % 7,
             running=age % 3,
             completed=age % 5,
+            claimed=age % 5 + 1,
             wait_p50=age % 4 / 10,
             wait_p95=age % 4,
             renewals=age % 6,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import urllib.request
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -53,9 +54,15 @@ def generators(spawn: Spawn) -> list[Process]:
 
 
 @pytest.fixture
-def pages(visit: Visit, olga: User, servers: list[str], generators: list[Process]) -> list[Page]:
-    """The generator's page, as each of the web processes serves it."""
-    return [visit(user=olga, base_url=address) for address in servers]
+def pages(
+    visit: Visit, olga: User, servers: list[str], generators: list[Process]
+) -> Iterator[list[Page]]:
+    """The generator's page, as each of the web processes serves it. They are closed before the
+    processes end: a poll that nobody answers would be a failure of the page."""
+    pages = [visit(user=olga, base_url=address) for address in servers]
+    yield pages
+    for page in pages:
+        page.close()
 
 
 def test_16_a_stop_sent_to_either_web_process_is_confirmed_20_times_of_20(

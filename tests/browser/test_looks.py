@@ -86,6 +86,7 @@ def test_29_axe_finds_nothing_serious_on_any_page(
         if name in ALIKE:
             continue
         page.goto(path)
+        assert "could not be read" not in page.content(), name
         page.evaluate(AXE)
         page.evaluate("() => document.querySelectorAll('details').forEach((d) => d.open = true)")
         violations = page.evaluate(

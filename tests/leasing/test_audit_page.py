@@ -30,7 +30,7 @@ def test_without_permission_it_is_closed() -> None:
 def test_an_entry_tells_who_did_what_to_which_row_and_why(viewer: Client) -> None:
     audit.record("olga", "retry", Task, keys=[17], changed=1, reason="again, please", via="page")
     page = get(viewer, AUDIT)
-    assert "Retry 17 task “again, please” done olga via page just now 1 of 1" in page.text
+    assert "Retry task 17 “again, please” done olga via page just now 1 of 1" in page.text
     assert "/ops/tasks/17/" in page.links
 
 
@@ -42,11 +42,11 @@ def test_what_came_of_it_is_told(viewer: Client) -> None:
         raise ZeroDivisionError("oh")
     AuditEntry.objects.create(by="olga", verb="discard", model="vanished.thing", key="9")
     text = get(viewer, AUDIT).text
-    assert "Retry 1, 2, 3 task done in part" in text and "1 of 3 2 it runs" in text
+    assert "Retry task 1, 2, 3 done in part" in text and "1 of 3 2 it runs" in text
     assert "all with state ready done" in text
-    assert "Pause mail queue changed nothing" in text
+    assert "Pause queue mail changed nothing" in text
     assert "ZeroDivisionError: oh failed" in text
-    assert "Discard 9 vanished.thing broken off olga just now ?" in text
+    assert "Discard vanished.thing 9 broken off olga just now ?" in text
 
 
 def test_many_rows_are_named_in_part(viewer: Client) -> None:
@@ -60,10 +60,10 @@ def test_entries_are_found_by_who_what_and_which(viewer: Client) -> None:
     audit.record("emil", "retry", Task, keys=[18], changed=1)
     audit.record("emil", "stop", GeneratorWish, keys=[1], changed=1)
     found = {
-        "?by=emil&verb=retry": ["Retry 18"],
-        "?verb=retry": ["Retry 18", "Retry 17"],
-        "?model=tasks.task&key=17": ["Retry 17"],
-        "?model=tasks.generatorwish": ["Stop 1"],
+        "?by=emil&verb=retry": ["Retry task 18"],
+        "?verb=retry": ["Retry task 18", "Retry task 17"],
+        "?model=tasks.task&key=17": ["Retry task 17"],
+        "?model=tasks.generatorwish": ["Stop generator wish 1"],
     }
     for query, words in found.items():
         text = get(viewer, AUDIT + query).text

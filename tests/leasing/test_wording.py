@@ -48,6 +48,21 @@ def test_a_deadline_counts_down_and_then_says_since_when(seconds: float, words: 
     assert wording.until(NOW + timedelta(seconds=seconds), NOW, "ends") == words
 
 
+def test_a_wait_is_told_as_the_countdown_beside_it_tells_it() -> None:
+    for seconds in (0.2, 4.0, 59.5, 61.01):
+        ahead = timedelta(seconds=seconds)
+        assert wording.until(NOW + ahead, NOW) == f"in {wording.left(ahead)}"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(-1, "< 0.1 s"), (0.04, "< 0.1 s"), (0.06, "0.1 s"), (9.94, "9.9 s"), (9.96, "9 s")]
+    + [(75, "1 min 15 s")],
+)
+def test_what_took_no_time_is_not_told_as_naught(seconds: float, words: str) -> None:
+    assert wording.brief(timedelta(seconds=seconds)) == words
+
+
 def test_a_noun_follows_its_number() -> None:
     assert wording.plural(1, "task") == "1 task"
     assert wording.plural(1200, "task") == "1,200 tasks"
@@ -61,4 +76,11 @@ def test_a_long_name_may_be_broken_after_the_signs_that_part_it() -> None:
 
 def test_long_json_is_cut() -> None:
     assert pretty_json({"ä": [1]}) == '{\n  "ä": [\n    1\n  ]\n}'
+    assert pretty_json({"<a>": "\\"}) == '{\n  "<a>": "\\\\"\n}'
     assert pretty_json("x" * 60_000).endswith("… cut: 10,002 more characters")
+
+
+def test_json_in_a_script_that_runs_leftwards_keeps_its_order() -> None:
+    shown = pretty_json({"שם": 'נמל "<b>', "port": 1})
+    isolated = "<bdi>&quot;שם&quot;</bdi>: <bdi>&quot;נמל \\&quot;&lt;b&gt;&quot;</bdi>"
+    assert shown == f"{{\n  {isolated},\n  &quot;port&quot;: 1\n}}"

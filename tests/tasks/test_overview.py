@@ -198,7 +198,7 @@ def test_charts_that_cannot_be_read_leave_the_others_standing(
 
 
 def test_the_charts_show_what_was_sampled_and_say_it_as_a_table(viewer: Client) -> None:
-    assert get(viewer, OVERVIEW).text.count("Nothing was sampled in this time.") == 4
+    assert get(viewer, OVERVIEW).text.count("Nothing was sampled in this time.") == 1
     slot = int(database_now("default").timestamp()) // Sample.SLOT * Sample.SLOT - 2 * Sample.SLOT
     Sample.objects.create(
         queue="default", slot=slot, completed=7, ready=3, claimed=1, wait_p50=0.4, wait_p95=2.5
@@ -265,7 +265,7 @@ def test_a_stop_tells_who_stopped_and_who_has_not_heard_yet(operator: Client) ->
     assert "Stopped by olga just now; nothing more is generated." in text
     assert "web-2 has not acknowledged yet." in text and "“too loud”" in text
     acknowledge("web-2")
-    assert "web-2 acknowledged after 0." in get(operator, GENERATOR).text
+    assert re.search(r"web-2 acknowledged after (< )?0\.\d s\.", get(operator, GENERATOR).text)
 
 
 def test_a_start_is_acknowledged_by_whoever_takes_it_up(operator: Client) -> None:
@@ -324,7 +324,7 @@ def test_who_stands_by_is_named(operator: Client) -> None:
     start_generator(by="emil")
     generating("web-1")
     WorkerFactory(name="web-1", role="generator", concurrency=0)
-    assert "Nobody: were web-1 gone, nothing would be generated" in get(operator, GENERATOR).text
+    assert "Nobody. Were web-1 gone, nothing would be generated" in get(operator, GENERATOR).text
     WorkerFactory(name="web-2", role="generator", concurrency=0)
     WorkerFactory(name="web-3", role="generator", concurrency=0, state="gone")
     text = get(operator, GENERATOR).text

@@ -188,6 +188,11 @@ WHOLE = {
 }
 
 
+def test_what_is_added_has_no_state_and_no_past_yet(editor: Client) -> None:
+    text = get(editor, f"{ADMIN}add/").text
+    assert "Task data" in text and "Created at" not in text and "Next moments" not in text
+
+
 def test_one_makes_a_schedule_of_ones_own(editor: Client) -> None:
     assert editor.get(f"{ADMIN}add/").status_code == 200
     editor.post(f"{ADMIN}add/", WHOLE)
