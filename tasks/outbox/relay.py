@@ -17,7 +17,8 @@ While the broker is away the relay waits, with growing pauses: the rows are wher
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -31,13 +32,14 @@ from tasks.bell import ringer
 from tasks.conf import task_settings
 from tasks.connection import lasting_connection
 from tasks.models import OutboxMessage, Task
+from tasks.outbox import RELAY
 from tasks.outbox.queryset import BELL
+from tasks.outbox.totals import totals
 from tasks.tracepoints import Send, points
 from tasks.waking import Waking
 
 logger = get_logger("tasks.relay")
 
-RESOURCE: Final = "tasks.relay"
 #: How many messages are marked by one transaction.
 BATCH: Final = 100
 #: Seconds until the next look while more is ready than may be at the broker.
@@ -75,7 +77,7 @@ class Relay:
 
     def __init__(self, broker: Broker, *, ttl: float | None = None, name: str | None = None):
         self.broker = broker
-        self.leader = Leader(RESOURCE, ttl=ttl, holder=name)
+        self.leader = Leader(RELAY, ttl=ttl, holder=name)
         self._ended = threading.Event()
         queues = [*task_settings.CELERY_QUEUES, BELL]
         self.waking = Waking(queues, self._ended, lambda key: None)
@@ -107,11 +109,13 @@ class Relay:
             try:
                 pause = SHORT_PAUSE if self.look(term) else self.waking.pause()
                 failures = 0
+                totals.succeeded_at = time.time()
             except LeaseLost as loss:
                 logger.warning("publishing is left to another: %s", loss, event="relay.lost")
                 return
             except (Error, BrokerAway) as error:
                 failures += 1
+                totals.failures += 1
                 pause = min(LONGEST_PAUSE, 2.0 ** min(failures, 10) / 4)
                 logger.warning(
                     "publishing goes on in %.1f s: %s", pause, error, event="relay.failed"
@@ -138,20 +142,23 @@ class Relay:
         return more
 
     def _publish_tasks(self, term: Hold, queue: str) -> bool:
-        size, patience = task_settings.CELERY_WINDOW, task_settings.CELERY_PATIENCE
-        window = Task.objects.window(queue, size, patience)
-        keys = window.keys
-        if window.late:
+        size = task_settings.CELERY_WINDOW
+        window = Task.objects.window(queue, size, task_settings.CELERY_PATIENCE)
+        keys, late = window.keys, window.late
+        if late:
             # While the broker still has messages, these may be among them.
             waiting = self.broker.waiting(queue) or 0
-            keys = [*window.late[: max(0, size - waiting)], *keys] if waiting < size else keys
+            late = late[: max(0, size - waiting)]
+        keys = [*late, *keys]
         for start in range(0, len(keys), BATCH):
-            self._publish_batch(term, queue, keys[start : start + BATCH], patience)
+            self._publish_batch(term, queue, keys[start : start + BATCH], set(late))
         return window.is_full
 
-    def _publish_batch(self, term: Hold, queue: str, keys: Sequence[int], patience: float) -> None:
+    def _publish_batch(
+        self, term: Hold, queue: str, keys: Sequence[int], late: Container[int]
+    ) -> None:
         with term.still_mine():
-            marked = Task.objects.mark_published(keys, patience)
+            marked = Task.objects.mark_published(keys, task_settings.CELERY_PATIENCE)
         send: Send = self.broker.send_task
         if points.tracer is not None:
             send = points.tracer.publishing(send, marked)
@@ -161,6 +168,8 @@ class Relay:
                 term.ensure()
                 send(key, queue)
                 sent += 1
+                totals.published[queue] += 1
+                totals.again[queue] += key in late
         finally:
             if sent < len(marked):
                 with suppress(Error):  # they are late then
@@ -181,6 +190,7 @@ class Relay:
                     raise
                 except Exception as error:
                     held.add(message.key)
+                    totals.refused += 1
                     logger.error(
                         "message %s could not be sent, again: %s",
                         message,
@@ -188,9 +198,11 @@ class Relay:
                         event="message.failed",
                         topic=message.topic,
                     )
-                    OutboxMessage.objects.put_off(message, error)
+                    with term.still_mine():
+                        OutboxMessage.objects.put_off(message, error)
                 else:
                     sent.append(message.pk)
+                    totals.sent += 1
         finally:
             if sent:
                 with term.still_mine():

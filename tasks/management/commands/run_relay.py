@@ -7,6 +7,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
+from leasing import metrics_port
 from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.shutdown import on_stop_signal
 from tasks.outbox.relay import Relay
@@ -23,6 +24,7 @@ class Command(BaseCommand):
             "--ttl", type=float, help="seconds after which another goes on when this one is gone"
         )
         parser.add_argument("--name", help="what it is called (default: host:pid:random)")
+        metrics_port.add_arguments(parser)
 
     def handle(self, **options: Any) -> None:
         try:
@@ -34,6 +36,7 @@ class Command(BaseCommand):
             relay = Relay(broker, ttl=options["ttl"], name=options["name"])
         except (ImproperlyConfigured, InvalidResource, InvalidTTL) as error:
             raise CommandError(str(error)) from error
+        metrics_port.serve(options)
         stopping = threading.Event()
 
         def stop() -> None:

@@ -16,6 +16,7 @@ from tasks.exceptions import NotSerializable
 from tasks.models import OutboxMessage
 from tasks.outbox import publish
 from tasks.outbox.relay import BATCH, BrokerAway, Relay
+from tasks.outbox.totals import Totals
 from tests.leasing.support import expire
 from tests.tasks.celery.support import FakeBroker, away_after
 
@@ -89,7 +90,7 @@ def test_a_row_that_becomes_visible_late_is_published_late(
 
 
 def test_a_message_that_cannot_be_sent_keeps_back_those_of_its_key_alone(
-    relay: Relay, term: Hold, broker: FakeBroker
+    relay: Relay, term: Hold, broker: FakeBroker, counted: Totals
 ) -> None:
     for topic, key in [("bad", "k"), ("next", "k"), ("other", "o"), ("none", "")]:
         publish(topic, None, key=key)
@@ -100,6 +101,7 @@ def test_a_message_that_cannot_be_sent_keeps_back_those_of_its_key_alone(
     relay.look(term)
 
     assert broker.topics == ["other", "none"]
+    assert (counted.sent, counted.refused) == (2, 1)
     bad = OutboxMessage.objects.get(topic="bad")
     assert (bad.failures, bad.last_error) == (1, "ValueError: too large")
     assert list(OutboxMessage.objects.waiting()) == [bad]
@@ -184,6 +186,23 @@ def test_a_relay_that_lost_its_term_marks_nothing_and_its_successor_sends_the_sa
     with Lease.objects.hold("tasks.relay") as successors:
         relay.look(successors)
     assert [message.uid for message in broker.messages] == [sent.uid, sent.uid]
+
+
+def test_a_relay_that_lost_its_term_puts_nothing_off(
+    relay: Relay, term: Hold, broker: FakeBroker
+) -> None:
+    publish("bad", None)
+
+    def freeze(message: OutboxMessage) -> None:
+        expire(Lease.objects.get(resource="tasks.relay"))
+        Lease.objects.acquire("tasks.relay", holder="another")
+        raise ValueError("too large")
+
+    broker.before = freeze
+    with pytest.raises(LeaseLost):
+        relay.look(term)
+
+    assert OutboxMessage.objects.get().failures == 0
 
 
 def test_a_message_is_marked_once() -> None:

@@ -13,6 +13,7 @@ from leasing.hold import Hold
 from leasing.models import Lease
 from tasks.models import Queue, Task
 from tasks.outbox.relay import BATCH, BrokerAway, Relay
+from tasks.outbox.totals import Totals
 from tests.leasing.support import expire
 from tests.tasks.celery.support import FakeBroker, age, away, away_after, enqueue
 from tests.tasks.support import grant_to, make_due, take_back
@@ -166,7 +167,7 @@ def test_a_backlog_behind_one_key_stands_in_nobodys_way(
 
 
 def test_a_message_that_the_broker_lost_is_sent_again_after_patience(
-    relay: Relay, term: Hold, broker: FakeBroker
+    relay: Relay, term: Hold, broker: FakeBroker, counted: Totals
 ) -> None:
     keys = enqueue(2)
     relay.look(term)
@@ -176,6 +177,7 @@ def test_a_message_that_the_broker_lost_is_sent_again_after_patience(
     relay.look(term)
 
     assert broker.tasks == keys + keys
+    assert (counted.published, counted.again) == ({"default": 4}, {"default": 2})
 
 
 def test_late_messages_that_still_wait_at_the_broker_are_not_sent_again(
