@@ -25,6 +25,7 @@ def _begin(sender: Any, **kwargs: Any) -> None:
     global _name
     from tasks import recovery, sampling, schedules
     from tasks.celery import consuming
+    from tasks.models import WorkerRole
     from tasks.presence import keep_present
 
     consuming.stopping.clear()
@@ -37,7 +38,9 @@ def _begin(sender: Any, **kwargs: Any) -> None:
     _start("sampler", lambda: sampling.run_until(_ended))
     _start(
         "presence",
-        lambda: keep_present(_name, _ended, queues=served, concurrency=concurrency),
+        lambda: keep_present(
+            _name, _ended, role=WorkerRole.CELERY, queues=served, concurrency=concurrency
+        ),
     )
 
 

@@ -33,7 +33,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),
                 ('name', models.CharField(max_length=200, unique=True)),
-                ('role', models.CharField(choices=[('worker', 'Worker'), ('recovery', 'Recovery'), ('generator', 'Generator')], db_default='worker', default='worker', max_length=9)),
+                ('role', models.CharField(choices=[('worker', 'Worker'), ('recovery', 'Recovery'), ('generator', 'Generator'), ('celery', 'Celery'), ('relay', 'Relay')], db_default='worker', default='worker', max_length=9)),
                 ('hostname', models.CharField(max_length=255)),
                 ('pid', models.PositiveIntegerField()),
                 ('queues', models.JSONField(default=list)),
