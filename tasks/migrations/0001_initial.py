@@ -79,6 +79,7 @@ class Migration(migrations.Migration):
                 ('due_at', models.DateTimeField(default=None, null=True)),
             ],
             options={
+                'permissions': [('retry_outboxmessage', 'Can let a refused message be tried now'), ('discard_outboxmessage', 'Can delete a message that is not published')],
                 'indexes': [models.Index(condition=models.Q(('published_at', None)), fields=['id'], name='tasks_outbox_pending'), models.Index(condition=models.Q(('published_at__isnull', False)), fields=['published_at', 'id'], name='tasks_outbox_published')],
             },
         ),
