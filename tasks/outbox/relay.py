@@ -54,11 +54,16 @@ class BrokerAway(Exception):
     """The broker does not answer, or takes nothing."""
 
 
+class QueueRefused(BrokerAway):
+    """It answers, and takes nothing for one queue. It may for others."""
+
+
 class Broker(Protocol):
     """What a relay needs of a broker."""
 
     def send_task(self, key: int, queue: str) -> None:
-        """Tell the workers of ``queue`` of the task with this ``key``. Raises BrokerAway."""
+        """Tell the workers of ``queue`` of the task with this ``key``. Raises BrokerAway,
+        QueueRefused."""
 
     def send_message(self, message: OutboxMessage) -> None:
         """Publish ``message``. Raises BrokerAway; any other error is the message's own."""
@@ -133,10 +138,15 @@ class Relay:
 
         Raises LeaseLost (another publishes), BrokerAway, Error (of the database).
         """
-        more = False
+        more, refused = False, None
         for queue in task_settings.CELERY_QUEUES:
-            more = self._publish_tasks(term, queue) or more
+            try:
+                more = self._publish_tasks(term, queue) or more
+            except QueueRefused as error:  # which is no reason to keep back all others
+                refused = error
         more = self._publish_messages(term) or more
+        if refused is not None:
+            raise refused
         if not more:
             self._prune()
         return more

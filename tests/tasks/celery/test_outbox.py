@@ -117,6 +117,7 @@ def test_one_without_a_key_keeps_nobody_back(relay: Relay, term: Hold, broker: F
     relay.look(term)
 
     assert broker.topics == ["good", "late"]
+    assert OutboxMessage.objects.get(topic="bad").failures == 1  # its pause is not over
 
 
 def test_it_is_tried_again_and_then_its_key_goes_on_in_order(
@@ -135,6 +136,7 @@ def test_it_is_tried_again_and_then_its_key_goes_on_in_order(
     relay.look(term)
 
     assert broker.topics == ["bad", "next"]
+    assert not OutboxMessage.objects.exclude(due_at=None).exists()
 
 
 def test_one_poisoned_key_with_a_long_backlog_stops_nobody(
@@ -188,6 +190,19 @@ def test_a_relay_that_lost_its_term_marks_nothing_and_its_successor_sends_the_sa
     assert [message.uid for message in broker.messages] == [sent.uid, sent.uid]
 
 
+def test_a_relay_that_hears_of_the_end_of_its_term_sends_no_more_messages(
+    relay: Relay, term: Hold, broker: FakeBroker
+) -> None:
+    for topic in ("a", "b", "c"):
+        publish(topic, None)
+    broker.before = lambda message: term.lose("a test took it") if message.topic == "b" else None
+
+    with pytest.raises(LeaseLost):
+        relay.look(term)
+
+    assert broker.topics == ["a", "b"]
+
+
 def test_a_relay_that_lost_its_term_puts_nothing_off(
     relay: Relay, term: Hold, broker: FakeBroker
 ) -> None:
@@ -214,6 +229,23 @@ def test_a_message_is_marked_once() -> None:
     OutboxMessage.objects.put_off(message, ValueError("late"))
     assert OutboxMessage.objects.get().published_at == before
     assert OutboxMessage.objects.get().failures == 0
+
+
+def test_a_discarded_message_lets_its_key_go_on_and_a_published_one_stays(
+    relay: Relay, term: Hold, broker: FakeBroker
+) -> None:
+    there = publish("there", None)
+    relay.look(term)
+    for topic in ("bad", "next"):
+        publish(topic, None, key="k")
+    broker.before = poison("bad")
+    relay.look(term)
+
+    assert OutboxMessage.objects.filter(topic__in=["there", "bad"]).discard() == 1
+    relay.look(term)
+
+    assert broker.topics == ["there", "next"]
+    assert OutboxMessage.objects.filter(pk=there.pk).exists()
 
 
 def test_published_messages_are_deleted_after_their_time(
