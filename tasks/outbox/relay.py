@@ -24,6 +24,7 @@ from typing import Final, Protocol
 
 from django.db import Error, connections
 
+from leasing.clock import clock
 from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
@@ -48,6 +49,8 @@ SHORT_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 15.0
 #: How many published messages are deleted after a look that found little to do.
 PRUNED: Final = 500
+#: Seconds until it looks again for such, once there are no more.
+PRUNE_EVERY: Final = 60.0
 
 
 class BrokerAway(Exception):
@@ -84,6 +87,7 @@ class Relay:
         self.broker = broker
         self.leader = Leader(RELAY, ttl=ttl, holder=name)
         self._ended = threading.Event()
+        self._prune_at = 0.0
         queues = [*task_settings.CELERY_QUEUES, BELL]
         self.waking = Waking(queues, self._ended, lambda key: None)
 
@@ -221,5 +225,7 @@ class Relay:
 
     def _prune(self) -> None:
         age = task_settings.OUTBOX_RETENTION
-        if age is not None:
-            OutboxMessage.objects.prune(age, PRUNED)
+        if age is None or clock() < self._prune_at:
+            return
+        if OutboxMessage.objects.prune(age, PRUNED) < PRUNED:
+            self._prune_at = clock() + PRUNE_EVERY

@@ -113,6 +113,7 @@ def test_one_without_a_key_keeps_nobody_back(relay: Relay, term: Hold, broker: F
     broker.before = poison("bad")
 
     relay.look(term)
+    assert broker.topics == ["good"]
     publish("late", None)
     relay.look(term)
 
@@ -260,3 +261,6 @@ def test_published_messages_are_deleted_after_their_time(
     relay.look(term)
 
     assert set(rows.values_list("topic", flat=True)) == {"new", "waiting"}
+    rows.filter(pk=new.pk).update(published_at=after(timedelta(days=-8)))
+    relay.look(term)
+    assert rows.filter(pk=new.pk).exists()  # not with every look
