@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from celery import Celery
@@ -26,23 +25,25 @@ def _shown(monkeypatch: pytest.MonkeyPatch) -> None:
     connect(Celery("tests", set_as_current=False), attend=False, metrics_port=9104)
 
 
-def worker_of(pool: type) -> Any:
+class Consumer:
     """What Celery sends with its signal."""
-    return SimpleNamespace(controller=SimpleNamespace(pool=pool.__new__(pool)))
+
+    def __init__(self, pool: type) -> None:
+        self.controller = SimpleNamespace(pool=pool.__new__(pool))
 
 
 def test_a_worker_of_threads_shows_what_it_counts() -> None:
-    measuring.signals.worker_ready.send(sender=worker_of(Threads))
+    measuring.signals.worker_ready.send(sender=Consumer(Threads))
 
     assert served == [("127.0.0.1", 9104)]
 
 
 def test_a_pool_of_processes_needs_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="PROMETHEUS_MULTIPROC_DIR"):
-        measuring.signals.worker_ready.send(sender=worker_of(Prefork))
+        measuring.signals.worker_ready.send(sender=Consumer(Prefork))
     monkeypatch.setenv(metrics_port.SHARED, "somewhere")
 
-    measuring.signals.worker_ready.send(sender=worker_of(Prefork))
+    measuring.signals.worker_ready.send(sender=Consumer(Prefork))
 
     assert served == [("127.0.0.1", 9104)]
 
@@ -54,7 +55,7 @@ def test_a_port_that_is_taken_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(metrics_port, "serve_at", taken)
 
     with pytest.raises(SystemExit, match="9104: Address already in use"):
-        measuring.signals.worker_ready.send(sender=worker_of(Threads))
+        measuring.signals.worker_ready.send(sender=Consumer(Threads))
 
 
 def test_so_does_a_client_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
