@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from celery import Celery
+from celery import Celery, signals
 from celery.concurrency.prefork import TaskPool as Prefork
 from celery.concurrency.thread import TaskPool as Threads
 
@@ -20,8 +20,8 @@ def _shown(monkeypatch: pytest.MonkeyPatch) -> None:
     served.clear()
     monkeypatch.setattr(metrics_port, "serve_at", lambda *at: served.append(at))
     monkeypatch.delenv(metrics_port.SHARED, raising=False)
-    monkeypatch.setattr(measuring.signals.worker_init, "receivers", [])
-    monkeypatch.setattr(measuring.signals.worker_ready, "receivers", [])
+    monkeypatch.setattr(signals.worker_init, "receivers", [])
+    monkeypatch.setattr(signals.worker_ready, "receivers", [])
     connect(Celery("tests", set_as_current=False), attend=False, metrics_port=9104)
 
 
@@ -33,17 +33,17 @@ class Consumer:
 
 
 def test_a_worker_of_threads_shows_what_it_counts() -> None:
-    measuring.signals.worker_ready.send(sender=Consumer(Threads))
+    signals.worker_ready.send(sender=Consumer(Threads))
 
     assert served == [("127.0.0.1", 9104)]
 
 
 def test_a_pool_of_processes_needs_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="PROMETHEUS_MULTIPROC_DIR"):
-        measuring.signals.worker_ready.send(sender=Consumer(Prefork))
+        signals.worker_ready.send(sender=Consumer(Prefork))
     monkeypatch.setenv(metrics_port.SHARED, "somewhere")
 
-    measuring.signals.worker_ready.send(sender=Consumer(Prefork))
+    signals.worker_ready.send(sender=Consumer(Prefork))
 
     assert served == [("127.0.0.1", 9104)]
 
@@ -55,11 +55,11 @@ def test_a_port_that_is_taken_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(metrics_port, "serve_at", taken)
 
     with pytest.raises(SystemExit, match="9104: Address already in use"):
-        measuring.signals.worker_ready.send(sender=Consumer(Threads))
+        signals.worker_ready.send(sender=Consumer(Threads))
 
 
 def test_so_does_a_client_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instruments, "can_count", lambda: False)
 
     with pytest.raises(SystemExit, match="prometheus"):
-        measuring.signals.worker_init.send(sender=None)
+        signals.worker_init.send(sender=None)
