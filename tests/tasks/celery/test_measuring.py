@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from celery import Celery, signals
@@ -10,7 +11,7 @@ from celery.concurrency.prefork import TaskPool as Prefork
 from celery.concurrency.thread import TaskPool as Threads
 
 from leasing import instruments, metrics_port
-from tasks.celery import connect, measuring
+from tasks.celery import connect
 
 served: list[tuple[str, int]] = []
 
@@ -28,7 +29,7 @@ def _shown(monkeypatch: pytest.MonkeyPatch) -> None:
 class Consumer:
     """What Celery sends with its signal."""
 
-    def __init__(self, pool: type) -> None:
+    def __init__(self, pool: Any) -> None:
         self.controller = SimpleNamespace(pool=pool.__new__(pool))
 
 
