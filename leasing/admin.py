@@ -1,4 +1,5 @@
-"""Leases and what is done once in Django's admin; the ledgers are at ``ledger_admin``."""
+"""Leases and what is done once in Django's admin; the ledgers are at ``ledger_admin``, and beats at
+``beat_admin``."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from leasing.adminacts import Act, Picked
 from leasing.adminkit import ReadOnlyAdmin
 from leasing.adminlinks import badge, json_of, related, short, site_url
 from leasing.answers import Diagnosis
+from leasing.beat_admin import BeatEntryAdmin
 from leasing.conf import leasing_settings
 from leasing.explanation import explain
 from leasing.forms import ForceReleaseForm
@@ -174,4 +176,11 @@ class OnceKeyAdmin(LeasableAdmin):
         return short(row.key)
 
 
-__all__ = ["AuditEntryAdmin", "LeasableAdmin", "LeaseAdmin", "LeaseEventAdmin", "OnceKeyAdmin"]
+__all__ = [
+    "AuditEntryAdmin",
+    "BeatEntryAdmin",
+    "LeasableAdmin",
+    "LeaseAdmin",
+    "LeaseEventAdmin",
+    "OnceKeyAdmin",
+]

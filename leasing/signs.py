@@ -8,7 +8,7 @@ from typing import Final
 
 from leasing.conf import leasing_settings
 from leasing.hold import margin
-from leasing.models import AuditEntry, EventKind, Leasable, Lease, LeaseState
+from leasing.models import AuditEntry, BeatEntry, EventKind, Leasable, Lease, LeaseState
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,9 @@ class Sign:
     mark: str
 
 
+NOT_YET: Final = Sign("none yet", "mute", "circle", "○")
+SENT: Final = Sign("sent", "ok", "check", "✓")
+UNSURE: Final = Sign("not known to be sent", "warn", "alert", "!")
 FREE: Final = Sign("free", "mute", "circle", "○")
 ACTIVE: Final = Sign("active", "ok", "lock", "●")
 LATE: Final = Sign("late", "warn", "clock", "◔")
@@ -99,3 +102,10 @@ def event_sign(kind: str) -> Sign:
     """The sign of an event; a kind that a later version wrote is shown as it is called."""
     known = EVENT_SIGNS.get(kind)  # type: ignore[call-overload]
     return known or Sign(kind, UNKNOWN.tone, UNKNOWN.icon, UNKNOWN.mark)
+
+
+def beat_sign(entry: BeatEntry) -> Sign:
+    """What became of the latest slot of an entry of a beat."""
+    if not entry.runs:
+        return NOT_YET
+    return UNSURE if entry.is_unsure else SENT

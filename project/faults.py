@@ -14,7 +14,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from tasks.models import Task, Worker
+from tasks.models import Task, Worker, WorkerRole
 
 #: Where the supervisor looks whether a process was killed from a page.
 CRASHED = "DEMO_CRASHED"
@@ -54,7 +54,9 @@ def _thaw(pid: int) -> None:
 
 
 def _busiest() -> tuple[Worker, list[Task]] | None:
-    mine = Worker.objects.present().filter(hostname=socket.gethostname()[:255], role="worker")
+    mine = Worker.objects.present().filter(
+        hostname=socket.gethostname()[:255], role__in=WorkerRole.running()
+    )
     crews = [(each, _held(each)) for each in mine if _is_sibling(each.pid)]
     return max(crews, key=lambda crew: len(crew[1]), default=None)
 

@@ -151,9 +151,11 @@ def _check_schedules() -> list[CheckMessage]:
 
 
 def _check_celery() -> list[CheckMessage]:
-    queues = task_settings.CELERY_QUEUES
+    queues: object = task_settings.CELERY_QUEUES
     messages: list[CheckMessage] = []
-    if isinstance(queues, str) or not set(queues) <= set(task_settings.QUEUES):
+    if not isinstance(queues, list | tuple | set) or not all(
+        queue in task_settings.QUEUES for queue in queues
+    ):
         text = "TASK_QUEUE['CELERY_QUEUES'] must list some of TASK_QUEUE['QUEUES']."
         messages.append(Error(text, id="tasks.E015"))
     if queues and not isinstance(task_settings.CELERY_APP, str):

@@ -6,15 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.apps import AppConfig
-from django.core.checks import CheckMessage, Tags, Warning, register
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.utils.module_loading import import_string
 
 from tasks.conf import task_settings
 from tasks.querysets import TaskStatus
+
+#: Brokers of one machine, or of one process.
+LOCAL_BROKERS = ("filesystem", "memory")
 
 
 def register_all() -> None:
     """Called when the app is ready."""
     register(Tags.compatibility, deploy=True)(check_growth)
+    register(Tags.compatibility, deploy=True)(check_broker)
 
 
 def check_growth(
@@ -35,11 +40,50 @@ def check_growth(
     return [
         Warning(
             f"Kept for ever, and growing with the work: {', '.join(kept)}.",
-            hint="Give TASK_QUEUE['RETENTION'] and ['SAMPLE_RETENTION'] a time. Failed tasks may "
-            "be kept: they are as many as go wrong.",
+            hint="Give TASK_QUEUE['RETENTION'], ['SAMPLE_RETENTION'] and ['OUTBOX_RETENTION'] a "
+            "time. Failed tasks may be kept: they are as many as go wrong.",
             id="tasks.W102",
         )
     ]
+
+
+def check_broker(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """A broker that other machines do not reach, or that confirms nothing."""
+    path = task_settings.CELERY_APP
+    if not (task_settings.CELERY_QUEUES and path):
+        return []
+    try:
+        app = import_string(path)
+        url, options = app.conf.broker_write_url or "", app.conf.broker_transport_options or {}
+    except Exception as error:
+        return [
+            Error(
+                f"TASK_QUEUE['CELERY_APP'] cannot be loaded, and no relay will start: {error}",
+                hint="Say where the Celery application is, as 'project.celery.app'.",
+                id="tasks.E101",
+            )
+        ]
+    scheme = str(url).partition(":")[0]
+    if scheme in LOCAL_BROKERS:
+        return [
+            Warning(
+                f"Celery's broker is {scheme}://, which no other machine reaches.",
+                hint="It is for demonstrations and tests: use Redis or RabbitMQ.",
+                id="tasks.W103",
+            )
+        ]
+    if options.get("confirm_publish") is False:
+        return [
+            Warning(
+                "RabbitMQ is not asked to confirm what it stores: messages of the outbox may be "
+                "lost, and tasks come late by CELERY_PATIENCE.",
+                hint="Leave confirm_publish out of the transport's options, or set it to True.",
+                id="tasks.W104",
+            )
+        ]
+    return []
 
 
 def _kept_for_ever() -> list[str]:
@@ -47,5 +91,8 @@ def _kept_for_ever() -> list[str]:
     retention = given if isinstance(given, Mapping) else {}
     states = (TaskStatus.SUCCEEDED.value, TaskStatus.CANCELLED.value)
     kept = [f"{state} tasks" for state in states if retention.get(state, 0) is None]
-    samples = task_settings.SAMPLES and task_settings.SAMPLE_RETENTION is None
-    return [*kept, "samples"] if samples else kept
+    if task_settings.SAMPLES and task_settings.SAMPLE_RETENTION is None:
+        kept.append("samples")
+    if task_settings.OUTBOX_RETENTION is None:
+        kept.append("published messages of the outbox")
+    return kept

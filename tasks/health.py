@@ -43,6 +43,8 @@ class Figures:
     #: Queues that stand still, and queues that nobody serves although something waits there.
     paused: list[QueueLine] = field(default_factory=list)
     unserved: list[QueueLine] = field(default_factory=list)
+    #: Queues where something waits that only Celery workers serve, while no relay tells them.
+    unpublished: list[QueueLine] = field(default_factory=list)
     #: Workers that were seen lately, and how many of them run recovery.
     workers: int = 0
     sweepers: int = 0
@@ -90,6 +92,7 @@ def assess(figures: Figures, unread: Sequence[str] = ()) -> Health:
         _stuck(figures),
         _workers(figures, unread),
         *[_unserved(line) for line in figures.unserved if figures.workers],
+        *[_unpublished(line) for line in figures.unpublished],
         _vanished(figures),
         _failed(figures),
         *[_paused(line) for line in figures.paused if line.ready],
@@ -128,6 +131,17 @@ def _unserved(line: QueueLine) -> Need:
         f"manage.py run_worker --queue {line.name}.",
         "tasks:queues",
         "Queues",
+    )
+
+
+def _unpublished(line: QueueLine) -> Need:
+    return Need(
+        "critical",
+        f"Nobody publishes the queue {line.name}, and {_tasks(line.ready, 'waits', 'wait')} there.",
+        "Only Celery workers serve it, and no relay was seen lately. Start one: "
+        "manage.py run_relay.",
+        "tasks:workers",
+        "Workers",
     )
 
 

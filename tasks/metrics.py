@@ -14,6 +14,7 @@ from leasing import metrics as lease_metrics
 from leasing.metrics import TERMS, Details
 from leasing.signals import Count, Logged
 from tasks import probes, recovery, registry, signals
+from tasks.outbox.totals import totals as relayed
 from tasks.places import Places
 from tasks.taken import Taken, waited
 
@@ -188,6 +189,8 @@ class State:
             yield family
         if self.places is not None:
             yield from _places(self.places)
+        if relayed.succeeded_at is not None or relayed.failures:
+            yield from _relay()
 
 
 def _places(places: Places) -> Iterator[Metric]:
@@ -197,6 +200,33 @@ def _places(places: Places) -> Iterator[Metric]:
         there.add_metric([kind.value], lane.places)
         busy.add_metric([kind.value], lane.places - max(0, lane.free))
     yield from (there, busy)
+
+
+def _relay() -> Iterator[Metric]:
+    if relayed.succeeded_at is not None:
+        yield GaugeMetricFamily(
+            "tasks_relay_last_success_timestamp_seconds",
+            "When the relay of this process last looked without an error.",
+            value=relayed.succeeded_at,
+        )
+    for name, help, by_queue in (
+        ("tasks_published_total", "Keys of tasks that the broker took.", relayed.published),
+        (
+            "tasks_published_again_total",
+            "Of these, such as it seemed to have lost.",
+            relayed.again,
+        ),
+    ):
+        family = CounterMetricFamily(name, help, labels=["queue"])
+        for queue, count in list(by_queue.items()):
+            family.add_metric([queue], count)
+        yield family
+    for name, help, count in (
+        ("tasks_outbox_published_total", "Messages that the broker took.", relayed.sent),
+        ("tasks_outbox_failures_total", "Messages that it refused.", relayed.refused),
+        ("tasks_relay_failures_total", "Looks that failed.", relayed.failures),
+    ):
+        yield CounterMetricFamily(name, help, value=count)
 
 
 def _child(children: dict[str, Histogram], metric: Histogram, queue: str) -> Histogram:

@@ -232,6 +232,15 @@ class Task(Leasable):
         return silent if silent >= self.progress_timeout else None
 
     @property
+    def has_message(self) -> bool:
+        """Whether a message to workers behind a broker tells of it, as far as is known here: see
+        ``tasks.querysets.publishing``."""
+        told_at = self.published_at
+        if told_at is None or told_at < self.scheduled_at:
+            return False
+        return self.acquired_at is None or told_at > self.acquired_at
+
+    @property
     def lease_resource(self) -> str:
         return resource_of(self.pk)
 
@@ -455,6 +464,14 @@ class WorkerRole(models.TextChoices):
     WORKER = "worker"
     RECOVERY = "recovery"
     GENERATOR = "generator"
+    #: A worker that runs what a broker's messages tell of, and nothing else.
+    CELERY = "celery"
+    RELAY = "relay"
+
+    @classmethod
+    def running(cls) -> tuple[WorkerRole, ...]:
+        """Of those that run tasks."""
+        return (cls.WORKER, cls.CELERY)
 
 
 class WorkerQuerySet(models.QuerySet["Worker"]):
@@ -530,6 +547,10 @@ class Worker(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def runs_tasks(self) -> bool:
+        return self.role in WorkerRole.running()
 
 
 class GeneratorWish(models.Model):

@@ -181,6 +181,11 @@ def _figures(
         longest_wait=now - queues.due_since if queues and queues.due_since else None,
         paused=[line for line in lines if line.is_paused],
         unserved=[line for line in lines if line.is_unserved],
+        unpublished=[
+            line
+            for line in lines
+            if line.ready and not line.is_paused and _lacks_relay(line.name, present)
+        ],
         workers=sum(worker.concurrency > 0 for worker in present),
         sweepers=sum(worker.sweeps for worker in present),
         gone=[w.name for w in workers if crew.state_of(w) == WorkerState.GONE],
@@ -188,6 +193,13 @@ def _figures(
         overdue_schedules=capped_count(schedules),
         **_wish(status, now),
     )
+
+
+def _lacks_relay(queue: str, present: list[Worker]) -> bool:
+    """Whether only Celery workers serve ``queue``, and no relay tells them of its tasks."""
+    roles = {worker.role for worker in present if queue in worker.queues}
+    is_told = any(worker.role == WorkerRole.RELAY for worker in present)
+    return roles == {WorkerRole.CELERY} and not is_told
 
 
 def _running() -> dict[str, Capped]:

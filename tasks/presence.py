@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import Error, close_old_connections, connections
@@ -45,6 +47,23 @@ def keep_present(name: str, ended: threading.Event, **what: Any) -> None:
             )
         ended.wait(Worker.SEEN_EVERY.total_seconds())
     connections.close_all()
+
+
+@contextmanager
+def present_beside(name: str, ended: threading.Event, role: str, **what: Any) -> Iterator[None]:
+    """A block in which the process called ``name`` is shown, which runs no tasks; leaving it sets
+    ``ended``."""
+    what = {"queues": [], "handlers": [], "concurrency": 0, "sweeps": False, "role": role} | what
+    presence = threading.Thread(
+        target=keep_present, args=(name, ended), kwargs=what, name="presence", daemon=True
+    )
+    presence.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        presence.join(PRESENCE_PATIENCE)
+        sign_off(name)
 
 
 def _compare_clocks() -> None:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from leasing.signs import LATE, UNKNOWN, Sign, is_late
-from tasks.models import AttemptOutcome, Queue, Task, TaskStatus, WorkerState
+from tasks.models import AttemptOutcome, OutboxMessage, Queue, Task, TaskStatus, WorkerState
 
 READY: Final = Sign("ready", "mute", "circle", "○")
 SCHEDULED: Final = Sign("scheduled", "mute", "clock", "◷")
@@ -50,6 +50,10 @@ OPEN: Final = Sign("open", "ok", "check", "●")
 PAUSED: Final = Sign("paused", "warn", "pause", "‖")
 UNSERVED: Final = Sign("nobody serves it", "crit", "alert", "▲")
 
+PENDING: Final = Sign("pending", "mute", "circle", "○")
+REFUSED: Final = Sign("refused", "crit", "cross", "✕")
+PUBLISHED: Final = Sign("published", "ok", "check", "✓")
+
 #: How grave a diagnosis is.
 SEVERITY_SIGNS: Final = {
     "ok": Sign("all is well", "ok", "check", "✓"),
@@ -72,3 +76,10 @@ def task_sign(task: Task, now: datetime) -> Sign:
     if task.status == TaskStatus.READY and task.scheduled_at > now:
         return RETRYING if task.attempts else SCHEDULED
     return TASK_SIGNS.get(TaskStatus(task.status), UNKNOWN)
+
+
+def message_sign(message: OutboxMessage) -> Sign:
+    """What became of a message of the outbox."""
+    if message.published_at:
+        return PUBLISHED
+    return REFUSED if message.failures else PENDING

@@ -13,8 +13,19 @@ from django.db.models.functions import Coalesce
 from leasing.conf import leasing_settings
 from leasing.figures import Family, Figure
 from leasing.functions import DbNow, database_now
+from leasing.models import Lease
 from tasks.conf import task_settings
-from tasks.models import Queue, Schedule, Task, TaskStatus, Worker, WorkerRole, WorkerState
+from tasks.models import (
+    OutboxMessage,
+    Queue,
+    Schedule,
+    Task,
+    TaskStatus,
+    Worker,
+    WorkerRole,
+    WorkerState,
+)
+from tasks.outbox import RELAY
 from tasks.standing import OVERDUE_AFTER
 
 _QUEUE = ("queue",)
@@ -29,6 +40,7 @@ def figures() -> Sequence[Figure]:
         Figure("dead letters", _dead),
         Figure("queues and workers", _workers),
         Figure("schedules", _schedules),
+        Figure("outbox", _outbox),
     ]
 
 
@@ -120,3 +132,25 @@ def _schedules() -> list[Family]:
     late = schedules.filter(paused_at=None, next_at__lt=DbNow() - OVERDUE_AFTER)
     overdue.add(late.count())
     return [overdue]
+
+
+def _outbox() -> list[Family]:
+    relays = Family("tasks_relays", "1: a relay publishes; 0: none does, and one should.")
+    messages = Family("tasks_outbox_pending", "Messages of the outbox to be published.")
+    failing = Family("tasks_outbox_failing", "Of these, such as the broker has refused.")
+    oldest = Family(
+        "tasks_outbox_oldest_age_seconds",
+        "How long the oldest message has waited to be published; 0: none waits.",
+    )
+    rows = OutboxMessage.objects.home().pending().order_by()
+    counted = rows.aggregate(
+        count=Count("pk"), failing=Count("pk", filter=Q(failures__gt=0)), since=Min("created_at")
+    )
+    since = counted["since"]
+    messages.add(counted["count"])
+    failing.add(counted["failing"])
+    oldest.add(max(0.0, (database_now(rows.db) - since).total_seconds()) if since else 0.0)
+    if task_settings.CELERY_QUEUES or counted["count"]:
+        leases = Lease.objects.using(leasing_settings.DATABASE)
+        relays.add(leases.filter(resource=RELAY).active().exists())
+    return [relays, messages, failing, oldest]

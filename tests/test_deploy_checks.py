@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from celery import Celery
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, run_checks
 from django.db import connection, connections
@@ -222,6 +223,7 @@ def test_state_on_a_pooler_is_warned_of(
         ({"RETENTION": 3}, []),  # tasks.E010
         ({"SAMPLE_RETENTION": None}, ["tasks.W102"]),
         ({"SAMPLE_RETENTION": None, "SAMPLES": False}, []),
+        ({"OUTBOX_RETENTION": None}, ["tasks.W102"]),
     ],
 )
 def test_tables_that_grow_for_ever_are_warned_of(
@@ -230,6 +232,36 @@ def test_tables_that_grow_for_ever_are_warned_of(
     settings.TASK_QUEUE = given
 
     assert ids(task_checks.check_growth()) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "expected"),
+    [
+        ("redis://broker/0", {}, []),
+        ("amqp://broker//", {"confirm_publish": True}, []),
+        ("amqp://broker//", {"confirm_publish": False}, ["tasks.W104"]),
+        ("filesystem://localhost", {}, ["tasks.W103"]),
+        ("memory://", {}, ["tasks.W103"]),
+    ],
+)
+def test_a_broker_that_loses_messages_is_warned_of(
+    url: str, options: dict[str, Any], expected: list[str], settings: Any, monkeypatch: Any
+) -> None:
+    app = Celery("tests", broker=url, set_as_current=False)
+    app.conf.broker_transport_options = options
+    monkeypatch.setattr(task_checks, "import_string", lambda path: app)
+    settings.TASK_QUEUE = {"CELERY_APP": "shop.celery.app"}
+    assert task_checks.check_broker() == []
+
+    settings.TASK_QUEUE = {"CELERY_APP": "shop.celery.app", "CELERY_QUEUES": ["default"]}
+
+    assert ids(task_checks.check_broker()) == expected
+
+
+def test_an_application_that_is_not_there_is_an_error(settings: Any) -> None:
+    settings.TASK_QUEUE = {"CELERY_APP": "nothing.here", "CELERY_QUEUES": ["default"]}
+
+    assert ids(task_checks.check_broker()) == ["tasks.E101"]
 
 
 # All together

@@ -19,6 +19,7 @@ from leasing import metrics as leasing_metrics
 from leasing.collecting import OfDatabase
 from tasks import metrics as task_metrics
 from tasks import monitoring, task_figures
+from tasks.outbox.totals import totals as relayed
 from tests.plugin import ROOT
 
 PAGES = ROOT / "docs" / "runbook"
@@ -386,6 +387,43 @@ CASES: dict[str, list[Case]] = {
         ),
         Case({'tasks_suspected_total{kind="no_worker"}': flat(4)}, "90m"),
     ],
+    "TasksNoRelay": [
+        Case(
+            {'tasks_relays{instance="a"}': flat(0), 'tasks_relays{instance="b"}': flat(0)}, "3m", {}
+        ),
+        Case({'tasks_relays{instance="a"}': flat(1)}, "9m"),
+        Case({}, "9m"),  # nothing for one to do
+    ],
+    "TasksRelayStale": [
+        Case(
+            {
+                'tasks_relay_last_success_timestamp_seconds{instance="a"}': "0 60+0x200",
+                'tasks_relay_last_success_timestamp_seconds{instance="b"}': flat(0),
+                "tasks_relays": flat(1),
+            },
+            "6m",
+            {},
+        ),
+        Case(  # another has taken over
+            {
+                'tasks_relay_last_success_timestamp_seconds{instance="a"}': flat(0),
+                'tasks_relay_last_success_timestamp_seconds{instance="b"}': "0+60x200",
+                "tasks_relays": flat(1),
+            },
+            "9m",
+        ),
+        Case(  # none, of which another alert tells
+            {"tasks_relay_last_success_timestamp_seconds": flat(0), "tasks_relays": flat(0)}, "9m"
+        ),
+    ],
+    "TasksOutboxStuck": [
+        Case({'tasks_outbox_oldest_age_seconds{instance="a"}': "0+60x200"}, "9m", {}),
+        Case({'tasks_outbox_oldest_age_seconds{instance="a"}': flat(200)}, "9m"),
+    ],
+    "TasksOutboxFailing": [
+        Case({'tasks_outbox_failing{instance="a"}': flat(2)}, "3m", {}),
+        Case({'tasks_outbox_failing{instance="a"}': "0 1 1 0+0x100"}, "3m"),
+    ],
 }
 
 
@@ -494,7 +532,8 @@ def test_every_metric_that_is_asked_for_is_documented(what: str) -> None:
 
 
 @pytest.mark.django_db
-def test_every_metric_that_is_asked_for_is_collected() -> None:
+def test_every_metric_that_is_asked_for_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relayed, "failures", 1)  # as in a process that publishes
     registry = CollectorRegistry()
     leases = leasing_metrics.LeaseMetrics(registry)
     task_metrics.TaskMetrics(registry, leases)
@@ -552,7 +591,7 @@ def test_the_dashboard_has_its_rows_and_asks_the_source_that_is_chosen() -> None
     panels = board["panels"]
 
     assert [p["title"] for p in panels if p["type"] == "row"] == [
-        *("Leases", "Tasks", "Workers", "Recovery")
+        *("Leases", "Tasks", "Workers", "Recovery", "Broker")
     ]
     (source,) = (v for v in board["templating"]["list"] if v["type"] == "datasource")
     chosen = {"type": "prometheus", "uid": f"${{{source['name']}}}"}

@@ -27,13 +27,21 @@ from typing import Any
 RUN = "tasks.run"
 
 
-def connect(app: Any, *, attend: bool = True, chaos: bool = False) -> None:
+def connect(
+    app: Any,
+    *,
+    attend: bool = True,
+    chaos: bool = False,
+    metrics_port: int | None = None,
+    metrics_address: str = "127.0.0.1",
+) -> None:
     """Let workers of ``app``, a Celery application, run tasks of TASK_QUEUE["CELERY_QUEUES"].
 
     Call it where the application is made; Django need not be set up yet. A worker also looks for
     tasks whose holder is gone, enqueues what schedules say, and is shown among the workers, as
-    ``run_worker`` does: not if ``attend`` is False. ``chaos`` is for demonstrations: some tasks
-    crash their process, others stall.
+    ``run_worker`` does: not if ``attend`` is False. With a ``metrics_port`` it shows what it counts
+    there, at ``metrics_address``; a pool of processes needs PROMETHEUS_MULTIPROC_DIR for that.
+    ``chaos`` is for demonstrations: some tasks crash their process, others stall.
     """
 
     def run(self: Any, key: int, queue: str) -> None:
@@ -47,3 +55,7 @@ def connect(app: Any, *, attend: bool = True, chaos: bool = False) -> None:
         from tasks.celery import attendant
 
         attendant.attend()
+    if metrics_port is not None:
+        from tasks.celery import measuring
+
+        measuring.show(metrics_port, metrics_address)

@@ -25,19 +25,24 @@ def _begin(sender: Any, **kwargs: Any) -> None:
     global _name
     from tasks import recovery, sampling, schedules
     from tasks.celery import consuming
+    from tasks.conf import task_settings
+    from tasks.models import WorkerRole
     from tasks.presence import keep_present
 
     consuming.stopping.clear()
     _ended.clear()
     _name = sender.hostname
-    served = [queue.name for queue in sender.task_consumer.queues]
+    # It may also serve queues with tasks of Celery's own.
+    served = [q.name for q in sender.task_consumer.queues if q.name in task_settings.QUEUES]
     concurrency = sender.controller.concurrency
     _start("controller", lambda: recovery.run_until(_ended))
     _start("scheduler", lambda: schedules.run_until(_ended))
     _start("sampler", lambda: sampling.run_until(_ended))
     _start(
         "presence",
-        lambda: keep_present(_name, _ended, queues=served, concurrency=concurrency),
+        lambda: keep_present(
+            _name, _ended, role=WorkerRole.CELERY, queues=served, concurrency=concurrency
+        ),
     )
 
 

@@ -15,7 +15,7 @@ from leasing.eventlog import get_logger
 from tasks.celery import RUN
 from tasks.conf import task_settings
 from tasks.models import OutboxMessage
-from tasks.outbox.relay import BrokerAway
+from tasks.outbox.relay import BrokerAway, QueueRefused
 
 logger = get_logger("tasks.relay")
 
@@ -72,7 +72,7 @@ class CeleryBroker:
             raise
         except Exception as error:
             self.close()
-            raise BrokerAway(f"it did not take a task's key: {error}") from error
+            raise QueueRefused(f"the queue {queue} did not take a task's key: {error}") from error
 
     def send_message(self, message: OutboxMessage) -> None:
         exchange = Exchange(task_settings.OUTBOX_EXCHANGE, type="topic", durable=True)

@@ -4,7 +4,7 @@ Every diagnosis answers in one order: why (``headline``), who holds it (``who``)
 (``until``), what happens next (``next``), what can be done (``actions``).
 
     it waits      scheduled, backoff, queue_paused, no_worker, unknown_task, key_held, saturated,
-                  due
+                  due; where Celery workers alone would run it, no_relay, unpublished, published
     it runs       running_ok, late, holder_gone, cancel_pending, zombie
     it is stuck   expired_unclaimed, expired_holder_alive, no_recoverer
     it ended      done, cancelled, exhausted, given_up
@@ -26,7 +26,9 @@ from tasks.models import Task
 from tasks.querysets import TaskStatus
 
 #: Diagnoses in the place of which it is worth telling that a task goes from worker to worker.
-QUIET = frozenset({"running_ok", "backoff", "due", "saturated", "key_held"})
+QUIET = frozenset(
+    {"running_ok", "backoff", "due", "saturated", "key_held", "unpublished", "published"}
+)
 
 
 def diagnose(

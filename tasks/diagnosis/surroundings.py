@@ -14,7 +14,7 @@ from leasing.answers import FLAPPING_WITHIN, FLAPS
 from leasing.conf import leasing_settings
 from leasing.functions import EPOCH, after, database_now
 from leasing.kept import SHARED_FOR, Kept
-from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker, WorkerState
+from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker, WorkerRole, WorkerState
 from tasks.querysets import TaskStatus
 
 #: How many workers are looked at.
@@ -46,6 +46,13 @@ class Surroundings:
 
     def serving(self, queue: str) -> list[Worker]:
         return [worker for worker in self.workers.values() if queue in worker.queues]
+
+    @property
+    def relays(self) -> list[Worker]:
+        """Those that publish to a broker, or stand by to, and show signs of life."""
+        return [
+            w for w in self.workers.values() if w.role == WorkerRole.RELAY and self.is_live(w.name)
+        ]
 
     def free_threads(self, workers: list[Worker]) -> int:
         return sum(max(0, w.concurrency - self.running.get(w.name, 0)) for w in workers)

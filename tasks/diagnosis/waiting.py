@@ -6,10 +6,12 @@ from datetime import datetime
 
 from leasing.answers import Action, Diagnosis
 from leasing.wording import left, plural, span
+from tasks.conf import task_settings
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE, RESUME
+from tasks.diagnosis.broker import published, unpublished
 from tasks.diagnosis.facts import attempt_facts, stamped
 from tasks.diagnosis.surroundings import Surroundings
-from tasks.models import Queue, Task
+from tasks.models import Queue, Task, WorkerRole
 
 #: How many holders of a key are named.
 NAMED = 5
@@ -41,7 +43,10 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     able = [worker for worker in serving if task.name in worker.handlers]
     if not serving:
         headline = f"No worker was seen lately that serves the queue {task.queue}."
-        next_ = "It waits until one is started: manage.py run_worker."
+        or_celery = f", or celery worker -Q {task.queue}"
+        if task.queue not in task_settings.CELERY_QUEUES:
+            or_celery = ""
+        next_ = f"It waits until one is started: manage.py run_worker{or_celery}."
         until = "Until a worker serves the queue."
         return _told("no_worker", "critical", headline, next_, until, facts)
     if not able:
@@ -57,10 +62,15 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         headline = "No worker that could run it shows a sign of life."
         next_ = "It starts when one comes back, or another is started: manage.py run_worker."
         return _told("no_worker", "warning", headline, next_, "Until a worker is back.", facts)
+    by_message = all(worker.role == WorkerRole.CELERY for worker in awake)
+    if by_message and (found := unpublished(task, around, facts)):
+        return found
     if not around.free_threads(awake):
         headline = f"Every place of {plural(len(able), 'worker')} that could run it is taken."
         next_ = "It starts when one of them is free; tasks of higher priority go first."
         return _told("saturated", "info", headline, next_, "Until a place is free.", facts)
+    if by_message:
+        return published(task, now, facts)
     headline = "It is due, and a worker is free to take it."
     next_ = "It is claimed at the next poll."
     return Diagnosis("due", "ok", headline, next_, until="Until the next poll.", facts=facts)

@@ -22,10 +22,13 @@ to be sent again, by its successor or by itself: a duplicate with the same id.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tasks.outbox.model import OutboxMessage
+
+#: The lease of the relay that publishes.
+RELAY: Final = "tasks.relay"
 
 
 def publish(topic: str, payload: Any, *, key: str = "") -> OutboxMessage:

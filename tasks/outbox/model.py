@@ -33,6 +33,10 @@ class OutboxMessage(models.Model):
     objects: ClassVar = OutboxQuerySet.as_manager()
 
     class Meta:
+        permissions: ClassVar = [
+            ("retry_outboxmessage", "Can let a refused message be tried now"),
+            ("discard_outboxmessage", "Can delete a message that is not published"),
+        ]
         indexes: ClassVar = [
             models.Index(
                 fields=["id"], name="tasks_outbox_pending", condition=Q(published_at=None)

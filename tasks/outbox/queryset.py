@@ -3,6 +3,7 @@
 mark_published   not published
 put_off          not published
 retry            not published
+discard          not published
 prune            published long enough ago
 """
 
@@ -85,6 +86,15 @@ class OutboxQuerySet(models.QuerySet["OutboxMessage"]):
         changed = rows.waiting().update(due_at=None)
         ring_queues(rows.db, [BELL])
         return changed
+
+    def discard(self) -> int:
+        """Delete those of these messages that are not published: they never will be. Returns how
+        many."""
+        rows = self.home().pending()
+        with transaction.atomic(using=rows.db):
+            keys = list(lock(rows.order_by("pk")).values_list("pk", flat=True))
+            deleted, _ = rows.filter(pk__in=keys).delete()
+        return deleted
 
     def prune(self, age: float | timedelta, limit: int = 500) -> int:
         """Delete up to ``limit`` messages that were published longer than ``age`` (seconds) ago.

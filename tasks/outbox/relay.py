@@ -17,12 +17,14 @@ While the broker is away the relay waits, with growing pauses: the rows are wher
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
 from django.db import Error, connections
 
+from leasing.clock import clock
 from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
@@ -31,13 +33,14 @@ from tasks.bell import ringer
 from tasks.conf import task_settings
 from tasks.connection import lasting_connection
 from tasks.models import OutboxMessage, Task
+from tasks.outbox import RELAY
 from tasks.outbox.queryset import BELL
+from tasks.outbox.totals import totals
 from tasks.tracepoints import Send, points
 from tasks.waking import Waking
 
 logger = get_logger("tasks.relay")
 
-RESOURCE: Final = "tasks.relay"
 #: How many messages are marked by one transaction.
 BATCH: Final = 100
 #: Seconds until the next look while more is ready than may be at the broker.
@@ -46,17 +49,24 @@ SHORT_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 15.0
 #: How many published messages are deleted after a look that found little to do.
 PRUNED: Final = 500
+#: Seconds until it looks again for such, once there are no more.
+PRUNE_EVERY: Final = 60.0
 
 
 class BrokerAway(Exception):
     """The broker does not answer, or takes nothing."""
 
 
+class QueueRefused(BrokerAway):
+    """It answers, and takes nothing for one queue. It may for others."""
+
+
 class Broker(Protocol):
     """What a relay needs of a broker."""
 
     def send_task(self, key: int, queue: str) -> None:
-        """Tell the workers of ``queue`` of the task with this ``key``. Raises BrokerAway."""
+        """Tell the workers of ``queue`` of the task with this ``key``. Raises BrokerAway,
+        QueueRefused."""
 
     def send_message(self, message: OutboxMessage) -> None:
         """Publish ``message``. Raises BrokerAway; any other error is the message's own."""
@@ -75,8 +85,9 @@ class Relay:
 
     def __init__(self, broker: Broker, *, ttl: float | None = None, name: str | None = None):
         self.broker = broker
-        self.leader = Leader(RESOURCE, ttl=ttl, holder=name)
+        self.leader = Leader(RELAY, ttl=ttl, holder=name)
         self._ended = threading.Event()
+        self._prune_at = 0.0
         queues = [*task_settings.CELERY_QUEUES, BELL]
         self.waking = Waking(queues, self._ended, lambda key: None)
 
@@ -107,11 +118,13 @@ class Relay:
             try:
                 pause = SHORT_PAUSE if self.look(term) else self.waking.pause()
                 failures = 0
+                totals.succeeded_at = time.time()
             except LeaseLost as loss:
                 logger.warning("publishing is left to another: %s", loss, event="relay.lost")
                 return
             except (Error, BrokerAway) as error:
                 failures += 1
+                totals.failures += 1
                 pause = min(LONGEST_PAUSE, 2.0 ** min(failures, 10) / 4)
                 logger.warning(
                     "publishing goes on in %.1f s: %s", pause, error, event="relay.failed"
@@ -129,29 +142,37 @@ class Relay:
 
         Raises LeaseLost (another publishes), BrokerAway, Error (of the database).
         """
-        more = False
+        more, refused = False, None
         for queue in task_settings.CELERY_QUEUES:
-            more = self._publish_tasks(term, queue) or more
+            try:
+                more = self._publish_tasks(term, queue) or more
+            except QueueRefused as error:  # which is no reason to keep back all others
+                refused = error
         more = self._publish_messages(term) or more
+        if refused is not None:
+            raise refused
         if not more:
             self._prune()
         return more
 
     def _publish_tasks(self, term: Hold, queue: str) -> bool:
-        size, patience = task_settings.CELERY_WINDOW, task_settings.CELERY_PATIENCE
-        window = Task.objects.window(queue, size, patience)
-        keys = window.keys
-        if window.late:
+        size = task_settings.CELERY_WINDOW
+        window = Task.objects.window(queue, size, task_settings.CELERY_PATIENCE)
+        keys, late = window.keys, window.late
+        if late:
             # While the broker still has messages, these may be among them.
             waiting = self.broker.waiting(queue) or 0
-            keys = [*window.late[: max(0, size - waiting)], *keys] if waiting < size else keys
+            late = late[: max(0, size - waiting)]
+        keys = [*late, *keys]
         for start in range(0, len(keys), BATCH):
-            self._publish_batch(term, queue, keys[start : start + BATCH], patience)
+            self._publish_batch(term, queue, keys[start : start + BATCH], set(late))
         return window.is_full
 
-    def _publish_batch(self, term: Hold, queue: str, keys: Sequence[int], patience: float) -> None:
+    def _publish_batch(
+        self, term: Hold, queue: str, keys: Sequence[int], late: Container[int]
+    ) -> None:
         with term.still_mine():
-            marked = Task.objects.mark_published(keys, patience)
+            marked = Task.objects.mark_published(keys, task_settings.CELERY_PATIENCE)
         send: Send = self.broker.send_task
         if points.tracer is not None:
             send = points.tracer.publishing(send, marked)
@@ -161,6 +182,8 @@ class Relay:
                 term.ensure()
                 send(key, queue)
                 sent += 1
+                totals.published[queue] += 1
+                totals.again[queue] += key in late
         finally:
             if sent < len(marked):
                 with suppress(Error):  # they are late then
@@ -181,6 +204,7 @@ class Relay:
                     raise
                 except Exception as error:
                     held.add(message.key)
+                    totals.refused += 1
                     logger.error(
                         "message %s could not be sent, again: %s",
                         message,
@@ -188,9 +212,11 @@ class Relay:
                         event="message.failed",
                         topic=message.topic,
                     )
-                    OutboxMessage.objects.put_off(message, error)
+                    with term.still_mine():
+                        OutboxMessage.objects.put_off(message, error)
                 else:
                     sent.append(message.pk)
+                    totals.sent += 1
         finally:
             if sent:
                 with term.still_mine():
@@ -199,5 +225,7 @@ class Relay:
 
     def _prune(self) -> None:
         age = task_settings.OUTBOX_RETENTION
-        if age is not None:
-            OutboxMessage.objects.prune(age, PRUNED)
+        if age is None or clock() < self._prune_at:
+            return
+        if OutboxMessage.objects.prune(age, PRUNED) < PRUNED:
+            self._prune_at = clock() + PRUNE_EVERY

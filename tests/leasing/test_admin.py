@@ -16,7 +16,8 @@ from django.urls import reverse
 import leasing
 from leasing import adminacts, adminkit, adminlists, audit
 from leasing.adminlists import CappedPaginator
-from leasing.models import AuditEntry, Lease, LeaseEvent, OnceKey
+from leasing.functions import database_now
+from leasing.models import AuditEntry, BeatEntry, Lease, LeaseEvent, OnceKey
 from leasing.paging import Capped
 from tasks.models import Schedule, ScheduleSlot
 from tests.factories import LeaseFactory
@@ -52,13 +53,30 @@ def once(key: str = "invoice 7") -> OnceKey:
     return OnceKey.objects.get(key=key)
 
 
+def beat_entry() -> BeatEntry:
+    (entry,) = BeatEntry.objects.known("beat:shop", ["sync"], database_now("default")).values()
+    return entry
+
+
+def test_an_entry_of_a_beat_says_whether_its_latest_slot_was_sent() -> None:
+    viewer = signed_in("leasing.view_beatentry", is_staff=True)
+    entry = beat_entry()
+    url = f"/admin/leasing/beatentry/{entry.pk}/change/"
+    assert "○ none yet" in get(viewer, url).text
+    claimed = BeatEntry.objects.claim(entry, database_now("default"), 1)
+    assert claimed is not None
+    assert "! not known to be sent" in get(viewer, url).text
+    BeatEntry.objects.confirm(claimed)
+    assert "✓ sent" in get(viewer, url).text
+
+
 def noted(lease: Lease) -> AuditEntry:
     return audit.record("olga", "revoke", Lease, keys=[lease.pk], changed=1, reason="it hangs")
 
 
 def test_every_model_is_read_only_even_for_a_superuser(admin_client: Client) -> None:
     lease = LeaseFactory()
-    for row in (lease, LeaseEvent.objects.get(), once(), noted(lease)):
+    for row in (lease, LeaseEvent.objects.get(), once(), noted(lease), beat_entry()):
         meta = row._meta
         name = f"admin:{meta.app_label}_{meta.model_name}"
         assert admin_client.get(reverse(f"{name}_add")).status_code == 403

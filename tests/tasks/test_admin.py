@@ -19,7 +19,16 @@ from leasing.functions import database_now
 from leasing.models import AuditEntry
 from tasks.diagnosis import diagnose
 from tasks.generator import start_generator
-from tasks.models import GeneratorWish, Queue, Sample, Task, TaskAttempt, TaskStep
+from tasks.models import (
+    GeneratorWish,
+    OutboxMessage,
+    Queue,
+    Sample,
+    Task,
+    TaskAttempt,
+    TaskStep,
+)
+from tasks.outbox import publish
 from tasks.task_admin import TaskAdmin
 from tasks.verbs import verbs_for
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory, claimed
@@ -33,7 +42,11 @@ TASKS, ATTEMPTS = "/admin/tasks/task/", "/admin/tasks/taskattempt/"
 WORKERS, WISH = "/admin/tasks/worker/", "/admin/tasks/generatorwish/"
 STEPS, QUEUES = "/admin/tasks/taskstep/", "/admin/tasks/queue/"
 SAMPLES, SLOTS = "/admin/tasks/sample/", "/admin/tasks/scheduleslot/"
-SEEN = ("task", "taskattempt", "taskstep", "queue", "worker", "generatorwish", "sample")
+MESSAGES = "/admin/tasks/outboxmessage/"
+SEEN = (
+    *("task", "taskattempt", "taskstep", "queue", "worker", "generatorwish", "sample"),
+    "outboxmessage",
+)
 VIEW = (*(f"tasks.view_{name}" for name in SEEN), "leasing.view_lease", "leasing.view_auditentry")
 VERBS = ("retry", "reschedule", "cancel", "discard")
 ACT = (*(f"tasks.{verb}_task" for verb in VERBS), "leasing.revoke_lease", "tasks.pause_queue")
@@ -73,6 +86,7 @@ def one_of_each() -> list[Any]:
         worker,
         GeneratorWish.objects.get(),
         Sample.objects.create(queue="default", slot=1_700_000_000 + 10 * Sample.objects.count()),
+        publish("orders.paid", {"api_key": "hunter2", "order": 17}, key="order:17"),
     ]
 
 
@@ -435,3 +449,63 @@ def test_the_operators_pages_lead_to_the_admin_whoever_may_go_there(viewer: Clie
     for page, admin_page in pages.items():
         assert admin_page in get(viewer, page).links, page
         assert admin_page not in get(stranger, page).links, page
+
+
+# Messages of the outbox
+
+
+def refused() -> OutboxMessage:
+    message = publish("orders.paid", {"order": 17}, key="order:17")
+    OutboxMessage.objects.put_off(message, ValueError("too large"))
+    return message
+
+
+def test_a_message_shows_what_became_of_it_and_its_payload_to_whom_may_see_it(
+    viewer: Client,
+) -> None:
+    message = refused()
+    url = f"{MESSAGES}{message.pk}/change/"
+
+    page = get(viewer, url)
+    assert "✕ refused" in page.text and "ValueError: too large" in page.text
+    assert '"order": 17' not in page.text
+    assert '"order": 17' in get(signed_in(*VIEW, PAYLOAD, name="pia", is_staff=True), url).text
+    OutboxMessage.objects.mark_published([message.pk])
+    assert "✓ published" in get(viewer, url).text
+
+
+@pytest.mark.parametrize(("state", "found"), [("pending", 2), ("refused", 1), ("published", 1)])
+def test_messages_are_filtered_by_what_became_of_them(
+    viewer: Client, state: str, found: int
+) -> None:
+    publish("a", None)
+    refused()
+    OutboxMessage.objects.mark_published([publish("b", None).pk])
+
+    listed = rows(get(viewer, f"{MESSAGES}?state={state}"))
+
+    assert len([link for link in listed if link.endswith("/change/")]) == found
+
+
+def test_messages_are_retried_and_discarded_by_whom_may_and_that_is_noted(viewer: Client) -> None:
+    operator = signed_in(
+        *VIEW,
+        "tasks.retry_outboxmessage",
+        "tasks.discard_outboxmessage",
+        name="olga",
+        is_staff=True,
+    )
+    message, fresh, gone = refused(), publish("a", None), publish("b", None)
+    OutboxMessage.objects.mark_published([gone.pk])
+    assert act(viewer, "retry", [message], MESSAGES, confirmed="1").status == 403
+
+    page = act(operator, "retry", [message, fresh, gone], MESSAGES, confirmed="1")
+
+    assert "To be tried now: 1 of 3" in page.text
+    assert "1 not put off" in page.text and "1 published" in page.text
+    assert not OutboxMessage.objects.waiting().exists()
+    page = act(operator, "discard", [message, gone], MESSAGES, confirmed="1")
+    assert "Discarded: 1 of 2" in page.text
+    assert set(OutboxMessage.objects.all()) == {fresh, gone}
+    noted = AuditEntry.objects.filter(model="tasks.outboxmessage", by="olga")
+    assert sorted(noted.values_list("verb", flat=True)) == ["discard", "retry"]

@@ -11,6 +11,7 @@ import pytest
 from django.db import connection
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
+from pytest_django import Settings
 
 from leasing.answers import FLAPPING_WITHIN
 from leasing.functions import after
@@ -143,7 +144,22 @@ def flapping() -> Task:
     return task
 
 
+def over_celery(*roles: str, published: bool = False) -> Task:
+    """A task that Celery workers alone would run, and processes of these ``roles`` beside."""
+    WorkerFactory(role="celery")
+    for role in roles:
+        WorkerFactory(role=role, queues=[], handlers=[], concurrency=0)
+    task: Task = TaskFactory()
+    if published:
+        Task.objects.filter(pk=task.pk).update(published_at=after(timedelta(seconds=1)))
+        task.refresh_from_db()
+    return task
+
+
 SITUATIONS: dict[str, Callable[[], Task]] = {
+    "no_relay": lambda: over_celery("recovery"),
+    "unpublished": lambda: over_celery("relay"),
+    "published": lambda: over_celery(published=True),
     "running_ok": running_ok,
     "cancel_pending": cancel_pending,
     "zombie": zombie,
@@ -167,6 +183,11 @@ SITUATIONS: dict[str, Callable[[], Task]] = {
     "exhausted": lambda: TaskFactory(state="dead"),
     "given_up": lambda: TaskFactory(state="given_up"),
 }
+
+
+@pytest.fixture(autouse=True)
+def _over_celery(settings: Settings) -> None:
+    settings.TASK_QUEUE = {"CELERY_QUEUES": ["default"]}
 
 
 @pytest.mark.parametrize("code", SITUATIONS)
@@ -343,6 +364,39 @@ def test_a_limit_that_is_not_reached_is_nobodys_reason(state: str) -> None:
     task = TaskFactory(concurrency_key="k", concurrency_limit=2)
 
     assert diagnose(task).code == "due"
+
+
+def test_another_worker_needs_no_message() -> None:
+    task = over_celery()
+    WorkerFactory()
+
+    assert diagnose(task).code == "due"
+
+
+def test_a_relay_without_a_sign_of_life_is_none() -> None:
+    task = over_celery("relay")
+    Worker.objects.filter(role="relay").update(last_seen_at=after(-1.5 * Worker.LATE_AFTER))
+
+    assert diagnose(task).code == "no_relay"
+
+
+def test_celery_workers_hear_of_no_task_of_other_queues(settings: Settings) -> None:
+    settings.TASK_QUEUE = {}
+    task = over_celery("relay", published=True)
+
+    answer = diagnose(task)
+
+    assert answer.code == "no_worker" and "CELERY_QUEUES" in answer.headline
+
+
+@pytest.mark.parametrize("column", ["scheduled_at", "acquired_at"])
+def test_a_message_from_before_a_claim_or_its_time_tells_of_nothing(column: str) -> None:
+    task = over_celery("relay", published=True)
+    assert task.has_message and task.published_at is not None
+
+    setattr(task, column, task.published_at + timedelta(seconds=1))
+
+    assert not task.has_message
 
 
 def test_nothing_is_offered_where_nothing_needs_doing() -> None:

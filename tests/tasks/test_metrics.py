@@ -14,10 +14,12 @@ from pytest_django import Settings
 from leasing import lease_figures
 from leasing.functions import after
 from leasing.metrics import LeaseMetrics
+from leasing.models import Lease
 from tasks import probes, recovery, signals, task_figures
 from tasks.exceptions import GiveUp
 from tasks.metrics import TaskMetrics
-from tasks.models import Queue, Task, TaskAttempt, TaskStatus
+from tasks.models import OutboxMessage, Queue, Task, TaskAttempt, TaskStatus
+from tasks.outbox import RELAY, publish
 from tasks.registry import Kind
 from tasks.sample import SLEEP
 from tests.factories import TaskFactory, WorkerFactory
@@ -369,3 +371,46 @@ def test_every_attempt_that_the_ledgers_have_is_counted_once(value: Value) -> No
     ended_well = Task.objects.filter(status=TaskStatus.SUCCEEDED).count()
     assert value("tasks_claims_total", **QUEUE) == ended_badly + ended_well == 4
     assert sum(executions(value).values()) == 4
+
+
+# The relay and its outbox
+
+
+def test_figures_of_the_outbox_say_what_waits_and_what_is_refused(settings: Settings) -> None:
+    assert said() == {"pending": 0, "failing": 0, "oldest_age_seconds": 0}
+    old, refused, gone = (publish(topic, None) for topic in ("old", "refused", "gone"))
+    rows = OutboxMessage.objects.all()
+    rows.filter(pk=old.pk).update(created_at=after(timedelta(seconds=-90)))
+    rows.put_off(refused, ValueError("too large"))
+    rows.mark_published([gone.pk])
+
+    found = said()
+
+    assert (found["pending"], found["failing"]) == (2, 1)
+    assert found["oldest_age_seconds"] == pytest.approx(90, abs=10)
+
+
+def said() -> dict[str, float]:
+    families = {family.name: family.samples for family in task_figures._outbox()}
+    names = ("pending", "failing", "oldest_age_seconds")
+    return {name: families[f"tasks_outbox_{name}"][0][1] for name in names}
+
+
+def relays() -> list[float]:
+    (family, *_) = task_figures._outbox()
+    return [value for _, value in family.samples]
+
+
+def test_a_relay_is_missed_where_there_is_something_for_one(settings: Settings) -> None:
+    assert relays() == []
+    publish("orders.paid", None)
+    assert relays() == [0]
+    OutboxMessage.objects.all().delete()
+    settings.TASK_QUEUE = {"CELERY_QUEUES": ["default"]}
+    assert relays() == [0]
+
+    lease = Lease.objects.acquire(RELAY, holder="ann")
+
+    assert relays() == [1]
+    expire(lease)
+    assert relays() == [0]

@@ -343,3 +343,16 @@ def test_while_the_site_is_read_only_nobody_starts_it(operator: Client, settings
     settings.LEASING = {**settings.LEASING, "READ_ONLY": True}
     assert START not in get(operator, GENERATOR).forms
     assert operator.post(START).status_code == 403
+
+
+def test_queues_that_no_relay_publishes_are_told_of(viewer: Client) -> None:
+    says = "Nobody publishes the queue default, and 1 task waits there."
+    WorkerFactory(role="celery")
+    assert says not in get(viewer, OVERVIEW).text
+    TaskFactory()
+    assert says in get(viewer, OVERVIEW).text
+    other = WorkerFactory()
+    assert says not in get(viewer, OVERVIEW).text
+    other.delete()
+    WorkerFactory(role="relay", queues=[], concurrency=0)
+    assert says not in get(viewer, OVERVIEW).text

@@ -106,7 +106,7 @@ def _over_celery() -> dict[str, str]:
 
 def _celery() -> list[tuple[str, list[str]]]:
     """Two Celery workers, and two relays of which one publishes."""
-    worker = ["-m", "celery", "-A", "project.celery", "worker", "--loglevel", "WARNING"]
+    worker = ["-m", "celery", "-A", "project.celery", "--quiet", "worker", "--loglevel", "WARNING"]
     worker += ["--queues", _over_celery()["TASK_CELERY_QUEUES"]]
     worker += ["--pool", "threads", "--concurrency", "4", "--without-gossip", "--without-mingle"]
     return [

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import threading
 from argparse import ArgumentParser
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -15,7 +13,7 @@ from leasing.shutdown import on_stop_signal
 from tasks.exceptions import UnknownQueue
 from tasks.generator import Generator, start_unless_asked
 from tasks.models import WorkerRole
-from tasks.presence import PRESENCE_PATIENCE, keep_present, sign_off
+from tasks.presence import present_beside
 from tasks.querysets import check_queue
 from tasks.sample import LONGEST, SHORTEST
 
@@ -57,7 +55,7 @@ class Command(BaseCommand):
         name = options["name"] or default_holder()
         stopping = threading.Event()
         on_stop_signal(stopping.set)
-        with _present(name, stopping):
+        with present_beside(name, stopping, WorkerRole.GENERATOR):
             Generator(
                 rate=options["rate"],
                 shortest=options["shortest"],
@@ -66,25 +64,3 @@ class Command(BaseCommand):
                 ttl=options["ttl"],
                 name=name,
             ).run(stopping)
-
-
-@contextmanager
-def _present(name: str, ended: threading.Event) -> Iterator[None]:
-    """Let the pages show that this instance is there, generating or standing by."""
-    what: dict[str, Any] = {
-        "role": WorkerRole.GENERATOR,
-        "queues": [],
-        "handlers": [],
-        "concurrency": 0,
-        "sweeps": False,
-    }
-    presence = threading.Thread(
-        target=keep_present, args=(name, ended), kwargs=what, name="presence", daemon=True
-    )
-    presence.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        presence.join(PRESENCE_PATIENCE)
-        sign_off(name)

@@ -12,7 +12,7 @@ from leasing.names import default_holder
 from leasing.shutdown import on_stop_signal
 from tasks import recovery, schedules
 from tasks.models import WorkerRole
-from tasks.presence import PRESENCE_PATIENCE, keep_present, sign_off
+from tasks.presence import present_beside
 
 
 class Command(BaseCommand):
@@ -39,21 +39,9 @@ class Command(BaseCommand):
         stopping = threading.Event()
         on_stop_signal(stopping.set)
         name = default_holder()
-        nothing: dict[str, Any] = {
-            "role": WorkerRole.RECOVERY,
-            "queues": [],
-            "handlers": [],
-            "concurrency": 0,
-        }
-        presence = threading.Thread(
-            target=keep_present, args=(name, stopping), kwargs=nothing, daemon=True
-        )
-        presence.start()
-        scheduler = threading.Thread(target=schedules.run_until, args=(stopping,), daemon=True)
-        scheduler.start()
-        recovery.run_until(stopping)
-        presence.join(PRESENCE_PATIENCE)
-        sign_off(name)
+        with present_beside(name, stopping, WorkerRole.RECOVERY, sweeps=True):
+            threading.Thread(target=schedules.run_until, args=(stopping,), daemon=True).start()
+            recovery.run_until(stopping)
 
     def _print(self, report: recovery.Report, as_json: bool) -> None:
         if as_json:

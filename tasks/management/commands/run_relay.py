@@ -7,9 +7,13 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
+from leasing import metrics_port
 from leasing.exceptions import InvalidResource, InvalidTTL
+from leasing.names import default_holder
 from leasing.shutdown import on_stop_signal
+from tasks.models import WorkerRole
 from tasks.outbox.relay import Relay
+from tasks.presence import present_beside
 
 
 class Command(BaseCommand):
@@ -23,6 +27,7 @@ class Command(BaseCommand):
             "--ttl", type=float, help="seconds after which another goes on when this one is gone"
         )
         parser.add_argument("--name", help="what it is called (default: host:pid:random)")
+        metrics_port.add_arguments(parser)
 
     def handle(self, **options: Any) -> None:
         try:
@@ -31,9 +36,11 @@ class Command(BaseCommand):
             raise CommandError(f"The extra celery is not installed: {error}") from error
         try:
             broker = CeleryBroker.of_settings()
-            relay = Relay(broker, ttl=options["ttl"], name=options["name"])
+            name = options["name"] or default_holder()
+            relay = Relay(broker, ttl=options["ttl"], name=name)
         except (ImproperlyConfigured, InvalidResource, InvalidTTL) as error:
             raise CommandError(str(error)) from error
+        metrics_port.serve(options)
         stopping = threading.Event()
 
         def stop() -> None:
@@ -41,4 +48,5 @@ class Command(BaseCommand):
             relay.wake()
 
         on_stop_signal(stop)
-        relay.run(stopping)
+        with present_beside(name, stopping, WorkerRole.RELAY):
+            relay.run(stopping)

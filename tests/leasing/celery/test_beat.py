@@ -341,6 +341,19 @@ def test_an_old_confirmation_says_nothing_of_a_newer_slot() -> None:
     assert BeatEntry.objects.get().is_unsure
 
 
+def test_a_slot_that_is_confirmed_again_was_sent_when_it_was_said_first() -> None:
+    last_sent(ago=11)
+    with transaction.atomic():
+        claimed = BeatEntry.objects.claim(BeatEntry.objects.get(), NOW, 1)
+    assert claimed is not None
+    BeatEntry.objects.confirm(claimed)
+    BeatEntry.objects.update(sent_at=NOW)
+
+    BeatEntry.objects.confirm(claimed)
+
+    assert BeatEntry.objects.get().sent_at == NOW
+
+
 # Trouble
 
 

@@ -9,7 +9,9 @@ from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.models import Lease
 from leasing.rowstore import RowStore, grant_of
-from tasks.outbox.relay import RESOURCE, Relay
+from tasks.outbox import RELAY
+from tasks.outbox.relay import Relay
+from tasks.outbox.totals import Totals
 from tests.tasks.celery.support import FakeBroker
 
 
@@ -20,6 +22,14 @@ def _over_celery(settings: Settings) -> None:
         "CELERY_QUEUES": ("default",),
         "CELERY_WINDOW": 5,
     }
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Totals:
+    """What the relay of the test counts."""
+    totals = Totals()
+    monkeypatch.setattr("tasks.outbox.relay.totals", totals)
+    return totals
 
 
 @pytest.fixture
@@ -35,7 +45,7 @@ def relay(broker: FakeBroker) -> Relay:
 @pytest.fixture
 def term(db: None, notes: Keeper) -> Hold:
     """The term in which the relay of the test publishes, renewed by hand."""
-    grant = grant_of(Lease.objects.acquire(RESOURCE, ttl=30))
+    grant = grant_of(Lease.objects.acquire(RELAY, ttl=30))
     grant.sent_at = notes.clock()
     hold = Hold(RowStore(Lease, "default"), keeper=notes)
     hold.adopt(grant)

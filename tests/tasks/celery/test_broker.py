@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -60,6 +61,21 @@ def _abandoned_sockets() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
+
+
+@pytest.fixture
+def broker_at() -> Iterator[Callable[[str], CeleryBroker]]:
+    """Makes brokers over the server at an address, and closes them after the test."""
+    with ExitStack() as made:
+
+        def make(url: str) -> CeleryBroker:
+            app = application(url)
+            made.callback(app.close)
+            broker = CeleryBroker(app)
+            made.callback(broker.close)
+            return broker
+
+        yield make
 
 
 def bind(app: Celery, topic: str) -> Queue:
@@ -181,9 +197,11 @@ def test_a_worker_behind_the_broker_runs_what_was_enqueued(
 # Real brokers
 
 
-def test_rabbitmq_confirms_and_says_what_it_can_route_nowhere(rabbitmq_broker: Broker) -> None:
-    app = application(rabbitmq_broker.url)
-    broker = CeleryBroker(app)
+def test_rabbitmq_confirms_and_says_what_it_can_route_nowhere(
+    rabbitmq_broker: Broker, broker_at: Callable[[str], CeleryBroker]
+) -> None:
+    broker = broker_at(rabbitmq_broker.url)
+    app = broker._app
     broker.send_task(1, "test_confirms")
     assert broker.waiting("test_confirms") == 1
     assert broker.waiting("not there") is None
@@ -203,8 +221,10 @@ def test_rabbitmq_confirms_and_says_what_it_can_route_nowhere(rabbitmq_broker: B
     assert broker.waiting("test_confirms") == 2  # what it had confirmed is there
 
 
-def test_redis_is_found_again_after_a_restart(redis_broker: Broker) -> None:
-    broker = CeleryBroker(application(redis_broker.url))
+def test_redis_is_found_again_after_a_restart(
+    redis_broker: Broker, broker_at: Callable[[str], CeleryBroker]
+) -> None:
+    broker = broker_at(redis_broker.url)
     broker.send_task(1, "test_redis")
 
     redis_broker.restart()
@@ -216,8 +236,10 @@ def test_redis_is_found_again_after_a_restart(redis_broker: Broker) -> None:
         broker.send_task(3, "test_redis")
 
 
-def test_two_relays_publish_one_after_the_other(spawn: Spawn, redis_broker: Broker) -> None:
-    app = application(redis_broker.url)
+def test_two_relays_publish_one_after_the_other(
+    spawn: Spawn, redis_broker: Broker, broker_at: Callable[[str], CeleryBroker]
+) -> None:
+    app = broker_at(redis_broker.url)._app
     queue = bind(app, "counted")
     env = {
         "DJANGO_SETTINGS_MODULE": "tests.celery_settings",

@@ -19,6 +19,7 @@ APP = {"CELERY_APP": "project.celery.app"}
         ({**APP, "CELERY_QUEUES": ["default"], "OUTBOX_RETENTION": None}, []),
         ({**APP, "CELERY_QUEUES": "default"}, ["tasks.E015"]),
         ({**APP, "CELERY_QUEUES": ["mail"]}, ["tasks.E015"]),
+        ({**APP, "CELERY_QUEUES": None}, ["tasks.E015"]),
         ({"CELERY_QUEUES": ["default"]}, ["tasks.E016"]),
         ({"CELERY_WINDOW": 0}, ["tasks.E018"]),
         ({"CELERY_WINDOW": True}, ["tasks.E018"]),

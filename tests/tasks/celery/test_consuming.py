@@ -13,6 +13,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from leasing.functions import after
 from tasks import registry, runner
+from tasks.bell import ringer
 from tasks.celery import consuming
 from tasks.celery.consuming import consume
 from tasks.context import Context
@@ -60,6 +61,18 @@ def test_a_message_that_comes_twice_runs_its_task_once(handlers: Handlers) -> No
 
     assert runs == [0]
     assert row_of(Task.objects.get(pk=key))["holder"] == "ann"
+
+
+def test_the_end_of_a_task_with_a_key_rings_for_the_next_of_it() -> None:
+    plain, keyed = enqueue(), enqueue(concurrency_key="k", concurrency_limit=1)
+    rung: list[str] = []
+
+    with ringer.heard_by(rung.append):
+        consume(plain[0], "default", "ann")
+        assert rung == []
+        consume(keyed[0], "default", "ann")
+
+    assert rung == ["queue default"]
 
 
 def pause(task: Task) -> None:

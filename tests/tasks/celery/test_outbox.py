@@ -16,6 +16,7 @@ from tasks.exceptions import NotSerializable
 from tasks.models import OutboxMessage
 from tasks.outbox import publish
 from tasks.outbox.relay import BATCH, BrokerAway, Relay
+from tasks.outbox.totals import Totals
 from tests.leasing.support import expire
 from tests.tasks.celery.support import FakeBroker, away_after
 
@@ -89,7 +90,7 @@ def test_a_row_that_becomes_visible_late_is_published_late(
 
 
 def test_a_message_that_cannot_be_sent_keeps_back_those_of_its_key_alone(
-    relay: Relay, term: Hold, broker: FakeBroker
+    relay: Relay, term: Hold, broker: FakeBroker, counted: Totals
 ) -> None:
     for topic, key in [("bad", "k"), ("next", "k"), ("other", "o"), ("none", "")]:
         publish(topic, None, key=key)
@@ -100,6 +101,7 @@ def test_a_message_that_cannot_be_sent_keeps_back_those_of_its_key_alone(
     relay.look(term)
 
     assert broker.topics == ["other", "none"]
+    assert (counted.sent, counted.refused) == (2, 1)
     bad = OutboxMessage.objects.get(topic="bad")
     assert (bad.failures, bad.last_error) == (1, "ValueError: too large")
     assert list(OutboxMessage.objects.waiting()) == [bad]
@@ -111,10 +113,12 @@ def test_one_without_a_key_keeps_nobody_back(relay: Relay, term: Hold, broker: F
     broker.before = poison("bad")
 
     relay.look(term)
+    assert broker.topics == ["good"]
     publish("late", None)
     relay.look(term)
 
     assert broker.topics == ["good", "late"]
+    assert OutboxMessage.objects.get(topic="bad").failures == 1  # its pause is not over
 
 
 def test_it_is_tried_again_and_then_its_key_goes_on_in_order(
@@ -186,6 +190,45 @@ def test_a_relay_that_lost_its_term_marks_nothing_and_its_successor_sends_the_sa
     assert [message.uid for message in broker.messages] == [sent.uid, sent.uid]
 
 
+def test_a_relay_that_hears_of_the_end_of_its_term_sends_no_more_messages(
+    relay: Relay, term: Hold, broker: FakeBroker
+) -> None:
+    for topic in ("a", "b", "c"):
+        publish(topic, None)
+    broker.before = lambda message: term.lose("a test took it") if message.topic == "b" else None
+
+    with pytest.raises(LeaseLost):
+        relay.look(term)
+
+    assert broker.topics == ["a", "b"]
+
+
+def test_a_relay_that_lost_its_term_puts_nothing_off(
+    relay: Relay, term: Hold, broker: FakeBroker
+) -> None:
+    publish("bad", None)
+
+    def freeze(message: OutboxMessage) -> None:
+        expire(Lease.objects.get(resource="tasks.relay"))
+        Lease.objects.acquire("tasks.relay", holder="another")
+        raise ValueError("too large")
+
+    broker.before = freeze
+    with pytest.raises(LeaseLost):
+        relay.look(term)
+
+    assert OutboxMessage.objects.get().failures == 0
+
+
+def test_what_was_published_after_all_waits_for_nothing() -> None:
+    message = publish("a", None)
+    OutboxMessage.objects.put_off(message, ValueError("no memory"))
+
+    OutboxMessage.objects.mark_published([message.pk])
+
+    assert OutboxMessage.objects.get().due_at is None
+
+
 def test_a_message_is_marked_once() -> None:
     message = publish("a", None)
     OutboxMessage.objects.mark_published([message.pk])
@@ -195,6 +238,23 @@ def test_a_message_is_marked_once() -> None:
     OutboxMessage.objects.put_off(message, ValueError("late"))
     assert OutboxMessage.objects.get().published_at == before
     assert OutboxMessage.objects.get().failures == 0
+
+
+def test_a_discarded_message_lets_its_key_go_on_and_a_published_one_stays(
+    relay: Relay, term: Hold, broker: FakeBroker
+) -> None:
+    there = publish("there", None)
+    relay.look(term)
+    for topic in ("bad", "next"):
+        publish(topic, None, key="k")
+    broker.before = poison("bad")
+    relay.look(term)
+
+    assert OutboxMessage.objects.filter(topic__in=["there", "bad"]).discard() == 1
+    relay.look(term)
+
+    assert broker.topics == ["there", "next"]
+    assert OutboxMessage.objects.filter(pk=there.pk).exists()
 
 
 def test_published_messages_are_deleted_after_their_time(
@@ -209,3 +269,6 @@ def test_published_messages_are_deleted_after_their_time(
     relay.look(term)
 
     assert set(rows.values_list("topic", flat=True)) == {"new", "waiting"}
+    rows.filter(pk=new.pk).update(published_at=after(timedelta(days=-8)))
+    relay.look(term)
+    assert rows.filter(pk=new.pk).exists()  # not with every look

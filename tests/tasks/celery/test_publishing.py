@@ -6,13 +6,16 @@ from datetime import timedelta
 
 import pytest
 from django.utils import timezone
+from pytest_django import Settings
 
 from leasing.exceptions import LeaseLost
 from leasing.functions import after
 from leasing.hold import Hold
 from leasing.models import Lease
 from tasks.models import Queue, Task
-from tasks.outbox.relay import BATCH, BrokerAway, Relay
+from tasks.outbox import publish
+from tasks.outbox.relay import BATCH, BrokerAway, QueueRefused, Relay
+from tasks.outbox.totals import Totals
 from tests.leasing.support import expire
 from tests.tasks.celery.support import FakeBroker, age, away, away_after, enqueue
 from tests.tasks.support import grant_to, make_due, take_back
@@ -166,7 +169,7 @@ def test_a_backlog_behind_one_key_stands_in_nobodys_way(
 
 
 def test_a_message_that_the_broker_lost_is_sent_again_after_patience(
-    relay: Relay, term: Hold, broker: FakeBroker
+    relay: Relay, term: Hold, broker: FakeBroker, counted: Totals
 ) -> None:
     keys = enqueue(2)
     relay.look(term)
@@ -176,6 +179,7 @@ def test_a_message_that_the_broker_lost_is_sent_again_after_patience(
     relay.look(term)
 
     assert broker.tasks == keys + keys
+    assert (counted.published, counted.again) == ({"default": 4}, {"default": 2})
 
 
 def test_late_messages_that_still_wait_at_the_broker_are_not_sent_again(
@@ -216,6 +220,25 @@ def test_what_a_broker_did_not_take_is_published_by_the_next_look(
     relay.look(term)
 
     assert broker.tasks == keys
+
+
+def test_a_queue_that_the_broker_refuses_keeps_back_no_other(
+    relay: Relay, term: Hold, broker: FakeBroker, settings: Settings
+) -> None:
+    settings.TASK_QUEUE = {**settings.TASK_QUEUE, "CELERY_QUEUES": ("default", "mail")}
+    bad, good = enqueue(), enqueue(queue="mail")
+    publish("orders.paid", None)
+
+    def refuse(sent: object) -> None:
+        if sent in bad:
+            raise QueueRefused("declared otherwise")
+
+    broker.before = refuse
+    with pytest.raises(QueueRefused):
+        relay.look(term)
+
+    assert broker.tasks == good and broker.topics == ["orders.paid"]
+    assert list(Task.objects.unpublished().values_list("pk", flat=True)) == bad
 
 
 def test_a_message_whose_task_cannot_be_claimed_lets_the_relay_decide_anew() -> None:

@@ -1,0 +1,43 @@
+"""What Celery's beat has sent, in Django's admin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+
+from leasing.adminkit import ReadOnlyAdmin
+from leasing.adminlinks import badge, related, short
+from leasing.models import BeatEntry, Lease
+from leasing.signs import beat_sign
+
+
+@admin.register(BeatEntry)
+class BeatEntryAdmin(ReadOnlyAdmin):
+    list_display = ("called", "badge", "beat", "last_run_at", "sent_at", "runs")
+    exact_search = ("id",)
+    recent_search = ("name", "beat")
+    search_help_text = "The exact name of an entry, or of its beat."
+    fields = (
+        ("name", "badge"),
+        "beat",
+        ("last_run_at", "sent_at"),
+        ("runs", "task_id"),
+        "fencing_token",
+    )
+    readonly_fields = (
+        *("name", "badge", "beat", "last_run_at", "sent_at", "runs", "task_id", "fencing_token"),
+    )
+
+    def links(self, request: HttpRequest, entry: Any) -> list[SafeString | str]:
+        return [related(request, "The lease of who leads", Lease, {"q": entry.beat})]
+
+    @admin.display(description="name")
+    def called(self, entry: BeatEntry) -> str:
+        return short(entry.name)
+
+    @admin.display(description="latest slot")
+    def badge(self, entry: BeatEntry) -> SafeString:
+        return badge(beat_sign(entry))

@@ -1,0 +1,49 @@
+"""What a Celery worker counts, shown at a port of its main process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import signals
+from django.core.exceptions import ImproperlyConfigured
+
+from leasing.eventlog import get_logger
+
+logger = get_logger("tasks.worker")
+
+_port, _address = 0, ""
+
+
+def show(port: int, address: str) -> None:
+    """Let workers of this process count, and show it at this ``address`` and ``port``."""
+    global _port, _address
+    _port, _address = port, address
+    # Before the pool is forked, whose processes count on with what they inherit; and after, or
+    # they would inherit the port.
+    signals.worker_init.connect(_count, dispatch_uid="tasks.measuring")
+    signals.worker_ready.connect(_serve, dispatch_uid="tasks.measuring")
+
+
+def _count(**kwargs: Any) -> None:
+    from leasing import instruments
+
+    try:
+        instruments.connect()
+    except ImproperlyConfigured as error:
+        raise SystemExit(str(error)) from error
+
+
+def _serve(sender: Any, **kwargs: Any) -> None:
+    from leasing.metrics_port import SHARED, is_shared, serve_at
+
+    if _forks(sender) and not is_shared():
+        raise SystemExit(f"Metrics of a pool of processes need {SHARED}: see docs/celery.md.")
+    try:
+        serve_at(_address, _port)
+    except OSError as error:
+        raise SystemExit(f"No metrics at {_address} port {_port}: {error.strerror}.") from error
+
+
+def _forks(consumer: Any) -> bool:
+    """Whether tasks run in other processes than this."""
+    return type(consumer.controller.pool).__module__ == "celery.concurrency.prefork"
