@@ -413,19 +413,18 @@ def _plan_took(seconds: float, found: int) -> None:
 
 
 def complete(
-    rows: Batching, items: Sequence[tuple[Taken, str]], *, timed: bool = False
+    rows: Batching, mine: Sequence[Taken], outputs: str, *, timed: bool = False
 ) -> dict[int, int | None]:
-    """End well each task of ``items`` that its grant still holds, with the output, in JSON, that
-    stands beside it. No key comes twice. Returns the keys of those that are ended, and if they
-    are to be ``timed`` when each was, in microseconds since 1970.
+    """End well each task of ``mine``, which come in the order of their keys and none twice, that
+    its grant still holds. ``outputs`` is a list of theirs in JSON. Returns the keys of those that
+    are ended, and if they are to be ``timed`` when each was, in microseconds since 1970.
 
     The rows are locked in the order of their keys before any is updated.
     """
-    items = sorted(items, key=lambda item: item[0].id)
     given = {
-        "ids": f"{{{','.join([str(each.id) for each, _ in items])}}}",
-        "grants": f"{{{','.join([each.grant_id.hex for each, _ in items])}}}",
-        "outputs": f"[{','.join([output for _, output in items])}]",
+        "ids": f"{{{','.join([str(each.id) for each in mine])}}}",
+        "grants": f"{{{','.join([each.grant_id.hex for each in mine])}}}",
+        "outputs": outputs,
     }
     statement = _kept("complete", rows._everything(), _complete_statement)
     column = f"{_table(rows)}.processed_at"
