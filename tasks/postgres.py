@@ -60,7 +60,7 @@ SELECT {answer} FROM (
 #: The same in rows that come in no order and begin with what it is, and without one where nothing
 #: was granted: a quarter less work, for claims that look from the beginning where they find none.
 _CLAIM_ON = """{chosen}
-{update} RETURNING -priority, date_part('epoch', scheduled_at), id,
+{update} RETURNING -priority::integer, date_part('epoch', scheduled_at), id,
     (SELECT EXISTS (SELECT 1 FROM chosen WHERE concurrency_key <> '')), (SELECT {now}), {answer}
 """
 _LOCKED = "{ready} LIMIT {most} FOR NO KEY UPDATE SKIP LOCKED"
