@@ -497,6 +497,14 @@ def leave_together(holds: Sequence[Hold], keeper: Keeper = keeper) -> None:
     keeper.discard_many(holds)
 
 
+def drop_together(holds: Sequence[Hold]) -> None:
+    """``drop``, for each hold; all are kept by the same keeper."""
+    if holds:
+        leave_together(holds, holds[0]._keeper)
+    for hold in holds:
+        hold._on_lost = hold._on_yield = None
+
+
 def interval(ttl: float) -> float:
     """Seconds between renewals, for a ttl in seconds."""
     every = leasing_settings.RENEW_EVERY

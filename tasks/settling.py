@@ -17,6 +17,7 @@ from django.db import Error, connections
 
 from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseLost
+from leasing.hold import drop_together
 from tasks.exceptions import NotSerializable
 from tasks.execution import Execution
 from tasks.log import said_of
@@ -80,8 +81,7 @@ def settle(endings: list[Ending], is_away: Callable[[bool], object] = bool) -> N
         logger.exception("results could not be settled", event="task.result_failed")
     finally:
         is_away(False)
-        for ending in endings:
-            ending.execution.hold.drop()
+        drop_together([ending.execution.hold for ending in endings])
 
 
 def _drop(ending: Ending) -> None:

@@ -78,15 +78,21 @@ class Batching(Holding):
     ) -> tuple[set[int], list[Completed]]:
         """Complete what can be completed so. Returns the ``id()`` of each that is, and those of
         them whose end is to be told."""
-        asked, told = _asked_together(results)
+        asked, outputs, told = _asked_together(results)
         if not asked:
             return set(), []
         try:
             with _statement(self.db):
-                done = postgres.complete(self, list(asked.values()), timed=bool(told))
+                done = postgres.complete(
+                    self, [each for each, _ in asked.values()], outputs, timed=bool(told)
+                )
         except (DataError, IntegrityError):
             return set(), []
-        ends = [Completed(*asked[key], at) for key in told if (at := done.get(key))]
+        ends = [
+            Completed(asked[key][0], _as_json(asked[key][1]) or "null", at)
+            for key in told
+            if (at := done.get(key))
+        ]
         return {id(asked[key][0]) for key in done}, ends
 
     def _tell_completed(self, done: list[Taken], ends: list[Completed]) -> None:
@@ -261,24 +267,43 @@ class Batching(Holding):
 
 def _asked_together(
     results: list[tuple[Taken, Any]],
-) -> tuple[dict[int, tuple[Taken, str]], list[int]]:
-    """Those of ``results`` that one statement may store, by their keys, with the outputs in
-    JSON; and the keys of those whose end is to be told."""
-    asked: dict[int, tuple[Taken, str]] = {}
+) -> tuple[dict[int, tuple[Taken, Any]], str, list[int]]:
+    """Those of ``results`` that one statement may store, by their keys and in their order; all
+    their outputs as one text of JSON; and the keys of those whose end is to be told."""
+    asked: dict[int, tuple[Taken, Any]] = {}
     told: list[int] = []
-    room = LARGEST
-    for each, output in results:
-        text = _as_json(output)
-        if text is None or len(text) > room or each.id in asked:
+    for result in sorted(results, key=_key):
+        each = result[0]
+        if each.id in asked:
             continue
         handler = registry.get(each.name)
         if handler is not None and handler.on_end is not None:
             if not each.can_be_told:
                 continue
             told.append(each.id)
-        asked[each.id] = each, text
-        room -= len(text)
-    return asked, told
+        asked[each.id] = result
+    # Together they take half as long as one by one, and are seldom refused.
+    text = _as_json([output for _, output in asked.values()])
+    if text is None or len(text) > LARGEST:
+        asked, text = _small_enough(asked)
+    return asked, text, [key for key in told if key in asked]
+
+
+def _small_enough(asked: dict[int, tuple[Taken, Any]]) -> tuple[dict[int, tuple[Taken, Any]], str]:
+    """Those of ``asked`` whose output may be stored, as far as they fit into one statement, and
+    their outputs as JSON."""
+    texts: dict[int, str] = {}
+    room = LARGEST
+    for key, (_, output) in asked.items():
+        text = _as_json(output)
+        if text is not None and len(text) <= room:
+            texts[key] = text
+            room -= len(text)
+    return {key: asked[key] for key in texts}, f"[{','.join(texts.values())}]"
+
+
+def _key(result: tuple[Taken, Any]) -> int:
+    return result[0].id
 
 
 def _is_json(output: Any) -> bool:

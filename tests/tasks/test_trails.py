@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
@@ -12,6 +14,7 @@ from tasks import postgres, trails
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet
 from tests.factories import TaskFactory
+from tests.leasing.conftest import DatabaseClock
 from tests.tasks.support import take_back
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("on_postgresql", "unheard")]
@@ -65,6 +68,19 @@ def test_a_claim_that_finds_too_few_looks_from_the_beginning_at_once() -> None:
     with CaptureQueriesContext(connection) as queries:
         assert take(3) == []
     assert len(queries) == 1
+
+
+def test_further_on_the_longest_due_goes_first_and_then_the_first_stored(
+    database_clock: DatabaseClock,
+) -> None:
+    begin, *others = [
+        enqueue(priority=-32768, scheduled_at=database_clock.now - timedelta(seconds=ago))[0]
+        for ago in (9, 5, 7, 5, 8)
+    ]
+    assert take(1) == [begin]
+
+    assert take(3) == [others[3], others[1], others[0]]
+    assert take(3) == [others[2]]
 
 
 def test_higher_priorities_wait_for_the_next_look_from_the_beginning(holders_clock: Clock) -> None:
@@ -193,6 +209,57 @@ def test_after_a_slow_claim_claims_are_planned_anew(
             getattr(Task.objects, verb)("ann")
 
     assert plans[0] == plans[1] != plans[2] == plans[3]
+
+
+@pytest.mark.parametrize(("of_the_limit", "again"), [(0.9, False), (1.1, True)])
+def test_a_claim_of_many_may_take_longer(
+    of_the_limit: float, again: bool, holders_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "clock", holders_clock)
+    enqueue(4)
+    before = postgres._plan()
+
+    def wait(execute: Any, sql: str, *rest: Any) -> Any:
+        if sql.lstrip().startswith("WITH"):
+            seconds = postgres.SLOW + 3 * postgres.SLOW_EACH
+            holders_clock.seconds += of_the_limit * seconds
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(wait):
+        assert len(take(3)) == 3
+
+    assert (postgres._plan() != before) == again
+
+
+def test_a_claim_that_was_prepared_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a plan that serves for any limit, as soon as the server has seen enough others."""
+    Task.objects.enqueue_many("jobs.echo", [{}] * 2000)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE tasks_task")
+    postgres._statements.clear()
+    assert take(1)
+    assert take(1)
+    server: Any = connection.connection
+    monkeypatch.setattr(server, "prepare_threshold", 0)
+    statements = list(postgres._statements.values())
+    parameters = {
+        "queues": ["default"],
+        "limit": 100,
+        "after": [None],
+        "told": [],
+        "holder": "ann",
+        "ttl": timedelta(seconds=30),
+    }
+    for text in statements:
+        for _ in range(8):
+            psycopg.Cursor(server).execute(text, parameters, prepare=True)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT generic_plans FROM pg_prepared_statements WHERE statement LIKE '%chosen AS%'"
+        )
+        plans = [generic for (generic,) in cursor.fetchall()]
+    assert len(plans) == len(statements) == 2
+    assert min(plans) > 0
 
 
 @pytest.mark.parametrize(("seconds", "again"), [(1.0, True), (postgres.PLAN_LASTS + 1, False)])
