@@ -134,10 +134,13 @@ class Soak:
         try:
             self._hire()
             plan = self._plan(chance)
+            kept_back = self.size // (len(plan) + 1)
             stored = 0
             while (done := Task.objects.succeeded().count()) < self.size:
-                if stored < self.size and stored - done < WAITING and self._is_staffed():
-                    stored += self._enqueue(min(WAITING // 4, self.size - stored), chance)
+                # However fast they are run: what is to break does so before the last of them.
+                most = self.size - kept_back if plan else self.size
+                if stored < most and stored - done < WAITING and self._is_staffed():
+                    stored += self._enqueue(min(WAITING // 4, most - stored), chance)
                 if plan and done >= plan[0][0]:
                     plan.pop(0)[1](chance)
                 self._keep_staffed()
