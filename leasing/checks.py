@@ -243,10 +243,15 @@ def check_databases(
     **kwargs: Any,
 ) -> list[CheckMessage]:
     """Ask the database itself whether it keeps what it acknowledges."""
+    using = postgresql_of(databases)
+    return [*_check_durability(using), *_check_notifications(using)] if using else []
+
+
+def postgresql_of(databases: Sequence[str] | None) -> str | None:
+    """The database of leases, if it is one of ``databases`` and on PostgreSQL."""
     using = leasing_settings.DATABASE
-    if using not in (databases or ()) or connections[using].vendor != "postgresql":
-        return []
-    return [*_check_durability(using), *_check_notifications(using)]
+    is_asked = using in (databases or ()) and connections[using].vendor == "postgresql"
+    return using if is_asked else None
 
 
 def _check_notifications(using: str) -> list[CheckMessage]:

@@ -16,6 +16,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 
 from leasing.bell import notifications_arrive
+from leasing.checks import postgresql_of
 from leasing.conf import leasing_settings
 
 #: Seconds. Of a shorter ttl a pause of a virtual machine, or a failover, outlasts what is left
@@ -182,10 +183,8 @@ def check_server(
     **kwargs: Any,
 ) -> list[CheckMessage]:
     """Ask PostgreSQL how it is set up."""
-    using = leasing_settings.DATABASE
-    if using not in (databases or ()) or connections[using].vendor != "postgresql":
-        return []
-    return [*_check_role(using), *_check_pooler(using)]
+    using = postgresql_of(databases)
+    return [*_check_role(using), *_check_pooler(using)] if using else []
 
 
 def _check_role(using: str) -> list[CheckMessage]:

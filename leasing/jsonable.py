@@ -29,8 +29,6 @@ def check_json(value: Any, what: str) -> Any:
 def dumped_json(value: Any, what: str, max_depth: int = MAX_DEPTH) -> str:
     """The JSON text of ``value``, for a statement that stores it. Errors as of ``check_json``,
     for nesting more than ``max_depth`` deep."""
-    if value is None:  # which is what most tasks return
-        return "null"
     try:
         text = _encode(value)
         if not text.isascii():

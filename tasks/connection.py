@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from django.db import connections
@@ -26,3 +27,15 @@ def lasting_connection() -> Iterator[None]:
     finally:
         connections[using].close()
         connections[using] = before
+
+
+def lasting_thread(name: str, work: Callable[[], object]) -> threading.Thread:
+    """A thread that has begun to ``work`` with a lasting connection, and keeps no process alive."""
+
+    def with_connection() -> None:
+        with lasting_connection():
+            work()
+
+    thread = threading.Thread(target=with_connection, name=name, daemon=True)
+    thread.start()
+    return thread

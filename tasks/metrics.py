@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -183,10 +183,7 @@ class State:
             ("tasks_repaired_total", "States put right.", totals.repaired),
             ("tasks_suspected_total", "States that are only reported.", totals.suspected),
         ):
-            family = CounterMetricFamily(name, help, labels=["kind"])
-            for kind, count in list(by_kind.items()):
-                family.add_metric([kind], count)
-            yield family
+            yield _counted(name, help, "kind", by_kind)
         if self.places is not None:
             yield from _places(self.places)
         if relayed.succeeded_at is not None or relayed.failures:
@@ -217,16 +214,20 @@ def _relay() -> Iterator[Metric]:
             relayed.again,
         ),
     ):
-        family = CounterMetricFamily(name, help, labels=["queue"])
-        for queue, count in list(by_queue.items()):
-            family.add_metric([queue], count)
-        yield family
+        yield _counted(name, help, "queue", by_queue)
     for name, help, count in (
         ("tasks_outbox_published_total", "Messages that the broker took.", relayed.sent),
         ("tasks_outbox_failures_total", "Messages that it refused.", relayed.refused),
         ("tasks_relay_failures_total", "Looks that failed.", relayed.failures),
     ):
         yield CounterMetricFamily(name, help, value=count)
+
+
+def _counted(name: str, help: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, help, labels=[label])
+    for value, count in list(counts.items()):
+        family.add_metric([value], count)
+    return family
 
 
 def _child(children: dict[str, Histogram], metric: Histogram, queue: str) -> Histogram:

@@ -23,10 +23,9 @@ tasks that were over long ago ends, to be started again by whoever supervises it
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
 
 from django.db import Error, close_old_connections, connections
 
@@ -38,7 +37,7 @@ from tasks import recovery, sampling, schedules
 from tasks.bell import ringer
 from tasks.chaos import Chaos
 from tasks.conf import task_settings
-from tasks.connection import lasting_connection
+from tasks.connection import lasting_connection, lasting_thread
 from tasks.execution import Execution
 from tasks.giving_back import give_back, give_back_all
 from tasks.models import Queue, Task
@@ -299,23 +298,14 @@ class WorkerProcess:
     # Threads
 
     def _start_threads(self) -> None:
-        self._start("bell", self.waking.listener.listen)
-        self._start(
+        lasting_thread("bell", self.waking.listener.listen)
+        lasting_thread(
             "controller",
             lambda: recovery.run_until(self._ended, self.waking.wake, self.waking.look_ahead),
         )
-        self._start("scheduler", lambda: schedules.run_until(self._ended, self.waking.wake))
-        self._sampler = self._start("sampler", lambda: sampling.run_until(self._ended))
-        self._presence = self._start("presence", self._keep_present)
-
-    def _start(self, name: str, work: Callable[[], Any]) -> threading.Thread:
-        def with_connection() -> None:
-            with lasting_connection():
-                work()
-
-        thread = threading.Thread(target=with_connection, name=name, daemon=True)
-        thread.start()
-        return thread
+        lasting_thread("scheduler", lambda: schedules.run_until(self._ended, self.waking.wake))
+        self._sampler = lasting_thread("sampler", lambda: sampling.run_until(self._ended))
+        self._presence = lasting_thread("presence", self._keep_present)
 
     def _keep_present(self) -> None:
         keep_present(

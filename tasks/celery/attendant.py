@@ -47,15 +47,9 @@ def _begin(sender: Any, **kwargs: Any) -> None:
 
 
 def _start(name: str, work: Callable[[], object]) -> None:
-    from tasks.connection import lasting_connection
+    from tasks.connection import lasting_thread
 
-    def with_connection() -> None:
-        with lasting_connection():
-            work()
-
-    thread = threading.Thread(target=with_connection, name=name, daemon=True)
-    thread.start()
-    _threads.append(thread)
+    _threads.append(lasting_thread(name, work))
 
 
 def _stop(**kwargs: Any) -> None:

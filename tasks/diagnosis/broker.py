@@ -7,8 +7,8 @@ from datetime import datetime
 from leasing.answers import Diagnosis
 from leasing.wording import span
 from tasks.conf import task_settings
-from tasks.diagnosis.actions import CANCEL, RESCHEDULE
 from tasks.diagnosis.surroundings import Surroundings
+from tasks.diagnosis.unclaimed import told
 from tasks.models import Task
 
 START_A_RELAY = "It waits until one is started: manage.py run_relay; or a worker: run_worker."
@@ -22,7 +22,7 @@ def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) 
             "tasks: TASK_QUEUE['CELERY_QUEUES'] does not name it."
         )
         next_ = "It waits until it does, or another worker serves the queue: manage.py run_worker."
-        return _told("no_worker", "critical", headline, next_, "Until then.", facts)
+        return told("no_worker", "critical", headline, next_, "Until then.", facts)
     if task.has_message:
         return None
     if not around.relays:
@@ -31,14 +31,14 @@ def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) 
             "that would publish its tasks to them."
         )
         until = "Until a relay publishes it."
-        return _told("no_relay", "critical", headline, START_A_RELAY, until, facts)
+        return told("no_relay", "critical", headline, START_A_RELAY, until, facts)
     headline = "It is due, and not published to Celery's broker yet."
     window = task_settings.CELERY_WINDOW
     next_ = (
         f"The relay publishes it at its next look, or when it is among the first {window:,} of its "
         "queue. If that lasts, the relay's log says why: the broker may be away."
     )
-    return _told("unpublished", "info", headline, next_, "Until the relay publishes it.", facts)
+    return told("unpublished", "info", headline, next_, "Until the relay publishes it.", facts)
 
 
 def published(task: Task, now: datetime, facts: list[tuple[str, str]]) -> Diagnosis:
@@ -56,10 +56,3 @@ def published(task: Task, now: datetime, facts: list[tuple[str, str]]) -> Diagno
         until="Until a worker gets its message.",
         facts=facts,
     )
-
-
-def _told(
-    code: str, severity: str, headline: str, next_: str, until: str, facts: list[tuple[str, str]]
-) -> Diagnosis:
-    actions = [RESCHEDULE, CANCEL]
-    return Diagnosis(code, severity, headline, next_, until=until, facts=facts, actions=actions)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from leasing.answers import Action, Diagnosis
+from leasing.answers import Diagnosis
 from leasing.wording import left, plural, span
 from tasks.conf import task_settings
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE, RESUME
 from tasks.diagnosis.broker import published, unpublished
 from tasks.diagnosis.facts import attempt_facts, stamped
 from tasks.diagnosis.surroundings import Surroundings
+from tasks.diagnosis.unclaimed import told
 from tasks.models import Queue, Task, WorkerRole
 
 #: How many holders of a key are named.
@@ -27,11 +28,11 @@ def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         if task.started_at:
             headline = f"It was put off, no attempt spent, and goes on in {wait}."
         next_ = "Then a worker may claim it."
-        return _told("scheduled", "info", headline, next_, until, facts)
+        return told("scheduled", "info", headline, next_, until, facts)
     headline = f"Its last attempt ended badly, and it waits {wait} for the next."
     next_ = f"Attempt {task.attempts + 1} of {task.max_attempts} follows then."
     facts.append(("Last error", task.last_error))
-    return _told("backoff", "info", headline, next_, until, facts)
+    return told("backoff", "info", headline, next_, until, facts)
 
 
 def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
@@ -48,12 +49,12 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
             or_celery = ""
         next_ = f"It waits until one is started: manage.py run_worker{or_celery}."
         until = "Until a worker serves the queue."
-        return _told("no_worker", "critical", headline, next_, until, facts)
+        return told("no_worker", "critical", headline, next_, until, facts)
     if not able:
         headline = f"No worker of the queue {task.queue} has code for {task.name}."
         next_ = "Each worker that claims it gives it back for a minute, until one has the code."
         until = "Until a worker has the code."
-        return _told("unknown_task", "critical", headline, next_, until, facts)
+        return told("unknown_task", "critical", headline, next_, until, facts)
     holders = around.by_key.get(task.concurrency_key, {}) if task.concurrency_key else {}
     if sum(holders.values()) >= (task.concurrency_limit or 1):
         return _key_held(task, holders, facts)
@@ -61,14 +62,14 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     if not awake:
         headline = "No worker that could run it shows a sign of life."
         next_ = "It starts when one comes back, or another is started: manage.py run_worker."
-        return _told("no_worker", "warning", headline, next_, "Until a worker is back.", facts)
+        return told("no_worker", "warning", headline, next_, "Until a worker is back.", facts)
     by_message = all(worker.role == WorkerRole.CELERY for worker in awake)
     if by_message and (found := unpublished(task, around, facts)):
         return found
     if not around.free_threads(awake):
         headline = f"Every place of {plural(len(able), 'worker')} that could run it is taken."
         next_ = "It starts when one of them is free; tasks of higher priority go first."
-        return _told("saturated", "info", headline, next_, "Until a place is free.", facts)
+        return told("saturated", "info", headline, next_, "Until a place is free.", facts)
     if by_message:
         return published(task, now, facts)
     headline = "It is due, and a worker is free to take it."
@@ -100,17 +101,4 @@ def _paused(queue: Queue, facts: list[tuple[str, str]]) -> Diagnosis:
     next_ = "It waits until someone resumes the queue."
     until = "Until someone resumes the queue."
     actions = [RESUME, RESCHEDULE, CANCEL]
-    return _told("queue_paused", "warning", headline, next_, until, facts, actions)
-
-
-def _told(
-    code: str,
-    severity: str,
-    headline: str,
-    next_: str,
-    until: str,
-    facts: list[tuple[str, str]],
-    actions: list[Action] | None = None,
-) -> Diagnosis:
-    doable = [RESCHEDULE, CANCEL] if actions is None else actions
-    return Diagnosis(code, severity, headline, next_, until=until, facts=facts, actions=doable)
+    return told("queue_paused", "warning", headline, next_, until, facts, actions)

@@ -1,0 +1,23 @@
+"""What is told of a task that nobody holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leasing.answers import Action, Diagnosis
+from tasks.diagnosis.actions import CANCEL, RESCHEDULE
+
+
+def told(
+    code: str,
+    severity: str,
+    headline: str,
+    next_: str,
+    until: str,
+    facts: list[tuple[str, str]],
+    actions: Sequence[Action] = (RESCHEDULE, CANCEL),
+) -> Diagnosis:
+    """The diagnosis with this ``code``."""
+    return Diagnosis(
+        code, severity, headline, next_, until=until, facts=facts, actions=list(actions)
+    )
