@@ -137,8 +137,7 @@ class Soak:
             kept_back = self.size // (len(plan) + 1)
             stored = 0
             while (done := Task.objects.succeeded().count()) < self.size:
-                # However fast they are run: what is to break does so before the last of them.
-                most = self.size - kept_back if plan else self.size
+                most = self._allowed(done, self.size - kept_back if plan else self.size)
                 if stored < most and stored - done < WAITING and self._is_staffed():
                     stored += self._enqueue(min(WAITING // 4, most - stored), chance)
                 if plan and done >= plan[0][0]:
@@ -158,8 +157,16 @@ class Soak:
             self._start_one(f"worker{number}")
         for name in ("relay0", "relay1"):
             self._start_one(name)
-        if self.side_by_side:
+
+    def _allowed(self, done: int, before_the_last_fault: int) -> int:
+        """How many tasks may be stored by now, however fast they are run: what is to break does so
+        before the last of them. A plain worker joins when Celery has run some, and leaves it none
+        to run without it: alone either could end them all while the others start."""
+        if not self.side_by_side or Worker.objects.filter(name="plain").exists():
+            return before_the_last_fault
+        if "plain" not in self.crew and done >= self.size // 3:
             self._start_one("plain")
+        return min(self.size // 2, before_the_last_fault)
 
     def _start_one(self, name: str) -> None:
         args: Sequence[str]

@@ -343,7 +343,7 @@ def test_a_task_without_a_handler_stops_no_worker(handlers: Handlers) -> None:
 
     with working(threads=1):
         wait_for(lambda: row_of(known)["status"] == TaskStatus.SUCCEEDED)
-        assert attempts(unknown) == [(1, "returned")]
+        wait_for(lambda: attempts(unknown) == [(1, "returned")])
         handlers["jobs.new"] = lambda ctx: "found"
         make_due(unknown)
         wait_for(lambda: row_of(unknown)["status"] == TaskStatus.SUCCEEDED)

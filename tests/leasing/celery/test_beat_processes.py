@@ -95,10 +95,14 @@ def leader_of(beats: list[Process]) -> Process:
 
 
 def messages_of(name: str, folder: Path) -> dict[datetime, list[str]]:
-    """The ids of the messages that were sent for each slot."""
+    """The ids of the messages that were sent for each slot. A beat that is killed as it writes one
+    leaves a part of it, which nobody can read: that one was not sent."""
     found: dict[datetime, list[str]] = defaultdict(list)
     for file in folder.glob("*.msg"):
-        headers: dict[str, Any] = json.loads(file.read_text())["headers"]
+        try:
+            headers: dict[str, Any] = json.loads(file.read_text())["headers"]
+        except json.JSONDecodeError:
+            continue
         if headers["task"] == name:
             found[datetime.fromisoformat(headers["beat_slot"])].append(headers["id"])
     return found
