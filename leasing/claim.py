@@ -51,6 +51,8 @@ class Claim(list[Row]):
         holds, self.holds = self.holds, []
         losses = self._release_together([hold for hold in holds if hold.valid])
         for hold in holds:
+            if not (hold.is_kept or hold.trace):
+                continue
             try:
                 hold.__exit__(kind, error, trace)  # of those that were lost before
             except LeaseLost as loss:

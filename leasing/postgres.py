@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC
 from functools import cache
 from types import SimpleNamespace
@@ -83,6 +83,9 @@ WITH chosen AS MATERIALIZED (
 {update} RETURNING {columns}, {now} AT TIME ZONE 'UTC'
 """
 
+#: Of the digit that is of the version of a UUID in two bits, and random in two.
+_VARIANT = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
+
 _UUID: models.Field[Any, Any] = UUIDField()
 _NUMBER: models.Field[Any, Any] = models.BigIntegerField()
 
@@ -139,7 +142,7 @@ def grant(
 
     def compile() -> Granting | None:
         free = rows.available().filter(**{column: Marker("key", field)})
-        return _granting(rows, free, terms, Marker("grant", _UUID))
+        return _granting(rows, free, terms, Marker("grant", _UUID), alone=True)
 
     return _granted(rows, ("one", column), compile, values)
 
@@ -147,7 +150,7 @@ def grant(
 def claim(rows: LeasableQuerySet[Any], terms: Terms, limit: int) -> list[Granted] | None:
     """Grant up to ``limit`` of ``rows``, in their order."""
     grants = _new_grants(limit)
-    values = {**values_of(terms), "limit": limit, "grants": _array(grants)}
+    values = {**values_of(terms), "limit": limit, "grants": _joined(grants)}
 
     def compile() -> Granting | None:
         return _granting(rows, rows.available(), terms, _grant_by_place(rows), limited=True)
@@ -162,7 +165,12 @@ def grant_all(
     """Grant the rows whose ``column`` is one of ``keys``, in the order of that, or none."""
     field = rows.model._meta.get_field(column)
     grants = _new_grants(len(keys))
-    values = {**values_of(terms), "keys": keys, "count": len(keys), "grants": _array(grants)}
+    values = {
+        **values_of(terms),
+        "keys": _array(keys),
+        "count": len(keys),
+        "grants": _joined(grants),
+    }
 
     def compile() -> Granting | None:
         free = rows.available().filter(_is_one_of(column, Marker("keys", field))).order_by(column)
@@ -198,11 +206,12 @@ def _granting(
     terms: Terms,
     grant_id: Any,
     *,
+    alone: bool = False,
     limited: bool = False,
     counted: bool = False,
 ) -> Granting | None:
     """The statement that grants what is chosen of ``free``, with ``grant_id``; and what reads its
-    answer."""
+    answer. ``alone``: it is one row at most."""
     target = rows._everything().available()
     if counted:
         count: Any = RawSQL("SELECT count(*) FROM chosen", [], output_field=_NUMBER)
@@ -225,7 +234,7 @@ def _granting(
         written=f"granted w JOIN chosen c ON c.{pk} = w.{pk}",
     )
     columns |= {"grant_id": grant_id}
-    update_sql, update_params = _update(target, columns)
+    update_sql, update_params = _update(target, columns, alone=alone)
     every = reader_after(rows.model, rows.db, columns)
     text = _GRANT.format(
         chosen=chosen_sql,
@@ -245,15 +254,17 @@ def _grant_by_place(rows: LeasableQuerySet[Any]) -> Spelled:
     return Spelled(text, Marker("grants", _UUID), F("pk"), output_field=_UUID)
 
 
-def _new_grants(count: int) -> list[uuid.UUID]:
-    """As many of ``uuid4``, which asks the system for each."""
-    noise = os.urandom(16 * count)
-    return [uuid.UUID(bytes=noise[n : n + 16], version=4) for n in range(0, 16 * count, 16)]
+def _new_grants(count: int) -> list[str]:
+    """As many of what ``uuid4`` makes, which asks the system for each; in hexadecimal digits, for
+    the rows bring the objects."""
+    noise = os.urandom(16 * count).hex()
+    each = [noise[n : n + 32] for n in range(0, len(noise), 32)]
+    return [f"{n[:12]}4{n[13:16]}{_VARIANT[n[16]]}{n[17:]}" for n in each]
 
 
-def _sorted(granted: list[Granted], grants: list[uuid.UUID]) -> list[Granted]:
+def _sorted(granted: list[Granted], grants: list[str]) -> list[Granted]:
     places = {grant: place for place, grant in enumerate(grants)}
-    return sorted(granted, key=lambda each: places[each[0].grant_id])
+    return sorted(granted, key=lambda each: places[each[0].grant_id.hex])
 
 
 # Renewing
@@ -306,7 +317,8 @@ def _writing(
         one: Any = SimpleNamespace(pk=Marker("key", pk), grant_id=Marker("grant", _UUID))
         mine = rows._of_grant(one)
     chosen_sql, chosen_params = _select(mine.only("pk").order_by("pk"))
-    update_sql, update_params = _update(rows._everything().holding().unexpired(), columns)
+    living = rows._everything().holding().unexpired()
+    update_sql, update_params = _update(living, columns, alone=not several)
     noted = _noted(
         rows, kind="'released'", previous_holder="''", previous_expired_at="NULL", written="freed w"
     )
@@ -400,12 +412,21 @@ def _is_one_of(column: str, values: Any) -> Spelled:
 
 
 def _array(values: list[Any]) -> Any:
-    """``values`` as an array: those that need no quotes as text, which the driver would take a
-    hundred times as long to make of a list."""
-    if all(type(value) in (int, uuid.UUID) for value in values):
-        texts = [v.hex if type(v) is uuid.UUID else str(v) for v in values]
-        return "{" + ",".join(texts) + "}"
+    """``values`` as the text of an array, which the driver would take many times as long to make
+    of a list; but for kinds whose text only it knows."""
+    kind = type(values[0]) if values else None
+    if kind is uuid.UUID:
+        return _joined([value.hex for value in values])
+    if kind is int:
+        return _joined(map(str, values))
+    if kind is str:
+        escaped = [value.replace("\\", r"\\").replace('"', r"\"") for value in values]
+        return _joined([f'"{value}"' for value in escaped])
     return values
+
+
+def _joined(values: Iterable[str]) -> str:
+    return "{" + ",".join(values) + "}"
 
 
 def _quoted(name: str) -> str:
@@ -455,10 +476,19 @@ def _select(rows: QuerySet[Any]) -> tuple[str, tuple[Any, ...]]:
     return compiled
 
 
-def _update(target: QuerySet[Any], columns: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
-    """The UPDATE, as Django compiles it, of the rows of ``target`` that were chosen."""
-    chosen = RawSQL(f"ARRAY(SELECT {_pk(target)} FROM chosen)", [])
-    query: Any = target.filter(_is_one_of("pk", chosen)).query.chain(sql.UpdateQuery)
+def _update(
+    target: QuerySet[Any], columns: dict[str, Any], *, alone: bool = False
+) -> tuple[str, tuple[Any, ...]]:
+    """The UPDATE, as Django compiles it, of the rows of ``target`` that were chosen. Of one that
+    is ``alone`` PostgreSQL knows that, and enters the table by its key, however small that is."""
+    chosen = f"SELECT {_pk(target)} FROM chosen"
+    key: Any = target.model._meta.pk
+    is_chosen: Any = (
+        Exact(F("pk"), RawSQL(chosen, [], output_field=key))
+        if alone
+        else _is_one_of("pk", RawSQL(f"ARRAY({chosen})", []))
+    )
+    query: Any = target.filter(is_chosen).query.chain(sql.UpdateQuery)
     query.add_update_values(columns)
     compiled: tuple[str, tuple[Any, ...]] = query.get_compiler(target.db).as_sql()
     return compiled

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, datetime
 from functools import cache, partial
 from inspect import getattr_static
 from typing import Any
@@ -54,10 +54,9 @@ class Reader:
         make = partial(
             _of_attributes if _is_plain(self.model) else _of_columns, self.model, self.using
         )
-        converted = self._converted
         return [
-            make({**known, **dict(zip(self.names, converted(answer), strict=False))})
-            for answer in answers
+            make({**known, **dict(zip(self.names, answer, strict=False))})
+            for answer in self._converted(answers)
         ]
 
     def read(self, rows: Sequence[Any], answers: Sequence[Sequence[Any]]) -> list[Any]:
@@ -65,26 +64,42 @@ class Reader:
         name = self.names[self.key]
         by_key = {getattr(row, name): row for row in rows}
         found = [by_key[answer[self.key]] for answer in answers]
+        read = zip(found, self._converted(answers), strict=True)
         if _has_plain_attributes(self.model):
-            for row, answer in zip(found, answers, strict=True):
-                row.__dict__.update(zip(self.names, self._converted(answer), strict=False))
+            for row, answer in read:
+                row.__dict__.update(zip(self.names, answer, strict=False))
         else:
-            for row, answer in zip(found, answers, strict=True):
-                for name, value in zip(self.names, self._converted(answer), strict=False):
+            for row, answer in read:
+                for name, value in zip(self.names, answer, strict=False):
                     setattr(row, name, value)
         return found
 
-    def _converted(self, answer: Sequence[Any]) -> list[Any]:
-        values = list(answer)
+    def _converted(self, answers: Sequence[Sequence[Any]]) -> Iterable[Sequence[Any]]:
+        """The answers as the fields would have them: column by column, for in one of them much
+        is alike."""
+        columns: list[Sequence[Any]] = list(zip(*answers, strict=True))
+        if not columns:
+            return []
         for place in self.moments:
-            if values[place] is not None:
-                values[place] = values[place].replace(tzinfo=UTC)
-        if self.converters:
-            connection = connections[self.using]
-            for place, converters, column in self.converters:
-                for convert in converters:
-                    values[place] = convert(values[place], column, connection)
-        return values
+            columns[place] = _aware(columns[place])
+        connection = connections[self.using] if self.converters else None
+        for place, converters, column in self.converters:
+            for convert in converters:
+                columns[place] = [convert(value, column, connection) for value in columns[place]]
+        return zip(*columns, strict=True)
+
+
+def _aware(moments: Sequence[datetime | None]) -> list[datetime | None]:
+    """The same, in UTC. Those that one statement wrote are one moment."""
+    aware: list[datetime | None] = []
+    last: datetime | None = None
+    last_aware: datetime | None = None
+    for moment in moments:
+        if moment != last:
+            last = moment
+            last_aware = None if moment is None else moment.replace(tzinfo=UTC)
+        aware.append(last_aware)
+    return aware
 
 
 def instance_of(model: type[models.Model], using: str, attributes: dict[str, Any]) -> Any:
@@ -143,7 +158,7 @@ def _reader(
     for place in moments:
         columns[place] += " AT TIME ZONE 'UTC'"
     # Converters of the database's own belong to one thread's connection; PostgreSQL has none.
-    converters: list[Any] = [(field.get_db_converters(connection), field) for field in fields]
+    converters: list[Any] = [(_converters(field, connection), field) for field in fields]
     return Reader(
         model,
         using,
@@ -158,6 +173,17 @@ def _reader(
         ),
         tuple(known.items()),
     )
+
+
+def _converters(field: Any, connection: Any) -> list[Callable[..., Any]]:
+    found: list[Callable[..., Any]] = field.get_db_converters(connection)
+    is_plain = type(field) is models.JSONField and field.decoder is None
+    return [_json] if is_plain and len(found) == 1 else found
+
+
+def _json(value: str | None, column: Any, connection: Any) -> Any:
+    """What a field for JSON makes of ``value``. Most are empty."""
+    return {} if value == "{}" else column.target.from_db_value(value, column, connection)
 
 
 def _comes_back_as_it_is(field: Any, value: Any) -> bool:

@@ -44,6 +44,17 @@ def resources(state: str) -> list[str]:
 # All
 
 
+def test_names_may_contain_what_has_a_meaning_in_arrays() -> None:
+    names = ['"quoted"', "{braces}", "a,b", "back\\slash", "NULL", "two words", "o'clock", "schön"]
+
+    with Lease.objects.acquire_many(names) as leases:
+        assert sorted(lease.resource for lease in leases) == sorted(names)
+        assert resources("active") == sorted(names)
+        assert {lease.grant_id.version for lease in leases if lease.grant_id} == {4}
+
+    assert resources("released") == sorted(names)
+
+
 def test_all_are_acquired_in_one_order_whatever_the_callers(sent: Sent) -> None:
     leases = Lease.objects.acquire_many(["b", "c", "a"], holder="ann", ttl=10)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.db.models.signals import post_init
 from django.db.models.sql.compiler import SQLCompiler
+from django.test.utils import CaptureQueriesContext
 
 from leasing import compiled, postgres
 from leasing.exceptions import LeaseHeld
@@ -62,6 +65,31 @@ def test_what_was_compiled_once_is_not_compiled_again(monkeypatch: pytest.Monkey
     Lease.objects.release(Lease.objects.renew(Lease.objects.acquire("d")))
     Lease.objects.acquire_many(["a", "b"]).give_back()
     Order.objects.renew(Order.objects.acquire(order()))
+
+
+@pytest.mark.usefixtures("on_postgresql")
+def test_a_verb_on_one_row_is_planned_for_one_row() -> None:
+    # For the several that an array may bring, a table of a hundred is read from end to end.
+    Lease.objects.bulk_create([Lease(resource=f"{number}") for number in range(100)])
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE leasing_lease")
+        with CaptureQueriesContext(connection) as queries:
+            Lease.objects.release(Lease.objects.renew(Lease.objects.acquire("17")))
+        updates = [each["sql"] for each in queries if "UPDATE" in each["sql"]]
+        expected = []
+        for update in updates:
+            cursor.execute(f"EXPLAIN (FORMAT JSON) {update}")
+            expected += [scan["Plan Rows"] for scan in scans_of(cursor.fetchone()[0][0]["Plan"])]
+
+    assert (len(updates), set(expected)) == (3, {1})
+
+
+def scans_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The nodes of ``plan`` that read the table of leases."""
+    if plan.get("Relation Name") == "leasing_lease" and plan["Node Type"] != "ModifyTable":
+        yield plan
+    for part in plan.get("Plans", []):
+        yield from scans_of(part)
 
 
 def test_each_call_brings_its_own_values() -> None:
