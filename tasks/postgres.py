@@ -329,12 +329,21 @@ def _claiming(
 
 
 def _granting(rows: Claiming) -> str:
-    target = rows._everything().available().filter(concurrency_key="")
+    is_free = rows._everything().available().filter(concurrency_key="").query
+    target = rows._everything().filter(_beside_indexes(rows, is_free))
     granting = {
         **rows.granting(Terms(_HOLDER, _TTL)),
         "grant_id": RawSQL("gen_random_uuid()", []),
     }
     return _update(target, _OF_CHOSEN.format(table=_table(rows)), granting)
+
+
+def _beside_indexes(rows: Claiming, query: Any) -> RawSQL:
+    """What ``query`` asks of a row, in a form by which PostgreSQL enters no index: it would take
+    the one of ready tasks for that of the chosen, and read all of them, or what is left there of
+    those that were."""
+    text, params = query.where.as_sql(query.get_compiler(rows.db), connections[rows.db])
+    return RawSQL(f"CASE WHEN {text} THEN true ELSE false END", params, BooleanField())
 
 
 def _compiled(rows: Claiming, expression: Any) -> str:

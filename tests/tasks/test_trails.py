@@ -262,6 +262,22 @@ def test_a_claim_that_was_prepared_is_planned_once(monkeypatch: pytest.MonkeyPat
     assert min(plans) > 0
 
 
+def test_what_a_claim_has_locked_it_does_not_look_for_among_all_that_is_ready() -> None:
+    # As planned while little was ready, and used when much is.
+    enqueue(1)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE tasks_task")
+        cursor.execute("SET LOCAL enable_seqscan = off")
+        with CaptureQueriesContext(connection) as queries:
+            assert len(take(1)) == 1
+        claim = next(each["sql"] for each in queries if "chosen" in each["sql"])
+        cursor.execute(f"EXPLAIN {claim}")
+        plan = "\n".join(line for (line,) in cursor.fetchall())
+
+    assert plan.count("using tasks_task_to_claim") == 1, plan
+    assert "using tasks_task_pkey" in plan
+
+
 @pytest.mark.parametrize(("seconds", "again"), [(1.0, True), (postgres.PLAN_LASTS + 1, False)])
 def test_statements_are_planned_anew_after_a_while(
     seconds: float, again: bool, holders_clock: Clock, monkeypatch: pytest.MonkeyPatch
