@@ -254,6 +254,11 @@ class Keeper:
             return
         grants = {key: hold.grant_id for key, hold in holds.items()}
         sent_at = self.clock()
+        jitter = self._jitter()
+        for hold in holds.values():
+            # Not once it is answered: who hurries meanwhile has something to say that the answer
+            # may not know of.
+            hold.due_at = sent_at + hold.interval * jitter
         try:
             self._open(store)
             with self._requesting(store.abort, limit):
@@ -290,14 +295,12 @@ class Keeper:
             )
         elif breaker.succeeded():
             logger.info("renewals succeed again", event="keeper.renewals_resumed")
-        jitter = self._jitter()
         for key, hold in holds.items():
             if hold.grant_id != grants[key]:
                 continue  # left and entered again meanwhile: the answer is about another term
             if key in answer.renewed:
                 self.renewals += 1
                 hold.renewed(sent_at, answer.renewed[key])
-                hold.due_at = sent_at + hold.interval * jitter
             elif key in answer.lost:
                 hold.lose(answer.lost[key])
             else:

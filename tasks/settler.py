@@ -55,8 +55,10 @@ class Settler:
     @property
     def executions(self) -> list[Execution]:
         """What is not stored yet."""
+        # In this order: what begins to be stored between the two looks is found by the second.
+        waiting = self._waiting.copy()
         under_way = [ending for each in list(self._under_way.values()) for ending in each]
-        return [ending.execution for ending in (*under_way, *self._waiting.copy())]
+        return [ending.execution for ending in (*waiting, *under_way)]
 
     @property
     def is_full(self) -> bool:

@@ -12,6 +12,8 @@ from typing import Protocol
 import pytest
 from django.db import connection
 from django.test import TransactionTestCase
+from hypothesis import HealthCheck
+from hypothesis import settings as examples
 
 from leasing import aio, lists
 from leasing.keeper import keeper
@@ -21,6 +23,10 @@ from tests.brokers import Broker, NoBroker, serve_rabbitmq, serve_redis
 from tests.emptying import empty
 from tests.plugin import DATABASE
 from tests.processes import Process
+
+# How long an example takes is a matter of the machine.
+examples.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+examples.load_profile("suite")
 
 #: What polls share.
 SHARED = (overview.snapshots, queues.shared_queues, surroundings.everyone)

@@ -73,7 +73,8 @@ def compute(ctx: Context, do: str = "return", **data: Any) -> Any:
             with ctx.completing({"done": True}):
                 pass
         case "ensure":
-            _wait(ctx, Path(data["folder"]), ctx.ensure)
+            folder, known = Path(data["folder"]), ctx._hold.trusted_until
+            _wait(ctx, folder, lambda: _ensure(ctx, folder, known))
         case "ignore":
             _wait(ctx, Path(data["folder"]), lambda: None)
         case "until stopping":
@@ -93,6 +94,13 @@ async def block(ctx: Context, folder: str) -> None:
 
 class Unsendable(Exception):
     """Has what cannot be pickled."""
+
+
+def _ensure(ctx: Context, folder: Path, known: float) -> None:
+    """Leave a file once it is held for longer than was ``known``: a renewal was heard of."""
+    if ctx._hold.trusted_until > known:
+        (folder / "renewed").touch()
+    ctx.ensure()
 
 
 def _wait(ctx: Context, folder: Path, look: Callable[[], None]) -> None:

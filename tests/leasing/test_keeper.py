@@ -128,6 +128,27 @@ def test_renewals_are_spread_by_the_jitter(
     assert 8.5 <= after[0] < 9.5 < 10.5 < after[-1] <= 11.5
 
 
+def test_who_hurries_while_a_renewal_is_under_way_is_renewed_once_more(
+    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
+) -> None:
+    (hold,) = enter(store, manual_keeper, 1, ttl=30)
+
+    def hurry_meanwhile(grants: Mapping[Any, uuid.UUID]) -> Renewals:
+        clock.advance(0.1)
+        manual_keeper.hurry(hold)
+        return FakeStore.renew_all(grants)
+
+    store.answer = hurry_meanwhile
+    clock.advance(10)
+    manual_keeper.renew_due()
+    store.answer = FakeStore.renew_all
+
+    assert hold.due_at == clock.now
+    manual_keeper.renew_due()
+    assert len(store.calls) == 2
+    assert hold.due_at == clock.now + 10
+
+
 def test_what_was_discarded_is_not_renewed(
     store: FakeStore, manual_keeper: Keeper, clock: FakeClock
 ) -> None:

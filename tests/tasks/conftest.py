@@ -15,7 +15,7 @@ from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.rowstore import RowStore
 from leasing.signals import Logged
-from tasks import registry, retry, runner, signals, trails
+from tasks import giving_back, lanes, registry, retry, runner, signals, trails
 from tasks.context import Context
 from tasks.execution import Execution
 from tasks.models import Task
@@ -53,6 +53,15 @@ def _no_sweep_at_claim(monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_trail(monkeypatch: pytest.MonkeyPatch) -> None:
     """No claim goes on behind those of the test before."""
     monkeypatch.setattr(trails, "_trails", {})
+
+
+@pytest.fixture(autouse=True)
+def _no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a loaded machine too a worker begins what it has claimed, and waits until what is ending
+    has ended: a test that is about giving up says so."""
+    monkeypatch.setattr(lanes, "LONGEST_WAIT", 20.0)
+    for module in (runner, giving_back):
+        monkeypatch.setattr(module, "END_PATIENCE", 10.0)
 
 
 @pytest.fixture

@@ -347,7 +347,7 @@ def test_stuck_tasks_are_recovered_first_when_none_has_looked_for_them_lately(
 def test_a_process_that_has_just_swept_does_not_sweep_again(
     last_swept: Any, settings: Settings
 ) -> None:
-    settings.TASK_QUEUE = {"SWEEP_EVERY": 5}
+    settings.TASK_QUEUE = {"SWEEP_EVERY": 60}
     TaskFactory(state="stuck")
     last_swept(3)
 

@@ -16,11 +16,12 @@ from tasks import loop
 from tasks.exceptions import TaskCancelled
 from tasks.models import Task, TaskStatus
 from tasks.registry import Kind
+from tasks.timeouts import Timekeeper
 from tests.factories import TaskFactory
 from tests.leasing.support import expire
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempt, attempts, row_of
-from tests.tasks.workers import PATIENCE, ended, states, working
+from tests.tasks.workers import PATIENCE, ended, states, watching_once, working
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -145,9 +146,16 @@ def test_a_coroutines_connection_is_its_own_and_ends_with_it(handlers: Handlers)
     wait_for(lambda: names[0] not in {thread.name for thread in threading.enumerate()})
 
 
+@pytest.fixture
+def renewed_often(settings: Settings) -> None:
+    """What the database says is soon heard, and nothing is lost while the machine is loaded."""
+    settings.LEASING = {"RENEW_EVERY": 0.3}
+
+
+@pytest.mark.usefixtures("renewed_often")
 def test_a_lost_task_ends_its_coroutine(sleeper: Sleeper) -> None:
     task = TaskFactory(name="jobs.sleep", data={})
-    with working(ttl=1):
+    with working():
         wait_for(lambda: sleeper.began == [task.pk])
         expire(task)
         Task.objects.recover()
@@ -172,7 +180,10 @@ def test_coroutines_that_still_run_at_the_deadline_are_cancelled_and_given_back(
     assert [attempts(task) for task in tasks] == [[(1, "returned")]] * 2
 
 
-def test_a_coroutine_is_cancelled_when_its_timeout_is_over(sleeper: Sleeper) -> None:
+def test_a_coroutine_is_cancelled_when_its_timeout_is_over(
+    sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Timekeeper, "watch", watching_once(lambda: sleeper.began))
     task = TaskFactory(name="jobs.sleep", data={}, max_attempts=1)
     Task.objects.update(timeout=timedelta(seconds=0.1))
 
@@ -185,6 +196,7 @@ def test_a_coroutine_is_cancelled_when_its_timeout_is_over(sleeper: Sleeper) -> 
     )
 
 
+@pytest.mark.usefixtures("renewed_often")
 @pytest.mark.parametrize(
     ("then", "status"),
     [
@@ -200,7 +212,7 @@ def test_a_coroutine_whose_task_is_cancelled_is_cancelled_at_its_await(
 ) -> None:
     sleeper.then = then
     task = TaskFactory(name="jobs.sleep", data={})
-    with working(ttl=1):
+    with working():
         wait_for(lambda: sleeper.began == [task.pk])
         assert Task.objects.filter(pk=task.pk).cancel(by="ann", reason="wrong month") == 1
         wait_for(lambda: row_of(task)["status"] == status)

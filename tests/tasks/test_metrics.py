@@ -272,7 +272,7 @@ def test_a_worker_shows_its_places_and_how_long_attempts_have_them(
         assert value("tasks_places", kind="thread") == 3
         assert value("tasks_places_busy", kind="thread") == 0
         assert value("tasks_execution_duration_seconds_count", **QUEUE) == 1
-        assert value("tasks_recovery_last_success_timestamp_seconds") > 0
+        wait_for(lambda: value("tasks_recovery_last_success_timestamp_seconds") > 0)
     assert ended(worker)()
     assert Kind.THREAD.value == "thread"
 

@@ -66,6 +66,7 @@ def test_when_all_is_well_the_overview_says_so_and_lists_nothing(viewer: Client)
     assert "What needs you" not in page.text
 
 
+@pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
 def test_the_overview_names_every_problem_the_gravest_first(viewer: Client) -> None:
     TaskFactory(state="stuck")
     TaskFactory(state="dead")
@@ -256,6 +257,7 @@ def test_a_generator_that_was_never_started_says_so(viewer: Client) -> None:
     assert "stopped" in text
 
 
+@pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
 def test_a_stop_tells_who_stopped_and_who_has_not_heard_yet(operator: Client) -> None:
     start_generator(by="emil")
     generating("web-2")
@@ -268,6 +270,7 @@ def test_a_stop_tells_who_stopped_and_who_has_not_heard_yet(operator: Client) ->
     assert re.search(r"web-2 acknowledged after (< )?0\.\d s\.", get(operator, GENERATOR).text)
 
 
+@pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
 def test_a_start_is_acknowledged_by_whoever_takes_it_up(operator: Client) -> None:
     text = Page(operator.post(START, follow=True)).text
     assert "Started by olga just now; no generator process has taken it up yet." in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_each_queue_tells_what_waits_what_runs_and_for_how_long(viewer: Client) 
     TaskFactory(state="scheduled")
     in_queue("mail", state="running")
     text = get(viewer, QUEUES).text
-    assert "default open 2 1 0 3 min ago 2 mail open 0 0 1 – 1" in text
+    assert re.search(r"default open 2 1 0 3 min (\d+ s )?ago 2 mail open 0 0 1 – 1", text)
 
 
 def test_a_queue_that_nobody_serves_says_so_once_something_waits_there(viewer: Client) -> None:
@@ -73,7 +74,8 @@ def test_a_pause_shows_who_when_and_why_on_the_queue_and_the_overview(operator: 
     assert response.status_code == 302
     for url in (QUEUES, "/ops/"):
         page = get(operator, url)
-        assert "Paused by olga just now: “the <mail> is down”" in page.text
+        said = r"Paused by olga (just now|\d+ s ago): “the <mail> is down”"
+        assert re.search(said, page.text)
         assert "<mail>" not in page.html
     assert "The queue default is paused by olga, and 1 task waits there." in page.text
     entry = AuditEntry.objects.get()
@@ -151,7 +153,7 @@ def test_too_many_to_count_are_told_by_the_latest_sample(
     Sample.objects.create(queue="default", slot=20, ready=4_000, scheduled=7)
     Sample.objects.create(queue="", slot=20, renewals=5)
     page = get(viewer, QUEUES)
-    assert "default open 4,000 7 0 just now 1" in page.text
+    assert re.search(r"default open 4,000 7 0 (just now|\d+ s ago) 1", page.text)
     assert "There are too many tasks to count at each look" in page.text
 
 

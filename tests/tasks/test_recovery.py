@@ -64,11 +64,12 @@ class Sweeps:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long the controller would have paused; it does not."""
     waited: list[float] = []
-    wait = threading.Event.wait
+    mine, wait = threading.current_thread(), threading.Event.wait
 
     def note(event: threading.Event, timeout: float | None = None) -> bool:
-        if timeout is None:
-            return wait(event)
+        # Of a thread's start, or of a worker's that has not quite ended.
+        if timeout is None or threading.current_thread() is not mine:
+            return wait(event, timeout)
         waited.append(timeout)
         return event.is_set()
 

@@ -127,7 +127,7 @@ def test_any_installed_apps_tasks_module_is_found(tmp_path: Path, spawn: Spawn) 
         ["-c", code], PYTHONPATH=str(tmp_path), DJANGO_SETTINGS_MODULE="bakery_settings"
     )
 
-    assert process.wait(20) == 0, process.output
+    assert process.wait(60) == 0, process.output
     assert process.output == "bakery.tasks\n"
 
 

@@ -94,6 +94,7 @@ STANDINGS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+@pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
 @pytest.mark.parametrize(("columns", "sign", "why"), STANDINGS)
 def test_it_is_said_how_a_schedule_stands_and_why(
     viewer: Client, columns: dict[str, Any], sign: str, why: str

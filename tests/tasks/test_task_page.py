@@ -61,6 +61,7 @@ def test_every_task_answers_the_five_questions_in_their_order(viewer: Client, st
     assert places == sorted(places)
 
 
+@pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
 def test_a_running_task_counts_down(viewer: Client) -> None:
     task = TaskFactory(state="running", holder="dora", ttl=3600)
     text = get(viewer, url_of(task)).text

@@ -31,7 +31,7 @@ def url_of(worker: Worker) -> str:
         ("live", "It lives, and has nothing to do."),
         ("late", r"Its sign of life is missing: it was last seen \d+ s ago."),
         ("gone", r"It vanished without signing off: it was last seen \d+ s ago."),
-        ("stopped", "It has stopped in good order just now."),
+        ("stopped", r"It has stopped in good order (just now|\d+ s ago)\."),
     ],
 )
 def test_a_worker_tells_how_it_is(viewer: Client, state: str, says: str) -> None:

@@ -9,11 +9,16 @@ from typing import Any
 
 from django.db import connections
 
+from tasks.execution import Execution
 from tasks.models import Task
+from tasks.timeouts import Timekeeper
 from tasks.worker import WorkerProcess
+from tests.processes import wait_for
 
 #: Long enough for a loaded machine; nothing waits that long when all is well.
 PATIENCE = 20.0
+#: What a worker does beside its tasks. It does not wait for the end of that.
+DUTIES = {"controller", "scheduler", "housekeeping"}
 
 
 @contextmanager
@@ -25,6 +30,7 @@ def working(**options: Any) -> Iterator[WorkerProcess]:
         worker.run()
         connections.close_all()
 
+    before = set(threading.enumerate())
     thread = threading.Thread(target=work, name="main thread of a worker")
     thread.start()
     try:
@@ -34,6 +40,23 @@ def working(**options: Any) -> Iterator[WorkerProcess]:
         worker.stop()
         thread.join(PATIENCE)
         assert not thread.is_alive()
+        # Or they would go on with the rows of the next test.
+        wait_for(lambda: not {each.name for each in {*threading.enumerate()} - before} & DUTIES)
+
+
+def watching_once(begun: Callable[[], object]) -> Callable[[Timekeeper, Execution], None]:
+    """In place of ``Timekeeper.watch``: on no machine a timeout is over before ``begun`` says that
+    the handler is at it."""
+    watch = Timekeeper.watch
+
+    def wait_and_watch(timekeeper: Timekeeper, execution: Execution) -> None:
+        wait_for(begun)
+        watch(timekeeper, execution)
+
+    def watch_later(timekeeper: Timekeeper, execution: Execution) -> None:
+        threading.Thread(target=wait_and_watch, args=(timekeeper, execution)).start()
+
+    return watch_later
 
 
 def ended(worker: WorkerProcess) -> Callable[[], bool]:

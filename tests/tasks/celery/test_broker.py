@@ -255,13 +255,13 @@ def test_two_relays_publish_one_after_the_other(
     def published() -> int:
         return OutboxMessage.objects.filter(published_at__isnull=False).count()
 
-    wait_for(lambda: published() == 150, timeout=30)
+    wait_for(lambda: published() == 150, timeout=60)
     leader = relays[Lease.objects.get(resource="tasks.relay").holder]
     leader.kill()
     leader.wait()
     for n in range(150, 300):
         publish("counted", n, key="k")
-    wait_for(lambda: published() == 300, timeout=30)
+    wait_for(lambda: published() == 300, timeout=60)
 
     got: list[int] = []
     while (message := get(app, queue)) is not None:
