@@ -54,7 +54,9 @@ def _keeper_at_rest(_django_db_helper: None) -> Iterator[None]:
     would deadlock with that, or come up in the next test."""
     yield
     _let_threads_of_async_code_end()
-    keeper.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("leasing.keeper.EXIT_PATIENCE", 10.0)  # a loaded machine takes its time
+        keeper.stop()
 
 
 def _let_threads_of_async_code_end() -> None:
