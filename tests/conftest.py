@@ -12,6 +12,7 @@ from typing import Protocol
 import pytest
 from django.db import connection
 from django.test import TransactionTestCase
+from hypothesis import HealthCheck, settings
 
 from leasing import aio, lists
 from leasing.keeper import keeper
@@ -21,6 +22,12 @@ from tests.brokers import Broker, NoBroker, serve_rabbitmq, serve_redis
 from tests.emptying import empty
 from tests.plugin import DATABASE
 from tests.processes import Process
+
+# How long an example takes says more of the machine than of what is tried.
+settings.register_profile(
+    "any machine", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 #: What polls share.
 SHARED = (overview.snapshots, queues.shared_queues, surroundings.everyone)
