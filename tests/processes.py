@@ -70,7 +70,7 @@ class Process(subprocess.Popen[bytes]):
 def wait_for(
     condition: Callable[[], Value],
     *,
-    timeout: float = 10.0,
+    timeout: float = 30.0,
     message: str = "",
     process: Process | None = None,
 ) -> Value:

@@ -35,11 +35,10 @@ def test_a_quick_job_a_stalled_one_and_one_whose_worker_dies(spawn: Spawn, tmp_p
     folders = [tmp_path / name for name in "abc"]
     for folder in folders:
         folder.mkdir()
-    (folders[1] / "stall").touch()
     events = tmp_path / "trace"
     a, b, c = (waiting(folder) for folder in folders)
     workers = start_workers(
-        spawn, "ann bob cat dan", "--threads", "1", ttl=2, TASKS_TRACE=str(events)
+        spawn, "ann bob cat dan", "--threads", "1", ttl=4, TASKS_TRACE=str(events)
     )
 
     # All three are at work, each in a process of its own.
@@ -51,7 +50,9 @@ def test_a_quick_job_a_stalled_one_and_one_whose_worker_dies(spawn: Spawn, tmp_p
     # A is quick.
     succeed(a, folders[0], 1, workers[of_a])
 
-    # B is taken by another; then its first worker comes with a result, and is refused.
+    # B's renewals stall, and it is taken by another; then its first worker comes with a result,
+    # and is refused.
+    (folders[1] / "stall").touch()
     begins(folders[1], 2)
     next_of_b = holder(b)
     let_go(folders[1], 1)

@@ -63,10 +63,10 @@ def test_a_celery_worker_is_seen_among_the_workers_and_signs_off(
     run._start_one("worker0")
     worker = run.crew["worker0"]
 
-    wait_for(Worker.objects.filter(name="worker0@soak").exists, timeout=30, process=worker)
+    wait_for(Worker.objects.filter(name="worker0@soak").exists, timeout=60, process=worker)
     row = Worker.objects.get()
     worker.send_signal(signal.SIGTERM)
-    worker.wait(20)
+    worker.wait(60)
 
     assert (row.queues, row.concurrency, row.pid) == (["default"], 2, worker.pid)
     assert Worker.objects.filter(stopped_at=None).count() == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import urllib.request
 from pathlib import Path
 
@@ -13,15 +12,14 @@ import pytest
 from django.contrib.auth import get_user_model
 
 from tasks.models import Task
+from tests.brokers import free_ports
 from tests.conftest import Spawn
 from tests.processes import wait_for
 
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_ports(1)[0]
 
 
 def test_the_demo_shows_both_workers_at_work_and_stops_cleanly(spawn: Spawn, port: int) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,9 +71,17 @@ def test_a_frozen_worker_stands_still_and_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(faults, "FROZEN_FOR", 0.2)
+    thaw, seen = faults._thaw, threading.Event()
+
+    def thaw_when_seen(pid: int) -> None:
+        seen.wait(60)  # once it goes on, nobody is told any more that it stood still
+        thaw(pid)
+
+    monkeypatch.setattr(faults, "_thaw", thaw_when_seen)
     response = visitor.post(FREEZE)
     assert response["Location"] == f"/ops/workers/{worker.pk}/"
     assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+    seen.set()
     wait_for(lambda: os.waitpid(process.pid, os.WCONTINUED | os.WNOHANG)[0] == process.pid)
 
 

@@ -36,21 +36,21 @@ def test_a_process_and_its_test_share_one_database(spawn: Spawn) -> None:
     process = spawn(["-c", code])
 
     wait_for(Group.objects.filter(name="made by the process").exists, process=process)
-    assert process.wait(5) == 0
+    assert process.wait(60) == 0
     assert "made by the test" in process.output
 
 
 def test_keywords_reach_the_environment_of_a_process(spawn: Spawn) -> None:
     process = spawn(["-c", "import os; print(os.environ['LEASING_TTL'])"], LEASING_TTL="2.5")
 
-    assert process.wait(5) == 0
+    assert process.wait(60) == 0
     assert process.output == "2.5\n"
 
 
 def test_the_site_starts_without_a_warning(spawn: Spawn) -> None:
     process = spawn(["manage.py", "check"])
 
-    assert process.wait(20) == 0, process.output
+    assert process.wait(60) == 0, process.output
 
 
 def test_a_paused_process_ends_too(sleeper: Process) -> None:

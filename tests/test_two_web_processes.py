@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import urllib.request
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from leasing.models import Lease
 from tasks.models import Task
+from tests.brokers import free_ports
 from tests.conftest import Spawn
 from tests.processes import Process, wait_for
 
@@ -19,14 +19,12 @@ ROUNDS = 20
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_ports(1)[0]
 
 
 def call(port: int, method: str, path: str) -> tuple[int, dict[str, Any]]:
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=30) as answer:
         return answer.status, json.loads(answer.read())
 
 
@@ -47,12 +45,12 @@ def answers(port: int) -> bool:
 
 @pytest.fixture
 def ports(spawn: Spawn) -> list[int]:
-    ports = [free_port(), free_port()]
+    ports = free_ports(2)
     for port in ports:
         args = ["manage.py", "runserver", "--noreload", "--skip-checks", f"127.0.0.1:{port}"]
         spawn(args, LEASING_API_ACCESS="compatible", PYTHONWARNINGS="default")
     for port in ports:
-        wait_for(partial(answers, port), timeout=30)
+        wait_for(partial(answers, port), timeout=60)
     return ports
 
 

@@ -25,15 +25,14 @@ def echo(ctx: Context, **data: Any) -> dict[str, Any]:
 @handler("jobs.wait")
 def wait(ctx: Context, folder: str) -> dict[str, Any]:
     """Work until the file ``go-<attempt>`` appears in ``folder``, or until the worker stops if
-    there is a file ``polite``. Never asks whether the task is still its own. With a file
-    ``stall`` the first attempt is not renewed."""
+    there is a file ``polite``. Never asks whether the task is still its own. Once there is a
+    file ``stall`` the first attempt is not renewed any more."""
     attempt = ctx.attempt
-    stalls = attempt == 1 and Path(folder, "stall").exists()
     Path(folder, f"began-{attempt}").touch()
     while not Path(folder, f"go-{attempt}").exists():
         if ctx.stopping and Path(folder, "polite").exists():
             break
-        if stalls:
+        if attempt == 1 and Path(folder, "stall").exists():
             ctx._hold.due_at = float("inf")
         time.sleep(0.01)
     return {"attempt": attempt, "pid": os.getpid()}

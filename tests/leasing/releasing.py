@@ -21,7 +21,7 @@ def someone_listens() -> bool:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND query = %s",
+            " WHERE datname = current_database() AND query = %s AND state = 'idle'",
             [f"LISTEN {CHANNEL}"],
         )
         return bool(cursor.fetchone()[0])

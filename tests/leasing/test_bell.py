@@ -180,6 +180,7 @@ def listeners(application: str = "") -> list[int]:
         cursor.execute(
             "SELECT pid FROM pg_stat_activity"
             " WHERE datname = current_database() AND query = %s AND pid <> pg_backend_pid()"
+            " AND state = 'idle'"  # before that it may not hear yet
             " AND application_name = %s",
             [f"LISTEN {CHANNEL}", application],
         )
@@ -292,7 +293,7 @@ def test_a_connection_that_cannot_be_made_is_tried_again(
 @transactional
 @on_postgresql
 def test_the_check_knows_whether_notifications_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasing.bell.TICK", 1.0)
+    monkeypatch.setattr("leasing.bell.TICK", PATIENCE)
     assert notifications_arrive("default")
 
     monkeypatch.setattr("leasing.bell.TICK", 0.05)
@@ -337,13 +338,18 @@ def test_behind_a_pooler_nobody_goes_on_listening_and_that_is_told_once(
     assert caplog.text.count("PostgreSQL's notifications do not arrive") == 1
 
     monkeypatch.setattr(psycopg.Connection, "notifies", notifies)
+    monkeypatch.setattr("leasing.bell.ARRIVAL", PATIENCE)
+    heard: list[str] = []
+    monkeypatch.setattr(own, "ring", heard.append)
     own.add("crane:1", waiter)
-    wait_for(listeners)
-    began = clock.system_clock()
-    wait_for(lambda: clock.system_clock() > began + 0.3)
+    wait_for(lambda: [name for name in heard if name.startswith(" ")], message="the trial arrives")
+    now = clock.system_clock
+    monkeypatch.setattr(clock, "system_clock", lambda: now() + 2 * PATIENCE)
+    # Heard, and then looked at the clock; and still listened after that.
+    for count in (1, 2):
+        notify("crane:1")
+        wait_for(lambda: heard.count("crane:1") >= count)  # noqa: B023
     assert own._thread is not None
-    notify("crane:1")
-    wait_for(lambda: waiter.rings)
 
     own._waiters.clear()
     wait_for(lambda: own._thread is None)
@@ -352,18 +358,20 @@ def test_behind_a_pooler_nobody_goes_on_listening_and_that_is_told_once(
 
 @transactional
 @on_postgresql
-def test_a_way_around_the_pooler_is_taken_to_listen() -> None:
+def test_a_way_around_the_pooler_is_taken_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     own, waiter = Bell("default"), FakeWaiter()
     around = psycopg.conninfo.make_conninfo(**address(), application_name="around")
     with override_settings(LEASING={"LISTEN_URL": around}):
-        assert notifications_arrive("default")
+        with monkeypatch.context() as patch:
+            patch.setattr("leasing.bell.TICK", PATIENCE)
+            assert notifications_arrive("default")
         own.add("crane:1", waiter)
         wait_for(lambda: listeners("around"))
         notify("crane:1")
         wait_for(lambda: waiter.rings)
         own.remove("crane:1", waiter)
         wait_for(lambda: own._thread is None)
-        assert not listeners("around")
+        wait_for(lambda: not listeners("around"))  # the server ends it a moment later
 
 
 # Telling: only those who are waited for are announced
@@ -383,8 +391,14 @@ def ear() -> Iterator[Any]:
         own.execute(f"LISTEN {CHANNEL}")
 
         def heard() -> list[str]:
-            # What was committed before is there already.
-            return [note.payload for note in own.notifies(timeout=0.05)]
+            # They arrive in the order of their commits: what was committed before comes first.
+            notify("the end")
+            payloads: list[str] = []
+            while "the end" not in payloads:
+                came = [note.payload for note in own.notifies(timeout=PATIENCE, stop_after=1)]
+                assert came, "no notification arrives"
+                payloads += came
+            return payloads[:-1]
 
         yield heard
 
@@ -445,6 +459,7 @@ def commit_when_awaited(session: OtherSession) -> None:
 
 @pytest.mark.django_db
 @on_postgresql
+@pytest.mark.usefixtures("database_clock")
 def test_one_mark_serves_all_who_wait_and_is_renewed_before_it_ends() -> None:
     lease = Lease.objects.acquire("crane:1")
     Lease.objects.all().home()._say_wanted("crane:1")
@@ -500,7 +515,8 @@ def test_a_waiter_of_another_process_wakes_within_milliseconds(
     median, worst = latencies[rounds // 2], latencies[-1]
     record_property("wake_up_ms", [round(one, 1) for one in latencies])
     print(f"woken after {median:.1f} ms in the middle, {worst:.1f} ms at most")
-    assert median < 100
+    # A loaded machine takes its time: what counts is that nobody waits for a poll.
+    assert median < 1000 * LONGEST / 2
 
 
 def released(output: str, resource: str) -> float:
@@ -514,7 +530,7 @@ def released(output: str, resource: str) -> float:
 @transactional
 def test_after_a_fork_the_child_waits_by_itself_and_the_parent_goes_on(spawn: Spawn) -> None:
     process = spawn(["-m", "tests.leasing.forked_waiter"])
-    assert process.wait(PATIENCE) == 0, process.output
+    assert process.wait(3 * PATIENCE) == 0, process.output
     said = [json.loads(line) for line in process.output.splitlines() if line.startswith("{")]
 
     by_whom = {one.pop("who"): one for one in said}

@@ -444,7 +444,7 @@ def test_a_stop_is_passed_on_and_the_leadership_given_back_at_once(
 def test_a_revoked_leader_ends_its_command_and_campaigns_again(
     spawn: Spawn, notes_of: Path
 ) -> None:
-    process = leads(spawn, notes_of, "--ttl", "1")
+    process = leads(spawn, notes_of, "--ttl", "3")
 
     call_command("leases", "revoke", "race", "--reason", "by a test")
     wait_for(lambda: len(told(notes_of)) == 3, timeout=PATIENCE, process=process)
@@ -469,7 +469,7 @@ def test_a_leader_that_is_killed_takes_its_command_along(spawn: Spawn, notes_of:
 def test_the_command_of_a_leader_that_is_paused_does_not_outlive_its_term(
     spawn: Spawn, notes_of: Path
 ) -> None:
-    process = leads(spawn, notes_of, "--ttl", "1")
+    process = leads(spawn, notes_of, "--ttl", "3")
     pid = pid_of(notes_of)
 
     process.pause()

@@ -17,7 +17,7 @@ from tests.processes import wait_for
 @pytest.mark.django_db(transaction=True)
 def test_a_forked_child_holds_nothing_and_takes_nothing_from_its_parent(spawn: Spawn) -> None:
     process = spawn(["-m", "tests.leasing.forking"])
-    wait_for(lambda: process.poll() is not None, timeout=30)
+    wait_for(lambda: process.poll() is not None, timeout=60)
     assert process.returncode == 0, process.output
 
     told = {line["who"]: line for line in map(json.loads, _answers(process.output))}

@@ -11,7 +11,13 @@ from leasing.keeper import Keeper
 from tests.leasing.support import PATIENCE, FakeStore, Hanging, have_ended, hold_of
 from tests.processes import wait_for
 
-pytestmark = pytest.mark.usefixtures("often")
+pytestmark = pytest.mark.usefixtures("often", "patient")
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever stops a keeper waits for its threads as long as a loaded machine needs."""
+    monkeypatch.setattr("leasing.keeper.EXIT_PATIENCE", PATIENCE)
 
 
 def test_stopping_ends_all_threads_and_nothing_is_renewed_afterwards(

@@ -43,7 +43,7 @@ def test_no_thread_runs_before_the_first_hold(store: FakeStore) -> None:
         assert all(thread.daemon and thread.is_alive() for thread in threads)
     keeper.stop()
 
-    assert have_ended(threads)
+    wait_for(lambda: have_ended(threads))
 
 
 def test_a_hold_is_renewed_again_and_again(store: FakeStore, live_keeper: Keeper) -> None:
@@ -93,18 +93,19 @@ def test_a_loss_is_told_in_time_while_the_renewal_hangs(
 ) -> None:
     store.answer = hanging
     told_at: list[float] = []
-    with override_settings(LEASING={**OFTEN, "MARGIN": 0.7}):
-        hold = hold_of(
-            store, live_keeper, ttl=1.0, on_lost=lambda hold: told_at.append(holder_clock())
-        )
-        sent_at = holder_clock()
-        with pytest.raises(LeaseLost, match="it was not renewed in time"), hold:
-            assert hold.lost.wait(PATIENCE)
-            wait_for(lambda: told_at)
+    sent_at = holder_clock()
+    hold = hold_of(store, live_keeper, on_lost=lambda hold: told_at.append(holder_clock()))
+    with pytest.raises(LeaseLost, match="it was not renewed in time"), hold:
+        assert hanging.reached.wait(PATIENCE)
+        # Only now, however late the renewal came: it hangs while trust ends.
+        trusted_until = hold.trusted_until = holder_clock() + 0.1
+        with live_keeper._lock:
+            live_keeper._watchdog_wakes.notify()
+        assert hold.lost.wait(PATIENCE)
+        wait_for(lambda: told_at)
 
-    assert hanging.reached.is_set()
     assert not hanging.let_go.is_set()
-    assert sent_at + 0.3 <= told_at[0] < sent_at + 1.0
+    assert trusted_until <= told_at[0] < sent_at + hold.ttl
 
 
 def test_the_answer_of_a_renewal_that_hung_too_long_changes_nothing(
@@ -151,8 +152,8 @@ def test_a_hold_outlives_a_store_that_is_away_for_a_while(
         trusted_until = hold.trusted_until
         store.answer = store.renew_all
         wait_for(lambda: hold.trusted_until > trusted_until)
-
-        assert not live_keeper.draining
+        # A renewal that a loaded machine made slow counts as a failure too.
+        wait_for(lambda: not live_keeper.draining)
 
 
 def test_a_slow_callback_delays_neither_renewals_nor_the_watch(
@@ -172,6 +173,10 @@ def test_a_slow_callback_delays_neither_renewals_nor_the_watch(
         with hold_of(store, live_keeper, "other") as other:
             before = other.trusted_until
             wait_for(lambda: other.trusted_until > before)
+            # What is answered from now on gives no trust back.
+            store.answer = store.all_busy
+            count = len(store.calls)
+            wait_for(lambda: len(store.calls) >= count + 2)
             other.trusted_until = 0.0
             with live_keeper._lock:
                 live_keeper._watchdog_wakes.notify()
@@ -198,21 +203,24 @@ def test_a_callback_that_fails_is_logged_and_the_next_is_called(
     wait_for(lambda: "ZeroDivisionError" in caplog.text)
 
 
-def test_notes_that_wait_do_not_hold_up_renewals(store: FakeStore, live_keeper: Keeper) -> None:
-    """The database that does not take notes may still renew; both are tried, again and again."""
-    slow = threading.Event()
+def test_notes_that_wait_do_not_hold_up_renewals(
+    store: FakeStore, live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database that does not take notes may still renew."""
+    monkeypatch.setattr("leasing.keeper.NOTE_PAUSE", 10 * PATIENCE)
+    slow, tried = threading.Event(), threading.Event()
 
     def note() -> None:
         slow.wait(0.06)  # longer than the interval: a renewal is always due afterwards
+        tried.set()
         raise ConnectionError("the database is away")
 
     with hold_of(store, live_keeper):
         live_keeper.soon(note)
-        wait_for(lambda: len(store.calls) >= 2)
-        began = holder_clock()
+        assert tried.wait(PATIENCE)
         count = len(store.calls)
         wait_for(lambda: len(store.calls) >= count + 5)
-        assert holder_clock() - began < 3
+        assert live_keeper._notes
 
 
 def test_a_note_is_tried_again_until_the_database_takes_it(
@@ -278,16 +286,17 @@ def sleep_of(keeper: Keeper) -> float:
 def test_a_hold_that_is_due_before_the_renewer_would_look_is_renewed_in_time(
     store: FakeStore, live_keeper: Keeper, asleep: Hold
 ) -> None:
-    with hold_of(store, live_keeper, "short", ttl=0.6) as short:
+    with override_settings(LEASING=OFTEN), hold_of(store, live_keeper, "short", ttl=30) as short:
         wait_for(lambda: any("short" in call for call in store.calls))
         assert short.valid
 
 
 def test_a_hold_whose_trust_ends_before_the_watchdog_would_look_is_lost_in_time(
-    store: FakeStore, live_keeper: Keeper, asleep: Hold
+    store: FakeStore, live_keeper: Keeper, asleep: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # From the beginning: one renewal would make it due again.
+    monkeypatch.setattr(live_keeper, "next_due", lambda sent_at, interval: math.inf)
     short = hold_of(store, live_keeper, "short", ttl=0.3).__enter__()
-    short.due_at = float("inf")
 
     assert short.lost.wait(PATIENCE)
 
@@ -296,14 +305,15 @@ def test_a_request_that_hangs_is_cut_off_though_the_watchdog_slept(
     store: FakeStore, live_keeper: Keeper, asleep: Hold, hanging: Hanging
 ) -> None:
     store.answer = hanging
-    short = hold_of(store, live_keeper, "short", ttl=1.2)
-    short.__enter__()
-    short.trusted_until = asleep.trusted_until  # it is the request that has to end
+    with override_settings(LEASING=OFTEN):
+        short = hold_of(store, live_keeper, "short", ttl=30)
+        short.__enter__()
+        short.trusted_until = asleep.trusted_until  # it is the request that has to end
 
-    assert hanging.reached.wait(PATIENCE)
-    wait_for(lambda: store.aborted)
-    hanging.let_go.set()
-    short.leave()
+        assert hanging.reached.wait(PATIENCE)
+        wait_for(lambda: store.aborted)
+        hanging.let_go.set()
+        short.leave()
 
 
 def test_holds_that_come_and_go_long_before_they_are_due_wake_nobody(

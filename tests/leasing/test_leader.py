@@ -251,7 +251,7 @@ def test_a_campaign_ends_promptly_when_asked_to_stop_and_does_not_win_after_that
         expire("scheduler")  # nobody is told of that
 
         stopping.set()
-        assert campaign.result(5) == []
+        assert campaign.result(PATIENCE / 2) == []
 
     assert "taken_over" not in events()
 
@@ -391,7 +391,7 @@ def test_a_campaign_without_a_database_ends_when_asked_to_stop(
     wait_for(lambda: away.left < 1_000_000)
 
     stopping.set()
-    assert campaign.result(5) == []
+    assert campaign.result(PATIENCE / 2) == []
 
 
 def test_whatever_else_goes_wrong_is_raised(
@@ -465,7 +465,7 @@ def test_a_candidate_who_is_not_answered_ends_when_asked_to_stop(
     assert network.reached.wait(PATIENCE)
 
     stopping.set()
-    assert campaign.result(5) == []
+    assert campaign.result(PATIENCE / 2) == []
 
     # It had won, and nobody is there to lead.
     network.let_go.set()
@@ -788,7 +788,7 @@ def test_standing_aside_ends_when_asked_to_stop(
     assert resigned.wait(PATIENCE)
     wait_for(lambda: events() == ["acquired", "released"])
     stopping.set()
-    campaigning.result(5)
+    campaigning.result(PATIENCE / 2)
 
 
 def test_a_resignation_is_no_loss_to_anybody_else(leader: Leader) -> None:
@@ -962,7 +962,7 @@ def test_watching_ends_when_asked_to_stop(stopping: threading.Event, aside: Asid
     heard: list[Incumbent | None] = []
     watching = aside.start(lambda: heard.extend(Leader("scheduler").watch(stopping)))
     stopping.set()
-    watching.result(5)
+    watching.result(PATIENCE / 2)
 
     assert heard in ([], [None])
 

@@ -41,7 +41,8 @@ def clocks() -> Iterator[ManualKeeper]:
 
 
 def active() -> list[str]:
-    return list(Lease.objects.active().values_list("resource", flat=True))
+    held = Lease.objects.active().order_by("resource")
+    return list(held.values_list("resource", flat=True))
 
 
 # Functions

@@ -46,7 +46,7 @@ def test_a_hold_is_renewed_by_itself_and_released_at_the_end() -> None:
 
 
 def test_a_hold_lives_longer_than_its_ttl() -> None:
-    with Lease.objects.hold("crane:1", ttl=1) as hold:
+    with Lease.objects.hold("crane:1", ttl=3) as hold:
         first_deadline = hold.expires_at
         wait_for(lambda: database_now("default") > first_deadline)
         hold.ensure()

@@ -24,7 +24,8 @@ on_postgresql = pytest.mark.usefixtures("on_postgresql")
 
 
 def active() -> list[str]:
-    return list(Lease.objects.active().values_list("resource", flat=True))
+    held = Lease.objects.active().order_by("resource")
+    return list(held.values_list("resource", flat=True))
 
 
 @on_postgresql

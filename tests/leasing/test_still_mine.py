@@ -217,7 +217,7 @@ def test_a_real_deadline_passes_inside_the_block_and_nobody_gets_in(
 ) -> None:
     with kept_by(manual_keeper, ttl=30) as hold:
         lease = Lease.objects.get()
-        Lease.objects.filter(pk=lease.pk).update(expires_at=after(timedelta(seconds=0.3)))
+        Lease.objects.filter(pk=lease.pk).update(expires_at=after(timedelta(seconds=1)))
         with pytest.raises(LeaseLost, match="it expired at"), hold.still_mine():
             write()
             wait_for(other_session_sees_expiry(other_session, lease))
@@ -235,7 +235,8 @@ def test_a_holder_that_falls_silent_inside_the_block_keeps_nobody_waiting(
 ) -> None:
     monkeypatch.setattr(rowstore, "SILENCE", 0.01)
     with kept_by(manual_keeper, ttl=30) as hold:
-        Lease.objects.update(expires_at=after(timedelta(seconds=0.1)))
+        # The block is to be open by then.
+        Lease.objects.update(expires_at=after(timedelta(seconds=2)))
 
         def is_taken_over() -> bool:
             try:
@@ -296,7 +297,7 @@ def test_a_block_that_waited_past_the_deadline_is_not_opened(
     try:
         with kept_by(manual_keeper) as hold:
             lease = Lease.objects.get()
-            Lease.objects.filter(pk=lease.pk).update(expires_at=after(timedelta(seconds=0.4)))
+            Lease.objects.filter(pk=lease.pk).update(expires_at=after(timedelta(seconds=2)))
             other_session.lock(lease)
             proving = third.start(prove, hold)
             wait_for(someone_waits)

@@ -160,11 +160,12 @@ def said(folder: Path, name: str) -> str:
     return file.read_text()
 
 
-def when(folder: Path, name: str, act: Callable[[], object]) -> threading.Thread:
-    """Act, in another thread, when a command has said ``name``."""
+def when(folder: Path, names: str, act: Callable[[], object]) -> threading.Thread:
+    """Act, in another thread, when a command has said each of ``names``."""
 
     def wait() -> None:
-        said(folder, name)
+        for name in names.split():
+            said(folder, name)
         act()
 
     thread = threading.Thread(target=wait)
@@ -241,11 +242,12 @@ def test_at_its_deadline_it_is_killed_with_all_that_it_started(
 
 
 def test_a_deadline_that_moves_on_is_heeded(start: Start, tmp_path: Path) -> None:
-    child = start(TWO, lasting=0.5)
+    child = start(TWO)
     said(tmp_path, "parent")
-    first = child._until
+    first = clocks.clock() + 2.0
+    child.run_until(first)
     while clocks.clock() < first + 0.3:
-        child.run_until(clocks.clock() + 0.5)
+        child.run_until(clocks.clock() + PATIENCE)
         child.wait(0.02)
 
     assert not child.ended
@@ -399,8 +401,9 @@ def test_a_command_is_told_its_lease_and_its_token(term: Hold, place: Path) -> N
 
 
 def test_a_command_is_asked_to_end_when_its_term_is_lost(
-    term: Hold, place: Path, caplog: pytest.LogCaptureFixture
+    term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(supervise, "LAST_WORDS", PATIENCE)
     code = "signal.signal(signal.SIGTERM, lambda *a: sys.exit(3))\nsay('up')\nstay()"
     lose = when(place, "up", lambda: term.lose("revoked"))
 
@@ -415,7 +418,7 @@ def test_a_deaf_command_is_killed_a_second_after_its_term_was_lost(
     term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervise, "LAST_WORDS", 0.2)
-    lose = when(place, "parent", lambda: term.lose("revoked"))
+    lose = when(place, "parent child", lambda: term.lose("revoked"))
 
     run = run_under(term, python(TWO), threading.Event(), 5)
 
@@ -450,7 +453,8 @@ def test_an_error_of_this_process_ends_the_command(
     term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(child: Child, seconds: float) -> None:
-        said(place, "child")
+        for name in ("parent", "child"):
+            said(place, name)
         raise ZeroDivisionError
 
     monkeypatch.setattr(Child, "wait", fail)

@@ -43,15 +43,21 @@ def acquire(me: int, resource: str) -> dict[str, Any]:
 def once(me: int, folder: str) -> dict[str, int]:
     """Do once what leaves a line in ``folder``."""
     together.wait()
-    return charge(Path(folder))
+    return charge(Path(folder), ttl=600)
 
 
 def claim(me: int, queue: str) -> list[int]:
     """Claim from the queue, a few at a time, until there is nothing left."""
-    keys: list[int] = []
+
+    def some() -> list[int]:
+        tasks = Task.objects.claim(f"process {me}", queues=[queue], limit=2, ttl=600)
+        return [task.pk for task in tasks]
+
     together.wait()
-    while tasks := Task.objects.claim(f"process {me}", queues=[queue], limit=2, ttl=600):
-        keys += [task.pk for task in tasks]
+    keys = some()
+    together.wait()  # none is done before all have begun
+    while more := some():
+        keys += more
     return keys
 
 

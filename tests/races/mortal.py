@@ -89,9 +89,12 @@ def main(kills: int, seed: int, path: str) -> None:
     drawn = random.Random(seed)
     notes = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     died = 0
+    stages: list[str] = []
     while True:
         alive = died >= kills
-        doom = Doom("" if alive else drawn.choice(STAGES), drawn.randint(1, 3), notes)
+        # Each stage once before any comes again: by lot alone one might never come.
+        stages = stages or drawn.sample(STAGES, len(STAGES))
+        doom = Doom("" if alive else stages[-1], drawn.randint(1, 3), notes)
         child = os.fork()
         if not child:
             work(doom, Until.DRAINED)
@@ -99,6 +102,7 @@ def main(kills: int, seed: int, path: str) -> None:
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
             died += 1
+            stages.pop()
         elif alive:
             sys.exit(os.waitstatus_to_exitcode(status))
         elif not Task.objects.exclude(status="succeeded").exists():

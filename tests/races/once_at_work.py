@@ -19,7 +19,7 @@ django.setup()
 from leasing import once  # noqa: E402
 
 
-def charge(folder: Path, how: str = "done") -> dict[str, int]:
+def charge(folder: Path, how: str = "done", ttl: float = 4) -> dict[str, int]:
     """Do it, unless that has been done: which process did."""
 
     def body() -> dict[str, int]:
@@ -29,7 +29,7 @@ def charge(folder: Path, how: str = "done") -> dict[str, int]:
             time.sleep(0.01)
         return {"by": os.getpid()}
 
-    do = once("charge:42", window=3600, ttl=1, wait=30, payload={"amount": 5})
+    do = once("charge:42", window=3600, ttl=ttl, wait=30, payload={"amount": 5})
     given: dict[str, int] = do.run(body)
     return given
 

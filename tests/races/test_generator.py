@@ -14,7 +14,7 @@ from tests.races.support import PATIENCE
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ROUNDS = 20
-TTL = 2
+TTL = 4
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_when_the_holder_is_killed_the_other_takes_over(generators: dict[str, Pr
 
     generators[first.holder].kill()
     generators[first.holder].wait()
-    wait_for(lambda: runs() and lease().holder == survivor)
+    wait_for(lambda: runs() and lease().holder == survivor, timeout=PATIENCE)
 
     produces()
     assert lease().fencing_token > first.fencing_token

@@ -19,7 +19,7 @@ from tests.races.support import PATIENCE, pause
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-TTL = 1.0
+TTL = 2.0
 #: How often each of the faults happens; more, and the figures mean more.
 ROUNDS = int(os.environ.get("LEADER_ROUNDS", "1"))
 LED = str(ROOT / "tests" / "races" / "led.py")
@@ -160,7 +160,7 @@ def test_what_a_leader_runs_does_not_outlive_its_term_though_it_is_deaf(
 ) -> None:
     beats = Beats(tmp_path / "beats")
     led = [sys.executable, "-S", LED, str(beats.file), "stubborn"]
-    command = ["manage.py", "run_as_leader", "race", "--ttl", "1.5", "--stop-timeout", "0"]
+    command = ["manage.py", "run_as_leader", "race", "--ttl", "3", "--stop-timeout", "0"]
     command.append("--skip-checks")
     leaders = {name: spawn([*command, "--holder", name, "--", *led]) for name in ("ann", "bob")}
 

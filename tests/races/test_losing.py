@@ -20,16 +20,17 @@ from tests.plugin import DATABASE
 from tests.postgres import Server, serve
 from tests.processes import Process, wait_for
 from tests.proxy import Proxy
+from tests.races.support import PATIENCE, pause
 
 #: Seconds.
-TTL = 2.0
+TTL = 5.0
 #: Each way of hearing, by the hold that is told so.
 WAYS = {
     "sync": ["event", "callback", "ensure", "exception"],
     "async": ["cancellation", "exception"],
 }
 #: For how long a machine under load may leave a process unscheduled, in seconds.
-SLACK = 0.15
+SLACK = 2.0
 
 
 class Writer(NamedTuple):
@@ -46,7 +47,7 @@ class Writer(NamedTuple):
         return self.notes.exists() and all(self.moments(which, "write") for which in WAYS)
 
     def wait_for_work(self) -> None:
-        wait_for(self.is_at_work, timeout=30, process=self.process)
+        wait_for(self.is_at_work, timeout=PATIENCE, process=self.process)
 
     def has_ended(self) -> bool:
         return self.process.poll() is not None
@@ -67,7 +68,7 @@ def socket_folder(url: str) -> str:
 
 def deadlines() -> dict[str, float]:
     """When the database ends each lease, on the machine's clock."""
-    now, here = database_now("default"), clock()
+    here, now = clock(), database_now("default")  # in this order: rather too early than too late
     leases = Lease.objects.filter(resource__in=WAYS)
     return {each.resource: here + (each.expires_at - now).total_seconds() for each in leases}
 
@@ -75,7 +76,7 @@ def deadlines() -> dict[str, float]:
 def check(fault: str, writer: Writer, since: float, ends: dict[str, float]) -> None:
     """Each hold was told in every way, once, before the database's deadline, and wrote nothing
     from then on."""
-    wait_for(writer.has_ended, timeout=30)
+    wait_for(writer.has_ended, timeout=PATIENCE)
     for which, ways in WAYS.items():
         last = writer.moments(which, "write")[-1]
         print(f"{fault}, {which}: deadline {ends[which] - since:+.2f} s after the fault")
@@ -84,7 +85,7 @@ def check(fault: str, writer: Writer, since: float, ends: dict[str, float]) -> N
             told = writer.moments(which, way)
             assert len(told) == 1, f"{which} was told {len(told)} times by {way}"
             print(f"    {way:12} {told[0] - ends[which]:+.3f} s")
-            assert told[0] < ends[which] + SLACK, f"{which} was told too late by {way}"
+            assert told[0] < ends[which], f"{which} was told too late by {way}"
         assert last < ends[which], f"{which} wrote after its deadline"
         first_told = min(writer.moments(which, way)[0] for way in ways)
         assert last < first_told, f"{which} wrote after it was told"
@@ -124,13 +125,13 @@ def test_a_holder_that_was_suspended(writer: Callable[..., Writer]) -> None:
     rounds = Lease.objects.get(resource="async").renewals
     wait_for(lambda: Lease.objects.get(resource="async").renewals > rounds)
 
-    started.process.pause()  # just after a renewal: with no transaction open
+    pause(started.process)
     ends = deadlines()
     wait_for(lambda: clock() > max(ends.values()) + 0.2)
     taken = [Lease.objects.acquire(which, holder="successor", ttl=60) for which in WAYS]
     since = clock()
     started.process.resume()
-    wait_for(started.has_ended, timeout=30)
+    wait_for(started.has_ended, timeout=PATIENCE)
 
     for which, ways in WAYS.items():
         print(f"suspended, {which}: deadline {ends[which] - since:+.2f} s from the resumption")
@@ -158,10 +159,11 @@ def deadlines_at(server: Server) -> dict[str, float]:
     with psycopg.connect(
         host=socket_folder(server.url), user="postgres", dbname="postgres"
     ) as session:
+        here = clock()
         remaining: list[Any] = session.execute(
             "SELECT resource, extract(epoch FROM expires_at - clock_timestamp()) FROM leasing_lease"
         ).fetchall()
-        return {which: clock() + float(seconds) for which, seconds in remaining}
+        return {which: here + float(seconds) for which, seconds in remaining}
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite does not restart")
@@ -178,10 +180,9 @@ def test_a_holder_whose_database_restarts(
     wait_for(lambda: min(deadlines_at(own_server).values()) > max(ends.values()) + 0.1)
     assert not any(started.moments(which, way) for which, ways in WAYS.items() for way in ways)
 
-    # Away for longer.
-    ends = deadlines_at(own_server)
+    # Away for longer: until the holder has ended, so the deadlines are those of its last renewals.
     since = clock()
     own_server.stop()
-    check("restarted", started, since, ends)
+    wait_for(started.has_ended, timeout=PATIENCE)
     own_server.start()
-    assert max(deadlines_at(own_server).values()) <= max(ends.values()) + 0.05
+    check("restarted", started, since, deadlines_at(own_server))

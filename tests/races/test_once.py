@@ -9,9 +9,8 @@ import pytest
 
 from leasing.models import OnceKey
 from tests.conftest import Spawn
-from tests.leasing.support import PATIENCE
 from tests.processes import Process, wait_for
-from tests.races.support import SIZE, race
+from tests.races.support import PATIENCE, SIZE, race
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -47,9 +46,9 @@ def test_after_a_kill_another_does_it_and_not_before_the_lease_has_ended(
 ) -> None:
     (tmp_path / "go").touch()
     killed = at_work(spawn, tmp_path, "hang")
-    wait_for(lambda: done(tmp_path), timeout=30, process=killed)
+    wait_for(lambda: done(tmp_path), timeout=PATIENCE, process=killed)
     others = [at_work(spawn, tmp_path) for _ in range(2)]
-    wait_for(lambda: len(list(tmp_path.glob("ready-*"))) == 3, timeout=30)
+    wait_for(lambda: len(list(tmp_path.glob("ready-*"))) == 3, timeout=PATIENCE)
     assert done(tmp_path) == [killed.pid]  # it runs, and is renewed
 
     killed.kill()

@@ -21,7 +21,7 @@ from tests.tasks.support import attempt, attempts, refusals, row_of
 pytestmark = pytest.mark.django_db(transaction=True)
 
 #: Seconds.
-TTL = 2
+TTL = 3
 
 
 def state(task: Task) -> str:
@@ -32,7 +32,7 @@ def test_two_workers_share_the_work_and_leave_in_good_order(spawn: Spawn) -> Non
     workers = start_workers(spawn, "ann bob", "--threads", "2")
     tasks = Task.objects.enqueue_many("jobs.echo", [{"n": n} for n in range(80)])
 
-    wait_for(lambda: Task.objects.succeeded().count() == len(tasks))
+    wait_for(lambda: Task.objects.succeeded().count() == len(tasks), timeout=PATIENCE)
     workers["ann"].send_signal(signal.SIGTERM)
     workers["bob"].send_signal(signal.SIGINT)
 

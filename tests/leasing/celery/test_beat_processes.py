@@ -16,7 +16,7 @@ from leasing import Leader
 from leasing.models import BeatEntry
 from tests.conftest import Spawn
 from tests.processes import Process, wait_for
-from tests.races.support import pause
+from tests.races.support import PATIENCE, pause
 
 PLANS = {"often": 0.1, "regularly": 0.25, "rarely": 1.0}
 BEAT = "beat:project"
@@ -62,7 +62,7 @@ def test_two_beats_send_each_slot_once_whatever_happens_to_the_leader(
     for beat in beats:
         beat.terminate()
     for beat in beats:
-        beat.wait(20)
+        beat.wait(PATIENCE)
 
     doubles = 0
     for name, every in PLANS.items():
