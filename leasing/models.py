@@ -41,12 +41,12 @@ class Leasable(models.Model):
     #: Rises with every grant and revocation, for all time; for resources outside the database.
     fencing_token = models.BigIntegerField(default=0, editable=False)
     #: How often the row was granted: the small number that people are shown.
-    grants = models.PositiveIntegerField(default=0, editable=False)
+    grants = models.IntegerField(default=0, editable=False)
     #: How far each renewal moves the deadline.
     ttl = models.DurationField(default=timedelta(seconds=30), editable=False)
     acquired_at = models.DateTimeField(null=True, default=None, editable=False)
     renewed_at = models.DateTimeField(null=True, default=None, editable=False)
-    renewals = models.PositiveIntegerField(default=0, editable=False)
+    renewals = models.IntegerField(default=0, editable=False)
     released_at = models.DateTimeField(null=True, default=None, editable=False)
     #: Held while this lies ahead. Never null, and in no index: renewals stay cheap that way.
     expires_at = models.DateTimeField(default=EPOCH, editable=False)
@@ -82,6 +82,8 @@ class Leasable(models.Model):
 
     class Meta:
         abstract = True
+        # PostgreSQL reads every check anew for each statement that writes. So the counts, which
+        # these bound, have none of their own, as positive fields would.
         constraints: ClassVar = [
             models.CheckConstraint(
                 name="%(app_label)s_%(class)s_granted_or_never",

@@ -118,8 +118,7 @@ class Task(Leasable):
             ("view_payload", "Can see what tasks were given, and what they gave back"),
         ]
         # PostgreSQL reads and compiles every check for each statement that writes: for a single
-        # INSERT that is most of its time. So they are few and short, lean on one another, and the
-        # counts have none of their own, as positive fields would.
+        # INSERT that is most of its time. So they are few and short, and lean on one another.
         constraints: ClassVar = [
             *Leasable.Meta.constraints,
             UniqueWhereSet(field="unique_key", name="tasks_task_one_of_a_key"),
