@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -173,6 +174,8 @@ class Operating(Cancelling):
         self, tasks: list[Task], before: dict[int, Task], reason: Callable[[Task], str]
     ) -> None:
         attempts = []
+        # Of a holder that is gone all is left with the same words, unless it is traced.
+        left: defaultdict[tuple[tuple[str, Any], ...], list[int]] = defaultdict(list)
         for task in tasks:
             text = reason(task)
             attempts.append(attempt_model().of(before[task.pk], "lost", text))
@@ -180,8 +183,9 @@ class Operating(Cancelling):
                 points.tracer.lost(task, text)
             if task.status != TaskStatus.CANCELLED:  # which says who cancelled it, and why
                 task.last_error = text
-                left = {"last_error": text, **traced(task)}
-                self._everything().filter(pk=task.pk).update(**left)
+                left[(("last_error", text), *traced(task).items())].append(task.pk)
+        for columns, keys in left.items():
+            self._everything().filter(pk__in=keys).update(**dict(columns))
         attempt_model()._default_manager.using(self.db).bulk_create(attempts)
 
     def retry(self, by: str = "") -> int:

@@ -7,7 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
@@ -30,6 +31,22 @@ from tests.tasks.support import (
 )
 
 pytestmark = pytest.mark.django_db
+
+
+def test_many_tasks_of_one_holder_take_no_more_statements_than_few() -> None:
+    def statements(count: int) -> int:
+        tasks = TaskFactory.create_batch(count, state="running", holder="ann")
+        other = TaskFactory(state="running", holder="bob")
+        for task in (*tasks, other):
+            expire(task)
+        with CaptureQueriesContext(connection) as queries:
+            assert Task.objects.recover() == count + 1
+        errors = {row_of(task)["last_error"] for task in tasks}
+        assert errors == {"ann did not renew its lease in time"}
+        assert row_of(other)["last_error"] == "bob did not renew its lease in time"
+        return len(queries)
+
+    assert statements(30) == statements(2)
 
 
 def test_a_stuck_task_is_ready_again_under_a_raised_token(
