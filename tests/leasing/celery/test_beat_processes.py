@@ -69,7 +69,10 @@ def test_two_beats_send_each_slot_once_whatever_happens_to_the_leader(
         ids = messages_of(name, folder)
         steps = [later - earlier for earlier, later in itertools.pairwise(sorted(ids))]
         assert set(steps) == {timedelta(seconds=every)}, f"slots of {name} are missing"
-        assert len(ids) == BeatEntry.objects.get(name=name).runs
+        row = BeatEntry.objects.get(name=name)
+        # A beat that was stopped may have claimed a slot that it did not come to send: it says so.
+        unsent = row.is_unsure and row.last_run_at not in ids
+        assert len(ids) == row.runs - unsent
         # Whoever takes over from one that dies between sending and saying so cannot know.
         assert all(len(set(of_slot)) == 1 for of_slot in ids.values())
         doubles += sum(len(of_slot) - 1 for of_slot in ids.values())
