@@ -67,6 +67,13 @@ def may(request: HttpRequest, permission: str) -> bool:
     return not is_read_only() and request.user.has_perm(permission)
 
 
+def why_not(what: str) -> str:
+    """Why ``what`` cannot be done now by who lacks its control: see ``may``."""
+    if is_read_only():
+        return "Nobody changes anything now: this site is read-only."
+    return f"{what} needs a permission that you do not have."
+
+
 def is_live(request: HttpRequest) -> bool:
     """Whether ``request`` is a poll of live.js."""
     return LIVE_HEADER in request.headers

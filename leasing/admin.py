@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django import forms
@@ -92,7 +93,7 @@ class LeasableAdmin(ReadOnlyAdmin):
 
     #: The columns of the lease, for a set of fields.
     lease = (
-        ("holder", "expires_at"),
+        ("holder", "ends"),
         ("acquired_at", "renewed_at", "renewals"),
         ("released_at", "ttl"),
         ("fencing_token", "grants", "grant_id"),
@@ -126,6 +127,11 @@ class LeasableAdmin(ReadOnlyAdmin):
     @admin.display(description="holder")
     def held_by(self, row: Any) -> str:
         return short(row.holder)
+
+    @admin.display(description="expires at")
+    def ends(self, row: Any) -> datetime | None:
+        # What nobody has ever held has a deadline in 1970.
+        return row.expires_at if row.grants else None
 
     @admin.display(description="state")
     def badge(self, row: Any) -> SafeString:

@@ -20,7 +20,7 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
-from leasing.access import READ_ONLY, is_read_only
+from leasing.access import READ_ONLY, is_read_only, why_not
 from leasing.adminlinks import badge, related, site_url
 from leasing.adminlists import BoundedChangeList, CappedPaginator, floor_of
 from leasing.answers import Diagnosis
@@ -62,7 +62,7 @@ class Panel:
     def instead(self) -> str:
         """What is said where there is no act."""
         if self.diagnosis and self.diagnosis.actions:
-            return "What could be done needs a permission that you do not have."
+            return why_not("What could be done")
         return "Nothing needs doing."
 
 

@@ -37,7 +37,7 @@ class State:
 
     name: str
     label: str
-    #: What it is called where it is empty: "No task is ...".
+    #: What is said where it is empty: "No task ...".
     words: str
     order: Order = NEWEST_FIRST
     #: How the list is sorted, in words.
@@ -55,16 +55,16 @@ def _ended(name: str, label: str, words: str) -> State:
 
 
 _STATES = (
-    State("all", "All", "there"),
-    State("stuck", "Stuck", "stuck"),
-    State("running", "Running", "running"),
-    _waiting("waiting", "Waiting", "waiting"),
-    _waiting("retrying", "Retrying", "waiting for another attempt"),
-    _ended("failed", "Failed", "failed"),
-    _ended("succeeded", "Done", "done"),
-    _ended("cancelled", "Cancelled", "cancelled"),
-    _waiting("ready", "Ready", "ready to start", within="waiting"),
-    _waiting("scheduled", "Scheduled", "scheduled for later", within="waiting"),
+    State("all", "All", "is there"),
+    State("stuck", "Stuck", "is stuck"),
+    State("running", "Running", "is running"),
+    _waiting("waiting", "Waiting", "waits"),
+    _waiting("retrying", "Retrying", "waits for another attempt"),
+    _ended("failed", "Failed", "has failed"),
+    _ended("succeeded", "Done", "is done"),
+    _ended("cancelled", "Cancelled", "was cancelled"),
+    _waiting("ready", "Ready", "is ready to start", within="waiting"),
+    _waiting("scheduled", "Scheduled", "is scheduled for later", within="waiting"),
 )
 STATES: Final[Mapping[str, State]] = {state.name: state for state in _STATES}
 TABS: Final = tuple(state for state in _STATES if not state.within)

@@ -135,7 +135,7 @@ class TaskAdmin(LeasableAdmin):
                 ]
             },
         ),
-        ("Lease", {"fields": [("worker", "expires_at"), *LeasableAdmin.lease[1:]]}),
+        ("Lease", {"fields": [("worker", "ends"), *LeasableAdmin.lease[1:]]}),
         (
             "Keys",
             {

@@ -22,15 +22,18 @@ app_name = "tasks"
 SEE_TASKS, SEE_WORKERS = "tasks.view_task", "tasks.view_worker"
 SEE_SCHEDULES, SEE_QUEUES = "tasks.view_schedule", "tasks.view_queue"
 INSIDE_TASKS = ("tasks:detail", "tasks:act", "tasks:bulk")
+#: What shows its own page again where it refuses.
+INSIDE_QUEUES = ("tasks:queue_pause", "tasks:queue_resume")
+INSIDE_GENERATOR = ("tasks:generator_start", "tasks:generator_stop")
 
 navigation.add(
     Entry(10, "tasks:overview", "Overview", "pulse", SEE_TASKS),
     Entry(20, "tasks:list", "Tasks", "stack", SEE_TASKS, INSIDE_TASKS),
     Entry(30, "tasks:stuck", "Stuck", "alert", SEE_TASKS),
-    Entry(44, "tasks:queues", "Queues", "queue", SEE_QUEUES),
+    Entry(44, "tasks:queues", "Queues", "queue", SEE_QUEUES, INSIDE_QUEUES),
     Entry(46, "tasks:schedules", "Schedules", "clock", SEE_SCHEDULES),
     Entry(50, "tasks:workers", "Workers", "workers", SEE_WORKERS, ("tasks:worker",)),
-    Entry(60, "tasks:generator", "Generator", "bolt", SEE_TASKS),
+    Entry(60, "tasks:generator", "Generator", "bolt", SEE_TASKS, INSIDE_GENERATOR),
 )
 navigation.add_row_page("tasks.task", "tasks:detail")
 navigation.add_row_page("tasks.worker", "tasks:worker")

@@ -15,7 +15,7 @@ from django.utils.html import conditional_escape, format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from leasing import navigation, wording
-from leasing.access import is_live
+from leasing.access import is_live, why_not
 from leasing.models import Leasable
 from leasing.signs import Sign, lease_sign
 
@@ -94,12 +94,19 @@ def moment(value: datetime | None, now: datetime) -> SafeString:
     )
 
 
+register.simple_tag(why_not)
+
+
 @register.simple_tag
 def exactly(value: datetime | None, now: datetime) -> SafeString:
     """``value`` as date and time, and how long ago it is."""
     if value is None:
         return _nothing()
-    return format_html('{} <span class="aside">{}</span>', wording.stamp(value), moment(value, now))
+    return format_html(
+        '<span class="whole">{}</span> <span class="aside">{}</span>',
+        wording.stamp(value),
+        moment(value, now),
+    )
 
 
 @register.simple_tag

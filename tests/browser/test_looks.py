@@ -30,7 +30,8 @@ ALIKE = (
 )
 
 THEMES = {"dark": "dark", "light": "light"}
-NARROW = {"width": 375, "height": 760}
+NARROW: Any = {"width": 375, "height": 760}
+WIDE: Any = {"width": 1440, "height": 900}
 
 
 def _background(page: Page) -> list[int]:
@@ -154,16 +155,20 @@ def test_29_the_keyboard_alone_reaches_everything(page: Page, figure: Figure) ->
     figure(f"{reached_in_all} links, buttons and fields on five pages")
 
 
-def test_30_at_375_pixels_no_page_scrolls_sideways(visit: Visit, olga: Any, figure: Figure) -> None:
+def test_30_at_375_pixels_and_at_1440_no_page_scrolls_sideways(
+    visit: Visit, olga: Any, figure: Figure
+) -> None:
     pages = {**harbour.fill(), "home": "/", "login": "/login/"}
     page = visit(user=olga, viewport=NARROW)
     wide = {}
     for name, path in pages.items():
         page.goto(path)
         page.evaluate("() => document.querySelectorAll('details').forEach((d) => d.open = true)")
-        width = page.evaluate("() => document.documentElement.scrollWidth")
-        if width > NARROW["width"]:
-            wide[name] = width
+        for size in (WIDE, NARROW):
+            page.set_viewport_size(size)
+            width = page.evaluate("() => document.documentElement.scrollWidth")
+            if width > size["width"]:
+                wide[name] = width
     assert wide == {}
     figure(f"{len(pages)} pages")
 

@@ -7,6 +7,7 @@ import re
 import pytest
 from django.test import Client
 from django.urls import reverse
+from pytest_django import Settings
 
 from tasks.exceptions import GiveUp
 from tasks.models import Task
@@ -76,6 +77,22 @@ def test_a_retry_without_permission_answers_403_and_changes_nothing(viewer: Clie
     page = get(viewer, url_of(task))
     assert url_of(task, "retry") not in page.forms
     assert "What could be done needs a permission that you do not have." in page.text
+
+
+def test_while_a_site_is_read_only_no_permission_is_said_to_lack(
+    viewer: Client, settings: Settings
+) -> None:
+    task = TaskFactory(state="dead")
+    settings.LEASING = {**settings.LEASING, "READ_ONLY": True}
+    for url in (url_of(task), reverse("tasks:generator")):
+        page = get(viewer, url)
+        assert "Nobody changes anything now: this site is read-only." in page.text
+        assert "a permission that you do not have" not in page.text.partition("Payload")[0]
+    refused = get(
+        signed_in("tasks.retry_task", name="rita"),
+        f"{reverse('tasks:bulk', args=['retry'])}?task={task.pk}",
+    )
+    assert refused.status == 403 and "This site is read-only" in refused.text
 
 
 def test_a_retry_needs_a_csrf_token() -> None:
