@@ -52,7 +52,7 @@ class Claim(list[Row]):
         losses = self._release_together([hold for hold in holds if hold.valid])
         for hold in holds:
             if not (hold.is_kept or hold.trace):
-                continue
+                continue  # it is given back, and nobody follows it
             try:
                 hold.__exit__(kind, error, trace)  # of those that were lost before
             except LeaseLost as loss:

@@ -167,7 +167,7 @@ def grant_all(
     grants = _new_grants(len(keys))
     values = {
         **values_of(terms),
-        "keys": _array(keys),
+        "keys": array_of(keys),
         "count": len(keys),
         "grants": _joined(grants),
     }
@@ -292,8 +292,8 @@ def _written(
         values = {"key": row.pk, "grant": row.grant_id}
     else:
         values = {
-            "keys": _array([row.pk for row in held]),
-            "grants": _array([row.grant_id for row in held]),
+            "keys": array_of([row.pk for row in held]),
+            "grants": array_of([row.grant_id for row in held]),
         }
     several = len(held) != 1
     key = (type(rows), rows.model, rows.db, verb, several)
@@ -411,7 +411,7 @@ def _is_one_of(column: str, values: Any) -> Spelled:
     return Spelled("{} = ANY({})", F(column), values, output_field=models.BooleanField())
 
 
-def _array(values: list[Any]) -> Any:
+def array_of(values: list[Any]) -> Any:
     """``values`` as the text of an array, which the driver would take many times as long to make
     of a list; but for kinds whose text only it knows."""
     kind = type(values[0]) if values else None

@@ -431,8 +431,8 @@ def complete(
     The rows are locked in the order of their keys before any is updated.
     """
     given = {
-        "ids": f"{{{','.join([str(each.id) for each in mine])}}}",
-        "grants": f"{{{','.join([each.grant_id.hex for each in mine])}}}",
+        "ids": postgres.array_of([each.id for each in mine]),
+        "grants": postgres.array_of([each.grant_id for each in mine]),
         "outputs": outputs,
     }
     statement = _kept("complete", rows._everything(), _complete_statement)
