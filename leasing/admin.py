@@ -128,7 +128,7 @@ class LeasableAdmin(ReadOnlyAdmin):
     def held_by(self, row: Any) -> str:
         return short(row.holder)
 
-    @admin.display(description="expires at")
+    @admin.display(description="expires at", ordering="expires_at")
     def ends(self, row: Any) -> datetime | None:
         # What nobody has ever held has a deadline in 1970.
         return row.expires_at if row.grants else None
@@ -140,7 +140,7 @@ class LeasableAdmin(ReadOnlyAdmin):
 
 @admin.register(Lease)
 class LeaseAdmin(LeasableAdmin):
-    list_display = ("name", "badge", "held_by", "expires_at", "renewals", "grants")
+    list_display = ("name", "badge", "held_by", "ends", "renewals", "grants")
     sortable_by = ("name",)
     list_filter = (StateFilter,)
     exact_search = ("resource", "id")
@@ -165,7 +165,7 @@ class LeaseAdmin(LeasableAdmin):
 
 @admin.register(OnceKey)
 class OnceKeyAdmin(LeasableAdmin):
-    list_display = ("name", "badge", "held_by", "expires_at", "finished_at", "window_ends_at")
+    list_display = ("name", "badge", "held_by", "ends", "finished_at", "window_ends_at")
     list_filter = (StateFilter,)
     exact_search = ("key", "id")
     search_help_text = "The exact key, or an id."
