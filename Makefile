@@ -8,7 +8,7 @@ PIP := $(RUN) -m pip -qq --disable-pip-version-check
 COMBOS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: demo test check matrix wheel bench celery browser screenshots format clean
+.PHONY: demo test rest check matrix wheel bench celery browser screenshots format clean
 
 # The demo site on http://localhost:8000, stopped by Ctrl-C. PORT and DATABASE_URL are heeded.
 # ENGINE=celery runs its tasks in Celery workers, over a broker of files: no server is needed.
@@ -19,6 +19,10 @@ demo: $(VENV)/demo.stamp $(if $(filter celery,$(ENGINE)),$(VENV)/celery.stamp)
 # The suite on SQLite and PostgreSQL, then the wheel. PYTEST_ADDOPTS="-k name" picks tests.
 test: $(VENV)/test.stamp
 	@$(RUN) -m tests.suite
+
+# What is marked `once`, on the database that `make test` leaves out.
+rest: $(VENV)/test.stamp
+	@$(RUN) -m tests.suite rest
 
 # Style, types, layers, migrations, Django's own checks.
 check: export DATABASE_URL = sqlite://:memory:

@@ -56,6 +56,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--only-db", action="store_true", help="leave out the tests that touch no database"
     )
+    group.addoption(
+        "--once",
+        choices=("also", "not", "only"),
+        default="also",
+        help="run the tests marked `once` as well, leave them out, or run nothing else",
+    )
     group.addoption("--counts", metavar="FILE", help="write what passed and failed, as JSON")
 
 
@@ -69,10 +75,19 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("only_db"):
-        apart = [item for item in items if not _touches_a_database(item)]
-        config.hook.pytest_deselected(items=apart)
-        items[:] = [item for item in items if _touches_a_database(item)]
+    wanted = [item for item in items if _is_wanted(item, config)]
+    if len(wanted) < len(items):
+        kept = set(wanted)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = wanted
+
+
+def _is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
+    """Return False if this run leaves the test to the run on the other database."""
+    if not _touches_a_database(item):
+        return not config.getoption("only_db") and config.getoption("once") != "only"
+    once = item.get_closest_marker("once") is not None
+    return {"also": True, "not": not once, "only": once}[config.getoption("once")]
 
 
 def pytest_collection_finish() -> None:
