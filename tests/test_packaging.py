@@ -6,17 +6,22 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import zipfile
+from collections.abc import Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 
-import django
 import pytest
+from packaging.requirements import Requirement
 
 from tests.plugin import ENVIRONMENT, ROOT
 
 PACKAGES = ("leasing", "tasks")
 IGNORED = {"__pycache__"}
 TIMEOUT = 120
+#: What is run of pip: the one of this environment, on whatever environment it is told.
+PIP = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check")
 
 pytestmark = pytest.mark.packaging
 
@@ -24,7 +29,7 @@ pytestmark = pytest.mark.packaging
 def run(*command: str | Path, cwd: Path) -> str:
     """What a command printed; fails the test with it when the command failed."""
     # Nothing of this project's environment may help the one that is tried.
-    hidden = {*ENVIRONMENT, "DATABASE_URL", "PYTHONPATH"}
+    hidden = {*ENVIRONMENT, "DATABASE_URL", "PYTHONPATH", "PYTEST_ADDOPTS"}
     done = subprocess.run(
         command,
         cwd=cwd,
@@ -61,8 +66,9 @@ def readme_example() -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    pip = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check")
-    run(*pip, "wheel", "--no-deps", "--wheel-dir", folder, ROOT, cwd=folder)
+    # Built by the hatchling of this environment, since an isolated one would be downloaded.
+    options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
+    run(*PIP, "wheel", *options, ROOT, cwd=folder)
     (built,) = folder.iterdir()
     return built
 
@@ -71,6 +77,61 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def names(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
+
+
+def make_environment(folder: Path, wheel: Path, *distributions: str) -> Path:
+    """The Python of an environment that holds the wheel and these distributions with what they
+    need, and nothing else.
+
+    They are links to those of this environment, where to download and unpack them would take
+    most of the time. The wheel is installed by pip from no index, which fails if it needs more.
+    """
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
+    python = folder / "bin" / "python"
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for entry in sorted(entries(*distributions)):
+        (packages / entry.name).symlink_to(entry)
+    run(*PIP, "--python", python, "install", "--no-index", wheel, cwd=folder.parent)
+    return python
+
+
+def entries(*distributions: str) -> set[Path]:
+    """What lies in this environment's site-packages of these distributions and their needs."""
+    site_packages = Path(sysconfig.get_path("purelib"))
+    found = {
+        site_packages / file.parts[0]
+        for name in closure(*distributions)
+        for file in distribution(name).files or ()
+        if file.parts[0] not in ("..", "__pycache__")
+    }
+    assert all(path.exists() for path in found)
+    return found
+
+
+def closure(*distributions: str) -> set[str]:
+    """These distributions and all that they need here, extras left out."""
+
+    def needs(name: str) -> Iterator[str]:
+        for line in distribution(name).requires or ():
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                yield requirement.name
+
+    found: set[str] = set()
+    wanted = [*distributions]
+    while wanted:
+        if (name := wanted.pop()) not in found:
+            found.add(name)
+            wanted += needs(name)
+    return found
+
+
+def start_project(python: Path, folder: Path) -> Path:
+    """The settings of a new project that has both packages installed."""
+    run(python, "-m", "django", "startproject", "site_of_a_user", ".", cwd=folder)
+    with (folder / "site_of_a_user" / "settings.py").open("a") as settings:
+        settings.write('\nINSTALLED_APPS += ["leasing", "tasks"]\n')
+    return folder / "site_of_a_user"
 
 
 def test_the_wheel_holds_exactly_the_two_packages(wheel: Path, names: set[str]) -> None:
@@ -108,14 +169,9 @@ def test_the_wheel_needs_django_and_what_reads_cron_expressions(
 
 
 def test_the_readme_example_works_in_an_empty_project(wheel: Path, tmp_path: Path) -> None:
-    python = tmp_path / "venv" / "bin" / "python"
-    run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
-    pip = (python, "-m", "pip", "-q", "--disable-pip-version-check")
-    run(*pip, "install", wheel, f"Django=={django.__version__}", cwd=tmp_path)
-    run(python, "-m", "django", "startproject", "site_of_a_user", ".", cwd=tmp_path)
-    with (tmp_path / "site_of_a_user" / "settings.py").open("a") as settings:
-        settings.write('\nINSTALLED_APPS += ["leasing", "tasks"]\n')
-    with (tmp_path / "site_of_a_user" / "urls.py").open("a") as urls:
+    python = make_environment(tmp_path / "venv", wheel, "Django", "cronsim")
+    project = start_project(python, tmp_path)
+    with (project / "urls.py").open("a") as urls:
         urls.write("\nfrom django.urls import include\n")
         for package in PACKAGES:
             urls.write(f'urlpatterns.append(path("ops/", include("{package}.urls")))\n')
@@ -125,3 +181,44 @@ def test_the_readme_example_works_in_an_empty_project(wheel: Path, tmp_path: Pat
     run(python, "manage.py", "check", cwd=tmp_path)
     run(python, "manage.py", "migrate", "-v0", cwd=tmp_path)
     run("env", "DJANGO_SETTINGS_MODULE=site_of_a_user.settings", python, example, cwd=tmp_path)
+
+
+TEST_OF_A_USER = """
+import pytest
+
+from leasing.models import Lease
+from tasks import handler
+from tasks.models import Task
+
+
+@pytest.mark.django_db
+def test_time_stands_still_until_it_is_moved(lease_keeper):
+    with Lease.objects.hold("crane", ttl=30) as hold:
+        lease_keeper.advance(600)
+        hold.ensure()
+
+
+@pytest.mark.django_db
+def test_a_task_runs(drain_tasks, own_handlers):
+    handler("sums.add")(lambda ctx, a, b: a + b)
+    task = Task.objects.enqueue("sums.add", {"a": 1, "b": 2})
+    drain_tasks()
+    task.refresh_from_db()
+    assert task.status == "succeeded"
+"""
+
+
+def test_the_fixtures_work_where_only_pytest_ini_names_the_settings(
+    wheel: Path, tmp_path: Path
+) -> None:
+    """Both plugins are loaded as entry points, before any settings are known."""
+    python = make_environment(tmp_path / "venv", wheel, "Django", "cronsim", "pytest-django")
+    start_project(python, tmp_path)
+    ini = "[pytest]\nDJANGO_SETTINGS_MODULE = site_of_a_user.settings\n"
+    (tmp_path / "pytest.ini").write_text(ini)
+    (tmp_path / "test_of_a_user.py").write_text(TEST_OF_A_USER)
+
+    printed = run(python, "-m", "pytest", "-W", "error", "test_of_a_user.py", cwd=tmp_path)
+
+    assert "2 passed" in printed
+    assert "settings: site_of_a_user.settings (from ini)" in printed
