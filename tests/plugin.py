@@ -1,7 +1,8 @@
 """Chooses the database of a test run before Django reads its settings.
 
 ``pytest --db sqlite`` (the default) uses a file in a temporary folder, ``pytest --db
-postgresql`` the server of DATABASE_URL, or a throw-away one where that names none.
+postgresql`` the server of DATABASE_URL, or a throw-away one where that names none. With ``-n 4``
+pytest-xdist deals the tests out to four workers, each of which has a database of its own there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +34,9 @@ ENVIRONMENT = {
     "LEASING_TTL": "",
 }
 
+#: Fixtures that start a server for the whole run: the tests of each go to one worker.
+BROKERS = {"redis_broker", "rabbitmq_broker"}
+
 
 class Database(NamedTuple):
     """The database of this run."""
@@ -48,6 +53,10 @@ class Database(NamedTuple):
 
 
 DATABASE = pytest.StashKey[Database]()
+#: The variable that hands it to the workers of pytest-xdist.
+CHOSEN = "TESTS_DATABASE"
+#: The property of a test that names the implementation whose contract it tries.
+CONTRACT = "contract"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,13 +77,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
     # A wrapper comes before pytest-django's hook of this name, which reads the settings.
-    choose = {"sqlite": _sqlite, "postgresql": _postgresql}[early_config.known_args_namespace.db]
-    database = early_config.stash[DATABASE] = choose(early_config)
+    if is_worker():
+        database = Database(*json.loads(os.environ[CHOSEN]))
+    else:
+        choose = {"sqlite": _sqlite, "postgresql": _postgresql}
+        database = choose[early_config.known_args_namespace.db](early_config)
+        os.environ[CHOSEN] = json.dumps(database)
+    early_config.stash[DATABASE] = database
     os.environ.update(ENVIRONMENT, DATABASE_URL=database.url)
     yield
 
 
+def is_worker() -> bool:
+    """Return True if pytest-xdist deals out the tests, and this process only runs some."""
+    return "PYTEST_XDIST_WORKER" in os.environ
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist's hook of this name reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if broker := BROKERS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(*broker))
     wanted = [item for item in items if _is_wanted(item, config)]
     if len(wanted) < len(items):
         kept = set(wanted)
@@ -108,10 +131,14 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
+    stats, database = terminalreporter.stats, config.stash[DATABASE].name
     if path := config.getoption("counts"):
-        stats = terminalreporter.stats
         counts = {kind: len(reports) for kind, reports in stats.items() if kind}
-        Path(path).write_text(json.dumps({"on": config.stash[DATABASE].name, **counts}))
+        Path(path).write_text(json.dumps({"on": database, **counts}))
+    properties = [entry for report in stats.get("passed", ()) for entry in report.user_properties]
+    if held := Counter(value for name, value in properties if name == CONTRACT):
+        cases = ", ".join(f"{name} {count}" for name, count in held.items())
+        terminalreporter.write_line(f"contract cases on {database}: {cases}")
 
 
 def _sqlite(config: pytest.Config) -> Database:

@@ -3,9 +3,8 @@
 Without arguments on SQLite, on PostgreSQL and on the wheel, where SQLite alone gets what is marked
 `once`; ``rest`` that on PostgreSQL; ``wheel`` the wheel alone; ``matrix`` everything on both
 databases under each pair of Python and Django that is found here. Tests that touch no database run
-once. The tests are dealt out to runs side by side, so that what one waits for leaves the processor
-to others and no long run is left alone at the end. The last line printed is the summary. Needs
-nothing but the standard library, since ``matrix`` builds the environments.
+once. The last line printed is the summary. Needs nothing but the standard library, since
+``matrix`` builds the environments.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter, defaultdict
+import time
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,29 +24,20 @@ from typing import IO, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PAIRS = ("3.11/5.2", "3.12/6.1", "3.13/6.0")
-SQLITE = ["--db", "sqlite"]
-POSTGRESQL = ["--db", "postgresql", "--only-db"]
-LEASING, TASKS = "tests/leasing", "tests/tasks"
-WITH_PROCESSES = ["tests", "--ignore", LEASING, "--ignore", TASKS]
-#: What lasts longest comes first.
-DATABASES = {
-    "PostgreSQL, leasing": [*POSTGRESQL, LEASING],
-    "PostgreSQL, tasks": [*POSTGRESQL, TASKS],
-    "PostgreSQL, with processes": [*POSTGRESQL, *WITH_PROCESSES],
-    "SQLite, with processes": [*SQLITE, *WITH_PROCESSES],
-    "SQLite, leasing": [*SQLITE, LEASING],
-    "SQLite, tasks": [*SQLITE, TASKS],
+#: A worker that hangs has said where, and is not worth another.
+WORKERS = ["--dist", "loadgroup", "--max-worker-restart", "0", "--numprocesses"]
+SQLITE = ["--db", "sqlite", *WORKERS, "3"]
+POSTGRESQL = ["--db", "postgresql", "--only-db", *WORKERS, "3"]
+#: Runs of pytest that go on side by side.
+TEST = {
+    "PostgreSQL": [*POSTGRESQL, "--once", "not"],
+    "SQLite": SQLITE,
+    "the wheel": ["-m", "packaging", "tests/test_packaging.py"],
 }
-#: What is marked `once` is left to SQLite.
-ONCE = {
-    name: [*options, "--once", "not"] if options[:3] == POSTGRESQL else options
-    for name, options in DATABASES.items()
-}
-REST = {"PostgreSQL, what SQLite alone has run": [*POSTGRESQL, "--once", "only"]}
-WHEEL = {"the wheel": ["-m", "packaging"]}
+REST = {"PostgreSQL": [*POSTGRESQL, "--once", "only"]}
+WHEEL = {"the wheel": TEST["the wheel"]}
+DATABASES = {"PostgreSQL": POSTGRESQL, "SQLite": SQLITE}
 FEWEST_PAIRS = 2
-#: How many runs there are at a time: about half of each is waiting.
-AT_ONCE = 5
 #: What pytest answers when PYTEST_ADDOPTS picks none of the tests of a run.
 NOTHING_PICKED = 5
 
@@ -54,7 +45,7 @@ Outcome = tuple[bool, str]
 
 
 class Run(NamedTuple):
-    """What came of one run of pytest: on what, and how many tests did what."""
+    """The outcome of one run of pytest: on what, and how many tests did what."""
 
     well: bool
     on: str
@@ -66,30 +57,35 @@ def run(python: str, name: str, options: list[str], output: IO[str] | None = Non
     with tempfile.TemporaryDirectory() as folder:
         counts_file = Path(folder, "counts.json")
         command = [python, "-m", "pytest", *options, "--counts", str(counts_file)]
-        code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output).returncode
+        code = subprocess.run(
+            command, cwd=ROOT, env=environment(), stdout=output, stderr=output
+        ).returncode
         if not counts_file.exists():
             return Run(False, name, Counter({"run without a result": 1}))
         counts = json.loads(counts_file.read_text())
     on = counts.pop("on")
-    where = name if options == WHEEL["the wheel"] else on
-    return Run(code in (0, NOTHING_PICKED), where, Counter(counts))
+    return Run(code in (0, NOTHING_PICKED), name if name == "the wheel" else on, Counter(counts))
+
+
+def environment() -> dict[str, str]:
+    """The environment of a run: what one process has compiled is there for the next, or all of
+    them, and the processes of the tests, would compile everything again."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def run_all(python: str, runs: dict[str, list[str]]) -> Outcome:
-    """Several runs side by side, whatever comes of each: whether all went well, and a phrase
+    """Runs side by side, whatever the outcome of each: True if all went well, and a phrase
     such as "312 passed on SQLite". The first is seen as it goes, the others once they have
     ended."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    began = time.monotonic()
+    with ThreadPoolExecutor(len(runs)) as pool:
         first, *others = [
             pool.submit(run_aside if number else run, python, name, options)
             for number, (name, options) in enumerate(runs.items())
         ]
         done = [first.result(), *(other.result() for other in others)]
-    totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for each in done:
-        totals[each.on].update(each.counts)
-    phrases = [f"{tell(counts)} on {on}" for on, counts in totals.items()]
-    return all(each.well for each in done), ", ".join(phrases)
+    phrases = ", ".join(f"{tell(each.counts)} on {each.on}" for each in done)
+    return all(each.well for each in done), f"{phrases}, in {time.monotonic() - began:.0f} s"
 
 
 def tell(counts: Counter[str]) -> str:
@@ -169,7 +165,7 @@ def main(args: list[str]) -> int:
     """Run what the arguments ask for."""
     match args:
         case []:
-            name, (well, phrase) = "test", run_all(sys.executable, ONCE | WHEEL)
+            name, (well, phrase) = "test", run_all(sys.executable, TEST)
         case ["rest"]:
             name, (well, phrase) = "rest", run_all(sys.executable, REST)
         case ["wheel"]:

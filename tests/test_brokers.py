@@ -13,7 +13,13 @@ from tests.brokers import Broker, NoBroker, serve_rabbitmq, serve_redis
 from tests.processes import Process, wait_for
 
 
-@pytest.mark.parametrize("name", ["redis_broker", "rabbitmq_broker"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("redis_broker", marks=pytest.mark.xdist_group("redis_broker")),
+        pytest.param("rabbitmq_broker", marks=pytest.mark.xdist_group("rabbitmq_broker")),
+    ],
+)
 def test_a_broker_keeps_what_it_accepted_when_it_is_killed(
     name: str, request: pytest.FixtureRequest
 ) -> None:
@@ -47,6 +53,7 @@ def test_a_broker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     parent = Process(["-c", code], os.environ, tmp_path / "log")
     wait_for(lambda: "\n" in parent.output, process=parent, timeout=30)
     if "skipped:" in parent.output:
+        parent.wait()
         pytest.skip(parent.output)
     folder = Path(parent.output.split()[0])
     assert folder.exists()

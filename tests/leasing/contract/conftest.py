@@ -1,8 +1,7 @@
-"""Fixtures of the contract suite, and the count of its cases."""
+"""Fixtures of the contract suite."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,36 +9,7 @@ import pytest
 from leasing.keeper import keeper as process_keeper
 from leasing.manual import ManualKeeper, manual_keeper
 from tests.leasing.contract.adapters import Adapter
-from tests.plugin import DATABASE
-
-KEY = "contract"
-
-
-class Tally:
-    """Counts the cases of the contract that held, and says so at the end of the run."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-        self._counts: Counter[str] = Counter()
-
-    @pytest.hookimpl
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" and report.passed:
-            self._counts.update(str(value) for name, value in report.user_properties if name == KEY)
-
-    @pytest.hookimpl
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        database = self._config.stash[DATABASE].name
-        cases = ", ".join(f"{name} {count}" for name, count in self._counts.items())
-        terminalreporter.write_line(f"contract cases on {database}: {cases}")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def counted(request: pytest.FixtureRequest) -> None:
-    """Has the cases counted."""
-    plugins = request.config.pluginmanager
-    if not plugins.has_plugin(Tally.__name__):
-        plugins.register(Tally(request.config), Tally.__name__)
+from tests.plugin import CONTRACT
 
 
 @pytest.fixture
@@ -58,7 +28,7 @@ def thing(
     """What this case holds, free at first, in a time that stands still."""
     if adapter_class.in_database:
         request.getfixturevalue("db")
-    record_property(KEY, adapter_class.name)
+    record_property(CONTRACT, adapter_class.name)
     with adapter_class.environment():
         yield adapter_class()
 
@@ -72,7 +42,7 @@ def live_thing(
     """What this case holds, free at first, with the keeper of this process at work."""
     if adapter_class.in_database:
         request.getfixturevalue("transactional_db")
-    record_property(KEY, adapter_class.name)
+    record_property(CONTRACT, adapter_class.name)
     with adapter_class.environment():
         yield adapter_class()
         process_keeper.stop()
