@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -20,8 +20,9 @@ from tasks import listing, overview, queues
 from tasks.diagnosis import surroundings
 from tests.brokers import Broker, NoBroker, serve_rabbitmq, serve_redis
 from tests.emptying import empty
-from tests.plugin import DATABASE
-from tests.processes import Process
+from tests.plugin import DATABASE, ROOT
+from tests.preloaded import Preloaded
+from tests.processes import BOUND, Process, Warm
 
 # How long an example takes says more of the machine than of what is tried.
 settings.register_profile(
@@ -114,21 +115,51 @@ def process_env(request: pytest.FixtureRequest, transactional_db: None) -> dict[
     }
 
 
+@pytest.fixture(scope="session")
+def _preloaded() -> Iterator[Preloaded]:
+    with closing(Preloaded(BOUND, ROOT)) as preloaded:
+        yield preloaded
+
+
 @pytest.fixture
-def spawn(process_env: dict[str, str], tmp_path: Path) -> Iterator[Spawn]:
+def spawn(
+    _processes: list[Process], process_env: dict[str, str], tmp_path: Path, _preloaded: Preloaded
+) -> Spawn:
     """Starts processes on the test database, and ends them all with the test.
 
     ``spawn(["manage.py", "run_worker"], LEASING_TTL="2")`` returns a ``Process``. What each
-    printed is shown when the test fails.
+    printed is shown when the test fails. Without variables of its own the process is forked from
+    one that has Django imported; a test of how a process starts takes ``spawn_cold``.
     """
-    processes: list[Process] = []
 
     def start(args: Sequence[str], **env: str) -> Process:
-        log = tmp_path / f"process-{len(processes)}.log"
-        processes.append(Process(args, {**process_env, **env}, log))
-        return processes[-1]
+        log = tmp_path / f"process-{len(_processes)}.log"
+        environment = {**process_env, **env}
+        if env or not _preloaded.can_start(args, environment):
+            _processes.append(Process(args, environment, log))
+        else:
+            _processes.append(Warm(args, environment, log, _preloaded))
+        return _processes[-1]
 
-    yield start
+    return start
+
+
+@pytest.fixture
+def spawn_cold(_processes: list[Process], process_env: dict[str, str], tmp_path: Path) -> Spawn:
+    """Starts a new Python, as ``spawn`` does if it must."""
+
+    def start(args: Sequence[str], **env: str) -> Process:
+        log = tmp_path / f"process-{len(_processes)}.log"
+        _processes.append(Process(args, {**process_env, **env}, log))
+        return _processes[-1]
+
+    return start
+
+
+@pytest.fixture
+def _processes() -> Iterator[list[Process]]:
+    processes: list[Process] = []
+    yield processes
     for process in processes:
         if process.poll() is None:
             process.resume()

@@ -16,6 +16,7 @@ from typing import TypeVar
 import pytest
 
 from tests.plugin import ROOT
+from tests.preloaded import Preloaded
 
 STOP_TIMEOUT = 10.0
 
@@ -65,6 +66,36 @@ class Process(subprocess.Popen[bytes]):
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.wait()
+
+
+class Warm(Process):
+    """A process that has its imports already: forked from ``server``, not started."""
+
+    def __init__(
+        self, args: Sequence[str], env: Mapping[str, str], log: Path, server: Preloaded
+    ) -> None:
+        self.name = " ".join(args)
+        self.log = log
+        self.args = args
+        self.returncode = None
+        self._server = server
+        self.pid = server.start(args, env, log)
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+        if self.returncode is None:
+            self.returncode = self._server.poll(self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end, which is another process's child."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                assert timeout is not None
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            time.sleep(0.01)
+        return code
 
 
 def wait_for(

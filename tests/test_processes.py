@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import Group
 
 from tests.conftest import Spawn
-from tests.processes import Process, wait_for
+from tests.plugin import ROOT
+from tests.preloaded import Preloaded
+from tests.processes import BOUND, Process, Warm, wait_for
 
 SLEEPER = "import signal, time; print('up', flush=True); time.sleep(60)"
 
@@ -47,10 +52,57 @@ def test_keywords_reach_the_environment_of_a_process(spawn: Spawn) -> None:
     assert process.output == "2.5\n"
 
 
-def test_the_site_starts_without_a_warning(spawn: Spawn) -> None:
-    process = spawn(["manage.py", "check"])
+def test_the_site_starts_without_a_warning(spawn_cold: Spawn) -> None:
+    process = spawn_cold(["manage.py", "check"])
 
     assert process.wait(60) == 0, process.output
+
+
+CODE = (
+    "import os, sys, time\n"
+    "print(sys.argv, __name__, os.getsid(0) == os.getpid(), sys.stdin.read())\n"
+    "sys.exit('bad luck')\n"
+)
+
+
+def test_a_process_that_was_forked_is_as_a_new_one(spawn: Spawn, spawn_cold: Spawn) -> None:
+    forked, cold = (start(["-c", CODE, "one", "two"]) for start in (spawn, spawn_cold))
+
+    assert (type(forked), type(cold)) == (Warm, Process)
+    assert forked.wait(60) == cold.wait(60) == 1
+    assert forked.output == cold.output == "['-c', 'one', 'two'] __main__ True \nbad luck\n"
+
+
+def test_a_process_that_was_forked_is_killed_paused_and_waited_for(spawn: Spawn) -> None:
+    process = spawn(["-c", SLEEPER])
+    wait_for(lambda: "up" in process.output, process=process)
+
+    process.pause()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.05)
+    process.resume()
+    process.kill()
+
+    assert process.wait(60) == process.returncode == -signal.SIGKILL
+
+
+def test_a_process_that_was_forked_ends_with_the_one_it_came_from(
+    process_env: dict[str, str], tmp_path: Path
+) -> None:
+    args, log = ["-c", SLEEPER], tmp_path / "log"
+    with closing(Preloaded(BOUND, ROOT)) as preloaded:
+        assert preloaded.can_start(args, process_env)
+        process = Warm(args, process_env, log, preloaded)
+        wait_for(lambda: "up" in process.output)
+
+    wait_for(lambda: not is_running(process.pid))
+
+
+def test_variables_of_its_own_have_a_process_start_anew(spawn: Spawn) -> None:
+    process = spawn(["-c", "pass"], LEASING_TTL="2.5")
+
+    assert type(process) is Process
+    assert process.wait(60) == 0
 
 
 def test_a_paused_process_ends_too(sleeper: Process) -> None:
