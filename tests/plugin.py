@@ -103,6 +103,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = set(wanted)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = wanted
+    if is_worker():  # what lasts long is not to be left for the end, when others have nothing to do
+        items.sort(key=lambda item: "process_env" not in getattr(item, "fixturenames", ()))
 
 
 def _is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
@@ -115,6 +117,7 @@ def _is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what has been imported stays: no collection need look at it again
+    gc.set_threshold(10_000, 10, 10)  # a twentieth of the tests' CPU is spent on fewer objects
 
 
 def _touches_a_database(item: pytest.Item) -> bool:
