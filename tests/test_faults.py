@@ -17,6 +17,7 @@ from django.test import Client
 from project import faults
 from tasks.models import Worker
 from tests.factories import TaskFactory, WorkerFactory
+from tests.fixtures import client_with
 from tests.pages import Page, get, signed_in
 from tests.processes import wait_for
 
@@ -41,9 +42,7 @@ def worker(process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) ->
     return made
 
 
-@pytest.fixture
-def visitor() -> Client:
-    return signed_in(*VIEW, MAY)
+visitor = client_with(*VIEW, MAY)
 
 
 def test_a_crash_kills_the_busiest_worker_and_leads_to_a_task_that_it_held(

@@ -21,6 +21,7 @@ from leasing.models import AuditEntry, BeatEntry, Lease, LeaseEvent, OnceKey
 from leasing.paging import Capped
 from tasks.models import Schedule, ScheduleSlot
 from tests.factories import LeaseFactory
+from tests.fixtures import client_with
 from tests.leasing.support import stored
 from tests.pages import Page, assert_cheap, get, queries, sent_by, signed_in
 
@@ -32,15 +33,8 @@ AUDIT = "/admin/leasing/auditentry/"
 SEEN = ("lease", "leaseevent", "oncekey", "auditentry")
 VIEW, REVOKE = tuple(f"leasing.view_{name}" for name in SEEN), "leasing.revoke_lease"
 
-
-@pytest.fixture
-def viewer() -> Client:
-    return signed_in(*VIEW, is_staff=True)
-
-
-@pytest.fixture
-def operator() -> Client:
-    return signed_in(*VIEW, REVOKE, name="olga", is_staff=True)
+viewer = client_with(*VIEW, is_staff=True)
+operator = client_with(*VIEW, REVOKE, name="olga", is_staff=True)
 
 
 def act(client: Client, leases: Sequence[Lease], **more: Any) -> Any:

@@ -10,6 +10,7 @@ from django.test import Client
 from leasing import audit
 from leasing.models import AuditEntry, Lease
 from tasks.models import GeneratorWish, Queue, Task
+from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in
 
 pytestmark = pytest.mark.django_db
@@ -17,10 +18,7 @@ pytestmark = pytest.mark.django_db
 AUDIT = "/ops/audit/"
 VIEW = "leasing.view_auditentry"
 
-
-@pytest.fixture
-def viewer() -> Client:
-    return signed_in(VIEW, "tasks.view_task")
+viewer = client_with(VIEW, "tasks.view_task")
 
 
 def test_without_permission_it_is_closed() -> None:

@@ -11,24 +11,18 @@ from django.urls import reverse
 from leasing.exceptions import LeaseLost
 from leasing.models import AuditEntry, Lease, LeaseEvent
 from tests.factories import LeaseFactory, TaskFactory
+from tests.fixtures import client_with
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire, stored
-from tests.pages import Page, get, sent_by, signed_in
+from tests.pages import Page, get, sent_by
 
 pytestmark = pytest.mark.django_db
 
 LIST = "/ops/leases/"
 VIEW, REVOKE = "leasing.view_lease", "leasing.revoke_lease"
 
-
-@pytest.fixture
-def viewer() -> Client:
-    return signed_in(VIEW)
-
-
-@pytest.fixture
-def operator() -> Client:
-    return signed_in(VIEW, REVOKE, name="olga")
+viewer = client_with(VIEW)
+operator = client_with(VIEW, REVOKE, name="olga")
 
 
 def url_of(lease: Lease, verb: str = "detail") -> str:

@@ -16,6 +16,7 @@ from leasing.models import Lease
 from tasks import overview
 from tasks.models import Sample, Task, Worker
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
+from tests.fixtures import client_with
 from tests.pages import signed_in
 
 pytestmark = pytest.mark.django_db
@@ -31,10 +32,7 @@ PAGES = (
 )
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
-
-@pytest.fixture
-def viewer() -> Client:
-    return signed_in(*EVERYTHING)
+viewer = client_with(*EVERYTHING)
 
 
 def poll(client: Client, url: str, tag: str = "") -> Any:

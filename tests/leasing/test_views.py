@@ -8,6 +8,7 @@ from django.urls import reverse
 
 from leasing.models import Lease, leasable_models
 from tests.factories import LeaseFactory, TaskFactory
+from tests.fixtures import client_with
 from tests.leasing.support import stored
 from tests.pages import assert_cheap, get, sent_by, signed_in, user_with
 
@@ -16,15 +17,8 @@ pytestmark = pytest.mark.django_db
 LIST = "/ops/leases/"
 VIEW, REVOKE = "leasing.view_lease", "leasing.revoke_lease"
 
-
-@pytest.fixture
-def viewer() -> Client:
-    return signed_in(VIEW)
-
-
-@pytest.fixture
-def operator() -> Client:
-    return signed_in(VIEW, REVOKE, name="olga")
+viewer = client_with(VIEW)
+operator = client_with(VIEW, REVOKE, name="olga")
 
 
 def url_of(lease: Lease, verb: str = "detail") -> str:

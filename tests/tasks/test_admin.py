@@ -32,6 +32,7 @@ from tasks.outbox import publish
 from tasks.task_admin import TaskAdmin
 from tasks.verbs import verbs_for
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory, claimed
+from tests.fixtures import client_with
 from tests.leasing.support import expire
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in
 from tests.tasks.support import Handlers, row_of
@@ -52,15 +53,8 @@ VERBS = ("retry", "reschedule", "cancel", "discard")
 ACT = (*(f"tasks.{verb}_task" for verb in VERBS), "leasing.revoke_lease", "tasks.pause_queue")
 PAYLOAD = "tasks.view_payload"
 
-
-@pytest.fixture
-def viewer() -> Client:
-    return signed_in(*VIEW, is_staff=True)
-
-
-@pytest.fixture
-def operator() -> Client:
-    return signed_in(*VIEW, *ACT, name="olga", is_staff=True)
+viewer = client_with(*VIEW, is_staff=True)
+operator = client_with(*VIEW, *ACT, name="olga", is_staff=True)
 
 
 def act(client: Client, action: str, rows: Sequence[Any], url: str = TASKS, **more: Any) -> Page:

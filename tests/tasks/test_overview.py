@@ -15,6 +15,7 @@ from tasks import overview
 from tasks.generator import RESOURCE, start_generator, stop_generator
 from tasks.models import GeneratorWish, Queue, Sample, Schedule, Task, Worker
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
+from tests.fixtures import client_with
 from tests.leasing.support import expire
 from tests.pages import Page, get, queries, sent_by, signed_in, user_with
 
@@ -25,15 +26,8 @@ START, STOP = f"{GENERATOR}start/", f"{GENERATOR}stop/"
 VIEW, CONTROL = "tasks.view_task", "tasks.control_generator"
 EVERYTHING = (VIEW, CONTROL, "tasks.view_worker", "leasing.view_lease")
 
-
-@pytest.fixture
-def viewer() -> Client:
-    return signed_in(*EVERYTHING[:1], *EVERYTHING[2:])
-
-
-@pytest.fixture
-def operator() -> Client:
-    return signed_in(*EVERYTHING, name="olga")
+viewer = client_with(*EVERYTHING[:1], *EVERYTHING[2:])
+operator = client_with(*EVERYTHING, name="olga")
 
 
 def generating(holder: str = "web-2") -> Lease:

@@ -16,18 +16,16 @@ from leasing.models import Lease, LeaseEvent
 from tasks import listing
 from tasks.models import Task
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
+from tests.fixtures import client_with
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire
-from tests.pages import queries, signed_in
+from tests.pages import queries
 
 pytestmark = pytest.mark.django_db
 
 TASKS, LEASES = "/ops/tasks/", "/ops/leases/"
 
-
-@pytest.fixture
-def viewer() -> Client:
-    return signed_in("tasks.view_task", "leasing.view_lease")
+viewer = client_with("tasks.view_task", "leasing.view_lease")
 
 
 def poll(client: Client, url: str, tag: str = "") -> Any:

@@ -15,7 +15,8 @@ from leasing.models import AuditEntry
 from tasks import queues
 from tasks.models import Queue, Sample, Task
 from tests.factories import TaskFactory, WorkerFactory
-from tests.pages import Page, get, sent_by, signed_in, user_with
+from tests.fixtures import client_with
+from tests.pages import Page, get, sent_by, user_with
 
 pytestmark = pytest.mark.django_db
 
@@ -24,15 +25,8 @@ PAUSE, RESUME = f"{QUEUES}pause/", f"{QUEUES}resume/"
 VIEW = ("tasks.view_queue", "tasks.view_task")
 MAY_PAUSE = "tasks.pause_queue"
 
-
-@pytest.fixture
-def viewer() -> Client:
-    return signed_in(*VIEW)
-
-
-@pytest.fixture
-def operator() -> Client:
-    return signed_in(*VIEW, MAY_PAUSE, name="olga")
+viewer = client_with(*VIEW)
+operator = client_with(*VIEW, MAY_PAUSE, name="olga")
 
 
 def in_queue(name: str, **what: Any) -> Task:

@@ -15,6 +15,7 @@ from leasing.models import AuditEntry
 from tasks import declarations, schedule, schedules
 from tasks.models import Schedule, ScheduleSlot, Task
 from tasks.standing import standing_of
+from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in, user_with
 from tests.tasks.support import Handlers
 
@@ -30,19 +31,9 @@ def own_declarations(monkeypatch: pytest.MonkeyPatch, handlers: Handlers) -> Non
     monkeypatch.setattr(declarations, "_declared", {})
 
 
-@pytest.fixture
-def viewer() -> Client:
-    return signed_in(VIEW)
-
-
-@pytest.fixture
-def operator() -> Client:
-    return signed_in(VIEW, CHANGE, SEE_TASKS, name="olga")
-
-
-@pytest.fixture
-def editor() -> Client:
-    return signed_in(*EDIT, name="ida", is_staff=True)
+viewer = client_with(VIEW)
+operator = client_with(VIEW, CHANGE, SEE_TASKS, name="olga")
+editor = client_with(*EDIT, name="ida", is_staff=True)
 
 
 def make(name: str = "hourly", **columns: Any) -> Schedule:

@@ -16,6 +16,7 @@ from leasing.models import AuditEntry
 from tasks import picking
 from tasks.models import Task
 from tests.factories import TaskFactory, claimed
+from tests.fixtures import client_with
 from tests.pages import Page, get, signed_in, user_with
 from tests.tasks.support import row_of
 
@@ -27,9 +28,7 @@ PERMISSIONS = tuple(f"tasks.{verb}_task" for verb in VERBS)
 REASON = {"reason": "spring cleaning"}
 
 
-@pytest.fixture
-def operator() -> Client:
-    return signed_in("tasks.view_task", *PERMISSIONS, name="olga")
+operator = client_with("tasks.view_task", *PERMISSIONS, name="olga")
 
 
 def bulk(verb: str, **asked: Any) -> str:

@@ -11,6 +11,7 @@ from django.test import Client
 
 from leasing import paging
 from tests.factories import LeaseFactory, TaskFactory
+from tests.fixtures import client_with
 from tests.pages import signed_in, user_with
 from tests.tasks.support import Handlers
 
@@ -18,10 +19,7 @@ pytestmark = pytest.mark.django_db
 
 TASKS, LEASES = "/ops/tasks", "/ops/leases"
 
-
-@pytest.fixture
-def viewer() -> Client:
-    return signed_in("tasks.view_task", "leasing.view_lease")
+viewer = client_with("tasks.view_task", "leasing.view_lease")
 
 
 def read(client: Client, url: str) -> str:

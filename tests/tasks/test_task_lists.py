@@ -14,17 +14,15 @@ from leasing.functions import after, database_now
 from tasks import listing
 from tasks.models import Task
 from tests.factories import TaskFactory
-from tests.pages import Page, assert_cheap, get, sent_by, signed_in
+from tests.fixtures import client_with
+from tests.pages import Page, assert_cheap, get, sent_by
 from tests.tasks.support import Handlers
 
 pytestmark = pytest.mark.django_db
 
 LIST = "/ops/tasks/"
 
-
-@pytest.fixture
-def viewer() -> Client:
-    return signed_in("tasks.view_task")
+viewer = client_with("tasks.view_task")
 
 
 def found(page: Page) -> list[int]:

@@ -12,6 +12,7 @@ from leasing.exceptions import LeaseLost
 from leasing.models import AuditEntry
 from tasks.models import Task, TaskAttempt
 from tests.factories import TaskFactory, claimed
+from tests.fixtures import client_with
 from tests.pages import Page, get, sent_by, signed_in
 from tests.tasks.support import row_of
 
@@ -21,15 +22,8 @@ LIST = "/ops/tasks/"
 VIEW, RETRY, REVOKE = "tasks.view_task", "tasks.retry_task", "leasing.revoke_lease"
 SEE_PAYLOAD = "tasks.view_payload"
 
-
-@pytest.fixture
-def viewer() -> Client:
-    return signed_in(VIEW)
-
-
-@pytest.fixture
-def operator() -> Client:
-    return signed_in(VIEW, RETRY, REVOKE, "leasing.view_lease", name="olga")
+viewer = client_with(VIEW)
+operator = client_with(VIEW, RETRY, REVOKE, "leasing.view_lease", name="olga")
 
 
 def url_of(task: Task, verb: str = "detail") -> str:

@@ -12,6 +12,7 @@ from pytest_django import Settings
 from tasks.exceptions import GiveUp
 from tasks.models import Task
 from tests.factories import TaskFactory, WorkerFactory
+from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in, user_with
 from tests.tasks.support import Handlers, row_of
 
@@ -26,15 +27,8 @@ PARTS = {"running": {"running", "stuck"}, "waiting": {"ready", "scheduled", "ret
 PARTS["scheduled"] = {"scheduled", "retrying"}
 TABS = ("stuck", "running", "waiting", "retrying", "failed", "succeeded", "cancelled")
 
-
-@pytest.fixture
-def viewer() -> Client:
-    return signed_in(VIEW, VIEW_WORKERS)
-
-
-@pytest.fixture
-def operator() -> Client:
-    return signed_in(VIEW, RETRY, REVOKE, VIEW_LEASES, name="olga")
+viewer = client_with(VIEW, VIEW_WORKERS)
+operator = client_with(VIEW, RETRY, REVOKE, VIEW_LEASES, name="olga")
 
 
 def url_of(task: Task, verb: str = "detail") -> str:

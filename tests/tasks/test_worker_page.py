@@ -11,14 +11,13 @@ from django.test import Client
 from leasing.functions import after
 from tasks.models import Task, Worker
 from tests.factories import TaskFactory, WorkerFactory
+from tests.fixtures import client_with
 from tests.pages import get, sent_by, signed_in
 
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def viewer() -> Client:
-    return signed_in("tasks.view_worker", "tasks.view_task")
+viewer = client_with("tasks.view_worker", "tasks.view_task")
 
 
 def url_of(worker: Worker) -> str:
