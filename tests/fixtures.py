@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.test import Client
+from prometheus_client import CollectorRegistry
+from pytest_django import Settings
 
+from leasing import manual
+from leasing.manual import ManualKeeper
+from tests.metrics import Value, reading
 from tests.pages import signed_in
+from tests.tracing import Spans, traced
 
 
 def client_with(*permissions: str, **fields: Any) -> Any:
@@ -21,3 +28,41 @@ def client_with(*permissions: str, **fields: Any) -> Any:
         return signed_in(*permissions, **fields)
 
     return client
+
+
+@pytest.fixture
+def clocks() -> Iterator[ManualKeeper]:
+    """The clocks of leases, of holders and database alike, moved by hand."""
+    with manual.manual_keeper() as clocks:
+        yield clocks
+
+
+@pytest.fixture
+def compatible(settings: Settings) -> None:
+    """Open the API as the sample client expects it."""
+    settings.LEASING = {**settings.LEASING, "API_ACCESS": "compatible"}
+
+
+@pytest.fixture
+def portable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the portable form of every verb, on PostgreSQL too."""
+    monkeypatch.setattr("leasing.postgres.serves", lambda using: False)
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    """Return a registry of metrics of the test's own."""
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def value(counted: object, registry: CollectorRegistry) -> Value:
+    """Read ``registry``, into which the module's ``counted`` counts."""
+    return reading(registry)
+
+
+@pytest.fixture
+def spans() -> Iterator[Spans]:
+    """Collect the spans of the test."""
+    with traced() as spans:
+        yield spans

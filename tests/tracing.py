@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -68,3 +69,8 @@ def links_to(span: ReadableSpan, other: ReadableSpan) -> bool:
     """Whether the only link of ``span`` leads to ``other``."""
     assert other.context is not None
     return [link.context.span_id for link in span.links] == [other.context.span_id]
+
+
+def current_span() -> int:
+    """Return the id of the current span."""
+    return trace.get_current_span().get_span_context().span_id

@@ -15,6 +15,7 @@ from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.models import Lease
+from tests.fixtures import clocks, compatible, portable, registry, spans, value
 from tests.leasing.support import (
     OFTEN,
     FakeClock,
@@ -23,6 +24,8 @@ from tests.leasing.support import (
     OtherSession,
     hold_of,
 )
+
+__all__ = ["clocks", "compatible", "portable", "registry", "spans", "value"]
 
 
 class DatabaseClock:
@@ -107,6 +110,13 @@ def often() -> Iterator[None]:
 
 
 @pytest.fixture
+def without_jitter() -> Iterator[None]:
+    """Renew at even intervals."""
+    with override_settings(LEASING={"JITTER": 0}):
+        yield
+
+
+@pytest.fixture
 def live_keeper() -> Iterator[Keeper]:
     """A keeper with threads of its own, stopped at the end."""
     keeper = Keeper()
@@ -126,12 +136,6 @@ def other_session() -> Iterator[OtherSession]:
     session = OtherSession()
     yield session
     session.close()
-
-
-@pytest.fixture
-def portable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Named leases are acquired and released as on any database, on PostgreSQL too."""
-    monkeypatch.setattr("leasing.postgres.serves", lambda using: False)
 
 
 @pytest.fixture(params=["portable", "one statement"])

@@ -73,6 +73,12 @@ def events(resource: str) -> list[str]:
     return list(of_resource.order_by("id").values_list("kind", flat=True))
 
 
+def held_names() -> list[str]:
+    """Return the names that are held, in their order."""
+    held = Lease.objects.active().order_by("resource")
+    return list(held.values_list("resource", flat=True))
+
+
 @contextmanager
 def just_before_the_update(meanwhile: Callable[[], object]) -> Iterator[None]:
     """Do ``meanwhile`` between a verb's lock and its update, as could happen on a database

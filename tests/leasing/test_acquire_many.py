@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -19,7 +18,7 @@ from leasing.exceptions import (
     LeaseLost,
 )
 from leasing.hold import Hold
-from leasing.manual import ManualKeeper, manual_keeper
+from leasing.manual import ManualKeeper
 from leasing.models import Lease, LeaseEvent
 from leasing.named import LeaseQuerySet
 from leasing.querysets import TRIES
@@ -28,12 +27,6 @@ from tests.leasing.conftest import Sent
 from tests.leasing.support import PATIENCE, OtherSession, events, usurp
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def clocks() -> Iterator[ManualKeeper]:
-    with manual_keeper() as clocks:
-        yield clocks
 
 
 def resources(state: str) -> list[str]:

@@ -20,7 +20,7 @@ from tests.api_calls import call
 from tests.factories import LeaseFactory
 from tests.leasing.support import expire, usurp
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("compatible")]
 
 TERM = {"resource": "crane:1", "holder": "me"}
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -36,11 +36,6 @@ SNAKE = {
     "grants",
 }
 CAMEL = {"createdAt", "renewedAt", "releasedAt", "expiresAt", "fencingToken"}
-
-
-@pytest.fixture(autouse=True)
-def compatible(settings: Settings) -> None:
-    settings.LEASING = {**settings.LEASING, "API_ACCESS": "compatible"}
 
 
 def lease_that_is(state: str) -> Lease:

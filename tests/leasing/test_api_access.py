@@ -38,11 +38,6 @@ EACH = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def compatible(settings: Settings) -> None:
-    settings.LEASING = {**settings.LEASING, "API_ACCESS": "compatible"}
-
-
-@pytest.fixture
 def user() -> User:
     return User.objects.create_user("alice")
 

@@ -18,7 +18,7 @@ from leasing.models import Lease
 from tasks.models import Task
 from tests.api_calls import BODIES, call
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("compatible")]
 
 
 def nested(depth: int) -> bytes:
@@ -69,11 +69,6 @@ EVILS = WHOLE | {name: beside(fragment) for name, fragment in BESIDE.items()}
 ROUTES = pytest.mark.parametrize(
     ("method", "path", "body"), BODIES, ids=[f"{method} {path}" for method, path, _ in BODIES]
 )
-
-
-@pytest.fixture(autouse=True)
-def compatible(settings: Settings) -> None:
-    settings.LEASING = {**settings.LEASING, "API_ACCESS": "compatible"}
 
 
 @ROUTES

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -23,7 +22,7 @@ from leasing.exceptions import (
     LeaseTimeout,
 )
 from leasing.hold import Hold, adopt_together
-from leasing.manual import ManualKeeper, manual_keeper
+from leasing.manual import ManualKeeper
 from leasing.models import Lease, LeaseEvent
 from leasing.querysets import LeasableQuerySet
 from tests.leasing.conftest import Sent
@@ -41,12 +40,6 @@ from tests.processes import wait_for
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def clocks() -> Iterator[ManualKeeper]:
-    with manual_keeper() as clocks:
-        yield clocks
 
 
 def orders(number: int, **fields: Any) -> list[Order]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from unittest.mock import ANY
 
@@ -14,7 +13,7 @@ from django.db.models.signals import post_save
 from leasing import fencing
 from leasing.exceptions import LeaseLost, StaleToken
 from leasing.keeper import Keeper
-from leasing.manual import ManualKeeper, manual_keeper
+from leasing.manual import ManualKeeper
 from leasing.models import Lease, LeaseEvent
 from tests.leasing.conftest import Sent
 from tests.leasing.locks import someone_waits
@@ -24,12 +23,6 @@ from tests.processes import wait_for
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def clocks() -> Iterator[ManualKeeper]:
-    with manual_keeper() as clocks:
-        yield clocks
 
 
 @pytest.fixture

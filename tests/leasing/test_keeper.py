@@ -14,11 +14,7 @@ from leasing.keeper import Keeper
 from leasing.store import Renewal, Renewals
 from tests.leasing.support import FakeClock, FakeStore, enter, far_away
 
-
-@pytest.fixture(autouse=True)
-def without_jitter() -> Any:
-    with override_settings(LEASING={"JITTER": 0}):
-        yield
+pytestmark = pytest.mark.usefixtures("without_jitter")
 
 
 # What is due

@@ -8,19 +8,13 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.test import override_settings
 
 from leasing import keeper as keeper_module
 from leasing.hold import Hold, margin
 from leasing.keeper import Keeper
 from tests.leasing.support import FakeClock, FakeStore, enter
 
-
-@pytest.fixture(autouse=True)
-def without_jitter() -> Any:
-    with override_settings(LEASING={"JITTER": 0}):
-        yield
-
+pytestmark = pytest.mark.usefixtures("without_jitter")
 
 # What fails
 

@@ -25,24 +25,13 @@ from leasing.exceptions import (
     LeaseTimeout,
 )
 from leasing.hold import Hold
-from leasing.manual import ManualKeeper, manual_keeper
+from leasing.manual import ManualKeeper
 from leasing.models import Lease
 from tests.leasing.stopped import Waits
-from tests.leasing.support import events
+from tests.leasing.support import events, held_names
 
 pytestmark = pytest.mark.django_db
 in_earnest = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def clocks() -> Iterator[ManualKeeper]:
-    with manual_keeper() as clocks:
-        yield clocks
-
-
-def active() -> list[str]:
-    held = Lease.objects.active().order_by("resource")
-    return list(held.values_list("resource", flat=True))
 
 
 # Functions
@@ -52,10 +41,10 @@ def test_a_function_runs_under_its_lease_and_returns() -> None:
     @leased("report")
     def build() -> list[str]:
         """Build it."""
-        return active()
+        return held_names()
 
     assert build() == ["report"]
-    assert active() == []
+    assert held_names() == []
     assert (build.__name__, build.__doc__) == ("build", "Build it.")
     assert not iscoroutinefunction(build)
 
@@ -74,12 +63,12 @@ def test_a_lost_race_raises_and_the_body_does_not_run() -> None:
 def test_each_call_has_a_hold_of_its_own() -> None:
     @leased("report:{pk}")
     def build(pk: int, deeper: bool = False) -> list[str]:
-        return build(pk + 1) if deeper else active()
+        return build(pk + 1) if deeper else held_names()
 
     assert build(1, deeper=True) == ["report:1", "report:2"]
     with pytest.raises(LeaseHeld):
         rebuild(1)
-    assert active() == []
+    assert held_names() == []
 
 
 @leased("report:{pk}")
@@ -112,7 +101,7 @@ def test_the_name_is_made_of_the_arguments(
 ) -> None:
     @leased(resource)
     def build(pk: Any, lang: str = "en", **rest: Any) -> list[str]:
-        return active()
+        return held_names()
 
     assert build(*args, **kwargs) == [name]
 
@@ -196,7 +185,7 @@ def test_an_error_of_the_body_is_raised_and_the_lease_released() -> None:
 
     with pytest.raises(KeyError):
         build()
-    assert active() == []
+    assert held_names() == []
     assert events("report") == ["acquired", "released"]
 
 
@@ -210,7 +199,7 @@ def test_a_refusal_that_the_body_raises_is_the_bodys() -> None:
 
     with pytest.raises(LeaseHeld, match="something else is held by bob"):
         view(RequestFactory().get("/"))
-    assert active() == ["something else"]
+    assert held_names() == ["something else"]
 
 
 def test_inside_a_transaction_it_does_not_run() -> None:
@@ -338,7 +327,7 @@ def test_a_coroutine_runs_under_its_lease_or_raises() -> None:
     assert iscoroutinefunction(abuild)
     assert abuild.__doc__ == "A coroutine."
     assert async_to_sync(abuild)(5) == "report:5"  # type: ignore[call-arg]
-    assert active() == []
+    assert held_names() == []
 
     Lease.objects.acquire("report:5", holder="ann")
     with pytest.raises(LeaseHeld, match="held by ann"):

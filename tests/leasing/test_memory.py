@@ -20,7 +20,7 @@ from leasing.checks import check_settings
 from leasing.deploy_checks import check_enabled
 from leasing.exceptions import LeaseHeld, LeaseInTransaction, LeaseLost
 from leasing.functions import EPOCH
-from leasing.manual import ManualKeeper, manual_keeper
+from leasing.manual import ManualKeeper
 from leasing.memory import MemoryStore
 from leasing.models import Lease
 from leasing.terms import Terms
@@ -38,16 +38,10 @@ def kept_in_memory() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def keeper() -> Iterator[ManualKeeper]:
-    with manual_keeper() as keeper:
-        yield keeper
-
-
 # What honours the setting
 
 
-def test_holds_of_names_and_of_rows_are_kept_apart(keeper: ManualKeeper) -> None:
+def test_holds_of_names_and_of_rows_are_kept_apart(clocks: ManualKeeper) -> None:
     order = Order(pk=1)
     with Lease.objects.hold("shop.order:1") as named, order.hold() as of_row:
         assert named.resource == of_row.resource == "shop.order:1"
@@ -59,13 +53,13 @@ def test_holds_of_names_and_of_rows_are_kept_apart(keeper: ManualKeeper) -> None
             pass
 
 
-def test_a_lease_that_is_a_row_is_held_under_its_name(keeper: ManualKeeper) -> None:
+def test_a_lease_that_is_a_row_is_held_under_its_name(clocks: ManualKeeper) -> None:
     with Lease(resource="berth:1").hold() as hold, pytest.raises(LeaseHeld):
         assert hold.resource == "berth:1"
         Lease.objects.hold("berth:1").__enter__()
 
 
-def test_a_decorated_view_runs_under_it_and_answers_409(keeper: ManualKeeper) -> None:
+def test_a_decorated_view_runs_under_it_and_answers_409(clocks: ManualKeeper) -> None:
     @leased("berth:{pk}")
     def view(request: HttpRequest, pk: int, hold: Any = None) -> HttpResponse:
         assert_held("berth:1", by=hold)
@@ -79,7 +73,7 @@ def test_a_decorated_view_runs_under_it_and_answers_409(keeper: ManualKeeper) ->
 
 @pytest.mark.django_db
 def test_a_leader_leads_under_it_without_one_query(
-    keeper: ManualKeeper, django_assert_num_queries: Any
+    clocks: ManualKeeper, django_assert_num_queries: Any
 ) -> None:
     leader = Leader("scheduler", holder="me")
     with django_assert_num_queries(0):
@@ -100,7 +94,7 @@ def test_what_gives_rows_stays_with_the_database() -> None:
         assert Lease.objects.active().count() == 1
 
 
-def test_the_setting_is_read_when_the_hold_is_made(keeper: ManualKeeper) -> None:
+def test_the_setting_is_read_when_the_hold_is_made(clocks: ManualKeeper) -> None:
     hold = Lease.objects.hold("berth:1")
     with override_settings(LEASING={"ENABLED": True}), hold:
         assert hold.valid
@@ -132,11 +126,11 @@ def test_the_setting_must_be_true_or_false(value: Any) -> None:
 # What it tells
 
 
-def test_the_signals_are_those_of_the_database(sent: Sent, keeper: ManualKeeper) -> None:
+def test_the_signals_are_those_of_the_database(sent: Sent, clocks: ManualKeeper) -> None:
     with pytest.raises(LeaseLost), Lease.objects.hold("berth:1", holder="me"):
         expire("berth:1")
         with Lease.objects.hold("berth:1", holder="next"):
-            keeper.renew()
+            clocks.renew()
 
     assert [(name, lease.holder) for name, lease, _ in sent] == [
         ("acquired", "me"),
@@ -232,10 +226,10 @@ def test_what_is_held_or_graced_is_kept_although_there_is_no_room(
             take(store, resource)
 
 
-def test_a_forgotten_grant_is_lost(keeper: ManualKeeper) -> None:
+def test_a_forgotten_grant_is_lost(clocks: ManualKeeper) -> None:
     with pytest.raises(LeaseLost, match="its row is gone"), Lease.objects.hold("berth:1"):
         memory.memory.clear()
-        keeper.renew()
+        clocks.renew()
 
 
 def test_of_many_threads_one_gets_it() -> None:
@@ -256,7 +250,7 @@ def test_of_many_threads_one_gets_it() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_child_begins_with_nothing_and_its_parent_keeps_all(keeper: ManualKeeper) -> None:
+def test_a_child_begins_with_nothing_and_its_parent_keeps_all(clocks: ManualKeeper) -> None:
     with Lease.objects.hold("berth:1"):
         child = os.fork()
         if not child:

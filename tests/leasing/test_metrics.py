@@ -25,14 +25,9 @@ from leasing.store import Renewals
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, FakeStore, enter, expire, usurp
-from tests.metrics import Value, check_names, reading, scrape
+from tests.metrics import Value, check_names, scrape
 
 LEASE = "leasing.lease"
-
-
-@pytest.fixture
-def registry() -> CollectorRegistry:
-    return CollectorRegistry()
 
 
 @pytest.fixture
@@ -42,11 +37,6 @@ def counted(registry: CollectorRegistry) -> Iterator[LeaseMetrics]:
     metrics.connect()
     yield metrics
     metrics.disconnect()
-
-
-@pytest.fixture
-def value(counted: LeaseMetrics, registry: CollectorRegistry) -> Value:
-    return reading(registry)
 
 
 # Acquiring

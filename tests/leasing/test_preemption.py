@@ -16,7 +16,7 @@ from leasing import signals
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.functions import after
 from leasing.hold import Hold
-from leasing.manual import ManualKeeper, manual_keeper
+from leasing.manual import ManualKeeper
 from leasing.models import Lease, LeaseEvent
 from tests.factories import LeaseFactory
 from tests.leasing.stopped import Waits
@@ -30,12 +30,6 @@ from tests.leasing.support import (
 )
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def clocks(request: pytest.FixtureRequest) -> Iterator[ManualKeeper]:
-    with manual_keeper() as clocks:
-        yield clocks
 
 
 @pytest.fixture

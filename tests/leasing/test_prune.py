@@ -22,15 +22,10 @@ from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, events, just_before_the_deletion, usurp
 from tests.shop.models import Order
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("database_clock")]
 
 DAY = 86_400.0
 MONTH = timedelta(days=30)
-
-
-@pytest.fixture(autouse=True)
-def clock(database_clock: DatabaseClock) -> DatabaseClock:
-    return database_clock
 
 
 def take(resource: str = "crane:1", holder: str = "ann", **terms: Any) -> Lease:
@@ -44,77 +39,77 @@ def left() -> list[str]:
 # Leases
 
 
-def test_leases_that_nobody_held_for_a_month_are_deleted(clock: DatabaseClock) -> None:
-    Lease.objects.create(resource="never-held", created_at=clock.now)
+def test_leases_that_nobody_held_for_a_month_are_deleted(database_clock: DatabaseClock) -> None:
+    Lease.objects.create(resource="never-held", created_at=database_clock.now)
     Lease.objects.release(take("released"))
     take("expired", ttl=30)
     take("revoked", ttl=30)
     Lease.objects.filter(resource="revoked").revoke()
 
-    clock.advance(29 * DAY)
+    database_clock.advance(29 * DAY)
     assert prune(MONTH).leases == 0
-    clock.advance(DAY + 30)
+    database_clock.advance(DAY + 30)
     assert prune(MONTH).leases == 4
     assert left() == []
 
 
 def test_the_month_is_counted_from_the_end_of_the_term_to_the_moment(
-    clock: DatabaseClock,
+    database_clock: DatabaseClock,
 ) -> None:
     take(ttl=30)
 
-    clock.advance(30 * DAY + 29)
+    database_clock.advance(30 * DAY + 29)
     assert prune(MONTH).leases == 0
-    clock.advance(1)
+    database_clock.advance(1)
     assert prune(MONTH).leases == 1
 
 
-def test_what_is_held_stays_however_long_it_was_held(clock: DatabaseClock) -> None:
+def test_what_is_held_stays_however_long_it_was_held(database_clock: DatabaseClock) -> None:
     lease = take(ttl=DAY)
     for _ in range(40):
-        clock.advance(DAY / 2)
+        database_clock.advance(DAY / 2)
         Lease.objects.renew(lease)
 
     assert prune(timedelta(days=1)).leases == 0
     Lease.objects.renew(lease)
 
 
-def test_a_row_that_was_just_made_is_left_to_whoever_made_it(clock: DatabaseClock) -> None:
-    Lease.objects.create(resource="crane:1", created_at=clock.now)
+def test_a_row_that_was_just_made_is_left_to_whoever_made_it(database_clock: DatabaseClock) -> None:
+    Lease.objects.create(resource="crane:1", created_at=database_clock.now)
 
-    clock.advance(1)
+    database_clock.advance(1)
     assert prune(MONTH).leases == 0
 
 
-def test_a_grace_is_not_cut_short(clock: DatabaseClock) -> None:
+def test_a_grace_is_not_cut_short(database_clock: DatabaseClock) -> None:
     take(ttl=30, grace=60 * DAY)
 
-    clock.advance(60 * DAY)
+    database_clock.advance(60 * DAY)
     assert prune(MONTH).leases == 0
-    clock.advance(30)
+    database_clock.advance(30)
     assert prune(MONTH).leases == 1
 
 
-def test_a_revocation_counts_as_late_as_it_came(clock: DatabaseClock) -> None:
+def test_a_revocation_counts_as_late_as_it_came(database_clock: DatabaseClock) -> None:
     """It gave out a token."""
     take(ttl=30)
-    clock.advance(29 * DAY)
+    database_clock.advance(29 * DAY)
     Lease.objects.revoke()
 
-    clock.advance(2 * DAY)
+    database_clock.advance(2 * DAY)
     assert prune(MONTH).leases == 0
-    clock.advance(28 * DAY)
+    database_clock.advance(28 * DAY)
     assert prune(MONTH).leases == 1
 
 
 @pytest.mark.usefixtures("on_postgresql")
 @pytest.mark.django_db(transaction=True)
 def test_what_another_has_locked_is_passed_over(
-    clock: DatabaseClock, other_session: OtherSession
+    database_clock: DatabaseClock, other_session: OtherSession
 ) -> None:
     first = take("crane:1")
     take("crane:2")
-    clock.advance(60 * DAY)
+    database_clock.advance(60 * DAY)
     other_session.lock(first)
 
     assert prune(MONTH).leases == 1
@@ -123,11 +118,13 @@ def test_what_another_has_locked_is_passed_over(
     assert prune(MONTH).leases == 1
 
 
-def test_what_is_taken_between_the_look_and_the_deletion_stays(clock: DatabaseClock) -> None:
+def test_what_is_taken_between_the_look_and_the_deletion_stays(
+    database_clock: DatabaseClock,
+) -> None:
     """As could happen where there are no row locks."""
     lease = take("crane:1", holder="ann")
     take("crane:2")
-    clock.advance(60 * DAY)
+    database_clock.advance(60 * DAY)
 
     with just_before_the_deletion(lambda: usurp(lease, "bob")):
         assert prune(MONTH).leases == 1
@@ -137,10 +134,10 @@ def test_what_is_taken_between_the_look_and_the_deletion_stays(clock: DatabaseCl
 
 
 def test_a_batch_is_a_transaction_and_what_stays_does_not_hold_up_the_rest(
-    clock: DatabaseClock,
+    database_clock: DatabaseClock,
 ) -> None:
     leases = [take(f"crane:{number}") for number in range(7)]
-    clock.advance(60 * DAY)
+    database_clock.advance(60 * DAY)
 
     with (
         CaptureQueriesContext(connection) as queries,
@@ -156,7 +153,7 @@ def test_a_batch_is_a_transaction_and_what_stays_does_not_hold_up_the_rest(
 # Tokens, and names that are used again
 
 
-def test_tokens_rise_across_pruning_and_re_creation(clock: DatabaseClock) -> None:
+def test_tokens_rise_across_pruning_and_re_creation(database_clock: DatabaseClock) -> None:
     tokens = []
     keys = set()
     for _ in range(4):
@@ -165,7 +162,7 @@ def test_tokens_rise_across_pruning_and_re_creation(clock: DatabaseClock) -> Non
             Lease.objects.revoke()
             tokens += [lease.fencing_token, Lease.objects.get().fencing_token]
         keys.add(Lease.objects.get().pk)
-        clock.advance(DAY + 1)
+        database_clock.advance(DAY + 1)
         assert prune(timedelta(days=1)).leases == 1
 
     assert tokens == sorted(set(tokens))
@@ -173,16 +170,16 @@ def test_tokens_rise_across_pruning_and_re_creation(clock: DatabaseClock) -> Non
 
 
 def test_a_row_whose_token_is_ahead_of_the_clock_stays_until_the_clock_has_passed_it(
-    clock: DatabaseClock,
+    database_clock: DatabaseClock,
 ) -> None:
     """As after a failover to a machine whose clock is behind, or a token raised by hand."""
     Lease.objects.release(take())
-    ahead = int((clock.now.timestamp() + 10 * DAY) * 1_000_000)
+    ahead = int((database_clock.now.timestamp() + 10 * DAY) * 1_000_000)
     Lease.objects.update(fencing_token=ahead)
 
-    clock.advance(39 * DAY)
+    database_clock.advance(39 * DAY)
     assert prune(MONTH).leases == 0
-    clock.advance(DAY)
+    database_clock.advance(DAY)
     assert prune(MONTH).leases == 1
     assert take().fencing_token > ahead
 
@@ -199,81 +196,83 @@ def work() -> Callable[..., Any]:
 
 
 def test_keys_of_once_go_a_month_after_their_window(
-    clock: DatabaseClock, work: Callable[..., Any]
+    database_clock: DatabaseClock, work: Callable[..., Any]
 ) -> None:
     work("short", window=60)
     work("long", window=20 * DAY)
 
-    clock.advance(30 * DAY + 59)
+    database_clock.advance(30 * DAY + 59)
     assert prune(MONTH).once_keys == 0
-    clock.advance(1)
+    database_clock.advance(1)
     assert prune(MONTH).once_keys == 1
     assert OnceKey.objects.get().key == "long"
-    clock.advance(20 * DAY)
+    database_clock.advance(20 * DAY)
     assert prune(MONTH).once_keys == 1
 
 
-def test_so_does_one_whose_work_crashed(clock: DatabaseClock) -> None:
+def test_so_does_one_whose_work_crashed(database_clock: DatabaseClock) -> None:
     OnceKey.objects.create(
         key="crashed",
         holder="ann",
         grants=1,
         grant_id=uuid.uuid4(),
-        acquired_at=clock.now,
-        expires_at=clock.now + timedelta(seconds=30),
-        window_ends_at=clock.now + timedelta(seconds=60),
+        acquired_at=database_clock.now,
+        expires_at=database_clock.now + timedelta(seconds=30),
+        window_ends_at=database_clock.now + timedelta(seconds=60),
         fencing_token=1,
     )
 
-    clock.advance(30 * DAY + 60)
+    database_clock.advance(30 * DAY + 60)
     assert prune(MONTH).once_keys == 1
 
 
-def test_work_that_still_runs_long_after_its_window_keeps_its_key(clock: DatabaseClock) -> None:
+def test_work_that_still_runs_long_after_its_window_keeps_its_key(
+    database_clock: DatabaseClock,
+) -> None:
     """Its lease is renewed, but its window is not."""
     OnceKey.objects.create(
         key="slow",
         holder="ann",
         grants=1,
         grant_id=uuid.uuid4(),
-        acquired_at=clock.now,
-        expires_at=clock.now + timedelta(seconds=70 * DAY),
-        window_ends_at=clock.now + timedelta(seconds=60),
+        acquired_at=database_clock.now,
+        expires_at=database_clock.now + timedelta(seconds=70 * DAY),
+        window_ends_at=database_clock.now + timedelta(seconds=60),
         fencing_token=1,
     )
 
-    clock.advance(60 * DAY)
+    database_clock.advance(60 * DAY)
     assert prune(MONTH).once_keys == 0
 
 
 def test_the_key_of_once_keeps_a_token_that_is_ahead_of_the_clock(
-    clock: DatabaseClock, work: Callable[..., Any]
+    database_clock: DatabaseClock, work: Callable[..., Any]
 ) -> None:
     work("import", window=60)
     OnceKey.objects.update(fencing_token=DbMicroseconds() + int(10 * DAY * 1_000_000))
 
-    clock.advance(39 * DAY)
+    database_clock.advance(39 * DAY)
     assert prune(MONTH).once_keys == 0
-    clock.advance(2 * DAY)
+    database_clock.advance(2 * DAY)
     assert prune(MONTH).once_keys == 1
 
 
 # The ledger
 
 
-def test_the_events_of_terms_that_were_long_over_go(clock: DatabaseClock) -> None:
+def test_the_events_of_terms_that_were_long_over_go(database_clock: DatabaseClock) -> None:
     for _ in range(3):
         Lease.objects.release(take())
-        clock.advance(1)
-    clock.advance(60 * DAY)
+        database_clock.advance(1)
+    database_clock.advance(60 * DAY)
 
     assert prune(MONTH) == Pruned(leases=1, events=6, once_keys=0)
     assert not LeaseEvent.objects.exists()
 
 
-def test_of_what_is_still_in_use_the_old_terms_go_too(clock: DatabaseClock) -> None:
+def test_of_what_is_still_in_use_the_old_terms_go_too(database_clock: DatabaseClock) -> None:
     Lease.objects.release(take())
-    clock.advance(60 * DAY)
+    database_clock.advance(60 * DAY)
     Lease.objects.release(take())
 
     assert prune(MONTH) == Pruned(leases=0, events=2, once_keys=0)
@@ -282,41 +281,43 @@ def test_of_what_is_still_in_use_the_old_terms_go_too(clock: DatabaseClock) -> N
 
 @pytest.mark.parametrize("batch", [1, 500])
 def test_who_has_held_for_longer_than_is_kept_is_still_told(
-    clock: DatabaseClock, batch: int
+    database_clock: DatabaseClock, batch: int
 ) -> None:
     other = take("crane:2")
     lease = take("crane:1", ttl=DAY)
     Lease.objects.record("refused", lease)
     Lease.objects.release(other)
     for _ in range(80):
-        clock.advance(DAY / 2)
+        database_clock.advance(DAY / 2)
         Lease.objects.renew(lease)
 
     assert prune(timedelta(days=1), batch) == Pruned(leases=1, events=2, once_keys=0)
-    assert LeaseEvent.objects.held_at("crane:1", clock.now).get().holder == "ann"
+    assert LeaseEvent.objects.held_at("crane:1", database_clock.now).get().holder == "ann"
     assert events("crane:1") == ["acquired", "refused"]
 
 
 def test_the_late_writes_of_who_held_before_go_though_the_next_term_lasts(
-    clock: DatabaseClock,
+    database_clock: DatabaseClock,
 ) -> None:
     late = take(holder="ann")
     Lease.objects.revoke()
     lease = take(holder="bob", ttl=DAY)
     Lease.objects.record("refused", late)
     for _ in range(80):
-        clock.advance(DAY / 2)
+        database_clock.advance(DAY / 2)
         Lease.objects.renew(lease)
 
     assert prune(timedelta(days=1)).events == 3
     assert [event.holder for event in LeaseEvent.objects.all()] == ["bob"]
 
 
-def test_a_term_of_which_nobody_noted_the_end_goes_when_it_is_old(clock: DatabaseClock) -> None:
+def test_a_term_of_which_nobody_noted_the_end_goes_when_it_is_old(
+    database_clock: DatabaseClock,
+) -> None:
     """Its row was deleted, and made anew since."""
     take(holder="ann", ttl=DAY)
     Lease.objects.get().delete()
-    clock.advance(60 * DAY)
+    database_clock.advance(60 * DAY)
     take(holder="bob")
 
     assert prune(MONTH).events == 1
@@ -325,36 +326,36 @@ def test_a_term_of_which_nobody_noted_the_end_goes_when_it_is_old(clock: Databas
 
 @pytest.mark.parametrize("end", ["released", "revoked", "expired"])
 def test_a_term_that_ended_lately_is_kept_from_its_beginning(
-    clock: DatabaseClock, end: str
+    database_clock: DatabaseClock, end: str
 ) -> None:
     lease = take(ttl=DAY)
     for _ in range(60):
-        clock.advance(DAY / 2)
+        database_clock.advance(DAY / 2)
         Lease.objects.renew(lease)
-    middle = clock.now
+    middle = database_clock.now
     if end == "released":
         Lease.objects.release(lease)
     elif end == "revoked":
         Lease.objects.revoke()
-    clock.advance(9 * DAY)
+    database_clock.advance(9 * DAY)
     if end == "expired":
         take(holder="bob")
 
     assert prune(timedelta(days=10)).events == 0
     held = LeaseEvent.objects.held_at("crane:1", middle - timedelta(seconds=1))
     assert held.get().holder == "ann"
-    clock.advance(5 * DAY)
+    database_clock.advance(5 * DAY)
     assert prune(timedelta(days=10)).events >= 1
     assert "ann" not in LeaseEvent.objects.values_list("holder", flat=True)
 
 
-def test_an_end_is_not_deleted_before_its_beginning(clock: DatabaseClock) -> None:
+def test_an_end_is_not_deleted_before_its_beginning(database_clock: DatabaseClock) -> None:
     """Or somebody would seem to have held on until the next grant."""
     Lease.objects.release(take(holder="ann"))
     begun = LeaseEvent.objects.get(kind="acquired")
     ended = LeaseEvent.objects.get(kind="released")
-    clock.advance(60 * DAY)
-    before = clock.now - MONTH
+    database_clock.advance(60 * DAY)
+    before = database_clock.now - MONTH
 
     # The beginning is locked by another that prunes, and so is not in the window.
     assert LeaseEvent.objects.all()._delete_over([ended], before) == 0
@@ -365,11 +366,11 @@ def test_an_end_is_not_deleted_before_its_beginning(clock: DatabaseClock) -> Non
 @pytest.mark.usefixtures("on_postgresql")
 @pytest.mark.django_db(transaction=True)
 def test_events_that_another_has_locked_are_passed_over(
-    clock: DatabaseClock, other_session: OtherSession
+    database_clock: DatabaseClock, other_session: OtherSession
 ) -> None:
     Lease.objects.release(take("crane:1"))
     Lease.objects.release(take("crane:2"))
-    clock.advance(60 * DAY)
+    database_clock.advance(60 * DAY)
     other_session.begin()
     locked = LeaseEvent.objects.filter(resource="crane:1", kind="acquired").select_for_update()
     other_session.run(lambda: list(locked))
@@ -379,13 +380,13 @@ def test_events_that_another_has_locked_are_passed_over(
 
 
 def test_the_events_of_rows_of_other_models_go_and_stay_by_the_same_rule(
-    clock: DatabaseClock,
+    database_clock: DatabaseClock,
 ) -> None:
     long, short = Order.objects.create(), Order.objects.create()
     Order.objects.acquire(short, holder="bob", ttl=30)
     held = Order.objects.acquire(long, holder="ann", ttl=DAY)
     for _ in range(80):
-        clock.advance(DAY / 2)
+        database_clock.advance(DAY / 2)
         Order.objects.renew(held)
 
     assert prune(MONTH).events == 1
@@ -393,23 +394,27 @@ def test_the_events_of_rows_of_other_models_go_and_stay_by_the_same_rule(
     assert Order.objects.count() == 2
 
 
-def test_the_events_of_an_app_that_is_gone_go_too(clock: DatabaseClock) -> None:
+def test_the_events_of_an_app_that_is_gone_go_too(database_clock: DatabaseClock) -> None:
     for model in ("gone.model", "leasing.gone"):
-        event = LeaseEvent(model=model, key="1", resource="x:1", kind="acquired", at=clock.now)
+        event = LeaseEvent(
+            model=model, key="1", resource="x:1", kind="acquired", at=database_clock.now
+        )
         event.save()
-    clock.advance(60 * DAY)
+    database_clock.advance(60 * DAY)
 
     assert prune(MONTH).events == 2
 
 
 @pytest.mark.parametrize("batch", [1, 500])
-def test_terms_of_one_name_in_two_models_are_told_apart(clock: DatabaseClock, batch: int) -> None:
+def test_terms_of_one_name_in_two_models_are_told_apart(
+    database_clock: DatabaseClock, batch: int
+) -> None:
     order = Order.objects.create()
     named = take(order.lease_resource, holder="bob", ttl=30)
     held = Order.objects.acquire(order, holder="ann", ttl=DAY)
     Lease.objects.release(named)
     for _ in range(80):
-        clock.advance(DAY / 2)
+        database_clock.advance(DAY / 2)
         Order.objects.renew(held)
 
     assert prune(MONTH, batch).events == 2
@@ -418,20 +423,20 @@ def test_terms_of_one_name_in_two_models_are_told_apart(clock: DatabaseClock, ba
 
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_happened_who_held_since_is_told_as_before(
-    clock: DatabaseClock, seed: int
+    database_clock: DatabaseClock, seed: int
 ) -> None:
     chance = random.Random(seed)
-    begin = clock.now
+    begin = database_clock.now
     live: dict[str, Lease] = {}
     for _ in range(40):
-        clock.advance(chance.choice([0, 1, 20, DAY, 5 * DAY]))
+        database_clock.advance(chance.choice([0, 1, 20, DAY, 5 * DAY]))
         name = chance.choice(["crane:1", "crane:2"])
         act(chance, name, live)
-    clock.advance(chance.choice([0, DAY, 40 * DAY]))
+    database_clock.advance(chance.choice([0, DAY, 40 * DAY]))
     age = timedelta(days=chance.choice([1, 30, 60]))
-    kept_from = max(begin, clock.now - age)
-    moments = [kept_from + chance.random() * (clock.now - kept_from) for _ in range(25)]
-    moments += [kept_from, clock.now]
+    kept_from = max(begin, database_clock.now - age)
+    moments = [kept_from + chance.random() * (database_clock.now - kept_from) for _ in range(25)]
+    moments += [kept_from, database_clock.now]
 
     def answers() -> list[tuple[str, ...]]:
         return [
@@ -447,7 +452,7 @@ def test_whatever_happened_who_held_since_is_told_as_before(
     assert answers() == told
     assert prune(age) == Pruned(0, 0, 0)
     for name, token in tokens.items():
-        clock.advance(2 * DAY)
+        database_clock.advance(2 * DAY)
         assert take(name).fencing_token > token
 
 
@@ -475,10 +480,10 @@ def act(chance: random.Random, name: str, live: dict[str, Lease]) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_several_prune_at_once_and_delete_everything_once(clock: DatabaseClock) -> None:
+def test_several_prune_at_once_and_delete_everything_once(database_clock: DatabaseClock) -> None:
     for number in range(60):
         Lease.objects.release(take(f"crane:{number}"))
-    clock.advance(60 * DAY)
+    database_clock.advance(60 * DAY)
 
     def one(_: int) -> Pruned:
         try:
@@ -500,10 +505,10 @@ def test_several_prune_at_once_and_delete_everything_once(clock: DatabaseClock) 
 
 
 def test_the_command_tells_what_it_deleted(
-    clock: DatabaseClock, capsys: pytest.CaptureFixture[str]
+    database_clock: DatabaseClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Lease.objects.release(take("crane:1"))
-    clock.advance(2 * DAY)
+    database_clock.advance(2 * DAY)
 
     call_command("prune_leases")
     call_command("prune_leases", "--days", "1", "--batch", "1")

@@ -16,31 +16,26 @@ from leasing.exceptions import LeaseHeld, LeaseInTransaction, LeaseTimeout
 from leasing.keeper import keeper
 from leasing.models import Lease
 from leasing.testing import in_memory
-from tests.leasing.support import OtherSession, events, expire
+from tests.leasing.support import OtherSession, events, expire, held_names
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 on_postgresql = pytest.mark.usefixtures("on_postgresql")
 
 
-def active() -> list[str]:
-    held = Lease.objects.active().order_by("resource")
-    return list(held.values_list("resource", flat=True))
-
-
 @on_postgresql
 def test_it_is_held_until_the_transaction_commits(other_session: OtherSession) -> None:
     with transaction.atomic():
         with Lease.objects.hold("crane:1", separate=True) as hold:
-            assert other_session.run(active) == ["crane:1"]
+            assert other_session.run(held_names) == ["crane:1"]
             hold.renew()
             assert other_session.run(Lease.objects.get).renewals == 1
             with hold.still_mine():
                 Order.objects.create(article="ink")
-        assert other_session.run(active) == ["crane:1"]
+        assert other_session.run(held_names) == ["crane:1"]
         assert keeper.holds == []
 
-    assert active() == []
+    assert held_names() == []
     assert events("crane:1") == ["acquired", "released"]
 
 
@@ -52,7 +47,7 @@ def test_a_rollback_leaves_it_to_its_ttl_and_its_token_spent(inner: bool) -> Non
             token = hold.fencing_token
         raise KeyError
 
-    assert active() == ["crane:1"]
+    assert held_names() == ["crane:1"]
     assert keeper.holds == []
     expire(Lease.objects.get())
     assert Lease.objects.acquire("crane:1").fencing_token > token
@@ -104,7 +99,7 @@ def test_a_view_in_a_transaction() -> None:
     with transaction.atomic():
         assert view(RequestFactory().get("/"), 1).status_code == 200
         assert view(RequestFactory().get("/"), 1).status_code == 409  # not committed yet
-    assert active() == []
+    assert held_names() == []
 
 
 def test_on_sqlite_there_is_one_writer_only() -> None:
@@ -123,8 +118,8 @@ def test_on_sqlite_there_is_one_writer_only() -> None:
 def test_outside_of_transactions_it_is_a_hold_like_others() -> None:
     with Lease.objects.hold("crane:1", separate=True, ttl=30) as hold:
         hold.renew()
-        assert active() == ["crane:1"]
-    assert active() == []
+        assert held_names() == ["crane:1"]
+    assert held_names() == []
 
     async def story() -> Any:
         async with Lease.objects.hold("crane:2", separate=True) as hold:

@@ -17,7 +17,7 @@ from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import after
 from leasing.hold import Hold
 from leasing.keeper import Keeper, keeper
-from leasing.manual import ManualKeeper, manual_keeper
+from leasing.manual import ManualKeeper
 from leasing.models import Lease
 from tests.leasing.conftest import Sent
 from tests.leasing.locks import someone_waits
@@ -35,12 +35,6 @@ from tests.shop.models import Order
 
 # The refusals of rolled-back blocks wait for a keeper; a real one would write them any time later.
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("notes")]
-
-
-@pytest.fixture
-def clocks() -> Iterator[ManualKeeper]:
-    with manual_keeper() as clocks:
-        yield clocks
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import unittest
 import uuid
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -46,12 +45,6 @@ PATIENCE = 20.0
 
 
 @pytest.fixture
-def keeper() -> Iterator[ManualKeeper]:
-    with manual_keeper() as keeper:
-        yield keeper
-
-
-@pytest.fixture
 def order() -> Order:
     return Order.objects.create(article="anchor")
 
@@ -63,7 +56,7 @@ def kinds(resource: str) -> list[str]:
 # expire
 
 
-def test_a_lease_expires_by_its_name_by_its_row_and_by_its_hold(keeper: ManualKeeper) -> None:
+def test_a_lease_expires_by_its_name_by_its_row_and_by_its_hold(clocks: ManualKeeper) -> None:
     lease = Lease.objects.acquire("berth:1")
     expire("berth:1")
     assert_free("berth:1")
@@ -77,7 +70,7 @@ def test_a_lease_expires_by_its_name_by_its_row_and_by_its_hold(keeper: ManualKe
         assert_free(hold)
 
 
-def test_a_row_of_any_model_expires(keeper: ManualKeeper, order: Order) -> None:
+def test_a_row_of_any_model_expires(clocks: ManualKeeper, order: Order) -> None:
     for row in (order, TaskFactory(state="running")):
         if isinstance(row, Order):
             Order.objects.acquire(row)
@@ -89,7 +82,7 @@ def test_a_row_of_any_model_expires(keeper: ManualKeeper, order: Order) -> None:
 @pytest.mark.parametrize("renewals", [0, 2])
 @pytest.mark.parametrize("ago", [0, 10])
 def test_the_times_of_what_expired_are_those_of_a_life(
-    keeper: ManualKeeper, before: int, renewals: int, ago: float
+    clocks: ManualKeeper, before: int, renewals: int, ago: float
 ) -> None:
     """Whatever it was: the database's constraints hold, and the order of its times."""
     lease = LeaseFactory(renewals=renewals, ttl=30)
@@ -109,7 +102,7 @@ def test_the_times_of_what_expired_are_those_of_a_life(
     connection.check_constraints()
 
 
-def test_a_maximum_moves_along(keeper: ManualKeeper) -> None:
+def test_a_maximum_moves_along(clocks: ManualKeeper) -> None:
     lease = Lease.objects.acquire("berth:1", ttl=10, max_hold=60)
     expire(lease)
 
@@ -144,7 +137,7 @@ def adopted_by(store: Any) -> Hold:
     return hold
 
 
-def test_the_holder_of_a_hold_that_expires_hears_of_it_at_once(keeper: ManualKeeper) -> None:
+def test_the_holder_of_a_hold_that_expires_hears_of_it_at_once(clocks: ManualKeeper) -> None:
     told: list[Hold] = []
     with pytest.raises(LeaseLost), Lease.objects.hold("berth:1", on_lost=told.append) as hold:
         expire(hold)
@@ -153,15 +146,15 @@ def test_the_holder_of_a_hold_that_expires_hears_of_it_at_once(keeper: ManualKee
     assert kinds("berth:1") == ["acquired", "lost"]
 
 
-def test_the_holder_does_not_know_of_what_expires_by_its_name(keeper: ManualKeeper) -> None:
+def test_the_holder_does_not_know_of_what_expires_by_its_name(clocks: ManualKeeper) -> None:
     with pytest.raises(LeaseLost, match="expired"), Lease.objects.hold("berth:1") as hold:
         expire("berth:1")
         assert hold.valid
-        keeper.renew()
+        clocks.renew()
         assert_lost(hold, "expired")
 
 
-def test_a_grace_counts_from_the_new_end(keeper: ManualKeeper) -> None:
+def test_a_grace_counts_from_the_new_end(clocks: ManualKeeper) -> None:
     Lease.objects.acquire("berth:1", grace=20)
     expire("berth:1")
     with pytest.raises(AssertionError):
@@ -201,16 +194,16 @@ def test_a_rival_holds_while_the_block_runs(order: Order) -> None:
         assert_free(what)
 
 
-def test_a_rival_lasts_as_long_as_it_is_told_to(keeper: ManualKeeper) -> None:
+def test_a_rival_lasts_as_long_as_it_is_told_to(clocks: ManualKeeper) -> None:
     with hold_elsewhere("berth:1", ttl=5):
-        keeper.advance(5)
+        clocks.advance(5)
         assert_free("berth:1")
     with hold_elsewhere("berth:2"):
-        keeper.advance(3600)
+        clocks.advance(3600)
         assert_held("berth:2")
 
 
-def test_a_rival_may_be_ousted(keeper: ManualKeeper) -> None:
+def test_a_rival_may_be_ousted(clocks: ManualKeeper) -> None:
     with hold_elsewhere("berth:1"):
         revoke("berth:1")
     with hold_elsewhere("berth:2"):
@@ -222,7 +215,7 @@ def test_a_rival_may_be_ousted(keeper: ManualKeeper) -> None:
 # Assertions
 
 
-def test_what_is_held_is_said_to_be(keeper: ManualKeeper) -> None:
+def test_what_is_held_is_said_to_be(clocks: ManualKeeper) -> None:
     with Lease.objects.hold("berth:1", holder="me") as hold:
         for what in ("berth:1", hold, Lease.objects.get()):
             assert_held(what)
@@ -243,7 +236,7 @@ def test_what_is_not_held_is_said_to_be_free_and_why() -> None:
     assert "is not held: the lease of me ran out at " in said("expired")
 
 
-def test_who_holds_it_instead_is_named(keeper: ManualKeeper) -> None:
+def test_who_holds_it_instead_is_named(clocks: ManualKeeper) -> None:
     with Lease.objects.hold("berth:1", holder="me") as hold:
         with pytest.raises(AssertionError, match="held by 'me', not by 'you'"):
             assert_held("berth:1", by="you")
@@ -255,7 +248,7 @@ def test_who_holds_it_instead_is_named(keeper: ManualKeeper) -> None:
             assert_held("berth:1", by=hold)
 
 
-def test_a_hold_that_is_not_lost_is_said_to_be_held_or_not(keeper: ManualKeeper) -> None:
+def test_a_hold_that_is_not_lost_is_said_to_be_held_or_not(clocks: ManualKeeper) -> None:
     hold = Lease.objects.hold("berth:1")
     with hold, pytest.raises(AssertionError, match="berth:1 is still held"):
         assert_lost(hold)
@@ -263,7 +256,7 @@ def test_a_hold_that_is_not_lost_is_said_to_be_held_or_not(keeper: ManualKeeper)
         assert_lost(hold)
 
 
-def test_a_loss_for_another_reason_is_named(keeper: ManualKeeper) -> None:
+def test_a_loss_for_another_reason_is_named(clocks: ManualKeeper) -> None:
     with pytest.raises(LeaseLost), Lease.objects.hold("berth:1") as hold:
         expire(hold)
         assert_lost(hold)
@@ -281,22 +274,22 @@ def test_the_events_are_those_of_one_thing_oldest_first(order: Order) -> None:
 # Time by hand
 
 
-def test_time_stands_still_for_holders_and_database(keeper: ManualKeeper) -> None:
+def test_time_stands_still_for_holders_and_database(clocks: ManualKeeper) -> None:
     seconds, now = clock.clock(), database_now("default")
     assert (clock.clock(), database_now("default")) == (seconds, now)
 
-    keeper.advance(12.5)
+    clocks.advance(12.5)
     assert clock.clock() == pytest.approx(seconds + 12.5)
     assert database_now("default") == now + timedelta(seconds=12.5)
-    assert keeper.passed == 12.5
+    assert clocks.passed == 12.5
 
 
-def test_every_statement_goes_by_the_time_that_stands_still(keeper: ManualKeeper) -> None:
-    begin = keeper.now
+def test_every_statement_goes_by_the_time_that_stands_still(clocks: ManualKeeper) -> None:
+    begin = clocks.now
     lease = Lease.objects.acquire("berth:1", ttl=30)
-    keeper.advance(7)
+    clocks.advance(7)
     Lease.objects.renew(lease)
-    keeper.advance(7)
+    clocks.advance(7)
     Lease.objects.release(lease)
 
     def after(seconds: float) -> Any:
@@ -336,18 +329,18 @@ def test_tasks_are_ready_when_they_are_enqueued_and_later_ones_later(stopped: bo
 
 
 def test_a_process_that_was_suspended_finds_its_loss_when_it_goes_on(
-    keeper: ManualKeeper,
+    clocks: ManualKeeper,
 ) -> None:
     told: list[float] = []
 
     def on_lost(hold: Hold) -> None:
-        told.append(keeper.passed)
+        told.append(clocks.passed)
 
     with pytest.raises(LeaseLost), Lease.objects.hold("berth:1", ttl=5, on_lost=on_lost) as hold:
-        keeper.suspend(60)
+        clocks.suspend(60)
         assert told == []
         assert not hold.valid
-        keeper.step()
+        clocks.step()
     assert told == [60]
 
 
@@ -366,63 +359,63 @@ def test_an_error_gives_the_time_back_too() -> None:
     assert clock.stand_in is None
 
 
-def test_by_hand_within_by_hand_is_the_same_hand(keeper: ManualKeeper) -> None:
+def test_by_hand_within_by_hand_is_the_same_hand(clocks: ManualKeeper) -> None:
     with manual_keeper() as inner:
-        assert inner is keeper
-    assert clock.stand_in is keeper
+        assert inner is clocks
+    assert clock.stand_in is clocks
 
 
-def test_by_hand_no_thread_is_started(keeper: ManualKeeper) -> None:
+def test_by_hand_no_thread_is_started(clocks: ManualKeeper) -> None:
     before = set(threading.enumerate())
     with Lease.objects.hold("berth:1"), hold_elsewhere("berth:2"):
         assert set(threading.enumerate()) <= before  # those of other tests may end meanwhile
 
 
-def test_a_frozen_keeper_renews_nothing_until_it_is_thawed(keeper: ManualKeeper) -> None:
+def test_a_frozen_keeper_renews_nothing_until_it_is_thawed(clocks: ManualKeeper) -> None:
     with Lease.objects.hold("berth:1", ttl=30) as hold:
-        keeper.frozen = True
-        keeper.advance(20)
-        keeper.step()
+        clocks.frozen = True
+        clocks.advance(20)
+        clocks.step()
         assert Lease.objects.get().renewals == 0
 
-        keeper.frozen = False
-        keeper.step()
+        clocks.frozen = False
+        clocks.step()
         assert Lease.objects.get().renewals == 1
         assert hold.valid
 
 
-def test_each_hold_is_told_at_its_own_moment(keeper: ManualKeeper) -> None:
+def test_each_hold_is_told_at_its_own_moment(clocks: ManualKeeper) -> None:
     told: dict[str, float] = {}
 
     def on_lost(hold: Hold) -> None:
-        told[hold.resource] = keeper.passed
+        told[hold.resource] = clocks.passed
 
     with (
         pytest.raises(LeaseLost),
         Lease.objects.hold("berth:1", ttl=10, on_lost=on_lost),
         Lease.objects.hold("berth:2", ttl=40, on_lost=on_lost),
     ):
-        keeper.frozen = True
-        keeper.advance(100)
+        clocks.frozen = True
+        clocks.advance(100)
     assert told == pytest.approx({"berth:1": 9.8, "berth:2": 39.2}, abs=0.02)
 
 
 def test_a_renewal_that_fails_is_tried_again_as_time_passes(
-    keeper: ManualKeeper, monkeypatch: pytest.MonkeyPatch
+    clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[float] = []
 
     def fail(*args: Any) -> Any:
-        tries.append(keeper.passed)
+        tries.append(clocks.passed)
         raise ConnectionError("the network is cut")
 
     with pytest.raises(LeaseLost), Lease.objects.hold("berth:1", ttl=30) as hold:
         with monkeypatch.context() as patch:
             patch.setattr(RowStore, "renew", fail)
-            keeper.advance(20)
+            clocks.advance(20)
             assert process_keeper.draining
             assert hold.valid
-            keeper.advance(20)
+            clocks.advance(20)
         assert_lost(hold, "not renewed in time")
     assert 3 < len(tries) < 100
     assert max(tries) < 30
@@ -449,7 +442,7 @@ def test_what_is_left_held_is_forgotten() -> None:
     assert process_keeper.holds == []
 
 
-def test_what_a_rollback_must_not_erase_is_noted_after_it(keeper: ManualKeeper) -> None:
+def test_what_a_rollback_must_not_erase_is_noted_after_it(clocks: ManualKeeper) -> None:
     lease = Lease.objects.acquire("berth:1")
     expire("berth:1")
     with pytest.raises(LeaseLost), transaction.atomic():
@@ -457,24 +450,24 @@ def test_what_a_rollback_must_not_erase_is_noted_after_it(keeper: ManualKeeper) 
     assert kinds("berth:1") == ["acquired", "refused"]
 
 
-def test_inside_a_transaction_of_the_test_a_lease_is_still_refused(keeper: ManualKeeper) -> None:
+def test_inside_a_transaction_of_the_test_a_lease_is_still_refused(clocks: ManualKeeper) -> None:
     with transaction.atomic(), pytest.raises(LeaseInTransaction):
         Lease.objects.hold("berth:1").__enter__()
 
 
-def test_coroutines_see_the_rows_of_the_test(keeper: ManualKeeper) -> None:
+def test_coroutines_see_the_rows_of_the_test(clocks: ManualKeeper) -> None:
     Lease.objects.acquire("berth:1", holder="dead", ttl=20)
 
     async def body() -> None:
         with pytest.raises(LeaseHeld):
             await Lease.objects.aacquire("berth:1")
-        await keeper.aadvance(20)
+        await clocks.aadvance(20)
         async with Lease.objects.hold("berth:1") as hold:
             await testing.aassert_held("berth:1", by=hold)
             await testing.arevoke("berth:1")
-            await keeper.astep()
+            await clocks.astep()
             assert hold.valid
-            await keeper.arenew()
+            await clocks.arenew()
             assert_lost(hold, "revoked")
 
     with pytest.raises(LeaseLost):
@@ -482,14 +475,14 @@ def test_coroutines_see_the_rows_of_the_test(keeper: ManualKeeper) -> None:
     assert kinds("berth:1") == ["acquired", "taken_over", "revoked", "lost"]
 
 
-def test_waiting_for_what_this_process_holds_is_in_earnest(keeper: ManualKeeper) -> None:
+def test_waiting_for_what_this_process_holds_is_in_earnest(clocks: ManualKeeper) -> None:
     with in_memory(), Lease.objects.hold("berth:1") as hold:
         releaser = threading.Timer(0.05, hold.release)
         releaser.start()
         with Lease.objects.hold("berth:1", wait=PATIENCE):
             assert not hold.valid
         releaser.join()
-    assert keeper.passed < PATIENCE
+    assert clocks.passed < PATIENCE
 
 
 # Unittest

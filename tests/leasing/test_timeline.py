@@ -14,46 +14,41 @@ from leasing.models import Lease, LeaseEvent
 from leasing.timeline import Term, Timeline, read, timeline
 from tests.leasing.conftest import DatabaseClock
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def clock(database_clock: DatabaseClock) -> DatabaseClock:
-    return database_clock
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("database_clock")]
 
 
 def take(holder: str, ttl: float = 30) -> Lease:
     return Lease.objects.acquire("crane", holder=holder, ttl=ttl)
 
 
-def seen(clock: DatabaseClock, **options: Any) -> Timeline:
-    return read(Lease.objects.get(resource="crane"), clock.now, **options)
+def seen(database_clock: DatabaseClock, **options: Any) -> Timeline:
+    return read(Lease.objects.get(resource="crane"), database_clock.now, **options)
 
 
-def told(term: Term, clock: DatabaseClock) -> tuple[str, str, float | None, float | None]:
+def told(term: Term, database_clock: DatabaseClock) -> tuple[str, str, float | None, float | None]:
     """Holder and end of a term, and its two moments in seconds from now."""
 
     def ago(moment: Any) -> float | None:
-        return None if moment is None else (moment - clock.now).total_seconds()
+        return None if moment is None else (moment - database_clock.now).total_seconds()
 
     return term.holder, term.end, ago(term.began_at), ago(term.ended_at)
 
 
-def test_each_term_has_its_holder_its_moments_and_its_end(clock: DatabaseClock) -> None:
+def test_each_term_has_its_holder_its_moments_and_its_end(database_clock: DatabaseClock) -> None:
     Lease.objects.release(take("ann"))
-    clock.advance(10)
+    database_clock.advance(10)
     take("bob")
-    clock.advance(40)  # expired ten seconds ago
+    database_clock.advance(40)  # expired ten seconds ago
     take("cid")
-    clock.advance(5)
+    database_clock.advance(5)
     Lease.objects.filter(resource="crane").revoke(reason="it hangs", by="olga")
-    clock.advance(5)
+    database_clock.advance(5)
     take("dan")
-    clock.advance(10)
+    database_clock.advance(10)
 
-    shown = seen(clock)
+    shown = seen(database_clock)
 
-    assert [told(term, clock) for term in shown.terms] == [
+    assert [told(term, database_clock) for term in shown.terms] == [
         ("ann", "released", -70.0, -70.0),
         ("bob", "expired", -60.0, -30.0),
         ("cid", "revoked", -20.0, -15.0),
@@ -67,85 +62,93 @@ def test_each_term_has_its_holder_its_moments_and_its_end(clock: DatabaseClock) 
     assert shown.until == shown.terms[3].expires_at
 
 
-def test_renewals_are_folded_into_a_count(clock: DatabaseClock) -> None:
+def test_renewals_are_folded_into_a_count(database_clock: DatabaseClock) -> None:
     lease = take("ann")
     for _ in range(3):
-        clock.advance(10)
+        database_clock.advance(10)
         Lease.objects.renew(lease)
 
-    (term,) = seen(clock).terms
+    (term,) = seen(database_clock).terms
 
-    assert (term.renewals, term.renewed_at) == (3, clock.now)
+    assert (term.renewals, term.renewed_at) == (3, database_clock.now)
 
 
-def test_an_expired_term_that_nobody_took_over_has_ended(clock: DatabaseClock) -> None:
+def test_an_expired_term_that_nobody_took_over_has_ended(database_clock: DatabaseClock) -> None:
     take("ann")
-    clock.advance(31)
+    database_clock.advance(31)
 
-    shown = seen(clock)
+    shown = seen(database_clock)
 
-    assert told(shown.terms[0], clock) == ("ann", "expired", -31.0, -1.0)
-    assert shown.until == clock.now
+    assert told(shown.terms[0], database_clock) == ("ann", "expired", -31.0, -1.0)
+    assert shown.until == database_clock.now
 
 
-def test_a_refused_write_stands_on_the_term_it_came_from(clock: DatabaseClock) -> None:
+def test_a_refused_write_stands_on_the_term_it_came_from(database_clock: DatabaseClock) -> None:
     late = take("ann")
-    clock.advance(31)
+    database_clock.advance(31)
     take("bob")
-    clock.advance(1)
+    database_clock.advance(1)
     with pytest.raises(LeaseLost):
         Lease.objects.release(late)
 
-    ann, bob = seen(clock).terms
+    ann, bob = seen(database_clock).terms
 
-    assert [moment for moment, _ in ann.refused] == [clock.now]
+    assert [moment for moment, _ in ann.refused] == [database_clock.now]
     assert bob.refused == []
 
 
-def test_what_was_revoked_after_it_expired_ended_when_it_expired(clock: DatabaseClock) -> None:
+def test_what_was_revoked_after_it_expired_ended_when_it_expired(
+    database_clock: DatabaseClock,
+) -> None:
     take("ann")
-    clock.advance(40)
+    database_clock.advance(40)
     Lease.objects.filter(resource="crane").revoke(by="olga")
 
-    assert told(seen(clock).terms[0], clock) == ("ann", "expired", -40.0, -10.0)
+    assert told(seen(database_clock).terms[0], database_clock) == ("ann", "expired", -40.0, -10.0)
 
 
 def test_a_revocation_is_none_the_less_one_because_its_event_comes_later(
-    clock: DatabaseClock,
+    database_clock: DatabaseClock,
 ) -> None:
     take("ann")
     Lease.objects.filter(resource="crane").revoke(by="olga")
-    LeaseEvent.objects.filter(kind="revoked").update(at=clock.now + timedelta(milliseconds=9))
+    LeaseEvent.objects.filter(kind="revoked").update(
+        at=database_clock.now + timedelta(milliseconds=9)
+    )
 
-    assert seen(clock).terms[0].end == "revoked"
+    assert seen(database_clock).terms[0].end == "revoked"
 
 
-def test_a_row_that_was_made_anew_leaves_a_term_without_an_end(clock: DatabaseClock) -> None:
+def test_a_row_that_was_made_anew_leaves_a_term_without_an_end(
+    database_clock: DatabaseClock,
+) -> None:
     take("ann")
     Lease.objects.filter(resource="crane").delete()
-    clock.advance(5)
+    database_clock.advance(5)
     take("bob")
     lease = Lease.objects.get(resource="crane")
 
-    shown = timeline(lease, clock.now, LeaseEvent.objects.all())
+    shown = timeline(lease, database_clock.now, LeaseEvent.objects.all())
 
     assert [term.end for term in shown.terms] == ["unknown", "held"]
 
     lease.delete()
     free = Lease.objects.create(resource="crane")
-    assert [t.end for t in timeline(free, clock.now, LeaseEvent.objects.all()).terms] == [
+    assert [t.end for t in timeline(free, database_clock.now, LeaseEvent.objects.all()).terms] == [
         "unknown",
         "unknown",
     ]
 
 
-def test_so_many_events_are_read_and_the_rest_is_said_to_be_there(clock: DatabaseClock) -> None:
+def test_so_many_events_are_read_and_the_rest_is_said_to_be_there(
+    database_clock: DatabaseClock,
+) -> None:
     for _ in range(5):
         Lease.objects.release(take("ann"))
 
     with CaptureQueriesContext(connection) as queries:
         lease = Lease.objects.get(resource="crane")
-        shown = read(lease, clock.now, most=3)
+        shown = read(lease, database_clock.now, most=3)
 
     assert len(queries) == 2 and "LIMIT 4" in queries[1]["sql"]
     assert [(term.end, term.began_at is None) for term in shown.terms] == [
@@ -155,10 +158,10 @@ def test_so_many_events_are_read_and_the_rest_is_said_to_be_there(clock: Databas
     assert shown.has_more
 
 
-def test_a_lease_without_events_is_told_by_its_row(clock: DatabaseClock) -> None:
+def test_a_lease_without_events_is_told_by_its_row(database_clock: DatabaseClock) -> None:
     take("ann")
     LeaseEvent.objects.all().delete()
-    assert told(seen(clock).terms[0], clock) == ("ann", "held", 0.0, None)
+    assert told(seen(database_clock).terms[0], database_clock) == ("ann", "held", 0.0, None)
 
     Lease.objects.create(resource="new")
-    assert read(Lease.objects.get(resource="new"), clock.now).terms == []
+    assert read(Lease.objects.get(resource="new"), database_clock.now).terms == []

@@ -4,44 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
-from opentelemetry import trace
 
 import leasing.tracing
 from leasing.aio import drive
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.models import Lease
 from leasing.tracepoints import points
-from tests.tracing import Spans, attributes, events, is_in, traced
+from tests.tracing import Spans, attributes, current_span, events, is_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture
-def spans() -> Iterator[Spans]:
-    with traced() as spans:
-        yield spans
-
-
-def current() -> int:
-    """The current span."""
-    return trace.get_current_span().get_span_context().span_id
-
-
 def test_a_block_is_a_span_between_those_of_taking_and_giving_back(spans: Spans) -> None:
     with Lease.objects.hold("crane", ttl=30) as hold:
-        inside = current()
+        inside = current_span()
 
     acquire, held, release = spans.all
     assert [acquire.name, held.name, release.name] == ["acquire", "hold", "release"]
     assert is_in(release, held) and acquire.parent is None and held.parent is None
     assert held.context and held.context.span_id == inside
-    assert current() == 0
+    assert current_span() == 0
     assert attributes(held) == {
         "leasing.resource": "crane",
         "leasing.holder": hold.holder,
@@ -54,7 +41,7 @@ def test_a_block_is_a_span_between_those_of_taking_and_giving_back(spans: Spans)
 def test_an_async_block_is_one_too(spans: Spans) -> None:
     async def hold() -> int:
         async with Lease.objects.hold("crane"):
-            return current()
+            return current_span()
 
     inside = asyncio.run(hold())
 
@@ -91,7 +78,7 @@ def test_renewals_and_losses_are_events(spans: Spans) -> None:
     assert events(held) == ["renewed", "lost"]
     assert attributes(held)["error.type"] == "LeaseLost"
     assert not held.status.is_ok and "lost: " in (held.status.description or "")
-    assert current() == 0
+    assert current_span() == 0
 
 
 def test_a_release_that_comes_too_late_is_an_error(spans: Spans) -> None:
@@ -105,7 +92,7 @@ def test_a_release_that_comes_too_late_is_an_error(spans: Spans) -> None:
 
 def test_each_of_several_has_a_span_and_none_is_the_current_one(spans: Spans) -> None:
     with Lease.objects.acquire_many(["bow", "stern"]):
-        assert current() == 0
+        assert current_span() == 0
 
     assert {attributes(span)["leasing.resource"] for span in spans.named("hold")} == {
         "bow",

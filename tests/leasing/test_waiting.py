@@ -26,7 +26,7 @@ from leasing.exceptions import (
     LeaseTimeout,
 )
 from leasing.hold import Hold
-from leasing.manual import ManualKeeper, manual_keeper
+from leasing.manual import ManualKeeper
 from leasing.models import Lease
 from leasing.named import LeaseQuerySet
 from leasing.waiting import FIRST, LONGEST, Waiter, pauses
@@ -73,12 +73,6 @@ def test_a_waiter_polls_at_most_twice_a_second_once_it_has_waited_a_while() -> N
 
 
 # How long: by clocks that stand still
-
-
-@pytest.fixture
-def clocks() -> Iterator[ManualKeeper]:
-    with manual_keeper() as clocks:
-        yield clocks
 
 
 @pytest.fixture

@@ -15,15 +15,20 @@ from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.rowstore import RowStore
 from leasing.signals import Logged
-from tasks import giving_back, lanes, registry, retry, runner, signals, trails
+from tasks import giving_back, lanes, retry, runner, signals, trails
+from tasks import registry as known_handlers
 from tasks.context import Context
 from tasks.execution import Execution
 from tasks.models import Task
 from tasks.querysets import operator
+from tasks.registry import Handler
 from tests.factories import TaskFactory
+from tests.fixtures import clocks, compatible, portable, registry, spans, value
 from tests.leasing.conftest import (
     clock,
     database_clock,
+    form,
+    hold,
     manual_keeper,
     notes,
     on_postgresql,
@@ -34,12 +39,20 @@ from tests.tasks.support import Handlers, Told, granted_at
 
 __all__ = [
     "clock",
+    "clocks",
+    "compatible",
     "database_clock",
+    "form",
+    "hold",
     "manual_keeper",
     "notes",
     "on_postgresql",
     "other_session",
+    "portable",
+    "registry",
+    "spans",
     "store",
+    "value",
 ]
 
 
@@ -73,25 +86,26 @@ def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def portable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The portable form of every verb, on PostgreSQL too."""
-    monkeypatch.setattr("leasing.postgres.serves", lambda using: False)
-
-
-@pytest.fixture
 def handlers(monkeypatch: pytest.MonkeyPatch) -> Handlers:
     """Handlers of this test: ``handlers["name"] = function`` registers it."""
-    known = dict(registry._handlers)
-    monkeypatch.setattr(registry, "_handlers", known)
+    known = dict(known_handlers._handlers)
+    monkeypatch.setattr(known_handlers, "_handlers", known)
 
     class Registering(Handlers):
         def __setitem__(self, name: str, function: Callable[..., Any]) -> None:
-            known[name] = registry.Handler(name, function, "default", None)
+            known[name] = Handler(name, function, "default", None)
 
         def __delitem__(self, name: str) -> None:
             del known[name]
 
     return Registering()
+
+
+@pytest.fixture
+def task() -> Task:
+    """A task that ann runs."""
+    running: Task = TaskFactory(state="running", holder="ann")
+    return running
 
 
 @pytest.fixture
@@ -145,6 +159,16 @@ def run_task(
 def queues(settings: Settings) -> None:
     """Three queues: default, mail and reports."""
     settings.TASK_QUEUE = {"QUEUES": ("default", "mail", "reports")}
+
+
+@pytest.fixture
+def quick(settings: Settings) -> None:
+    """Three queues, and workers that look often."""
+    settings.TASK_QUEUE = {
+        "QUEUES": ("default", "mail", "reports"),
+        "POLL_EVERY": 0.05,
+        "SWEEP_EVERY": 0.1,
+    }
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from leasing.store import Grant
 from leasing.terms import Terms
 from tasks.context import Context
 from tasks.models import Task, TaskAttempt, TaskStatus
+from tests.factories import TaskFactory
+from tests.leasing.support import expire
 
 #: A signal that was sent: its name, the task, and what else it says.
 Told = list[tuple[str, int, dict[str, Any]]]
@@ -73,6 +75,12 @@ def names_of(told: Told) -> list[str]:
     return [name for name, _, _ in told]
 
 
+def running(count: int, **options: Any) -> list[Task]:
+    """Create so many running tasks."""
+    tasks: list[Task] = TaskFactory.create_batch(count, state="running", **options)
+    return tasks
+
+
 # What others do to a row, in one UPDATE each
 
 
@@ -101,6 +109,18 @@ def take_back(task: Task) -> None:
         status=TaskStatus.READY,
         max_attempts=Greatest(F("max_attempts"), F("attempts") + 1),
     )
+
+
+def lose(task: Task) -> None:
+    """Let the deadline of the running task pass, and recover it."""
+    expire(task)
+    Task.objects.recover()
+
+
+def end_by_another(task: Task) -> None:
+    """Complete the task with the same output, under another grant."""
+    take_over(task)
+    end_well(task)
 
 
 def take_over(task: Task) -> None:

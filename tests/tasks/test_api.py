@@ -20,7 +20,7 @@ from tests.api_calls import call
 from tests.leasing.support import expire, usurp
 from tests.pages import signed_in
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("compatible")]
 
 ME = {"processor": "me"}
 FAR_AWAY = datetime(2100, 1, 1, tzinfo=UTC)
@@ -59,11 +59,6 @@ SAMPLE = {
     "taskOutput",
 }
 OURS = {"createdAt", "maxAttempts", "lastError", "fencingToken", "cancelRequestedAt"}
-
-
-@pytest.fixture(autouse=True)
-def compatible(settings: Settings) -> None:
-    settings.LEASING = {**settings.LEASING, "API_ACCESS": "compatible"}
 
 
 def enqueued() -> Task:

@@ -17,7 +17,7 @@ from tasks.chaos import Chaos
 from tasks.execution import Execution
 from tasks.models import TaskStatus
 from tests.factories import TaskFactory
-from tests.leasing.support import FakeClock, FakeStore, expire, hold_of
+from tests.leasing.support import FakeClock, FakeStore, expire
 from tests.tasks.support import Handlers, refusals, row_of
 
 
@@ -49,11 +49,6 @@ def crashes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     monkeypatch.setattr("tasks.chaos.threading.Timer", Timer)
     return planned
-
-
-@pytest.fixture
-def hold(manual_keeper: Keeper, store: FakeStore) -> Hold:
-    return hold_of(store, manual_keeper)
 
 
 @pytest.mark.parametrize("drawn", [0.0, 0.0499])

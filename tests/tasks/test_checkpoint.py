@@ -12,26 +12,20 @@ from django.test.utils import CaptureQueriesContext
 from leasing.exceptions import LeaseLost
 from tasks.exceptions import NotSerializable, Snooze
 from tasks.models import Queue, Task, TaskStatus
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed
 from tests.leasing.conftest import DatabaseClock
-from tests.leasing.support import expire
 from tests.tasks.support import (
     ContextOf,
     RunTask,
     attempts,
     copy_of,
+    lose,
     make_due,
     refusals,
     row_of,
 )
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def task() -> Task:
-    created: Task = TaskFactory(state="running", holder="ann")
-    return created
 
 
 def test_a_checkpoint_is_stored_and_counted_by_one_statement(
@@ -54,13 +48,8 @@ def test_a_checkpoint_is_stored_and_counted_by_one_statement(
     assert (ctx.state, task.checkpoints) == ({"row": 2}, 2)
 
 
-def crash(task: Task) -> None:
-    expire(task)
-    Task.objects.recover()
-
-
 ENDS: dict[str, Callable[[Task], object]] = {
-    "its worker was lost": crash,
+    "its worker was lost": lose,
     "it failed": lambda task: Task.objects.fail(task, "no luck"),
     "it was given back": lambda task: Task.objects.give_back(task, "again"),
     "it was put off": lambda task: Task.objects.snooze(task, 5),
@@ -96,7 +85,7 @@ def test_it_never_falls_back_to_what_an_attempt_that_was_lost_says(
 ) -> None:
     zombie = context(task)
     zombie.checkpoint({"row": 5})
-    crash(copy_of(task))
+    lose(copy_of(task))
     with pytest.raises(LeaseLost, match="taken back"):
         context(copy_of(task)).checkpoint({"row": 6})
     context(claimed(task, "bob")).checkpoint({"row": 9})

@@ -21,14 +21,14 @@ from tasks.context import Context
 from tasks.exceptions import Snooze
 from tasks.execution import Execution
 from tasks.models import Queue, Task, TaskStatus
-from tests.factories import TaskFactory
-from tests.leasing.support import FakeClock, OtherSession, expire
+from tests.leasing.support import FakeClock, OtherSession
 from tests.tasks.support import (
     ContextOf,
     Handlers,
     RunTask,
     Told,
     attempts,
+    lose,
     names_of,
     refusals,
     row_of,
@@ -39,12 +39,6 @@ pytestmark = pytest.mark.django_db
 transactional = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture
-def task() -> Task:
-    created: Task = TaskFactory(state="running", holder="ann")
-    return created
-
-
 def work() -> None:
     """A write of the handler's own."""
     Queue.objects.create(name="work")
@@ -52,12 +46,6 @@ def work() -> None:
 
 def written() -> int:
     return Queue.objects.filter(name="work").count()
-
-
-def take(task: Task) -> None:
-    """Let another have the task."""
-    expire(task)
-    Task.objects.recover()
 
 
 @transactional
@@ -120,7 +108,7 @@ def test_when_the_task_is_another_s_by_then_nothing_is_written(
     lost: list[str] = []
 
     def handler(ctx: Context, **data: Any) -> None:
-        take(ctx.task)
+        lose(ctx.task)
         try:
             with ctx.completing():
                 work()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pytest_django import Settings
 
 from leasing.functions import DbNow
 from tasks.exceptions import Snooze, TaskCancelled
@@ -18,16 +17,7 @@ from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempt, attempts, row_of
 from tests.tasks.workers import PATIENCE, ended, states, working
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def _quick(settings: Settings) -> None:
-    settings.TASK_QUEUE = {
-        "QUEUES": ("default", "mail"),
-        "POLL_EVERY": 0.05,
-        "SWEEP_EVERY": 0.1,
-    }
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
 
 
 @pytest.mark.parametrize("until", [Until.ONCE, Until.DRAINED])

@@ -14,8 +14,8 @@ from tasks.exceptions import GiveUp
 from tasks.models import Task, TaskStep, UniqueFor
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
-from tests.leasing.support import OtherSession, expire, just_before_the_update
-from tests.tasks.support import Told, grant_to, row_of
+from tests.leasing.support import OtherSession, just_before_the_update
+from tests.tasks.support import Told, grant_to, lose, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -29,11 +29,6 @@ def again(**options: Any) -> Task:
 
 def has_key(task: Task) -> bool:
     return bool(row_of(task)["unique_key"] == "k")
-
-
-def lose(task: Task) -> None:
-    expire(task)
-    Task.objects.recover()
 
 
 # Lifetimes

@@ -8,9 +8,9 @@ import pytest
 
 from leasing.exceptions import LeaseLost
 from tasks.models import Task, TaskStatus
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed
 from tests.leasing.conftest import DatabaseClock
-from tests.tasks.support import Told, attempts, copy_of, refusals, row_of, take_over
+from tests.tasks.support import Told, attempts, copy_of, refusals, row_of, running, take_over
 
 pytestmark = pytest.mark.django_db
 
@@ -29,11 +29,6 @@ def rung(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr("tasks.querysets.returning.ring", ring)
     return found
-
-
-def running(count: int, **options: Any) -> list[Task]:
-    tasks: list[Task] = TaskFactory.create_batch(count, state="running", **options)
-    return tasks
 
 
 @pytest.mark.parametrize("unique_for", ["waiting", "running", "finished"])

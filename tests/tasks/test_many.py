@@ -17,7 +17,6 @@ from tasks.exceptions import GiveUp, NotSerializable
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tasks.retry import Fixed
-from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import just_before_the_update
 from tests.tasks.support import (
@@ -25,19 +24,16 @@ from tests.tasks.support import (
     Told,
     attempts,
     copy_of,
+    end_by_another,
     end_well,
     refusals,
     row_of,
+    running,
     take_back,
     take_over,
 )
 
 pytestmark = pytest.mark.django_db
-
-
-def running(count: int, **options: Any) -> list[Task]:
-    tasks: list[Task] = TaskFactory.create_batch(count, state="running", **options)
-    return tasks
 
 
 def end_another_way(task: Task) -> None:
@@ -184,13 +180,7 @@ def test_grants_that_are_mixed_up_are_no_grants() -> None:
     assert Task.objects.running().count() == 2
 
 
-def ended_by_another(task: Task) -> None:
-    """With the same output, under another grant."""
-    take_over(task)
-    end_well(task)
-
-
-@pytest.mark.parametrize("change", [ended_by_another, take_back, end_another_way])
+@pytest.mark.parametrize("change", [end_by_another, take_back, end_another_way])
 def test_who_came_between_lock_and_update_is_told_apart(change: Callable[[Task], object]) -> None:
     """As could be without row locks; both have nothing as their output."""
     task, neighbour = running(2)

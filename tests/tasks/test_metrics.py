@@ -25,7 +25,7 @@ from tasks.sample import SLEEP
 from tests.factories import TaskFactory, WorkerFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire
-from tests.metrics import Scrape, Value, check_names, reading
+from tests.metrics import Scrape, Value, check_names
 from tests.processes import wait_for
 from tests.tasks.support import make_due
 from tests.tasks.workers import ended, working
@@ -36,11 +36,6 @@ QUEUE = {"queue": "default"}
 
 
 @pytest.fixture
-def registry() -> CollectorRegistry:
-    return CollectorRegistry()
-
-
-@pytest.fixture
 def counted(registry: CollectorRegistry) -> Iterator[TaskMetrics]:
     """Counts into ``registry``."""
     leases = LeaseMetrics(registry)
@@ -48,18 +43,6 @@ def counted(registry: CollectorRegistry) -> Iterator[TaskMetrics]:
     metrics.connect()
     yield metrics
     metrics.disconnect()
-
-
-@pytest.fixture
-def value(counted: TaskMetrics, registry: CollectorRegistry) -> Value:
-    return reading(registry)
-
-
-@pytest.fixture(params=["one statement", "portable"])
-def form(request: pytest.FixtureRequest) -> None:
-    """Both forms count the same."""
-    if request.param == "portable":
-        request.getfixturevalue("portable")
 
 
 def executions(value: Value, name: str = SLEEP) -> dict[str, float]:

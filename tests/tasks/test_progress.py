@@ -36,12 +36,6 @@ def clock(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> FakeClock:
     return clock
 
 
-@pytest.fixture
-def task() -> Task:
-    created: Task = TaskFactory(state="running", holder="ann")
-    return created
-
-
 def said(task: Task) -> Any:
     return row_of(task)["progress"]
 

@@ -13,15 +13,9 @@ from tasks import signals
 from tasks.exceptions import GiveUp
 from tasks.models import Task
 from tests.factories import TaskFactory
-from tests.leasing.support import expire
-from tests.tasks.support import row_of
+from tests.tasks.support import lose, row_of
 
 pytestmark = pytest.mark.django_db
-
-
-def lost(task: Task) -> None:
-    expire(task)
-    Task.objects.recover()
 
 
 LINES: dict[str, tuple[Callable[[Task], object], int, str]] = {
@@ -41,7 +35,7 @@ LINES: dict[str, tuple[Callable[[Task], object], int, str]] = {
         "is dead after attempt 1 of 10: GiveUp: no hope",
     ),
     "recovered": (
-        lost,
+        lose,
         logging.WARNING,
         "recovered from ann: ann did not renew its lease in time",
     ),

@@ -15,7 +15,7 @@ from tasks.exceptions import GiveUp
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet, slots
 from tests.leasing.support import OtherSession, expire, just_before_the_update
-from tests.tasks.support import grant_to, row_of
+from tests.tasks.support import grant_to, lose, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -37,11 +37,6 @@ def claim(limit: int = 100, **options: Any) -> list[int]:
 
 def slots_taken() -> set[str]:
     return set(Task.objects.filter(slot__isnull=False).values_list("slot", flat=True))
-
-
-def lose(task: Task) -> None:
-    expire(task)
-    Task.objects.recover()
 
 
 def test_no_more_run_than_the_limit_and_the_others_go_past() -> None:

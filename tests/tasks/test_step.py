@@ -20,12 +20,6 @@ from tests.tasks.support import ContextOf, RunTask, make_due, refusals, row_of
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def task() -> Task:
-    created: Task = TaskFactory(state="running", holder="ann")
-    return created
-
-
 class Counted:
     """Something to do, that says how often it was done."""
 

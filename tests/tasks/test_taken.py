@@ -22,9 +22,17 @@ from tasks.taken import Taken
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import just_before_the_update
-from tests.tasks.support import Told, copy_of, end_well, refusals, row_of, take_back, take_over
+from tests.tasks.support import (
+    Told,
+    copy_of,
+    end_by_another,
+    refusals,
+    row_of,
+    take_back,
+    take_over,
+)
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("form")]
 
 COLUMNS = (
     "name",
@@ -40,13 +48,6 @@ COLUMNS = (
     "acquired_at",
     "expires_at",
 )
-
-
-@pytest.fixture(params=["one statement", "portable"], autouse=True)
-def form(request: pytest.FixtureRequest) -> None:
-    """Both forms answer the same."""
-    if request.param == "portable":
-        request.getfixturevalue("portable")
 
 
 def take(limit: int = 100, **options: Any) -> list[Taken]:
@@ -193,14 +194,8 @@ def test_each_output_is_stored_with_its_task(database_clock: DatabaseClock) -> N
     }
 
 
-def ended_by_another(task: Task) -> None:
-    """With the same output, under another grant."""
-    take_over(task)
-    end_well(task)
-
-
 @pytest.mark.usefixtures("unheard")
-@pytest.mark.parametrize("broken", [take_over, ended_by_another, take_back])
+@pytest.mark.parametrize("broken", [take_over, end_by_another, take_back])
 def test_whose_term_is_over_is_refused_alone(broken: Any) -> None:
     TaskFactory.create_batch(2)
     late, good = take()

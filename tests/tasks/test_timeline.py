@@ -16,12 +16,7 @@ from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def clock(database_clock: DatabaseClock) -> DatabaseClock:
-    return database_clock
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("database_clock")]
 
 
 def enqueued() -> Task:
@@ -43,9 +38,9 @@ def dated() -> None:
     )
 
 
-def shown(task: Task, clock: DatabaseClock) -> Timeline:
+def shown(task: Task, database_clock: DatabaseClock) -> Timeline:
     dated()
-    return read(Task.objects.get(pk=task.pk), clock.now)
+    return read(Task.objects.get(pk=task.pk), database_clock.now)
 
 
 def lengths(seen: Timeline) -> list[tuple[str, str, float | None]]:
@@ -59,18 +54,18 @@ def lengths(seen: Timeline) -> list[tuple[str, str, float | None]]:
     ]
 
 
-def test_attempts_stand_as_spans_with_the_waits_between(clock: DatabaseClock) -> None:
+def test_attempts_stand_as_spans_with_the_waits_between(database_clock: DatabaseClock) -> None:
     task = enqueued()
-    clock.advance(3)
+    database_clock.advance(3)
     mine = again(task, "ann")
-    clock.advance(5)
+    database_clock.advance(5)
     Task.objects.fail(mine, ValueError("no luck"))
     dated()
-    clock.advance(7)
+    database_clock.advance(7)
     mine = again(task, "bob")
-    clock.advance(2)
+    database_clock.advance(2)
 
-    seen = shown(task, clock)
+    seen = shown(task, database_clock)
     assert lengths(seen) == [
         ("wait", "", 3.0),
         ("failed", "ann", 5.0),
@@ -79,50 +74,54 @@ def test_attempts_stand_as_spans_with_the_waits_between(clock: DatabaseClock) ->
     ]
     assert [span.number for span in seen.attempts] == [1, 2]
     assert "no luck" in seen.attempts[0].error
-    assert seen.until == seen.spans[-1].expires_at == clock.now + timedelta(seconds=28)
+    assert seen.until == seen.spans[-1].expires_at == database_clock.now + timedelta(seconds=28)
 
     Task.objects.complete(mine, {})
-    seen = shown(task, clock)
+    seen = shown(task, database_clock)
     assert lengths(seen)[-1] == ("succeeded", "bob", 2.0)
-    assert seen.until == clock.now
+    assert seen.until == database_clock.now
 
 
-def test_a_task_that_waits_has_an_open_end_and_says_until_when(clock: DatabaseClock) -> None:
+def test_a_task_that_waits_has_an_open_end_and_says_until_when(
+    database_clock: DatabaseClock,
+) -> None:
     task = enqueued()
-    due_at = clock.now + timedelta(hours=1)
+    due_at = database_clock.now + timedelta(hours=1)
     Task.objects.update(scheduled_at=due_at)
 
-    (span,) = shown(task, clock).spans
+    (span,) = shown(task, database_clock).spans
 
     assert (span.kind, span.ended_at, span.due_at) == ("wait", None, due_at)
 
 
-def test_an_attempt_whose_holder_is_gone_is_overdue_and_then_lost(clock: DatabaseClock) -> None:
+def test_an_attempt_whose_holder_is_gone_is_overdue_and_then_lost(
+    database_clock: DatabaseClock,
+) -> None:
     task = enqueued()
     mine = again(task, "ann")
-    clock.advance(31)
-    assert lengths(shown(task, clock)) == [("overdue", "ann", None)]
+    database_clock.advance(31)
+    assert lengths(shown(task, database_clock)) == [("overdue", "ann", None)]
 
     Task.objects.recover()
     dated()
-    clock.advance(4)
+    database_clock.advance(4)
     Task.objects.note_refused(mine, "complete", "late")
-    seen = shown(task, clock)
+    seen = shown(task, database_clock)
     assert lengths(seen) == [("lost", "ann", 31.0), ("wait", "", None)]
     assert seen.spans[0].refused_verb == "complete"
 
 
 @pytest.mark.parametrize("end", ["dead", "cancelled while it waits", "cancelled at work"])
-def test_what_ended_badly_has_no_attempt_too_many(clock: DatabaseClock, end: str) -> None:
+def test_what_ended_badly_has_no_attempt_too_many(database_clock: DatabaseClock, end: str) -> None:
     task = enqueued()
     row = Task.objects.filter(pk=task.pk)
     if end == "cancelled while it waits":
-        clock.advance(6)
+        database_clock.advance(6)
         row.cancel()
-        assert lengths(shown(task, clock)) == [("wait", "", 6.0)]
+        assert lengths(shown(task, database_clock)) == [("wait", "", 6.0)]
         return
     mine = again(task, "ann")
-    clock.advance(5)
+    database_clock.advance(5)
     if end == "dead":
         Task.objects.fail(mine, GiveUp("no hope"))
     else:
@@ -130,19 +129,21 @@ def test_what_ended_badly_has_no_attempt_too_many(clock: DatabaseClock, end: str
         Task.objects.accept_cancel(mine)
     outcome = "failed" if end == "dead" else "cancelled"
 
-    assert lengths(shown(task, clock)) == [(outcome, "ann", 5.0)]
+    assert lengths(shown(task, database_clock)) == [(outcome, "ann", 5.0)]
 
 
-def test_so_many_attempts_are_read_and_the_rest_is_said_to_be_there(clock: DatabaseClock) -> None:
+def test_so_many_attempts_are_read_and_the_rest_is_said_to_be_there(
+    database_clock: DatabaseClock,
+) -> None:
     task = enqueued()
     for holder in "abcd":
         expire(again(task, holder))
         Task.objects.recover()
         dated()
-        clock.advance(1)
+        database_clock.advance(1)
 
     with CaptureQueriesContext(connection) as queries:
-        seen = read(Task.objects.get(pk=task.pk), clock.now, most=2)
+        seen = read(Task.objects.get(pk=task.pk), database_clock.now, most=2)
 
     assert len(queries) == 2 and "LIMIT 3" in queries[1]["sql"]
     assert "traceback" not in queries[1]["sql"]

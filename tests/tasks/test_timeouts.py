@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from pytest_django import Settings
 
 from tasks import registry
 from tasks.execution import Execution
@@ -22,10 +21,7 @@ from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempts, refusals, row_of
 from tests.tasks.workers import PATIENCE, states, working
 
-
-@pytest.fixture(autouse=True)
-def _quick(settings: Settings) -> None:
-    settings.TASK_QUEUE = {"POLL_EVERY": 0.05, "SWEEP_EVERY": 0.1}
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def timed(name: str, seconds: float, **options: Any) -> Task:

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
 from typing import Any
@@ -33,18 +33,12 @@ from tests.plugin import ENVIRONMENT, ROOT
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, RunTask, make_due
 from tests.tasks.workers import states, working
-from tests.tracing import Spans, attributes, events, is_in, links_to, traced
+from tests.tracing import Spans, attributes, current_span, events, is_in, links_to, traced
 
 pytestmark = pytest.mark.django_db
 
 #: Headers of a caller, in a trace of its own.
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.fixture
-def spans() -> Iterator[Spans]:
-    with traced() as spans:
-        yield spans
 
 
 @pytest.fixture
@@ -70,10 +64,6 @@ def span_id(header: str) -> str:
 
 def id_of(span: Any) -> str:
     return f"{span.context.span_id:016x}"
-
-
-def current_span() -> int:
-    return trace.get_current_span().get_span_context().span_id
 
 
 # The tree

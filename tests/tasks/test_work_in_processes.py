@@ -20,17 +20,16 @@ from tests.processes import wait_for
 from tests.tasks.support import attempt, attempts, row_of
 from tests.tasks.workers import ended, watching_once, working
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
 
 #: Seconds in which workers and children start, on a loaded machine.
 START_PATIENCE = 60.0
 
 
 @pytest.fixture(autouse=True)
-def _quick(
+def _children(
     settings: Settings, process_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.TASK_QUEUE = {"POLL_EVERY": 0.05, "SWEEP_EVERY": 0.1}
     # What the database says is soon heard, and nothing is lost while children start.
     settings.LEASING = {"RENEW_EVERY": 0.3}
     # The children are to work on the test's database.

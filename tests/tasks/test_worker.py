@@ -27,16 +27,7 @@ from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempt, attempts, make_due, refusals, row_of
 from tests.tasks.workers import PATIENCE, ended, states, working
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def _quick(settings: Settings) -> None:
-    settings.TASK_QUEUE = {
-        "QUEUES": ("default", "mail", "reports"),
-        "POLL_EVERY": 0.05,
-        "SWEEP_EVERY": 0.1,
-    }
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
 
 
 class Gate:

@@ -13,7 +13,7 @@ from leasing.models import Lease
 from leasing.places import What, place_of
 from leasing.store import Grant
 from leasing.terms import Terms
-from leasing.testing import in_memory
+from leasing.testing import events_of, in_memory
 from tests.shop.models import Order
 
 
@@ -115,3 +115,8 @@ over_each = over(*ADAPTERS)
 over_each_with_terms = over(*(adapter for adapter in ADAPTERS if adapter.has_terms))
 #: For the real keeper: what the test writes is committed.
 over_each_live = over(*ADAPTERS, transaction=True)
+
+
+def kinds(thing: Adapter) -> list[str]:
+    """Return what happened to ``thing``, oldest first."""
+    return [event.kind for event in events_of(thing.what)]

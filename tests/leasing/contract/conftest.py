@@ -7,21 +7,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from leasing.keeper import keeper as process_keeper
-from leasing.manual import ManualKeeper, manual_keeper
+from leasing.manual import ManualKeeper
 from tests.leasing.contract.adapters import Adapter
 from tests.plugin import CONTRACT
 
 
 @pytest.fixture
-def keeper() -> Iterator[ManualKeeper]:
-    with manual_keeper() as keeper:
-        yield keeper
-
-
-@pytest.fixture
 def thing(
     adapter_class: type[Adapter],
-    keeper: ManualKeeper,
+    clocks: ManualKeeper,
     record_property: Callable[[str, object], None],
     request: pytest.FixtureRequest,
 ) -> Iterator[Adapter]:

@@ -24,16 +24,12 @@ from leasing.testing import (
 from tests.leasing.contract.adapters import (
     ADAPTERS,
     Adapter,
+    kinds,
     over,
     over_each,
     over_each_with_terms,
 )
 from tests.shop.models import Order
-
-
-def kinds(thing: Adapter) -> list[str]:
-    return [event.kind for event in events_of(thing.what)]
-
 
 # Granting
 
@@ -135,10 +131,10 @@ def test_a_hold_can_be_entered_again_once_it_was_left(thing: Adapter) -> None:
 
 @over_each
 def test_the_keeper_renews_it_for_as_long_as_the_block_runs(
-    thing: Adapter, keeper: ManualKeeper
+    thing: Adapter, clocks: ManualKeeper
 ) -> None:
     with thing.hold(ttl=10) as hold:
-        keeper.advance(1000)
+        clocks.advance(1000)
         assert hold.valid
         assert_held(thing.what, by=hold)
         assert thing.row.renewals > 100
@@ -148,22 +144,22 @@ def test_the_keeper_renews_it_for_as_long_as_the_block_runs(
 
 @over_each
 def test_a_renewal_moves_the_deadline_to_a_ttl_from_then(
-    thing: Adapter, keeper: ManualKeeper
+    thing: Adapter, clocks: ManualKeeper
 ) -> None:
     with thing.hold(ttl=30) as hold:
         before = hold.expires_at
-        keeper.frozen = True
-        keeper.advance(20)
+        clocks.frozen = True
+        clocks.advance(20)
         assert thing.row.expires_at == before
 
         hold.renew()
         assert hold.expires_at == thing.row.expires_at == before + timedelta(seconds=20)
         assert thing.row.renewed_at == thing.row.now
-        assert hold.trusted_until == pytest.approx(keeper.seconds + 30 - margin(30))
+        assert hold.trusted_until == pytest.approx(clocks.seconds + 30 - margin(30))
 
 
 @over_each
-def test_a_renewal_never_shortens(thing: Adapter, keeper: ManualKeeper) -> None:
+def test_a_renewal_never_shortens(thing: Adapter, clocks: ManualKeeper) -> None:
     with thing.hold(ttl=10) as hold:
         far = hold.expires_at + timedelta(seconds=50)
         place_of(thing.what).change({"expires_at": far})
@@ -173,7 +169,7 @@ def test_a_renewal_never_shortens(thing: Adapter, keeper: ManualKeeper) -> None:
 
 
 @over_each
-def test_a_renewal_that_comes_too_late_is_refused(thing: Adapter, keeper: ManualKeeper) -> None:
+def test_a_renewal_that_comes_too_late_is_refused(thing: Adapter, clocks: ManualKeeper) -> None:
     with pytest.raises(LeaseLost, match="expired"), thing.hold() as hold:
         expire(thing.what)
         deadline = thing.row.expires_at
@@ -186,11 +182,11 @@ def test_a_renewal_that_comes_too_late_is_refused(thing: Adapter, keeper: Manual
 
 
 @over_each
-def test_a_renewal_under_an_older_grant_is_refused(thing: Adapter, keeper: ManualKeeper) -> None:
+def test_a_renewal_under_an_older_grant_is_refused(thing: Adapter, clocks: ManualKeeper) -> None:
     with pytest.raises(LeaseLost, match="rival has it"), thing.hold() as hold:
         expire(thing.what)
         rival = thing.take("rival")
-        keeper.renew()
+        clocks.renew()
 
         assert_lost(hold, "rival has it")
         assert_held(thing.what, by="rival")
@@ -198,12 +194,12 @@ def test_a_renewal_under_an_older_grant_is_refused(thing: Adapter, keeper: Manua
 
 
 @over_each
-def test_what_was_released_is_not_renewed(thing: Adapter, keeper: ManualKeeper) -> None:
+def test_what_was_released_is_not_renewed(thing: Adapter, clocks: ManualKeeper) -> None:
     with thing.hold() as hold:
         hold.release()
         with pytest.raises(LeaseLost):
             hold.renew()
-        keeper.advance(100)
+        clocks.advance(100)
     assert_free(thing.what)
     assert thing.row.renewals == 0
 
@@ -267,13 +263,13 @@ def test_a_release_after_the_deadline_is_refused(thing: Adapter) -> None:
 
 
 @over_each
-def test_what_ran_out_is_granted_to_the_next(thing: Adapter, keeper: ManualKeeper) -> None:
+def test_what_ran_out_is_granted_to_the_next(thing: Adapter, clocks: ManualKeeper) -> None:
     dead = thing.take("dead", ttl=5)
-    keeper.advance(4.9)
+    clocks.advance(4.9)
     with pytest.raises(LeaseHeld), thing.hold():
         pytest.fail("two hold it")
 
-    keeper.advance(0.1)
+    clocks.advance(0.1)
     with thing.hold(holder="next") as hold:
         assert hold.fencing_token > dead.fencing_token
     (taken_over,) = [event for event in events_of(thing.what) if event.kind == "taken_over"]
@@ -283,25 +279,25 @@ def test_what_ran_out_is_granted_to_the_next(thing: Adapter, keeper: ManualKeepe
 
 @over_each
 def test_the_holder_hears_of_its_end_before_anybody_else_can_have_it(
-    thing: Adapter, keeper: ManualKeeper
+    thing: Adapter, clocks: ManualKeeper
 ) -> None:
     with pytest.raises(LeaseLost), thing.hold(ttl=30) as hold:
-        keeper.frozen = True
-        keeper.advance(30 - margin(30) - 0.001)
+        clocks.frozen = True
+        clocks.advance(30 - margin(30) - 0.001)
         assert hold.valid
 
-        keeper.advance(0.002)
+        clocks.advance(0.002)
         assert_lost(hold, "not renewed in time")
         assert_held(thing.what, by=hold)
 
 
 @over_each
-def test_a_loss_is_never_undone_by_a_late_answer(thing: Adapter, keeper: ManualKeeper) -> None:
+def test_a_loss_is_never_undone_by_a_late_answer(thing: Adapter, clocks: ManualKeeper) -> None:
     with pytest.raises(LeaseLost), thing.hold(ttl=30) as hold:
-        keeper.frozen = True
-        keeper.advance(29.9)
-        keeper.frozen = False
-        keeper.renew()
+        clocks.frozen = True
+        clocks.advance(29.9)
+        clocks.frozen = False
+        clocks.renew()
         assert not hold.valid
         assert_lost(hold)
 
@@ -311,7 +307,7 @@ def test_a_loss_is_never_undone_by_a_late_answer(thing: Adapter, keeper: ManualK
 
 @over_each
 def test_a_revocation_frees_it_at_once_and_raises_the_token(
-    thing: Adapter, keeper: ManualKeeper
+    thing: Adapter, clocks: ManualKeeper
 ) -> None:
     with pytest.raises(LeaseLost), thing.hold() as hold:
         revoke(thing.what, reason="stuck", by="alice")
@@ -320,7 +316,7 @@ def test_a_revocation_frees_it_at_once_and_raises_the_token(
         (event,) = [event for event in events_of(thing.what) if event.kind == "revoked"]
         assert (event.reason, event.actor) == ("stuck", "alice")
 
-        keeper.renew()
+        clocks.renew()
         assert_lost(hold, "revoked")
 
 
@@ -339,37 +335,37 @@ def test_a_revoked_holder_cannot_release_what_the_next_has(thing: Adapter) -> No
 
 
 @over_each
-def test_a_loss_is_told_in_every_way_and_once(thing: Adapter, keeper: ManualKeeper) -> None:
+def test_a_loss_is_told_in_every_way_and_once(thing: Adapter, clocks: ManualKeeper) -> None:
     told: list[Hold] = []
     with pytest.raises(LeaseLost, match="revoked"), thing.hold(on_lost=told.append) as hold:
         revoke(thing.what)
         assert hold.valid  # nobody has asked yet
-        keeper.renew()
+        clocks.renew()
 
         assert told == [hold]
         assert hold.lost.is_set()
         assert not hold.valid
         with pytest.raises(LeaseLost):
             hold.ensure()
-        keeper.advance(1000)
+        clocks.advance(1000)
     assert told == [hold]
     assert kinds(thing).count("lost") == 1
 
 
 @over_each
-def test_on_lost_is_not_called_for_what_was_released(thing: Adapter, keeper: ManualKeeper) -> None:
+def test_on_lost_is_not_called_for_what_was_released(thing: Adapter, clocks: ManualKeeper) -> None:
     told: list[Hold] = []
     with thing.hold(on_lost=told.append):
         pass
-    keeper.advance(1000)
+    clocks.advance(1000)
     assert told == []
 
 
 @over_each
-def test_ensure_finds_the_end_by_itself(thing: Adapter, keeper: ManualKeeper) -> None:
+def test_ensure_finds_the_end_by_itself(thing: Adapter, clocks: ManualKeeper) -> None:
     told: list[Hold] = []
     with pytest.raises(LeaseLost), thing.hold(ttl=30, on_lost=told.append) as hold:
-        keeper.suspend(40)
+        clocks.suspend(40)
         assert not hold.valid
         with pytest.raises(LeaseLost, match="not renewed in time"):
             hold.ensure()
@@ -397,14 +393,14 @@ def test_an_error_of_the_block_is_not_hidden_by_the_loss(thing: Adapter) -> None
 
 
 @over_each
-def test_a_lost_hold_can_be_entered_again(thing: Adapter, keeper: ManualKeeper) -> None:
+def test_a_lost_hold_can_be_entered_again(thing: Adapter, clocks: ManualKeeper) -> None:
     hold = thing.hold()
     with pytest.raises(LeaseLost), hold:
         expire(hold)
     with hold:
         assert hold.valid
         assert not hold.lost.is_set()
-        keeper.advance(100)
+        clocks.advance(100)
         assert hold.valid
 
 
@@ -413,21 +409,21 @@ def test_a_lost_hold_can_be_entered_again(thing: Adapter, keeper: ManualKeeper) 
 
 @over_each
 def test_who_waits_gets_it_when_the_dead_holder_runs_out(
-    thing: Adapter, keeper: ManualKeeper
+    thing: Adapter, clocks: ManualKeeper
 ) -> None:
     thing.take("dead", ttl=5)
     with thing.hold(wait=60) as hold:
         assert hold.valid
-        assert 5 <= keeper.passed <= 7
+        assert 5 <= clocks.passed <= 7
 
 
 @over_each
-def test_who_waited_in_vain_hears_who_has_it(thing: Adapter, keeper: ManualKeeper) -> None:
+def test_who_waited_in_vain_hears_who_has_it(thing: Adapter, clocks: ManualKeeper) -> None:
     with hold_elsewhere_of(thing) as rival:
         with pytest.raises(LeaseTimeout) as refusal, thing.hold(wait=5):
             pytest.fail("two hold it")
         assert refusal.value.holder == rival.holder
-        assert keeper.passed == pytest.approx(5)
+        assert clocks.passed == pytest.approx(5)
 
 
 def hold_elsewhere_of(thing: Adapter) -> Any:
@@ -436,7 +432,7 @@ def hold_elsewhere_of(thing: Adapter) -> Any:
 
 
 @over_each
-def test_the_wait_of_the_settings_is_the_default(thing: Adapter, keeper: ManualKeeper) -> None:
+def test_the_wait_of_the_settings_is_the_default(thing: Adapter, clocks: ManualKeeper) -> None:
     with (
         override_settings(LEASING={**settings_of(), "WAIT": 3}),
         hold_elsewhere_of(thing),
@@ -444,12 +440,12 @@ def test_the_wait_of_the_settings_is_the_default(thing: Adapter, keeper: ManualK
         thing.hold(),
     ):
         pytest.fail("two hold it")
-    assert keeper.passed == pytest.approx(3)
+    assert clocks.passed == pytest.approx(3)
 
 
 @over_each
 def test_who_waits_goes_on_renewing_what_else_it_holds(
-    thing: Adapter, keeper: ManualKeeper
+    thing: Adapter, clocks: ManualKeeper
 ) -> None:
     from leasing.models import Lease
 
@@ -471,29 +467,29 @@ def test_metadata_stands_on_the_lease_until_the_next_grant(thing: Adapter) -> No
 
 
 @over_each_with_terms
-def test_a_hold_ends_at_its_maximum(thing: Adapter, keeper: ManualKeeper) -> None:
+def test_a_hold_ends_at_its_maximum(thing: Adapter, clocks: ManualKeeper) -> None:
     with pytest.raises(LeaseLost, match="longest time"), thing.hold(ttl=10, max_hold=35) as hold:
         granted = hold.expires_at - timedelta(seconds=10)
-        keeper.advance(34)
+        clocks.advance(34)
         assert hold.valid
         assert hold.expires_at == granted + timedelta(seconds=35)
 
-        keeper.advance(1)
+        clocks.advance(1)
         assert_lost(hold, "longest time")
         assert_free(thing.what)
 
 
 @over_each_with_terms
-def test_the_grace_of_a_dead_holder_is_waited_for(thing: Adapter, keeper: ManualKeeper) -> None:
+def test_the_grace_of_a_dead_holder_is_waited_for(thing: Adapter, clocks: ManualKeeper) -> None:
     thing.grant(thing.hold(holder="dead", ttl=5, grace=20))
-    keeper.advance(6)
+    clocks.advance(6)
     with pytest.raises(LeaseHeld) as refusal, thing.hold():
         pytest.fail("the grace runs")
     assert refusal.value.expires_at == thing.row.expires_at + timedelta(seconds=20)
     with pytest.raises(AssertionError):
         assert_free(thing.what)
 
-    keeper.advance(19)
+    clocks.advance(19)
     assert_free(thing.what)
     with thing.hold():
         pass
@@ -509,7 +505,7 @@ def test_a_release_has_no_grace(thing: Adapter) -> None:
 
 @over_each_with_terms
 def test_a_higher_priority_asks_the_holder_to_yield_and_gets_it_at_the_deadline(
-    thing: Adapter, keeper: ManualKeeper
+    thing: Adapter, clocks: ManualKeeper
 ) -> None:
     asked: list[Hold] = []
     with pytest.raises(LeaseLost, match="boss"), thing.hold(ttl=10, on_yield=asked.append) as hold:
@@ -517,12 +513,12 @@ def test_a_higher_priority_asks_the_holder_to_yield_and_gets_it_at_the_deadline(
             pytest.fail("two hold it")
         assert asked == []
 
-        keeper.advance(25)
+        clocks.advance(25)
         assert asked == [hold]
         assert hold.yield_to == "boss"
         assert hold.valid
 
-        keeper.advance(5)
+        clocks.advance(5)
         assert_lost(hold, "boss, of higher priority")
         with thing.hold(holder="boss", priority=5) as after:
             assert after.yield_to == ""
@@ -531,7 +527,7 @@ def test_a_higher_priority_asks_the_holder_to_yield_and_gets_it_at_the_deadline(
 
 @over_each_with_terms
 def test_who_was_asked_is_not_asked_for_less_than_it_was_promised(
-    thing: Adapter, keeper: ManualKeeper
+    thing: Adapter, clocks: ManualKeeper
 ) -> None:
     with thing.hold(ttl=10) as hold:
         promised = hold.expires_at
@@ -545,19 +541,19 @@ def test_who_was_asked_is_not_asked_for_less_than_it_was_promised(
 @over_each_with_terms
 @pytest.mark.parametrize("priority", [-1, 0])
 def test_no_higher_priority_asks_for_nothing(
-    thing: Adapter, keeper: ManualKeeper, priority: int
+    thing: Adapter, clocks: ManualKeeper, priority: int
 ) -> None:
     with thing.hold(ttl=10) as hold:
         with pytest.raises(LeaseHeld), thing.hold(priority=priority, preempt_after=0):
             pytest.fail("two hold it")
-        keeper.advance(100)
+        clocks.advance(100)
         assert hold.valid
         assert hold.yield_to == ""
 
 
 @over_each_with_terms
 def test_who_waits_with_priority_gets_it_from_a_holder_that_yields(
-    thing: Adapter, keeper: ManualKeeper
+    thing: Adapter, clocks: ManualKeeper
 ) -> None:
     held = thing.hold(ttl=10, on_yield=Hold.release)
     with held, thing.hold(priority=1, preempt_after=60, wait=60) as hold:
@@ -585,12 +581,12 @@ def test_what_is_written_while_it_is_still_mine_stays(thing: Adapter) -> None:
 @pytest.mark.django_db
 @over_each_with_a_database
 def test_what_is_written_after_the_loss_is_rolled_back(
-    thing: Adapter, keeper: ManualKeeper
+    thing: Adapter, clocks: ManualKeeper
 ) -> None:
     with pytest.raises(LeaseLost), thing.hold(ttl=30) as hold, hold.still_mine():
         Order.objects.create(article="bell")
-        keeper.frozen = True
-        keeper.suspend(31)
+        clocks.frozen = True
+        clocks.suspend(31)
     assert not Order.objects.filter(article="bell").exists()
     assert "refused" in kinds(thing)
 
@@ -623,21 +619,21 @@ class TestClaim:
             assert_free(order)
 
     def test_all_are_renewed_while_the_block_runs(
-        self, thing: Adapter, keeper: ManualKeeper
+        self, thing: Adapter, clocks: ManualKeeper
     ) -> None:
         Order.objects.create(article="second")
         with Order.objects.claim(2, ttl=10) as claimed:
-            keeper.advance(100)
+            clocks.advance(100)
             claimed.ensure()
             assert [hold.valid for hold in claimed.holds] == [True, True]
 
     def test_one_that_was_lost_is_told_after_the_others_were_released(
-        self, thing: Adapter, keeper: ManualKeeper
+        self, thing: Adapter, clocks: ManualKeeper
     ) -> None:
         second = Order.objects.create(article="second")
         with pytest.raises(LeaseLost, match="revoked"), Order.objects.claim(2) as claimed:
             revoke(thing.what)
-            keeper.renew()
+            clocks.renew()
             with pytest.raises(LeaseLost):
                 claimed.ensure()
         assert_free(second)

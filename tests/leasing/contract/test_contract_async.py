@@ -55,10 +55,10 @@ def test_what_is_held_is_refused_to_a_coroutine(thing: Adapter) -> None:
 
 
 @over_each
-def test_the_keeper_renews_while_an_async_block_runs(thing: Adapter, keeper: ManualKeeper) -> None:
+def test_the_keeper_renews_while_an_async_block_runs(thing: Adapter, clocks: ManualKeeper) -> None:
     async def body() -> None:
         async with thing.hold(ttl=10) as hold:
-            await keeper.aadvance(100)
+            await clocks.aadvance(100)
             assert hold.valid
 
     async_to_sync(body)()
@@ -85,11 +85,11 @@ def test_the_body_is_cancelled_when_the_hold_is_lost(thing: Adapter) -> None:
 
 
 @over_each
-def test_the_body_is_cancelled_when_it_was_revoked(thing: Adapter, keeper: ManualKeeper) -> None:
+def test_the_body_is_cancelled_when_it_was_revoked(thing: Adapter, clocks: ManualKeeper) -> None:
     async def body() -> None:
         async with thing.hold():
             await arevoke(thing.what)
-            await keeper.arenew()
+            await clocks.arenew()
             await asyncio.sleep(3600)
 
     with pytest.raises(LeaseLost, match="revoked"):
@@ -233,7 +233,7 @@ def test_an_error_of_an_async_block_is_not_hidden_by_the_loss(thing: Adapter) ->
 
 
 @over_each
-def test_on_lost_is_called_once_for_an_async_block(thing: Adapter, keeper: ManualKeeper) -> None:
+def test_on_lost_is_called_once_for_an_async_block(thing: Adapter, clocks: ManualKeeper) -> None:
     told: list[Any] = []
 
     async def body() -> None:
@@ -243,7 +243,7 @@ def test_on_lost_is_called_once_for_an_async_block(thing: Adapter, keeper: Manua
 
     with pytest.raises(LeaseLost):
         async_to_sync(body)()
-    keeper.advance(100)
+    clocks.advance(100)
     assert len(told) == 1
 
 
@@ -271,7 +271,7 @@ def test_a_coroutine_that_waits_gets_it_when_another_releases(thing: Adapter) ->
 
 @over_each
 def test_a_coroutine_that_waited_in_vain_hears_who_has_it(
-    thing: Adapter, keeper: ManualKeeper
+    thing: Adapter, clocks: ManualKeeper
 ) -> None:
     async def body() -> None:
         assert not isinstance(thing.what, type(None))
@@ -282,7 +282,7 @@ def test_a_coroutine_that_waited_in_vain_hears_who_has_it(
             assert refusal.value.holder == "rival"
 
     async_to_sync(body)()
-    assert keeper.passed == pytest.approx(30)
+    assert clocks.passed == pytest.approx(30)
 
 
 @over_each

@@ -22,11 +22,10 @@ from leasing.testing import (
     assert_free,
     assert_held,
     assert_lost,
-    events_of,
     expire,
     revoke,
 )
-from tests.leasing.contract.adapters import Adapter, over_each_live
+from tests.leasing.contract.adapters import Adapter, kinds, over_each_live
 from tests.processes import wait_for
 
 #: Long enough for a loaded machine; nothing waits that long when all is well.
@@ -99,10 +98,6 @@ def test_a_revocation_is_heard_in_the_background_and_once(live_thing: Adapter) -
     ((lost, thread),) = told
     assert lost is hold
     assert thread is not threading.current_thread()
-
-
-def kinds(thing: Adapter) -> list[str]:
-    return [event.kind for event in events_of(thing.what)]
 
 
 @over_each_live
