@@ -44,7 +44,7 @@ def test_every_setting_has_a_type() -> None:
 
 
 def test_every_setting_that_the_code_reads_exists() -> None:
-    sources = Path(leasing.__file__).parent.glob("*.py")
+    sources = Path(leasing.__file__).parent.rglob("*.py")
     read = {
         node.attr
         for source in sources

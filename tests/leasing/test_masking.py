@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasing.masking import MASK, is_secret, masked
@@ -73,6 +73,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=25)
 @given(JSON)
 def test_a_secret_never_comes_through(value: Any) -> None:
     hidden = {"password": "hunter2", "rest": [value, {"nested": {"api_key": "hunter2"}}]}

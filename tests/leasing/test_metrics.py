@@ -274,14 +274,14 @@ def test_a_port_without_the_client_library_is_refused(monkeypatch: pytest.Monkey
         call_command("run_recovery", "--metrics-port", "0")
 
 
-def test_the_packages_do_without_the_client_library(process_env: dict[str, str]) -> None:
+def test_the_packages_do_without_the_client_library() -> None:
     code = (
         "import sys; sys.modules['prometheus_client'] = None\n"
         "import django; django.setup()\n"
         "import project.urls, tasks.management.commands.run_worker\n"
     )
 
-    subprocess.run([sys.executable, "-c", code], env=process_env, check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.usefixtures("counted")

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,13 @@ def run(folder: Path, *command: str) -> str:
     return ended.stdout
 
 
-def pytest_on(request: pytest.FixtureRequest, module: Path, *more: str) -> str:
+def pytest_on(request: pytest.FixtureRequest, *modules: Path, options: Sequence[str] = ()) -> str:
     # Where the package is installed the plugin comes with it.
     installed = request.config.pluginmanager.has_plugin("leasing")
     plugin = () if installed else ("-p", "leasing.pytest_plugin")
-    options = ("-W", "error", "-p", "no:cacheprovider", "--strict-markers", "-q")
-    return run(module.parent, "pytest", *plugin, *options, *more, module.name)
+    options = ("-W", "error", "-p", "no:cacheprovider", "--strict-markers", "-q", *options)
+    names = [module.name for module in modules]
+    return run(modules[0].parent, "pytest", *plugin, *options, *names)
 
 
 def examples() -> str:
@@ -57,22 +59,18 @@ def examples() -> str:
     return f"import pytest\n{text}\npytestmark = pytest.mark.django_db\n"
 
 
-def test_the_plugin_does_what_it_says(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    module = tmp_path / "test_cases.py"
-    shutil.copy(CASES, module)
+def test_the_cases_and_the_examples_of_the_page_pass(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    cases, shown = tmp_path / "test_cases.py", tmp_path / "test_examples.py"
+    shutil.copy(CASES, cases)
+    shown.write_text(examples())
 
-    printed = pytest_on(request, module)
-    source = module.read_text()
-    cases = len(re.findall(r"^( {4}|)(async )?def test_", source, re.MULTILINE))
-    assert f"{cases + 1} passed" in printed  # one of them is run twice
+    printed = pytest_on(request, cases, shown)
 
-
-def test_the_examples_are_tests_that_pass(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    module = tmp_path / "test_examples.py"
-    module.write_text(examples())
-
-    printed = pytest_on(request, module)
-    assert f"{module.read_text().count('def test_')} passed" in printed
+    number = len(re.findall(r"^( {4}|)(async )?def test_", cases.read_text(), re.MULTILINE))
+    number += 1  # one of them is run twice
+    assert f"{number + examples().count('def test_')} passed" in printed
 
 
 def test_the_examples_pass_under_djangos_own_runner(tmp_path: Path) -> None:
@@ -88,4 +86,4 @@ def test_a_project_without_django_is_left_alone(
     module = tmp_path / "test_sums.py"
     module.write_text("def test_sum():\n    assert 1 + 1 == 2\n")
 
-    assert "1 passed" in pytest_on(request, module, "-p", "no:django")
+    assert "1 passed" in pytest_on(request, module, options=["-p", "no:django"])

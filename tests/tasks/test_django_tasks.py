@@ -711,6 +711,7 @@ def test_backends_of_others_are_left_alone(settings: Settings) -> None:
     assert [each.alias for each in discovery._backends()] == ["ours"]
 
 
+@pytest.mark.once
 def test_a_backend_can_be_built_and_tasks_declared_before_there_are_models() -> None:
     code = (
         "from django.conf import settings\n"

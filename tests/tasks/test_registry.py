@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,9 @@ from leasing.exceptions import InvalidResource
 from tasks import handler, registry, sample
 from tasks.exceptions import TaskError, UnknownTask
 from tasks.models import Task
-from tests.conftest import Spawn
 from tests.factories import TaskFactory, claimed
 from tests.jobs import tasks as jobs
+from tests.plugin import ROOT
 
 pytestmark = pytest.mark.usefixtures("handlers")
 
@@ -108,7 +110,7 @@ def test_the_tasks_modules_of_installed_apps_are_found_at_start() -> None:
     assert registry.find("jobs.echo").function is jobs.echo
 
 
-def test_any_installed_apps_tasks_module_is_found(tmp_path: Path, spawn: Spawn) -> None:
+def test_any_installed_apps_tasks_module_is_found(tmp_path: Path) -> None:
     app = tmp_path / "bakery"
     app.mkdir()
     (app / "__init__.py").touch()
@@ -123,12 +125,16 @@ def test_any_installed_apps_tasks_module_is_found(tmp_path: Path, spawn: Spawn) 
         "from tasks import registry\nprint(registry.find('bakery.sell').function.__module__)"
     )
 
-    process = spawn(
-        ["-c", code], PYTHONPATH=str(tmp_path), DJANGO_SETTINGS_MODULE="bakery_settings"
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]),
+        "DJANGO_SETTINGS_MODULE": "bakery_settings",
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], env=env, capture_output=True, text=True
     )
 
-    assert process.wait(60) == 0, process.output
-    assert process.output == "bakery.tasks\n"
+    assert (done.stdout, done.stderr) == ("bakery.tasks\n", "")
 
 
 @override_settings(TASK_QUEUE={"QUEUES": ("mail",)})

@@ -134,11 +134,11 @@ def test_the_keeper_renews_it_for_as_long_as_the_block_runs(
     thing: Adapter, clocks: ManualKeeper
 ) -> None:
     with thing.hold(ttl=10) as hold:
-        clocks.advance(1000)
+        clocks.advance(100)
         assert hold.valid
         assert_held(thing.what, by=hold)
-        assert thing.row.renewals > 100
-        assert thing.row.acquired_at + timedelta(seconds=1000) == thing.row.now
+        assert thing.row.renewals > 10
+        assert thing.row.acquired_at + timedelta(seconds=100) == thing.row.now
     assert kinds(thing) == ["acquired", "released"]
 
 
@@ -450,7 +450,7 @@ def test_who_waits_goes_on_renewing_what_else_it_holds(
     from leasing.models import Lease
 
     with Lease.objects.hold("other", ttl=10) as other, hold_elsewhere_of(thing):
-        with pytest.raises(LeaseTimeout), thing.hold(wait=100):
+        with pytest.raises(LeaseTimeout), thing.hold(wait=30):
             pytest.fail("two hold it")
         assert other.valid
 
