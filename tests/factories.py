@@ -91,7 +91,8 @@ class TaskFactory(DjangoModelFactory[Task]):
         if state not in ("ready", "scheduled", "cancelled"):
             task = claimed(task, holder, ttl)
         _bring(task, state)
-        task.refresh_from_db()
+        if state != "running":  # as its claim has read it
+            task.refresh_from_db()
         return task
 
 
@@ -100,7 +101,7 @@ def claimed(task: Task, holder: str, ttl: float = 30.0) -> Task:
     # Or the claim would recover what the test has prepared.
     swept_at = operator.swept_at
     swept_at["default"] = max(clock(), swept_at.get("default", 0.0))
-    (mine,) = Task.objects.filter(pk=task.pk).claim(holder, ttl=ttl)
+    (mine,) = Task.objects.filter(pk=task.pk).claim(holder, queues=[task.queue], ttl=ttl)
     return mine
 
 

@@ -295,6 +295,7 @@ def test_at_its_end_a_process_gives_back_what_its_threads_still_hold(spawn: Any)
     assert "told" not in process.output
 
 
+@pytest.mark.once
 def test_a_hold_weighs_less_than_two_kibibytes(transactional_db: None) -> None:
     import gc
     import logging

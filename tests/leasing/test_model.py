@@ -221,7 +221,7 @@ def test_leases_behave_as_their_model(database_clock: DatabaseClock) -> None:
     run_state_machine_as_test(
         Leases,
         settings=settings(
-            max_examples=40,
+            max_examples=20,
             stateful_step_count=25,
             deadline=None,
             derandomize=True,
