@@ -15,7 +15,7 @@ from tests.brokers import free_ports
 from tests.conftest import Spawn
 from tests.processes import Process, wait_for
 
-ROUNDS = 20
+ROUNDS = 6
 
 
 def free_port() -> int:
@@ -60,6 +60,7 @@ def generators(spawn: Spawn) -> list[Process]:
     return [spawn([*run, "--name", name]) for name in ("left", "right")]
 
 
+@pytest.mark.once
 @pytest.mark.usefixtures("generators")
 def test_a_stop_sent_to_either_process_stops_the_one_generator(ports: list[int]) -> None:
     for number in range(ROUNDS):

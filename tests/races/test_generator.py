@@ -13,7 +13,7 @@ from tests.races.support import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-ROUNDS = 20
+ROUNDS = 10
 TTL = 4
 
 
@@ -49,7 +49,7 @@ def wish() -> GeneratorWish:
 
 
 @pytest.mark.usefixtures("generators")
-def test_after_a_stop_nothing_is_generated_twenty_times_of_twenty() -> None:
+def test_after_a_stop_nothing_is_generated_ten_times_of_ten() -> None:
     for round_number in range(1, ROUNDS + 1):
         start_generator(by="alice")
         produces()

@@ -21,7 +21,7 @@ if folder := os.environ.get("BROKER_FOLDER"):
         "data_folder_out": folder,
         "control_folder": f"{folder}-control",
     }
-#: Ten minutes of three plans, sixty times as fast: every 6, 15 and 60 seconds of a minute.
+#: Minutes of three plans, sixty times as fast: every 6, 15 and 60 seconds of a minute.
 app.conf.beat_schedule = {
     "often": {"task": "often", "schedule": 0.1},
     "regularly": {"task": "regularly", "schedule": 0.25},

@@ -21,7 +21,7 @@ from tests.races.support import PATIENCE, pause
 PLANS = {"often": 0.1, "regularly": 0.25, "rarely": 1.0}
 BEAT = "beat:project"
 TTL = 1
-FAULTS = (Process.kill, pause, Process.kill)
+FAULTS = (Process.kill, pause)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_two_beats_send_each_slot_once_whatever_happens_to_the_leader(
             beats.remove(leader)
             beats.append(start())
         leader.resume()  # and go on with what it had begun
-    wait_for_slots(100)  # ten minutes, at sixty times the speed
+    wait_for_slots(60)  # six minutes, at sixty times the speed
     for beat in beats:
         beat.terminate()
     for beat in beats:
