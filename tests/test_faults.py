@@ -21,7 +21,7 @@ from tests.fixtures import client_with
 from tests.pages import Page, get, signed_in
 from tests.processes import wait_for
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 CRASH, FREEZE = "/ops/demo/crash/", "/ops/demo/freeze/"
 VIEW, MAY = ("tasks.view_task", "tasks.view_worker"), "tasks.control_generator"

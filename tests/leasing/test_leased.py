@@ -37,6 +37,7 @@ in_earnest = pytest.mark.django_db(transaction=True)
 # Functions
 
 
+@pytest.mark.once
 def test_a_function_runs_under_its_lease_and_returns() -> None:
     @leased("report")
     def build() -> list[str]:
@@ -49,6 +50,7 @@ def test_a_function_runs_under_its_lease_and_returns() -> None:
     assert not iscoroutinefunction(build)
 
 
+@pytest.mark.once
 def test_a_lost_race_raises_and_the_body_does_not_run() -> None:
     @leased("report")
     def build() -> None:
@@ -60,6 +62,7 @@ def test_a_lost_race_raises_and_the_body_does_not_run() -> None:
         build()
 
 
+@pytest.mark.once
 def test_each_call_has_a_hold_of_its_own() -> None:
     @leased("report:{pk}")
     def build(pk: int, deeper: bool = False) -> list[str]:
@@ -80,6 +83,7 @@ class Shop:
     id = 7
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("resource", "args", "kwargs", "name"),
     [
@@ -106,6 +110,7 @@ def test_the_name_is_made_of_the_arguments(
     assert build(*args, **kwargs) == [name]
 
 
+@pytest.mark.once
 def test_a_name_without_its_argument_is_an_error_of_the_caller() -> None:
     @leased("report:{no_such_argument}")
     def build(pk: int) -> None: ...
@@ -122,6 +127,7 @@ async def agenerate() -> AsyncIterator[int]:
     yield 1
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("function", [generate, agenerate, partial(generate)])
 @pytest.mark.parametrize(
     "decorate", [leased("report"), once("report", window=3600), Leader("report").lead]
@@ -131,6 +137,7 @@ def test_a_generator_would_outlive_what_guards_its_call(decorate: Any, function:
         decorate(function)
 
 
+@pytest.mark.once
 def test_a_parameter_called_hold_is_given_the_hold() -> None:
     @leased("report:{pk}", ttl=10)
     def build(pk: int, hold: Hold) -> Hold:
@@ -142,6 +149,7 @@ def test_a_parameter_called_hold_is_given_the_hold() -> None:
     assert Lease.objects.get().ttl.total_seconds() == 10
 
 
+@pytest.mark.once
 def test_a_keyword_only_hold_is_given_too() -> None:
     @leased("report")
     def build(*, hold: Hold | None = None) -> bool:
@@ -150,6 +158,7 @@ def test_a_keyword_only_hold_is_given_too() -> None:
     assert build()
 
 
+@pytest.mark.once
 def test_the_options_are_those_of_a_hold(
     clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +179,7 @@ def test_the_options_are_those_of_a_hold(
     assert [hold.resource for hold in told] == ["report"]
 
 
+@pytest.mark.once
 def test_options_that_cannot_be_are_refused_at_the_call() -> None:
     @leased("report", ttl=0)
     def build() -> None: ...
@@ -178,6 +188,7 @@ def test_options_that_cannot_be_are_refused_at_the_call() -> None:
         build()
 
 
+@pytest.mark.once
 def test_an_error_of_the_body_is_raised_and_the_lease_released() -> None:
     @leased("report")
     def build() -> None:
@@ -189,6 +200,7 @@ def test_an_error_of_the_body_is_raised_and_the_lease_released() -> None:
     assert events("report") == ["acquired", "released"]
 
 
+@pytest.mark.once
 def test_a_refusal_that_the_body_raises_is_the_bodys() -> None:
     Lease.objects.acquire("something else", holder="bob")
 
@@ -260,6 +272,7 @@ VIEWS: dict[str, Any] = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", list(VIEWS))
 def test_a_view_answers_under_its_lease(name: str) -> None:
     response = VIEWS[name](RequestFactory().get("/"), pk=5)
@@ -268,6 +281,7 @@ def test_a_view_answers_under_its_lease(name: str) -> None:
     assert events("report:5") == ["acquired", "released"]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", list(VIEWS))
 def test_a_view_that_lost_the_race_answers_409(name: str) -> None:
     held = Lease.objects.acquire("report:5", holder="ann")
@@ -280,6 +294,7 @@ def test_a_view_that_lost_the_race_answers_409(name: str) -> None:
     assert events("report:5") == ["acquired"]
 
 
+@pytest.mark.once
 def test_what_is_given_a_request_beside_its_own_arguments_is_no_view() -> None:
     @leased("report:{pk}")
     def build(pk: int, lang: str, request: HttpRequest | None = None) -> None: ...
@@ -289,6 +304,7 @@ def test_what_is_given_a_request_beside_its_own_arguments_is_no_view() -> None:
         build(5, "en", request=RequestFactory().get("/"))
 
 
+@pytest.mark.once
 def test_a_view_that_waited_in_vain_answers_409_too(
     clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +338,7 @@ async def aview(request: HttpRequest) -> HttpResponse:
     return HttpResponse("done")
 
 
+@pytest.mark.once
 @in_earnest
 def test_a_coroutine_runs_under_its_lease_or_raises() -> None:
     assert iscoroutinefunction(abuild)
@@ -334,6 +351,7 @@ def test_a_coroutine_runs_under_its_lease_or_raises() -> None:
         async_to_sync(abuild)(5)  # type: ignore[call-arg]
 
 
+@pytest.mark.once
 @in_earnest
 def test_an_async_view_answers_or_refuses() -> None:
     request = AsyncRequestFactory().get("/")
@@ -347,6 +365,7 @@ def test_an_async_view_answers_or_refuses() -> None:
     assert async_to_sync(aview)(request).status_code == 409
 
 
+@pytest.mark.once
 @in_earnest
 def test_the_body_of_a_coroutine_is_cancelled_when_the_lease_is_lost() -> None:
     ended: list[str] = []

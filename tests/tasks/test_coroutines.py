@@ -81,6 +81,7 @@ def test_many_coroutines_run_at_a_time_on_one_thread_beside_those_that_threads_r
     assert Task.objects.filter(task_output="slept").count() == 20
 
 
+@pytest.mark.once
 def test_a_busy_thread_keeps_no_coroutine_waiting(sleeper: Sleeper, handlers: Handlers) -> None:
     opened = threading.Event()
     handlers["jobs.busy"] = lambda ctx: opened.wait(PATIENCE)
@@ -94,6 +95,7 @@ def test_a_busy_thread_keeps_no_coroutine_waiting(sleeper: Sleeper, handlers: Ha
         wait_for(lambda: states() == ["succeeded"] * 3)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("error", [ValueError("no luck"), SystemExit(3), asyncio.CancelledError()])
 def test_whatever_a_coroutine_raises_fails_its_attempt_and_not_the_loop(
     handlers: Handlers, error: BaseException
@@ -147,6 +149,7 @@ def renewed_often(settings: Settings) -> None:
     settings.LEASING = {"RENEW_EVERY": 0.3}
 
 
+@pytest.mark.once
 @pytest.mark.usefixtures("renewed_often")
 def test_a_lost_task_ends_its_coroutine(sleeper: Sleeper) -> None:
     task = TaskFactory(name="jobs.sleep", data={})
@@ -161,6 +164,7 @@ def test_a_lost_task_ends_its_coroutine(sleeper: Sleeper) -> None:
     assert attempts(task) == [(1, "lost")]
 
 
+@pytest.mark.once
 def test_coroutines_that_still_run_at_the_deadline_are_cancelled_and_given_back(
     sleeper: Sleeper,
 ) -> None:
@@ -175,6 +179,7 @@ def test_coroutines_that_still_run_at_the_deadline_are_cancelled_and_given_back(
     assert [attempts(task) for task in tasks] == [[(1, "returned")]] * 2
 
 
+@pytest.mark.once
 def test_a_coroutine_is_cancelled_when_its_timeout_is_over(
     sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +196,7 @@ def test_a_coroutine_is_cancelled_when_its_timeout_is_over(
     )
 
 
+@pytest.mark.once
 @pytest.mark.usefixtures("renewed_often")
 @pytest.mark.parametrize(
     ("then", "status"),
@@ -216,6 +222,7 @@ def test_a_coroutine_whose_task_is_cancelled_is_cancelled_at_its_await(
     assert row_of(task)["cancel_requested_by"] == "ann"
 
 
+@pytest.mark.once
 def test_a_blocked_loop_gets_no_more_to_do(
     handlers: Handlers, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:

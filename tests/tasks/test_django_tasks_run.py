@@ -93,6 +93,7 @@ def seen() -> Iterator[list[Any]]:
 # What a task is given, and returns
 
 
+@pytest.mark.once
 def test_a_task_gets_its_arguments_and_its_value_is_kept(work: Work) -> None:
     result = work(mails.send.enqueue("ann@example.org", subject="hello"))
 
@@ -101,14 +102,17 @@ def test_a_task_gets_its_arguments_and_its_value_is_kept(work: Work) -> None:
     assert (result.attempts, result.worker_ids, result.errors) == (1, ["ann"], [])
 
 
+@pytest.mark.once
 def test_a_coroutine_runs(work: Work) -> None:
     assert work(mails.send_async.enqueue("ann@example.org")).return_value == "ann@example.org"
 
 
+@pytest.mark.once
 def test_a_value_becomes_what_json_makes_of_it(work: Work) -> None:
     assert work(mails.returning.enqueue([1])).return_value == [[1]]
 
 
+@pytest.mark.once
 def test_a_value_that_is_not_json_fails_the_attempt(work: Work) -> None:
     result = work(mails.returning_object.enqueue())
 
@@ -116,6 +120,7 @@ def test_a_value_that_is_not_json_fails_the_attempt(work: Work) -> None:
     assert [error.exception_class for error in result.errors] == [TypeError]
 
 
+@pytest.mark.once
 def test_an_exception_fails_the_attempt_with_its_class_and_traceback(work: Work) -> None:
     result = work(mails.bounce.enqueue("bob@example.org"))
 
@@ -126,24 +131,28 @@ def test_an_exception_fails_the_attempt_with_its_class_and_traceback(work: Work)
     assert error.traceback.endswith("BouncedError: bob@example.org bounced\n")
 
 
+@pytest.mark.once
 def test_the_last_attempt_fails_the_task(work: Work) -> None:
     result = work(mails.once_only.enqueue())
 
     assert (result.status, result.is_finished, result.attempts) == (FAILED, True, 1)
 
 
+@pytest.mark.once
 def test_a_task_that_gives_up_is_not_tried_again(work: Work) -> None:
     result = work(mails.give_up.enqueue())
 
     assert (result.status, result.attempts) == (FAILED, 1)
 
 
+@pytest.mark.once
 def test_a_task_of_another_alias_runs_here_once_it_was_sent_here(work: Work) -> None:
     result = mails.for_elsewhere.using(backend="default").enqueue()
 
     assert work(result).return_value == "done"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["looking", "looking_async"])
 def test_a_task_that_takes_the_context_has_all_that_handlers_have(
     work: Work, seen: list[Any], name: str
@@ -165,6 +174,7 @@ def test_a_task_that_takes_the_context_has_all_that_handlers_have(
         context.no_such_thing()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["looking", "looking_async"])
 def test_the_context_of_a_later_attempt_tells_of_those_before(
     work: Work, seen: list[Any], name: str
@@ -185,6 +195,7 @@ def test_the_context_of_a_later_attempt_tells_of_those_before(
 # Signals
 
 
+@pytest.mark.once
 def test_a_task_that_ends_well_is_told_of_twice(work: Work, heard: Heard) -> None:
     result = work(mails.send.enqueue("a"))
 
@@ -198,6 +209,7 @@ def test_a_task_that_ends_well_is_told_of_twice(work: Work, heard: Heard) -> Non
     assert finished[3] is None
 
 
+@pytest.mark.once
 def test_its_failure_is_told_in_the_except_block_of_its_exception(work: Work, heard: Heard) -> None:
     result = work(mails.once_only.enqueue())
 
@@ -209,6 +221,7 @@ def test_its_failure_is_told_in_the_except_block_of_its_exception(work: Work, he
     assert told.errors[0].exception_class is mails.BouncedError
 
 
+@pytest.mark.once
 def test_an_attempt_that_is_followed_by_another_finishes_nothing(work: Work, heard: Heard) -> None:
     work(mails.bounce.enqueue("a"))
 
@@ -227,6 +240,7 @@ def test_a_task_whose_last_worker_died_ends_where_it_is_recovered(heard: Heard) 
     assert told.errors[0].exception_class is LeaseLost
 
 
+@pytest.mark.once
 def test_a_cancelled_task_is_told_to_have_finished(heard: Heard) -> None:
     result = mails.send.enqueue("a")
 
@@ -299,6 +313,7 @@ def test_an_end_that_is_rolled_back_is_not_told(heard: Heard) -> None:
     assert heard == []
 
 
+@pytest.mark.once
 @pytest.mark.usefixtures("unheard")
 def test_what_was_claimed_before_its_task_was_declared_is_told_all_the_same(
     heard: Heard, monkeypatch: pytest.MonkeyPatch
@@ -313,6 +328,7 @@ def test_what_was_claimed_before_its_task_was_declared_is_told_all_the_same(
     assert [told for _, _, told, _ in heard] == [task_backends["default"].get_result(result.id)]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
 def test_a_result_is_made_only_where_somebody_hears_of_it(
     work: Work, level: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -336,6 +352,7 @@ def test_a_result_is_made_only_where_somebody_hears_of_it(
     assert (len(made), len(said)) == (expected, expected)
 
 
+@pytest.mark.once
 def test_what_a_task_does_to_its_arguments_is_not_what_it_was_given(
     work: Work, heard: Heard
 ) -> None:
@@ -345,6 +362,7 @@ def test_what_a_task_does_to_its_arguments_is_not_what_it_was_given(
     assert [told.args for _, _, told, _ in heard] == [[["a"]], [["a"]]]
 
 
+@pytest.mark.once
 def test_other_handlers_are_none_of_djangos_business(
     heard: Heard, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -354,6 +372,7 @@ def test_other_handlers_are_none_of_djangos_business(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+@pytest.mark.once
 def test_a_receiver_that_raises_harms_nobody(work: Work) -> None:
     def receiver(**kwargs: Any) -> None:
         raise RuntimeError("a receiver of somebody's")
@@ -369,6 +388,7 @@ def test_a_receiver_that_raises_harms_nobody(work: Work) -> None:
     assert (result.status, result.errors) == (SUCCESSFUL, [])
 
 
+@pytest.mark.once
 def test_django_logs_the_end_with_the_traceback(
     work: Work, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -413,6 +433,7 @@ def test_one_worker_runs_named_handlers_and_djangos_tasks() -> None:
     assert values == [{"address": "a", "subject": ""}, "b"]
 
 
+@pytest.mark.once
 def test_a_task_can_still_be_called_as_the_function_it_is() -> None:
     assert mails.send.call("a") == {"address": "a", "subject": ""}
     assert mails.returning.call("a") == ("a",)

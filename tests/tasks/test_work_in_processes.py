@@ -20,7 +20,11 @@ from tests.processes import wait_for
 from tests.tasks.support import attempt, attempts, row_of
 from tests.tasks.workers import ended, watching_once, working
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("quick"),
+    pytest.mark.once,
+]
 
 #: Seconds in which workers and children start, on a loaded machine.
 START_PATIENCE = 60.0
