@@ -16,6 +16,8 @@ from tests.brokers import free_ports
 from tests.conftest import Spawn
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def port() -> int:

@@ -52,6 +52,7 @@ def beat_entry() -> BeatEntry:
     return entry
 
 
+@pytest.mark.once
 def test_an_entry_of_a_beat_says_whether_its_latest_slot_was_sent() -> None:
     viewer = signed_in("leasing.view_beatentry", is_staff=True)
     entry = beat_entry()
@@ -68,6 +69,7 @@ def noted(lease: Lease) -> AuditEntry:
     return audit.record("olga", "revoke", Lease, keys=[lease.pk], changed=1, reason="it hangs")
 
 
+@pytest.mark.once
 def test_every_model_is_read_only_even_for_a_superuser(admin_client: Client) -> None:
     lease = LeaseFactory()
     for row in (lease, LeaseEvent.objects.get(), once(), noted(lease), beat_entry()):
@@ -81,6 +83,7 @@ def test_every_model_is_read_only_even_for_a_superuser(admin_client: Client) -> 
         assert 'name="_save"' not in page.html and "hunter2" not in page.text
 
 
+@pytest.mark.once
 def test_a_lease_shows_its_state_and_leads_to_its_events_and_its_page(viewer: Client) -> None:
     lease = LeaseFactory(resource="berth: a & b", state="expired")
     page = get(viewer, f"{LEASES}{lease.pk}/change/")
@@ -95,6 +98,7 @@ def test_a_lease_shows_its_state_and_leads_to_its_events_and_its_page(viewer: Cl
     assert f"{LEASES}{lease.pk}/change/" in events.links
 
 
+@pytest.mark.once
 def test_an_event_of_a_model_that_is_gone_still_shows(viewer: Client) -> None:
     lease = LeaseFactory()
     LeaseEvent(model="shop.order", key="1", resource="order 1", kind="acquired").save()
@@ -167,6 +171,7 @@ def test_a_list_costs_the_same_however_long_it_is(viewer: Client) -> None:
 FEW = {Schedule, ScheduleSlot}
 
 
+@pytest.mark.once
 def test_no_list_filters_sorts_or_counts_by_what_has_no_index() -> None:
     for model, site in admin.site._registry.items():
         if model._meta.app_label in ("leasing", "tasks"):
@@ -189,6 +194,7 @@ def test_the_paginator_counts_no_further_than_its_cap(monkeypatch: pytest.Monkey
 # Actions
 
 
+@pytest.mark.once
 def test_a_revocation_asks_first_and_states_its_consequence(operator: Client) -> None:
     lease = LeaseFactory(resource="berth")
     before = stored(lease)
@@ -199,6 +205,7 @@ def test_a_revocation_asks_first_and_states_its_consequence(operator: Client) ->
     assert stored(lease) == before
 
 
+@pytest.mark.once
 def test_a_confirmed_revocation_calls_the_same_service(operator: Client) -> None:
     held, over = LeaseFactory(), LeaseFactory(state="released")
     said = {"confirmed": "yes", "reason": "they hang"}
@@ -210,6 +217,7 @@ def test_a_confirmed_revocation_calls_the_same_service(operator: Client) -> None
     assert LogEntry.objects.filter(object_id=str(held.pk)).exists()
 
 
+@pytest.mark.once
 def test_a_revocation_without_a_reason_asks_again(operator: Client) -> None:
     lease = LeaseFactory()
     before = stored(lease)
@@ -217,6 +225,7 @@ def test_a_revocation_without_a_reason_asks_again(operator: Client) -> None:
     assert stored(lease) == before
 
 
+@pytest.mark.once
 def test_a_revocation_needs_its_permission(viewer: Client) -> None:
     lease = LeaseFactory()
     before = stored(lease)
@@ -226,6 +235,7 @@ def test_a_revocation_needs_its_permission(viewer: Client) -> None:
     assert stored(lease) == before
 
 
+@pytest.mark.once
 def test_an_action_takes_no_more_rows_than_it_says(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +250,7 @@ def test_an_action_takes_no_more_rows_than_it_says(
     assert AuditEntry.objects.get().target["filter"] == {}
 
 
+@pytest.mark.once
 def test_everything_chosen_is_fixed_to_what_was_asked_about(operator: Client) -> None:
     leases = [LeaseFactory() for _ in range(2)]
     sent = hidden(Page(act(operator, leases[:1], select_across="1")))
@@ -249,6 +260,7 @@ def test_everything_chosen_is_fixed_to_what_was_asked_about(operator: Client) ->
     assert "2 of 2 leases." in Page(page).text
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("picked", ["", "[", "[1]", '[["x", 1]]', "{}x", '[[1, "x"]]'])
 def test_what_no_page_has_sent_is_refused(operator: Client, picked: str) -> None:
     lease = LeaseFactory()
@@ -256,6 +268,7 @@ def test_what_no_page_has_sent_is_refused(operator: Client, picked: str) -> None
     assert act(operator, [lease], **said).status_code == 403
 
 
+@pytest.mark.once
 def test_a_lease_that_another_got_meanwhile_is_left_to_them(operator: Client) -> None:
     lease = LeaseFactory()
     sent = hidden(Page(act(operator, [lease])))
@@ -272,6 +285,7 @@ def hidden(page: Page) -> dict[str, str]:
     return {name: unescape(value) for name, value in fields}
 
 
+@pytest.mark.once
 def test_hostile_names_are_inert(operator: Client) -> None:
     lease = LeaseFactory(resource="<script>alert(1)</script>", holder="<b>bob</b>")
     pages = [get(operator, LEASES), get(operator, EVENTS), Page(act(operator, [lease]))]
@@ -279,6 +293,7 @@ def test_hostile_names_are_inert(operator: Client) -> None:
         assert "<script>alert" not in page.html and "<b>bob" not in page.html
 
 
+@pytest.mark.once
 def test_the_confirmation_costs_a_fixed_number_of_queries(operator: Client) -> None:
     def cost(leases: list[Lease]) -> int:
         with queries() as sent:

@@ -13,7 +13,7 @@ from pytest_django import Settings
 from leasing.models import Lease
 from tests.api_calls import BODIES, call
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 TERM = {"resource": "crane:1", "holder": "me"}
 #: What each route asks for.

@@ -18,7 +18,7 @@ from leasing.models import Lease
 from tasks.models import Task
 from tests.api_calls import BODIES, call
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("compatible")]
+pytestmark = [pytest.mark.django_db, pytest.mark.once, pytest.mark.usefixtures("compatible")]
 
 
 def nested(depth: int) -> bytes:

@@ -21,10 +21,12 @@ VIEW = "leasing.view_auditentry"
 viewer = client_with(VIEW, "tasks.view_task")
 
 
+@pytest.mark.once
 def test_without_permission_it_is_closed() -> None:
     assert signed_in("tasks.view_task").get(AUDIT).status_code == 403
 
 
+@pytest.mark.once
 def test_an_entry_tells_who_did_what_to_which_row_and_why(viewer: Client) -> None:
     audit.record("olga", "retry", Task, keys=[17], changed=1, reason="again, please", via="page")
     page = get(viewer, AUDIT)
@@ -32,6 +34,7 @@ def test_an_entry_tells_who_did_what_to_which_row_and_why(viewer: Client) -> Non
     assert "/ops/tasks/17/" in page.links
 
 
+@pytest.mark.once
 def test_what_came_of_it_is_told(viewer: Client) -> None:
     audit.record("olga", "retry", Task, keys=[1, 2, 3], changed=1, skipped={"it runs": 2})
     audit.record("olga", "cancel", Task, filter={"state": "ready", "q": ""}, asked=5, changed=5)
@@ -47,6 +50,7 @@ def test_what_came_of_it_is_told(viewer: Client) -> None:
     assert "Discard vanished.thing 9 broken off olga just now ?" in text
 
 
+@pytest.mark.once
 def test_many_rows_are_named_in_part(viewer: Client) -> None:
     audit.record("olga", "retry", Task, keys=list(range(100, 140)), changed=40)
     text = get(viewer, AUDIT).text
@@ -70,6 +74,7 @@ def test_entries_are_found_by_who_what_and_which(viewer: Client) -> None:
     assert "Nothing was done that fits." in get(viewer, f"{AUDIT}?by=nina").text
 
 
+@pytest.mark.once
 def test_its_links_lead_to_the_same_filter(viewer: Client) -> None:
     audit.record("o&l=ga", "retry", Task, keys=[17], changed=1)
     page = get(viewer, f"{AUDIT}?verb=retry")
@@ -90,11 +95,13 @@ def test_it_is_paged_by_key(viewer: Client) -> None:
     assert_cheap(statements)
 
 
+@pytest.mark.once
 def test_an_address_that_makes_no_sense_is_refused(viewer: Client) -> None:
     page = Page(viewer.get(AUDIT, {"at": "nonsense"}))
     assert page.status == 400 and "names no page" in page.text
 
 
+@pytest.mark.once
 def test_markup_in_it_is_inert(viewer: Client) -> None:
     audit.record("<b>o", "<i>x", Task, keys=["<u>1"], changed=1, reason="<script>1</script>")
     page = get(viewer, AUDIT)

@@ -67,6 +67,7 @@ def test_each_situation_is_recognised_and_answered_in_full(code: str) -> None:
     assert "sign" not in json.loads(json.dumps(answer.as_json()))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("code", SITUATIONS)
 def test_revoking_is_offered_where_somebody_has_it(code: str) -> None:
     answer = explained(SITUATIONS[code]())
@@ -86,6 +87,7 @@ def test_takeovers_of_long_ago_are_no_flapping() -> None:
     assert explained(lease).code == "running_ok"
 
 
+@pytest.mark.once
 def test_who_took_it_is_told_by_the_events() -> None:
     lease: Lease = LeaseFactory(holder="ann", state="revoked")
 

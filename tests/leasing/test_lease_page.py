@@ -29,6 +29,7 @@ def url_of(lease: Lease, verb: str = "detail") -> str:
     return reverse(f"leasing:{verb}", args=[lease.lease_id])
 
 
+@pytest.mark.once
 def test_an_active_lease_says_who_holds_it_and_what_happens_next(viewer: Client) -> None:
     lease = LeaseFactory(holder="dora")
     text = get(viewer, url_of(lease)).text
@@ -38,6 +39,7 @@ def test_an_active_lease_says_who_holds_it_and_what_happens_next(viewer: Client)
     assert f"Fencing token {lease.fencing_token}" in text
 
 
+@pytest.mark.once
 def test_lateness_has_three_steps(viewer: Client, database_clock: DatabaseClock) -> None:
     lease = LeaseFactory(holder="dora", renewals=1)
 
@@ -55,6 +57,7 @@ def test_lateness_has_three_steps(viewer: Client, database_clock: DatabaseClock)
     assert seen() == "neither renewed it"
 
 
+@pytest.mark.once
 def test_all_times_are_the_databases(viewer: Client, database_clock: DatabaseClock) -> None:
     lease = LeaseFactory()
     database_clock.advance(12)
@@ -63,23 +66,27 @@ def test_all_times_are_the_databases(viewer: Client, database_clock: DatabaseClo
     assert 'data-now="2030-01-01T00:00:12' in page.html
 
 
+@pytest.mark.once
 def test_a_revoked_lease_says_by_whom_and_why(viewer: Client) -> None:
     lease = LeaseFactory(holder="dora")
     Lease.objects.filter(pk=lease.pk).revoke("she is on leave", "olga")
     assert "It was taken from dora by olga: she is on leave." in get(viewer, url_of(lease)).text
 
 
+@pytest.mark.once
 def test_a_released_lease_says_that_its_holder_gave_it_back(viewer: Client) -> None:
     lease = LeaseFactory(holder="dora", state="released")
     assert "dora gave it back." in get(viewer, url_of(lease)).text
 
 
+@pytest.mark.once
 def test_a_lease_that_nobody_ever_held_says_so(viewer: Client) -> None:
     text = get(viewer, url_of(LeaseFactory(state="free"))).text
     assert "Nobody has ever held it." in text
     assert "Nothing needs doing." in text
 
 
+@pytest.mark.once
 def test_the_timeline_shows_a_takeover_with_rising_tokens(viewer: Client) -> None:
     first = LeaseFactory(resource="berth", holder="dora")
     expire(first)
@@ -114,6 +121,7 @@ def test_a_lease_costs_the_same_however_much_happened_to_it(viewer: Client) -> N
     assert len(sent_by(viewer, url_of(lease))) == len(few) <= 8
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("key", ["999", "task:999", "nobody:1", "x", "task:x", "lease:1", "9" * 30])
 def test_a_lease_that_does_not_exist_answers_404(viewer: Client, key: str) -> None:
     LeaseFactory()
@@ -123,6 +131,7 @@ def test_a_lease_that_does_not_exist_answers_404(viewer: Client, key: str) -> No
 # Revoke
 
 
+@pytest.mark.once
 def test_a_revocation_takes_the_lease_and_remembers_who_and_why(operator: Client) -> None:
     lease = LeaseFactory(holder="dora")
     said = {"reason": "she hangs", "typed": lease.resource}
@@ -134,6 +143,7 @@ def test_a_revocation_takes_the_lease_and_remembers_who_and_why(operator: Client
     assert stored(lease)["fencing_token"] > lease.fencing_token
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("reason", ["", "  ", "x" * 501])
 def test_a_revocation_without_a_usable_reason_changes_nothing(
     operator: Client, reason: str
@@ -148,6 +158,7 @@ def test_a_revocation_without_a_usable_reason_changes_nothing(
     assert stored(lease) == before
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("typed", ["", "berth", "BERTH:1"])
 def test_a_revocation_needs_the_name_typed(operator: Client, typed: str) -> None:
     lease = LeaseFactory(resource="berth:1")
@@ -158,6 +169,7 @@ def test_a_revocation_needs_the_name_typed(operator: Client, typed: str) -> None
     assert stored(lease) == before
 
 
+@pytest.mark.once
 def test_a_second_revocation_says_that_nothing_changed(operator: Client) -> None:
     lease = LeaseFactory()
     for words in ("Taken from", "Nothing changed"):
@@ -167,6 +179,7 @@ def test_a_second_revocation_says_that_nothing_changed(operator: Client) -> None
     assert LeaseEvent.objects.filter(kind="revoked").count() == 1
 
 
+@pytest.mark.once
 def test_a_revocation_leads_back_only_to_this_site(operator: Client) -> None:
     task = TaskFactory(state="running")
     url = reverse("leasing:revoke", args=[task.lease_id])
@@ -180,6 +193,7 @@ def test_a_revocation_leads_back_only_to_this_site(operator: Client) -> None:
     assert response["Location"] == "/ops/"
 
 
+@pytest.mark.once
 def test_terms_are_drawn_with_refused_writes_and_told_in_a_table(viewer: Client) -> None:
     first = LeaseFactory(resource="berth", holder="dora")
     expire(first)
@@ -195,6 +209,7 @@ def test_terms_are_drawn_with_refused_writes_and_told_in_a_table(viewer: Client)
     assert "Term 1 dora" in page.text[page.text.index("As a table") :]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("state", ["free", "active", "expired", "released", "revoked"])
 def test_every_lease_answers_the_five_questions_in_their_order(viewer: Client, state: str) -> None:
     text = get(viewer, url_of(LeaseFactory(state=state))).text
@@ -203,6 +218,7 @@ def test_every_lease_answers_the_five_questions_in_their_order(viewer: Client, s
     assert places == sorted(places)
 
 
+@pytest.mark.once
 def test_a_revocation_is_in_the_ledger_of_audits(operator: Client) -> None:
     lease = LeaseFactory(resource="berth")
     operator.post(url_of(lease, "revoke"), {"reason": "she hangs", "typed": "berth"})

@@ -28,12 +28,14 @@ def url_of(lease: Lease, verb: str = "detail") -> str:
 # Who may see and do what
 
 
+@pytest.mark.once
 def test_an_anonymous_visitor_is_sent_to_sign_in_and_back(client: Client) -> None:
     response = client.get(LIST, {"state": "active"})
     assert response.status_code == 302
     assert response["Location"] == "/login/?next=/ops/leases/%3Fstate%3Dactive"
 
 
+@pytest.mark.once
 def test_without_permission_pages_answer_403() -> None:
     lease = LeaseFactory()
     client = signed_in()
@@ -41,10 +43,12 @@ def test_without_permission_pages_answer_403() -> None:
     assert client.get(url_of(lease)).status_code == 403
 
 
+@pytest.mark.once
 def test_to_be_staff_is_no_permission() -> None:
     assert signed_in(is_staff=True).get(LIST).status_code == 403
 
 
+@pytest.mark.once
 def test_a_revocation_without_permission_answers_403_and_changes_nothing(viewer: Client) -> None:
     lease = LeaseFactory()
     before = stored(lease)
@@ -53,6 +57,7 @@ def test_a_revocation_without_permission_answers_403_and_changes_nothing(viewer:
     assert stored(lease) == before
 
 
+@pytest.mark.once
 def test_a_revocation_needs_a_csrf_token() -> None:
     lease = LeaseFactory()
     client = Client(enforce_csrf_checks=True)
@@ -62,6 +67,7 @@ def test_a_revocation_needs_a_csrf_token() -> None:
     assert stored(lease) == before
 
 
+@pytest.mark.once
 def test_get_changes_nothing(operator: Client) -> None:
     lease = LeaseFactory()
     before = stored(lease)
@@ -70,12 +76,14 @@ def test_get_changes_nothing(operator: Client) -> None:
     assert stored(lease) == before
 
 
+@pytest.mark.once
 def test_who_may_not_revoke_sees_no_form(viewer: Client, operator: Client) -> None:
     lease = LeaseFactory()
     assert url_of(lease, "revoke") not in get(viewer, url_of(lease)).forms
     assert url_of(lease, "revoke") in get(operator, url_of(lease)).forms
 
 
+@pytest.mark.once
 def test_pages_are_not_kept_by_caches(viewer: Client) -> None:
     assert "no-store" in viewer.get(LIST)["Cache-Control"]
 
@@ -134,6 +142,7 @@ def test_a_task_is_found_by_its_id(viewer: Client) -> None:
         assert get(viewer, f"{LIST}?q={text}").names == [f"/api/tasks/{task.pk}"]
 
 
+@pytest.mark.once
 def test_an_unknown_state_is_refused_and_says_which_there_are(viewer: Client) -> None:
     page = get(viewer, f"{LIST}?state=bogus")
     assert page.status == 400
@@ -177,11 +186,13 @@ def test_a_list_costs_the_same_however_long_it_is(viewer: Client) -> None:
     assert not any("task_data" in sql or "last_error" in sql for sql in many)
 
 
+@pytest.mark.once
 def test_an_empty_list_says_so(viewer: Client) -> None:
     assert "Nothing has been leased yet." in get(viewer, LIST).text
     assert "None is expired and renewed." in get(viewer, f"{LIST}?state=expired&renewed=1").text
 
 
+@pytest.mark.once
 def test_hostile_names_are_inert(viewer: Client) -> None:
     hostile = '<script>alert(1)</script>"><img src=x onerror=alert(1)>'
     lease = LeaseFactory(resource=hostile, holder=f"{hostile}!")
@@ -194,6 +205,7 @@ def test_hostile_names_are_inert(viewer: Client) -> None:
 # Live
 
 
+@pytest.mark.once
 def test_a_poll_gets_the_page_without_its_frame(viewer: Client) -> None:
     LeaseFactory(resource="berth")
     page = get(viewer, LIST, x_live="1")
@@ -202,6 +214,7 @@ def test_a_poll_gets_the_page_without_its_frame(viewer: Client) -> None:
     assert "X-Live" in viewer.get(LIST)["Vary"]
 
 
+@pytest.mark.once
 def test_a_poll_leaves_messages_for_the_page(operator: Client) -> None:
     lease = LeaseFactory(holder="dora")
     operator.post(url_of(lease, "revoke"), {"reason": "x", "typed": lease.resource})
@@ -212,6 +225,7 @@ def test_a_poll_leaves_messages_for_the_page(operator: Client) -> None:
 # In another site
 
 
+@pytest.mark.once
 @pytest.mark.urls("tests.leasing.urls_alone")
 def test_the_pages_stand_alone_under_any_prefix(operator: Client) -> None:
     lease, task = LeaseFactory(), TaskFactory(state="running")

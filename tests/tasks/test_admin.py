@@ -89,6 +89,7 @@ def rows(page: Page) -> set[str]:
     return {link.split("?")[0] for link in page.links}
 
 
+@pytest.mark.once
 def test_every_model_is_read_only_even_for_a_superuser(admin_client: Client) -> None:
     for row in one_of_each():
         name = f"admin:tasks_{row._meta.model_name}"
@@ -100,6 +101,7 @@ def test_every_model_is_read_only_even_for_a_superuser(admin_client: Client) -> 
         assert page.status == 200 and 'name="_save"' not in page.html, url
 
 
+@pytest.mark.once
 def test_task_attempts_and_worker_lead_to_each_other(viewer: Client) -> None:
     worker = WorkerFactory(name="dora & son")
     task = TaskFactory(state="recovered", holder="dora & son")
@@ -122,6 +124,7 @@ def test_task_attempts_and_worker_lead_to_each_other(viewer: Client) -> None:
     assert f"{TASKS}{running.pk}/change/" in rows(does) and "1 task" in does.text
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("state", "sign"),
     [
@@ -151,6 +154,7 @@ def test_the_search_finds_ids_exact_names_and_keys(viewer: Client, handlers: Han
     assert "0 results" in get(viewer, f"{TASKS}?q=mail").text
 
 
+@pytest.mark.once
 def test_nobody_is_led_to_what_they_may_not_see() -> None:
     task = TaskFactory(state="running")
     page = get(signed_in("tasks.view_task", is_staff=True), f"{TASKS}{task.pk}/change/")
@@ -231,6 +235,7 @@ def test_a_page_loads_its_large_columns_at_once_and_costs_the_same(viewer: Clien
     assert_cheap(sql)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "state", ["ready", "scheduled", "running", "stuck", "dead", "succeeded", "cancelled"]
 )
@@ -253,6 +258,7 @@ def test_workers_are_filtered_by_state(viewer: Client, state: str) -> None:
     assert f"{state}-worker" in page.text and "1 worker" in page.text
 
 
+@pytest.mark.once
 def test_hostile_text_is_inert(viewer: Client, handlers: Handlers) -> None:
     hostile = "<script>alert(1)</script>"
     handlers[hostile] = lambda ctx, **data: None
@@ -266,6 +272,7 @@ def test_hostile_text_is_inert(viewer: Client, handlers: Handlers) -> None:
 # Actions
 
 
+@pytest.mark.once
 def test_an_act_asks_first_and_then_calls_the_service_of_the_pages(operator: Client) -> None:
     dead, done = TaskFactory(state="dead"), TaskFactory(state="succeeded")
     page = act(operator, "retry", [dead, done])
@@ -282,12 +289,14 @@ def test_an_act_asks_first_and_then_calls_the_service_of_the_pages(operator: Cli
     assert (entry.asked, entry.changed, entry.skipped) == (2, 1, {"done": 1})
 
 
+@pytest.mark.once
 def test_what_none_fits_cannot_be_confirmed(operator: Client) -> None:
     page = act(operator, "retry", [TaskFactory()])
     assert "It would change none of the 1 chosen. Left as they are: 1 waiting." in page.text
     assert 'type="submit" class="default"' not in page.html
 
 
+@pytest.mark.once
 def test_from_its_page_a_task_is_acted_on_and_shown_again(operator: Client) -> None:
     task = TaskFactory(state="dead")
     page = act(operator, "retry", [task], from_row="yes")
@@ -297,6 +306,7 @@ def test_from_its_page_a_task_is_acted_on_and_shown_again(operator: Client) -> N
     assert row_of(task)["status"] == "ready"
 
 
+@pytest.mark.once
 def test_what_was_claimed_anew_since_it_was_asked_about_is_left(operator: Client) -> None:
     task = TaskFactory(state="running")
     sent = hidden(act(operator, "revoke", [task]))
@@ -309,6 +319,7 @@ def test_what_was_claimed_anew_since_it_was_asked_about_is_left(operator: Client
     assert row_of(task)["holder"] == "another" and row_of(task)["status"] == "running"
 
 
+@pytest.mark.once
 def test_a_revocation_takes_running_tasks_with_a_reason_and_the_name(operator: Client) -> None:
     task = TaskFactory(state="running")
     name = f"/api/tasks/{task.pk}"
@@ -323,6 +334,7 @@ def test_a_revocation_takes_running_tasks_with_a_reason_and_the_name(operator: C
     assert row_of(task)["last_error"] == "revoked by olga: she hangs"
 
 
+@pytest.mark.once
 def test_a_cancellation_ends_what_waits_and_asks_what_runs_with_a_reason(
     operator: Client,
 ) -> None:
@@ -339,6 +351,7 @@ def test_a_cancellation_ends_what_waits_and_asks_what_runs_with_a_reason(
     assert row_of(tasks[0])["last_error"] == "cancelled by olga: wrong month"
 
 
+@pytest.mark.once
 def test_a_discard_deletes_without_collecting_and_is_remembered(operator: Client) -> None:
     done, running = TaskFactory(state="succeeded"), TaskFactory(state="running")
     assert "delete_selected" not in get(operator, TASKS).html
@@ -349,6 +362,7 @@ def test_a_discard_deletes_without_collecting_and_is_remembered(operator: Client
     assert entry.is_deletion() and entry.object_id == str(done.pk)
 
 
+@pytest.mark.once
 def test_a_reschedule_moves_what_waits(operator: Client, queues: None) -> None:
     task = TaskFactory(state="scheduled")
     data = {"confirmed": "yes", "queue": "mail", "at_once": "on", "reason": ""}
@@ -357,6 +371,7 @@ def test_a_reschedule_moves_what_waits(operator: Client, queues: None) -> None:
     assert row_of(task)["queue"] == "mail" and Task.objects.ready().exists()
 
 
+@pytest.mark.once
 def test_queues_are_paused_with_a_reason_and_resumed(operator: Client) -> None:
     queue = Queue.objects.create(name="default")
     assert "Say why" in act(operator, "pause", [queue], QUEUES, confirmed="yes").text
@@ -372,6 +387,7 @@ def test_queues_are_paused_with_a_reason_and_resumed(operator: Client) -> None:
 STATES = {"retry": "dead", "reschedule": "ready", "cancel": "ready", "discard": "dead"}
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("action", "state"), [*STATES.items(), ("revoke", "running")])
 def test_an_action_needs_its_permission(viewer: Client, action: str, state: str) -> None:
     task = TaskFactory(state=state)
@@ -382,6 +398,7 @@ def test_an_action_needs_its_permission(viewer: Client, action: str, state: str)
     assert row_of(task) == before
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("action", [*VERBS, "revoke"])
 def test_nothing_is_done_while_read_only(operator: Client, settings: Settings, action: str) -> None:
     settings.LEASING = {"READ_ONLY": True}
@@ -393,6 +410,7 @@ def test_nothing_is_done_while_read_only(operator: Client, settings: Settings, a
     assert row_of(task) == before and not AuditEntry.objects.exists()
 
 
+@pytest.mark.once
 def test_a_change_needs_the_token_of_the_form_and_a_post(operator: Client) -> None:
     task = TaskFactory(state="dead")
     strict = Client(enforce_csrf_checks=True)
@@ -403,6 +421,7 @@ def test_a_change_needs_the_token_of_the_form_and_a_post(operator: Client) -> No
     assert row_of(task)["status"] == "failed"
 
 
+@pytest.mark.once
 def test_the_history_tells_what_came_by_any_way(operator: Client) -> None:
     task = TaskFactory(state="dead")
     operator.post(reverse("tasks:act", args=[task.pk, "retry"]), {"seen": task.grants})
@@ -412,6 +431,7 @@ def test_the_history_tells_what_came_by_any_way(operator: Client) -> None:
     assert "olga" not in get(blind, url_of(task).replace("change", "history")).text
 
 
+@pytest.mark.once
 def test_payload_is_shown_with_permission_alone_and_its_secrets_never(handlers: Handlers) -> None:
     handlers["jobs.echo"] = lambda ctx, **data: None
     task = TaskFactory(name="jobs.echo", data={"password": "hunter2", "city": "Hamburg"})
@@ -432,6 +452,7 @@ def hidden(page: Page) -> dict[str, str]:
     return {name: unescape(value) for name, value in fields}
 
 
+@pytest.mark.once
 def test_the_operators_pages_lead_to_the_admin_whoever_may_go_there(viewer: Client) -> None:
     task, worker, lease = TaskFactory(), WorkerFactory(), LeaseFactory()
     pages = {
@@ -454,6 +475,7 @@ def refused() -> OutboxMessage:
     return message
 
 
+@pytest.mark.once
 def test_a_message_shows_what_became_of_it_and_its_payload_to_whom_may_see_it(
     viewer: Client,
 ) -> None:
@@ -481,6 +503,7 @@ def test_messages_are_filtered_by_what_became_of_them(
     assert len([link for link in listed if link.endswith("/change/")]) == found
 
 
+@pytest.mark.once
 def test_messages_are_retried_and_discarded_by_whom_may_and_that_is_noted(viewer: Client) -> None:
     operator = signed_in(
         *VIEW,

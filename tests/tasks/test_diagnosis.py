@@ -202,6 +202,7 @@ def test_each_situation_is_recognised_and_answered_in_full(code: str) -> None:
     assert json.dumps(answer.as_json())
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("code", ["late", "holder_gone", "expired_unclaimed", "no_recoverer"])
 def test_a_task_in_trouble_names_its_holder_and_the_deadline(code: str) -> None:
     facts = dict(diagnose(SITUATIONS[code]()).facts)
@@ -210,10 +211,12 @@ def test_a_task_in_trouble_names_its_holder_and_the_deadline(code: str) -> None:
     assert {"Since", "Until", "Last heartbeat"} <= set(facts)
 
 
+@pytest.mark.once
 def test_what_does_not_heal_by_itself_says_so() -> None:
     assert "will not heal by itself" in diagnose(no_recoverer()).next
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("attempts", "end"), [(1, "dead"), (3, "ready again")])
 def test_a_stuck_task_says_what_recovery_will_make_of_it(attempts: int, end: str) -> None:
     WorkerFactory()
@@ -221,6 +224,7 @@ def test_a_stuck_task_says_what_recovery_will_make_of_it(attempts: int, end: str
     assert end in diagnose(TaskFactory(state="stuck", max_attempts=attempts)).next
 
 
+@pytest.mark.once
 def test_who_asked_for_a_cancellation_is_named_while_it_runs_and_afterwards() -> None:
     task = cancel_pending()
     assert diagnose(task).headline.startswith("bob asked ")
@@ -245,6 +249,7 @@ def test_a_holder_whose_sign_of_life_is_missing_is_not_said_to_have_been_seen() 
     assert "its sign of life is missing too" in diagnose(task).headline
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("spent", "says"),
     [(1, "Its only attempt went wrong."), (3, "All of its 3 attempts went wrong.")],
@@ -256,6 +261,7 @@ def test_attempts_that_are_used_up_are_counted_in_plain_words(spent: int, says: 
     assert diagnose(task).headline == says
 
 
+@pytest.mark.once
 def test_a_stuck_task_that_was_to_be_cancelled_will_be() -> None:
     WorkerFactory()
     task = TaskFactory(state="stuck")
@@ -265,6 +271,7 @@ def test_a_stuck_task_that_was_to_be_cancelled_will_be() -> None:
     assert "cancelled" in diagnose(task).next
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("code", "actions"),
     [
@@ -311,6 +318,7 @@ def test_what_was_lost_seldom_or_long_ago_or_failed_by_itself_is_steady(change: 
     assert diagnose(task).code in ("due", "cancelled")
 
 
+@pytest.mark.once
 def test_a_graver_matter_is_told_before_flapping() -> None:
     task = flapping()
     Queue.objects.pause("default")
@@ -318,6 +326,7 @@ def test_a_graver_matter_is_told_before_flapping() -> None:
     assert diagnose(task).code == "queue_paused"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("column", ["acquired_at", "renewed_at", "created_at"])
 def test_each_moment_that_lies_ahead_betrays_the_clock(column: str) -> None:
     WorkerFactory(name="ann")
@@ -329,6 +338,7 @@ def test_each_moment_that_lies_ahead_betrays_the_clock(column: str) -> None:
     assert diagnose(task).code == "clock_skew"
 
 
+@pytest.mark.once
 def test_clocks_that_differ_by_a_moment_are_no_news() -> None:
     WorkerFactory(name="ann")
     task = running_for_long(acquired_at=after(timedelta(seconds=1)))
@@ -336,6 +346,7 @@ def test_clocks_that_differ_by_a_moment_are_no_news() -> None:
     assert diagnose(task).code == "running_ok"
 
 
+@pytest.mark.once
 def test_a_waiting_task_of_a_clock_that_was_set_back_waits_for_its_time() -> None:
     task: Task = TaskFactory()
     ahead = after(timedelta(minutes=5))
@@ -347,6 +358,7 @@ def test_a_waiting_task_of_a_clock_that_was_set_back_waits_for_its_time() -> Non
     assert answer.code == "clock_skew" and "scheduled for" in answer.next
 
 
+@pytest.mark.once
 def test_a_paused_queue_says_who_paused_it_and_why() -> None:
     answer = diagnose(queue_paused())
 
@@ -389,6 +401,7 @@ def test_celery_workers_hear_of_no_task_of_other_queues(settings: Settings) -> N
     assert answer.code == "no_worker" and "CELERY_QUEUES" in answer.headline
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("column", ["scheduled_at", "acquired_at"])
 def test_a_message_from_before_a_claim_or_its_time_tells_of_nothing(column: str) -> None:
     task = over_celery("relay", published=True)
@@ -399,6 +412,7 @@ def test_a_message_from_before_a_claim_or_its_time_tells_of_nothing(column: str)
     assert not task.has_message
 
 
+@pytest.mark.once
 def test_nothing_is_offered_where_nothing_needs_doing() -> None:
     assert diagnose(due()).actions == []
 

@@ -101,6 +101,7 @@ def test_a_first_stop_is_a_wish_too() -> None:
     assert (wish().revision, wish().changed_by) == (1, "alice")
 
 
+@pytest.mark.once
 def test_names_and_reasons_that_are_too_long_are_cut() -> None:
     start_generator(by="a" * 300, reason="r" * 600)
 
@@ -186,6 +187,7 @@ def test_a_wish_is_acknowledged_once(hold: Hold) -> None:
     assert wish().acknowledged_at == before
 
 
+@pytest.mark.once
 def test_a_batch_of_none_is_no_task(hold: Hold) -> None:
     start_generator()
 
@@ -193,6 +195,7 @@ def test_a_batch_of_none_is_no_task(hold: Hold) -> None:
     assert not Task.objects.exists()
 
 
+@pytest.mark.once
 @pytest.mark.usefixtures("queues")
 def test_tasks_go_to_the_queue_that_was_asked_for(hold: Hold) -> None:
     start_generator()
@@ -432,6 +435,7 @@ class Beats:
     def ensure(self) -> None: ...
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("rate", "seconds", "expected"),
     [(1.0, 20, 20), (0.1, 100, 10), (3.0, 10, 30), (7.5, 60, 450), (1000.0, 2, 2000)],
@@ -456,6 +460,7 @@ def test_as_many_tasks_are_made_as_the_rate_says(
     assert max(beats.waits) <= generator.TICK
 
 
+@pytest.mark.once
 def test_the_first_task_comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
@@ -471,6 +476,7 @@ def test_the_first_task_comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made == [1]
 
 
+@pytest.mark.once
 def test_durations_lie_where_they_were_asked_for() -> None:
     drawn = [Generator(shortest=1, longest=60)._data() for _ in range(200)]
     seconds = [data["sleep_duration_seconds"] for data in drawn]

@@ -113,6 +113,7 @@ def test_the_overview_shows_workers_and_their_tasks_those_that_are_not_well_firs
     assert page.names == ["vera", "dora"]
 
 
+@pytest.mark.once
 def test_the_overview_shows_only_what_one_may_see() -> None:
     WorkerFactory(name="dora")
     page = get(signed_in(VIEW), OVERVIEW)
@@ -183,6 +184,7 @@ def test_a_part_that_fails_is_shown_as_failed_and_the_others_stand(
     assert "All is well" not in page.text and "Nobody works" not in page.text
 
 
+@pytest.mark.once
 def test_charts_that_cannot_be_read_leave_the_others_standing(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +208,7 @@ def test_the_charts_show_what_was_sampled_and_say_it_as_a_table(viewer: Client) 
     assert "Nothing" not in get(viewer, f"{OVERVIEW}?span=24h").text.split("Queues")[1]
 
 
+@pytest.mark.once
 def test_the_charts_look_back_as_far_as_the_address_says(viewer: Client) -> None:
     page = get(viewer, f"{OVERVIEW}?span=6h")
     assert re.search(r'span=6h"\s+aria-current="true"', page.html)
@@ -245,12 +248,14 @@ def test_the_overview_asks_a_fixed_number_of_questions(viewer: Client) -> None:
 # The generator
 
 
+@pytest.mark.once
 def test_a_generator_that_was_never_started_says_so(viewer: Client) -> None:
     text = get(viewer, GENERATOR).text
     assert "The generator was never started." in text
     assert "stopped" in text
 
 
+@pytest.mark.once
 @pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
 def test_a_stop_tells_who_stopped_and_who_has_not_heard_yet(operator: Client) -> None:
     start_generator(by="emil")
@@ -264,6 +269,7 @@ def test_a_stop_tells_who_stopped_and_who_has_not_heard_yet(operator: Client) ->
     assert re.search(r"web-2 acknowledged after (< )?0\.\d s\.", get(operator, GENERATOR).text)
 
 
+@pytest.mark.once
 @pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
 def test_a_start_is_acknowledged_by_whoever_takes_it_up(operator: Client) -> None:
     text = Page(operator.post(START, follow=True)).text
@@ -274,6 +280,7 @@ def test_a_start_is_acknowledged_by_whoever_takes_it_up(operator: Client) -> Non
     assert "web-1 acknowledged after" in text and "Its lease ends in 30 s" in text
 
 
+@pytest.mark.once
 def test_a_generator_whose_holder_is_gone_waits_for_another(operator: Client) -> None:
     start_generator()
     expire(generating("web-1"))
@@ -282,12 +289,14 @@ def test_a_generator_whose_holder_is_gone_waits_for_another(operator: Client) ->
     assert "Nobody. The last was web-1." in text
 
 
+@pytest.mark.once
 def test_only_the_button_that_makes_sense_is_shown(operator: Client) -> None:
     assert {START, STOP} & set(get(operator, GENERATOR).forms) == {START}
     start_generator()
     assert {START, STOP} & set(get(operator, GENERATOR).forms) == {STOP}
 
 
+@pytest.mark.once
 def test_controls_need_their_permission(viewer: Client) -> None:
     assert not {START, STOP} & set(get(viewer, GENERATOR).forms)
     for url in (START, STOP):
@@ -295,6 +304,7 @@ def test_controls_need_their_permission(viewer: Client) -> None:
     assert not GeneratorWish.objects.exists()
 
 
+@pytest.mark.once
 def test_controls_need_a_post_with_a_csrf_token() -> None:
     client = Client(enforce_csrf_checks=True)
     client.force_login(user_with(*EVERYTHING))
@@ -304,6 +314,7 @@ def test_controls_need_a_post_with_a_csrf_token() -> None:
     assert not GeneratorWish.objects.exists()
 
 
+@pytest.mark.once
 def test_a_reason_that_is_too_long_is_refused(operator: Client) -> None:
     page = Page(operator.post(START, {"reason": "x" * 501}))
     assert page.status == 400
@@ -317,6 +328,7 @@ def test_the_generators_page_asks_a_fixed_number_of_questions(operator: Client) 
     assert len(sent_by(operator, GENERATOR)) <= 8
 
 
+@pytest.mark.once
 def test_who_stands_by_is_named(operator: Client) -> None:
     start_generator(by="emil")
     generating("web-1")
@@ -328,6 +340,7 @@ def test_who_stands_by_is_named(operator: Client) -> None:
     assert "Who stands by web-2 live" in text and "web-3" not in text
 
 
+@pytest.mark.once
 def test_the_latest_commands_are_listed_for_who_may_see_the_audit(operator: Client) -> None:
     operator.post(START, {"reason": "let us go"})
     operator.post(START)
@@ -336,6 +349,7 @@ def test_the_latest_commands_are_listed_for_who_may_see_the_audit(operator: Clie
     assert "Start by olga changed nothing" in text and "“let us go”" in text
 
 
+@pytest.mark.once
 def test_while_the_site_is_read_only_nobody_starts_it(operator: Client, settings: Any) -> None:
     settings.LEASING = {**settings.LEASING, "READ_ONLY": True}
     assert START not in get(operator, GENERATOR).forms

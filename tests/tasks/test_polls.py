@@ -119,6 +119,7 @@ def test_a_further_page_and_a_search_hear_of_their_rows(viewer: Client) -> None:
     assert page.hears()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("url", [TASKS, LEASES])
 def test_a_poll_with_a_place_that_is_none_is_refused(viewer: Client, url: str) -> None:
     place = "WyJ0YXNrcy50YXNrIiwib2xkZXIiLCJ4Il0"  # a task whose key is "x"

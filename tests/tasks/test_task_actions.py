@@ -56,6 +56,7 @@ def act(client: Client, task: Task, verb: str, **said: str) -> Page:
 # Who may
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("verb", VERBS)
 def test_each_verb_has_a_permission_of_its_own(verb: str) -> None:
     task = TaskFactory(state="cancelled")
@@ -72,6 +73,7 @@ def test_each_verb_has_a_permission_of_its_own(verb: str) -> None:
     assert f"{LIST}{task.pk}/{verb}/" not in get(client, f"{LIST}{task.pk}/").forms
 
 
+@pytest.mark.once
 def test_while_the_site_is_read_only_nobody_may(operator: Client, settings: Settings) -> None:
     settings.LEASING = {"READ_ONLY": True}
     task = TaskFactory(state="dead")
@@ -86,12 +88,14 @@ def test_while_the_site_is_read_only_nobody_may(operator: Client, settings: Sett
     assert get(operator, f"{LIST}{task.pk}/").forms == ["/logout/"]
 
 
+@pytest.mark.once
 def test_who_may_only_look_sees_no_boxes_to_tick() -> None:
     TaskFactory()
     page = get(signed_in("tasks.view_task"), LIST)
     assert 'name="task"' not in page.html and "bulk/" not in page.html
 
 
+@pytest.mark.once
 def test_a_bulk_action_needs_a_csrf_token() -> None:
     task = TaskFactory(state="dead")
     client = Client(enforce_csrf_checks=True)
@@ -100,6 +104,7 @@ def test_a_bulk_action_needs_a_csrf_token() -> None:
     assert row_of(task)["status"] == "failed"
 
 
+@pytest.mark.once
 def test_asking_changes_nothing(operator: Client) -> None:
     task = TaskFactory(state="dead")
     before = row_of(task)
@@ -107,6 +112,7 @@ def test_asking_changes_nothing(operator: Client) -> None:
     assert row_of(task) == before and not AuditEntry.objects.exists()
 
 
+@pytest.mark.once
 def test_what_nobody_can_do_answers_404(operator: Client) -> None:
     task = TaskFactory()
     assert operator.get(f"{LIST}bulk/complete/").status_code == 404
@@ -116,6 +122,7 @@ def test_what_nobody_can_do_answers_404(operator: Client) -> None:
 # Many
 
 
+@pytest.mark.once
 def test_a_selection_is_asked_about_and_the_outcome_is_reported(operator: Client) -> None:
     dead, cancelled = TaskFactory(state="dead"), TaskFactory(state="cancelled")
     running, done = TaskFactory(state="running"), TaskFactory(state="succeeded")
@@ -159,6 +166,7 @@ def test_a_bulk_action_takes_so_many_and_says_so(
     assert "More match" not in get(operator, url).text
 
 
+@pytest.mark.once
 def test_what_was_asked_about_is_what_is_done(operator: Client) -> None:
     asked = TaskFactory(state="dead")
     url = bulk("discard", scope="all", state="failed")
@@ -169,6 +177,7 @@ def test_what_was_asked_about_is_what_is_done(operator: Client) -> None:
     assert asked.pk != later.pk
 
 
+@pytest.mark.once
 def test_a_task_that_ran_since_it_was_asked_about_is_left_alone(operator: Client) -> None:
     """Of two that ask about the same failure, the second may find another one."""
     task = TaskFactory(state="given_up")
@@ -181,6 +190,7 @@ def test_a_task_that_ran_since_it_was_asked_about_is_left_alone(operator: Client
     assert row_of(task)["status"] == "failed"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("verb", VERBS)
 def test_what_is_sent_twice_is_done_once(operator: Client, verb: str) -> None:
     state = {"retry": "dead", "discard": "dead"}.get(verb, "scheduled")
@@ -195,6 +205,7 @@ def test_what_is_sent_twice_is_done_once(operator: Client, verb: str) -> None:
     assert list(changes) == [1, 0]
 
 
+@pytest.mark.once
 def test_cancelling_many_wants_a_reason_and_keeps_what_was_picked(operator: Client) -> None:
     task = TaskFactory()
     url = bulk("cancel", task=task.pk)
@@ -205,6 +216,7 @@ def test_cancelling_many_wants_a_reason_and_keeps_what_was_picked(operator: Clie
     assert row_of(task)["status"] == "ready"
 
 
+@pytest.mark.once
 def test_the_way_back_leads_to_the_list_it_came_from(operator: Client) -> None:
     task = TaskFactory(state="dead")
     url = bulk("retry", task=task.pk, state="failed", q="sample")
@@ -212,6 +224,7 @@ def test_the_way_back_leads_to_the_list_it_came_from(operator: Client) -> None:
     assert response["Location"] == f"{LIST}?state=failed&q=sample"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("picked", ["", "x", "1", "1.x", "-1.0", "9" * 40 + ".0", "1.0;2.0", "٣.٠"])
 def test_a_made_up_selection_changes_nothing(operator: Client, picked: str) -> None:
     task = TaskFactory(state="dead")
@@ -221,6 +234,7 @@ def test_a_made_up_selection_changes_nothing(operator: Client, picked: str) -> N
     assert row_of(task) == before
 
 
+@pytest.mark.once
 def test_nothing_ticked_is_told(operator: Client) -> None:
     for asked in ({}, {"task": "x"}, {"scope": "all", "state": "bogus"}):
         page = get(operator, bulk("retry", **asked))
@@ -230,6 +244,7 @@ def test_nothing_ticked_is_told(operator: Client) -> None:
 # One
 
 
+@pytest.mark.once
 def test_a_waiting_task_is_cancelled_and_a_running_one_is_asked(operator: Client) -> None:
     waiting, running = TaskFactory(), TaskFactory(state="running", holder="dora")
     assert "Cancelled" in act(operator, waiting, "cancel", **REASON).text
@@ -242,6 +257,7 @@ def test_a_waiting_task_is_cancelled_and_a_running_one_is_asked(operator: Client
     assert "It was cancelled by olga." in text
 
 
+@pytest.mark.once
 def test_a_cancellation_without_a_reason_is_asked_about_again(operator: Client) -> None:
     task = TaskFactory()
     page = Page(operator.post(f"{LIST}{task.pk}/cancel/", {"reason": ""}))
@@ -249,6 +265,7 @@ def test_a_cancellation_without_a_reason_is_asked_about_again(operator: Client) 
     assert "data-poll" not in page.html
 
 
+@pytest.mark.once
 def test_a_discarded_task_is_gone(operator: Client) -> None:
     task = TaskFactory(state="dead")
     page = act(operator, task, "discard")
@@ -256,6 +273,7 @@ def test_a_discarded_task_is_gone(operator: Client) -> None:
     assert operator.get(f"{LIST}{task.pk}/").status_code == 404
 
 
+@pytest.mark.once
 @pytest.mark.usefixtures("queues")
 def test_a_task_is_moved_to_another_queue_and_time(operator: Client) -> None:
     task = TaskFactory()
@@ -268,6 +286,7 @@ def test_a_task_is_moved_to_another_queue_and_time(operator: Client) -> None:
     assert row_of(task)["scheduled_at"] <= database_now("default")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "said",
     [
@@ -284,12 +303,14 @@ def test_a_move_to_nowhere_is_refused(operator: Client, said: dict[str, str]) ->
     assert row_of(task) == before
 
 
+@pytest.mark.once
 def test_a_verb_that_no_longer_fits_says_why_it_changed_nothing(operator: Client) -> None:
     task = TaskFactory(state="running")
     assert "Nothing changed: it is running." in act(operator, task, "retry").text
     assert "Nothing changed: it is running." in act(operator, task, "discard").text
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("state", "verbs"),
     [

@@ -48,6 +48,7 @@ STATES = (
 ANSWERS = ("Why", "Who holds it", "Until when", "What happens next", "What you can do")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("state", STATES)
 def test_every_task_answers_the_five_questions_in_their_order(viewer: Client, state: str) -> None:
     text = get(viewer, url_of(TaskFactory(state=state))).text
@@ -55,6 +56,7 @@ def test_every_task_answers_the_five_questions_in_their_order(viewer: Client, st
     assert places == sorted(places)
 
 
+@pytest.mark.once
 @pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
 def test_a_running_task_counts_down(viewer: Client) -> None:
     task = TaskFactory(state="running", holder="dora", ttl=3600)
@@ -62,6 +64,7 @@ def test_a_running_task_counts_down(viewer: Client) -> None:
     assert "Who holds it dora" in text and "Until when in 1 h of its 1 h" in text
 
 
+@pytest.mark.once
 def test_attempts_tell_their_errors_and_the_late_write_that_was_refused(
     viewer: Client,
 ) -> None:
@@ -87,6 +90,7 @@ def claimed_as(task: Task, attempt: TaskAttempt) -> Task:
     return late
 
 
+@pytest.mark.once
 def test_a_traceback_is_shown_on_demand(viewer: Client) -> None:
     task = TaskFactory(state="running")
     try:
@@ -96,6 +100,7 @@ def test_a_traceback_is_shown_on_demand(viewer: Client) -> None:
     assert "Traceback (most recent call last)" in get(viewer, url_of(task)).text
 
 
+@pytest.mark.once
 def test_payload_and_result_are_shown_as_json() -> None:
     viewer = signed_in(VIEW, SEE_PAYLOAD)
     task = TaskFactory(state="running", data={"sleep_duration_seconds": 7})
@@ -105,6 +110,7 @@ def test_payload_and_result_are_shown_as_json() -> None:
     assert '{ "grüße": [ 1, null ] }' in text
 
 
+@pytest.mark.once
 def test_a_huge_payload_is_cut() -> None:
     viewer = signed_in(VIEW, SEE_PAYLOAD)
     task = TaskFactory(data={"text": "x" * 80_000})
@@ -113,6 +119,7 @@ def test_a_huge_payload_is_cut() -> None:
     assert len(page.html) < 100_000
 
 
+@pytest.mark.once
 def test_a_task_that_does_not_exist_answers_404(viewer: Client) -> None:
     for key in ("1", "9" * 30, "9" * 5000, "x", "-1"):
         assert viewer.get(f"{LIST}{key}/").status_code == 404
@@ -131,6 +138,7 @@ def test_its_cost_does_not_grow_with_its_attempts(viewer: Client) -> None:
 # Verbs
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("state", ["dead", "given_up", "cancelled"])
 def test_a_retry_sets_the_task_ready(operator: Client, state: str) -> None:
     task = TaskFactory(state=state)
@@ -139,6 +147,7 @@ def test_a_retry_sets_the_task_ready(operator: Client, state: str) -> None:
     assert row_of(task)["status"] == "ready"
 
 
+@pytest.mark.once
 def test_a_second_retry_makes_no_second_attempt(operator: Client) -> None:
     task = TaskFactory(state="dead")
     operator.post(url_of(task, "retry"))
@@ -147,6 +156,7 @@ def test_a_second_retry_makes_no_second_attempt(operator: Client) -> None:
     assert row_of(task) == before
 
 
+@pytest.mark.once
 def test_a_running_task_is_taken_from_its_holder_by_its_page(operator: Client) -> None:
     task = TaskFactory(state="running", holder="dora")
     revoke = f"/ops/leases/task:{task.pk}/revoke/"
@@ -160,6 +170,7 @@ def test_a_running_task_is_taken_from_its_holder_by_its_page(operator: Client) -
         Task.objects.complete(task, {})
 
 
+@pytest.mark.once
 def test_the_lease_page_of_a_task_leads_to_the_task_and_revokes_only_while_it_runs(
     operator: Client,
 ) -> None:
@@ -187,12 +198,14 @@ def test_payload_needs_a_permission_and_is_not_even_read_without(viewer: Client)
     assert all(number in text for number in ("4711", "4712", "4713"))
 
 
+@pytest.mark.once
 def test_secrets_are_masked_for_everybody() -> None:
     task = TaskFactory(data={"user": "ann", "login": {"password": "hunter2"}})
     text = get(signed_in(VIEW, SEE_PAYLOAD), url_of(task)).text
     assert "ann" in text and "hunter2" not in text and "••••" in text
 
 
+@pytest.mark.once
 def test_attempts_are_drawn_on_an_axis_and_told_in_a_table(viewer: Client) -> None:
     task = TaskFactory(state="recovered", holder="dora")
     late = claimed_as(task, TaskAttempt.objects.get(task=task))
@@ -210,10 +223,12 @@ def test_attempts_are_drawn_on_an_axis_and_told_in_a_table(viewer: Client) -> No
     assert table.index("Attempt 1 dora") < table.index("Attempt 2 emil")
 
 
+@pytest.mark.once
 def test_a_task_that_nobody_claimed_has_no_drawing(viewer: Client) -> None:
     assert '<ol class="lanes">' not in get(viewer, url_of(TaskFactory())).html
 
 
+@pytest.mark.once
 def test_force_release_shows_the_late_write_of_the_old_holder_as_refused(
     operator: Client,
 ) -> None:

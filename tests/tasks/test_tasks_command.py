@@ -65,6 +65,7 @@ def test_it_lists_what_is_asked_for_the_newest_first(options: list[str], states:
     assert [made[pk] for pk in listed(*options)] == list(reversed(states))
 
 
+@pytest.mark.once
 def test_the_list_is_a_table_that_steers_no_terminal() -> None:
     task = TaskFactory(state="running", holder="ann")
     Task.objects.filter(pk=task.pk).update(name="\x1b[2Jboo")
@@ -76,11 +77,13 @@ def test_the_list_is_a_table_that_steers_no_terminal() -> None:
     assert line.endswith("ann")
 
 
+@pytest.mark.once
 def test_an_empty_list_is_its_head() -> None:
     assert tasks("list").splitlines()[0].startswith("ID")
     assert listed() == []
 
 
+@pytest.mark.once
 def test_it_explains_a_task_and_tells_its_attempts() -> None:
     WorkerFactory(name="bob")
     task = TaskFactory(state="retrying", holder="ann")
@@ -94,6 +97,7 @@ def test_it_explains_a_task_and_tells_its_attempts() -> None:
     assert "grant_id" not in text
 
 
+@pytest.mark.once
 def test_it_explains_a_task_as_json() -> None:
     task = TaskFactory(state="retrying", holder="ann")
 
@@ -111,6 +115,7 @@ def test_it_explains_a_task_as_json() -> None:
     assert "grant_id" not in facts
 
 
+@pytest.mark.once
 def test_a_task_that_never_ran_has_no_deadline() -> None:
     assert json.loads(tasks("show", TaskFactory().pk, "--json"))["expires_at"] is None
 
@@ -118,6 +123,7 @@ def test_a_task_that_never_ran_has_no_deadline() -> None:
 # Acting
 
 
+@pytest.mark.once
 def test_what_has_failed_is_retried_by_its_id(told: Told) -> None:
     one, two = TaskFactory.create_batch(2, state="dead")
     told.clear()
@@ -135,6 +141,7 @@ def test_only_what_was_retried_is_told(told: Told) -> None:
     assert [pk for _, pk, _ in told] == [dead.pk]
 
 
+@pytest.mark.once
 def test_whoever_runs_it_is_named(told: Told) -> None:
     tasks("retry", TaskFactory(state="dead").pk)
 
@@ -154,6 +161,7 @@ def test_all_that_the_filters_let_by_is_retried_when_it_is_meant() -> None:
     assert row_of(other)["status"] == "failed"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("verb", ["retry", "cancel", "discard", "move"])
 def test_nothing_is_done_to_all_tasks_by_mistake(verb: str) -> None:
     TaskFactory(state="dead")
@@ -169,6 +177,7 @@ def test_ids_and_filters_narrow_each_other() -> None:
     assert row_of(one)["status"] == "failed"
 
 
+@pytest.mark.once
 def test_what_has_ended_is_deleted() -> None:
     ended, waiting = TaskFactory(state="succeeded"), TaskFactory()
 
@@ -176,6 +185,7 @@ def test_what_has_ended_is_deleted() -> None:
     assert listed() == [waiting.pk]
 
 
+@pytest.mark.once
 def test_cancelling_is_left_to_the_verb(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
@@ -213,6 +223,7 @@ def test_waiting_tasks_are_moved(options: list[str], queue: str, seconds: float)
     assert abs(row["scheduled_at"] - now - timedelta(seconds=seconds)) < timedelta(seconds=30)
 
 
+@pytest.mark.once
 def test_a_time_without_a_zone_is_of_the_current_one() -> None:
     task = TaskFactory()
 
@@ -222,6 +233,7 @@ def test_a_time_without_a_zone_is_of_the_current_one() -> None:
     assert row_of(task)["scheduled_at"].isoformat() == "2030-06-01T16:00:00+00:00"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -275,6 +287,7 @@ def test_a_task_that_is_claimed_meanwhile_is_not_moved(monkeypatch: pytest.Monke
     assert row_of(task)["queue"] == "default"
 
 
+@pytest.mark.once
 def test_where_to_must_be_said_and_known() -> None:
     with pytest.raises(ValueError, match="Where to"):
         Task.objects.reschedule()
@@ -296,6 +309,7 @@ def test_a_task_that_was_cancelled_and_is_retried_is_not_cancelled_again() -> No
     assert (row["cancel_requested_at"], row["cancel_requested_by"]) == (None, "")
 
 
+@pytest.mark.once
 def test_explain_gives_the_answers_and_what_can_be_done(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -308,6 +322,7 @@ def test_explain_gives_the_answers_and_what_can_be_done(
     assert "Reschedule: " in told
 
 
+@pytest.mark.once
 def test_explain_tells_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
     task = TaskFactory(state="dead")
     call_command("tasks", "explain", str(task.pk), "--json")
@@ -318,6 +333,7 @@ def test_explain_tells_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
         call_command("tasks", "explain", "999999")
 
 
+@pytest.mark.once
 def test_secrets_in_a_payload_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     task = TaskFactory()
     Task.objects.filter(pk=task.pk).update(task_data={"password": "hunter2"})

@@ -24,6 +24,7 @@ def url_of(worker: Worker) -> str:
     return f"/ops/workers/{worker.pk}/"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("state", "says"),
     [
@@ -55,6 +56,7 @@ def test_it_shows_what_it_works_on_and_what_it_did(viewer: Client) -> None:
     assert "attempt 1" in page.text and "no luck" in page.text
 
 
+@pytest.mark.once
 def test_what_a_process_of_its_name_left_is_told_apart(viewer: Client) -> None:
     worker = WorkerFactory(name="dora")
     TaskFactory(state="running", holder="dora")
@@ -73,6 +75,7 @@ def test_a_list_names_some_of_the_tasks_of_each_worker(viewer: Client) -> None:
     assert "and 2 more" in text and "4 of 4, 1 ahead" in text
 
 
+@pytest.mark.once
 def test_one_that_generates_has_no_tasks_to_show(viewer: Client) -> None:
     worker = WorkerFactory(name="emil", role="generator", concurrency=0, queues=[])
     text = get(viewer, url_of(worker)).text
@@ -80,6 +83,7 @@ def test_one_that_generates_has_no_tasks_to_show(viewer: Client) -> None:
     assert "What it does now" not in text
 
 
+@pytest.mark.once
 def test_without_permission_for_tasks_none_are_shown() -> None:
     worker = WorkerFactory(name="dora")
     TaskFactory(state="succeeded", holder="dora")
