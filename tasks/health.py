@@ -65,8 +65,12 @@ class Figures:
 
 @dataclass(frozen=True)
 class Need:
-    """Something that needs somebody: what is wrong, what follows, and where to look."""
+    """Something that needs somebody: what is wrong, what follows, and where to look.
 
+    ``code`` names it for programs and tests, whatever its headline says.
+    """
+
+    code: str
     severity: str
     headline: str
     detail: str
@@ -115,6 +119,7 @@ def _unread(parts: Sequence[str]) -> Need | None:
     if not parts:
         return None
     return Need(
+        "unread",
         "warning",
         f"Not all could be read: {_and(parts)}.",
         "What is shown of it here is missing, and may be bad. The log of the web process says why.",
@@ -125,6 +130,7 @@ def _unread(parts: Sequence[str]) -> Need | None:
 
 def _unserved(line: QueueLine) -> Need:
     return Need(
+        "unserved",
         "critical",
         f"Nobody serves the queue {line.name}, and {_tasks(line.ready, 'waits', 'wait')} there.",
         "The workers that run serve other queues. Start one that serves it: "
@@ -136,6 +142,7 @@ def _unserved(line: QueueLine) -> Need:
 
 def _unpublished(line: QueueLine) -> Need:
     return Need(
+        "unpublished",
         "critical",
         f"Nobody publishes the queue {line.name}, and {_tasks(line.ready, 'waits', 'wait')} there.",
         "Only Celery workers serve it, and no relay was seen lately. Start one: "
@@ -149,6 +156,7 @@ def _vanished(figures: Figures) -> Need | None:
     if figures.gone:
         one = len(figures.gone) == 1
         return Need(
+            "gone",
             "warning",
             f"{_and(figures.gone)} vanished without signing off."
             if len(figures.gone) <= NAMED
@@ -160,6 +168,7 @@ def _vanished(figures: Figures) -> Need | None:
         )
     if figures.late:
         return Need(
+            "late",
             "info",
             f"{_and(figures.late)} {'is' if len(figures.late) == 1 else 'are'} late."
             if len(figures.late) <= NAMED
@@ -176,6 +185,7 @@ def _paused(line: QueueLine) -> Need:
     by = f" by {queue.paused_by}" if queue and queue.paused_by else ""
     why = f" Reason: {queue.reason}" if queue and queue.reason else ""
     return Need(
+        "paused",
         "info",
         f"The queue {line.name} is paused{by}, and {_tasks(line.ready, 'waits', 'wait')} there.",
         f"Nothing of it is claimed until somebody resumes it.{why}",
@@ -189,6 +199,7 @@ def _waiting(figures: Figures) -> Need | None:
     if wait is None or wait <= WAITS_LONG or not figures.workers:
         return None
     return Need(
+        "waits_long",
         "warning",
         f"The longest waiting task has been due for {span(wait)}.",
         "Workers serve its queue, and are busy with others. More of them, or more threads, help.",
@@ -202,6 +213,7 @@ def _schedules(figures: Figures) -> Need | None:
     if not count:
         return None
     return Need(
+        "overdue_schedule",
         "warning",
         "1 schedule is overdue." if count.value == 1 else f"{count} schedules are overdue.",
         "No worker runs that has code for it, or its task cannot be enqueued.",
@@ -229,7 +241,8 @@ def _stuck(figures: Figures) -> Need | None:
         else "No worker that recovers tasks is alive: this will not heal by itself."
     )
     headline = f"{_tasks(stuck, 'is', 'are')} stuck: nobody renews the lease."
-    return Need("critical", headline, heals, "tasks:stuck", "Stuck tasks")
+    code = "stuck" if figures.sweepers else "no_recoverer"
+    return Need(code, "critical", headline, heals, "tasks:stuck", "Stuck tasks")
 
 
 def _workers(figures: Figures, unread: Sequence[str]) -> Need | None:
@@ -239,6 +252,7 @@ def _workers(figures: Figures, unread: Sequence[str]) -> Need | None:
         return None
     if not figures.ready and not figures.running and not figures.scheduled:
         return Need(
+            "nobody_works",
             "info",
             "Nobody works.",
             "Nothing waits either. Start a worker: manage.py run_worker.",
@@ -246,6 +260,7 @@ def _workers(figures: Figures, unread: Sequence[str]) -> Need | None:
             "Workers",
         )
     return Need(
+        "no_worker",
         "critical",
         f"Nobody works, and {_tasks(figures.ready or Capped(0), 'waits', 'wait')}.",
         "No worker was seen lately. Start one: manage.py run_worker.",
@@ -258,6 +273,7 @@ def _failed(figures: Figures) -> Need | None:
     if not figures.failed:
         return None
     return Need(
+        "failed",
         "warning",
         f"{_tasks(figures.failed, 'has', 'have')} failed for good.",
         "A failed task stays as it is until somebody sets it ready again, or discards it.",
@@ -270,6 +286,7 @@ def _failed(figures: Figures) -> Need | None:
 def _generator(figures: Figures) -> Need | None:
     if figures.start_unheard is not None and figures.start_unheard > PATIENCE:
         return Need(
+            "start_unheard",
             "warning",
             f"The generator was started {span(figures.start_unheard)} ago, and does not run.",
             "No generator process has taken it up. Start one: manage.py run_generator.",
@@ -278,6 +295,7 @@ def _generator(figures: Figures) -> Need | None:
         )
     if figures.stop_unheard is not None and figures.stop_unheard > PATIENCE:
         return Need(
+            "stop_unheard",
             "warning",
             f"The generator was stopped {span(figures.stop_unheard)} ago, and its holder has "
             "not acknowledged it.",

@@ -1,86 +1,233 @@
-"""Reading HTML pages in tests, as somebody who looks at them would."""
+"""Reading HTML pages in tests: by roles and data, which outlive a change of words."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from html.parser import HTMLParser
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
 from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-VOID = {"meta", "link", "input", "br", "hr", "img", "wbr"}
-#: Elements that do not part the words they stand between.
-INLINE = {"a", "b", "bdi", "code", "span", "strong", "svg", "time", "use", "wbr"}
+from tests.elements import Element, parse
+
+#: The tones of the messages of Django's admin.
+ADMIN_TONES = {"success": "ok", "warning": "warn", "error": "crit"}
 
 
-class Page(HTMLParser):
-    """What a page shows: its words, its links, the addresses of its forms."""
+class Notice(NamedTuple):
+    """A message about what was done."""
+
+    tone: str
+    text: str
+    numbers: list[float]
+
+
+class Row(dict[str, str]):
+    """A row of a table: its cells by column, or by field in the admin."""
+
+    def __init__(self, element: Element) -> None:
+        super().__init__({_column(cell): cell.text for cell in element.all("td")})
+        self.element = element
+        self.key = element.get("data-key")
+        self.links = element.links
+        self.badges = _badges(element)
+
+    def cell(self, column: str) -> Element:
+        """The cell of ``column``."""
+        return next(cell for cell in self.element.all("td") if _column(cell) == column)
+
+
+def _column(cell: Element) -> str:
+    fields = (each.removeprefix("field-") for each in cell.classes if each.startswith("field-"))
+    return cell.get("data-label") or next(fields, "")
+
+
+def _badges(element: Element) -> list[str]:
+    """The words of the badges in ``element``, without the marks that stand for icons."""
+    return [each.text for each in element.all("span.badge")] + [
+        each.text.removeprefix(each.one("[aria-hidden=true]").text).strip()
+        for each in element.all("span.leasing-badge")
+    ]
+
+
+class Page:
+    """A page: what there is on it, and what it says."""
 
     def __init__(self, response: Any) -> None:
-        super().__init__()
         self.status = response.status_code
-        self.html = response.content.decode()
-        self.links: list[str] = []
-        self.forms: list[str] = []
-        self.scripts: list[dict[str, str | None]] = []
-        self.handlers: list[str] = []
-        self.names: list[str] = []
-        self._words: list[str] = []
-        self._open: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(self.html)
+        self.html: str = response.content.decode()
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        if tag not in INLINE:
-            self._words.append(" ")
-        self.handlers += [name for name in given if name.startswith("on") or name == "style"]
-        if tag == "a" and given.get("href"):
-            self.links.append(given["href"] or "")
-            if self._in_name():
-                self.names.append("")
-        if tag == "form":
-            self.forms.append(given.get("action") or "")
-        if tag in ("script", "style"):
-            self.scripts.append({"tag": tag, **given})
-        if tag not in VOID:
-            self._open.append((tag, given))
+    @cached_property
+    def tree(self) -> Element:
+        """All of it, as elements."""
+        return parse(self.html)
 
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in INLINE:
-            self._words.append(" ")
-        while self._open and self._open.pop()[0] != tag:
-            pass
+    def all(self, selector: str) -> list[Element]:
+        """The elements that fit ``selector``, as in CSS."""
+        return self.tree.all(selector)
 
-    def handle_data(self, data: str) -> None:
-        if any(tag in ("script", "style", "svg", "title") for tag, _ in self._open):
-            return
-        self._words.append(data)
-        if self._in_name() and any(tag == "a" for tag, _ in self._open):
-            self.names[-1] += data.strip()
+    def one(self, selector: str) -> Element:
+        """The only element that fits ``selector``."""
+        return self.tree.one(selector)
 
-    def _in_name(self) -> bool:
-        cells = (given for tag, given in self._open if tag == "td")
-        return any("name" in (given.get("class") or "").split() for given in cells)
+    # What it says
 
     @property
     def text(self) -> str:
         """The words of the page, with single spaces between them."""
-        return re.sub(r"\s+", " ", "".join(self._words)).strip()
+        return self.tree.text
+
+    @property
+    def names(self) -> list[str]:
+        """What the rows of its tables are called, which leads to their pages."""
+        return [link.text for link in self.all("td.name a")]
+
+    @property
+    def badges(self) -> list[str]:
+        """The words of the states that it shows."""
+        return _badges(self.tree)
+
+    @property
+    def notices(self) -> list[Notice]:
+        """What it tells of what was done, and how well."""
+        own = [(each.tone, each) for each in self.all(".notices[role=status] .notice")]
+        admins = [(ADMIN_TONES[each.get("class")], each) for each in self.all(".messagelist li")]
+        return [Notice(tone, each.text, each.numbers) for tone, each in own + admins]
+
+    @property
+    def notice(self) -> Notice:
+        """The only message about what was done."""
+        (notice,) = self.notices
+        return notice
+
+    @property
+    def alerts(self) -> list[str]:
+        """What is wrong with what was asked for."""
+        return [each.text for each in self.all("[role=alert]")]
+
+    @property
+    def invalid(self) -> set[str]:
+        """The names of the fields that were not filled in as they must be."""
+        return {each["name"] for each in self.all("[aria-invalid=true]")}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says that there is nothing to list."""
+        return bool(self.all("p.empty"))
+
+    # What there is
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of its lists."""
+        own, admins = self.all("table.rows tbody tr"), self.all("#result_list tbody tr")
+        return [Row(each) for each in own + admins]
+
+    def row(self, key: str) -> Row:
+        """The row of its lists with the ``data-key``."""
+        return next(row for row in self.rows if row.key == key)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Its definition lists: values by their terms."""
+        pairs = (each for each in self.all("dl div") if each.all("dt"))
+        return {each.one("dt").text: each.one("dd").text for each in pairs}
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """What a form of the admin shows and lets nobody edit, by its name."""
+        return {
+            each.removeprefix("field-"): box.one("div.readonly").text
+            for box in self.all("div.fieldBox") + self.all("div.form-row")
+            for each in box.classes
+            if each.startswith("field-") and len(box.all("div.readonly")) == 1
+        }
+
+    @property
+    def code(self) -> str:
+        """The code of the diagnosis that it shows."""
+        return self.one("main [data-code]")["data-code"]
+
+    @property
+    def answers(self) -> dict[str, Element]:
+        """What it answers to the questions about its row, in their order."""
+        return {each["data-answer"]: each.one("dd") for each in self.all("[data-answer]")}
+
+    @property
+    def tabs(self) -> dict[str, str]:
+        """How many rows each list has, by the state in its address; "" where that is unknown."""
+        return {
+            ",".join(f"{k}={v[0]}" for k, v in sorted(_query(tab["href"]).items())): count
+            for tab in self.all("nav.tabs a.tab")
+            for count in ["".join(each.text for each in tab.all(".count"))]
+        }
+
+    @property
+    def next(self) -> str:
+        """The address of the next page; "" on the last."""
+        return self._relation("next")
+
+    @property
+    def previous(self) -> str:
+        """The address of the page before; "" on the first."""
+        return self._relation("prev")
+
+    def _relation(self, rel: str) -> str:
+        found = {each["href"]: None for each in self.all(f"a[rel={rel}]")}
+        assert len(found) < 2, found
+        return next(iter(found), "")
+
+    @property
+    def links(self) -> list[str]:
+        """The addresses that it leads to."""
+        return self.tree.links
+
+    @property
+    def forms(self) -> list[str]:
+        """The addresses that its forms are sent to."""
+        return [each.get("action") for each in self.all("form")]
+
+    @property
+    def hidden(self) -> dict[str, str]:
+        """The hidden fields of its forms."""
+        fields = self.all("input[type=hidden]")
+        return {each["name"]: each.get("value") for each in fields}
+
+    def choices(self, name: str) -> set[str]:
+        """What can be chosen for ``name``, by a button or in a list."""
+        chosen = [*self.all(f"button[name={name}]"), *self.all(f"select[name={name}] option")]
+        return {each.get("value") for each in chosen} - {""}
+
+    @property
+    def scripts(self) -> list[Element]:
+        """Its scripts and style sheets, those inside of it too."""
+        return self.all("script") + self.all("style")
+
+    @property
+    def handlers(self) -> list[str]:
+        """Attributes that run scripts or set a style."""
+        return [
+            name
+            for element in self.tree._inside()
+            for name in element.attrs
+            if name.startswith("on") or name == "style"
+        ]
 
     def link_called(self, words: str) -> str:
         """The address behind the link that reads ``words``."""
-        pattern = (
-            rf'<a[^>]*href="([^"]*)"[^>]*>(?:<svg[^>]*><use[^>]*></svg>)?\s*{re.escape(words)}'
-        )
-        found = re.search(pattern, self.html)
+        found = [each["href"] for each in self.all("a[href]") if each.text.startswith(words)]
         assert found, f"no link is called {words}: {self.text[:500]}"
-        return found[1].replace("&amp;", "&")
+        return found[0]
+
+
+def _query(url: str) -> dict[str, list[str]]:
+    return parse_qs(urlsplit(url).query)
 
 
 def get(client: Client, url: str, **headers: str) -> Page:
