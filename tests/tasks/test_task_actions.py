@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -15,6 +14,7 @@ from leasing.functions import after, database_now
 from leasing.models import AuditEntry
 from tasks import picking
 from tasks.models import Task
+from tasks.verbs import VERBS
 from tests.factories import TaskFactory, claimed
 from tests.fixtures import client_with
 from tests.pages import Page, get, signed_in, user_with
@@ -23,8 +23,7 @@ from tests.tasks.support import row_of
 pytestmark = pytest.mark.django_db
 
 LIST = "/ops/tasks/"
-VERBS = ("retry", "cancel", "discard", "reschedule")
-PERMISSIONS = tuple(f"tasks.{verb}_task" for verb in VERBS)
+PERMISSIONS = tuple(verb.permission for verb in VERBS.values())
 REASON = {"reason": "spring cleaning"}
 
 
@@ -35,17 +34,21 @@ def bulk(verb: str, **asked: Any) -> str:
     return f"{LIST}bulk/{verb}/?{urlencode(asked, doseq=True)}"
 
 
-def hidden(page: Page) -> dict[str, str]:
-    """The hidden fields of the page that asks."""
-    fields = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.html)
-    return {name: value.replace("&amp;", "&") for name, value in fields}
-
-
 def confirm(client: Client, url: str, **said: str) -> Page:
     """Ask at ``url``, and say yes."""
     page = get(client, url)
-    sent = hidden(page) | said
+    sent = page.hidden | said
     return Page(client.post(url.partition("?")[0], sent, follow=True))
+
+
+def bulk_actions(page: Page) -> list[str]:
+    """Where the buttons of a list lead."""
+    return [each["formaction"] for each in page.all("button[formaction]")]
+
+
+def outlook(page: Page) -> list[float]:
+    """How many would change, of how many, how many would stay, and those by reasons."""
+    return page.one("[data-outlook]").numbers
 
 
 def act(client: Client, task: Task, verb: str, **said: str) -> Page:
@@ -68,8 +71,8 @@ def test_each_verb_has_a_permission_of_its_own(verb: str) -> None:
     assert client.post(bulk(verb), picked).status_code == 403
     assert client.post(f"{LIST}{task.pk}/{verb}/", REASON).status_code == 403
     assert row_of(task) == before
-    page = get(client, LIST)
-    assert f"bulk/{verb}/" not in page.html and "bulk/" in page.html
+    offered = bulk_actions(get(client, LIST))
+    assert bulk(verb).rstrip("?") not in offered and len(offered) == len(others)
     assert f"{LIST}{task.pk}/{verb}/" not in get(client, f"{LIST}{task.pk}/").forms
 
 
@@ -84,7 +87,7 @@ def test_while_the_site_is_read_only_nobody_may(operator: Client, settings: Sett
         assert operator.post(bulk(verb), sent).status_code == 403
         assert operator.get(bulk(verb, task=task.pk)).status_code == 403
     assert row_of(task) == before
-    assert "bulk/" not in get(operator, LIST).html
+    assert not bulk_actions(get(operator, LIST))
     assert get(operator, f"{LIST}{task.pk}/").forms == ["/logout/"]
 
 
@@ -92,7 +95,7 @@ def test_while_the_site_is_read_only_nobody_may(operator: Client, settings: Sett
 def test_who_may_only_look_sees_no_boxes_to_tick() -> None:
     TaskFactory()
     page = get(signed_in("tasks.view_task"), LIST)
-    assert 'name="task"' not in page.html and "bulk/" not in page.html
+    assert not page.all("input[name=task]") and not bulk_actions(page)
 
 
 @pytest.mark.once
@@ -128,13 +131,12 @@ def test_a_selection_is_asked_about_and_the_outcome_is_reported(operator: Client
     running, done = TaskFactory(state="running"), TaskFactory(state="succeeded")
     ticked = [dead.pk, cancelled.pk, running.pk, done.pk]
     url = bulk("retry", task=ticked, state="all")
-    asked = get(operator, url).text
-    assert "Retry 2 tasks?" in asked and "2 of 4 would change." in asked
-    assert "2 would stay as they are: 1 running, 1 done." in asked
-    assert "Each is set ready now" in asked
-    assert "It is set ready now" in get(operator, bulk("retry", task=[dead.pk])).text
-    told = confirm(operator, url).text
-    assert "Set ready again: 2 of 4 tasks. Left as they were: 1 running, 1 done." in told
+    asked = get(operator, url)
+    assert asked.one("h1").numbers == [2] and outlook(asked) == [2, 4, 2, 1, 1]
+    assert VERBS["retry"].of_many in asked.text
+    assert VERBS["retry"].consequence in get(operator, bulk("retry", task=[dead.pk])).text
+    told = confirm(operator, url).notice
+    assert (told.tone, told.numbers) == ("warn", [2, 4, 1, 1])
     assert [row_of(task)["status"] for task in (dead, cancelled)] == ["ready", "ready"]
     entry = AuditEntry.objects.get()
     assert (entry.by, entry.verb, entry.via) == ("olga", "retry", "page")
@@ -147,7 +149,7 @@ def test_all_that_match_the_filter_are_taken(operator: Client) -> None:
     url = bulk("retry", scope="all", state="failed", q="sample", task=other.pk)
     Task.objects.filter(pk=other.pk).update(name="something.else")
     page = confirm(operator, url)
-    assert "Set ready again: 3 of 3 tasks." in page.text
+    assert (page.notice.tone, page.notice.numbers) == ("ok", [3, 3])
     assert {row_of(task)["status"] for task in wanted} == {"ready"}
     assert row_of(other)["status"] == "failed"
     assert AuditEntry.objects.get().target["filter"] == {"state": "failed", "q": "sample"}
@@ -160,10 +162,10 @@ def test_a_bulk_action_takes_so_many_and_says_so(
     for _ in range(3):
         TaskFactory(state="dead")
     url = bulk("discard", scope="all", state="failed")
-    assert "More match than one action takes" in get(operator, url).text
+    assert get(operator, url).one("[data-more]").numbers == [2]
     confirm(operator, url)
     assert Task.objects.count() == 1
-    assert "More match" not in get(operator, url).text
+    assert not get(operator, url).all("[data-more]")
 
 
 @pytest.mark.once
@@ -172,7 +174,7 @@ def test_what_was_asked_about_is_what_is_done(operator: Client) -> None:
     url = bulk("discard", scope="all", state="failed")
     page = get(operator, url)
     later = TaskFactory(state="dead")
-    operator.post(bulk("discard"), hidden(page))
+    operator.post(bulk("discard"), page.hidden)
     assert list(Task.objects.values_list("pk", flat=True)) == [later.pk]
     assert asked.pk != later.pk
 
@@ -185,8 +187,8 @@ def test_a_task_that_ran_since_it_was_asked_about_is_left_alone(operator: Client
     Task.objects.filter(pk=task.pk).retry()
     Task.objects.fail(claimed(task, "emil"), ValueError("again"))
     Task.objects.filter(pk=task.pk).update(status="failed", processed_at=after(timedelta(0)))
-    told = Page(operator.post(bulk("retry"), hidden(page), follow=True)).text
-    assert "Set ready again: 0 of 1 task. Left as they were: 1 claimed by now." in told
+    told = Page(operator.post(bulk("retry"), page.hidden, follow=True)).notice
+    assert (told.tone, told.numbers) == ("warn", [0, 1, 1])
     assert row_of(task)["status"] == "failed"
 
 
@@ -196,7 +198,7 @@ def test_what_is_sent_twice_is_done_once(operator: Client, verb: str) -> None:
     state = {"retry": "dead", "discard": "dead"}.get(verb, "scheduled")
     task = TaskFactory(state=state)
     page = get(operator, bulk(verb, task=task.pk))
-    said = hidden(page) | REASON | ({"at_once": "on"} if verb == "reschedule" else {})
+    said = page.hidden | REASON | ({"at_once": "on"} if verb == "reschedule" else {})
     operator.post(bulk(verb), said)
     before = Task.objects.filter(pk=task.pk).values().first()
     operator.post(bulk(verb), said)
@@ -209,10 +211,10 @@ def test_what_is_sent_twice_is_done_once(operator: Client, verb: str) -> None:
 def test_cancelling_many_wants_a_reason_and_keeps_what_was_picked(operator: Client) -> None:
     task = TaskFactory()
     url = bulk("cancel", task=task.pk)
-    sent = hidden(get(operator, url))
+    sent = get(operator, url).hidden
     page = Page(operator.post(bulk("cancel"), sent | {"reason": " "}))
-    assert page.status == 400 and "Say why" in page.text
-    assert hidden(page)["picked"] == sent["picked"]
+    assert page.status == 400 and page.invalid == {"reason"}
+    assert page.hidden["picked"] == sent["picked"]
     assert row_of(task)["status"] == "ready"
 
 
@@ -220,7 +222,7 @@ def test_cancelling_many_wants_a_reason_and_keeps_what_was_picked(operator: Clie
 def test_the_way_back_leads_to_the_list_it_came_from(operator: Client) -> None:
     task = TaskFactory(state="dead")
     url = bulk("retry", task=task.pk, state="failed", q="sample")
-    response = operator.post(bulk("retry"), hidden(get(operator, url)))
+    response = operator.post(bulk("retry"), get(operator, url).hidden)
     assert response["Location"] == f"{LIST}?state=failed&q=sample"
 
 
@@ -238,7 +240,8 @@ def test_a_made_up_selection_changes_nothing(operator: Client, picked: str) -> N
 def test_nothing_ticked_is_told(operator: Client) -> None:
     for asked in ({}, {"task": "x"}, {"scope": "all", "state": "bogus"}):
         page = get(operator, bulk("retry", **asked))
-        assert page.status == 200 and "No task was chosen" in page.text
+        assert page.status == 200 and not page.all("[data-outlook]")
+        assert page.forms == ["/logout/"]
 
 
 # One
@@ -247,29 +250,30 @@ def test_nothing_ticked_is_told(operator: Client) -> None:
 @pytest.mark.once
 def test_a_waiting_task_is_cancelled_and_a_running_one_is_asked(operator: Client) -> None:
     waiting, running = TaskFactory(), TaskFactory(state="running", holder="dora")
-    assert "Cancelled" in act(operator, waiting, "cancel", **REASON).text
+    page = act(operator, waiting, "cancel", **REASON)
+    assert page.notice.tone == "ok" and page.code == "cancelled"
     assert row_of(waiting)["status"] == "cancelled"
     page = act(operator, running, "cancel", **REASON)
-    assert "olga asked" in page.text and "it still runs" in page.text
+    assert page.code == "cancel_pending" and "olga" in page.answers["why"].text
     assert f"{LIST}{running.pk}/cancel/" not in page.forms
     Task.objects.fail(Task.objects.get(pk=running.pk), ValueError("stopped"))
-    text = get(operator, f"{LIST}{running.pk}/").text
-    assert "It was cancelled by olga." in text
+    page = get(operator, f"{LIST}{running.pk}/")
+    assert page.code == "cancelled" and "olga" in page.answers["why"].text
 
 
 @pytest.mark.once
 def test_a_cancellation_without_a_reason_is_asked_about_again(operator: Client) -> None:
     task = TaskFactory()
     page = Page(operator.post(f"{LIST}{task.pk}/cancel/", {"reason": ""}))
-    assert page.status == 400 and "Say why" in page.text and 'aria-invalid="true"' in page.html
-    assert "data-poll" not in page.html
+    assert page.status == 400 and page.invalid == {"reason"}
+    assert not page.all("[data-poll]")
 
 
 @pytest.mark.once
 def test_a_discarded_task_is_gone(operator: Client) -> None:
     task = TaskFactory(state="dead")
     page = act(operator, task, "discard")
-    assert "Deleted." in page.text and not Task.objects.exists()
+    assert page.notice.tone == "ok" and not Task.objects.exists()
     assert operator.get(f"{LIST}{task.pk}/").status_code == 404
 
 
@@ -279,10 +283,10 @@ def test_a_task_is_moved_to_another_queue_and_time(operator: Client) -> None:
     task = TaskFactory()
     tomorrow = (database_now("default") + timedelta(days=1)).replace(microsecond=0)
     said = {"queue": "mail", "scheduled_at": tomorrow.strftime("%Y-%m-%dT%H:%M:%S")}
-    assert "Rescheduled." in act(operator, task, "reschedule", **said).text
+    assert act(operator, task, "reschedule", **said).notice.tone == "ok"
     assert (row_of(task)["queue"], row_of(task)["scheduled_at"]) == ("mail", tomorrow)
-    assert "Nothing changed: it is there already." in act(operator, task, "reschedule", **said).text
-    assert "Rescheduled." in act(operator, task, "reschedule", at_once="on").text
+    assert act(operator, task, "reschedule", **said).notice.tone == "warn"
+    assert act(operator, task, "reschedule", at_once="on").notice.tone == "ok"
     assert row_of(task)["scheduled_at"] <= database_now("default")
 
 
@@ -306,8 +310,10 @@ def test_a_move_to_nowhere_is_refused(operator: Client, said: dict[str, str]) ->
 @pytest.mark.once
 def test_a_verb_that_no_longer_fits_says_why_it_changed_nothing(operator: Client) -> None:
     task = TaskFactory(state="running")
-    assert "Nothing changed: it is running." in act(operator, task, "retry").text
-    assert "Nothing changed: it is running." in act(operator, task, "discard").text
+    for verb in ("retry", "discard"):
+        notice = act(operator, task, verb).notice
+        (why,) = AuditEntry.objects.latest("pk").skipped
+        assert notice.tone == "warn" and why in notice.text
 
 
 @pytest.mark.once
