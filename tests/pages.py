@@ -32,15 +32,19 @@ class Row(dict[str, str]):
     """A row of a table: its cells by column, or by field in the admin."""
 
     def __init__(self, element: Element) -> None:
-        super().__init__({_column(cell): cell.text for cell in element.all("td")})
         self.element = element
+        super().__init__({_column(cell): cell.text for cell in self._cells})
         self.key = element.get("data-key")
         self.links = element.links
         self.badges = _badges(element)
 
     def cell(self, column: str) -> Element:
         """The cell of ``column``."""
-        return next(cell for cell in self.element.all("td") if _column(cell) == column)
+        return next(cell for cell in self._cells if _column(cell) == column)
+
+    @property
+    def _cells(self) -> list[Element]:
+        return self.element.all("th") + self.element.all("td")
 
 
 def _column(cell: Element) -> str:
