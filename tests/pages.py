@@ -165,11 +165,14 @@ class Page:
 
     @property
     def tabs(self) -> dict[str, str]:
-        """How many rows each list has, by the state in its address; "" where that is unknown."""
+        """How many rows each list has, as far as it is told, by what its address asks for:
+        "state=failed", "renewed=1"; "" asks for all."""
         return {
-            ",".join(f"{k}={v[0]}" for k, v in sorted(_query(tab["href"]).items())): count
+            ",".join(
+                f"{name}={query[name][0]}" for name in ("renewed", "state") if name in query
+            ): "".join(each.text for each in tab.all(".count"))
             for tab in self.all("nav.tabs a.tab")
-            for count in ["".join(each.text for each in tab.all(".count"))]
+            for query in [parse_qs(urlsplit(tab["href"]).query)]
         }
 
     @property
@@ -228,10 +231,6 @@ class Page:
         found = [each["href"] for each in self.all("a[href]") if each.text.startswith(words)]
         assert found, f"no link is called {words}: {self.text[:500]}"
         return found[0]
-
-
-def _query(url: str) -> dict[str, list[str]]:
-    return parse_qs(urlsplit(url).query)
 
 
 def get(client: Client, url: str, **headers: str) -> Page:

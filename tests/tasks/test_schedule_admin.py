@@ -10,11 +10,16 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.urls import reverse
 
+from leasing.adminlinks import short
 from leasing.functions import DbNow, after, database_now
 from leasing.models import AuditEntry
-from tasks import declarations, schedule, schedules
+from leasing.signs import Sign
+from tasks import declarations, schedule, schedules, standing
+from tasks.exceptions import InvalidSchedule
 from tasks.models import Schedule, ScheduleSlot, Task
+from tasks.moments import Cron
 from tasks.standing import standing_of
+from tests.elements import Element
 from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in, user_with
 from tests.tasks.support import Handlers
@@ -69,55 +74,68 @@ def test_the_page_is_closed_by_default(client: Client) -> None:
 @pytest.mark.once
 def test_without_schedules_the_page_says_how_to_make_one(viewer: Client) -> None:
     page = get(viewer, PAGE)
-    assert "There are no schedules yet." in page.text and PAGE in page.links
+    assert page.is_empty and page.rows == [] and PAGE in page.links
 
 
-STANDINGS: list[tuple[dict[str, Any], str, str]] = [
-    ({}, "active", ""),
-    ({"paused_at": DbNow(), "paused_by": "ida"}, "paused", "Paused by ida just now."),
+def refusal_of(cron: str) -> str:
+    """What is wrong with an expression."""
+    with pytest.raises(InvalidSchedule) as refusal:
+        Cron(cron, "UTC").first(datetime.now(UTC))
+    return str(refusal.value)
+
+
+#: How a schedule stands, and what its reason names.
+STANDINGS: list[tuple[dict[str, Any], Sign, str]] = [
+    ({}, standing.ACTIVE, ""),
+    ({"paused_at": DbNow(), "paused_by": "ida"}, standing.PAUSED, "ida"),
     (
         {"declared": True, "declared_at": after(timedelta(days=-2))},
-        "orphaned",
-        "No running code has declared it since",
+        standing.ORPHANED,
+        "2029-12-30",
     ),
-    ({"declared": True}, "orphaned", "No running code declares it."),
-    ({"task_name": "jobs.x"}, "unknown task", "No handler is registered here for jobs.x"),
-    ({"next_at": after(timedelta(minutes=-2))}, "overdue", "It was due at 20"),
-    ({"cron": "0 0 * *"}, "no rule", "It does not say when: A cron expression has five fields."),
+    ({"declared": True}, standing.ORPHANED, ""),
+    ({"task_name": "jobs.x"}, standing.UNKNOWN_TASK, "jobs.x"),
+    ({"next_at": after(timedelta(minutes=-2))}, standing.OVERDUE, "2029-12-31 23:58:00"),
+    ({"cron": "0 0 * *"}, standing.BROKEN, refusal_of("0 0 * *")),
 ]
 
 
 @pytest.mark.once
 @pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
-@pytest.mark.parametrize(("columns", "sign", "why"), STANDINGS)
+@pytest.mark.parametrize(("columns", "sign", "names"), STANDINGS)
 def test_it_is_said_how_a_schedule_stands_and_why(
-    viewer: Client, columns: dict[str, Any], sign: str, why: str
+    viewer: Client, columns: dict[str, Any], sign: Sign, names: str
 ) -> None:
-    row = make(**columns)
-    standing = standing_of(row, database_now("default"))
-    assert standing.sign.word == sign and standing.why.startswith(why)
-    assert len(standing.upcoming) == (5 if sign in ("active", "overdue") else 0)
+    schedule = make(**columns)
+    stands = standing_of(schedule, database_now("default"))
+    assert stands.sign is sign and names in stands.why
+    assert bool(stands.why) == (sign is not standing.ACTIVE)
+    assert len(stands.upcoming) == (5 if sign in (standing.ACTIVE, standing.OVERDUE) else 0)
 
     page = get(viewer, PAGE)
-    assert sign in page.text and why in page.text
+    (row,) = page.rows
+    assert row.badges == [sign.word] and stands.why in row.element.one("td.name").text
     assert not any("/pause/" in url or "/run/" in url for url in page.forms)
 
 
 @pytest.mark.once
 def test_the_page_tells_of_the_last_moment(operator: Client) -> None:
     row = make(overlap=False)
-    assert "never" in get(operator, PAGE).text
+
+    def last(page: Page) -> Element:
+        return page.row(f"schedule{row.pk}").cell("Last")
+
+    assert not last(get(operator, PAGE)).all("time")
     operator.post(url_of(row, "run"))
     task = Task.objects.get()
     page = get(operator, PAGE)
-    assert "run by olga" in page.text and f"/ops/tasks/{task.pk}/" in page.links
-    assert (
-        "At the start of every hour (UTC) · enqueues jobs.echo · never two at a time" in page.text
-    )
+    assert last(page).one("bdi").text == "olga" and not last(page).all("[data-skipped]")
+    assert last(page).links == [f"/ops/tasks/{task.pk}/"]
+    assert str(row.rule) in page.text and "jobs.echo" in page.text
 
-    message = Page(operator.post(url_of(row, "run"), follow=True)).text
-    assert "its previous task has not ended" in message
-    assert "skipped: the task before it had not ended" in message
+    page = Page(operator.post(url_of(row, "run"), follow=True))
+    assert page.notice.tone == "warn"
+    assert last(page).all("[data-skipped]") and not last(page).links
 
 
 def test_a_list_of_schedules_costs_the_same_whatever_its_length(viewer: Client) -> None:
@@ -130,7 +148,7 @@ def test_a_list_of_schedules_costs_the_same_whatever_its_length(viewer: Client) 
     assert_cheap(many)
     page = get(viewer, PAGE)
     assert "oldest" not in page.text
-    assert "oldest" in get(viewer, page.link_called("Older")).text
+    assert "oldest" in get(viewer, page.next).text
     assert viewer.get(PAGE, {"at": "nonsense"}).status_code == 400
 
 
@@ -138,16 +156,16 @@ def test_a_list_of_schedules_costs_the_same_whatever_its_length(viewer: Client) 
 def test_the_buttons_pause_resume_and_run(operator: Client) -> None:
     row = make()
     assert url_of(row, "pause") in get(operator, PAGE).forms
-    assert "It is paused." in Page(operator.post(url_of(row, "pause"), follow=True)).text
+    assert Page(operator.post(url_of(row, "pause"), follow=True)).notice.tone == "ok"
     paused = Schedule.objects.get()
     assert paused.paused_at and paused.paused_by == "olga"
-    assert "paused already" in Page(operator.post(url_of(row, "pause"), follow=True)).text
+    assert Page(operator.post(url_of(row, "pause"), follow=True)).notice.tone == "warn"
 
     page = Page(operator.post(url_of(row, "run"), follow=True))
-    assert "Its task is enqueued." in page.text and Task.objects.count() == 1
+    assert page.notice.tone == "ok" and Task.objects.count() == 1
 
     assert url_of(row, "resume") in page.forms
-    assert "It goes on." in Page(operator.post(url_of(row, "resume"), follow=True)).text
+    assert Page(operator.post(url_of(row, "resume"), follow=True)).notice.tone == "ok"
     assert Schedule.objects.get().paused_at is None
 
 
@@ -155,7 +173,7 @@ def test_the_buttons_pause_resume_and_run(operator: Client) -> None:
 def test_a_button_says_what_is_wrong(operator: Client) -> None:
     row = make(queue="closed")
     page = Page(operator.post(url_of(row, "run"), follow=True))
-    assert "Nothing was enqueued: There is no queue 'closed'" in page.text
+    assert page.notice.tone == "warn" and "'closed'" in page.notice.text
 
 
 @pytest.mark.once
@@ -189,8 +207,9 @@ WHOLE = {
 
 @pytest.mark.once
 def test_what_is_added_has_no_state_and_no_past_yet(editor: Client) -> None:
-    text = get(editor, f"{ADMIN}add/").text
-    assert "Task data" in text and "Created at" not in text and "Next moments" not in text
+    page = get(editor, f"{ADMIN}add/")
+    assert page.all(".field-task_data")
+    assert not page.all(".field-created_at") and not page.all(".field-moments")
 
 
 @pytest.mark.once
@@ -206,32 +225,35 @@ def test_one_makes_a_schedule_of_ones_own(editor: Client) -> None:
     page = get(editor, f"{ADMIN}{row.pk}/change/")
     following = row.rule.upcoming(row.next_at, 5)
     assert all(f"{each:%Y-%m-%d %H:%M:%S} UTC" in page.text for each in following)
-    assert "At 03:00 every day (Europe/Ber" in get(editor, ADMIN).text
+    (listed,) = get(editor, ADMIN).rows
+    assert listed["when"] == short(str(row.rule))
 
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    ("wrong", "text"),
+    ("wrong", "field", "names"),
     [
-        ({"cron": "0 3 * *"}, "A cron expression has five fields."),
-        ({"cron": "0 25 * * *"}, "Bad hour"),
-        ({"cron": ""}, "Say when"),
-        ({"every": "00:10:00"}, "not both"),
-        ({"cron": "", "every": "0"}, "An interval must be from 1 second"),
-        ({"timezone": "Mars"}, "There is no time zone &#x27;Mars&#x27;"),
-        ({"task_name": "jobs.x"}, "No handler is registered for &#x27;jobs.x&#x27;"),
-        ({"task_data": "[1]"}, "must be a JSON object"),
-        ({"task_data": "{"}, "Enter a valid JSON"),
-        ({"queue": "closed"}, "There is no queue &#x27;closed&#x27;"),
-        ({"name": "a\tb"}, "control characters"),
-        ({"priority": "99999"}, "32767"),
+        ({"cron": "0 3 * *"}, "cron", ""),
+        ({"cron": "0 25 * * *"}, "cron", "hour"),
+        ({"cron": ""}, "cron", ""),
+        ({"every": "00:10:00"}, "cron", ""),
+        ({"cron": "", "every": "0"}, "every", "1 second"),
+        ({"timezone": "Mars"}, "timezone", "'Mars'"),
+        ({"task_name": "jobs.x"}, "task_name", "'jobs.x'"),
+        ({"task_data": "[1]"}, "task_data", "JSON object"),
+        ({"task_data": "{"}, "task_data", "JSON"),
+        ({"queue": "closed"}, "queue", "'closed'"),
+        ({"name": "a\tb"}, "name", "control"),
+        ({"priority": "99999"}, "priority", "32767"),
     ],
 )
 def test_what_could_never_be_enqueued_is_refused(
-    editor: Client, wrong: dict[str, str], text: str
+    editor: Client, wrong: dict[str, str], field: str, names: str
 ) -> None:
-    response = editor.post(f"{ADMIN}add/", WHOLE | wrong)
-    assert response.status_code == 200 and text in response.content.decode()
+    page = Page(editor.post(f"{ADMIN}add/", WHOLE | wrong))
+    (errors,) = page.all("ul.errorlist")
+    assert page.status == 200 and names in errors.text
+    assert page.invalid == {field}
     assert not Schedule.objects.exists()
 
 
@@ -278,7 +300,7 @@ def test_what_code_declares_is_paused_there_and_not_changed(editor: Client) -> N
     editor.post(ADMIN, everything)
     assert not AuditEntry.objects.exists()
     assert Schedule.objects.get().name == "declared"
-    assert "1 of 1 schedule." in act(editor, "pause", row).text
+    assert changed_by(act(editor, "pause", row)) == ("ok", [1, 1])
 
 
 @pytest.mark.once
@@ -323,6 +345,11 @@ def test_a_list_of_the_admin_costs_the_same_whatever_its_length(editor: Client, 
     assert not any('"task_data"' in sql for sql in many)
 
 
+def changed_by(page: Page) -> tuple[str, list[float]]:
+    """How well an action went, and how many it has changed, of how many."""
+    return page.notice.tone, page.notice.numbers
+
+
 def act(client: Client, action: str, row: Schedule) -> Page:
     data = {"action": action, "_selected_action": [row.pk], "confirmed": "yes"}
     return Page(client.post(ADMIN, data, follow=True))
@@ -331,19 +358,21 @@ def act(client: Client, action: str, row: Schedule) -> Page:
 @pytest.mark.once
 def test_the_actions_ask_and_remember_who_did_it(editor: Client) -> None:
     row = make()
-    asked = editor.post(ADMIN, {"action": "run_now", "_selected_action": [row.pk]})
-    assert "beside its plan" in asked.content.decode() and not Task.objects.exists()
+    asked = Page(editor.post(ADMIN, {"action": "run_now", "_selected_action": [row.pk]}))
+    assert asked.one("[data-outlook]").numbers == [1, 1] and not Task.objects.exists()
 
-    assert "1 of 1 schedule." in act(editor, "run_now", row).text
+    assert changed_by(act(editor, "run_now", row)) == ("ok", [1, 1])
     slot = ScheduleSlot.objects.get()
     assert slot.run_by == "ida"
     slots = get(editor, f"{SLOTS}?schedule__id__exact={row.pk}")
-    assert f"task {slot.task_id}" in slots.text and "ida" in slots.text
+    (listed,) = slots.rows
+    assert listed["run_by"] == "ida"
+    assert f"/admin/tasks/task/{slot.task_id}/change/" in listed.links
 
-    assert "1 of 1 schedule." in act(editor, "pause", row).text
+    assert changed_by(act(editor, "pause", row)) == ("ok", [1, 1])
     assert Schedule.objects.get().paused_by == "ida"
-    assert "1 of 1 schedule." in act(editor, "resume", row).text
-    assert "1 not paused" in act(editor, "resume", row).text
+    assert changed_by(act(editor, "resume", row)) == ("ok", [1, 1])
+    assert changed_by(act(editor, "resume", row)) == ("warn", [0, 1, 1])
     assert LogEntry.objects.count() == 3, "what changed nothing is no history of it"
     verbs = list(AuditEntry.objects.order_by("pk").values_list("verb", "changed", "via"))
     assert verbs == [
@@ -354,7 +383,8 @@ def test_the_actions_ask_and_remember_who_did_it(editor: Client) -> None:
 @pytest.mark.once
 def test_an_action_says_what_is_wrong(editor: Client) -> None:
     row = make(queue="closed")
-    assert "Not all was done: There is no queue" in act(editor, "run_now", row).text
+    notice = act(editor, "run_now", row).notice
+    assert notice.tone == "crit" and "'closed'" in notice.text
 
 
 @pytest.mark.once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 
 import pytest
@@ -10,7 +11,8 @@ from django.urls import reverse
 
 from leasing.exceptions import LeaseLost
 from leasing.models import AuditEntry
-from tasks.models import Task, TaskAttempt
+from tasks.models import AttemptOutcome, Task, TaskAttempt
+from tasks.signs import ATTEMPT_SIGNS
 from tests.factories import TaskFactory, claimed
 from tests.fixtures import client_with
 from tests.pages import Page, get, sent_by, signed_in
@@ -45,23 +47,25 @@ STATES = (
     "recovered",
     "returned",
 )
-ANSWERS = ("Why", "Who holds it", "Until when", "What happens next", "What you can do")
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("state", STATES)
 def test_every_task_answers_the_five_questions_in_their_order(viewer: Client, state: str) -> None:
-    text = get(viewer, url_of(TaskFactory(state=state))).text
-    places = [text.index(answer) for answer in ANSWERS]
-    assert places == sorted(places)
+    answers = get(viewer, url_of(TaskFactory(state=state))).answers
+    assert list(answers) == ["why", "who", "until", "next", "do"]
+    assert all(answer.text for answer in answers.values())
 
 
 @pytest.mark.once
 @pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
 def test_a_running_task_counts_down(viewer: Client) -> None:
     task = TaskFactory(state="running", holder="dora", ttl=3600)
-    text = get(viewer, url_of(task)).text
-    assert "Who holds it dora" in text and "Until when in 1 h of its 1 h" in text
+    answers = get(viewer, url_of(task)).answers
+    assert answers["who"].one("bdi").text == "dora"
+    until = answers["until"]
+    assert until.one("time")["datetime"].startswith("2030-01-01T01:00:00")
+    assert until.numbers == [1, 1] and until.one("svg rect")["data-ttl"] == "3600.000"
 
 
 @pytest.mark.once
@@ -75,12 +79,17 @@ def test_attempts_tell_their_errors_and_the_late_write_that_was_refused(
     with pytest.raises(LeaseLost):
         Task.objects.complete(late, {"late": True})
     Task.objects.fail(again, ValueError("no luck"))
-    text = get(viewer, url_of(task)).text
-    assert text.index("Attempt 2 failed") < text.index("Attempt 1 was lost")
-    assert "dora did not renew its lease in time" in text
-    assert "Its late “complete” was refused" in text
-    assert "ValueError: no luck" in text and "Traceback (most recent call last)" not in text
-    assert f"token {mine.fencing_token}" in text
+    page = get(viewer, url_of(task))
+    failed, lost = page.all(".timeline li")
+    assert failed["data-key"] == f"a{TaskAttempt.objects.get(number=2, task=task).pk}"
+    assert failed.one(".dot").tone == ATTEMPT_SIGNS[AttemptOutcome.FAILED].tone
+    assert failed.one(".error").text == "ValueError: no luck"
+    assert "Traceback (most recent call last)" not in page.text
+    assert lost["data-key"] == f"a{mine.pk}" and lost.one(".what .loud").numbers == [1]
+    assert lost.one(".dot").tone == ATTEMPT_SIGNS[AttemptOutcome.LOST].tone
+    assert "dora" in lost.one(".error").text
+    assert lost.one("[data-refused]")["data-refused"] == "complete"
+    assert lost.one(".token .mono").text == str(mine.fencing_token)
 
 
 def claimed_as(task: Task, attempt: TaskAttempt) -> Task:
@@ -105,9 +114,9 @@ def test_payload_and_result_are_shown_as_json() -> None:
     viewer = signed_in(VIEW, SEE_PAYLOAD)
     task = TaskFactory(state="running", data={"sleep_duration_seconds": 7})
     Task.objects.complete(task, {"grüße": [1, None]})
-    text = get(viewer, url_of(task)).text
-    assert '{ "sleep_duration_seconds": 7 }' in text
-    assert '{ "grüße": [ 1, null ] }' in text
+    page = get(viewer, url_of(task))
+    assert json.loads(page.one("[data-live=payload]").text) == {"sleep_duration_seconds": 7}
+    assert json.loads(page.one("[data-live=result] pre").text) == {"grüße": [1, None]}
 
 
 @pytest.mark.once
@@ -115,7 +124,7 @@ def test_a_huge_payload_is_cut() -> None:
     viewer = signed_in(VIEW, SEE_PAYLOAD)
     task = TaskFactory(data={"text": "x" * 80_000})
     page = get(viewer, url_of(task))
-    assert "more characters" in page.text
+    assert page.one("[data-live=payload]").numbers[-1] > 30_000  # so many are left out
     assert len(page.html) < 100_000
 
 
@@ -143,7 +152,7 @@ def test_its_cost_does_not_grow_with_its_attempts(viewer: Client) -> None:
 def test_a_retry_sets_the_task_ready(operator: Client, state: str) -> None:
     task = TaskFactory(state=state)
     page = Page(operator.post(url_of(task, "retry"), follow=True))
-    assert "Set ready again." in page.text
+    assert page.notice.tone == "ok" and page.code != "exhausted"
     assert row_of(task)["status"] == "ready"
 
 
@@ -152,7 +161,8 @@ def test_a_second_retry_makes_no_second_attempt(operator: Client) -> None:
     task = TaskFactory(state="dead")
     operator.post(url_of(task, "retry"))
     before = row_of(task)
-    assert "Nothing changed" in Page(operator.post(url_of(task, "retry"), follow=True)).text
+    page = Page(operator.post(url_of(task, "retry"), follow=True))
+    assert [notice.tone for notice in page.notices] == ["ok", "warn"]
     assert row_of(task) == before
 
 
@@ -165,7 +175,9 @@ def test_a_running_task_is_taken_from_its_holder_by_its_page(operator: Client) -
     response = operator.post(revoke, said | {"next": url_of(task)}, follow=True)
     page = Page(response)
     assert response.redirect_chain == [(url_of(task), 302)]
-    assert "Taken from dora." in page.text and "revoked by olga: she hangs" in page.text
+    assert page.notice.tone == "ok" and "dora" in page.notice.text
+    (attempt,) = page.all(".timeline li .error")
+    assert "olga" in attempt.text and "she hangs" in attempt.text
     with pytest.raises(LeaseLost):
         Task.objects.complete(task, {})
 
@@ -191,8 +203,9 @@ def test_payload_needs_a_permission_and_is_not_even_read_without(viewer: Client)
     Task.objects.complete(task, {"slept": 4713})
     sent = sent_by(viewer, url_of(task))
     assert not any(f'"{name}"' in sql for sql in sent for name in ("task_data", "task_output"))
-    text = get(viewer, url_of(task)).text
-    assert "needs a permission" in text
+    page = get(viewer, url_of(task))
+    assert page.all("#payload") and not page.all("pre.json")
+    text = page.text
     assert not any(number in text for number in ("4711", "4712", "4713"))
     text = get(signed_in(VIEW, SEE_PAYLOAD, name="trusted"), url_of(task)).text
     assert all(number in text for number in ("4711", "4712", "4713"))
@@ -213,19 +226,19 @@ def test_attempts_are_drawn_on_an_axis_and_told_in_a_table(viewer: Client) -> No
     with pytest.raises(LeaseLost):
         Task.objects.complete(late, {"late": True})
     page = get(viewer, url_of(task))
-    drawing = page.html[page.html.index('<ol class="lanes">') : page.html.index('id="attempts"')]
-    first, second = drawing.split('<li data-key="lane')[1:]
-    assert "dora" in first and "<rect" in first and "late “complete” refused" in first
-    assert '<circle class="tone-crit"' in first and "<circle" not in second
-    assert "emil" in second and '<line class="now"' in second
+    first, second = page.all(".lanes li")
+    assert first.one("bdi").text == "dora" and first.all("rect")
+    assert "complete" in first.one(".lane-note").text
+    assert first.all("circle.tone-crit") and not second.all("circle")
+    assert second.one("bdi").text == "emil" and second.all("line.now")
     assert "style=" not in page.html
-    table = page.text[page.text.index("As a table") :]
-    assert table.index("Attempt 1 dora") < table.index("Attempt 2 emil")
+    rows = page.all(".drawing-table tbody tr")
+    assert [row.one("bdi").text for row in rows] == ["dora", "emil"]
 
 
 @pytest.mark.once
 def test_a_task_that_nobody_claimed_has_no_drawing(viewer: Client) -> None:
-    assert '<ol class="lanes">' not in get(viewer, url_of(TaskFactory())).html
+    assert not get(viewer, url_of(TaskFactory())).all("ol.lanes")
 
 
 @pytest.mark.once
@@ -237,7 +250,7 @@ def test_force_release_shows_the_late_write_of_the_old_holder_as_refused(
     operator.post(f"/ops/leases/task:{task.pk}/revoke/", said)
     with pytest.raises(LeaseLost):
         Task.objects.complete(task, {"late": True})
-    assert "Its late “complete” was refused" in get(operator, url_of(task)).text
+    assert get(operator, url_of(task)).one("[data-refused]")["data-refused"] == "complete"
     entry = AuditEntry.objects.get()
     assert (entry.by, entry.verb, entry.model) == ("olga", "revoke", "tasks.task")
     assert (entry.reason, entry.changed) == ("she hangs", 1)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 import pytest
 from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
 
+from leasing.access import READ_ONLY, why_not
+from leasing.functions import database_now
+from tasks.diagnosis import diagnose
 from tasks.exceptions import GiveUp
-from tasks.models import Task
+from tasks.models import Task, WorkerState
+from tasks.signs import WORKER_SIGNS
 from tests.factories import TaskFactory, WorkerFactory
 from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in, user_with
@@ -73,7 +78,7 @@ def test_a_retry_without_permission_answers_403_and_changes_nothing(viewer: Clie
     assert row_of(task) == before
     page = get(viewer, url_of(task))
     assert url_of(task, "retry") not in page.forms
-    assert "What could be done needs a permission that you do not have." in page.text
+    assert why_not("") in page.one("[data-forbidden]").text
 
 
 @pytest.mark.once
@@ -83,14 +88,12 @@ def test_while_a_site_is_read_only_no_permission_is_said_to_lack(
     task = TaskFactory(state="dead")
     settings.LEASING = {**settings.LEASING, "READ_ONLY": True}
     for url in (url_of(task), reverse("tasks:generator")):
-        page = get(viewer, url)
-        assert "Nobody changes anything now: this site is read-only." in page.text
-        assert "a permission that you do not have" not in page.text.partition("Payload")[0]
+        assert get(viewer, url).one("[data-forbidden]").text == why_not("any thing")
     refused = get(
         signed_in("tasks.retry_task", name="rita"),
         f"{reverse('tasks:bulk', args=['retry'])}?task={task.pk}",
     )
-    assert refused.status == 403 and "This site is read-only" in refused.text
+    assert refused.status == 403 and READ_ONLY in refused.text
 
 
 @pytest.mark.once
@@ -121,8 +124,7 @@ def test_a_list_has_the_tasks_of_its_state(viewer: Client) -> None:
         expected = PARTS.get(state, {state})
         assert found(page) == {url_of(tasks[each]) for each in expected}, state
         if state in TABS:
-            label = "Done" if state == "succeeded" else state.capitalize()
-            assert f"{label} {len(expected)}" in page.text
+            assert page.tabs[f"state={state}"] == str(len(expected))
 
 
 def test_all_tasks_are_listed_newest_first(viewer: Client) -> None:
@@ -163,7 +165,7 @@ def test_a_failed_task_shows_how_its_error_begins(viewer: Client) -> None:
 @pytest.mark.once
 def test_an_unknown_state_and_a_bad_cursor_are_refused(viewer: Client) -> None:
     page = get(viewer, f"{LIST}?state=bogus")
-    assert page.status == 400 and "There is no state “bogus”." in page.text
+    assert page.status == 400 and "bogus" in page.alerts[0]
     for url in (LIST, STUCK, WORKERS):
         assert get(viewer, f"{url}?at=nonsense").status == 400
 
@@ -175,7 +177,7 @@ def test_paging_shows_every_task_once(viewer: Client) -> None:
     seen = [*found(page)]
     for _ in range(2):
         TaskFactory()
-        page = get(viewer, page.link_called("Later"))
+        page = get(viewer, page.next)
         seen += found(page)
     assert sorted(seen) == sorted(map(url_of, Task.objects.all()))
 
@@ -221,17 +223,21 @@ def test_a_stuck_task_says_who_held_it_until_when_and_what_happens_next(viewer: 
     task = TaskFactory(state="stuck", holder="dora")
     page = get(viewer, STUCK)
     assert found(page) == {url_of(task)}
-    assert "Who held it dora" in page.text
-    assert "no worker runs that would recover the task" in page.text
-    assert "What happens next: This will not heal by itself" in page.text
+    assert "dora" in page.facts.values()
+    (article,) = page.all("article")
+    assert article["data-code"] == "no_recoverer" and article.all("time")
+    for told in (diagnose(task).headline, diagnose(task).next):
+        assert re.sub(r"\d+ s", "", told) in re.sub(r"\d+ s", "", article.text)
     WorkerFactory(name="emil")
-    text = get(viewer, STUCK).text
-    assert "dora is gone" in text and "The next sweep, about a second away" in text
+    (article,) = get(viewer, STUCK).all("article")
+    assert article["data-code"] == "expired_unclaimed" and "dora" in article.text
+    assert diagnose(task).next in article.text
 
 
 @pytest.mark.once
 def test_when_nothing_is_stuck_the_page_says_so(viewer: Client) -> None:
-    assert "No task is stuck." in get(viewer, STUCK).text
+    page = get(viewer, STUCK)
+    assert page.is_empty and not page.all("article")
 
 
 # Workers
@@ -244,20 +250,23 @@ def test_workers_show_their_state_and_what_they_do(viewer: Client) -> None:
     WorkerFactory(name="over", state="stopped")
     task = TaskFactory(state="running", holder="dora")
     page = get(viewer, WORKERS)
-    assert "Present 2 Gone 1 Stopped 1" in page.text
-    assert "dora" in page.text and "late" in page.text and "1 of 4" in page.text
-    assert url_of(task) in page.links
-    assert "Nobody" not in page.text
-    assert "gone" in get(viewer, f"{WORKERS}?state=gone").text
-    assert "over" in get(viewer, f"{WORKERS}?state=stopped").text
+    assert page.tabs == {"": "2", "state=gone": "1", "state=stopped": "1"}
+    late, dora = page.rows
+    assert page.names[0] == "late" and late.badges == [WORKER_SIGNS[WorkerState.LATE].word]
+    assert dora.badges == [WORKER_SIGNS[WorkerState.LIVE].word]
+    assert dora.element.one("td.number").numbers == [1, 4] and url_of(task) in dora.links
+    assert get(viewer, f"{WORKERS}?state=gone").names == ["gone"]
+    assert get(viewer, f"{WORKERS}?state=stopped").names == ["over"]
 
 
 @pytest.mark.once
 def test_a_gone_worker_still_shows_what_it_held(viewer: Client) -> None:
     WorkerFactory(name="gone", state="gone")
     task = TaskFactory(state="stuck", holder="gone")
-    page = get(viewer, f"{WORKERS}?state=gone")
-    assert url_of(task) in page.links and "expired" in page.text
+    (row,) = get(viewer, f"{WORKERS}?state=gone").rows
+    assert url_of(task) in row.links
+    held = row.element.one("td.who li")
+    assert datetime.fromisoformat(held.one("time")["datetime"]) < database_now("default")
 
 
 @pytest.mark.once
