@@ -12,6 +12,7 @@ from django.test import override_settings
 from django.test.utils import isolate_apps
 
 from leasing import checks
+from leasing.conf import leasing_settings
 from leasing.models import Leasable, Lease
 from leasing.querysets import LeasableQuerySet
 
@@ -46,8 +47,7 @@ def test_a_typo_gets_a_suggestion(typo: str, meant: str) -> None:
         (message,) = checks.check_settings()
 
     assert message.id == "leasing.E001"
-    assert message.msg == f"LEASING has no setting {typo!r}."
-    assert message.hint == f"Did you mean {meant!r}?"
+    assert repr(typo) in message.msg and repr(meant) in str(message.hint)
 
 
 @pytest.mark.parametrize("nonsense", ["XQZW", 7])
@@ -55,7 +55,7 @@ def test_what_resembles_no_setting_gets_the_list(nonsense: object) -> None:
     with override_settings(LEASING={nonsense: 3}):
         (message,) = checks.check_settings()
 
-    assert str(message.hint).startswith("Known: TTL, MIN_TTL, MAX_TTL, ")
+    assert all(name in str(message.hint) for name in leasing_settings.known())
 
 
 @pytest.mark.parametrize("key", ["TTL", "MIN_TTL", "MAX_TTL", "RENEW_EVERY", "JITTER", "MARGIN"])
@@ -136,7 +136,7 @@ def test_the_compatible_api_is_warned_of_with_whom_it_answers() -> None:
         (warning,) = checks.check_api_access()
 
     assert warning.id == "leasing.W001"
-    assert "without credentials to 10.0.0.0/8" in warning.msg
+    assert "10.0.0.0/8" in warning.msg
 
 
 # Models

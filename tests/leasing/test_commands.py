@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
+from leasing.explanation import explain
+from leasing.functions import database_now
 from leasing.keeper import keeper
 from leasing.management.commands import run_as_leader
 from leasing.models import Lease, LeaseEvent
@@ -38,6 +40,11 @@ def all_states() -> None:
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     call_command("leases", *arguments)
     return capsys.readouterr().out
+
+
+def explained(capsys: pytest.CaptureFixture[str]) -> Any:
+    """What crane:1 is shown with."""
+    return printed_json(capsys, "show", "crane:1")["explanation"]
 
 
 def printed_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
@@ -138,7 +145,9 @@ def test_a_free_lease_never_had_a_deadline(capsys: pytest.CaptureFixture[str]) -
     LeaseFactory(resource="crane:1", state="free")
 
     assert printed_json(capsys, "show", "crane:1")["expires_at"] is None
-    assert "Nobody has ever held it." in printed(capsys, "show", "crane:1")
+    assert explained(capsys)["code"] == "free"
+    lease = Lease.objects.get()
+    assert explain(lease, database_now("default")).headline in printed(capsys, "show", "crane:1")
 
 
 # leases show
@@ -156,8 +165,10 @@ def test_one_lease_is_explained_with_what_happened_to_it(
 
     lines = printed(capsys, "show", "crane:1").splitlines()
 
-    assert lines[0] == "crane:1: It was taken from ann by root: it burns."
-    assert lines[1] == "Nobody holds it. The next to ask for it gets it."
+    told = explained(capsys)
+    assert lines[:2] == [f"crane:1: {told['headline']}", told["next"]]
+    assert told["code"] == "released"
+    assert all(word in told["headline"] for word in ("ann", "root", "it burns"))
     facts = dict(line.split(maxsplit=1) for line in lines[2 : lines.index("")])
     assert facts["state"] == "released"
     assert facts["released_at"] == facts["expires_at"] == "2030-01-01 00:00:05 UTC"
@@ -184,7 +195,7 @@ def test_the_latest_ten_events_are_shown_newest_first(capsys: pytest.CaptureFixt
 @pytest.mark.django_db
 @pytest.mark.parametrize("arguments", [["show", "nope"], ["revoke", "nope", "--reason", "x"]])
 def test_a_lease_that_is_not_there_is_named(arguments: list[str]) -> None:
-    with pytest.raises(CommandError, match=r"There is no lease nope\."):
+    with pytest.raises(CommandError, match=r"\bnope\b"):
         call_command("leases", *arguments)
 
 
@@ -215,7 +226,7 @@ def test_a_lease_is_taken_from_its_holder(capsys: pytest.CaptureFixture[str], st
 
     text = printed(capsys, "revoke", "crane:1", "--reason", "it burns", "--by", "root")
 
-    assert text == "Taken from ann: crane:1\n"
+    assert "ann" in text and "crane:1" in text and text.count("\n") == 1
     event = LeaseEvent.objects.get(kind="revoked")
     assert (event.resource, event.reason, event.actor) == ("crane:1", "it burns", "root")
     assert list(Lease.objects.active()) == [other]
@@ -239,7 +250,7 @@ def test_there_is_nothing_to_revoke_where_nobody_holds(state: str) -> None:
     LeaseFactory(resource="crane:1", state=state)
     before = LeaseEvent.objects.count()
 
-    with pytest.raises(CommandError, match="Nothing to revoke: nobody holds crane:1") as refusal:
+    with pytest.raises(CommandError, match="crane:1") as refusal:
         call_command("leases", "revoke", "crane:1", "--reason", "it burns")
 
     assert refusal.value.returncode == 1
@@ -247,11 +258,18 @@ def test_there_is_nothing_to_revoke_where_nobody_holds(state: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [[], ["burn"], ["list", "--state", "lost"], ["show"], ["revoke", "crane:1"], ["list", "x"]],
+    ("arguments", "named"),
+    [
+        ([], "ACTION"),
+        (["burn"], "'burn'"),
+        (["list", "--state", "lost"], "'lost'"),
+        (["show"], "NAME"),
+        (["revoke", "crane:1"], "--reason"),
+        (["list", "x"], "x"),
+    ],
 )
-def test_what_cannot_be_meant_is_refused(arguments: list[str]) -> None:
-    with pytest.raises(CommandError, match=r"required|invalid choice|unrecognized"):
+def test_what_cannot_be_meant_is_refused(arguments: list[str], named: str) -> None:
+    with pytest.raises(CommandError, match=f"Error: .*{named}"):
         call_command("leases", *arguments)
 
 
@@ -362,24 +380,24 @@ def test_a_stop_while_others_lead_ends_it_well(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "named"),
     [
         (["race"], "COMMAND"),
         (["race", "--"], "COMMAND"),
-        (["race", "--", "no-such-command"], "There is no command no-such-command"),
-        ([" race", "--", "true"], "must not begin or end with a space"),
-        (["race", "--ttl", "0", "--", "true"], "between 1 and 86400 seconds"),
-        (["race", "--ttl", "nan", "--", "true"], "between 1 and 86400 seconds"),
-        (["race", "--holder", "", "--", "true"], "1 to 200 characters"),
-        (["race", "--stop-timeout", "-1", "--", "true"], "--stop-timeout must be"),
-        (["race", "--stop-timeout", "nan", "--", "true"], "--stop-timeout must be"),
-        (["race", "--once", "--restart", "--", "true"], "not allowed with"),
+        (["race", "--", "no-such-command"], "no-such-command"),
+        ([" race", "--", "true"], "space"),
+        (["race", "--ttl", "0", "--", "true"], " 1 .* 86400"),
+        (["race", "--ttl", "nan", "--", "true"], " 1 .* 86400"),
+        (["race", "--holder", "", "--", "true"], "1 .* 200"),
+        (["race", "--stop-timeout", "-1", "--", "true"], "--stop-timeout"),
+        (["race", "--stop-timeout", "nan", "--", "true"], "--stop-timeout"),
+        (["race", "--once", "--restart", "--", "true"], "--restart"),
     ],
 )
 def test_a_leader_that_cannot_be_meant_is_refused(
-    stage: Stage, arguments: list[str], says: str
+    stage: Stage, arguments: list[str], named: str
 ) -> None:
-    with pytest.raises(CommandError, match=says):
+    with pytest.raises(CommandError, match=named):
         call_command("run_as_leader", *arguments)
 
 

@@ -48,7 +48,7 @@ def test_a_typo_gets_a_suggestion(settings: Settings) -> None:
     (message,) = check_settings()
 
     assert message.id == "tasks.E001"
-    assert message.hint == "Did you mean 'MAX_ATTEMPTS'?"
+    assert "'MAX_ATTEMPTS'" in str(message.hint)
 
 
 WRONG: list[tuple[str, Any, str]] = [
@@ -93,4 +93,4 @@ def test_a_handlers_queue_must_exist(settings: Settings, handlers: Handlers) -> 
     (message,) = check_settings()
 
     assert message.id == "tasks.E008"
-    assert "'reports.build' names the queue 'reports'" in message.msg
+    assert "'reports.build'" in message.msg and "'reports'" in message.msg

@@ -51,24 +51,24 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "named"),
     [
-        (["--threads", "0"], "--threads must be at least 1"),
-        (["--coroutines", "0"], "--coroutines must be at least 1"),
-        (["--processes", "0"], "--processes must be at least 1"),
-        (["--max-tasks", "0"], "--max-tasks must be at least 1"),
-        (["--once", "--drain"], "not allowed with argument"),
-        (["--queue", "nowhere"], "There is no queue 'nowhere'"),
-        (["--queue", "default", "--queue", "nowhere"], "There is no queue 'nowhere'"),
-        (["--ttl", "0.5"], "between 1 and 86400 seconds"),
-        (["--ttl", "nan"], "between 1 and 86400 seconds"),
-        (["--threads", "four"], "invalid int value"),
-        (["--name", "a\nb"], "must not contain control characters"),
-        (["--name", " ann"], "must not begin or end with a space"),
+        (["--threads", "0"], "--threads .* 1"),
+        (["--coroutines", "0"], "--coroutines .* 1"),
+        (["--processes", "0"], "--processes .* 1"),
+        (["--max-tasks", "0"], "--max-tasks .* 1"),
+        (["--once", "--drain"], "--drain"),
+        (["--queue", "nowhere"], "'nowhere'"),
+        (["--queue", "default", "--queue", "nowhere"], "'nowhere'"),
+        (["--ttl", "0.5"], " 1 .* 86400"),
+        (["--ttl", "nan"], " 1 .* 86400"),
+        (["--threads", "four"], "--threads: .*'four'"),
+        (["--name", "a\nb"], "control"),
+        (["--name", " ann"], "space"),
     ],
 )
-def test_a_worker_that_cannot_be_meant_is_refused(options: list[str], says: str) -> None:
-    with pytest.raises(CommandError, match=says):
+def test_a_worker_that_cannot_be_meant_is_refused(options: list[str], named: str) -> None:
+    with pytest.raises(CommandError, match=named):
         call_command("run_worker", *options)
 
     assert Noted.made == {}
@@ -171,22 +171,22 @@ def test_a_thread_that_runs_on_does_not_keep_the_process_from_its_end(
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "named"),
     [
-        (["--rate", "0"], "--rate must be more than 0"),
-        (["--rate", "-1"], "--rate must be more than 0"),
-        (["--rate", "nan"], "--rate must be more than 0"),
-        (["--rate", "10001"], "at most 10000"),
-        (["--shortest", "-1"], "from 0 to 60"),
-        (["--longest", "61"], "from 0 to 60"),
-        (["--shortest", "5", "--longest", "4"], "from 0 to 60"),
-        (["--queue", "nowhere"], "There is no queue 'nowhere'"),
-        (["--ttl", "0"], "between 1 and 86400 seconds"),
-        (["--name", "a\nb"], "must not contain control characters"),
+        (["--rate", "0"], "--rate .* 0"),
+        (["--rate", "-1"], "--rate .* 0"),
+        (["--rate", "nan"], "--rate .* 0"),
+        (["--rate", "10001"], " 10000"),
+        (["--shortest", "-1"], " 0 .* 60"),
+        (["--longest", "61"], " 0 .* 60"),
+        (["--shortest", "5", "--longest", "4"], " 0 .* 60"),
+        (["--queue", "nowhere"], "'nowhere'"),
+        (["--ttl", "0"], " 1 .* 86400"),
+        (["--name", "a\nb"], "control"),
     ],
 )
-def test_a_generator_that_cannot_be_meant_is_refused(options: list[str], says: str) -> None:
-    with pytest.raises(CommandError, match=says):
+def test_a_generator_that_cannot_be_meant_is_refused(options: list[str], named: str) -> None:
+    with pytest.raises(CommandError, match=named):
         call_command("run_generator", *options)
 
     assert Noted.made == {}

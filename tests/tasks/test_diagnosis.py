@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,8 +14,9 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
-from leasing.answers import FLAPPING_WITHIN
+from leasing.answers import FLAPPING_WITHIN, Diagnosis
 from leasing.functions import after
+from leasing.wording import stamp
 from tasks.diagnosis import diagnose, look_around
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker
 from tests.factories import TaskFactory, WorkerFactory, claimed
@@ -213,62 +215,67 @@ def test_a_task_in_trouble_names_its_holder_and_the_deadline(code: str) -> None:
 
 @pytest.mark.once
 def test_what_does_not_heal_by_itself_says_so() -> None:
-    assert "will not heal by itself" in diagnose(no_recoverer()).next
+    answer = diagnose(no_recoverer())
+
+    assert answer.severity == "critical" and "manage.py run_worker" in answer.next
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("attempts", "end"), [(1, "dead"), (3, "ready again")])
+@pytest.mark.parametrize(
+    ("attempts", "end"), [(1, "dead"), (3, "ready"), (3, "cancelled"), (1, "cancelled")]
+)
 def test_a_stuck_task_says_what_recovery_will_make_of_it(attempts: int, end: str) -> None:
     WorkerFactory()
+    task = TaskFactory(state="stuck", max_attempts=attempts)
+    if end == "cancelled":
+        Task.objects.filter(pk=task.pk).cancel()
+        task.refresh_from_db()
 
-    assert end in diagnose(TaskFactory(state="stuck", max_attempts=attempts)).next
+    said = diagnose(task).next
+
+    assert [each for each in ("dead", "ready", "cancelled") if each in said] == [end]
 
 
 @pytest.mark.once
 def test_who_asked_for_a_cancellation_is_named_while_it_runs_and_afterwards() -> None:
     task = cancel_pending()
-    assert diagnose(task).headline.startswith("bob asked ")
+    answer = diagnose(task)
+    assert answer.code == "cancel_pending" and "bob" in answer.headline
 
     Task.objects.accept_cancel(task)
-    assert diagnose(task).headline == "It was cancelled by bob."
+    answer = diagnose(task)
+    assert answer.code == "cancelled" and "bob" in answer.headline
 
 
 def test_the_threads_of_workers_without_a_sign_of_life_are_not_free() -> None:
     WorkerFactory(state="late")
     found = diagnose(TaskFactory())
+    # Where no worker serves the queue at all it is critical.
     assert (found.code, found.severity) == ("no_worker", "warning")
-    assert found.headline == "No worker that could run it shows a sign of life."
     WorkerFactory()
     assert diagnose(TaskFactory()).code == "due"
 
 
 def test_a_holder_whose_sign_of_life_is_missing_is_not_said_to_have_been_seen() -> None:
     task = late()
-    assert "was seen a moment ago" in diagnose(task).headline
+    seen = diagnose(task)
     Worker.objects.update(last_seen_at=after(-1.5 * Worker.LATE_AFTER))
-    assert "its sign of life is missing too" in diagnose(task).headline
+    unseen = diagnose(task)
+
+    def said(answer: Diagnosis) -> str:
+        return re.sub(r"\d+", "", answer.headline)
+
+    assert seen.code == unseen.code == "late" and said(seen) != said(unseen)
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(
-    ("spent", "says"),
-    [(1, "Its only attempt went wrong."), (3, "All of its 3 attempts went wrong.")],
-)
-def test_attempts_that_are_used_up_are_counted_in_plain_words(spent: int, says: str) -> None:
+@pytest.mark.parametrize(("spent", "told"), [(1, []), (3, ["3"])])
+def test_attempts_that_are_used_up_are_counted_in_plain_words(spent: int, told: list[str]) -> None:
     task = TaskFactory(state="dead")
     Task.objects.filter(pk=task.pk).update(attempts=spent, max_attempts=spent)
     task.refresh_from_db()
-    assert diagnose(task).headline == says
-
-
-@pytest.mark.once
-def test_a_stuck_task_that_was_to_be_cancelled_will_be() -> None:
-    WorkerFactory()
-    task = TaskFactory(state="stuck")
-    Task.objects.filter(pk=task.pk).cancel()
-    task.refresh_from_db()
-
-    assert "cancelled" in diagnose(task).next
+    answer = diagnose(task)
+    assert answer.code == "exhausted" and re.findall(r"\d+", answer.headline) == told
 
 
 @pytest.mark.once
@@ -290,14 +297,14 @@ def test_whose_key_is_waited_for_is_named() -> None:
     answer = diagnose(key_held())
 
     assert dict(answer.facts)["Key held by"] == "ann, bob"
-    assert answer.who == "Nobody; its key is with ann, bob."
+    assert "ann, bob" in answer.who
 
 
 def test_a_task_that_goes_from_worker_to_worker_names_them_and_what_is_left() -> None:
     answer = diagnose(flapping())
 
     assert dict(answer.facts)["Lost by"] == "cid, bob, ann"
-    assert "After 7 more attempts it is dead." in answer.next
+    assert re.findall(r"\d+", answer.next) == ["7"]  # attempts are left
 
 
 @pytest.mark.parametrize("change", ["twice", "long ago", "failed", "ended"])
@@ -355,14 +362,14 @@ def test_a_waiting_task_of_a_clock_that_was_set_back_waits_for_its_time() -> Non
 
     answer = diagnose(task)
 
-    assert answer.code == "clock_skew" and "scheduled for" in answer.next
+    assert answer.code == "clock_skew" and stamp(task.scheduled_at) in answer.until
 
 
 @pytest.mark.once
 def test_a_paused_queue_says_who_paused_it_and_why() -> None:
     answer = diagnose(queue_paused())
 
-    assert answer.headline == "The queue default is paused: the server is down"
+    assert "default" in answer.headline and "the server is down" in answer.headline
     assert dict(answer.facts).items() >= {"Paused by": "olga"}.items()
 
 

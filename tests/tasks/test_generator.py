@@ -52,15 +52,14 @@ def test_nothing_is_wished_at_first() -> None:
     status = generator_status()
 
     assert (status.is_running, status.status) == (False, "STOPPED")
-    assert status.message == "The generator was never started."
+    assert status.message
     assert (status.wish, status.lease) == (None, None)
 
 
 def test_a_start_is_wished_until_somebody_takes_it_up() -> None:
     status = start_generator(by="alice", reason="a show")
 
-    assert (status.is_running, status.status) == (True, "STARTED")
-    assert status.message == "The generator is started, and no instance has taken it up yet."
+    assert (status.is_running, status.status) == (True, "STARTED") and status.message
     assert (wish().wanted, wish().revision) == (True, 1)
     assert (wish().changed_by, wish().reason) == ("alice", "a show")
     assert str(wish()) == "started"
@@ -73,7 +72,7 @@ def test_a_stop_is_in_force_at_once() -> None:
     status = stop_generator(by="bob")
 
     assert (status.is_running, status.status) == (False, "STOPPED")
-    assert status.message == "The generator was stopped by bob."
+    assert "bob" in status.message
     assert (wish().wanted, wish().revision) == (False, 2)
     assert wish().changed_at >= before
     assert str(wish()) == "stopped"
@@ -81,8 +80,10 @@ def test_a_stop_is_in_force_at_once() -> None:
 
 def test_a_stop_by_nobody_in_particular_names_nobody() -> None:
     start_generator()
+    unnamed = stop_generator().message
+    start_generator()
 
-    assert stop_generator().message == "The generator was stopped."
+    assert stop_generator(by="bob").message.replace(" by bob", "") == unnamed
 
 
 @pytest.mark.parametrize("change", [start_generator, stop_generator])
@@ -142,7 +143,7 @@ def test_a_generator_that_produces_is_running() -> None:
     status = generator_status()
 
     assert (status.is_running, status.status) == (True, "RUNNING")
-    assert status.message == "The generator is running on ann."
+    assert "ann" in status.message
     assert status.lease == lease
 
 
@@ -170,10 +171,11 @@ def test_a_stop_that_is_not_acknowledged_says_by_whom(hold: Hold) -> None:
     Generator().batch(hold, 1)
 
     status = stop_generator(by="bob")
-    assert status.message == "The generator was stopped by bob; ann has not acknowledged it yet."
+    assert "bob" in status.message and "ann" in status.message
 
     assert not Generator().batch(hold, 1)
-    assert generator_status().message == "The generator was stopped by bob."
+    message = generator_status().message
+    assert "bob" in message and "ann" not in message
     assert Task.objects.count() == 1
 
 
@@ -349,7 +351,8 @@ class TestInThreads:
             wait_for(lambda: generator_status().status == "RUNNING")
             with generating(name="bob"):
                 ann.set()
-                wait_for(lambda: generator_status().message.endswith("running on bob."))
+                wait_for(lambda: wish().acknowledged_by == "bob")
+                assert (generator_status().status, generator_status().holder) == ("RUNNING", "bob")
                 count = Task.objects.count()
                 wait_for(lambda: Task.objects.count() > count)
 
@@ -364,7 +367,8 @@ class TestInThreads:
             wait_for(lambda: Lease.objects.get().grants > before)
             wait_for(lambda: generator_status().status == "RUNNING")
 
-        assert "standing by: tasks.generator was lost" in caplog.text
+        lost = [each for each in caplog.records if "stands_by" in getattr(each, "event", "")]
+        assert lost and "tasks.generator" in lost[0].reason  # type: ignore[attr-defined]
 
     def test_while_another_holds_the_lease_it_stands_by(self) -> None:
         start_generator()
@@ -403,7 +407,8 @@ class TestInThreads:
         with generating():
             wait_for(lambda: Task.objects.exists())
 
-        assert caplog.text.count("the database did not answer, again") == 2
+        events = [getattr(each, "event", "") for each in caplog.records]
+        assert events.count("generator.failed") == 2
 
     def test_it_leaves_the_lease_free_when_it_ends(self) -> None:
         start_generator()

@@ -13,6 +13,7 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from leasing.functions import database_now
+from tasks.diagnosis import diagnose
 from tasks.exceptions import UnknownQueue
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet
@@ -27,6 +28,12 @@ def tasks(*options: object) -> str:
     out = StringIO()
     call_command("tasks", *map(str, options), stdout=out)
     return out.getvalue()
+
+
+def count(said: str) -> int:
+    """How many tasks a verb says that it changed."""
+    number, _ = said.split(maxsplit=1)
+    return int(number)
 
 
 def listed(*options: object) -> list[int]:
@@ -90,10 +97,15 @@ def test_it_explains_a_task_and_tells_its_attempts() -> None:
 
     text = tasks("show", task.pk)
 
-    assert text.startswith(f"task {task.pk}, sample.sleep: Its last attempt ended badly")
-    assert "(backoff, info)" in text
-    assert "last_error" in text and "sleep_duration_seconds" in text
-    assert "attempt 1" in text and "failed" in text and "ValueError: no luck" in text
+    title, following, *rest = text.splitlines()
+    assert title.startswith(f"task {task.pk}, sample.sleep: ")
+    assert "backoff, info" in following
+    facts = dict(line.split(maxsplit=1) for line in rest[: rest.index("")])
+    assert facts["status"] == "ready" and facts["last_error"] == "ValueError: no luck"
+    assert json.loads(facts["task_data"]) == {"sleep_duration_seconds": 1}
+    (attempt,) = rest[rest.index("") + 1 :]
+    assert attempt.startswith("attempt 1 ") and " failed " in attempt and " ann " in attempt
+    assert "ValueError: no luck" in attempt
     assert "grant_id" not in text
 
 
@@ -128,7 +140,7 @@ def test_what_has_failed_is_retried_by_its_id(told: Told) -> None:
     one, two = TaskFactory.create_batch(2, state="dead")
     told.clear()
 
-    assert tasks("retry", one.pk, "--by", "root") == "1 task retried\n"
+    assert count(tasks("retry", one.pk, "--by", "root")) == 1
     assert told == [("retried", one.pk, {"by": "root"})]
     assert row_of(two)["status"] == "failed"
 
@@ -137,7 +149,7 @@ def test_only_what_was_retried_is_told(told: Told) -> None:
     dead, waiting = TaskFactory(state="dead"), TaskFactory()
     told.clear()
 
-    assert tasks("retry", dead.pk, waiting.pk) == "1 task retried\n"
+    assert count(tasks("retry", dead.pk, waiting.pk)) == 1
     assert [pk for _, pk, _ in told] == [dead.pk]
 
 
@@ -152,7 +164,7 @@ def test_all_that_the_filters_let_by_is_retried_when_it_is_meant() -> None:
     dead = TaskFactory.create_batch(3, state="dead", queue="mail")
     other = TaskFactory(state="dead")
 
-    with pytest.raises(CommandError, match="The filters let 3 tasks by. Add --yes to retry"):
+    with pytest.raises(CommandError, match=r"\b3\b.* --yes .*\bretry\b"):
         tasks("retry", "--queue", "mail")
     assert not Task.objects.ready().exists()
 
@@ -166,14 +178,14 @@ def test_all_that_the_filters_let_by_is_retried_when_it_is_meant() -> None:
 def test_nothing_is_done_to_all_tasks_by_mistake(verb: str) -> None:
     TaskFactory(state="dead")
 
-    with pytest.raises(CommandError, match="Which\\?"):
+    with pytest.raises(CommandError, match="--state"):
         tasks(verb, "--yes")
 
 
 def test_ids_and_filters_narrow_each_other() -> None:
     one, two = TaskFactory(state="dead"), TaskFactory(state="dead", queue="mail")
 
-    assert tasks("retry", one.pk, two.pk, "--queue", "mail") == "1 task retried\n"
+    assert count(tasks("retry", one.pk, two.pk, "--queue", "mail")) == 1
     assert row_of(one)["status"] == "failed"
 
 
@@ -181,7 +193,7 @@ def test_ids_and_filters_narrow_each_other() -> None:
 def test_what_has_ended_is_deleted() -> None:
     ended, waiting = TaskFactory(state="succeeded"), TaskFactory()
 
-    assert tasks("discard", ended.pk, waiting.pk) == "1 task discarded\n"
+    assert count(tasks("discard", ended.pk, waiting.pk)) == 1
     assert listed() == [waiting.pk]
 
 
@@ -196,7 +208,7 @@ def test_cancelling_is_left_to_the_verb(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(TaskQuerySet, "cancel", cancel, raising=False)
     task = TaskFactory(state="running")
 
-    assert tasks("cancel", task.pk, "--reason", "why", "--by", "ann") == "1 task cancelled\n"
+    assert count(tasks("cancel", task.pk, "--reason", "why", "--by", "ann")) == 1
     assert asked == [([task.pk], {"by": "ann", "reason": "why"})]
 
 
@@ -217,7 +229,7 @@ def test_waiting_tasks_are_moved(options: list[str], queue: str, seconds: float)
 
     said = tasks("move", task.pk, *(option.format(later=later) for option in options))
 
-    assert said == "1 task moved\n"
+    assert count(said) == 1
     row = row_of(task)
     assert row["queue"] == queue
     assert abs(row["scheduled_at"] - now - timedelta(seconds=seconds)) < timedelta(seconds=30)
@@ -235,20 +247,20 @@ def test_a_time_without_a_zone_is_of_the_current_one() -> None:
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "named"),
     [
-        (["list", "--limit", "0"], "--limit must be at least 1"),
-        (["list", "--state", "lost"], "invalid choice"),
-        (["show", "4711"], "There is no task 4711"),
-        (["move", "1"], "Where to\\?"),
-        (["move", "1", "--to-queue", "nowhere"], "There is no queue 'nowhere'"),
-        (["move", "1", "--at", "soon"], "'soon' is no time"),
-        (["move", "1", "--at", "2030-02-31T00:00"], "is no time"),
-        (["move", "1", "--at", "now", "--in", "5"], "not allowed with"),
+        (["list", "--limit", "0"], "--limit .* 1"),
+        (["list", "--state", "lost"], "'lost'"),
+        (["show", "4711"], "4711"),
+        (["move", "1"], "queue"),
+        (["move", "1", "--to-queue", "nowhere"], "'nowhere'"),
+        (["move", "1", "--at", "soon"], "'soon'"),
+        (["move", "1", "--at", "2030-02-31T00:00"], "2030-02-31T00:00"),
+        (["move", "1", "--at", "now", "--in", "5"], "--in"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: list[str], says: str) -> None:
-    with pytest.raises(CommandError, match=says):
+def test_what_cannot_be_meant_is_refused(options: list[str], named: str) -> None:
+    with pytest.raises(CommandError, match=named):
         tasks(*options)
 
 
@@ -289,9 +301,9 @@ def test_a_task_that_is_claimed_meanwhile_is_not_moved(monkeypatch: pytest.Monke
 
 @pytest.mark.once
 def test_where_to_must_be_said_and_known() -> None:
-    with pytest.raises(ValueError, match="Where to"):
+    with pytest.raises(ValueError, match="queue"):
         Task.objects.reschedule()
-    with pytest.raises(ValueError, match="time zone"):
+    with pytest.raises(ValueError, match="zone"):
         Task.objects.reschedule(scheduled_at=timezone.make_naive(timezone.now()))
     with pytest.raises(UnknownQueue):
         Task.objects.reschedule(queue="nowhere")
@@ -318,8 +330,13 @@ def test_explain_gives_the_answers_and_what_can_be_done(
 
     told = capsys.readouterr().out
     assert told.startswith(f"task {task.pk}, sample.sleep: no_worker\n")
-    assert "Who holds it" in told and "Until when" in told and "What happens next" in told
-    assert "Reschedule: " in told
+    answer = diagnose(task)
+    assert [question for question, _ in answer.answers if question in told] == [
+        question for question, _ in answer.answers[:4]
+    ]
+    assert answer.headline in told and answer.next in told
+    for action in answer.actions:
+        assert f"{action.label}: {action.consequence}\n" in told
 
 
 @pytest.mark.once
