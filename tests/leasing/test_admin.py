@@ -156,7 +156,7 @@ def test_a_list_costs_the_same_however_long_it_is(viewer: Client) -> None:
 
     add(0)
     few = {url: len(sent_by(viewer, url)) for url in LISTS}
-    for number in range(1, 15):
+    for number in range(1, 5):
         add(number)
     large = ("metadata", "result", "target")
     for url in LISTS:
@@ -261,11 +261,11 @@ def test_everything_chosen_is_fixed_to_what_was_asked_about(operator: Client) ->
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("picked", ["", "[", "[1]", '[["x", 1]]', "{}x", '[[1, "x"]]'])
-def test_what_no_page_has_sent_is_refused(operator: Client, picked: str) -> None:
+def test_what_no_page_has_sent_is_refused(operator: Client) -> None:
     lease = LeaseFactory()
-    said = {"confirmed": "yes", "picked": picked, "reason": "x", "typed": lease.resource}
-    assert act(operator, [lease], **said).status_code == 403
+    for picked in ("", "[", "[1]", '[["x", 1]]', "{}x", '[[1, "x"]]'):
+        said = {"confirmed": "yes", "picked": picked, "reason": "x", "typed": lease.resource}
+        assert act(operator, [lease], **said).status_code == 403, picked
 
 
 @pytest.mark.once

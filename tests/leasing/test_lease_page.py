@@ -132,10 +132,10 @@ def test_a_lease_costs_the_same_however_much_happened_to_it(viewer: Client) -> N
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("key", ["999", "task:999", "nobody:1", "x", "task:x", "lease:1", "9" * 30])
-def test_a_lease_that_does_not_exist_answers_404(viewer: Client, key: str) -> None:
+def test_a_lease_that_does_not_exist_answers_404(viewer: Client) -> None:
     LeaseFactory()
-    assert viewer.get(f"{LIST}{key}/").status_code == 404
+    for key in ("999", "task:999", "nobody:1", "x", "task:x", "lease:1", "9" * 30):
+        assert viewer.get(f"{LIST}{key}/").status_code == 404, key
 
 
 # Revoke

@@ -252,7 +252,7 @@ def test_the_overview_asks_a_fixed_number_of_questions(viewer: Client) -> None:
     WorkerFactory(name="dora")
     TaskFactory(state="running", holder="dora")
     few = sent_by(viewer, OVERVIEW)
-    for _ in range(10):
+    for _ in range(3):
         TaskFactory(state="dead")
         LeaseFactory()
     statements = sent_by(viewer, OVERVIEW)

@@ -227,13 +227,13 @@ def test_the_way_back_leads_to_the_list_it_came_from(operator: Client) -> None:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("picked", ["", "x", "1", "1.x", "-1.0", "9" * 40 + ".0", "1.0;2.0", "٣.٠"])
-def test_a_made_up_selection_changes_nothing(operator: Client, picked: str) -> None:
+def test_a_made_up_selection_changes_nothing(operator: Client) -> None:
     task = TaskFactory(state="dead")
     before = row_of(task)
-    response = operator.post(bulk("discard"), {"picked": picked})
-    assert response.status_code == 302
-    assert row_of(task) == before
+    for picked in ("", "x", "1", "1.x", "-1.0", "9" * 40 + ".0", "1.0;2.0", "٣.٠"):
+        response = operator.post(bulk("discard"), {"picked": picked})
+        assert response.status_code == 302, picked
+        assert row_of(task) == before, picked
 
 
 @pytest.mark.once
