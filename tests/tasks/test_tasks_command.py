@@ -98,13 +98,13 @@ def test_it_explains_a_task_and_tells_its_attempts() -> None:
     text = tasks("show", task.pk)
 
     title, following, *rest = text.splitlines()
-    assert title.startswith(f"task {task.pk}, sample.sleep: ")
+    assert f" {task.pk}, sample.sleep: " in title
     assert "backoff, info" in following
     facts = dict(line.split(maxsplit=1) for line in rest[: rest.index("")])
     assert facts["status"] == "ready" and facts["last_error"] == "ValueError: no luck"
     assert json.loads(facts["task_data"]) == {"sleep_duration_seconds": 1}
     (attempt,) = rest[rest.index("") + 1 :]
-    assert attempt.startswith("attempt 1 ") and " failed " in attempt and " ann " in attempt
+    assert attempt.split()[1] == "1" and " failed " in attempt and " ann " in attempt
     assert "ValueError: no luck" in attempt
     assert "grant_id" not in text
 
@@ -329,7 +329,7 @@ def test_explain_gives_the_answers_and_what_can_be_done(
     call_command("tasks", "explain", str(task.pk))
 
     told = capsys.readouterr().out
-    assert told.startswith(f"task {task.pk}, sample.sleep: no_worker\n")
+    assert told.splitlines()[0].endswith(f" {task.pk}, sample.sleep: no_worker")
     answer = diagnose(task)
     assert [question for question, _ in answer.answers if question in told] == [
         question for question, _ in answer.answers[:4]
