@@ -1,4 +1,4 @@
-"""HTML as a tree whose elements are found by what they are: tag, class, id, attributes."""
+"""HTML parsed into a tree whose elements are found by tag, class, id and attributes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONDITION = re.compile(r"([.#])([\w-]+)|\[([\w-]+)(?:=([^\]]*))?\]")
 
 
 class Element:
-    """An element with its attributes and what is in it."""
+    """An element with its attributes and its content."""
 
     def __init__(self, tag: str, attrs: dict[str, str], parent: Element | None) -> None:
         self.tag, self.attrs, self.parent = tag, attrs, parent
@@ -39,12 +39,12 @@ class Element:
 
     @property
     def tone(self) -> str:
-        """How grave it looks: ok, info, warn, crit or mute."""
+        """The class of its colour: ok, info, warn, crit or mute."""
         return next((c.removeprefix("tone-") for c in self.classes if c.startswith("tone-")), "")
 
     @property
     def text(self) -> str:
-        """The words in it, with single spaces between them."""
+        """The words in it, separated by single spaces."""
         return re.sub(r"\s+", " ", "".join(self._words())).strip()
 
     @property
@@ -54,7 +54,7 @@ class Element:
 
     @property
     def links(self) -> list[str]:
-        """The addresses that it leads to."""
+        """The addresses of its links."""
         return [each["href"] for each in self.all("a[href]") if each["href"]]
 
     def all(self, selector: str) -> list[Element]:

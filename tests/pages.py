@@ -1,4 +1,4 @@
-"""Reading HTML pages in tests: by roles and data, which outlive a change of words."""
+"""Readers of HTML pages for tests: by roles and data, so that pages can be reworded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ADMIN_TONES = {"success": "ok", "warning": "warn", "error": "crit"}
 
 
 class Notice(NamedTuple):
-    """A message about what was done."""
+    """A message about the outcome of an action."""
 
     tone: str
     text: str
@@ -29,7 +29,7 @@ class Notice(NamedTuple):
 
 
 class Row(dict[str, str]):
-    """A row of a table: its cells by column, or by field in the admin."""
+    """A row of a table: the text of its cells by column, or by field in the admin."""
 
     def __init__(self, element: Element) -> None:
         self.element = element
@@ -61,7 +61,7 @@ def _badges(element: Element) -> list[str]:
 
 
 class Page:
-    """A page: what there is on it, and what it says."""
+    """A page: its elements, and readings of them."""
 
     def __init__(self, response: Any) -> None:
         self.status = response.status_code
@@ -69,7 +69,7 @@ class Page:
 
     @cached_property
     def tree(self) -> Element:
-        """All of it, as elements."""
+        """Its elements."""
         return parse(self.html)
 
     def all(self, selector: str) -> list[Element]:
@@ -80,52 +80,52 @@ class Page:
         """The only element that fits ``selector``."""
         return self.tree.one(selector)
 
-    # What it says
+    # Words
 
     @property
     def text(self) -> str:
-        """The words of the page, with single spaces between them."""
+        """The words of the page, separated by single spaces."""
         return self.tree.text
 
     @property
     def names(self) -> list[str]:
-        """What the rows of its tables are called, which leads to their pages."""
+        """The names of the rows of its tables, each a link to the row's page."""
         return [link.text for link in self.all("td.name a")]
 
     @property
     def badges(self) -> list[str]:
-        """The words of the states that it shows."""
+        """The words of the badges that it shows."""
         return _badges(self.tree)
 
     @property
     def notices(self) -> list[Notice]:
-        """What it tells of what was done, and how well."""
+        """The messages about the outcome of actions."""
         own = [(each.tone, each) for each in self.all(".notices[role=status] .notice")]
         admins = [(ADMIN_TONES[each.get("class")], each) for each in self.all(".messagelist li")]
         return [Notice(tone, each.text, each.numbers) for tone, each in own + admins]
 
     @property
     def notice(self) -> Notice:
-        """The only message about what was done."""
+        """The only message about the outcome of an action."""
         (notice,) = self.notices
         return notice
 
     @property
     def alerts(self) -> list[str]:
-        """What is wrong with what was asked for."""
+        """The errors in the request, as an alert each."""
         return [each.text for each in self.all("[role=alert]")]
 
     @property
     def invalid(self) -> set[str]:
-        """The names of the fields that were not filled in as they must be."""
+        """The names of the form fields marked invalid."""
         return {each["name"] for each in self.all("[aria-invalid=true]")}
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says that there is nothing to list."""
+        """Return True if one of its lists is shown as empty."""
         return bool(self.all("p.empty"))
 
-    # What there is
+    # Data
 
     @property
     def rows(self) -> list[Row]:
@@ -145,7 +145,7 @@ class Page:
 
     @property
     def fields(self) -> dict[str, str]:
-        """What a form of the admin shows and lets nobody edit, by its name."""
+        """The read-only fields of a form of the admin, by name."""
         return {
             each.removeprefix("field-"): box.one("div.readonly").text
             for box in self.all("div.fieldBox") + self.all("div.form-row")
@@ -160,13 +160,13 @@ class Page:
 
     @property
     def answers(self) -> dict[str, Element]:
-        """What it answers to the questions about its row, in their order."""
+        """Its answers about the row, by question, in their order."""
         return {each["data-answer"]: each.one("dd") for each in self.all("[data-answer]")}
 
     @property
     def tabs(self) -> dict[str, str]:
-        """How many rows each list has, as far as it is told, by what its address asks for:
-        "state=failed", "renewed=1"; "" asks for all."""
+        """The number of rows of each list, "" if not counted, by the query of its address:
+        "state=failed", "renewed=1", or "" for all."""
         return {
             ",".join(
                 f"{name}={query[name][0]}" for name in ("renewed", "state") if name in query
@@ -192,7 +192,7 @@ class Page:
 
     @property
     def links(self) -> list[str]:
-        """The addresses that it leads to."""
+        """The addresses of its links."""
         return self.tree.links
 
     @property
@@ -207,13 +207,13 @@ class Page:
         return {each["name"]: each.get("value") for each in fields}
 
     def choices(self, name: str) -> set[str]:
-        """What can be chosen for ``name``, by a button or in a list."""
+        """The values offered for ``name``, by buttons or in a list."""
         chosen = [*self.all(f"button[name={name}]"), *self.all(f"select[name={name}] option")]
         return {each.get("value") for each in chosen} - {""}
 
     @property
     def scripts(self) -> list[Element]:
-        """Its scripts and style sheets, those inside of it too."""
+        """Its scripts and styles, embedded ones too."""
         return self.all("script") + self.all("style")
 
     @property

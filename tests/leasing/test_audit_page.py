@@ -24,7 +24,7 @@ viewer = client_with(VIEW, "tasks.view_task")
 
 
 def deed(row: Row) -> tuple[str, list[str]]:
-    """What was done, and the names that are told with it: rows, filter, reason, error."""
+    """The verb, and the names beside it: rows, filter, reason, error."""
     what = row.element.one("td.name")
     (verb,) = parse_qs(urlsplit(what.one("a.loud")["href"]).query)["verb"]
     return verb, [each.text for each in what.all("bdi")]

@@ -45,7 +45,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def explained(capsys: pytest.CaptureFixture[str]) -> Any:
-    """What crane:1 is shown with."""
+    """The explanation of crane:1."""
     return printed_json(capsys, "show", "crane:1")["explanation"]
 
 

@@ -50,7 +50,7 @@ def changed_long_ago() -> None:
 
 
 def needs(page: Page) -> list[str]:
-    """The codes of what needs somebody, the gravest first."""
+    """The codes of the needs, the gravest first."""
     return [each["data-code"] for each in page.all(".needs li")]
 
 
@@ -192,7 +192,7 @@ def test_a_part_that_fails_is_shown_as_failed_and_the_others_stand(
 
 
 def unread(page: Page) -> list[str]:
-    """The parts of the page that are told to be missing."""
+    """The parts of the page shown as unreadable."""
     parts = page.all("[data-live]")
     return [each["data-live"] for each in parts if each.all(".empty.tone-warn")]
 

@@ -30,7 +30,7 @@ operator = client_with(*VIEW, MAY_PAUSE, name="olga")
 
 
 def counts(row: Row) -> list[float]:
-    """How many tasks of a queue are ready, scheduled and running, and how many workers serve it."""
+    """The number of ready, scheduled and running tasks of a queue, and of its workers."""
     return [number for cell in row.element.all("td.number") for number in cell.numbers]
 
 

@@ -79,7 +79,7 @@ def test_without_schedules_the_page_says_how_to_make_one(viewer: Client) -> None
 
 
 def refusal_of(cron: str) -> str:
-    """What is wrong with an expression."""
+    """The error in a cron expression."""
     with pytest.raises(InvalidSchedule) as refusal:
         Cron(cron, "UTC").first(datetime.now(UTC))
     return str(refusal.value)
@@ -349,7 +349,7 @@ def test_a_list_of_the_admin_costs_the_same_whatever_its_length(editor: Client, 
 
 
 def changed_by(page: Page) -> tuple[str, list[float]]:
-    """How well an action went, and how many it has changed, of how many."""
+    """The tone of the outcome, then how many rows changed, of how many."""
     return page.notice.tone, page.notice.numbers
 
 

@@ -42,12 +42,12 @@ def confirm(client: Client, url: str, **said: str) -> Page:
 
 
 def bulk_actions(page: Page) -> list[str]:
-    """Where the buttons of a list lead."""
+    """The addresses of the bulk buttons of a list."""
     return [each["formaction"] for each in page.all("button[formaction]")]
 
 
 def outlook(page: Page) -> list[float]:
-    """How many would change, of how many, how many would stay, and those by reasons."""
+    """The number of rows that would change, of how many, that would stay, and by reason."""
     return page.one("[data-outlook]").numbers
 
 

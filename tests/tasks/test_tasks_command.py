@@ -31,7 +31,7 @@ def tasks(*options: object) -> str:
 
 
 def count(said: str) -> int:
-    """How many tasks a verb says that it changed."""
+    """The number of changed tasks that the command prints."""
     number, _ = said.split(maxsplit=1)
     return int(number)
 
