@@ -12,8 +12,8 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 
-from leasing.bell import notifications_arrive
 from leasing.conf import AppSettings, leasing_settings
+from leasing.notifications import notifications_arrive
 
 #: psycopg's number for it.
 READ_COMMITTED = 2

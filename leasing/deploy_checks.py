@@ -15,9 +15,9 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 
-from leasing.bell import notifications_arrive
 from leasing.checks import postgresql_of
 from leasing.conf import leasing_settings
+from leasing.notifications import notifications_arrive
 
 #: Seconds. Of a shorter ttl a pause of a virtual machine, or a failover, outlasts what is left
 #: when a renewal was due.

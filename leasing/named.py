@@ -18,7 +18,7 @@ from django.db.models.functions import Coalesce, Greatest, Least
 
 from leasing import postgres, signals
 from leasing.aio import Steps, Undoable, adrive, drive, in_thread
-from leasing.bell import announce, bell
+from leasing.bell import bell
 from leasing.claim import Claim
 from leasing.clock import clock
 from leasing.dialects import after_commit, durable, lock, refuse_transaction
@@ -26,6 +26,7 @@ from leasing.exceptions import InvalidResource, LeaseHeld
 from leasing.functions import DbNow, after
 from leasing.hold import Hold
 from leasing.names import check_name
+from leasing.notifications import announce
 from leasing.querysets import TRIES, LeasableQuerySet, LeaseState, pause_shortly, sent_at
 from leasing.terms import Terms
 from leasing.waiting import LONGEST

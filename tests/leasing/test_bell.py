@@ -17,11 +17,12 @@ from django.db import connection
 from django.test import override_settings
 
 from leasing import clock
-from leasing.bell import CHANNEL, Bell, bell, notifications_arrive
+from leasing.bell import Bell, bell
 from leasing.bell import waiting as waiting_for
 from leasing.functions import after, database_now
 from leasing.manual import manual_keeper
 from leasing.models import Lease
+from leasing.notifications import CHANNEL, notifications_arrive
 from leasing.waiting import LONGEST, Waiter
 from tests.conftest import Spawn
 from tests.leasing.locks import someone_waits
@@ -36,6 +37,7 @@ on_postgresql = pytest.mark.usefixtures("on_postgresql")
 def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Looks often whether anybody still waits, and leaves nobody listening."""
     monkeypatch.setattr("leasing.bell.TICK", 0.05)
+    monkeypatch.setattr("leasing.notifications.PATIENCE", 0.05)
     yield
     own = bell("default")
     if own._thread is not None:
@@ -293,10 +295,10 @@ def test_a_connection_that_cannot_be_made_is_tried_again(
 @transactional
 @on_postgresql
 def test_the_check_knows_whether_notifications_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasing.bell.TICK", PATIENCE)
+    monkeypatch.setattr("leasing.notifications.PATIENCE", PATIENCE)
     assert notifications_arrive("default")
 
-    monkeypatch.setattr("leasing.bell.TICK", 0.05)
+    monkeypatch.setattr("leasing.notifications.PATIENCE", 0.05)
     monkeypatch.setattr(psycopg.Connection, "notifies", lambda *args, **options: iter([]))
     assert not notifications_arrive("default")
 
@@ -363,7 +365,7 @@ def test_a_way_around_the_pooler_is_taken_to_listen(monkeypatch: pytest.MonkeyPa
     around = psycopg.conninfo.make_conninfo(**address(), application_name="around")
     with override_settings(LEASING={"LISTEN_URL": around}):
         with monkeypatch.context() as patch:
-            patch.setattr("leasing.bell.TICK", PATIENCE)
+            patch.setattr("leasing.notifications.PATIENCE", PATIENCE)
             assert notifications_arrive("default")
         own.add("crane:1", waiter)
         wait_for(lambda: listeners("around"))
