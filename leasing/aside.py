@@ -21,8 +21,7 @@ from django.db import Error, OperationalError, connections
 
 from leasing.aio import Steps, Undoable
 from leasing.clock import system_clock
-from leasing.dialects import use_private_connection
-from leasing.rowstore import patience
+from leasing.dialects import patience, use_private_connection
 
 Result = TypeVar("Result")
 

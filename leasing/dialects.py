@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from django.db import connections, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseInTransaction
 
 Rows = TypeVar("Rows", bound="models.QuerySet[Any, Any]")
@@ -116,6 +117,12 @@ def after_commit(using: str, call: Callable[[], object]) -> None:
         transaction.on_commit(call, using=using, robust=True)
     else:
         call()
+
+
+def patience() -> float:
+    """Seconds that the keeper's connection waits for a connect or an unanswered packet. One
+    connection serves holds of every ttl, so the usual one decides, and not the longest."""
+    return min(max(2.0, leasing_settings.TTL / 3), 5.0)
 
 
 def private_connection(using: str, patience: float) -> BaseDatabaseWrapper:

@@ -13,12 +13,12 @@ from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing import signals
-from leasing.conf import leasing_settings
 from leasing.dialects import (
     hang_up,
     in_transaction,
     limit_silence,
     limit_waiting,
+    patience,
     use_private_connection,
 )
 from leasing.exceptions import LeaseLost
@@ -136,12 +136,6 @@ def grant_of(row: Leasable) -> Grant:
         expires_at=row.expires_at,
         row=row,
     )
-
-
-def patience() -> float:
-    """Seconds that the keeper's connection waits for a connect or an unanswered packet. One
-    connection serves holds of every ttl, so the usual one decides, and not the longest."""
-    return min(max(2.0, leasing_settings.TTL / 3), 5.0)
 
 
 def write_apart(using: str, write: Callable[[], object]) -> None:
