@@ -12,7 +12,7 @@ from django.db.models import Count, Q
 from leasing.kept import SHARED_FOR, Shelf, Value
 
 if TYPE_CHECKING:
-    from leasing.paging import Order
+    from leasing.cursors import Order
 
 COUNT_CAP = 10_000
 #: Among how many rows of a list its search counts.

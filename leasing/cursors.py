@@ -1,4 +1,4 @@
-"""The place in a list, as it stands in an address."""
+"""How a list is sorted, and the place in it as it stands in an address."""
 
 from __future__ import annotations
 
@@ -7,6 +7,36 @@ import binascii
 import json
 from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Order:
+    """How a list is sorted: by ``column``, a moment that is never null in these rows, and by key
+    where that is the same; by key alone without one. There should be an index."""
+
+    column: str = ""
+    descending: bool = True
+
+    @property
+    def by(self) -> list[str]:
+        """For ``order_by``."""
+        return self._by(self.descending)
+
+    @property
+    def reversed(self) -> list[str]:
+        return self._by(not self.descending)
+
+    @property
+    def words(self) -> tuple[str, str, str]:
+        """What the links to the first page and to both sides are called."""
+        return ("Newest", "Newer", "Older") if self.descending else ("First", "Earlier", "Later")
+
+    def _by(self, descending: bool) -> list[str]:
+        sign = "-" if descending else ""
+        return [f"{sign}{name}" for name in (self.column, "pk") if name]
+
+
+NEWEST_FIRST = Order()
 
 
 class InvalidCursor(ValueError):

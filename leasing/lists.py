@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from django.db.models import Count, Q
 
+from leasing.cursors import Order
 from leasing.leasables import is_large, listed, matching
 from leasing.live import LEASE_READ
 from leasing.models import Leasable, Lease, LeaseState, leasable_models
@@ -20,7 +21,6 @@ from leasing.paging import (
     COUNT_CAP,
     Capped,
     Cursor,
-    Order,
     Page,
     Tallies,
     capped_count,

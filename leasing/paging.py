@@ -19,7 +19,7 @@ from django.utils.dateparse import parse_datetime
 
 from leasing.beside import Beside
 from leasing.counts import COUNT_CAP, Capped, Tallies, capped_count, capped_search
-from leasing.cursors import Cursor, InvalidCursor
+from leasing.cursors import NEWEST_FIRST, Cursor, InvalidCursor, Order
 from leasing.functions import as_utc
 from leasing.glance import Glance, glance
 
@@ -29,36 +29,6 @@ REACH = 10_000
 MICROSECOND = timedelta(microseconds=1)
 
 Record = TypeVar("Record", bound=models.Model)
-
-
-@dataclass(frozen=True)
-class Order:
-    """How a list is sorted: by ``column``, a moment that is never null in these rows, and by key
-    where that is the same; by key alone without one. There should be an index."""
-
-    column: str = ""
-    descending: bool = True
-
-    @property
-    def by(self) -> list[str]:
-        """For ``order_by``."""
-        return self._by(self.descending)
-
-    @property
-    def reversed(self) -> list[str]:
-        return self._by(not self.descending)
-
-    @property
-    def words(self) -> tuple[str, str, str]:
-        """What the links to the first page and to both sides are called."""
-        return ("Newest", "Newer", "Older") if self.descending else ("First", "Earlier", "Later")
-
-    def _by(self, descending: bool) -> list[str]:
-        sign = "-" if descending else ""
-        return [f"{sign}{name}" for name in (self.column, "pk") if name]
-
-
-NEWEST_FIRST = Order()
 
 
 @dataclass(frozen=True)
