@@ -17,7 +17,6 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from leasing import instruments
 from leasing.figures import read_all
-from leasing.metrics_port import is_shared
 
 #: How the names of our metrics begin.
 OURS = ("leasing_", "tasks_")
@@ -26,7 +25,7 @@ OURS = ("leasing_", "tasks_")
 def registry_of_process() -> CollectorRegistry:
     """What this process counts. Where it leaves that in a directory with others, what all of
     them have counted, and how this one stands."""
-    if not is_shared():
+    if not instruments.is_shared():
         return REGISTRY
     registry = CollectorRegistry()
     registry.register(_Shared())
@@ -67,7 +66,7 @@ def exposition(accept: str) -> tuple[bytes, str]:
     """What the web app shows, and its content type, for what the client says it accepts."""
     registry = CollectorRegistry()
     registry.register(OfDatabase())
-    if is_shared():
+    if instruments.is_shared():
         registry.register(OfServer())
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type

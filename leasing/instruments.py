@@ -6,6 +6,7 @@ A module that counts has ``connect()`` and ``metrics()``; a module of figures ha
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib import import_module, util
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 #: What asks for metrics needs this.
 EXTRA = "Metrics need prometheus-client: pip install 'django-leasing[prometheus]'."
+
+#: Where the processes of one server leave what they count, for whoever of them is asked.
+SHARED = "PROMETHEUS_MULTIPROC_DIR"
 
 _counting = ["leasing.metrics"]
 _reading = ["leasing.lease_figures"]
@@ -52,3 +56,8 @@ def figures() -> Iterator[Figure]:
     """All that can be read from the database."""
     for name in _reading:
         yield from import_module(name).figures()
+
+
+def is_shared() -> bool:
+    """Whether several processes leave what they count in one place."""
+    return SHARED in os.environ

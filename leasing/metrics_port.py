@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from argparse import ArgumentParser
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +13,6 @@ from leasing import instruments
 from leasing.eventlog import get_logger
 
 logger = get_logger("leasing")
-
-#: Where the processes of one server leave what they count, for whoever of them is asked.
-SHARED = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -63,8 +59,3 @@ def serve_at(address: str, port: int) -> int:
     at: int = server.server_port
     logger.info("metrics at http://%s:%s/metrics", address, at, event="metrics.served", port=at)
     return at
-
-
-def is_shared() -> bool:
-    """Whether several processes leave what they count in one place."""
-    return SHARED in os.environ

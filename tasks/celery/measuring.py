@@ -34,7 +34,8 @@ def _count(**kwargs: Any) -> None:
 
 
 def _serve(sender: Any, **kwargs: Any) -> None:
-    from leasing.metrics_port import SHARED, is_shared, serve_at
+    from leasing.instruments import SHARED, is_shared
+    from leasing.metrics_port import serve_at
 
     if _forks(sender) and not is_shared():
         raise SystemExit(f"Metrics of a pool of processes need {SHARED}: see docs/celery.md.")

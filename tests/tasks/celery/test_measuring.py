@@ -20,7 +20,7 @@ served: list[tuple[str, int]] = []
 def _shown(monkeypatch: pytest.MonkeyPatch) -> None:
     served.clear()
     monkeypatch.setattr(metrics_port, "serve_at", lambda *at: served.append(at))
-    monkeypatch.delenv(metrics_port.SHARED, raising=False)
+    monkeypatch.delenv(instruments.SHARED, raising=False)
     monkeypatch.setattr(signals.worker_init, "receivers", [])
     monkeypatch.setattr(signals.worker_ready, "receivers", [])
     connect(Celery("tests", set_as_current=False), attend=False, metrics_port=9104)
@@ -42,7 +42,7 @@ def test_a_worker_of_threads_shows_what_it_counts() -> None:
 def test_a_pool_of_processes_needs_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="PROMETHEUS_MULTIPROC_DIR"):
         signals.worker_ready.send(sender=Consumer(Prefork))
-    monkeypatch.setenv(metrics_port.SHARED, "somewhere")
+    monkeypatch.setenv(instruments.SHARED, "somewhere")
 
     signals.worker_ready.send(sender=Consumer(Prefork))
 
