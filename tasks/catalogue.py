@@ -39,7 +39,7 @@ from tasks.exceptions import TaskError
 from tasks.models import Schedule, Task, TaskStatus, UniqueFor, Worker, WorkerState
 from tasks.querysets import SWEEP_BATCH, ScheduleQuerySet, TaskQuerySet
 from tasks.querysets.base import closing
-from tasks.runner import UNKNOWN_DELAY
+from tasks.registry import UNKNOWN_DELAY
 
 #: How many rows in one state are counted, and how many are named.
 MOST, NAMED = 1000, 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from leasing.store import Renewal
 from tasks.constraints import UniqueWhereSet
 from tasks.declarations import LONGEST_NAME
 from tasks.moments import MissedSlots, Rule, rule_of
-from tasks.outbox.model import OutboxMessage
+from tasks.outbox.queryset import OutboxQuerySet
 from tasks.querysets import (
     QueueQuerySet,
     ScheduleQuerySet,
@@ -361,6 +362,8 @@ class Schedule(models.Model):
 
     #: Declared in code, and not by any that ran for so long: it looks abandoned.
     ORPHANED_AFTER = timedelta(days=1)
+    #: How late the next moment is before it looks as if nobody served it.
+    OVERDUE_AFTER = timedelta(minutes=1)
 
     id = models.BigAutoField(primary_key=True)
     name = models.CharField(max_length=LONGEST_NAME, unique=True)
@@ -627,6 +630,46 @@ class Sample(models.Model):
     def at(self) -> datetime:
         """When its ten seconds begin."""
         return datetime.fromtimestamp(self.slot, UTC)
+
+
+class OutboxMessage(models.Model):
+    """A message of a user's own, stored by ``tasks.outbox.publish``."""
+
+    id = models.BigAutoField(primary_key=True)
+    #: By which a consumer knows it again.
+    uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    topic = models.CharField(max_length=200)
+    #: Messages of one key are published in the order of their ids; empty: in any.
+    key = models.CharField(max_length=200, blank=True, default="")
+    payload = models.JSONField(null=True, blank=True)
+    created_at = models.DateTimeField(db_default=DbNow())
+    #: When a relay noted that the broker has it.
+    published_at = models.DateTimeField(null=True, default=None)
+    #: How often it could not be sent though the broker was there; why; and when it is tried next.
+    failures = models.IntegerField(default=0)
+    last_error = models.TextField(blank=True, default="")
+    due_at = models.DateTimeField(null=True, default=None)
+
+    objects: ClassVar = OutboxQuerySet.as_manager()
+
+    class Meta:
+        permissions: ClassVar = [
+            ("retry_outboxmessage", "Can let a refused message be tried now"),
+            ("discard_outboxmessage", "Can delete a message that is not published"),
+        ]
+        indexes: ClassVar = [
+            models.Index(
+                fields=["id"], name="tasks_outbox_pending", condition=Q(published_at=None)
+            ),
+            models.Index(
+                fields=["published_at", "id"],
+                name="tasks_outbox_published",
+                condition=Q(published_at__isnull=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.uid}"
 
 
 __all__ = [

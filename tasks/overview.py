@@ -28,7 +28,6 @@ from tasks.models import Sample, Schedule, Task, Worker, WorkerRole, WorkerState
 from tasks.querysets.base import lapse
 from tasks.queues import Queues, read_queues
 from tasks.signs import GENERATOR_SIGNS, SEVERITY_SIGNS
-from tasks.standing import OVERDUE_AFTER
 
 logger = get_logger("tasks.pages")
 
@@ -169,7 +168,7 @@ def _figures(
     present = _present(workers)
     lines = queues.lines if queues else []
     schedules = Schedule.objects.using(leasing_settings.DATABASE).filter(
-        paused_at=None, next_at__lt=DbNow() - OVERDUE_AFTER
+        paused_at=None, next_at__lt=DbNow() - Schedule.OVERDUE_AFTER
     )
     return Figures(
         running=running["running"],

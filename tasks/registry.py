@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from tasks.models import Task
     from tasks.taken import Completed
 
+#: How long a task whose handler is missing here waits for a worker that has it.
+UNKNOWN_DELAY = timedelta(seconds=60)
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 OnEnd: TypeAlias = "Callable[[Task | Completed], object]"
 

@@ -27,13 +27,11 @@ from tasks.exceptions import Snooze, TaskCancelled
 from tasks.execution import Execution
 from tasks.log import said_of
 from tasks.models import Task
-from tasks.registry import Handler, Kind
+from tasks.registry import UNKNOWN_DELAY, Handler, Kind
 from tasks.settling import COMPLETE, FAIL, Ending, settle
 
 logger = get_logger("tasks.runner")
 
-#: How long a task whose handler is missing here waits for a worker that has it.
-UNKNOWN_DELAY = timedelta(seconds=60)
 #: Seconds that a handler which was interrupted has to end before its task is settled without it.
 END_PATIENCE = 1.0
 

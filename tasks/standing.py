@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from leasing.signs import Sign
@@ -12,8 +12,6 @@ from tasks import registry
 from tasks.exceptions import InvalidSchedule
 from tasks.models import Schedule
 
-#: How late the next moment is before it looks as if nobody served it.
-OVERDUE_AFTER = timedelta(minutes=1)
 #: How many moments to foretell.
 FORETOLD = 5
 
@@ -71,7 +69,7 @@ def _state(schedule: Schedule, now: datetime) -> tuple[Sign, str]:
             f"No handler is registered here for {schedule.task_name}: only a worker that has "
             "one enqueues it."
         )
-    if schedule.next_at is not None and now - schedule.next_at > OVERDUE_AFTER:
+    if schedule.next_at is not None and now - schedule.next_at > schedule.OVERDUE_AFTER:
         return OVERDUE, (
             f"It was due at {stamp(schedule.next_at)}: no worker runs that has code for it, or "
             "they cannot enqueue it, and their logs say why."

@@ -26,7 +26,6 @@ from tasks.models import (
     WorkerState,
 )
 from tasks.outbox import RELAY
-from tasks.standing import OVERDUE_AFTER
 
 _QUEUE = ("queue",)
 
@@ -129,7 +128,7 @@ def _workers() -> list[Family]:
 def _schedules() -> list[Family]:
     overdue = Family("tasks_schedules_overdue", "Schedules whose moment has passed unserved.")
     schedules = Schedule.objects.using(leasing_settings.DATABASE)
-    late = schedules.filter(paused_at=None, next_at__lt=DbNow() - OVERDUE_AFTER)
+    late = schedules.filter(paused_at=None, next_at__lt=DbNow() - Schedule.OVERDUE_AFTER)
     overdue.add(late.count())
     return [overdue]
 

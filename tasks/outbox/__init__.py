@@ -25,7 +25,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tasks.outbox.model import OutboxMessage
+    from tasks.models import OutboxMessage
 
 #: The lease of the relay that publishes.
 RELAY: Final = "tasks.relay"
@@ -39,6 +39,6 @@ def publish(topic: str, payload: Any, *, key: str = "") -> OutboxMessage:
 
     Raises InvalidResource (the topic, the key), NotSerializable.
     """
-    from tasks.outbox.model import OutboxMessage
+    from tasks.models import OutboxMessage
 
     return OutboxMessage.objects.publish(topic, payload, key=key)

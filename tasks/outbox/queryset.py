@@ -24,7 +24,7 @@ from tasks.bell import ring_queues
 from tasks.payload import check_json
 
 if TYPE_CHECKING:
-    from tasks.outbox.model import OutboxMessage
+    from tasks.models import OutboxMessage
 
 #: What wakes the relay: no queue is called so.
 BELL = " outbox"
