@@ -25,10 +25,10 @@ from leasing.adminlinks import badge, related, site_url
 from leasing.adminlists import BoundedChangeList, CappedPaginator, floor_of
 from leasing.answers import Diagnosis
 from leasing.conf import leasing_settings
+from leasing.humanize import plural
 from leasing.models import AuditEntry
 from leasing.paging import COUNT_CAP
 from leasing.signs import Sign, audit_sign
-from leasing.wording import plural
 
 if TYPE_CHECKING:
     from leasing.adminacts import Act

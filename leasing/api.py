@@ -29,7 +29,7 @@ from leasing.http_access import Access
 from leasing.http_json import BothSpellings, Limit, Moment, Notice, Request
 from leasing.leasables import find_row, in_state, listed
 from leasing.models import Leasable, Lease, leasable_models
-from leasing.names import check_name
+from leasing.validation.names import check_name
 
 #: Names that belong to leases of other models: nobody takes them through these routes.
 RESERVED = ("/api/tasks/", "tasks.")

@@ -11,13 +11,13 @@ class LeasingConfig(AppConfig):
     def ready(self) -> None:
         import atexit
 
-        from leasing import checks, deploy_checks, instruments, log
+        from leasing import checks, deploy_checks, event_lines, instruments
         from leasing.conf import leasing_settings
         from leasing.keeper import keeper
 
         checks.register_all()
         deploy_checks.register_all()
-        log.connect()
+        event_lines.connect()
         atexit.register(keeper.give_back_all)
         if leasing_settings.METRICS:
             instruments.connect()

@@ -18,9 +18,9 @@ from django.db import models
 from django.db.models import Q
 
 from leasing.conf import leasing_settings
-from leasing.dialects import lock
+from leasing.db.dialects import lock
 from leasing.functions import DbNow
-from leasing.names import MAX_NAME
+from leasing.validation.names import MAX_NAME
 
 
 class BeatEntryQuerySet(models.QuerySet["BeatEntry"]):

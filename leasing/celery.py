@@ -47,9 +47,9 @@ except ImportError as error:
 
 from leasing.celery_beat import LeaderMixin, LeaderScheduler
 from leasing.decorators import arguments_of, refuse_generators
-from leasing.eventlog import get_logger
 from leasing.exceptions import InvalidResource, LeaseError, LeaseHeld
-from leasing.names import check_name
+from leasing.runtime.event_logger import get_logger
+from leasing.validation.names import check_name
 
 if TYPE_CHECKING:
     from leasing.hold import Hold
@@ -188,7 +188,7 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
 
     def _holder_of(self, request: Any, resource: str) -> float:
         """Which attempt of this task holds ``resource``, or held it last; infinity: none."""
-        from leasing.places import place_of
+        from leasing.subject import place_of
 
         row = place_of(resource).look()
         if row is None or request.id is None or row.metadata.get("task_id") != request.id:

@@ -38,9 +38,9 @@ from django.db import Error, close_old_connections, connections
 from kombu.exceptions import OperationalError
 
 from leasing.celery_slots import marked, slot_of, zoned
-from leasing.clock import clock
-from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseLost
+from leasing.runtime.clock import clock
+from leasing.runtime.event_logger import get_logger
 
 if TYPE_CHECKING:
     from leasing.beats import BeatEntry

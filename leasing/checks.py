@@ -13,7 +13,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 
 from leasing.conf import AppSettings, leasing_settings
-from leasing.notifications import notifications_arrive
+from leasing.db.notifications import notifications_arrive
 
 #: psycopg's number for it.
 READ_COMMITTED = 2

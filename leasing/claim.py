@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from leasing.aio import in_thread
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold, Interrupt, adopt_together, leave_together
-from leasing.rowstore import RowStore, grant_of
+from leasing.runtime.aio import in_thread
+from leasing.stores.rows import RowStore, grant_of
 
 if TYPE_CHECKING:
     from leasing.models import Leasable

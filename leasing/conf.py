@@ -62,7 +62,7 @@ class LeasingSettings(AppSettings):
     #: the address of the PostgreSQL server itself. None is where DATABASE leads.
     LISTEN_URL: str | None = None
     #: False keeps what is held in the memory of each process instead of the database: for
-    #: tests, and machines where nothing else runs. See ``leasing.memory``.
+    #: tests, and machines where nothing else runs. See ``leasing.stores.memory``.
     ENABLED: bool = True
     #: Names this process as a holder; None is ``host:pid:random``.
     HOLDER: Callable[[], str] | None = None

@@ -7,7 +7,7 @@ starts. When the deadline passes, or its parent is gone, or it fails, it kills t
 included. So nothing of the command outlives its lease, whether the parent was killed, paused or
 hangs. Were this process killed alone, Linux would kill the command with it.
 
-FD is a socket. From it come deadlines, in seconds on the clock of ``leasing.clock``; the first
+FD is a socket. From it come deadlines, in seconds on the clock of ``leasing.runtime.clock``; the first
 starts the command. Its exit code goes back, once; then this waits to be killed, together with
 what the command has left behind.
 
@@ -37,7 +37,7 @@ FOR_THE_COMMAND = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def clock() -> float:
-    """As ``leasing.clock``, of the process that sends the deadlines."""
+    """As ``leasing.runtime.clock``, of the process that sends the deadlines."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()

@@ -17,7 +17,7 @@ from django.db import connections
 
 from leasing.checks import postgresql_of
 from leasing.conf import leasing_settings
-from leasing.notifications import notifications_arrive
+from leasing.db.notifications import notifications_arrive
 
 #: Seconds. Of a shorter ttl a pause of a virtual machine, or a failover, outlasts what is left
 #: when a renewal was due.

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 from django.utils import timezone
 
-from leasing import wording
+from leasing import humanize
 from leasing.signs import Sign
 
 #: So wide is the shortest bar: it is to be seen.
@@ -69,7 +69,7 @@ class Lane:
     @property
     def lasted(self) -> str:
         """How long it took; "" while it lasts."""
-        return wording.brief(self.end - self.start) if self.end else ""
+        return humanize.brief(self.end - self.start) if self.end else ""
 
 
 @dataclass(frozen=True)

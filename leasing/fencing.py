@@ -29,12 +29,12 @@ from django.db import models, router, transaction
 
 from leasing import signals
 from leasing.conf import leasing_settings
-from leasing.dialects import lock
+from leasing.db.dialects import lock
 from leasing.exceptions import StaleToken
 from leasing.functions import DbNow
 from leasing.hold import Hold
 from leasing.models import Leasable, LeaseEvent
-from leasing.rowstore import RowStore, write_apart
+from leasing.stores.rows import RowStore, write_apart
 
 #: What proves a term: a hold, a row just acquired, or the bare token.
 Proof = Hold | Leasable | int

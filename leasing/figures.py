@@ -14,10 +14,10 @@ from typing import Any
 
 from django.db import connections, models, transaction
 
-from leasing.clock import system_clock
 from leasing.conf import leasing_settings
-from leasing.dialects import limit_waiting
-from leasing.eventlog import get_logger
+from leasing.db.dialects import limit_waiting
+from leasing.runtime.clock import system_clock
+from leasing.runtime.event_logger import get_logger
 
 logger = get_logger("leasing")
 

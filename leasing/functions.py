@@ -15,7 +15,7 @@ from django.db.models import BigIntegerField, DateTimeField, DurationField, F, F
 from django.db.models.expressions import Combinable, CombinedExpression, ExpressionWrapper
 from django.db.models.functions import Greatest
 
-from leasing import clock
+from leasing.runtime import clock
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

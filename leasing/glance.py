@@ -12,8 +12,8 @@ from typing import Any
 from django.db import connections
 from django.db.models import DateTimeField, F, Func, QuerySet
 
-from leasing.compiled import kept
 from leasing.conf import leasing_settings
+from leasing.db.statements import kept
 from leasing.functions import EPOCH
 from leasing.signs import is_overdue
 

@@ -17,7 +17,7 @@ from django.db.models import Case, Count, Exists, Max, OuterRef, Subquery, When
 from django.db.models.functions import Coalesce
 
 from leasing.conf import leasing_settings
-from leasing.dialects import lock
+from leasing.db.dialects import lock
 
 if TYPE_CHECKING:
     from leasing.models import Leasable

@@ -19,15 +19,15 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from leasing import probes
-from leasing.aio import Steps, adrive, drive, in_thread
 from leasing.conf import leasing_settings
-from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseLost
 from leasing.keeper import Keeper, keeper
-from leasing.reasons import Reason, Why
+from leasing.runtime import probes
+from leasing.runtime.aio import Steps, adrive, drive, in_thread
+from leasing.runtime.event_logger import get_logger
+from leasing.runtime.tracepoints import HoldTrace, points
 from leasing.store import Grant, Renewal, Store
-from leasing.tracepoints import HoldTrace, points
+from leasing.stores.reasons import Reason, Why
 
 logger = get_logger("leasing")
 

@@ -24,16 +24,16 @@ from typing import Any, TypeVar
 from asgiref.sync import iscoroutinefunction
 from django.core.serializers.json import DjangoJSONEncoder
 
-from leasing.aio import adrive, drive, in_thread
 from leasing.decorators import arguments_of, refuse_generators
 from leasing.exceptions import InvalidTTL, LeaseLost
 from leasing.hold import Hold
-from leasing.jsonable import check_json
 from leasing.models import OnceKey
-from leasing.names import check_duration, check_name
 from leasing.oncekeys import OnceTerms
-from leasing.rowstore import RowStore, grant_of
-from leasing.terms import Terms
+from leasing.runtime.aio import adrive, drive, in_thread
+from leasing.stores.rows import RowStore, grant_of
+from leasing.validation.json_values import check_json
+from leasing.validation.names import check_duration, check_name
+from leasing.validation.terms import Terms
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

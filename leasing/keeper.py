@@ -12,7 +12,7 @@ Threads, all daemons, started when the first hold comes and never before
     watchdog  declares holds lost whose trust has run out. It never touches a connection, so a
               renewal that hangs in the network delays nothing
     tellers   call ``on_lost`` and send signals, so that a slow callback delays nobody
-              (``leasing.teller``)
+              (``leasing.runtime.callbacks``)
 
 What happens when it fails
     A renewal that raises, or is answered slowly, opens the store's breaker: after a growing,
@@ -39,13 +39,13 @@ from typing import Any, Protocol
 
 from django.db import connections
 
-from leasing import probes
-from leasing.breaker import Breaker
-from leasing.clock import clock as holder_clock
 from leasing.conf import leasing_settings
-from leasing.eventlog import get_logger
+from leasing.runtime import probes
+from leasing.runtime.breaker import Breaker
+from leasing.runtime.callbacks import Teller
+from leasing.runtime.clock import clock as holder_clock
+from leasing.runtime.event_logger import get_logger
 from leasing.store import Renewal, Store
-from leasing.teller import Teller
 
 logger = get_logger("leasing.keeper")
 

@@ -47,19 +47,19 @@ from typing import Any, TypeVar, overload
 from asgiref.sync import iscoroutinefunction
 from django.db import Error, close_old_connections, connections
 
-from leasing import aio, probes
-from leasing import clock as clocks
-from leasing.aio import drive, in_thread
-from leasing.aside import Aside, moved
+from leasing.db.side_connection import Aside, moved
 from leasing.decorators import refuse_generators
-from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.hold import Hold
 from leasing.models import Lease, LeaseState
-from leasing.names import LONGEST_DURATION, check_name
-from leasing.places import place_of
-from leasing.rowstore import RowStore
-from leasing.terms import Terms
+from leasing.runtime import aio, probes
+from leasing.runtime import clock as clocks
+from leasing.runtime.aio import drive, in_thread
+from leasing.runtime.event_logger import get_logger
+from leasing.stores.rows import RowStore
+from leasing.subject import place_of
+from leasing.validation.names import LONGEST_DURATION, check_name
+from leasing.validation.terms import Terms
 from leasing.waiting import LONGEST, pauses
 
 logger = get_logger("leasing")

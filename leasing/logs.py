@@ -2,7 +2,7 @@
 
     "formatters": {"json": {"()": "leasing.logs.JSONFormatter"}}
 
-See ``leasing.eventlog`` for the fields of the records.
+See ``leasing.runtime.event_logger`` for the fields of the records.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from leasing.masking import MASK, is_secret
-from leasing.terminal import plain
+from leasing.runtime.terminal import plain
 
 #: What every record has; what else is on one is a field.
 _OF_RECORDS: Final = frozenset(

@@ -11,14 +11,14 @@ from unittest.mock import patch
 from django.db.models import Field
 from django.db.models.expressions import DatabaseDefault
 
-from leasing import aio
-from leasing import clock as clocks
-from leasing.aio import in_thread
 from leasing.conf import leasing_settings
-from leasing.dialects import in_transaction
+from leasing.db.dialects import in_transaction
 from leasing.functions import DbNow
 from leasing.keeper import Keeper, keeper
-from leasing.memory import memory
+from leasing.runtime import aio
+from leasing.runtime import clock as clocks
+from leasing.runtime.aio import in_thread
+from leasing.stores.memory import memory
 
 #: Seconds that pass between two looks at least.
 TICK = 0.01

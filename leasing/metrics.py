@@ -13,11 +13,12 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from leasing import probes, signals
+from leasing import signals
 from leasing.keeper import keeper
 from leasing.leader import leaders
-from leasing.probes import Round
-from leasing.reasons import why_of
+from leasing.runtime import probes
+from leasing.runtime.probes import Round
+from leasing.stores.reasons import why_of
 
 #: Seconds, for what usually takes milliseconds and may take as long as a ttl.
 DURATIONS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from leasing import instruments
-from leasing.eventlog import get_logger
+from leasing.runtime.event_logger import get_logger
 
 logger = get_logger("leasing")
 

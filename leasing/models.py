@@ -12,7 +12,7 @@ from django.db.models import F, Q
 
 from leasing.beats import BeatEntry
 from leasing.conf import leasing_settings
-from leasing.dialects import lock
+from leasing.db.dialects import lock
 from leasing.functions import EPOCH, DbNow, after
 from leasing.history import LeaseEventQuerySet
 from leasing.hold import Hold

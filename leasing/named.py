@@ -16,19 +16,20 @@ from django.db import connections, transaction
 from django.db.models import DateTimeField, ExpressionWrapper, F, Q
 from django.db.models.functions import Coalesce, Greatest, Least
 
-from leasing import postgres, signals
-from leasing.aio import Steps, Undoable, adrive, drive, in_thread
-from leasing.bell import bell
+from leasing import signals
 from leasing.claim import Claim
-from leasing.clock import clock
-from leasing.dialects import after_commit, durable, lock, refuse_transaction
+from leasing.db import postgres
+from leasing.db.dialects import after_commit, durable, lock, refuse_transaction
+from leasing.db.notifications import announce
 from leasing.exceptions import InvalidResource, LeaseHeld
 from leasing.functions import DbNow, after
 from leasing.hold import Hold
-from leasing.names import check_name
-from leasing.notifications import announce
+from leasing.notifier import bell
 from leasing.querysets import TRIES, LeasableQuerySet, LeaseState, pause_shortly, sent_at
-from leasing.terms import Terms
+from leasing.runtime.aio import Steps, Undoable, adrive, drive, in_thread
+from leasing.runtime.clock import clock
+from leasing.validation.names import check_name
+from leasing.validation.terms import Terms
 from leasing.waiting import LONGEST
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from django.db import models, transaction
 from django.db.models import Q
 
 from leasing.conf import leasing_settings
-from leasing.dialects import lock
+from leasing.db.dialects import lock
 from leasing.functions import DbMicroseconds, after, database_now
 from leasing.models import AuditEntry, Lease, LeaseEvent, OnceKey
 

@@ -41,7 +41,7 @@ def leases_by_hand(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     from leasing.manual import manual_keeper
-    from leasing.memory import memory
+    from leasing.stores.memory import memory
 
     by_hand = _is_rolled_back(request) and not request.node.get_closest_marker("live_keeper")
     with manual_keeper(stopped=False) if by_hand else nullcontext():

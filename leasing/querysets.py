@@ -29,23 +29,25 @@ from django.db import models, transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Greatest, Least
 
-from leasing import postgres, probes, signals
-from leasing.aio import Steps, Undoable, adrive, drive, in_thread
-from leasing.bell import taking, timed
+from leasing import signals
 from leasing.claim import Claim
-from leasing.clock import clock
 from leasing.conf import leasing_settings
-from leasing.dialects import after_commit, durable, limit_waiting, lock, refuse_transaction
+from leasing.db import postgres
+from leasing.db.dialects import after_commit, durable, limit_waiting, lock, refuse_transaction
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbMicroseconds, DbNow, after, next_token
 from leasing.hold import Hold
-from leasing.memory import memory
-from leasing.reasons import Reason, Why
-from leasing.rowstore import RowStore, grant_of, row_store, write_apart
-from leasing.separate import SeparateRowStore, taking_separately
+from leasing.notifier import taking, timed
+from leasing.runtime import probes
+from leasing.runtime.aio import Steps, Undoable, adrive, drive, in_thread
+from leasing.runtime.clock import clock
+from leasing.runtime.tracepoints import points
 from leasing.store import Grant, Renewals
-from leasing.terms import Terms
-from leasing.tracepoints import points
+from leasing.stores.memory import memory
+from leasing.stores.reasons import Reason, Why
+from leasing.stores.rows import RowStore, grant_of, row_store, write_apart
+from leasing.stores.separate import SeparateRowStore, taking_separately
+from leasing.validation.terms import Terms
 
 if TYPE_CHECKING:
     from leasing.models import Leasable

@@ -8,7 +8,7 @@ A receiver that raises is logged by Django and harms nobody.
     revoked    reason, by
     preempted  by: somebody of higher priority asked the holder to yield
     lost       reason: the holder heard that its term is over (where it is known why, a
-               ``leasing.reasons.Reason``)
+               ``leasing.stores.reasons.Reason``)
     refused    verb, reason: a late write was turned away. Of one that came with nothing but a
                fencing token the ``lease`` is a ``leasing.fencing.BareToken``
 """
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from django.dispatch import Signal
 
-from leasing.eventlog import EventLogger, get_logger
+from leasing.runtime.event_logger import EventLogger, get_logger
 
 logger = get_logger("leasing")
 

@@ -1,6 +1,6 @@
 """What can keep a grant: the seam between holds and whatever they hold something over.
 
-Holds and the keeper know these shapes alone. ``leasing.rowstore`` keeps grants in rows of the
+Holds and the keeper know these shapes alone. ``leasing.stores.rows`` keeps grants in rows of the
 database; something else (a server, a quorum) would stand beside it.
 """
 

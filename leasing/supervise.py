@@ -29,10 +29,10 @@ from types import TracebackType
 from typing import Self
 
 from leasing import deadman
-from leasing.clock import clock
 from leasing.conf import leasing_settings
-from leasing.eventlog import get_logger
 from leasing.hold import Hold, margin
+from leasing.runtime.clock import clock
+from leasing.runtime.event_logger import get_logger
 
 logger = get_logger("leasing")
 

@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import Final
 
 from leasing.drawing import Drawing, Lane, Mark, Span, draw
+from leasing.humanize import plural, span
 from leasing.models import EventKind, Leasable
 from leasing.signs import EXPIRED, Sign, event_sign, lease_sign
 from leasing.timeline import Term, Timeline
-from leasing.wording import plural, span
 
 #: How many terms a drawing shows.
 MOST: Final = 12

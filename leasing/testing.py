@@ -19,15 +19,15 @@ from unittest import TestResult
 from asgiref.sync import sync_to_async
 from django.test import TestCase, override_settings
 
-from leasing import clock as clocks
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.manual import ManualKeeper, manual_keeper
-from leasing.memory import MemoryStore, memory
 from leasing.models import Leasable, LeaseEvent, LeaseState
-from leasing.places import What, place_of, situation
-from leasing.terms import Terms
+from leasing.runtime import clock as clocks
+from leasing.stores.memory import MemoryStore, memory
+from leasing.subject import What, place_of, situation
+from leasing.validation.terms import Terms
 
 __all__ = [
     "LeasingTestCase",

@@ -16,11 +16,11 @@ from typing import Any, ParamSpec, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from leasing.aio import Steps
-from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.hold import Hold
-from leasing.tracepoints import points
+from leasing.runtime.aio import Steps
+from leasing.runtime.event_logger import get_logger
+from leasing.runtime.tracepoints import points
 
 try:
     from opentelemetry import context, trace

@@ -13,9 +13,9 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 
-from leasing import clock as clocks
-from leasing.aio import in_thread
-from leasing.clock import clock, system_clock
+from leasing.runtime import clock as clocks
+from leasing.runtime.aio import in_thread
+from leasing.runtime.clock import clock, system_clock
 
 #: Pauses between polls, in seconds: the first, and the longest.
 FIRST, LONGEST = 0.05, 1.0

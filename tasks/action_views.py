@@ -17,7 +17,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 
 from leasing.access import READ_ONLY, may, page, verb
-from leasing.wording import plural
+from leasing.humanize import plural
 from tasks import listing, picking
 from tasks.detail_views import detail
 from tasks.verbs import VERBS, Outcome, Verb, outlook, perform

@@ -20,7 +20,7 @@ from leasing.exceptions import LeaseLost
 from leasing.http import BAD_BODY, ERRORS, answers
 from leasing.http_access import Access, caller
 from leasing.http_json import Error, Limit, Notice
-from leasing.names import check_name
+from leasing.validation.names import check_name
 from tasks.api_json import (
     Complete,
     DiagnosisOut,

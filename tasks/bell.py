@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from leasing.clock import clock
-from leasing.dialects import after_commit
-from leasing.eventlog import get_logger
-from leasing.notifications import Notes, can_listen, listening, notify_trial
+from leasing.db.dialects import after_commit
+from leasing.db.notifications import Notes, can_listen, listening, notify_trial
+from leasing.runtime.clock import clock
+from leasing.runtime.event_logger import get_logger
 
 if TYPE_CHECKING:
     from tasks.models import Task

@@ -30,9 +30,9 @@ from django.db import models, transaction
 from django.db.models import Exists, F, Q
 from django.db.models.functions import Least
 
-from leasing.asking import ask
 from leasing.conf import leasing_settings
-from leasing.dialects import lock
+from leasing.db.dialects import lock
+from leasing.db.questions import ask
 from leasing.functions import DbNow, after
 from tasks import signals
 from tasks.exceptions import TaskError

@@ -13,8 +13,8 @@ import signal
 import threading
 from dataclasses import dataclass, field
 
-from leasing.eventlog import get_logger
 from leasing.hold import Hold
+from leasing.runtime.event_logger import get_logger
 
 logger = get_logger("tasks.chaos")
 

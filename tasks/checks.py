@@ -12,7 +12,7 @@ from django.core.checks import CheckMessage, Error, Tags, register
 
 from leasing.checks import unknown_settings
 from leasing.exceptions import InvalidResource
-from leasing.names import check_name
+from leasing.validation.names import check_name
 from tasks import declarations, registry
 from tasks.conf import task_settings
 from tasks.querysets import TaskStatus

@@ -25,7 +25,7 @@ from django.db import close_old_connections
 
 from leasing.hold import Hold
 from leasing.keeper import Keeper
-from leasing.rowstore import RowStore, grant_of
+from leasing.stores.rows import RowStore, grant_of
 from tasks import registry
 from tasks.context import Context
 from tasks.interruption import Interruption

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from django.db import connections
 
 from leasing.conf import leasing_settings
-from leasing.dialects import patience, use_private_connection
+from leasing.db.dialects import patience, use_private_connection
 
 
 @contextmanager

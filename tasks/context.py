@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 
-from leasing.clock import clock
-from leasing.dialects import durable
+from leasing.db.dialects import durable
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
+from leasing.runtime.clock import clock
 from tasks.completing import Completing
 from tasks.interruption import Interruption
 from tasks.progress import Progress

@@ -17,7 +17,7 @@ from typing import Any, Final
 from django.db import models
 from django.db.models import Count, Exists, F, Q, Subquery
 
-from leasing.asking import ask
+from leasing.db.questions import ask
 from leasing.functions import DbNow
 from leasing.models import EventKind, LeaseEvent
 from leasing.paging import COUNT_CAP

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, overload
 
-from leasing.names import check_name
+from leasing.validation.names import check_name
 from tasks import registry
 from tasks.exceptions import InvalidSchedule, UnknownTask
 from tasks.moments import MissedSlots, rule_of

@@ -10,7 +10,7 @@ from typing import Final
 
 from django.utils import timezone
 
-from leasing.wording import span
+from leasing.humanize import span
 from tasks.charts import Chart, Line
 
 #: What is drawn lies between these, in pixels from the top; the axis is the lower one.

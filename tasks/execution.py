@@ -12,9 +12,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from leasing.clock import clock
 from leasing.hold import Hold, adopt_together
 from leasing.keeper import Keeper, keeper
+from leasing.runtime.clock import clock
 from tasks import registry
 from tasks.context import Context
 from tasks.interruption import Interruption

@@ -19,12 +19,12 @@ from django.db.models import F
 
 from leasing import audit
 from leasing.conf import leasing_settings
-from leasing.dialects import lock
-from leasing.eventlog import get_logger
+from leasing.db.dialects import lock
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbNow
 from leasing.hold import Hold
 from leasing.models import Lease, LeaseState
+from leasing.runtime.event_logger import get_logger
 from tasks.models import GeneratorWish, Task
 from tasks.sample import LONGEST, SHORTEST, SLEEP
 

@@ -6,8 +6,8 @@ import threading
 
 from django.db import Error
 
-from leasing.clock import clock
-from leasing.eventlog import get_logger
+from leasing.runtime.clock import clock
+from leasing.runtime.event_logger import get_logger
 from tasks.execution import Execution
 from tasks.log import said_of
 from tasks.models import Task

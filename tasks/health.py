@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from leasing.humanize import plural, span
 from leasing.paging import Capped
-from leasing.wording import plural, span
 from tasks.queues import QueueLine
 
 #: How grave, in rising order.

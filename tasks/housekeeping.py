@@ -14,12 +14,12 @@ from typing import Any
 
 from django.db import Error, close_old_connections, connections
 
-from leasing.clock import clock
 from leasing.conf import leasing_settings
-from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseError
 from leasing.idempotency import once
 from leasing.pruning import prune_audit
+from leasing.runtime.clock import clock
+from leasing.runtime.event_logger import get_logger
 from tasks.conf import Age, task_settings
 from tasks.models import Task, TaskStatus
 from tasks.querysets import BULK_BATCH

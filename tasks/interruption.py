@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 
-from leasing.clock import clock
+from leasing.runtime.clock import clock
 from tasks.exceptions import TaskCancelled
 from tasks.latch import Latch
 

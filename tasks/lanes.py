@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
-from leasing.clock import clock
+from leasing.runtime.clock import clock
 from tasks import probes, runner
 from tasks.chaos import Chaos
 from tasks.execution import Execution

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-from leasing.eventlog import get_logger
+from leasing.runtime.event_logger import get_logger
 from tasks import signals
 
 logger = get_logger("tasks")

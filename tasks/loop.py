@@ -15,8 +15,8 @@ from typing import Any
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import connections
 
-from leasing.clock import clock
 from leasing.hold import Hold
+from leasing.runtime.clock import clock
 from tasks import runner
 from tasks.chaos import Chaos
 from tasks.context import Context

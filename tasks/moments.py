@@ -21,7 +21,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 from django.db import models
 
-from leasing.wording import span
+from leasing.humanize import span
 from tasks.exceptions import InvalidSchedule
 
 SHORTEST_INTERVAL = timedelta(seconds=1)

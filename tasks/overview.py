@@ -15,10 +15,10 @@ from django.http import HttpRequest
 
 from leasing.access import is_live, may
 from leasing.conf import leasing_settings
-from leasing.eventlog import get_logger
 from leasing.functions import DbNow, database_now
 from leasing.kept import SHARED_FOR, Kept
 from leasing.paging import COUNT_CAP, Capped, capped_count
+from leasing.runtime.event_logger import get_logger
 from tasks import crew, listing
 from tasks.charts import series
 from tasks.drawing import trimmed

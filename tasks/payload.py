@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from leasing import jsonable
-from leasing.jsonable import MAX_DEPTH
+from leasing.validation import json_values
+from leasing.validation.json_values import MAX_DEPTH
 from tasks.exceptions import NotSerializable
 
 
@@ -63,7 +63,7 @@ def dumped_many(many: list[dict[str, Any]]) -> str:
 
 def _dumped(value: Any, what: str, max_depth: int) -> str:
     try:
-        return jsonable.dumped_json(value, what, max_depth)
+        return json_values.dumped_json(value, what, max_depth)
     except ValueError as error:
         raise NotSerializable(str(error)) from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from leasing.clock import clock
+from leasing.runtime.clock import clock
 from tasks import registry
 from tasks.chaos import Chaos
 from tasks.execution import Execution

@@ -22,10 +22,10 @@ from django.db import connections
 from django.db.models import BooleanField, CharField, DateTimeField, DurationField, QuerySet, sql
 from django.db.models.expressions import RawSQL
 
-from leasing import postgres
-from leasing.clock import clock
+from leasing.db import postgres
 from leasing.functions import EPOCH, DbMicroseconds, DbNow
-from leasing.terms import Terms
+from leasing.runtime.clock import clock
+from leasing.validation.terms import Terms
 from tasks import registry, signals
 from tasks.taken import COLUMNS, TOLD_COLUMNS, TRACED_COLUMNS, Taken, Term, keeping
 from tasks.tracepoints import points

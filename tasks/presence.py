@@ -11,11 +11,11 @@ from typing import Any
 
 from django.db import Error, close_old_connections, connections
 
-from leasing import probes
-from leasing.clock import clock
 from leasing.conf import leasing_settings
-from leasing.eventlog import get_logger
 from leasing.functions import database_now
+from leasing.runtime import probes
+from leasing.runtime.clock import clock
+from leasing.runtime.event_logger import get_logger
 from tasks import registry
 from tasks.models import Worker
 

@@ -1,10 +1,10 @@
-"""What is measured of tasks where it happens: see ``leasing.probes``.
+"""What is measured of tasks where it happens: see ``leasing.runtime.probes``.
 
 running      queue, seconds: how long an attempt had its place in a worker
 """
 
 from __future__ import annotations
 
-from leasing.probes import Probe
+from leasing.runtime.probes import Probe
 
 running = Probe()

@@ -17,8 +17,8 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from leasing.clock import clock
 from leasing.exceptions import LeaseLost
+from leasing.runtime.clock import clock
 from tasks import child, runner, signals
 from tasks.context import Context
 from tasks.exceptions import ProcessDied, TaskCancelled

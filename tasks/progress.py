@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import Error
 
-from leasing.clock import clock
-from leasing.dialects import in_transaction
-from leasing.eventlog import get_logger
+from leasing.db.dialects import in_transaction
 from leasing.exceptions import LeaseLost
+from leasing.runtime.clock import clock
+from leasing.runtime.event_logger import get_logger
 from tasks.log import said_of
 from tasks.payload import check_json
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from django.db import Error, close_old_connections, connections
 
-from leasing.eventlog import get_logger
+from leasing.runtime.event_logger import get_logger
 from tasks import housekeeping, signals
 from tasks.catalogue import (
     CATALOGUE,

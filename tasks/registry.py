@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 
-from leasing.eventlog import get_logger
-from leasing.names import check_name
+from leasing.runtime.event_logger import get_logger
+from leasing.validation.names import check_name
 from tasks.exceptions import UnknownTask
 from tasks.retry import RetryPolicy
 

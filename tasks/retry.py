@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
-from leasing.eventlog import get_logger
+from leasing.runtime.event_logger import get_logger
 from tasks.conf import task_settings
 from tasks.delays import check_delay
 

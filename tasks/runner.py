@@ -18,9 +18,9 @@ from django.db import close_old_connections, connections
 from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 
-from leasing.dialects import in_transaction
-from leasing.eventlog import get_logger
+from leasing.db.dialects import in_transaction
 from leasing.exceptions import LeaseLost
+from leasing.runtime.event_logger import get_logger
 from tasks.chaos import Chaos
 from tasks.context import Context
 from tasks.exceptions import Snooze, TaskCancelled

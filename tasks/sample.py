@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from leasing.clock import clock
+from leasing.runtime.clock import clock
 from tasks.exceptions import GiveUp
 from tasks.registry import handler
 

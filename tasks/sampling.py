@@ -23,13 +23,13 @@ from django.db import Error, close_old_connections, connections
 from django.db.models import F, sql
 from django.db.models.constants import OnConflict
 
-from leasing.clock import clock
 from leasing.conf import leasing_settings
-from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseError
 from leasing.functions import database_now
 from leasing.keeper import Keeper, keeper
 from leasing.models import Lease
+from leasing.runtime.clock import clock
+from leasing.runtime.event_logger import get_logger
 from tasks.conf import task_settings
 from tasks.counting import RESOURCE, Outlook, Slot, count, depths
 from tasks.models import Queue, Sample

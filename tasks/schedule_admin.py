@@ -19,7 +19,7 @@ from leasing.adminkit import AdminOfAny, ReadOnlyAdmin
 from leasing.adminlinks import badge, json_of, link, related, short, site_url
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow, database_now
-from leasing.wording import stamp
+from leasing.humanize import stamp
 from tasks.exceptions import TaskError
 from tasks.models import Queue, Schedule, ScheduleSlot
 from tasks.querysets.schedule import RULE

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ValidationError
 
-from leasing.names import check_name
+from leasing.validation.names import check_name
 from tasks import registry
 from tasks.exceptions import TaskError
 from tasks.moments import Cron

@@ -16,9 +16,9 @@ from datetime import timedelta
 from django.db import Error, InterfaceError, OperationalError, close_old_connections, connections
 from django.db.models import F
 
-from leasing.clock import clock
-from leasing.eventlog import get_logger
 from leasing.functions import DbNow
+from leasing.runtime.clock import clock
+from leasing.runtime.event_logger import get_logger
 from tasks import declarations
 from tasks.models import Schedule, ScheduleSlot
 from tasks.querysets.schedule import SLOT_BATCH

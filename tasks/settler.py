@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 
-from leasing.clock import clock
+from leasing.runtime.clock import clock
 from tasks.connection import lasting_connection
 from tasks.execution import Execution
 from tasks.settling import Ending, settle

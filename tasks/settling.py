@@ -15,9 +15,9 @@ from typing import Any
 
 from django.db import Error, connections
 
-from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseLost
 from leasing.hold import drop_together
+from leasing.runtime.event_logger import get_logger
 from tasks.exceptions import NotSerializable
 from tasks.execution import Execution
 from tasks.log import said_of

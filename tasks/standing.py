@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from leasing.humanize import ago, stamp
 from leasing.signs import Sign
-from leasing.wording import ago, stamp
 from tasks import registry
 from tasks.exceptions import InvalidSchedule
 from tasks.models import Schedule

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from django.apps import apps
 from django.db import Error
 
-from leasing.eventlog import get_logger
 from leasing.functions import EPOCH
+from leasing.runtime.event_logger import get_logger
 from tasks.tracepoints import points
 
 if TYPE_CHECKING:

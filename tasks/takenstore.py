@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from leasing.rowstore import RowStore
 from leasing.store import Grant
+from leasing.stores.rows import RowStore
 from tasks.models import Task
 from tasks.taken import Taken, Term, resource_of
 

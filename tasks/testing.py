@@ -21,7 +21,7 @@ from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.db import transaction
 
 from leasing.conf import leasing_settings
-from leasing.dialects import in_transaction
+from leasing.db.dialects import in_transaction
 from tasks import registry
 from tasks.conf import task_settings
 from tasks.fakecontext import FakeContext

@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable
 
-from leasing.clock import clock
+from leasing.runtime.clock import clock
 from tasks.execution import Execution
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from leasing.tracepoints import HoldTrace
+from leasing.runtime.tracepoints import HoldTrace
 
 if TYPE_CHECKING:
     from tasks.execution import Execution

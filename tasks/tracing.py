@@ -40,9 +40,9 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from leasing.clock import clock
 from leasing.exceptions import LeaseLost
 from leasing.functions import EPOCH
+from leasing.runtime.clock import clock
 from tasks.tracepoints import Send, points
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from leasing.clock import clock
+from leasing.runtime.clock import clock
 
 if TYPE_CHECKING:
     from tasks.taken import Taken

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from django.db import Error
 
-from leasing.clock import clock
 from leasing.conf import leasing_settings
+from leasing.runtime.clock import clock
 from tasks.bell import SECOND_LOOK, Listener
 from tasks.conf import task_settings
 from tasks.models import Task

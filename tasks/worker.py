@@ -29,10 +29,10 @@ from enum import StrEnum
 
 from django.db import Error, close_old_connections, connections
 
-from leasing.clock import clock
-from leasing.eventlog import get_logger
 from leasing.keeper import keeper
-from leasing.names import default_holder
+from leasing.runtime.clock import clock
+from leasing.runtime.event_logger import get_logger
+from leasing.validation.names import default_holder
 from tasks import recovery, sampling, schedules
 from tasks.bell import ringer
 from tasks.chaos import Chaos

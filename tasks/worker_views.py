@@ -10,9 +10,9 @@ from django.shortcuts import get_object_or_404
 from leasing.access import page
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
+from leasing.humanize import span
 from leasing.live import answer
 from leasing.paging import InvalidCursor, Page, capped_count, page_of
-from leasing.wording import span
 from tasks import crew
 from tasks.forms import WorkerFilter
 from tasks.models import Worker, WorkerState

@@ -14,8 +14,9 @@ from django.db import connection
 from django.test import TransactionTestCase
 from hypothesis import HealthCheck, settings
 
-from leasing import aio, lists
+from leasing import lists
 from leasing.keeper import keeper
+from leasing.runtime import aio
 from tasks import listing, overview, queues
 from tasks.diagnosis import surroundings
 from tests.brokers import Broker, NoBroker, serve_rabbitmq, serve_redis

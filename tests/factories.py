@@ -8,9 +8,9 @@ from typing import Any
 import factory
 from factory.django import DjangoModelFactory
 
-from leasing.clock import clock
 from leasing.functions import DbNow, after, database_now
 from leasing.models import Lease, LeaseState
+from leasing.runtime.clock import clock
 from tasks import registry
 from tasks.exceptions import GiveUp
 from tasks.models import Task, TaskStatus, Worker, WorkerState

@@ -46,7 +46,7 @@ def compatible(settings: Settings) -> None:
 @pytest.fixture
 def portable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the portable form of every verb, on PostgreSQL too."""
-    monkeypatch.setattr("leasing.postgres.serves", lambda using: False)
+    monkeypatch.setattr("leasing.db.postgres.serves", lambda using: False)
 
 
 @pytest.fixture

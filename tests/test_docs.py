@@ -14,7 +14,7 @@ from django.core.management import get_commands, load_command_class
 from django.test import Client
 
 from leasing.conf import leasing_settings
-from leasing.tracepoints import points as leases
+from leasing.runtime.tracepoints import points as leases
 from tasks import declarations, registry
 from tasks.conf import task_settings
 from tasks.tracepoints import points as tasks

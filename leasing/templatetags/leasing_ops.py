@@ -14,7 +14,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.html import conditional_escape, format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from leasing import navigation, wording
+from leasing import humanize, navigation
 from leasing.access import is_live, why_not
 from leasing.models import Leasable
 from leasing.signs import Sign, lease_sign
@@ -89,8 +89,8 @@ def moment(value: datetime | None, now: datetime) -> SafeString:
     return format_html(
         '<time datetime="{}" title="{}" data-moment>{}</time>',
         value.isoformat(timespec="milliseconds"),
-        wording.stamp(value),
-        wording.ago(value, now),
+        humanize.stamp(value),
+        humanize.ago(value, now),
     )
 
 
@@ -104,7 +104,7 @@ def exactly(value: datetime | None, now: datetime) -> SafeString:
         return _nothing()
     return format_html(
         '<span class="whole">{}</span> <span class="aside">{}</span>',
-        wording.stamp(value),
+        humanize.stamp(value),
         moment(value, now),
     )
 
@@ -119,17 +119,17 @@ def deadline(
     return format_html(
         '<time datetime="{}" title="{}" data-deadline="{}" data-past="{}">{}</time>',
         value.isoformat(timespec="milliseconds"),
-        wording.stamp(value),
+        humanize.stamp(value),
         ahead,
         past,
-        wording.until(value, now, ahead, past),
+        humanize.until(value, now, ahead, past),
     )
 
 
 @register.simple_tag
 def stamp(value: datetime) -> str:
     """``value`` as date and time."""
-    return wording.stamp(value)
+    return humanize.stamp(value)
 
 
 @register.simple_tag
@@ -138,7 +138,7 @@ def fact(value: Any, now: datetime) -> SafeString | str:
     if isinstance(value, datetime):
         return deadline(value, now) if value > now else moment(value, now)
     if isinstance(value, timedelta):
-        return wording.span(value)
+        return humanize.span(value)
     return "–" if value in (None, "") else str(value)
 
 
@@ -152,13 +152,13 @@ def breakable(name: str) -> SafeString:
 @register.filter
 def span(value: timedelta | float) -> str:
     """A length of time in words."""
-    return wording.span(value)
+    return humanize.span(value)
 
 
 @register.filter
 def plural(count: int, one: str) -> str:
     """``count`` with the noun ``one``, in the plural where it has to be."""
-    return wording.plural(count, one)
+    return humanize.plural(count, one)
 
 
 @register.filter

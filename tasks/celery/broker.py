@@ -11,7 +11,7 @@ from django.utils.module_loading import import_string
 from kombu import Exchange, Producer
 from kombu.exceptions import OperationalError
 
-from leasing.eventlog import get_logger
+from leasing.runtime.event_logger import get_logger
 from tasks.celery import RUN
 from tasks.conf import task_settings
 from tasks.models import OutboxMessage

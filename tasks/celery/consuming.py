@@ -11,9 +11,9 @@ from typing import Any
 
 from django.db import Error, connections
 
-from leasing.clock import clock
-from leasing.eventlog import get_logger
-from leasing.names import default_holder
+from leasing.runtime.clock import clock
+from leasing.runtime.event_logger import get_logger
+from leasing.validation.names import default_holder
 from tasks import probes, runner
 from tasks.bell import ring_now
 from tasks.chaos import Chaos

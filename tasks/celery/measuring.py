@@ -7,7 +7,7 @@ from typing import Any
 from celery import signals
 from django.core.exceptions import ImproperlyConfigured
 
-from leasing.eventlog import get_logger
+from leasing.runtime.event_logger import get_logger
 
 logger = get_logger("tasks.worker")
 

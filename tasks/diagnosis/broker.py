@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from leasing.answers import Diagnosis
-from leasing.wording import span
+from leasing.humanize import span
 from tasks.conf import task_settings
 from tasks.diagnosis.surroundings import Surroundings
 from tasks.diagnosis.unclaimed import told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from leasing.wording import left, span, stamp
+from leasing.humanize import left, span, stamp
 from tasks.models import Task
 
 

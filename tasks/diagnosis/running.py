@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from leasing.answers import Diagnosis
+from leasing.humanize import left, span
 from leasing.signs import is_late
-from leasing.wording import left, span
 from tasks.diagnosis.actions import CANCEL, REVOKE
 from tasks.diagnosis.facts import holder_facts, until
 from tasks.diagnosis.surroundings import Surroundings

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from leasing.answers import FLAPPING_WITHIN, Diagnosis, is_skewed
-from leasing.wording import plural, span
+from leasing.humanize import plural, span
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE, REVOKE
 from tasks.diagnosis.facts import attempt_facts, holder_facts, stamped, until
 from tasks.models import Task

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from leasing.answers import Diagnosis
-from leasing.wording import left, plural, span
+from leasing.humanize import left, plural, span
 from tasks.conf import task_settings
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE, RESUME
 from tasks.diagnosis.broker import published, unpublished

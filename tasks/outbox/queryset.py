@@ -17,9 +17,9 @@ from django.db import models, transaction
 from django.db.models import F, Q
 
 from leasing.conf import leasing_settings
-from leasing.dialects import lock
+from leasing.db.dialects import lock
 from leasing.functions import DbNow, after
-from leasing.names import check_name
+from leasing.validation.names import check_name
 from tasks.bell import ring_queues
 from tasks.payload import check_json
 

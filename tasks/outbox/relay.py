@@ -24,11 +24,11 @@ from typing import Final, Protocol
 
 from django.db import Error, connections
 
-from leasing.clock import clock
-from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.leader import Leader
+from leasing.runtime.clock import clock
+from leasing.runtime.event_logger import get_logger
 from tasks.bell import ringer
 from tasks.conf import task_settings
 from tasks.connection import lasting_connection

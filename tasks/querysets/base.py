@@ -14,11 +14,11 @@ from django.db.models.functions import Least
 from django.db.models.lookups import LessThanOrEqual
 from django.dispatch import Signal
 
-from leasing.dialects import after_commit
+from leasing.db.dialects import after_commit
 from leasing.functions import DbNow, after
+from leasing.humanize import span
 from leasing.querysets import LeasableQuerySet
-from leasing.reasons import Reason, Why
-from leasing.wording import span
+from leasing.stores.reasons import Reason, Why
 from tasks import signals
 from tasks.conf import task_settings
 from tasks.exceptions import UnknownQueue

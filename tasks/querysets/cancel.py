@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import transaction
 from django.db.models import Case, F, Q, TextField, Value, When
 
-from leasing.dialects import lock
+from leasing.db.dialects import lock
 from leasing.functions import DbNow
 from tasks.bell import hurry
 from tasks.querysets.base import CANCEL_REQUESTED, TaskStatus, closing

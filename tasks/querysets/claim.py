@@ -11,10 +11,10 @@ from django.db.models import F
 from django.db.models.functions import Coalesce
 
 from leasing.claim import Claim
-from leasing.dialects import durable
+from leasing.db.dialects import durable
 from leasing.functions import DbNow
-from leasing.names import check_name
-from leasing.terms import Terms
+from leasing.validation.names import check_name
+from leasing.validation.terms import Terms
 from tasks import postgres, signals
 from tasks.conf import task_settings
 from tasks.querysets.base import TaskStatus, check_queue

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 from django.utils.timezone import is_naive
 
 from leasing.functions import after
-from leasing.names import check_duration, check_name
+from leasing.validation.names import check_duration, check_name
 from tasks import registry
 from tasks.conf import task_settings
 from tasks.payload import dumped_data

@@ -7,7 +7,7 @@ from datetime import timedelta
 from django.db import transaction
 from django.db.models import Q
 
-from leasing.dialects import lock
+from leasing.db.dialects import lock
 from leasing.functions import DbNow, after
 from tasks import signals
 from tasks.querysets.base import TaskRows, TaskStatus

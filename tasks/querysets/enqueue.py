@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Expression
 
 from leasing.conf import leasing_settings
-from leasing.dialects import after_commit
+from leasing.db.dialects import after_commit
 from tasks import signals
 from tasks.bell import BESIDE, message_of, ring_now, ring_queues, ringer, takes_messages
 from tasks.payload import as_arguments, check_json

@@ -19,8 +19,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Expression
 from django.db.models.signals import post_save, pre_save
 
-from leasing import clock
-from leasing.rowreader import instance_of
+from leasing.db.row_reader import instance_of
+from leasing.runtime import clock
 from tasks.bell import CHANNEL
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from django.db import DataError, IntegrityError, connections, models, transactio
 from django.db.models import Case, F, Q, Value, When
 from django.dispatch import Signal
 
-from leasing.dialects import after_commit, lock
+from leasing.db.dialects import after_commit, lock
 from leasing.exceptions import LeaseLost
 from leasing.functions import after
 from tasks import postgres, registry, signals

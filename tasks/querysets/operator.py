@@ -13,10 +13,10 @@ from django.db.models.functions import Coalesce, Greatest, Least
 from django.dispatch import Signal
 from django.utils.timezone import is_naive
 
-from leasing.asking import ask
-from leasing.clock import clock
-from leasing.dialects import lock, refuse_transaction
+from leasing.db.dialects import lock, refuse_transaction
+from leasing.db.questions import ask
 from leasing.functions import DbNow, after, next_token, remaining
+from leasing.runtime.clock import clock
 from tasks import signals
 from tasks.bell import ring
 from tasks.conf import task_settings

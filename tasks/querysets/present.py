@@ -10,7 +10,7 @@ from django.db.models import F
 from django.db.models.expressions import DatabaseDefault
 from django.db.models.functions import Greatest
 
-from leasing.dialects import after_commit, lock
+from leasing.db.dialects import after_commit, lock
 from leasing.exceptions import PayloadMismatch
 from leasing.functions import DbNow
 from tasks import signals

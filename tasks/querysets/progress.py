@@ -13,7 +13,7 @@ from django.db import transaction
 from django.db.models import F
 
 from leasing.functions import DbNow
-from leasing.names import check_name
+from leasing.validation.names import check_name
 from tasks.payload import check_json
 from tasks.querysets.base import TaskRows, step_model
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 
 from django.db.models import BooleanField, Count, ExpressionWrapper, F, Q
 
-from leasing.dialects import durable, lock
+from leasing.db.dialects import durable, lock
 from leasing.functions import DbNow, after
 from tasks import postgres
 from tasks.querysets.base import TaskStatus

@@ -11,7 +11,7 @@ from django.db.models import Exists
 from django.dispatch import Signal
 
 from leasing.conf import leasing_settings
-from leasing.dialects import after_commit
+from leasing.db.dialects import after_commit
 from leasing.functions import DbNow
 from tasks import signals
 from tasks.bell import ring_queues

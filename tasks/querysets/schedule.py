@@ -22,9 +22,9 @@ from django.db import IntegrityError, models, transaction
 from django.db.models import Exists, OuterRef, Q, Subquery
 
 from leasing.conf import leasing_settings
-from leasing.dialects import lock
-from leasing.eventlog import get_logger
+from leasing.db.dialects import lock
 from leasing.functions import DbNow, after, database_now
+from leasing.runtime.event_logger import get_logger
 from tasks import declarations, registry
 from tasks.declarations import Declaration
 from tasks.exceptions import InvalidSchedule

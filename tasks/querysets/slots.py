@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from django.db import IntegrityError, models, transaction
 from django.db.models import Case, Value, When
 
-from leasing.dialects import lock, lock_names
+from leasing.db.dialects import lock, lock_names
 from leasing.querysets import pause_shortly
 from tasks.querysets.operator import Operating
 

@@ -18,7 +18,7 @@ from django.db import models
 from django.db.models import Case, F, Value, When
 
 from leasing.functions import DbNow, after
-from leasing.names import check_duration
+from leasing.validation.names import check_duration
 
 
 class UniqueFor(models.TextChoices):

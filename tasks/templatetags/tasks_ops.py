@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from leasing import wording
+from leasing import humanize
 from leasing.signs import Sign
 from leasing.templatetags.leasing_ops import badge, deadline, moment
 from tasks.charts import Chart
@@ -128,7 +128,7 @@ def _number(value: object) -> float | None:
 @register.simple_tag
 def lasted(start: datetime, end: datetime) -> str:
     """How long it was from ``start`` to ``end``, with a tenth where it was short."""
-    return wording.brief(end - start)
+    return humanize.brief(end - start)
 
 
 @register.simple_tag
@@ -138,4 +138,4 @@ def heard_after(wish: GeneratorWish | None) -> str:
     if wish is None or wish.acknowledged_at is None or wish.acknowledged_at < wish.changed_at:
         return ""
     heard_in = wish.acknowledged_at - wish.changed_at
-    return wording.brief(heard_in) if heard_in < HEARD_SOON else ""
+    return humanize.brief(heard_in) if heard_in < HEARD_SOON else ""

@@ -62,7 +62,7 @@ class Forgetful(dict[Any, Any]):
 def database_clock(monkeypatch: pytest.MonkeyPatch) -> DatabaseClock:
     """Stops the clock of the database; the test moves it."""
     clock = DatabaseClock()
-    monkeypatch.setattr("leasing.compiled._kept", Forgetful())
+    monkeypatch.setattr("leasing.db.statements._kept", Forgetful())
     vendor = f"as_{connection.vendor}"
     monkeypatch.setattr(DbNow, vendor, lambda *args, **extra: clock.moment(*args, **extra))
     monkeypatch.setattr(
@@ -127,7 +127,7 @@ def live_keeper() -> Iterator[Keeper]:
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch, manual_keeper: Keeper) -> Keeper:
     """Lets notes for the ledger wait until the test has them written."""
-    monkeypatch.setattr("leasing.rowstore.keeper", manual_keeper)
+    monkeypatch.setattr("leasing.stores.rows.keeper", manual_keeper)
     return manual_keeper
 
 

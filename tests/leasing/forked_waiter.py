@@ -15,9 +15,9 @@ django.setup()
 
 from django.db import connection, connections  # noqa: E402
 
-from leasing import aio  # noqa: E402
-from leasing.bell import bell  # noqa: E402
 from leasing.models import Lease  # noqa: E402
+from leasing.notifier import bell  # noqa: E402
+from leasing.runtime import aio  # noqa: E402
 from tests.processes import wait_for  # noqa: E402
 
 

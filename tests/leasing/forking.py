@@ -18,7 +18,7 @@ from leasing.exceptions import LeaseLost  # noqa: E402
 from leasing.hold import Hold  # noqa: E402
 from leasing.keeper import keeper  # noqa: E402
 from leasing.models import Lease  # noqa: E402
-from leasing.names import default_holder  # noqa: E402
+from leasing.validation.names import default_holder  # noqa: E402
 from tests.processes import wait_for  # noqa: E402
 
 

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import pytest
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 
-from leasing import clock
 from leasing.exceptions import LeaseLost
 from leasing.manual import ManualKeeper
-from leasing.memory import memory
 from leasing.models import Lease
+from leasing.runtime import clock
+from leasing.stores.memory import memory
 from leasing.testing import LeasingTestCase, aexpire, assert_held, assert_lost, expire, in_memory
 from tasks.models import Task
 from tasks.sample import SLEEP

@@ -12,8 +12,8 @@ django.setup()
 
 from django.db import connection  # noqa: E402
 
+from leasing.db.notifications import CHANNEL  # noqa: E402
 from leasing.models import Lease  # noqa: E402
-from leasing.notifications import CHANNEL  # noqa: E402
 from tests.processes import wait_for  # noqa: E402
 
 

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 from django.db import connection, connections, transaction
 
-from leasing.aio import Steps
 from leasing.functions import after, next_token
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.models import Leasable, Lease, LeaseEvent
-from leasing.rowstore import RowStore, grant_of
+from leasing.runtime.aio import Steps
 from leasing.store import Grant, Renewal, Renewals
-from leasing.terms import Terms
+from leasing.stores.rows import RowStore, grant_of
+from leasing.validation.terms import Terms
 
 Result = TypeVar("Result")
 

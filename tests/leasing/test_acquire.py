@@ -10,7 +10,7 @@ import pytest
 from django.test import override_settings
 
 from leasing import querysets
-from leasing.dialects import lock as lock_rows
+from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import InvalidTTL, LeaseHeld
 from leasing.models import Lease, LeaseEvent
 from tests.factories import LeaseFactory

@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models import Exists, Min, Subquery
 from django.test.utils import CaptureQueriesContext
 
-from leasing.asking import ask
+from leasing.db.questions import ask
 from leasing.functions import DbNow, database_now, remaining
 from leasing.models import Lease
 

@@ -18,13 +18,13 @@ from django.http import HttpRequest, JsonResponse
 from django.test import RequestFactory
 
 from leasing import leased
-from leasing.aio import Undoable, adrive, in_thread
-from leasing.bell import bell
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.hold import Hold
-from leasing.memory import PLACE, memory
 from leasing.models import Lease
+from leasing.notifier import bell
+from leasing.runtime.aio import Undoable, adrive, in_thread
 from leasing.store import Grant
+from leasing.stores.memory import PLACE, memory
 from leasing.testing import assert_free, assert_held, assert_lost, in_memory
 from tests.processes import wait_for
 

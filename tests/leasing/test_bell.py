@@ -16,13 +16,13 @@ import pytest
 from django.db import connection
 from django.test import override_settings
 
-from leasing import clock
-from leasing.bell import Bell, bell
-from leasing.bell import waiting as waiting_for
+from leasing.db.notifications import CHANNEL, notifications_arrive
 from leasing.functions import after, database_now
 from leasing.manual import manual_keeper
 from leasing.models import Lease
-from leasing.notifications import CHANNEL, notifications_arrive
+from leasing.notifier import Bell, bell
+from leasing.notifier import waiting as waiting_for
+from leasing.runtime import clock
 from leasing.waiting import LONGEST, Waiter
 from tests.conftest import Spawn
 from tests.leasing.locks import someone_waits
@@ -36,8 +36,8 @@ on_postgresql = pytest.mark.usefixtures("on_postgresql")
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Looks often whether anybody still waits, and leaves nobody listening."""
-    monkeypatch.setattr("leasing.bell.TICK", 0.05)
-    monkeypatch.setattr("leasing.notifications.PATIENCE", 0.05)
+    monkeypatch.setattr("leasing.notifier.TICK", 0.05)
+    monkeypatch.setattr("leasing.db.notifications.PATIENCE", 0.05)
     yield
     own = bell("default")
     if own._thread is not None:
@@ -58,7 +58,7 @@ class FakeWaiter(Waiter):
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Bell:
     """A bell that hears of nothing but ``ring``."""
-    monkeypatch.setattr("leasing.bell.can_listen", lambda using: False)
+    monkeypatch.setattr("leasing.notifier.can_listen", lambda using: False)
     return Bell("default")
 
 
@@ -100,7 +100,7 @@ def test_nothing_is_kept_of_those_who_left(silent: Bell) -> None:
 @pytest.fixture
 def behind(monkeypatch: pytest.MonkeyPatch, silent: Bell) -> FakeWaiter:
     """Somebody who waits behind the next one."""
-    monkeypatch.setattr("leasing.bell.bell", lambda using: silent)
+    monkeypatch.setattr("leasing.notifier.bell", lambda using: silent)
     return FakeWaiter()
 
 
@@ -295,10 +295,10 @@ def test_a_connection_that_cannot_be_made_is_tried_again(
 @transactional
 @on_postgresql
 def test_the_check_knows_whether_notifications_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasing.notifications.PATIENCE", PATIENCE)
+    monkeypatch.setattr("leasing.db.notifications.PATIENCE", PATIENCE)
     assert notifications_arrive("default")
 
-    monkeypatch.setattr("leasing.notifications.PATIENCE", 0.05)
+    monkeypatch.setattr("leasing.db.notifications.PATIENCE", 0.05)
     monkeypatch.setattr(psycopg.Connection, "notifies", lambda *args, **options: iter([]))
     assert not notifications_arrive("default")
 
@@ -327,7 +327,7 @@ def test_the_check_does_not_believe_what_it_has_sent_itself(
 def test_behind_a_pooler_nobody_goes_on_listening_and_that_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("leasing.bell.ARRIVAL", 0.1)
+    monkeypatch.setattr("leasing.notifier.ARRIVAL", 0.1)
     notifies = psycopg.Connection.notifies
     monkeypatch.setattr(psycopg.Connection, "notifies", a_poolers(notifies))
     own, waiter = Bell("default"), FakeWaiter()
@@ -340,7 +340,7 @@ def test_behind_a_pooler_nobody_goes_on_listening_and_that_is_told_once(
     assert caplog.text.count("PostgreSQL's notifications do not arrive") == 1
 
     monkeypatch.setattr(psycopg.Connection, "notifies", notifies)
-    monkeypatch.setattr("leasing.bell.ARRIVAL", PATIENCE)
+    monkeypatch.setattr("leasing.notifier.ARRIVAL", PATIENCE)
     heard: list[str] = []
     monkeypatch.setattr(own, "ring", heard.append)
     own.add("crane:1", waiter)
@@ -365,7 +365,7 @@ def test_a_way_around_the_pooler_is_taken_to_listen(monkeypatch: pytest.MonkeyPa
     around = psycopg.conninfo.make_conninfo(**address(), application_name="around")
     with override_settings(LEASING={"LISTEN_URL": around}):
         with monkeypatch.context() as patch:
-            patch.setattr("leasing.notifications.PATIENCE", PATIENCE)
+            patch.setattr("leasing.db.notifications.PATIENCE", PATIENCE)
             assert notifications_arrive("default")
         own.add("crane:1", waiter)
         wait_for(lambda: listeners("around"))

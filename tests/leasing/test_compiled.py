@@ -12,12 +12,13 @@ from django.db.models.signals import post_init
 from django.db.models.sql.compiler import SQLCompiler
 from django.test.utils import CaptureQueriesContext
 
-from leasing import compiled, postgres
+from leasing.db import postgres
+from leasing.db import statements as compiled
 from leasing.exceptions import LeaseHeld
 from leasing.manual import manual_keeper
 from leasing.models import Lease
 from leasing.querysets import LeasableQuerySet
-from leasing.terms import Terms
+from leasing.validation.terms import Terms
 from tests.leasing.support import events, expire, stored
 from tests.shop.models import Order
 

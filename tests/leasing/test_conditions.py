@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from leasing import querysets
-from leasing.dialects import lock as lock_rows
+from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.models import Lease
 from tests.factories import LeaseFactory

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
-from leasing.dialects import limit_waiting, lock, private_connection, use_private_connection
+from leasing.db.dialects import limit_waiting, lock, private_connection, use_private_connection
 from leasing.models import Lease
 from tests.factories import LeaseFactory
 from tests.leasing.support import OtherSession

@@ -9,7 +9,6 @@ import pytest
 from django.db import connection
 from django.db.models import F
 
-from leasing.clock import clock
 from leasing.functions import (
     DbMicroseconds,
     DbNow,
@@ -19,6 +18,7 @@ from leasing.functions import (
     remaining,
 )
 from leasing.models import Lease
+from leasing.runtime.clock import clock
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.processes import wait_for

@@ -10,7 +10,7 @@ from leasing.exceptions import InvalidResource, InvalidTTL, LeaseHeld, LeaseLost
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.models import Lease, LeaseEvent
-from leasing.rowstore import RowStore
+from leasing.stores.rows import RowStore
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import Sent
 from tests.leasing.support import FakeClock, events, expire, row_hold, stored, usurp

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from leasing.dialects import lock
+from leasing.db.dialects import lock
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import after
 from leasing.models import Lease

@@ -16,8 +16,8 @@ from leasing import keeper as keeper_module
 from leasing.hold import Hold
 from leasing.keeper import Keeper, keeper
 from leasing.models import Lease
+from leasing.runtime.callbacks import MOST, Teller
 from leasing.signals import lost
-from leasing.teller import MOST, Teller
 from tests.leasing.support import (
     PATIENCE,
     FakeClock,

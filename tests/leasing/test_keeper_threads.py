@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from leasing.clock import clock as holder_clock
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold, adopt_together
 from leasing.keeper import LOOK, Alarm, Keeper
+from leasing.runtime.clock import clock as holder_clock
 from tests.leasing.support import (
     OFTEN,
     PATIENCE,

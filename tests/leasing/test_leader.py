@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection, connections, transaction
 
-from leasing import Leader, bell
+from leasing import Leader, notifier
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseInTransaction, LeaseLost
 from leasing.hold import Hold
 from leasing.keeper import keeper
@@ -96,7 +96,7 @@ def events() -> list[str]:
 
 def campaigns() -> bool:
     """Whether somebody in this process waits to lead."""
-    return any(known._waiters.get("scheduler") for known in bell._bells.values())
+    return any(known._waiters.get("scheduler") for known in notifier._bells.values())
 
 
 def lose(term: Hold) -> None:
@@ -459,7 +459,7 @@ class Swallowed:
 def test_a_candidate_who_is_not_answered_ends_when_asked_to_stop(
     leader: Leader, stopping: threading.Event, aside: Aside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasing.aside.LAST_CALL", 0.1)
+    monkeypatch.setattr("leasing.db.side_connection.LAST_CALL", 0.1)
     network = Swallowed(monkeypatch, "_attempt")
     campaign = aside.start(lambda: list(leader.terms(stopping)))
     assert network.reached.wait(PATIENCE)
@@ -479,7 +479,7 @@ def test_a_candidate_who_is_not_answered_campaigns_over_another_connection(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("leasing.aside.patience", lambda: 0.1)
+    monkeypatch.setattr("leasing.db.side_connection.patience", lambda: 0.1)
     network = Swallowed(monkeypatch, "_say_wanted")
     bob = Lease.objects.acquire("scheduler", holder="bob")
     pauses = iter([0.0] * 99)
@@ -500,7 +500,7 @@ def test_a_candidate_who_is_not_answered_campaigns_over_another_connection(
 def test_a_leader_who_is_not_answered_when_it_leaves_leaves(
     leader: Leader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("leasing.aside.patience", lambda: 0.1)
+    monkeypatch.setattr("leasing.db.side_connection.patience", lambda: 0.1)
     network = Swallowed(monkeypatch, "release")
 
     for _ in leader.terms():

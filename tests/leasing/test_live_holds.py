@@ -16,7 +16,7 @@ from leasing.hold import Hold
 from leasing.keeper import Keeper, keeper
 from leasing.models import Lease
 from leasing.querysets import LeasableQuerySet
-from leasing.rowstore import RowStore
+from leasing.stores.rows import RowStore
 from tests.factories import LeaseFactory
 from tests.leasing.support import OFTEN, PATIENCE, OtherSession, events, usurp
 from tests.processes import wait_for

@@ -10,10 +10,10 @@ from typing import Any, TypeGuard
 
 import pytest
 
-from leasing.eventlog import EventLogger, get_logger
 from leasing.exceptions import LeaseLost
 from leasing.logs import LONGEST, JSONFormatter, LineFormatter
 from leasing.models import Lease
+from leasing.runtime.event_logger import EventLogger, get_logger
 from tasks.exceptions import GiveUp
 from tasks.models import Queue, Task
 from tests.factories import LeaseFactory, TaskFactory

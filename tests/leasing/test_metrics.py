@@ -14,14 +14,15 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from prometheus_client import CollectorRegistry, generate_latest
 
-from leasing import instruments, metrics_port, probes, signals
+from leasing import instruments, metrics_port, signals
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.keeper import Keeper
 from leasing.leader import Leader
 from leasing.metrics import VERBS, LeaseMetrics
 from leasing.models import Lease
-from leasing.reasons import Why, why_of
+from leasing.runtime import probes
 from leasing.store import Renewals
+from leasing.stores.reasons import Why, why_of
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, FakeStore, enter, expire, usurp

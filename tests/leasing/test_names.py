@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from leasing import names
 from leasing.exceptions import InvalidResource, InvalidTTL
-from leasing.names import check_name, check_ttl, default_holder
+from leasing.validation import names
+from leasing.validation.names import check_name, check_ttl, default_holder
 
 
 @pytest.mark.parametrize("ttl", ["30", None.__class__, True, False, b"3", [], complex(1, 1)])

@@ -14,8 +14,6 @@ from asgiref.sync import async_to_sync
 from django.db import OperationalError, transaction
 
 from leasing import once
-from leasing.aio import drive, in_thread
-from leasing.bell import bell
 from leasing.exceptions import (
     InvalidResource,
     InvalidTTL,
@@ -28,7 +26,9 @@ from leasing.exceptions import (
 from leasing.keeper import keeper
 from leasing.manual import ManualKeeper, manual_keeper
 from leasing.models import LeaseEvent, OnceKey
+from leasing.notifier import bell
 from leasing.oncekeys import OnceQuerySet
+from leasing.runtime.aio import drive, in_thread
 from tests.leasing.conftest import Sent
 from tests.leasing.stopped import Waits
 from tests.leasing.support import PATIENCE

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection, transaction
 
 from leasing import querysets
-from leasing.dialects import lock as lock_rows
+from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import LeaseInTransaction
 from leasing.models import Lease
 from leasing.store import Renewal
@@ -221,7 +221,7 @@ def test_where_messages_hold_one_statement_a_batch_is_a_transaction(
 ) -> None:
     if form == "portable":
         return
-    monkeypatch.setattr("leasing.postgres._takes_several_statements", lambda connection: False)
+    monkeypatch.setattr("leasing.db.postgres._takes_several_statements", lambda connection: False)
     lease = LeaseFactory()
 
     with django_assert_num_queries(4) as captured:

@@ -1,4 +1,4 @@
-"""What happens to leases is signalled, and logged by the receivers of ``leasing.log``."""
+"""What happens to leases is signalled, and logged by the receivers of ``leasing.event_lines``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from leasing import log, signals
+from leasing import event_lines, signals
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.keeper import Keeper
 from leasing.models import Lease
@@ -200,7 +200,7 @@ def test_a_revocation_without_name_and_reason_says_so(
 
 
 def test_connecting_again_does_not_log_twice(caplog: pytest.LogCaptureFixture) -> None:
-    log.connect()
+    event_lines.connect()
 
     with caplog.at_level(logging.INFO, "leasing"):
         LeaseFactory(resource="crane:1", holder="ann")

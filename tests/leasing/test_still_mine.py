@@ -12,13 +12,13 @@ import pytest
 from django.db import Error, connection, transaction
 from django.test import override_settings
 
-from leasing import rowstore
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import after
 from leasing.hold import Hold
 from leasing.keeper import Keeper, keeper
 from leasing.manual import ManualKeeper
 from leasing.models import Lease
+from leasing.stores import rows
 from tests.leasing.conftest import Sent
 from tests.leasing.locks import someone_waits
 from tests.leasing.support import (
@@ -227,7 +227,7 @@ def test_a_real_deadline_passes_inside_the_block_and_nobody_gets_in(
 def test_a_holder_that_falls_silent_inside_the_block_keeps_nobody_waiting(
     other_session: OtherSession, manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rowstore, "SILENCE", 0.01)
+    monkeypatch.setattr(rows, "SILENCE", 0.01)
     with kept_by(manual_keeper, ttl=30) as hold:
         # The block is to be open by then.
         Lease.objects.update(expires_at=after(timedelta(seconds=2)))

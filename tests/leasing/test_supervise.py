@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from django.test import override_settings
 
-from leasing import clock as clocks
 from leasing import deadman, supervise
 from leasing.hold import Hold
 from leasing.keeper import Keeper
+from leasing.runtime import clock as clocks
 from leasing.supervise import KILLED, LAST_WORDS, Child, Oversight, Run, notice_of, run_under
 from tests.leasing.support import PATIENCE, FakeStore, hold_of
 from tests.processes import wait_for

@@ -9,9 +9,9 @@ import pytest
 from django.test import override_settings
 
 from leasing.exceptions import InvalidResource, InvalidTTL
-from leasing.jsonable import MAX_DEPTH, check_json
 from leasing.models import Lease
-from leasing.terms import HIGHEST_PRIORITY, LOWEST_PRIORITY, Terms
+from leasing.validation.json_values import MAX_DEPTH, check_json
+from leasing.validation.terms import HIGHEST_PRIORITY, LOWEST_PRIORITY, Terms
 
 
 def test_terms_have_defaults() -> None:

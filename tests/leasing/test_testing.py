@@ -13,7 +13,7 @@ from asgiref.sync import async_to_sync
 from django.db import connection, transaction
 from django.test import override_settings
 
-from leasing import aio, clock, testing
+from leasing import testing
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseInTransaction, LeaseLost
 from leasing.functions import database_now
@@ -21,7 +21,8 @@ from leasing.hold import Hold, margin
 from leasing.keeper import keeper as process_keeper
 from leasing.manual import ManualKeeper, manual_keeper
 from leasing.models import Lease, LeaseEvent
-from leasing.rowstore import RowStore
+from leasing.runtime import aio, clock
+from leasing.stores.rows import RowStore
 from leasing.testing import (
     assert_free,
     assert_held,

@@ -11,10 +11,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 import leasing.tracing
-from leasing.aio import drive
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.models import Lease
-from leasing.tracepoints import points
+from leasing.runtime.aio import drive
+from leasing.runtime.tracepoints import points
 from tests.tracing import Spans, attributes, current_span, events, is_in
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from leasing.dialects import durable, in_transaction, refuse_transaction
+from leasing.db.dialects import durable, in_transaction, refuse_transaction
 from leasing.exceptions import LeaseInTransaction, LeaseLost
 from leasing.keeper import Keeper
 from leasing.models import Lease

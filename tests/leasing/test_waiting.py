@@ -16,8 +16,7 @@ from asgiref.sync import async_to_sync
 from django.db import connection, connections, transaction
 from django.test import override_settings
 
-from leasing import aio, waiting
-from leasing.bell import Bell, bell
+from leasing import waiting
 from leasing.exceptions import (
     InvalidTTL,
     LeaseHeld,
@@ -29,6 +28,8 @@ from leasing.hold import Hold
 from leasing.manual import ManualKeeper
 from leasing.models import Lease
 from leasing.named import LeaseQuerySet
+from leasing.notifier import Bell, bell
+from leasing.runtime import aio
 from leasing.waiting import FIRST, LONGEST, Waiter, pauses
 from tests.factories import LeaseFactory
 from tests.leasing.stopped import Waits

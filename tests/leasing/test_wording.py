@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from leasing import wording
+from leasing import humanize
 from leasing.templatetags.leasing_ops import breakable, pretty_json
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -28,8 +28,8 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
     ],
 )
 def test_a_span_is_told_in_its_two_greatest_units(seconds: float, words: str) -> None:
-    assert wording.span(seconds) == words
-    assert wording.span(timedelta(seconds=seconds)) == words
+    assert humanize.span(seconds) == words
+    assert humanize.span(timedelta(seconds=seconds)) == words
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_span_is_told_in_its_two_greatest_units(seconds: float, words: str) ->
     [(0.4, "just now"), (3, "3 s ago"), (-0.5, "just now"), (-90, "in 1 min 30 s")],
 )
 def test_a_moment_is_told_by_its_distance(seconds: float, words: str) -> None:
-    assert wording.ago(NOW - timedelta(seconds=seconds), NOW) == words
+    assert humanize.ago(NOW - timedelta(seconds=seconds), NOW) == words
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_a_moment_is_told_by_its_distance(seconds: float, words: str) -> None:
     [(12, "ends in 12 s"), (0.2, "ends in 1 s"), (0, "expired just now"), (-3, "expired 3 s ago")],
 )
 def test_a_deadline_counts_down_and_then_says_since_when(seconds: float, words: str) -> None:
-    assert wording.until(NOW + timedelta(seconds=seconds), NOW, "ends") == words
+    assert humanize.until(NOW + timedelta(seconds=seconds), NOW, "ends") == words
 
 
 def test_a_wait_is_told_as_the_countdown_beside_it_tells_it() -> None:
     for seconds in (0.2, 4.0, 59.5, 61.01):
         ahead = timedelta(seconds=seconds)
-        assert wording.until(NOW + ahead, NOW) == f"in {wording.left(ahead)}"
+        assert humanize.until(NOW + ahead, NOW) == f"in {humanize.left(ahead)}"
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ def test_a_wait_is_told_as_the_countdown_beside_it_tells_it() -> None:
     + [(75, "1 min 15 s")],
 )
 def test_what_took_no_time_is_not_told_as_naught(seconds: float, words: str) -> None:
-    assert wording.brief(timedelta(seconds=seconds)) == words
+    assert humanize.brief(timedelta(seconds=seconds)) == words
 
 
 def test_a_noun_follows_its_number() -> None:
-    assert wording.plural(1, "task") == "1 task"
-    assert wording.plural(1200, "task") == "1,200 tasks"
+    assert humanize.plural(1, "task") == "1 task"
+    assert humanize.plural(1200, "task") == "1,200 tasks"
 
 
 def test_a_long_name_may_be_broken_after_the_signs_that_part_it() -> None:

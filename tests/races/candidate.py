@@ -16,8 +16,8 @@ import django
 django.setup()
 
 from leasing import Leader  # noqa: E402
-from leasing.clock import clock  # noqa: E402
-from leasing.shutdown import on_stop_signal  # noqa: E402
+from leasing.runtime.clock import clock  # noqa: E402
+from leasing.runtime.shutdown import on_stop_signal  # noqa: E402
 
 #: Seconds between two beats.
 PACE = 0.005

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 from django.db import connection
 
-from leasing.clock import clock
 from leasing.functions import database_now
 from leasing.models import Lease
+from leasing.runtime.clock import clock
 from tests.conftest import Spawn
 from tests.plugin import DATABASE
 from tests.postgres import Server, serve

@@ -19,10 +19,10 @@ django.setup()
 from django.db import connections  # noqa: E402
 from django.test import override_settings  # noqa: E402
 
-from leasing.clock import clock  # noqa: E402
 from leasing.exceptions import LeaseLost  # noqa: E402
 from leasing.hold import Hold  # noqa: E402
 from leasing.models import Lease  # noqa: E402
+from leasing.runtime.clock import clock  # noqa: E402
 
 #: Seconds between two writes.
 PACE = 0.01

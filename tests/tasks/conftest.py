@@ -13,8 +13,8 @@ from pytest_django import Settings
 from leasing import signals as lease_signals
 from leasing.hold import Hold
 from leasing.keeper import Keeper
-from leasing.rowstore import RowStore
 from leasing.signals import Logged
+from leasing.stores.rows import RowStore
 from tasks import giving_back, lanes, retry, runner, signals, trails
 from tasks import registry as known_handlers
 from tasks.context import Context

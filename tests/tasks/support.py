@@ -12,9 +12,9 @@ from django.db.models import F
 from django.db.models.functions import Greatest, Least
 
 from leasing.functions import DbNow, after
-from leasing.rowstore import grant_of
 from leasing.store import Grant
-from leasing.terms import Terms
+from leasing.stores.rows import grant_of
+from leasing.validation.terms import Terms
 from tasks.context import Context
 from tasks.models import Task, TaskAttempt, TaskStatus
 from tests.factories import TaskFactory

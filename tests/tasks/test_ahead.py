@@ -11,8 +11,8 @@ import pytest
 from django.db import OperationalError
 from pytest_django import Settings
 
-from leasing.clock import clock
 from leasing.keeper import keeper
+from leasing.runtime.clock import clock
 from tasks import lanes, settling
 from tasks.lanes import Threads
 from tasks.models import Task, TaskAttempt, TaskStatus

@@ -12,9 +12,9 @@ from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
-from leasing.clock import system_clock
-from leasing.dialects import private_connection
+from leasing.db.dialects import private_connection
 from leasing.functions import database_now
+from leasing.runtime.clock import system_clock
 from tasks import bell
 from tasks.bell import CHANNEL, Listener, ringer
 from tasks.models import Task, TaskStatus

@@ -11,8 +11,8 @@ import pytest
 from django.db import connection, transaction
 from pytest_django import Settings
 
-from leasing.clock import clock
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseInTransaction
+from leasing.runtime.clock import clock
 from tasks.exceptions import UnknownQueue
 from tasks.models import Task, TaskStatus
 from tasks.querysets import operator

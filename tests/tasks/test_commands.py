@@ -14,7 +14,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import autoreload
 
-from leasing import shutdown
+from leasing.runtime import shutdown
 from tasks import presence
 from tasks.chaos import Chaos
 from tasks.generator import Generator

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from leasing import dialects
+from leasing.db import dialects
 from leasing.exceptions import LeaseLost
 from tasks import querysets, signals
 from tasks.exceptions import GiveUp
@@ -204,7 +204,7 @@ def test_every_verb_locks_its_row_before_it_judges(
 
     monkeypatch.setattr("leasing.querysets.lock", noting)
     monkeypatch.setattr("tasks.querysets.many.lock", noting)
-    monkeypatch.setattr("leasing.postgres.serves", lambda using: False)
+    monkeypatch.setattr("leasing.db.postgres.serves", lambda using: False)
 
     with just_before_the_update(lambda: locked.append(["update"])):
         VERBS[name](task)

@@ -16,7 +16,7 @@ from pytest_django import Settings
 
 from leasing.answers import FLAPPING_WITHIN, Diagnosis
 from leasing.functions import after
-from leasing.wording import stamp
+from leasing.humanize import stamp
 from tasks.diagnosis import diagnose, look_around
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker
 from tests.factories import TaskFactory, WorkerFactory, claimed

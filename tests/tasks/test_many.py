@@ -10,7 +10,7 @@ import pytest
 from django.db import DataError, OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from leasing import dialects
+from leasing.db import dialects
 from leasing.exceptions import LeaseLost
 from tasks import registry
 from tasks.exceptions import GiveUp, NotSerializable

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leasing.jsonable import MAX_DEPTH
+from leasing.validation.json_values import MAX_DEPTH
 from tasks.exceptions import NotSerializable, TaskError
 from tasks.payload import check_data, check_json, dumped_json, is_same_json
 from tests.tasks.test_enqueue import EVIL, GOOD, lists, nested

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from django.db import InterfaceError, OperationalError, connection, connections, transaction
 
-from leasing.clock import clock as holder_clock
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
 from leasing.hold import Hold
 from leasing.keeper import Keeper
+from leasing.runtime.clock import clock as holder_clock
 from tasks import registry, runner, settling
 from tasks.context import Context
 from tasks.exceptions import GiveUp, UnknownTask

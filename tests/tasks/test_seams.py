@@ -11,8 +11,8 @@ from django.test import Client
 from django.urls import reverse
 from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 
-from leasing.clock import clock
 from leasing.exceptions import LeaseLost
+from leasing.runtime.clock import clock
 from tasks import bell, recovery
 from tasks.context import Context
 from tasks.fakecontext import FakeContext

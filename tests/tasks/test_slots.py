@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from leasing.dialects import lock_names
+from leasing.db.dialects import lock_names
 from tasks.exceptions import GiveUp
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet, slots

@@ -11,9 +11,9 @@ import pytest
 from django.db import DataError, connection
 from django.db.models.signals import post_init
 
-from leasing.clock import clock
 from leasing.exceptions import LeaseInTransaction, LeaseLost
 from leasing.functions import EPOCH
+from leasing.runtime.clock import clock
 from tasks import postgres
 from tasks.exceptions import NotSerializable
 from tasks.models import Queue, Task, TaskStatus

@@ -14,7 +14,7 @@ from django.test import TestCase, TransactionTestCase
 from django.utils import timezone
 from pytest_django import Settings
 
-from leasing.dialects import in_transaction
+from leasing.db.dialects import in_transaction
 from leasing.exceptions import LeaseLost
 from leasing.functions import DbNow
 from leasing.models import Lease

@@ -9,11 +9,11 @@ from django.core.management.base import BaseCommand, CommandError
 
 from leasing import audit
 from leasing.explanation import explain
+from leasing.humanize import ago, plural, stamp, until
 from leasing.models import Lease, LeaseEvent, LeaseState, leasable_models
 from leasing.querysets import LeasableQuerySet
+from leasing.runtime.terminal import as_json, as_table, plain
 from leasing.signs import event_sign
-from leasing.terminal import as_json, as_table, plain
-from leasing.wording import ago, plural, stamp, until
 
 #: Seconds, a day: tokens that are raised stay ahead of the clock until it has come so far.
 FURTHEST = 86_400

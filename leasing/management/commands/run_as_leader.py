@@ -12,10 +12,10 @@ from django.core.management.base import BaseCommand, CommandError
 
 from leasing import metrics_port
 from leasing.deadman import KILLED_BY
-from leasing.eventlog import get_logger
 from leasing.exceptions import LeaseError
 from leasing.leader import Leader
-from leasing.shutdown import on_stop_signal
+from leasing.runtime.event_logger import get_logger
+from leasing.runtime.shutdown import on_stop_signal
 from leasing.supervise import Run, run_under
 
 logger = get_logger("leasing")

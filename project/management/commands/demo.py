@@ -12,7 +12,7 @@ from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
-from leasing.shutdown import on_stop_signal
+from leasing.runtime.shutdown import on_stop_signal
 from project.samples import seed
 from project.supervisor import Supervisor
 from tasks.conf import task_settings

@@ -8,8 +8,8 @@ from django.core.management.base import BaseCommand, CommandError
 
 from leasing import metrics_port
 from leasing.exceptions import InvalidResource, InvalidTTL
-from leasing.names import check_name, check_ttl, default_holder
-from leasing.shutdown import on_stop_signal
+from leasing.runtime.shutdown import on_stop_signal
+from leasing.validation.names import check_name, check_ttl, default_holder
 from tasks.exceptions import UnknownQueue
 from tasks.generator import Generator, start_unless_asked
 from tasks.models import WorkerRole

@@ -8,8 +8,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from leasing import metrics_port
-from leasing.names import default_holder
-from leasing.shutdown import on_stop_signal
+from leasing.runtime.shutdown import on_stop_signal
+from leasing.validation.names import default_holder
 from tasks import recovery, schedules
 from tasks.models import WorkerRole
 from tasks.presence import present_beside

@@ -9,8 +9,8 @@ from django.core.management.base import BaseCommand, CommandError
 
 from leasing import metrics_port
 from leasing.exceptions import InvalidResource, InvalidTTL
-from leasing.names import default_holder
-from leasing.shutdown import on_stop_signal
+from leasing.runtime.shutdown import on_stop_signal
+from leasing.validation.names import default_holder
 from tasks.models import WorkerRole
 from tasks.outbox.relay import Relay
 from tasks.presence import present_beside

@@ -13,8 +13,8 @@ from django.utils import autoreload
 
 from leasing import metrics_port
 from leasing.exceptions import InvalidResource, InvalidTTL
-from leasing.names import check_name, check_ttl
-from leasing.shutdown import on_stop_signal
+from leasing.runtime.shutdown import on_stop_signal
+from leasing.validation.names import check_name, check_ttl
 from tasks.chaos import Chaos
 from tasks.exceptions import UnknownQueue
 from tasks.querysets import check_queue

@@ -14,9 +14,9 @@ from django.utils.timezone import is_naive, make_aware
 from leasing import audit
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
+from leasing.humanize import ago, plural, stamp
 from leasing.masking import masked
-from leasing.terminal import as_json, as_table, plain
-from leasing.wording import ago, plural, stamp
+from leasing.runtime.terminal import as_json, as_table, plain
 from tasks import monitoring
 from tasks.diagnosis import diagnose
 from tasks.exceptions import TaskError

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from leasing.aio import drive
 from leasing.hold import Hold
 from leasing.models import Lease
-from leasing.places import What, place_of
+from leasing.runtime.aio import drive
 from leasing.store import Grant
-from leasing.terms import Terms
+from leasing.subject import What, place_of
 from leasing.testing import events_of, in_memory
+from leasing.validation.terms import Terms
 from tests.shop.models import Order
 
 

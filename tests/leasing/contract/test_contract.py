@@ -11,7 +11,7 @@ from django.test import override_settings
 from leasing.exceptions import InvalidTTL, LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.hold import Hold, margin
 from leasing.manual import ManualKeeper
-from leasing.places import place_of
+from leasing.subject import place_of
 from leasing.testing import (
     assert_free,
     assert_held,

@@ -8,7 +8,7 @@ from pytest_django import Settings
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.models import Lease
-from leasing.rowstore import RowStore, grant_of
+from leasing.stores.rows import RowStore, grant_of
 from tasks.outbox import RELAY
 from tasks.outbox.relay import Relay
 from tasks.outbox.totals import Totals

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from django.db import models
 from django.db.models.expressions import Expression
 
-from leasing import clock
-from leasing.terms import Terms
+from leasing.runtime import clock
+from leasing.validation.terms import Terms
 
 AnyTerms = TypeVar("AnyTerms", bound=Terms)
 

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from leasing.terminal import plain
+from leasing.runtime.terminal import plain
 
 #: Keywords of a logging call that are no fields.
 _OF_LOGGING = ("exc_info", "stack_info")

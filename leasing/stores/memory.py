@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Any
 from django.apps import apps
 from django.db import connections, transaction
 
-from leasing import clock as clocks
 from leasing import signals
-from leasing.aio import Steps, Undoable
-from leasing.bell import bell, taking
 from leasing.conf import leasing_settings
-from leasing.dialects import refuse_transaction
+from leasing.db.dialects import refuse_transaction
 from leasing.exceptions import LeaseHeld, LeaseLost
-from leasing.rowstore import grant_of
+from leasing.notifier import bell, taking
+from leasing.runtime import clock as clocks
+from leasing.runtime.aio import Steps, Undoable
 from leasing.store import Grant, Renewals
-from leasing.terms import Terms
+from leasing.stores.rows import grant_of
+from leasing.validation.terms import Terms
 
 if TYPE_CHECKING:
     from leasing.models import LeaseEvent

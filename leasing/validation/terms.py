@@ -8,8 +8,8 @@ from typing import Any
 
 from leasing.conf import leasing_settings
 from leasing.exceptions import InvalidTTL
-from leasing.jsonable import check_json
-from leasing.names import check_duration, check_name, check_ttl, default_holder
+from leasing.validation.json_values import check_json
+from leasing.validation.names import check_duration, check_name, check_ttl, default_holder
 
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -32768, 32767
 

@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 from django.apps import apps
 
-from leasing.aio import drive
 from leasing.conf import leasing_settings
 from leasing.hold import Hold
-from leasing.memory import Key, MemoryStore, key_of, memory
 from leasing.models import Leasable, Lease, LeaseEvent
 from leasing.querysets import LeasableQuerySet, LeaseState
-from leasing.rowstore import RowStore
-from leasing.terms import Terms
+from leasing.runtime.aio import drive
+from leasing.stores.memory import Key, MemoryStore, key_of, memory
+from leasing.stores.rows import RowStore
+from leasing.validation.terms import Terms
 
 #: A hold, a row that can be leased, or the name of a resource.
 What = Hold | Leasable | str

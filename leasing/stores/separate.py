@@ -15,13 +15,13 @@ from typing import Any
 
 from django.db import connections
 
-from leasing.aio import Steps
-from leasing.aside import Aside, moved
-from leasing.dialects import after_commit, in_transaction
-from leasing.eventlog import get_logger
+from leasing.db.dialects import after_commit, in_transaction
+from leasing.db.side_connection import Aside, moved
 from leasing.exceptions import LeaseInTransaction, LeaseLost
-from leasing.rowstore import RowStore
+from leasing.runtime.aio import Steps
+from leasing.runtime.event_logger import get_logger
 from leasing.store import Grant, Renewals
+from leasing.stores.rows import RowStore
 
 logger = get_logger("leasing")
 

@@ -22,12 +22,12 @@ from django.db.models import F, Func, QuerySet, UUIDField, sql
 from django.db.models.expressions import RawSQL
 from django.db.models.lookups import Exact
 
-from leasing.compiled import Marker, Statement, columns_of, kept, shape_of, values_of
-from leasing.dialects import durable, limit_waiting, waiting_limit
+from leasing.db.dialects import durable, limit_waiting, waiting_limit
+from leasing.db.notifications import CHANNEL
+from leasing.db.row_reader import Reader, reader, reader_after
+from leasing.db.statements import Marker, Statement, columns_of, kept, shape_of, values_of
 from leasing.functions import DbNow
-from leasing.notifications import CHANNEL
-from leasing.rowreader import Reader, reader, reader_after
-from leasing.terms import Terms
+from leasing.validation.terms import Terms
 
 if TYPE_CHECKING:
     from leasing.querysets import LeasableQuerySet

@@ -19,9 +19,9 @@ from typing import Any, Self, TypeVar
 
 from django.db import Error, OperationalError, connections
 
-from leasing.aio import Steps, Undoable
-from leasing.clock import system_clock
-from leasing.dialects import patience, use_private_connection
+from leasing.db.dialects import patience, use_private_connection
+from leasing.runtime.aio import Steps, Undoable
+from leasing.runtime.clock import system_clock
 
 Result = TypeVar("Result")
 

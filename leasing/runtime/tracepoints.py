@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from leasing.aio import Steps
     from leasing.hold import Hold
+    from leasing.runtime.aio import Steps
 
 Result = TypeVar("Result")
 

@@ -12,7 +12,7 @@ from typing import Any
 from django.db import connections, models
 from django.db.models import sql
 
-from leasing.compiled import kept
+from leasing.db.statements import kept
 
 
 def ask(

@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from leasing.clock import clock
-from leasing.eventlog import get_logger
+from leasing.runtime.clock import clock
+from leasing.runtime.event_logger import get_logger
 
 logger = get_logger("leasing")
 

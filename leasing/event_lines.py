@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from leasing import signals
-from leasing.eventlog import get_logger
+from leasing.runtime.event_logger import get_logger
 
 logger = get_logger("leasing")
 

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from leasing import clock, probes
-from leasing.aio import Steps, Undoable
 from leasing.conf import leasing_settings
-from leasing.eventlog import get_logger
+from leasing.db.notifications import CHANNEL, Notes, can_listen, listening, notify_trial
 from leasing.exceptions import LeaseHeld, LeaseTimeout
-from leasing.names import check_duration
-from leasing.notifications import CHANNEL, Notes, can_listen, listening, notify_trial
+from leasing.runtime import clock, probes
+from leasing.runtime.aio import Steps, Undoable
+from leasing.runtime.event_logger import get_logger
+from leasing.validation.names import check_duration
 from leasing.waiting import Waiter
 
 logger = get_logger("leasing")

@@ -14,7 +14,7 @@ from django.db.models.base import ModelState
 from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import post_init, pre_init
 
-from leasing.compiled import PLAIN, Marker
+from leasing.db.statements import PLAIN, Marker
 
 _AWARE = "timestamp with time zone"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from django.db import connections
 
-from leasing.eventlog import get_logger
+from leasing.runtime.event_logger import get_logger
 
 logger = get_logger("leasing.keeper")
 

@@ -13,7 +13,7 @@ from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing import signals
-from leasing.dialects import (
+from leasing.db.dialects import (
     hang_up,
     in_transaction,
     limit_silence,

@@ -14,9 +14,9 @@ from typing import Any, Self
 
 from django.db import connections
 
-from leasing import clock
 from leasing.conf import leasing_settings
-from leasing.dialects import private_connection
+from leasing.db.dialects import private_connection
+from leasing.runtime import clock
 
 #: The channel of releases.
 CHANNEL = "leasing_released"

@@ -1,0 +1,1 @@
+"""How the database is spoken to: dialects, one-statement forms, notifications, connections."""

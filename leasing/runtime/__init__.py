@@ -1,0 +1,1 @@
+"""The ground floor: clocks, threads, loggers, hooks. Nothing here knows a row."""

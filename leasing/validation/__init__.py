@@ -1,0 +1,1 @@
+"""Names, durations and JSON from outside, checked before use."""
