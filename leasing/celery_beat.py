@@ -43,9 +43,9 @@ from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
 
 if TYPE_CHECKING:
-    from leasing.beats import BeatEntry
     from leasing.hold import Hold
     from leasing.leader import Leader
+    from leasing.querysets.beats import BeatEntry
 
 logger = get_logger("leasing.celery")
 

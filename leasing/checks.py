@@ -162,7 +162,7 @@ def check_leasable_models(
 ) -> list[CheckMessage]:
     """Every leasable model has the constraints and a queryset with the verbs."""
     from leasing.models import leasable_models
-    from leasing.querysets import LeasableQuerySet
+    from leasing.querysets.leasable import LeasableQuerySet
 
     messages: list[CheckMessage] = []
     for model in leasable_models():
@@ -181,7 +181,7 @@ def check_leasable_models(
             messages.append(
                 Error(
                     f"The default manager of {model._meta.label} has no lease verbs.",
-                    hint="Derive its queryset from leasing.querysets.LeasableQuerySet.",
+                    hint="Derive its queryset from leasing.querysets.leasable.LeasableQuerySet.",
                     obj=model,
                     id="leasing.E010",
                 )

@@ -28,7 +28,7 @@ from leasing.decorators import arguments_of, refuse_generators
 from leasing.exceptions import InvalidTTL, LeaseLost
 from leasing.hold import Hold
 from leasing.models import OnceKey
-from leasing.oncekeys import OnceTerms
+from leasing.querysets.once import OnceTerms
 from leasing.runtime.aio import adrive, drive, in_thread
 from leasing.stores.rows import RowStore, grant_of
 from leasing.validation.json_values import check_json

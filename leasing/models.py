@@ -10,15 +10,15 @@ from django.apps import apps
 from django.db import models, transaction
 from django.db.models import F, Q
 
-from leasing.beats import BeatEntry
 from leasing.conf import leasing_settings
 from leasing.db.dialects import lock
 from leasing.functions import EPOCH, DbNow, after
-from leasing.history import LeaseEventQuerySet
 from leasing.hold import Hold
-from leasing.named import LeaseQuerySet
-from leasing.oncekeys import OnceQuerySet
-from leasing.querysets import GRANTED_FIELDS, LEASE_FIELDS, LeasableQuerySet, LeaseState
+from leasing.querysets.beats import BeatEntry
+from leasing.querysets.events import LeaseEventQuerySet
+from leasing.querysets.leasable import GRANTED_FIELDS, LEASE_FIELDS, LeasableQuerySet, LeaseState
+from leasing.querysets.lease import LeaseQuerySet
+from leasing.querysets.once import OnceQuerySet
 from leasing.store import Renewal
 
 

@@ -2,7 +2,7 @@
 
     lease      held by nobody for so long, and its grace is over too
     once key   its window and its lease were over for so long
-    event      of a term that was over for so long: see ``leasing.history``
+    event      of a term that was over for so long: see ``leasing.querysets.events``
     audit      entries older than LEASING["AUDIT_RETENTION"], by themselves
 
 Whoever asks for a deleted name again gets a row made anew, whose tokens begin at the database's

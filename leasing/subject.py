@@ -11,7 +11,7 @@ from django.apps import apps
 from leasing.conf import leasing_settings
 from leasing.hold import Hold
 from leasing.models import Leasable, Lease, LeaseEvent
-from leasing.querysets import LeasableQuerySet, LeaseState
+from leasing.querysets.leasable import LeasableQuerySet, LeaseState
 from leasing.runtime.aio import drive
 from leasing.stores.memory import Key, MemoryStore, key_of, memory
 from leasing.stores.rows import RowStore

@@ -12,7 +12,7 @@ from django.db.models import Case, F, Q, Value, When
 
 from leasing.functions import DbNow
 from leasing.models import Leasable
-from leasing.querysets import LEASE_FIELDS
+from leasing.querysets.leasable import LEASE_FIELDS
 from leasing.store import Renewal
 from tasks.constraints import UniqueWhereSet
 from tasks.declarations import LONGEST_NAME

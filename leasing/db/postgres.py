@@ -30,7 +30,7 @@ from leasing.functions import DbNow
 from leasing.validation.terms import Terms
 
 if TYPE_CHECKING:
-    from leasing.querysets import LeasableQuerySet
+    from leasing.querysets.leasable import LeasableQuerySet
 
 #: A granted row, and what happened to it.
 Granted = tuple[Any, str]

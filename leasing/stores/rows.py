@@ -27,7 +27,7 @@ from leasing.store import Grant, Renewals
 
 if TYPE_CHECKING:
     from leasing.models import Leasable
-    from leasing.querysets import LeasableQuerySet
+    from leasing.querysets.leasable import LeasableQuerySet
 
 #: For how many times its ttl a holder may say nothing to the server within its proof. Its term is
 #: over by then, but successors wait for its lock: it may have been stopped.

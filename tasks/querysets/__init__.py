@@ -20,7 +20,8 @@ What each verb demands of the row, beside its key:
                     it beyond its window
 
 Holder verbs but heartbeat need no clock: while the grant is the row's and the row is running,
-nobody else has had the task. Rows are locked first and updated second (see ``leasing.querysets``).
+nobody else has had the task. Rows are locked first and updated second (see
+``leasing.querysets.leasable``).
 """
 
 from __future__ import annotations

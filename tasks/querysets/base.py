@@ -17,7 +17,7 @@ from django.dispatch import Signal
 from leasing.db.dialects import after_commit
 from leasing.functions import DbNow, after
 from leasing.humanize import span
-from leasing.querysets import LeasableQuerySet
+from leasing.querysets.leasable import LeasableQuerySet
 from leasing.stores.reasons import Reason, Why
 from tasks import signals
 from tasks.conf import task_settings

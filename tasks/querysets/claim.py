@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 from django.db.models import F
 from django.db.models.functions import Coalesce
 
-from leasing.claim import Claim
 from leasing.db.dialects import durable
 from leasing.functions import DbNow
+from leasing.querysets.claim import Claim
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
 from tasks import postgres, signals

@@ -24,7 +24,7 @@ from django.db import IntegrityError, models, transaction
 from django.db.models import Case, Value, When
 
 from leasing.db.dialects import lock, lock_names
-from leasing.querysets import pause_shortly
+from leasing.querysets.leasable import pause_shortly
 from tasks.querysets.operator import Operating
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from leasing import querysets
 from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import InvalidTTL, LeaseHeld
 from leasing.models import Lease, LeaseEvent
+from leasing.querysets import leasable
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import events, just_before_the_update, stored, usurp
@@ -141,7 +141,7 @@ def test_only_the_row_that_can_be_acquired_is_locked(monkeypatch: pytest.MonkeyP
         locked.extend(rows.values_list("pk", flat=True))
         return rows
 
-    monkeypatch.setattr(querysets, "lock", lock)
+    monkeypatch.setattr(leasable, "lock", lock)
     with pytest.raises(LeaseHeld):
         Lease.objects.acquire("crane:1")
 
@@ -216,7 +216,7 @@ def test_a_row_that_someone_else_is_about_to_take_is_refused_after_three_tries(
         tries.append(how)
         return rows.none()
 
-    monkeypatch.setattr(querysets, "lock", lock)
+    monkeypatch.setattr(leasable, "lock", lock)
     with pytest.raises(LeaseHeld, match=r"^crane:1 is being acquired by someone else\.$"):
         Lease.objects.acquire("crane:1")
 
@@ -231,11 +231,11 @@ def test_a_row_deleted_at_the_wrong_moment_is_made_again(
     lock = lock_rows
 
     def lock_once_deleted(rows: Any, **how: Any) -> Any:
-        monkeypatch.setattr(querysets, "lock", lock)
+        monkeypatch.setattr(leasable, "lock", lock)
         Lease.objects.all().delete()
         return lock(rows, **how)
 
-    monkeypatch.setattr(querysets, "lock", lock_once_deleted)
+    monkeypatch.setattr(leasable, "lock", lock_once_deleted)
 
     assert Lease.objects.acquire("crane:1").grants == 1
 

@@ -20,8 +20,8 @@ from leasing.exceptions import (
 from leasing.hold import Hold
 from leasing.manual import ManualKeeper
 from leasing.models import Lease, LeaseEvent
-from leasing.named import LeaseQuerySet
-from leasing.querysets import TRIES
+from leasing.querysets.leasable import TRIES
+from leasing.querysets.lease import LeaseQuerySet
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import Sent
 from tests.leasing.support import PATIENCE, OtherSession, events, usurp

@@ -14,7 +14,7 @@ from pytest_django import Settings
 from leasing.api import LeaseOut
 from leasing.functions import after
 from leasing.models import Leasable, Lease, LeaseEvent, leasable_models
-from leasing.named import LeaseQuerySet
+from leasing.querysets.lease import LeaseQuerySet
 from tasks.models import Task
 from tests.api_calls import call
 from tests.factories import LeaseFactory

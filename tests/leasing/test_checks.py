@@ -14,7 +14,7 @@ from django.test.utils import isolate_apps
 from leasing import checks
 from leasing.conf import leasing_settings
 from leasing.models import Leasable, Lease
-from leasing.querysets import LeasableQuerySet
+from leasing.querysets.leasable import LeasableQuerySet
 
 
 def problems(**leasing: Any) -> list[str | None]:

@@ -24,7 +24,7 @@ from leasing.exceptions import (
 from leasing.hold import Hold, adopt_together
 from leasing.manual import ManualKeeper
 from leasing.models import Lease, LeaseEvent
-from leasing.querysets import LeasableQuerySet
+from leasing.querysets.leasable import LeasableQuerySet
 from tests.leasing.conftest import Sent
 from tests.leasing.stopped import Waits
 from tests.leasing.support import (
@@ -432,7 +432,7 @@ def test_a_row_lost_before_the_body_begins_cancels_it(monkeypatch: pytest.Monkey
 
     async def story() -> None:
         claimed = await Order.objects.aclaim(1)
-        monkeypatch.setattr("leasing.claim.adopt_together", adopt_and_lose)
+        monkeypatch.setattr("leasing.querysets.claim.adopt_together", adopt_and_lose)
         async with claimed:
             await asyncio.Event().wait()
 

@@ -20,9 +20,9 @@ from leasing.functions import database_now
 from leasing.keeper import keeper
 from leasing.management.commands import run_as_leader
 from leasing.models import EventKind, Lease, LeaseEvent
+from leasing.process.supervisor import KILLED, Run
 from leasing.runtime.terminal import plain
 from leasing.signs import EVENT_SIGNS
-from leasing.supervise import KILLED, Run
 from tests.conftest import Spawn
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock

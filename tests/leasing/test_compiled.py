@@ -17,7 +17,7 @@ from leasing.db import statements as compiled
 from leasing.exceptions import LeaseHeld
 from leasing.manual import manual_keeper
 from leasing.models import Lease
-from leasing.querysets import LeasableQuerySet
+from leasing.querysets.leasable import LeasableQuerySet
 from leasing.validation.terms import Terms
 from tests.leasing.support import events, expire, stored
 from tests.shop.models import Order

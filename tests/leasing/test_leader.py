@@ -23,7 +23,7 @@ from leasing.hold import Hold
 from leasing.keeper import keeper
 from leasing.leader import Incumbent
 from leasing.models import Lease
-from leasing.named import LeaseQuerySet
+from leasing.querysets.lease import LeaseQuerySet
 from leasing.testing import (
     assert_free,
     assert_held,

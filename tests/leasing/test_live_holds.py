@@ -15,7 +15,7 @@ from leasing.functions import database_now
 from leasing.hold import Hold
 from leasing.keeper import Keeper, keeper
 from leasing.models import Lease
-from leasing.querysets import LeasableQuerySet
+from leasing.querysets.leasable import LeasableQuerySet
 from leasing.stores.rows import RowStore
 from tests.factories import LeaseFactory
 from tests.leasing.support import OFTEN, PATIENCE, OtherSession, events, usurp

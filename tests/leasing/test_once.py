@@ -27,7 +27,7 @@ from leasing.keeper import keeper
 from leasing.manual import ManualKeeper, manual_keeper
 from leasing.models import LeaseEvent, OnceKey
 from leasing.notifier import bell
-from leasing.oncekeys import OnceQuerySet
+from leasing.querysets.once import OnceQuerySet
 from leasing.runtime.aio import drive, in_thread
 from tests.leasing.conftest import Sent
 from tests.leasing.stopped import Waits

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from leasing import querysets
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
 from leasing.models import AuditEntry, Lease, LeaseEvent
+from leasing.querysets import leasable
 from tasks.models import Task
 from tests.factories import LeaseFactory, TaskFactory
 
@@ -28,7 +28,7 @@ def floor() -> int:
 def test_tokens_of_leases_rise_above_the_clock_as_it_will_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(querysets, "RAISED_TOGETHER", 2)
+    monkeypatch.setattr(leasable, "RAISED_TOGETHER", 2)
     for state in STATES:
         LeaseFactory(resource=f"crane:{state}", state=state)
     before = floor()
@@ -72,7 +72,7 @@ def test_who_was_granted_one_meanwhile_keeps_the_token_that_they_know(
 ) -> None:
     LeaseFactory(resource="crane:1", state="released")
     granted = Lease.objects.get().fencing_token + 1
-    grantable = querysets.LeasableQuerySet.grantable
+    grantable = leasable.LeasableQuerySet.grantable
     looks: list[int] = []
 
     def acquired_between(rows: Any) -> Any:
@@ -81,7 +81,7 @@ def test_who_was_granted_one_meanwhile_keeps_the_token_that_they_know(
             Lease.objects.update(released_at=None, fencing_token=granted)
         return grantable(rows)
 
-    monkeypatch.setattr(querysets.LeasableQuerySet, "grantable", acquired_between)
+    monkeypatch.setattr(leasable.LeasableQuerySet, "grantable", acquired_between)
 
     assert Lease.objects.raise_tokens(HOUR) == 0
 

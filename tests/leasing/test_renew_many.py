@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from leasing import querysets
 from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import LeaseInTransaction
 from leasing.models import Lease
+from leasing.querysets import leasable
 from leasing.store import Renewal
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock
@@ -93,7 +93,7 @@ def test_rows_that_are_locked_elsewhere_are_in_neither_and_stay_as_they_are(
         assert how == {"skip_locked": True}
         return rows.exclude(pk=busy.pk)
 
-    monkeypatch.setattr(querysets, "lock", lock)
+    monkeypatch.setattr(leasable, "lock", lock)
     answer = Lease.objects.renew_many(grants(fine, busy))
 
     assert (set(answer.renewed), answer.lost) == ({fine.pk}, {})
@@ -106,7 +106,7 @@ def test_a_row_that_is_locked_elsewhere_but_over_is_lost(
 ) -> None:
     lease = LeaseFactory()
     usurp(lease)
-    monkeypatch.setattr(querysets, "lock", lambda rows, **how: rows.none())
+    monkeypatch.setattr(leasable, "lock", lambda rows, **how: rows.none())
 
     assert set(Lease.objects.renew_many(grants(lease)).lost) == {lease.pk}
 
@@ -125,7 +125,7 @@ def test_only_our_own_rows_are_locked_in_the_order_of_their_keys(
         locked.extend(rows.values_list("pk", flat=True))
         return lock_rows(rows, **how)
 
-    monkeypatch.setattr(querysets, "lock", lock)
+    monkeypatch.setattr(leasable, "lock", lock)
     Lease.objects.renew_many(mine)
 
     assert locked == [first.pk, last.pk]
@@ -177,7 +177,7 @@ def test_no_statement_of_it_runs_longer_than_the_timeout(
     def limit(using: str, seconds: float) -> None:
         limits.append((using, seconds, connection.in_atomic_block))
 
-    monkeypatch.setattr(querysets, "limit_waiting", limit)
+    monkeypatch.setattr(leasable, "limit_waiting", limit)
     Lease.objects.renew_many({}, timeout=2.5)
 
     assert limits == [("default", 2.5, True)]

@@ -11,7 +11,7 @@ from django.core.exceptions import FieldError
 from django.db import DatabaseError, IntegrityError, transaction
 
 from leasing.models import Lease
-from leasing.querysets import LEASE_FIELDS
+from leasing.querysets.leasable import LEASE_FIELDS
 from tests.factories import LeaseFactory
 from tests.leasing.support import far_away, stored, usurp
 

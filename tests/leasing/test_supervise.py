@@ -16,11 +16,19 @@ from pathlib import Path
 import pytest
 from django.test import override_settings
 
-from leasing import deadman, supervise
 from leasing.hold import Hold
 from leasing.keeper import Keeper
+from leasing.process import deadman, supervisor
+from leasing.process.supervisor import (
+    KILLED,
+    LAST_WORDS,
+    Child,
+    Oversight,
+    Run,
+    notice_of,
+    run_under,
+)
 from leasing.runtime import clock as clocks
-from leasing.supervise import KILLED, LAST_WORDS, Child, Oversight, Run, notice_of, run_under
 from tests.leasing.support import PATIENCE, FakeStore, hold_of
 from tests.processes import wait_for
 from tests.test_processes import is_running
@@ -403,7 +411,7 @@ def test_a_command_is_told_its_lease_and_its_token(term: Hold, place: Path) -> N
 def test_a_command_is_asked_to_end_when_its_term_is_lost(
     term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(supervise, "LAST_WORDS", PATIENCE)
+    monkeypatch.setattr(supervisor, "LAST_WORDS", PATIENCE)
     code = "signal.signal(signal.SIGTERM, lambda *a: sys.exit(3))\nsay('up')\nstay()"
     lose = when(place, "up", lambda: term.lose("revoked"))
 
@@ -417,7 +425,7 @@ def test_a_command_is_asked_to_end_when_its_term_is_lost(
 def test_a_deaf_command_is_killed_a_second_after_its_term_was_lost(
     term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervise, "LAST_WORDS", 0.2)
+    monkeypatch.setattr(supervisor, "LAST_WORDS", 0.2)
     lose = when(place, "parent child", lambda: term.lose("revoked"))
 
     run = run_under(term, python(TWO), threading.Event(), 5)
@@ -430,7 +438,7 @@ def test_a_deaf_command_is_killed_a_second_after_its_term_was_lost(
 def test_a_command_is_killed_when_the_trust_in_its_term_ends(
     term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervise, "notice_of", lambda term: 0.0)
+    monkeypatch.setattr(supervisor, "notice_of", lambda term: 0.0)
     term.trusted_until = clocks.clock() + 0.5
 
     run = run_under(term, python(DEAF + "say('up')\nstay()"), threading.Event(), 5)

@@ -27,8 +27,8 @@ from leasing.exceptions import (
 from leasing.hold import Hold
 from leasing.manual import ManualKeeper
 from leasing.models import Lease
-from leasing.named import LeaseQuerySet
 from leasing.notifier import Bell, bell
+from leasing.querysets.lease import LeaseQuerySet
 from leasing.runtime import aio
 from leasing.waiting import FIRST, LONGEST, Waiter, pauses
 from tests.factories import LeaseFactory

@@ -202,7 +202,7 @@ def test_every_verb_locks_its_row_before_it_judges(
         locked.append(sorted(rows.values_list("pk", flat=True)))
         return lock(rows, skip_locked=skip_locked)
 
-    monkeypatch.setattr("leasing.querysets.lock", noting)
+    monkeypatch.setattr("leasing.querysets.leasable.lock", noting)
     monkeypatch.setattr("tasks.querysets.many.lock", noting)
     monkeypatch.setattr("leasing.db.postgres.serves", lambda using: False)
 

@@ -11,7 +11,7 @@ from leasing import audit
 from leasing.explanation import explain
 from leasing.humanize import ago, plural, stamp, until
 from leasing.models import Lease, LeaseEvent, LeaseState, leasable_models
-from leasing.querysets import LeasableQuerySet
+from leasing.querysets.leasable import LeasableQuerySet
 from leasing.runtime.terminal import as_json, as_table, plain
 from leasing.signs import event_sign
 

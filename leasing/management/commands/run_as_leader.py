@@ -11,12 +11,12 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from leasing import metrics_port
-from leasing.deadman import KILLED_BY
 from leasing.exceptions import LeaseError
 from leasing.leader import Leader
+from leasing.process.deadman import KILLED_BY
+from leasing.process.supervisor import Run, run_under
 from leasing.runtime.event_logger import get_logger
 from leasing.runtime.shutdown import on_stop_signal
-from leasing.supervise import Run, run_under
 
 logger = get_logger("leasing")
 

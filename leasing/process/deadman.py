@@ -2,14 +2,14 @@
 
     python -I -S deadman.py FD COMMAND ...
 
-``leasing.supervise`` starts it as the first process of a group, for the command and what that
-starts. When the deadline passes, or its parent is gone, or it fails, it kills the group, itself
-included. So nothing of the command outlives its lease, whether the parent was killed, paused or
-hangs. Were this process killed alone, Linux would kill the command with it.
+``leasing.process.supervisor`` starts it as the first process of a group, for the command and what
+that starts. When the deadline passes, or its parent is gone, or it fails, it kills the group,
+itself included. So nothing of the command outlives its lease, whether the parent was killed,
+paused or hangs. Were this process killed alone, Linux would kill the command with it.
 
-FD is a socket. From it come deadlines, in seconds on the clock of ``leasing.runtime.clock``; the first
-starts the command. Its exit code goes back, once; then this waits to be killed, together with
-what the command has left behind.
+FD is a socket. From it come deadlines, in seconds on the clock of ``leasing.runtime.clock``; the
+first starts the command. Its exit code goes back, once; then this waits to be killed, together
+with what the command has left behind.
 
 It runs as a file, without the package and without Django: it has to start quickly.
 """
@@ -147,7 +147,7 @@ def kill_group() -> NoReturn:
 
 if __name__ == "__main__":
     if os.getpgrp() != os.getpid():
-        sys.exit("This is run by leasing.supervise, as the first process of a group.")
+        sys.exit("This is run by leasing.process.supervisor, as the first process of a group.")
     try:
         Deadman(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]).run()
     except (EOFError, ConnectionError):

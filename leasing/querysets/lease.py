@@ -17,7 +17,6 @@ from django.db.models import DateTimeField, ExpressionWrapper, F, Q
 from django.db.models.functions import Coalesce, Greatest, Least
 
 from leasing import signals
-from leasing.claim import Claim
 from leasing.db import postgres
 from leasing.db.dialects import after_commit, durable, lock, refuse_transaction
 from leasing.db.notifications import announce
@@ -25,7 +24,8 @@ from leasing.exceptions import InvalidResource, LeaseHeld
 from leasing.functions import DbNow, after
 from leasing.hold import Hold
 from leasing.notifier import bell
-from leasing.querysets import TRIES, LeasableQuerySet, LeaseState, pause_shortly, sent_at
+from leasing.querysets.claim import Claim
+from leasing.querysets.leasable import TRIES, LeasableQuerySet, LeaseState, pause_shortly, sent_at
 from leasing.runtime.aio import Steps, Undoable, adrive, drive, in_thread
 from leasing.runtime.clock import clock
 from leasing.validation.names import check_name

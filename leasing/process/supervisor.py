@@ -1,8 +1,8 @@
 """Runs a command for as long as its term lasts, and no longer.
 
-Beside the command runs ``leasing.deadman``, which is told until when the term is trusted, each
-time it is renewed, and kills the command and all that it started when that moment passes. So it
-is also right while this process is paused or hangs, or is gone.
+Beside the command runs ``leasing.process.deadman``, which is told until when the term is trusted,
+each time it is renewed, and kills the command and all that it started when that moment passes. So
+it is also right while this process is paused or hangs, or is gone.
 
 Asked to end (SIGTERM) the command is
 
@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from leasing import deadman
 from leasing.conf import leasing_settings
 from leasing.hold import Hold, margin
+from leasing.process import deadman
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
 

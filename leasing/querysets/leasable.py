@@ -30,7 +30,6 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Greatest, Least
 
 from leasing import signals
-from leasing.claim import Claim
 from leasing.conf import leasing_settings
 from leasing.db import postgres
 from leasing.db.dialects import after_commit, durable, limit_waiting, lock, refuse_transaction
@@ -38,6 +37,7 @@ from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbMicroseconds, DbNow, after, next_token
 from leasing.hold import Hold
 from leasing.notifier import taking, timed
+from leasing.querysets.claim import Claim
 from leasing.runtime import probes
 from leasing.runtime.aio import Steps, Undoable, adrive, drive, in_thread
 from leasing.runtime.clock import clock

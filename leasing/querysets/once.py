@@ -15,7 +15,7 @@ from django.db.models import Q
 
 from leasing.exceptions import LeaseHeld, PayloadMismatch
 from leasing.functions import DbNow, after
-from leasing.querysets import TRIES, LeasableQuerySet, LeaseState, pause_shortly, releasing
+from leasing.querysets.leasable import TRIES, LeasableQuerySet, LeaseState, pause_shortly, releasing
 from leasing.validation.terms import Terms
 
 if TYPE_CHECKING:

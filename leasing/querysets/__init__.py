@@ -1,0 +1,1 @@
+"""Every conditional update of leases: a file for each kind of row."""
