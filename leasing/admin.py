@@ -15,15 +15,15 @@ from django.utils.safestring import SafeString
 from leasing.adminacts import Act, Picked
 from leasing.adminkit import ReadOnlyAdmin
 from leasing.adminlinks import badge, json_of, related, short, site_url
-from leasing.answers import Diagnosis
 from leasing.beat_admin import BeatEntryAdmin
 from leasing.conf import leasing_settings
-from leasing.explanation import explain
-from leasing.forms import ForceReleaseForm
+from leasing.dashboard.forms import ForceReleaseForm
+from leasing.diagnosis.base import Diagnosis
+from leasing.diagnosis.lease import explain
 from leasing.ledger_admin import AuditEntryAdmin, LeaseEventAdmin
 from leasing.models import Lease, LeaseEvent, LeaseState, OnceKey
-from leasing.paging import PAGE_SIZE
-from leasing.signs import Sign, lease_sign
+from leasing.web.badges import Sign, lease_sign
+from leasing.web.paging import PAGE_SIZE
 
 REVOKE = "leasing.revoke_lease"
 

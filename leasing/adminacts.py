@@ -20,8 +20,8 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 
 from leasing import audit
-from leasing.access import READ_ONLY, is_read_only
 from leasing.models import Leasable
+from leasing.web.access import READ_ONLY, is_read_only
 
 if TYPE_CHECKING:
     from leasing.adminkit import ReadOnlyAdmin

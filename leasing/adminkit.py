@@ -20,15 +20,15 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
-from leasing.access import READ_ONLY, is_read_only, why_not
 from leasing.adminlinks import badge, related, site_url
 from leasing.adminlists import BoundedChangeList, CappedPaginator, floor_of
-from leasing.answers import Diagnosis
 from leasing.conf import leasing_settings
+from leasing.diagnosis.base import Diagnosis
 from leasing.humanize import plural
 from leasing.models import AuditEntry
-from leasing.paging import COUNT_CAP
-from leasing.signs import Sign, audit_sign
+from leasing.web.access import READ_ONLY, is_read_only, why_not
+from leasing.web.badges import Sign, audit_sign
+from leasing.web.paging import COUNT_CAP
 
 if TYPE_CHECKING:
     from leasing.adminacts import Act

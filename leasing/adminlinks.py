@@ -13,9 +13,9 @@ from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 
-from leasing.masking import masked
-from leasing.signs import Sign
 from leasing.templatetags.leasing_ops import pretty_json
+from leasing.web.badges import Sign
+from leasing.web.masking import masked
 
 #: How much of a name a list shows.
 SHOWN = 40

@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 from leasing.adminkit import ReadOnlyAdmin
 from leasing.adminlinks import badge, related, short
 from leasing.models import BeatEntry, Lease
-from leasing.signs import beat_sign
+from leasing.web.badges import beat_sign
 
 
 @admin.register(BeatEntry)

@@ -26,8 +26,8 @@ from django.http import HttpRequest
 from ninja.errors import HttpError
 from ninja.utils import check_csrf
 
-from leasing.access import READ_ONLY, is_read_only
 from leasing.conf import leasing_settings
+from leasing.web.access import READ_ONLY, is_read_only
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via")

@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 from leasing.adminkit import ReadOnlyAdmin
 from leasing.adminlinks import badge, json_of, link, short
 from leasing.models import AuditEntry, LeaseEvent
-from leasing.signs import audit_sign, event_sign
+from leasing.web.badges import audit_sign, event_sign
 
 
 @admin.register(LeaseEvent)

@@ -13,8 +13,8 @@ import math
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from leasing.masking import MASK, is_secret
 from leasing.runtime.terminal import plain
+from leasing.web.masking import MASK, is_secret
 
 #: What every record has; what else is on one is a field.
 _OF_RECORDS: Final = frozenset(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from django.urls import path, re_path
 
-from leasing import audit_views, list_views, metrics_views, navigation, views
+from leasing.views import audit, lease, lists, metrics
+from leasing.web import navigation
 
 app_name = "leasing"
 
@@ -21,12 +22,12 @@ navigation.add(
 )
 
 urlpatterns = [
-    path("metrics", metrics_views.metrics, name="metrics"),
-    path("audit/", audit_views.audit_list, name="audit"),
-    re_path(r"^audit\.(?P<form>csv|json)$", audit_views.audit_export, name="export_audit"),
-    path("leases/", list_views.lease_list, name="list"),
-    re_path(r"^leases\.(?P<form>csv|json)$", list_views.lease_export, name="export"),
-    path("leases/<str:lease_id>/events.<str:form>", views.event_export, name="export_events"),
-    path("leases/<str:lease_id>/", views.lease_detail, name="detail"),
-    path("leases/<str:lease_id>/revoke/", views.revoke, name="revoke"),
+    path("metrics", metrics.metrics, name="metrics"),
+    path("audit/", audit.audit_list, name="audit"),
+    re_path(r"^audit\.(?P<form>csv|json)$", audit.audit_export, name="export_audit"),
+    path("leases/", lists.lease_list, name="list"),
+    re_path(r"^leases\.(?P<form>csv|json)$", lists.lease_export, name="export"),
+    path("leases/<str:lease_id>/events.<str:form>", lease.event_export, name="export_events"),
+    path("leases/<str:lease_id>/", lease.lease_detail, name="detail"),
+    path("leases/<str:lease_id>/revoke/", lease.revoke, name="revoke"),
 ]

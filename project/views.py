@@ -8,7 +8,7 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
-from leasing.access import verb
+from leasing.web.access import verb
 from project import faults
 from tasks.models import Task, Worker
 

@@ -16,8 +16,8 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 
-from leasing.access import READ_ONLY, may, page, verb
 from leasing.humanize import plural
+from leasing.web.access import READ_ONLY, may, page, verb
 from tasks import listing, picking
 from tasks.detail_views import detail
 from tasks.verbs import VERBS, Outcome, Verb, outlook, perform

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from leasing.drawing import Drawing, Lane, Mark, Span, draw
 from leasing.humanize import span
-from leasing.signs import Sign
+from leasing.web.badges import Sign
+from leasing.web.timeline_chart import Drawing, Lane, Mark, Span, draw
 from tasks.models import AttemptOutcome, Task
 from tasks.signs import ATTEMPT_SIGNS, STUCK, SUCCEEDED, task_sign
 from tasks.timeline import Span as Stretch

@@ -11,13 +11,13 @@ from django import forms
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 
-from leasing.access import may, page
-from leasing.drawing import Drawing
-from leasing.forms import ForceReleaseForm
+from leasing.dashboard.forms import ForceReleaseForm
 from leasing.functions import database_now
-from leasing.live import answer
-from leasing.masking import masked
-from leasing.paging import InvalidCursor, Page, page_of
+from leasing.web.access import may, page
+from leasing.web.masking import masked
+from leasing.web.paging import InvalidCursor, Page, page_of
+from leasing.web.polling import answer
+from leasing.web.timeline_chart import Drawing
 from tasks import listing
 from tasks.attempt_lanes import drawing_of
 from tasks.diagnosis import diagnose, look_around

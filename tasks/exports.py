@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 
-from leasing.exporting import Column, plain, secret
+from leasing.web.export import Column, plain, secret
 
 VIEW_PAYLOAD: Final = "tasks.view_payload"
 #: What only those see who have that permission.

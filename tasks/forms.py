@@ -7,7 +7,7 @@ from typing import Any
 from django import forms
 from django.utils import timezone
 
-from leasing.forms import REASON_LENGTH, CursorField, ReasonForm, RevokeForm
+from leasing.dashboard.forms import REASON_LENGTH, CursorField, ReasonForm, RevokeForm
 from tasks.conf import task_settings
 from tasks.listing import STATES
 

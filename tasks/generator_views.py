@@ -5,11 +5,11 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
-from leasing.access import may, page, user_name, verb
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
-from leasing.live import answer
 from leasing.models import AuditEntry
+from leasing.web.access import may, page, user_name, verb
+from leasing.web.polling import answer
 from tasks import crew
 from tasks.forms import StartGeneratorForm, StopGeneratorForm
 from tasks.generator import generator_status, start_generator, stop_generator

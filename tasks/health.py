@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from leasing.humanize import plural, span
-from leasing.paging import Capped
+from leasing.web.paging import Capped
 from tasks.queues import QueueLine
 
 #: How grave, in rising order.

@@ -8,12 +8,12 @@ from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
-from leasing.access import is_live, page
 from leasing.conf import leasing_settings
-from leasing.exporting import export
 from leasing.functions import database_now
-from leasing.live import answer
-from leasing.paging import InvalidCursor, Page, chunks_of, glance_at, page_of
+from leasing.web.access import is_live, page
+from leasing.web.export import export
+from leasing.web.paging import InvalidCursor, Page, chunks_of, glance_at, page_of
+from leasing.web.polling import answer
 from tasks import listing
 from tasks.diagnosis import diagnose, look_around
 from tasks.exports import TASKS

@@ -9,9 +9,9 @@ from typing import Any, Final
 from django.db.models import Q
 from django.db.models.functions import Left
 
-from leasing.cursors import NEWEST_FIRST, Order
-from leasing.live import LEASE_READ
-from leasing.paging import Capped, Tallies, capped_count, capped_search
+from leasing.web.cursors import NEWEST_FIRST, Order
+from leasing.web.paging import Capped, Tallies, capped_count, capped_search
+from leasing.web.polling import LEASE_READ
 from tasks.exports import readable
 from tasks.models import Task, TaskStatus
 

@@ -13,12 +13,12 @@ from django.db import connections, transaction
 from django.db.models import Count, Q
 from django.http import HttpRequest
 
-from leasing.access import is_live, may
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow, database_now
-from leasing.kept import SHARED_FOR, Kept
-from leasing.paging import COUNT_CAP, Capped, capped_count
 from leasing.runtime.event_logger import get_logger
+from leasing.web.access import is_live, may
+from leasing.web.cache import SHARED_FOR, Kept
+from leasing.web.paging import COUNT_CAP, Capped, capped_count
 from tasks import crew, listing
 from tasks.charts import series
 from tasks.drawing import trimmed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
 
-from leasing.access import page
-from leasing.live import answer
+from leasing.web.access import page
+from leasing.web.polling import answer
 from tasks import overview as overview_page
 from tasks.forms import OverviewForm
 

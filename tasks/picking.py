@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from django.http import QueryDict
 
-from leasing.paging import Cursor, page_of
+from leasing.web.paging import Cursor, page_of
 from tasks import listing
 from tasks.forms import TaskFilter
 

@@ -9,10 +9,10 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
 from leasing import audit
-from leasing.access import may, page, user_name, verb
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
-from leasing.live import answer
+from leasing.web.access import may, page, user_name, verb
+from leasing.web.polling import answer
 from tasks.exceptions import UnknownQueue
 from tasks.forms import PauseQueueForm, ResumeQueueForm
 from tasks.models import Queue

@@ -11,8 +11,8 @@ from django.db.models import Count, Min, OuterRef, Q, Subquery
 
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow
-from leasing.kept import SHARED_FOR, Kept
-from leasing.paging import COUNT_CAP, Capped
+from leasing.web.cache import SHARED_FOR, Kept
+from leasing.web.paging import COUNT_CAP, Capped
 from tasks.listing import count_in
 from tasks.models import Queue, Sample, Task, TaskStatus, Worker
 

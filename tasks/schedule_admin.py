@@ -13,13 +13,13 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from leasing import audit
-from leasing.access import is_read_only
 from leasing.adminacts import Act
 from leasing.adminkit import AdminOfAny, ReadOnlyAdmin
 from leasing.adminlinks import badge, json_of, link, related, short, site_url
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow, database_now
 from leasing.humanize import stamp
+from leasing.web.access import is_read_only
 from tasks.exceptions import TaskError
 from tasks.models import Queue, Schedule, ScheduleSlot
 from tasks.querysets.schedule import RULE

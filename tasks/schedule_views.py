@@ -10,11 +10,11 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 
 from leasing import audit
-from leasing.access import may, page, user_name, verb
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
-from leasing.live import answer
-from leasing.paging import InvalidCursor, Page, page_of
+from leasing.web.access import may, page, user_name, verb
+from leasing.web.paging import InvalidCursor, Page, page_of
+from leasing.web.polling import answer
 from tasks.exceptions import TaskError
 from tasks.forms import PageFilter
 from tasks.models import Schedule

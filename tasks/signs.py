@@ -1,11 +1,11 @@
-"""Signs of tasks, attempts, queues, workers and the generator. See ``leasing.signs``."""
+"""Signs of tasks, attempts, queues, workers and the generator. See ``leasing.web.badges``."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Final
 
-from leasing.signs import LATE, UNKNOWN, Sign, is_late
+from leasing.web.badges import LATE, UNKNOWN, Sign, is_late
 from tasks.models import AttemptOutcome, OutboxMessage, Queue, Task, TaskStatus, WorkerState
 
 READY: Final = Sign("ready", "mute", "circle", "○")

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from leasing.humanize import ago, stamp
-from leasing.signs import Sign
+from leasing.web.badges import Sign
 from tasks import registry
 from tasks.exceptions import InvalidSchedule
 from tasks.models import Schedule

@@ -15,9 +15,9 @@ from leasing.admin import LeasableAdmin, RevokeAct
 from leasing.adminacts import Act, Keys, Outlook, Picked, Said
 from leasing.adminkit import ReadOnlyAdmin
 from leasing.adminlinks import badge, json_of, related, short, site_url
-from leasing.answers import Diagnosis
-from leasing.forms import ForceReleaseForm
-from leasing.signs import Sign
+from leasing.dashboard.forms import ForceReleaseForm
+from leasing.diagnosis.base import Diagnosis
+from leasing.web.badges import Sign
 from tasks import verbs
 from tasks.attempt_admin import VIEW_PAYLOAD, related_to, worker_of
 from tasks.diagnosis import REVOKE, diagnose

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django.urls import path, re_path
 
-from leasing import navigation
-from leasing.navigation import Entry
+from leasing.web import navigation
+from leasing.web.navigation import Entry
 from tasks import (
     action_views,
     detail_views,

@@ -16,9 +16,9 @@ from django import forms
 from django.http import HttpRequest
 
 from leasing import audit
-from leasing.access import may
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
+from leasing.web.access import may
 from tasks.diagnosis import CANCEL, DISCARD, RESCHEDULE, RETRY
 from tasks.forms import CancelForm, DiscardForm, RescheduleForm, RetryForm
 from tasks.listing import tasks

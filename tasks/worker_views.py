@@ -7,12 +7,12 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 
-from leasing.access import page
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
 from leasing.humanize import span
-from leasing.live import answer
-from leasing.paging import InvalidCursor, Page, capped_count, page_of
+from leasing.web.access import page
+from leasing.web.paging import InvalidCursor, Page, capped_count, page_of
+from leasing.web.polling import answer
 from tasks import crew
 from tasks.forms import WorkerFilter
 from tasks.models import Worker, WorkerState

@@ -14,7 +14,7 @@ from django.db import connection
 from django.test import TransactionTestCase
 from hypothesis import HealthCheck, settings
 
-from leasing import lists
+from leasing.dashboard import lease_lists
 from leasing.keeper import keeper
 from leasing.runtime import aio
 from tasks import listing, overview, queues
@@ -34,7 +34,7 @@ settings.load_profile("any machine")
 #: What polls share.
 SHARED = (overview.snapshots, queues.shared_queues, surroundings.everyone)
 
-TALLIES = (listing.tallies, lists.tallies)
+TALLIES = (listing.tallies, lease_lists.tallies)
 
 
 class Spawn(Protocol):

@@ -14,10 +14,11 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.html import conditional_escape, format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from leasing import humanize, navigation
-from leasing.access import is_live, why_not
+from leasing import humanize
 from leasing.models import Leasable
-from leasing.signs import Sign, lease_sign
+from leasing.web import navigation
+from leasing.web.access import is_live, why_not
+from leasing.web.badges import Sign, lease_sign
 
 register = template.Library()
 

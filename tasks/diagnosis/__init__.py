@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from leasing.answers import Action, Diagnosis, is_skewed
+from leasing.diagnosis.base import Action, Diagnosis, is_skewed
 from tasks.diagnosis.actions import CANCEL, DISCARD, RESCHEDULE, RESUME, RETRY, REVOKE
 from tasks.diagnosis.ended import ended
 from tasks.diagnosis.running import expired, held, stalled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from leasing.answers import Action
+from leasing.diagnosis.base import Action
 
 REVOKE: Final = Action(
     "revoke",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from leasing.answers import Diagnosis
+from leasing.diagnosis.base import Diagnosis
 from leasing.humanize import span
 from tasks.conf import task_settings
 from tasks.diagnosis.surroundings import Surroundings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leasing.answers import Diagnosis
+from leasing.diagnosis.base import Diagnosis
 from tasks.diagnosis.actions import DISCARD, RETRY
 from tasks.diagnosis.facts import attempt_facts, stamped
 from tasks.models import Task

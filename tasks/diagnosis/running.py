@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from leasing.answers import Diagnosis
+from leasing.diagnosis.base import Diagnosis
 from leasing.humanize import left, span
-from leasing.signs import is_late
+from leasing.web.badges import is_late
 from tasks.diagnosis.actions import CANCEL, REVOKE
 from tasks.diagnosis.facts import holder_facts, until
 from tasks.diagnosis.surroundings import Surroundings

@@ -10,10 +10,10 @@ from typing import Final
 
 from django.db.models import Count
 
-from leasing.answers import FLAPPING_WITHIN, FLAPS
 from leasing.conf import leasing_settings
+from leasing.diagnosis.base import FLAPPING_WITHIN, FLAPS
 from leasing.functions import EPOCH, after, database_now
-from leasing.kept import SHARED_FOR, Kept
+from leasing.web.cache import SHARED_FOR, Kept
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker, WorkerRole, WorkerState
 from tasks.querysets import TaskStatus
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leasing.answers import Action, Diagnosis
+from leasing.diagnosis.base import Action, Diagnosis
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from leasing.answers import FLAPPING_WITHIN, Diagnosis, is_skewed
+from leasing.diagnosis.base import FLAPPING_WITHIN, Diagnosis, is_skewed
 from leasing.humanize import plural, span
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE, REVOKE
 from tasks.diagnosis.facts import attempt_facts, holder_facts, stamped, until

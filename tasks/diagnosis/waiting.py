@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from leasing.answers import Diagnosis
+from leasing.diagnosis.base import Diagnosis
 from leasing.humanize import left, plural, span
 from tasks.conf import task_settings
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE, RESUME

@@ -10,8 +10,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from leasing import humanize
-from leasing.signs import Sign
 from leasing.templatetags.leasing_ops import badge, deadline, moment
+from leasing.web.badges import Sign
 from tasks.charts import Chart
 from tasks.drawing import Drawing, draw, said
 from tasks.models import AttemptOutcome, GeneratorWish, Task, TaskAttempt, TaskStatus, Worker

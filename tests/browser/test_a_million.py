@@ -15,9 +15,9 @@ from django.test import Client
 from django.urls import reverse
 from playwright.sync_api import Page
 
-from leasing import kept
 from leasing.functions import after
 from leasing.models import Lease, LeaseEvent
+from leasing.web import cache
 from tasks.models import Task, Worker
 from tests.browser import filling, harbour
 from tests.browser.conftest import Figure, Visit
@@ -180,9 +180,9 @@ def test_24_with_a_million_tasks_every_page_is_quick_and_its_queries_are_fixed(
     assert more == {}
     assert slow == {}
     cadence = Cadence()
-    monkeypatch.setattr(kept, "time", cadence)
+    monkeypatch.setattr(cache, "time", cadence)
     for shared in SHARED:
-        monkeypatch.setattr(shared, "fresh_for", kept.SHARED_FOR)
+        monkeypatch.setattr(shared, "fresh_for", cache.SHARED_FOR)
     for tallies in TALLIES:
         monkeypatch.setattr(tallies, "room", 1_000)
     floor = _poll(client, addresses["audit"], cadence)

@@ -10,9 +10,9 @@ from django.contrib.sessions.models import Session
 from django.urls import reverse
 from playwright.sync_api import Page, expect
 
-from leasing import live
 from leasing.functions import after, database_now
 from leasing.models import Lease
+from leasing.web import polling
 from tests.browser import harbour
 from tests.browser.conftest import Figure
 from tests.browser.live import Polls
@@ -114,7 +114,7 @@ def test_08_on_a_500_the_old_data_stays_with_its_age_and_recovers_alone(
     polls.now()
     rows = page.locator("tr[data-key]").count()
     with monkeypatch.context() as broken:
-        broken.setattr(live, "etag_of", _fail)
+        broken.setattr(polling, "etag_of", _fail)
         new = TaskFactory()
         polls.until(lambda: [a.status for a in polls.answers].count(500) >= 2)
         toast = page.locator("[data-toast]")

@@ -12,12 +12,13 @@ from django.test import Client
 from django.urls import reverse
 
 import leasing
-from leasing import adminacts, adminkit, adminlists, audit, signs
+from leasing import adminacts, adminkit, adminlists, audit
 from leasing.admin import REVOKE_LEASES
 from leasing.adminlists import CappedPaginator
 from leasing.functions import database_now
 from leasing.models import AuditEntry, BeatEntry, EventKind, Lease, LeaseEvent, OnceKey
-from leasing.paging import Capped
+from leasing.web import badges
+from leasing.web.paging import Capped
 from tasks.models import Schedule, ScheduleSlot
 from tests.factories import LeaseFactory
 from tests.fixtures import client_with
@@ -56,12 +57,12 @@ def test_an_entry_of_a_beat_says_whether_its_latest_slot_was_sent() -> None:
     viewer = signed_in("leasing.view_beatentry", is_staff=True)
     entry = beat_entry()
     url = f"/admin/leasing/beatentry/{entry.pk}/change/"
-    assert get(viewer, url).badges == [signs.NOT_YET.word]
+    assert get(viewer, url).badges == [badges.NOT_YET.word]
     claimed = BeatEntry.objects.claim(entry, database_now("default"), 1)
     assert claimed is not None
-    assert get(viewer, url).badges == [signs.UNSURE.word]
+    assert get(viewer, url).badges == [badges.UNSURE.word]
     BeatEntry.objects.confirm(claimed)
-    assert get(viewer, url).badges == [signs.SENT.word]
+    assert get(viewer, url).badges == [badges.SENT.word]
 
 
 def noted(lease: Lease) -> AuditEntry:
@@ -86,14 +87,14 @@ def test_every_model_is_read_only_even_for_a_superuser(admin_client: Client) -> 
 def test_a_lease_shows_its_state_and_leads_to_its_events_and_its_page(viewer: Client) -> None:
     lease = LeaseFactory(resource="berth: a & b", state="expired")
     page = get(viewer, f"{LEASES}{lease.pk}/change/")
-    assert set(page.badges) == {signs.EXPIRED.word}
+    assert set(page.badges) == {badges.EXPIRED.word}
     assert f"{EVENTS}?q=berth%3A+a+%26+b" in page.links
     assert f"/ops/leases/{lease.pk}/" in page.links
     assert f"{AUDIT}?model__exact=leasing.lease&key__exact={lease.pk}" in page.links
     panel = page.one(".leasing-panel")
     assert panel["data-code"] == "expired_unclaimed" and lease.holder in panel.text
     events = get(viewer, f"{EVENTS}?q=berth%3A+a+%26+b")
-    assert events.badges == [signs.EVENT_SIGNS[EventKind.ACQUIRED].word]
+    assert events.badges == [badges.EVENT_SIGNS[EventKind.ACQUIRED].word]
     assert f"{LEASES}{lease.pk}/change/" in events.links
 
 
@@ -131,7 +132,7 @@ def test_the_audit_leads_to_what_was_done_and_back(viewer: Client) -> None:
     about = get(viewer, f"{LEASES}{lease.pk}/change/").link_called("What operators did")
     found = get(viewer, about)
     (row,) = found.rows
-    assert "olga" in row.values() and row.badges == [signs.DONE.word]
+    assert "olga" in row.values() and row.badges == [badges.DONE.word]
     assert f"{LEASES}{lease.pk}/change/" in get(viewer, f"{AUDIT}{entry.pk}/change/").links
 
 

@@ -226,7 +226,7 @@ def test_read_only_overrides_every_permission_in_the_api(
 
 
 def test_read_only_hides_what_it_refuses(rf: Any, read_only: None, admin_user: User) -> None:
-    from leasing.access import may
+    from leasing.web.access import may
 
     request = rf.get("/")
     request.user = admin_user

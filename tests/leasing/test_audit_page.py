@@ -10,7 +10,7 @@ from django.test import Client
 
 from leasing import audit
 from leasing.models import AuditEntry, Lease
-from leasing.signs import BROKEN_OFF, DONE, NO_CHANGE, PARTLY, REFUSED
+from leasing.web.badges import BROKEN_OFF, DONE, NO_CHANGE, PARTLY, REFUSED
 from tasks.models import GeneratorWish, Queue, Task
 from tests.fixtures import client_with
 from tests.pages import Page, Row, assert_cheap, get, sent_by, signed_in

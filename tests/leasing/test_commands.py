@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from leasing.explanation import explain
+from leasing.diagnosis.lease import explain
 from leasing.functions import database_now
 from leasing.keeper import keeper
 from leasing.management.commands import run_as_leader
 from leasing.models import EventKind, Lease, LeaseEvent
 from leasing.process.supervisor import KILLED, Run
 from leasing.runtime.terminal import plain
-from leasing.signs import EVENT_SIGNS
+from leasing.web.badges import EVENT_SIGNS
 from tests.conftest import Spawn
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock

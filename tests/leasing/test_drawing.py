@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from leasing.drawing import NARROWEST, Drawing, Lane, Mark, Span, draw
-from leasing.signs import ACTIVE
+from leasing.web.badges import ACTIVE
+from leasing.web.timeline_chart import NARROWEST, Drawing, Lane, Mark, Span, draw
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from django.db.models import F
 
-from leasing.explanation import Explanation, explain
+from leasing.diagnosis.lease import Explanation, explain
 from leasing.functions import after, database_now
 from leasing.models import EventKind, Lease, LeaseEvent
 from tests.factories import LeaseFactory

@@ -14,9 +14,10 @@ from django.db import connection
 from django.test import AsyncRequestFactory, RequestFactory
 from django.test.utils import CaptureQueriesContext
 
-from leasing import audit, exports
-from leasing.exporting import Column, export, in_chunks, neutral, plain, secret
+from leasing import audit
+from leasing.dashboard import exports
 from leasing.models import AuditEntry, Lease, LeaseEvent
+from leasing.web.export import Column, export, in_chunks, neutral, plain, secret
 from tasks import exports as task_exports
 from tasks.models import Task, TaskAttempt, Worker
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from leasing import kept
-from leasing.kept import Kept, Shelf
+from leasing.web import cache
+from leasing.web.cache import Kept, Shelf
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_another_database_is_another_value(
     numbers: Kept[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers.get()
-    monkeypatch.setattr(kept, "leasing_settings", type("Settings", (), {"DATABASE": "elsewhere"}))
+    monkeypatch.setattr(cache, "leasing_settings", type("Settings", (), {"DATABASE": "elsewhere"}))
     assert numbers.get().value == 2
 
 
@@ -96,7 +96,7 @@ def test_of_many_the_stale_ones_are_read_in_turns_the_oldest_first(
     assert reads.of(shelf, "abcdx") == "d"
     assert reads.of(shelf, "abcdx") == ""
     assert reads.of(shelf, "abcdx", anew=True) == "abcdx"
-    monkeypatch.setattr(kept, "leasing_settings", type("Settings", (), {"DATABASE": "elsewhere"}))
+    monkeypatch.setattr(cache, "leasing_settings", type("Settings", (), {"DATABASE": "elsewhere"}))
     assert reads.of(shelf, "a") == "a"
 
 

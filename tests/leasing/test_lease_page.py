@@ -8,11 +8,11 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
+from leasing.diagnosis.lease import explain
 from leasing.exceptions import LeaseLost
-from leasing.explanation import explain
 from leasing.functions import database_now
 from leasing.models import AuditEntry, Lease, LeaseEvent
-from leasing.signs import ACTIVE, EXPIRED
+from leasing.web.badges import ACTIVE, EXPIRED
 from tests.factories import LeaseFactory, TaskFactory
 from tests.fixtures import client_with
 from tests.leasing.conftest import DatabaseClock

@@ -11,8 +11,8 @@ from django.contrib.staticfiles import finders
 from django.template import Template
 from django.test import Client
 
-from leasing.live import etag_of
 from leasing.models import Lease
+from leasing.web.polling import etag_of
 from tasks import overview
 from tasks.models import Sample, Task, Worker
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory

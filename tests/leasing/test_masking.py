@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leasing.masking import MASK, is_secret, masked
+from leasing.web.masking import MASK, is_secret, masked
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from uuid import uuid4
 import pytest
 from django.db.models import Q
 
-from leasing import paging
 from leasing.models import Lease
-from leasing.paging import (
+from leasing.web import paging
+from leasing.web.paging import (
     Capped,
     Cursor,
     InvalidCursor,

@@ -9,9 +9,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from leasing.dashboard.timeline import Term, Timeline, read, timeline
 from leasing.exceptions import LeaseLost
 from leasing.models import Lease, LeaseEvent
-from leasing.timeline import Term, Timeline, read, timeline
 from tests.leasing.conftest import DatabaseClock
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("database_clock")]

@@ -15,7 +15,7 @@ from pytest_django import Settings
 from leasing import adminlists
 from leasing.functions import database_now
 from leasing.models import AuditEntry
-from leasing.signs import DONE, Sign
+from leasing.web.badges import DONE, Sign
 from tasks import signs
 from tasks.diagnosis import diagnose
 from tasks.generator import start_generator

@@ -14,7 +14,7 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
-from leasing.answers import FLAPPING_WITHIN, Diagnosis
+from leasing.diagnosis.base import FLAPPING_WITHIN, Diagnosis
 from leasing.functions import after
 from leasing.humanize import stamp
 from tasks.diagnosis import diagnose, look_around

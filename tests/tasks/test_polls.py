@@ -11,8 +11,9 @@ import pytest
 from django.db.models import F
 from django.test import Client
 
-from leasing import kept, lists
+from leasing.dashboard import lease_lists
 from leasing.models import Lease, LeaseEvent
+from leasing.web import cache
 from tasks import listing
 from tasks.models import Task
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
@@ -224,8 +225,8 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> DatabaseClock:
     """As it is served: polls share counts, by a clock that is moved by hand."""
     clock = DatabaseClock()
     ticks = SimpleNamespace(monotonic=lambda: clock.now.timestamp())
-    monkeypatch.setattr(kept, "time", ticks)
-    for tallies in (listing.tallies, lists.tallies):
+    monkeypatch.setattr(cache, "time", ticks)
+    for tallies in (listing.tallies, lease_lists.tallies):
         monkeypatch.setattr(tallies, "room", 1_000)
         monkeypatch.setattr(tallies, "_kept", {})
     return clock

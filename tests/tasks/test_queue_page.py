@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from leasing import paging
 from leasing.functions import after
 from leasing.models import AuditEntry
+from leasing.web import paging
 from tasks import queues
 from tasks.models import Queue, Sample, Task
 from tasks.signs import OPEN, PAUSED, UNSERVED

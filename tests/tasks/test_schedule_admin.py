@@ -13,7 +13,7 @@ from django.urls import reverse
 from leasing.adminlinks import short
 from leasing.functions import DbNow, after, database_now
 from leasing.models import AuditEntry
-from leasing.signs import Sign
+from leasing.web.badges import Sign
 from tasks import declarations, schedule, schedules, standing
 from tasks.exceptions import InvalidSchedule
 from tasks.models import Schedule, ScheduleSlot, Task

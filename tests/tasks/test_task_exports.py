@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from leasing import paging
+from leasing.web import paging
 from tests.factories import LeaseFactory, TaskFactory
 from tests.fixtures import client_with
 from tests.pages import signed_in, user_with

@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 import pytest
 from django.test import Client
 
-from leasing import paging
 from leasing.functions import after, database_now
+from leasing.web import paging
 from tasks import listing
 from tasks.models import Task
 from tests.factories import TaskFactory

@@ -10,8 +10,8 @@ from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
 
-from leasing.access import READ_ONLY, why_not
 from leasing.functions import database_now
+from leasing.web.access import READ_ONLY, why_not
 from tasks.diagnosis import diagnose
 from tasks.exceptions import GiveUp
 from tasks.models import Task, WorkerState

@@ -8,12 +8,12 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from leasing import audit
-from leasing.explanation import explain
+from leasing.diagnosis.lease import explain
 from leasing.humanize import ago, plural, stamp, until
 from leasing.models import Lease, LeaseEvent, LeaseState, leasable_models
 from leasing.querysets.leasable import LeasableQuerySet
 from leasing.runtime.terminal import as_json, as_table, plain
-from leasing.signs import event_sign
+from leasing.web.badges import event_sign
 
 #: Seconds, a day: tokens that are raised stay ahead of the clock until it has come so far.
 FURTHEST = 86_400

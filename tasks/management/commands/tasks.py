@@ -15,8 +15,8 @@ from leasing import audit
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
 from leasing.humanize import ago, plural, stamp
-from leasing.masking import masked
 from leasing.runtime.terminal import as_json, as_table, plain
+from leasing.web.masking import masked
 from tasks import monitoring
 from tasks.diagnosis import diagnose
 from tasks.exceptions import TaskError

@@ -8,16 +8,16 @@ from urllib.parse import urlencode
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 
-from leasing import lists
-from leasing.access import is_live, page
 from leasing.conf import leasing_settings
-from leasing.exporting import export
-from leasing.exports import LEASES
-from leasing.forms import LeaseFilter
+from leasing.dashboard import lease_lists
+from leasing.dashboard.exports import LEASES
+from leasing.dashboard.forms import LeaseFilter
 from leasing.functions import database_now
-from leasing.live import answer
 from leasing.models import leasable_models
-from leasing.paging import InvalidCursor
+from leasing.web.access import is_live, page
+from leasing.web.export import export
+from leasing.web.paging import InvalidCursor
+from leasing.web.polling import answer
 
 VIEW = "leasing.view_lease"
 
@@ -32,11 +32,11 @@ def lease_list(request: HttpRequest) -> HttpResponse:
     wanted = form.cleaned_data
 
     def rows() -> dict[str, Any]:
-        sections = [lists.section(model, wanted, wanted["at"]) for model in leasable_models()]
+        sections = [lease_lists.section(model, wanted, wanted["at"]) for model in leasable_models()]
         return {"sections": _worth_showing(sections)}
 
     def tabs(anew: bool) -> dict[str, Any]:
-        counts = lists.counts(wanted, anew=anew)
+        counts = lease_lists.counts(wanted, anew=anew)
         return {"tabs": _tabs(wanted, counts), "renewed_count": counts.renewed}
 
     shown = {
@@ -47,7 +47,7 @@ def lease_list(request: HttpRequest) -> HttpResponse:
     try:
         if not is_live(request):
             return answer(request, "leasing/list.html", context | shown | rows(), shared=tabs)
-        seen = [lists.seen(model, wanted, wanted["at"]) for model in leasable_models()]
+        seen = [lease_lists.seen(model, wanted, wanted["at"]) for model in leasable_models()]
     except InvalidCursor:
         form.add_error("at", form.fields["at"].error_messages["invalid"])
         return answer(request, "leasing/list.html", context, status=400)
@@ -63,19 +63,19 @@ def lease_export(request: HttpRequest, form: str) -> HttpResponseBase:
         context = {"form": asked, "filter": {}, "now": _now()}
         return render(request, "leasing/list.html", context, status=400)
     wanted = asked.cleaned_data
-    return export(request, lists.exported(wanted), LEASES, form, f"leases-{wanted['state']}")
+    return export(request, lease_lists.exported(wanted), LEASES, form, f"leases-{wanted['state']}")
 
 
-def _worth_showing(sections: list[lists.Section]) -> list[lists.Section]:
+def _worth_showing(sections: list[lease_lists.Section]) -> list[lease_lists.Section]:
     """Those that have rows, or more to look through; the first one where none has."""
     worth = [each for each in sections if each.page.rows or each.page.moved or each.page.older]
     return worth or sections[:1]
 
 
-def _tabs(wanted: dict[str, Any], counts: lists.Counts) -> list[dict[str, Any]]:
+def _tabs(wanted: dict[str, Any], counts: lease_lists.Counts) -> list[dict[str, Any]]:
     return [
         {
-            "state": None if state == lists.ALL else state,
+            "state": None if state == lease_lists.ALL else state,
             "label": label,
             "count": counts.states[state],
             "is_current": state == wanted["state"],
@@ -87,7 +87,7 @@ def _tabs(wanted: dict[str, Any], counts: lists.Counts) -> list[dict[str, Any]]:
 def _asked_for(wanted: dict[str, Any]) -> dict[str, str]:
     """What narrows the list, for an address; without the place in it."""
     asked = {"state": wanted["state"], "q": wanted["q"], "renewed": "1" * wanted["renewed"]}
-    return {name: text for name, text in asked.items() if text and text != lists.ALL}
+    return {name: text for name, text in asked.items() if text and text != lease_lists.ALL}
 
 
 def _now() -> Any:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from django.utils import timezone
 
 from leasing import humanize
-from leasing.signs import Sign
+from leasing.web.badges import Sign
 
 #: So wide is the shortest bar: it is to be seen.
 NARROWEST = 0.7

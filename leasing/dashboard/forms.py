@@ -7,7 +7,7 @@ from typing import Any
 from django import forms
 
 from leasing.models import LeaseState
-from leasing.paging import Cursor, InvalidCursor
+from leasing.web.paging import Cursor, InvalidCursor
 
 REASON_LENGTH = 500
 

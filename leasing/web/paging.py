@@ -17,11 +17,11 @@ from django.db import connections, models
 from django.db.models import F, Q
 from django.utils.dateparse import parse_datetime
 
-from leasing.beside import Beside
-from leasing.counts import COUNT_CAP, Capped, Tallies, capped_count, capped_search
-from leasing.cursors import NEWEST_FIRST, Cursor, InvalidCursor, Order
 from leasing.functions import as_utc
-from leasing.glance import Glance, glance
+from leasing.web.counts import COUNT_CAP, Capped, Tallies, capped_count, capped_search
+from leasing.web.cursors import NEWEST_FIRST, Cursor, InvalidCursor, Order
+from leasing.web.fingerprint import Glance, glance
+from leasing.web.row_comparison import Beside
 
 PAGE_SIZE = 50
 #: Among how many rows one page of a search looks.

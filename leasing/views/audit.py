@@ -9,17 +9,17 @@ from urllib.parse import urlencode
 from django.apps import apps
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
-from leasing import navigation
-from leasing.access import page
 from leasing.conf import leasing_settings
-from leasing.exporting import export
-from leasing.exports import AUDIT
-from leasing.forms import AuditFilter
+from leasing.dashboard.exports import AUDIT
+from leasing.dashboard.forms import AuditFilter
 from leasing.functions import database_now
-from leasing.live import answer
 from leasing.models import AuditEntry
-from leasing.paging import InvalidCursor, Page, page_of
-from leasing.signs import Sign, audit_sign
+from leasing.web import navigation
+from leasing.web.access import page
+from leasing.web.badges import Sign, audit_sign
+from leasing.web.export import export
+from leasing.web.paging import InvalidCursor, Page, page_of
+from leasing.web.polling import answer
 
 VIEW = "leasing.view_auditentry"
 

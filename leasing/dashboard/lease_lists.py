@@ -13,11 +13,10 @@ from typing import Any, Final
 
 from django.db.models import Count, Q
 
-from leasing.cursors import Order
 from leasing.leasables import is_large, listed, matching
-from leasing.live import LEASE_READ
 from leasing.models import Leasable, Lease, LeaseState, leasable_models
-from leasing.paging import (
+from leasing.web.cursors import Order
+from leasing.web.paging import (
     COUNT_CAP,
     Capped,
     Cursor,
@@ -28,6 +27,7 @@ from leasing.paging import (
     glance_at,
     page_of,
 )
+from leasing.web.polling import LEASE_READ
 
 ALL: Final = "all"
 #: The states in which a lease can be, one at a time.

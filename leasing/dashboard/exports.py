@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from leasing.exporting import Column, plain
+from leasing.web.export import Column, plain
 
 LEASES: Final = [
     Column("id", lambda row: row.lease_id),

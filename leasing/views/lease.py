@@ -12,21 +12,22 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 from django.utils.http import url_has_allowed_host_and_scheme
 
-from leasing import audit, navigation
-from leasing.access import is_live, may, page, verb
+from leasing import audit
 from leasing.conf import leasing_settings
-from leasing.drawing import Drawing
-from leasing.explanation import explain, is_recent_takeover
-from leasing.exporting import FORMATS, export
-from leasing.exports import EVENTS
-from leasing.forms import EventsFilter, ForceReleaseForm
+from leasing.dashboard.exports import EVENTS
+from leasing.dashboard.forms import EventsFilter, ForceReleaseForm
+from leasing.dashboard.term_chart import drawing_of
+from leasing.dashboard.timeline import timeline
+from leasing.diagnosis.lease import explain, is_recent_takeover
 from leasing.leasables import find_row, rows_of
-from leasing.live import answer
 from leasing.models import Leasable, LeaseEvent
-from leasing.paging import Cursor, InvalidCursor, Page, glance_at, page_of
-from leasing.signs import event_sign
-from leasing.term_lanes import drawing_of
-from leasing.timeline import timeline
+from leasing.web import navigation
+from leasing.web.access import is_live, may, page, verb
+from leasing.web.badges import event_sign
+from leasing.web.export import FORMATS, export
+from leasing.web.paging import Cursor, InvalidCursor, Page, glance_at, page_of
+from leasing.web.polling import answer
+from leasing.web.timeline_chart import Drawing
 
 VIEW, REVOKE = "leasing.view_lease", "leasing.revoke_lease"
 

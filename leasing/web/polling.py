@@ -22,10 +22,10 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotModified
 from django.shortcuts import render
 from django.utils import timezone
 
-from leasing.access import is_live
-from leasing.glance import Glance
 from leasing.models import Leasable
-from leasing.signs import lease_sign
+from leasing.web.access import is_live
+from leasing.web.badges import lease_sign
+from leasing.web.fingerprint import Glance
 
 #: Of the context and of rows: when it was read, which is new each time.
 NOW = "now"

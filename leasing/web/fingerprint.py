@@ -15,7 +15,7 @@ from django.db.models import DateTimeField, F, Func, QuerySet
 from leasing.conf import leasing_settings
 from leasing.db.statements import kept
 from leasing.functions import EPOCH
-from leasing.signs import is_overdue
+from leasing.web.badges import is_overdue
 
 MICROSECOND = timedelta(microseconds=1)
 

@@ -19,7 +19,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models
 from django.http import HttpRequest, StreamingHttpResponse
 
-from leasing.masking import masked
+from leasing.web.masking import masked
 
 #: How many rows are read at a time.
 CHUNK: Final = 500

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
-from leasing.drawing import Drawing, Lane, Mark, Span, draw
+from leasing.dashboard.timeline import Term, Timeline
 from leasing.humanize import plural, span
 from leasing.models import EventKind, Leasable
-from leasing.signs import EXPIRED, Sign, event_sign, lease_sign
-from leasing.timeline import Term, Timeline
+from leasing.web.badges import EXPIRED, Sign, event_sign, lease_sign
+from leasing.web.timeline_chart import Drawing, Lane, Mark, Span, draw
 
 #: How many terms a drawing shows.
 MOST: Final = 12

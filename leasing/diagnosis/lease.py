@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from leasing.answers import FLAPPING_WITHIN, FLAPS, Action, Diagnosis, is_skewed
+from leasing.diagnosis.base import FLAPPING_WITHIN, FLAPS, Action, Diagnosis, is_skewed
 from leasing.humanize import span, stamp, until
 from leasing.models import EventKind, Leasable, LeaseEvent, LeaseState
-from leasing.signs import LATE, UNKNOWN, Sign, lease_sign
+from leasing.web.badges import LATE, UNKNOWN, Sign, lease_sign
 
 #: The permission that taking a lease from its holder wants.
 REVOKE: Final = "leasing.revoke_lease"

@@ -1,5 +1,5 @@
 """The five answers of every explanation: why, who holds it, until when, what happens next, what
-one can do. Of a lease by ``leasing.explanation``, of a task by ``tasks.diagnosis``."""
+one can do. Of a lease by ``leasing.diagnosis.lease``, of a task by ``tasks.diagnosis``."""
 
 from __future__ import annotations
 

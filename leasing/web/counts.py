@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from django.db import models
 from django.db.models import Count, Q
 
-from leasing.kept import SHARED_FOR, Shelf, Value
+from leasing.web.cache import SHARED_FOR, Shelf, Value
 
 if TYPE_CHECKING:
-    from leasing.cursors import Order
+    from leasing.web.cursors import Order
 
 COUNT_CAP = 10_000
 #: Among how many rows of a list its search counts.

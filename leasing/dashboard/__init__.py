@@ -1,0 +1,1 @@
+"""Contents of the lease pages, before any HTTP."""

@@ -1,0 +1,1 @@
+"""Why a lease is where it is: five answers."""

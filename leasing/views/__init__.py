@@ -1,0 +1,1 @@
+"""Pages of leases and of the audit ledger."""

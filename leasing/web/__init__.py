@@ -1,0 +1,1 @@
+"""The toolkit that pages of any app share: paging, badges, polling, export."""
