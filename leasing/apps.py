@@ -11,16 +11,16 @@ class LeasingConfig(AppConfig):
     def ready(self) -> None:
         import atexit
 
-        from leasing import checks, deploy_checks, event_lines, instruments
+        from leasing import checks, event_lines
         from leasing.conf import leasing_settings
         from leasing.keeper import keeper
+        from leasing.metrics import registry
 
         checks.register_all()
-        deploy_checks.register_all()
         event_lines.connect()
         atexit.register(keeper.give_back_all)
         if leasing_settings.METRICS:
-            instruments.connect()
+            registry.connect()
         if leasing_settings.TRACES:
             from leasing import tracing  # which needs what the extra `otel` brings
 

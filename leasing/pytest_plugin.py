@@ -16,7 +16,7 @@ import pytest
 
 # Nothing of Django may be imported before the project's settings are known.
 if TYPE_CHECKING:
-    from leasing.manual import ManualKeeper
+    from leasing.testing.keeper import ManualKeeper
 
 MARKER = "live_keeper: let the real keeper renew, though the test runs in a transaction"
 
@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def lease_keeper() -> Iterator[ManualKeeper]:
     """Moves the time of leases, which stands still meanwhile, and renews."""
-    from leasing.manual import manual_keeper
+    from leasing.testing.keeper import manual_keeper
 
     with manual_keeper() as keeper:
         yield keeper
@@ -40,8 +40,8 @@ def leases_by_hand(request: pytest.FixtureRequest) -> Iterator[None]:
     if not _is_installed():
         yield
         return
-    from leasing.manual import manual_keeper
     from leasing.stores.memory import memory
+    from leasing.testing.keeper import manual_keeper
 
     by_hand = _is_rolled_back(request) and not request.node.get_closest_marker("live_keeper")
     with manual_keeper(stopped=False) if by_hand else nullcontext():

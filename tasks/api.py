@@ -16,10 +16,10 @@ from typing import Any
 from django.http import Http404, HttpRequest
 from ninja import Router, Status
 
+from leasing.api.access import Access, caller
+from leasing.api.bodies import Error, Limit, Notice
+from leasing.api.errors import BAD_BODY, ERRORS, answers
 from leasing.exceptions import LeaseLost
-from leasing.http import BAD_BODY, ERRORS, answers
-from leasing.http_access import Access, caller
-from leasing.http_json import Error, Limit, Notice
 from leasing.validation.names import check_name
 from tasks.api_json import (
     Complete,

@@ -15,7 +15,7 @@ from pydantic import (
     Field,
 )
 
-from leasing.http_json import BothSpellings, Moment, Request
+from leasing.api.bodies import BothSpellings, Moment, Request
 from tasks.models import Task
 
 

@@ -9,8 +9,8 @@ class TasksConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from leasing import instruments
         from leasing.conf import leasing_settings
+        from leasing.metrics import registry
         from tasks import (
             checks,
             deploy_checks,
@@ -23,9 +23,9 @@ class TasksConfig(AppConfig):
         deploy_checks.register_all()
         log.connect()
         discovery.discover()
-        instruments.add(counting="tasks.metrics", reading="tasks.task_figures")
+        registry.add(counting="tasks.metrics", reading="tasks.task_figures")
         if leasing_settings.METRICS:
-            instruments.connect()
+            registry.connect()
         if leasing_settings.TRACES:
             from tasks import tracing  # which needs what the extra `otel` brings
 

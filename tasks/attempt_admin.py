@@ -10,8 +10,8 @@ from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
-from leasing.adminkit import ReadOnlyAdmin
-from leasing.adminlinks import badge, json_of, link, related, short, site_url
+from leasing.admin.base import ReadOnlyAdmin
+from leasing.admin.links import badge, json_of, link, related, short, site_url
 from tasks.models import AttemptOutcome, Task, TaskAttempt, TaskStep
 from tasks.signs import ATTEMPT_SIGNS
 

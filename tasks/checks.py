@@ -10,7 +10,7 @@ from typing import Any
 from django.apps import AppConfig
 from django.core.checks import CheckMessage, Error, Tags, register
 
-from leasing.checks import unknown_settings
+from leasing.checks.settings import unknown_settings
 from leasing.exceptions import InvalidResource
 from leasing.validation.names import check_name
 from tasks import declarations, registry

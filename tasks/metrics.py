@@ -1,4 +1,4 @@
-"""What this process does with tasks, counted for Prometheus: see ``leasing.metrics``."""
+"""What this process does with tasks, counted for Prometheus: see ``leasing.metrics.process``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from leasing import metrics as lease_metrics
-from leasing.metrics import TERMS, Details
+from leasing.metrics import process as lease_metrics
+from leasing.metrics.process import TERMS, Details
 from leasing.signals import Count, Logged
 from tasks import probes, recovery, registry, signals
 from tasks.outbox.totals import totals as relayed
@@ -257,7 +257,7 @@ def connect() -> None:
 def metrics() -> TaskMetrics:
     """What this process counts with. RuntimeError before ``connect``."""
     if _metrics is None:
-        raise RuntimeError("Nothing is counted yet: call leasing.instruments.connect().")
+        raise RuntimeError("Nothing is counted yet: call leasing.metrics.registry.connect().")
     return _metrics
 
 

@@ -10,9 +10,9 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
-from leasing.adminacts import Act
-from leasing.adminkit import ReadOnlyAdmin
-from leasing.adminlinks import badge, json_of, related, short
+from leasing.admin.actions import Act
+from leasing.admin.base import ReadOnlyAdmin
+from leasing.admin.links import badge, json_of, related, short
 from leasing.models import Lease
 from tasks.attempt_admin import VIEW_PAYLOAD
 from tasks.forms import DiscardForm, RetryForm

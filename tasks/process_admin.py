@@ -9,9 +9,9 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
-from leasing.adminacts import Act, Said
-from leasing.adminkit import ReadOnlyAdmin
-from leasing.adminlinks import badge, related, short, site_url
+from leasing.admin.actions import Act, Said
+from leasing.admin.base import ReadOnlyAdmin
+from leasing.admin.links import badge, related, short, site_url
 from leasing.models import Lease
 from tasks.diagnosis import RESUME
 from tasks.exceptions import UnknownQueue

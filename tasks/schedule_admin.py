@@ -13,9 +13,9 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from leasing import audit
-from leasing.adminacts import Act
-from leasing.adminkit import AdminOfAny, ReadOnlyAdmin
-from leasing.adminlinks import badge, json_of, link, related, short, site_url
+from leasing.admin.actions import Act
+from leasing.admin.base import AdminOfAny, ReadOnlyAdmin
+from leasing.admin.links import badge, json_of, link, related, short, site_url
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow, database_now
 from leasing.humanize import stamp

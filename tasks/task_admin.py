@@ -11,10 +11,10 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from leasing.admin import LeasableAdmin, RevokeAct
-from leasing.adminacts import Act, Keys, Outlook, Picked, Said
-from leasing.adminkit import ReadOnlyAdmin
-from leasing.adminlinks import badge, json_of, related, short, site_url
+from leasing.admin.actions import Act, Keys, Outlook, Picked, Said
+from leasing.admin.base import ReadOnlyAdmin
+from leasing.admin.leases import LeasableAdmin, RevokeAct
+from leasing.admin.links import badge, json_of, related, short, site_url
 from leasing.dashboard.forms import ForceReleaseForm
 from leasing.diagnosis.base import Diagnosis
 from leasing.web.badges import Sign

@@ -11,8 +11,8 @@ from django.db.models import Count, F, Min, Q
 from django.db.models.functions import Coalesce
 
 from leasing.conf import leasing_settings
-from leasing.figures import Family, Figure
 from leasing.functions import DbNow, database_now
+from leasing.metrics.database import Family, Figure
 from leasing.models import Lease
 from tasks.conf import task_settings
 from tasks.models import (

@@ -21,7 +21,7 @@ from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing.functions import DbNow
-from leasing.manual import manual_keeper
+from leasing.testing.keeper import manual_keeper
 from tasks import registry, runner
 from tasks.diagnosis import diagnose
 from tasks.exceptions import Snooze, TaskCancelled, UnknownTask

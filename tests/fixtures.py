@@ -10,8 +10,8 @@ from django.test import Client
 from prometheus_client import CollectorRegistry
 from pytest_django import Settings
 
-from leasing import manual
-from leasing.manual import ManualKeeper
+from leasing.testing import keeper
+from leasing.testing.keeper import ManualKeeper
 from tests.metrics import Value, reading
 from tests.pages import signed_in
 from tests.tracing import Spans, traced
@@ -33,7 +33,7 @@ def client_with(*permissions: str, **fields: Any) -> Any:
 @pytest.fixture
 def clocks() -> Iterator[ManualKeeper]:
     """The clocks of leases, of holders and database alike, moved by hand."""
-    with manual.manual_keeper() as clocks:
+    with keeper.manual_keeper() as clocks:
         yield clocks
 
 

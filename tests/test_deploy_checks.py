@@ -14,7 +14,7 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, run_checks
 from django.db import connection, connections
 
-from leasing import deploy_checks
+from leasing.checks import deploy
 from tasks import deploy_checks as task_checks
 from tests.plugin import ENVIRONMENT, ROOT
 
@@ -46,14 +46,14 @@ def test_an_api_that_strangers_can_use_is_an_error(
     settings.ALLOWED_HOSTS = names
     settings.LEASING = {"API_ACCESS": "compatible", "API_COMPATIBLE_HOSTS": networks}
 
-    assert ids(deploy_checks.check_strangers()) == expected
+    assert ids(deploy.check_strangers()) == expected
 
 
 def test_a_closed_api_may_name_any_networks(settings: Any) -> None:
     settings.ALLOWED_HOSTS = ["*"]
     settings.LEASING = {"API_ACCESS": "closed", "API_COMPATIBLE_HOSTS": ("0.0.0.0/0",)}
 
-    assert deploy_checks.check_strangers() == []
+    assert deploy.check_strangers() == []
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_token_that_can_be_guessed_is_warned_of(
 ) -> None:
     settings.LEASING = {"METRICS_TOKEN": token}
 
-    assert ids(deploy_checks.check_metrics()) == expected
+    assert ids(deploy.check_metrics()) == expected
 
 
 # Times
@@ -87,13 +87,13 @@ def test_times_that_leave_no_room_are_warned_of(
 ) -> None:
     settings.LEASING = given
 
-    assert ids(deploy_checks.check_times()) == expected
+    assert ids(deploy.check_times()) == expected
 
 
 def test_leases_in_memory_are_warned_of(settings: Any) -> None:
     settings.LEASING = {"ENABLED": False}
 
-    assert ids(deploy_checks.check_enabled()) == ["leasing.W007"]
+    assert ids(deploy.check_enabled()) == ["leasing.W007"]
 
 
 # Connections
@@ -119,25 +119,25 @@ def test_connections_that_lose_leases_are_warned_of(
     settings.LEASING = {}
     monkeypatch.setitem(connections.settings, "default", database)
 
-    assert ids(deploy_checks.check_connections()) == expected
+    assert ids(deploy.check_connections()) == expected
 
 
 # The server
 
 
 def asked() -> list[str | None]:
-    return ids(deploy_checks.check_server(databases=["default"]))
+    return ids(deploy.check_server(databases=["default"]))
 
 
 @pytest.mark.django_db
 def test_the_server_is_asked_only_where_the_checks_may() -> None:
-    assert deploy_checks.check_server() == []
-    assert deploy_checks.check_server(databases=["archive"]) == []
+    assert deploy.check_server() == []
+    assert deploy.check_server(databases=["archive"]) == []
 
 
 @pytest.mark.django_db
 def test_a_server_set_up_as_usual_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deploy_checks, "notifications_arrive", lambda using: True)
+    monkeypatch.setattr(deploy, "notifications_arrive", lambda using: True)
 
     assert asked() == []
 
@@ -165,7 +165,7 @@ def test_a_server_set_up_to_lose_is_told_of(
 
     monkeypatch.setattr(connections["default"], "cursor", cursor)
 
-    assert ids(deploy_checks._check_role("default")) == [expected]
+    assert ids(deploy._check_role("default")) == [expected]
 
 
 @pytest.mark.django_db
@@ -176,7 +176,7 @@ def test_the_settings_of_the_session_are_what_is_read() -> None:
         cursor.execute("SET LOCAL default_transaction_isolation = 'serializable'")
         cursor.execute("SET LOCAL transaction_read_only = on")
 
-    assert ids(deploy_checks._check_role("default")) == ["leasing.E103", "leasing.W105"]
+    assert ids(deploy._check_role("default")) == ["leasing.E103", "leasing.W105"]
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,9 @@ def test_state_on_a_pooler_is_warned_of(
 ) -> None:
     settings.LEASING = {"LISTEN_URL": url}
     monkeypatch.setitem(connections.settings, "default", database)
-    monkeypatch.setattr(deploy_checks, "notifications_arrive", lambda using: arrive)
+    monkeypatch.setattr(deploy, "notifications_arrive", lambda using: arrive)
 
-    assert ids(deploy_checks._check_pooler("default")) == expected
+    assert ids(deploy._check_pooler("default")) == expected
 
 
 # Tasks

@@ -14,9 +14,9 @@ from django.core.management import call_command
 from django.db import connection
 from prometheus_client import CollectorRegistry
 
-from leasing import lease_figures
-from leasing import metrics as leasing_metrics
-from leasing.collecting import OfDatabase
+from leasing.metrics import leases as lease_figures
+from leasing.metrics import process as leasing_metrics
+from leasing.metrics.exposition import OfDatabase
 from tasks import metrics as task_metrics
 from tasks import monitoring, task_figures
 from tasks.outbox.totals import totals as relayed

@@ -7,8 +7,8 @@ from django.utils.crypto import constant_time_compare
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from leasing import instruments
 from leasing.conf import leasing_settings
+from leasing.metrics import registry
 
 VIEW = "leasing.view_metrics"
 PLAIN = "text/plain; charset=utf-8"
@@ -21,9 +21,9 @@ def metrics(request: HttpRequest) -> HttpResponse:
     refused = _refusal(request)
     if refused is not None:
         return refused
-    if not instruments.can_count():
-        return HttpResponse(instruments.EXTRA, status=501, content_type=PLAIN)
-    from leasing.collecting import exposition
+    if not registry.can_count():
+        return HttpResponse(registry.EXTRA, status=501, content_type=PLAIN)
+    from leasing.metrics.exposition import exposition
 
     text, content_type = exposition(request.headers.get("Accept", ""))
     return HttpResponse(text, content_type=content_type)

@@ -25,17 +25,17 @@ def show(port: int, address: str) -> None:
 
 
 def _count(**kwargs: Any) -> None:
-    from leasing import instruments
+    from leasing.metrics import registry
 
     try:
-        instruments.connect()
+        registry.connect()
     except ImproperlyConfigured as error:
         raise SystemExit(str(error)) from error
 
 
 def _serve(sender: Any, **kwargs: Any) -> None:
-    from leasing.instruments import SHARED, is_shared
-    from leasing.metrics_port import serve_at
+    from leasing.metrics.port import serve_at
+    from leasing.metrics.registry import SHARED, is_shared
 
     if _forks(sender) and not is_shared():
         raise SystemExit(f"Metrics of a pool of processes need {SHARED}: see docs/celery.md.")

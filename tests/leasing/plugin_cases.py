@@ -9,11 +9,11 @@ import pytest
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 
 from leasing.exceptions import LeaseLost
-from leasing.manual import ManualKeeper
 from leasing.models import Lease
 from leasing.runtime import clock
 from leasing.stores.memory import memory
 from leasing.testing import LeasingTestCase, aexpire, assert_held, assert_lost, expire, in_memory
+from leasing.testing.keeper import ManualKeeper
 from tasks.models import Task
 from tasks.sample import SLEEP
 

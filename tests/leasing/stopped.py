@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from leasing.manual import ManualKeeper
+from leasing.testing.keeper import ManualKeeper
 
 
 class Waits:

@@ -18,10 +18,10 @@ from leasing.exceptions import (
     LeaseLost,
 )
 from leasing.hold import Hold
-from leasing.manual import ManualKeeper
 from leasing.models import Lease, LeaseEvent
 from leasing.querysets.leasable import TRIES
 from leasing.querysets.lease import LeaseQuerySet
+from leasing.testing.keeper import ManualKeeper
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import Sent
 from tests.leasing.support import PATIENCE, OtherSession, events, usurp

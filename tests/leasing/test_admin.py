@@ -12,9 +12,10 @@ from django.test import Client
 from django.urls import reverse
 
 import leasing
-from leasing import adminacts, adminkit, adminlists, audit
-from leasing.admin import REVOKE_LEASES
-from leasing.adminlists import CappedPaginator
+from leasing import audit
+from leasing.admin import actions, base, changelist
+from leasing.admin.changelist import CappedPaginator
+from leasing.admin.leases import REVOKE_LEASES
 from leasing.functions import database_now
 from leasing.models import AuditEntry, BeatEntry, EventKind, Lease, LeaseEvent, OnceKey
 from leasing.web import badges
@@ -141,7 +142,7 @@ def test_a_list_that_no_index_serves_looks_at_the_newest(
 ) -> None:
     for _ in range(2):
         noted(LeaseFactory())
-    monkeypatch.setattr(adminlists, "REACH", 1)
+    monkeypatch.setattr(changelist, "REACH", 1)
     assert len(get(viewer, f"{EVENTS}?kind__exact=acquired").rows) == 1
     assert len(get(viewer, f"{LEASES}?state=active").rows) == 1
     assert len(get(viewer, f"{AUDIT}?verb__exact=revoke").rows) == 2
@@ -177,7 +178,7 @@ def test_no_list_filters_sorts_or_counts_by_what_has_no_index() -> None:
         if model._meta.app_label in ("leasing", "tasks"):
             if model in FEW:
                 continue
-            assert isinstance(site, adminkit.ReadOnlyAdmin), model
+            assert isinstance(site, base.ReadOnlyAdmin), model
             assert site.date_hierarchy is None and not site.show_full_result_count
             for name in site.list_filter:
                 if isinstance(name, str):
@@ -186,7 +187,7 @@ def test_no_list_filters_sorts_or_counts_by_what_has_no_index() -> None:
 
 def test_the_paginator_counts_no_further_than_its_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     LeaseFactory.create_batch(4)
-    monkeypatch.setattr(adminlists, "capped_count", lambda rows: Capped(10_001))
+    monkeypatch.setattr(changelist, "capped_count", lambda rows: Capped(10_001))
     assert CappedPaginator(Lease.objects.order_by("pk"), 50).count == 10_000
     assert CappedPaginator([1, 2, 3], 50).count == 3
 
@@ -239,7 +240,7 @@ def test_a_revocation_needs_its_permission(viewer: Client) -> None:
 def test_an_action_takes_no_more_rows_than_it_says(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adminacts, "MOST", 2)
+    monkeypatch.setattr(actions, "MOST", 2)
     leases = [LeaseFactory() for _ in range(3)]
     page = Page(act(operator, leases[:1], select_across="1"))
     assert page.one("[data-more]").numbers == [2]

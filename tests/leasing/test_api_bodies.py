@@ -13,7 +13,7 @@ from django.test import Client
 from ninja.errors import HttpError
 from pytest_django import Settings
 
-from leasing.http_json import MAX_BODY, MAX_DEPTH, BodyParser
+from leasing.api.bodies import MAX_BODY, MAX_DEPTH, BodyParser
 from leasing.models import Lease
 from tasks.models import Task
 from tests.api_calls import BODIES, call

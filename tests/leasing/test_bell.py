@@ -18,11 +18,11 @@ from django.test import override_settings
 
 from leasing.db.notifications import CHANNEL, notifications_arrive
 from leasing.functions import after, database_now
-from leasing.manual import manual_keeper
 from leasing.models import Lease
 from leasing.notifier import Bell, bell
 from leasing.notifier import waiting as waiting_for
 from leasing.runtime import clock
+from leasing.testing.keeper import manual_keeper
 from leasing.waiting import LONGEST, Waiter
 from tests.conftest import Spawn
 from tests.leasing.locks import someone_waits

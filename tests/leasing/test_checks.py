@@ -11,7 +11,7 @@ from django.db import connection, connections, models
 from django.test import override_settings
 from django.test.utils import isolate_apps
 
-from leasing import checks
+from leasing.checks import settings as checks
 from leasing.conf import leasing_settings
 from leasing.models import Leasable, Lease
 from leasing.querysets.leasable import LeasableQuerySet

@@ -22,9 +22,9 @@ from leasing.exceptions import (
     LeaseTimeout,
 )
 from leasing.hold import Hold, adopt_together
-from leasing.manual import ManualKeeper
 from leasing.models import Lease, LeaseEvent
 from leasing.querysets.leasable import LeasableQuerySet
+from leasing.testing.keeper import ManualKeeper
 from tests.leasing.conftest import Sent
 from tests.leasing.stopped import Waits
 from tests.leasing.support import (

@@ -15,9 +15,9 @@ from django.test.utils import CaptureQueriesContext
 from leasing.db import postgres
 from leasing.db import statements as compiled
 from leasing.exceptions import LeaseHeld
-from leasing.manual import manual_keeper
 from leasing.models import Lease
 from leasing.querysets.leasable import LeasableQuerySet
+from leasing.testing.keeper import manual_keeper
 from leasing.validation.terms import Terms
 from tests.leasing.support import events, expire, stored
 from tests.shop.models import Order

@@ -13,8 +13,8 @@ from django.db.models.signals import post_save
 from leasing import fencing
 from leasing.exceptions import LeaseLost, StaleToken
 from leasing.keeper import Keeper
-from leasing.manual import ManualKeeper
 from leasing.models import Lease, LeaseEvent
+from leasing.testing.keeper import ManualKeeper
 from tests.leasing.conftest import Sent
 from tests.leasing.locks import someone_waits
 from tests.leasing.support import OtherSession, events, expire

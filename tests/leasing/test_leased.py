@@ -25,8 +25,8 @@ from leasing.exceptions import (
     LeaseTimeout,
 )
 from leasing.hold import Hold
-from leasing.manual import ManualKeeper
 from leasing.models import Lease
+from leasing.testing.keeper import ManualKeeper
 from tests.leasing.stopped import Waits
 from tests.leasing.support import events, held_names
 

@@ -16,15 +16,15 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, override_settings
 
 from leasing import Leader, leased
-from leasing.checks import check_settings
-from leasing.deploy_checks import check_enabled
+from leasing.checks.deploy import check_enabled
+from leasing.checks.settings import check_settings
 from leasing.exceptions import LeaseHeld, LeaseInTransaction, LeaseLost
 from leasing.functions import EPOCH
-from leasing.manual import ManualKeeper
 from leasing.models import Lease
 from leasing.stores import memory
 from leasing.stores.memory import MemoryStore
 from leasing.testing import assert_free, assert_held, events_of, expire, in_memory
+from leasing.testing.keeper import ManualKeeper
 from leasing.validation.terms import Terms
 from tests.leasing.conftest import Sent
 from tests.leasing.support import PATIENCE, FakeClock

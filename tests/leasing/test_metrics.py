@@ -14,11 +14,13 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from prometheus_client import CollectorRegistry, generate_latest
 
-from leasing import instruments, metrics_port, signals
+from leasing import signals
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.keeper import Keeper
 from leasing.leader import Leader
-from leasing.metrics import VERBS, LeaseMetrics
+from leasing.metrics import port as metrics_port
+from leasing.metrics import registry as instruments
+from leasing.metrics.process import VERBS, LeaseMetrics
 from leasing.models import Lease
 from leasing.runtime import probes
 from leasing.store import Renewals

@@ -14,8 +14,8 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
-from leasing import figures, instruments, lease_figures
-from leasing.figures import Family, Figure, TooMany, read_all
+from leasing.metrics import database, leases, registry
+from leasing.metrics.database import Family, Figure, TooMany, read_all
 from leasing.models import LeaseState
 from tasks import task_figures
 from tests.factories import LeaseFactory, TaskFactory
@@ -32,7 +32,7 @@ TOKEN = "the scraper's own"
 def _read_anew() -> Iterator[None]:
     """No test is shown what another has read."""
     yield
-    lease_figures.figures.cache_clear()
+    leases.figures.cache_clear()
     task_figures.figures.cache_clear()
 
 
@@ -107,7 +107,7 @@ def test_without_the_client_library_it_says_what_to_install(
     response = read()
 
     assert response.status_code == 501
-    assert instruments.EXTRA in response.content.decode()
+    assert registry.EXTRA in response.content.decode()
 
 
 # What it says
@@ -133,7 +133,7 @@ def test_leases_are_counted_by_model_and_state(settings: Settings) -> None:
     assert [count("tasks.task", each) for each in ("active", "expired", "released")] == [1, 1, 0]
     assert found.sum("leasing_leaders_wanted") == 2
     assert found.sum("leasing_leaders_present") == 1
-    assert found.sum("leasing_figures_up") == len(list(instruments.figures()))
+    assert found.sum("leasing_figures_up") == len(list(registry.figures()))
     assert found.sum("leasing_figures_skipped") == 0
 
 
@@ -160,7 +160,7 @@ def test_no_label_names_a_resource_or_a_holder() -> None:
 @pytest.mark.usefixtures("with_token")
 def test_more_rows_are_not_more_queries() -> None:
     def queries() -> int:
-        lease_figures.figures.cache_clear()
+        leases.figures.cache_clear()
         task_figures.figures.cache_clear()
         with CaptureQueriesContext(
             connection,
@@ -247,7 +247,7 @@ def test_without_a_common_directory_the_web_app_shows_no_counts_of_processes() -
 def passing(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Lets time pass for figures."""
     now = [1000.0]
-    monkeypatch.setattr(figures, "system_clock", lambda: now[0])
+    monkeypatch.setattr(database, "system_clock", lambda: now[0])
 
     def advance(seconds: float) -> None:
         now[0] += seconds
@@ -297,7 +297,7 @@ def test_a_figure_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture)
 
 @pytest.mark.usefixtures("with_token")
 def test_leases_too_many_to_count_are_not_counted_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "MOST_ROWS", 2)
+    monkeypatch.setattr(database, "MOST_ROWS", 2)
     for _ in range(3):
         LeaseFactory()
         TaskFactory(state="running")

@@ -24,11 +24,11 @@ from leasing.exceptions import (
     PayloadMismatch,
 )
 from leasing.keeper import keeper
-from leasing.manual import ManualKeeper, manual_keeper
 from leasing.models import LeaseEvent, OnceKey
 from leasing.notifier import bell
 from leasing.querysets.once import OnceQuerySet
 from leasing.runtime.aio import drive, in_thread
+from leasing.testing.keeper import ManualKeeper, manual_keeper
 from tests.leasing.conftest import Sent
 from tests.leasing.stopped import Waits
 from tests.leasing.support import PATIENCE

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from leasing.exceptions import LeaseLost, StaleToken
-from leasing.manual import ManualKeeper, manual_keeper
 from leasing.models import Lease, LeaseEvent
+from leasing.testing.keeper import ManualKeeper, manual_keeper
 from tests.leasing.support import events
 from tests.plugin import ROOT
 from tests.press.models import Report

@@ -16,8 +16,8 @@ from leasing import signals
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.functions import after
 from leasing.hold import Hold
-from leasing.manual import ManualKeeper
 from leasing.models import Lease, LeaseEvent
+from leasing.testing.keeper import ManualKeeper
 from tests.factories import LeaseFactory
 from tests.leasing.stopped import Waits
 from tests.leasing.support import (

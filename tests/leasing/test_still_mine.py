@@ -16,9 +16,9 @@ from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import after
 from leasing.hold import Hold
 from leasing.keeper import Keeper, keeper
-from leasing.manual import ManualKeeper
 from leasing.models import Lease
 from leasing.stores import rows
+from leasing.testing.keeper import ManualKeeper
 from tests.leasing.conftest import Sent
 from tests.leasing.locks import someone_waits
 from tests.leasing.support import (

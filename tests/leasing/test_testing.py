@@ -13,13 +13,11 @@ from asgiref.sync import async_to_sync
 from django.db import connection, transaction
 from django.test import override_settings
 
-from leasing import testing
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseInTransaction, LeaseLost
 from leasing.functions import database_now
 from leasing.hold import Hold, margin
 from leasing.keeper import keeper as process_keeper
-from leasing.manual import ManualKeeper, manual_keeper
 from leasing.models import Lease, LeaseEvent
 from leasing.runtime import aio, clock
 from leasing.stores.rows import RowStore
@@ -29,10 +27,12 @@ from leasing.testing import (
     assert_lost,
     events_of,
     expire,
+    helpers,
     hold_elsewhere,
     in_memory,
     revoke,
 )
+from leasing.testing.keeper import ManualKeeper, manual_keeper
 from tasks.models import Task
 from tests.factories import LeaseFactory, TaskFactory
 from tests.leasing.support import FakeStore, granted
@@ -464,8 +464,8 @@ def test_coroutines_see_the_rows_of_the_test(clocks: ManualKeeper) -> None:
             await Lease.objects.aacquire("berth:1")
         await clocks.aadvance(20)
         async with Lease.objects.hold("berth:1") as hold:
-            await testing.aassert_held("berth:1", by=hold)
-            await testing.arevoke("berth:1")
+            await helpers.aassert_held("berth:1", by=hold)
+            await helpers.arevoke("berth:1")
             await clocks.astep()
             assert hold.valid
             await clocks.arenew()
@@ -489,7 +489,7 @@ def test_waiting_for_what_this_process_holds_is_in_earnest(clocks: ManualKeeper)
 # Unittest
 
 
-class Case(testing.LeasingTestCase):
+class Case(helpers.LeasingTestCase):
     """Run by the tests below, and by pytest itself."""
 
     def setUp(self) -> None:
@@ -506,7 +506,7 @@ class Case(testing.LeasingTestCase):
     async def test_coroutines_of_a_test_case_lose_their_holds(self) -> None:
         with self.assertRaises(LeaseLost):
             async with Lease.objects.hold("berth:1") as hold:
-                await testing.aexpire(hold)
+                await helpers.aexpire(hold)
                 raise AssertionError("it was not cancelled")
 
     def test_its_work_is_rolled_back(self) -> None:
@@ -514,7 +514,7 @@ class Case(testing.LeasingTestCase):
 
 
 def test_the_mixin_gives_time_back_whatever_the_case_does() -> None:
-    class Rude(testing.LeasingTestMixin, unittest.TestCase):
+    class Rude(helpers.LeasingTestMixin, unittest.TestCase):
         def setUp(self) -> None:
             assert clock.stand_in is self.lease_keeper
 
@@ -535,7 +535,7 @@ def test_the_mixin_gives_time_back_whatever_the_case_does() -> None:
 
 def test_every_public_name_is_documented() -> None:
     page = (ROOT / "docs" / "testing.md").read_text()
-    assert [name for name in testing.__all__ if name not in page and name != "ManualKeeper"] == []
+    assert [name for name in helpers.__all__ if name not in page and name != "ManualKeeper"] == []
 
 
 def test_settings_of_the_test_are_kept_in_memory() -> None:

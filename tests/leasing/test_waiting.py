@@ -25,11 +25,11 @@ from leasing.exceptions import (
     LeaseTimeout,
 )
 from leasing.hold import Hold
-from leasing.manual import ManualKeeper
 from leasing.models import Lease
 from leasing.notifier import Bell, bell
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.runtime import aio
+from leasing.testing.keeper import ManualKeeper
 from leasing.waiting import FIRST, LONGEST, Waiter, pauses
 from tests.factories import LeaseFactory
 from tests.leasing.stopped import Waits

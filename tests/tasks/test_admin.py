@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
 
-from leasing import adminlists
+from leasing.admin import changelist
 from leasing.functions import database_now
 from leasing.models import AuditEntry
 from leasing.web.badges import DONE, Sign
@@ -197,7 +197,7 @@ def test_the_name_is_looked_for_among_the_newest_and_an_id_among_all(
 ) -> None:
     old, new = TaskFactory(), TaskFactory()
     assert not get(viewer, f"{TASKS}?q=sample.sleep").all("[data-note]")
-    monkeypatch.setattr(adminlists, "REACH", 1)
+    monkeypatch.setattr(changelist, "REACH", 1)
     page = get(viewer, f"{TASKS}?q=sample.sleep")
     assert rows(page) >= {f"{TASKS}{new.pk}/change/"} and len(page.rows) == 1
     assert page.one("[data-note=floor]").numbers == [old.pk]
@@ -209,7 +209,7 @@ def test_a_filter_without_an_index_looks_at_the_newest_and_one_with_it_at_all(
 ) -> None:
     for _ in range(2):
         TaskFactory(state="recovered")
-    monkeypatch.setattr(adminlists, "REACH", 1)
+    monkeypatch.setattr(changelist, "REACH", 1)
     assert len(get(viewer, f"{ATTEMPTS}?outcome__exact=lost").rows) == 1
     assert len(get(viewer, ATTEMPTS).rows) == 2
     both = "status__exact=ready&queue__exact=default"
@@ -222,7 +222,7 @@ def test_a_list_ends_where_its_count_ends_and_says_so(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     TaskFactory.create_batch(3)
-    monkeypatch.setattr(adminlists, "COUNT_CAP", 2)
+    monkeypatch.setattr(changelist, "COUNT_CAP", 2)
     monkeypatch.setattr(TaskAdmin, "list_per_page", 1)
     page = get(viewer, f"{TASKS}?p=2")
     assert page.one("[data-note=capped]").links == ["/ops/tasks/"]

@@ -11,9 +11,9 @@ from django.test import Client
 from prometheus_client import CollectorRegistry, generate_latest
 from pytest_django import Settings
 
-from leasing import lease_figures
 from leasing.functions import after
-from leasing.metrics import LeaseMetrics
+from leasing.metrics import leases as lease_figures
+from leasing.metrics.process import LeaseMetrics
 from leasing.models import Lease
 from tasks import probes, recovery, signals, task_figures
 from tasks.exceptions import GiveUp

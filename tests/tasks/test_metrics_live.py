@@ -12,7 +12,7 @@ from django.db.models import Sum
 from django.test import Client
 from pytest_django import Settings
 
-from leasing import lease_figures
+from leasing.metrics import leases
 from tasks import task_figures
 from tasks.models import AttemptOutcome, Task, TaskAttempt, TaskStatus
 from tests.conftest import Spawn
@@ -95,7 +95,7 @@ def of_database(settings: Settings) -> Client:
 
 
 def read(client: Client) -> Scrape:
-    lease_figures.figures.cache_clear()
+    leases.figures.cache_clear()
     task_figures.figures.cache_clear()
     return Scrape(client.get("/ops/metrics").content.decode())
 

@@ -10,7 +10,7 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.urls import reverse
 
-from leasing.adminlinks import short
+from leasing.admin.links import short
 from leasing.functions import DbNow, after, database_now
 from leasing.models import AuditEntry
 from leasing.web.badges import Sign

@@ -10,9 +10,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from leasing import metrics_port
 from leasing.exceptions import LeaseError
 from leasing.leader import Leader
+from leasing.metrics import port
 from leasing.process.deadman import KILLED_BY
 from leasing.process.supervisor import Run, run_under
 from leasing.runtime.event_logger import get_logger
@@ -49,7 +49,7 @@ class Command(BaseCommand):
             metavar="SECONDS",
             help="how long COMMAND may go on after a stop (default 10)",
         )
-        metrics_port.add_arguments(parser)
+        port.add_arguments(parser)
         again = parser.add_mutually_exclusive_group()
         again.add_argument(
             "--once",
@@ -77,7 +77,7 @@ class Command(BaseCommand):
             leader = Leader(options["name"], ttl=options["ttl"], holder=options["holder"])
         except LeaseError as error:
             raise CommandError(str(error)) from error
-        metrics_port.serve(options)
+        port.serve(options)
         stopping = threading.Event()
         on_stop_signal(stopping.set)
         with closing(leader.terms(stopping)) as terms:

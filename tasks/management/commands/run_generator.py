@@ -6,8 +6,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from leasing import metrics_port
 from leasing.exceptions import InvalidResource, InvalidTTL
+from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import check_name, check_ttl, default_holder
 from tasks.exceptions import UnknownQueue
@@ -31,7 +31,7 @@ class Command(BaseCommand):
         parser.add_argument("--queue", help="the queue to put them in (default: the handler's)")
         parser.add_argument("--ttl", type=float, help="seconds that the generator's lease lasts")
         parser.add_argument("--name", help="what this instance is called")
-        metrics_port.add_arguments(parser)
+        port.add_arguments(parser)
         parser.add_argument(
             "--start", action="store_true", help="start at once, if nobody ever said start or stop"
         )
@@ -49,7 +49,7 @@ class Command(BaseCommand):
                 check_queue(options["queue"])
         except (InvalidResource, InvalidTTL, UnknownQueue) as error:
             raise CommandError(str(error)) from error
-        metrics_port.serve(options)
+        port.serve(options)
         if options["start"]:
             start_unless_asked()
         name = options["name"] or default_holder()

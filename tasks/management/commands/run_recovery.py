@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from leasing import metrics_port
+from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import default_holder
 from tasks import recovery, schedules
@@ -27,7 +27,7 @@ class Command(BaseCommand):
             "--dry-run", action="store_true", help="with --once: change nothing, only say what"
         )
         parser.add_argument("--json", action="store_true", help="with --once: as a JSON object")
-        metrics_port.add_arguments(parser)
+        port.add_arguments(parser)
 
     def handle(self, **options: Any) -> None:
         if options["once"]:
@@ -35,7 +35,7 @@ class Command(BaseCommand):
             return
         if options["dry_run"] or options["json"]:
             raise CommandError("--dry-run and --json go with --once.")
-        metrics_port.serve(options)
+        port.serve(options)
         stopping = threading.Event()
         on_stop_signal(stopping.set)
         name = default_holder()

@@ -7,8 +7,8 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from leasing import metrics_port
 from leasing.exceptions import InvalidResource, InvalidTTL
+from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import default_holder
 from tasks.models import WorkerRole
@@ -27,7 +27,7 @@ class Command(BaseCommand):
             "--ttl", type=float, help="seconds after which another goes on when this one is gone"
         )
         parser.add_argument("--name", help="what it is called (default: host:pid:random)")
-        metrics_port.add_arguments(parser)
+        port.add_arguments(parser)
 
     def handle(self, **options: Any) -> None:
         try:
@@ -40,7 +40,7 @@ class Command(BaseCommand):
             relay = Relay(broker, ttl=options["ttl"], name=name)
         except (ImproperlyConfigured, InvalidResource, InvalidTTL) as error:
             raise CommandError(str(error)) from error
-        metrics_port.serve(options)
+        port.serve(options)
         stopping = threading.Event()
 
         def stop() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.utils import autoreload
 
-from leasing import metrics_port
 from leasing.exceptions import InvalidResource, InvalidTTL
+from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import check_name, check_ttl
 from tasks.chaos import Chaos
@@ -67,7 +67,7 @@ class Command(BaseCommand):
             "--max-tasks", type=int, metavar="N", help="end after so many tasks, for a supervisor"
         )
         parser.add_argument("--name", help="what this worker is called (default: host:pid:random)")
-        metrics_port.add_arguments(parser)
+        port.add_arguments(parser)
         parser.add_argument(
             "--chaos",
             action="store_true",
@@ -121,7 +121,7 @@ def _worker(options: dict[str, Any]) -> WorkerProcess:
 def _measured(options: dict[str, Any]) -> WorkerProcess:
     """The worker, which shows its metrics if it was asked to."""
     worker = _worker(options)
-    metrics_port.serve(options)
+    port.serve(options)
     if options["metrics_port"] is not None:
         from tasks import metrics
 

@@ -20,7 +20,7 @@ from django.db import OperationalError as DatabaseError
 from django.db import transaction
 from kombu.exceptions import EncodeError, OperationalError
 
-from leasing.celery_beat import LOOK, PAUSE, Campaign, LeaderMixin, LeaderScheduler
+from leasing.celery.beat import LOOK, PAUSE, Campaign, LeaderMixin, LeaderScheduler
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.models import BeatEntry, Lease

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from leasing.keeper import keeper as process_keeper
-from leasing.manual import ManualKeeper
+from leasing.testing.keeper import ManualKeeper
 from tests.leasing.contract.adapters import Adapter
 from tests.plugin import CONTRACT
 

@@ -10,7 +10,6 @@ from django.test import override_settings
 
 from leasing.exceptions import InvalidTTL, LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.hold import Hold, margin
-from leasing.manual import ManualKeeper
 from leasing.subject import place_of
 from leasing.testing import (
     assert_free,
@@ -21,6 +20,7 @@ from leasing.testing import (
     hold_elsewhere,
     revoke,
 )
+from leasing.testing.keeper import ManualKeeper
 from tests.leasing.contract.adapters import (
     ADAPTERS,
     Adapter,

@@ -11,7 +11,6 @@ from asgiref.sync import async_to_sync, sync_to_async
 from leasing import signals
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.hold import Hold
-from leasing.manual import ManualKeeper
 from leasing.testing import (
     aassert_free,
     aassert_held,
@@ -23,6 +22,7 @@ from leasing.testing import (
     expire,
     hold_elsewhere,
 )
+from leasing.testing.keeper import ManualKeeper
 from tests.leasing.contract.adapters import Adapter, over_each
 
 

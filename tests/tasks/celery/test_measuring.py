@@ -10,7 +10,8 @@ from celery import Celery, signals
 from celery.concurrency.prefork import TaskPool as Prefork
 from celery.concurrency.thread import TaskPool as Threads
 
-from leasing import instruments, metrics_port
+from leasing.metrics import port as metrics_port
+from leasing.metrics import registry
 from tasks.celery import connect
 
 served: list[tuple[str, int]] = []
@@ -20,7 +21,7 @@ served: list[tuple[str, int]] = []
 def _shown(monkeypatch: pytest.MonkeyPatch) -> None:
     served.clear()
     monkeypatch.setattr(metrics_port, "serve_at", lambda *at: served.append(at))
-    monkeypatch.delenv(instruments.SHARED, raising=False)
+    monkeypatch.delenv(registry.SHARED, raising=False)
     monkeypatch.setattr(signals.worker_init, "receivers", [])
     monkeypatch.setattr(signals.worker_ready, "receivers", [])
     connect(Celery("tests", set_as_current=False), attend=False, metrics_port=9104)
@@ -42,7 +43,7 @@ def test_a_worker_of_threads_shows_what_it_counts() -> None:
 def test_a_pool_of_processes_needs_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="PROMETHEUS_MULTIPROC_DIR"):
         signals.worker_ready.send(sender=Consumer(Prefork))
-    monkeypatch.setenv(instruments.SHARED, "somewhere")
+    monkeypatch.setenv(registry.SHARED, "somewhere")
 
     signals.worker_ready.send(sender=Consumer(Prefork))
 
@@ -60,7 +61,7 @@ def test_a_port_that_is_taken_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_so_does_a_client_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instruments, "can_count", lambda: False)
+    monkeypatch.setattr(registry, "can_count", lambda: False)
 
     with pytest.raises(SystemExit, match="prometheus"):
         signals.worker_init.send(sender=None)

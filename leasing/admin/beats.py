@@ -8,8 +8,8 @@ from django.contrib import admin
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
-from leasing.adminkit import ReadOnlyAdmin
-from leasing.adminlinks import badge, related, short
+from leasing.admin.base import ReadOnlyAdmin
+from leasing.admin.links import badge, related, short
 from leasing.models import BeatEntry, Lease
 from leasing.web.badges import beat_sign
 

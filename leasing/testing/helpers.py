@@ -22,11 +22,11 @@ from django.test import TestCase, override_settings
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
-from leasing.manual import ManualKeeper, manual_keeper
 from leasing.models import Leasable, LeaseEvent, LeaseState
 from leasing.runtime import clock as clocks
 from leasing.stores.memory import MemoryStore, memory
 from leasing.subject import What, place_of, situation
+from leasing.testing.keeper import ManualKeeper, manual_keeper
 from leasing.validation.terms import Terms
 
 __all__ = [

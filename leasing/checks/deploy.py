@@ -15,7 +15,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 
-from leasing.checks import postgresql_of
+from leasing.checks.settings import postgresql_of
 from leasing.conf import leasing_settings
 from leasing.db.notifications import notifications_arrive
 

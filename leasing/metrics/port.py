@@ -9,7 +9,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
-from leasing import instruments
+from leasing.metrics import registry
 from leasing.runtime.event_logger import get_logger
 
 logger = get_logger("leasing")
@@ -50,10 +50,10 @@ def serve(options: Mapping[str, Any]) -> None:
 def serve_at(address: str, port: int) -> int:
     """Count in this process, and show it at this ``address`` and ``port`` until it ends. Returns
     the port. Raises ImproperlyConfigured without the client library, OSError."""
-    instruments.connect()
+    registry.connect()
     from prometheus_client import start_http_server
 
-    from leasing.collecting import registry_of_process
+    from leasing.metrics.exposition import registry_of_process
 
     server, _ = start_http_server(port, address, registry_of_process())
     at: int = server.server_port

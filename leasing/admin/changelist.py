@@ -18,7 +18,7 @@ from django.utils.functional import cached_property
 from leasing.web.paging import COUNT_CAP, Capped, capped_count
 
 if TYPE_CHECKING:
-    from leasing.adminkit import ReadOnlyAdmin
+    from leasing.admin.base import ReadOnlyAdmin
 
     PaginatorOfAny = Paginator[Any]
 else:

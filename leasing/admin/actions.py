@@ -24,7 +24,7 @@ from leasing.models import Leasable
 from leasing.web.access import READ_ONLY, is_read_only
 
 if TYPE_CHECKING:
-    from leasing.adminkit import ReadOnlyAdmin
+    from leasing.admin.base import ReadOnlyAdmin
 
 #: How many rows one act takes at most.
 MOST = 1_000

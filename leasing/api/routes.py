@@ -22,11 +22,11 @@ from ninja import Router, Status
 from ninja.errors import HttpError
 from pydantic import BaseModel, Field
 
+from leasing.api.access import Access
+from leasing.api.bodies import BothSpellings, Limit, Moment, Notice, Request
+from leasing.api.errors import BAD_BODY, answers
 from leasing.exceptions import LeaseLost
 from leasing.functions import EPOCH
-from leasing.http import BAD_BODY, LeasingAPI, answers
-from leasing.http_access import Access
-from leasing.http_json import BothSpellings, Limit, Moment, Notice, Request
 from leasing.leasables import find_row, in_state, listed
 from leasing.models import Leasable, Lease, leasable_models
 from leasing.validation.names import check_name
@@ -229,6 +229,3 @@ def refuse_reserved(resource: str) -> None:
     """Raise HttpError 409 if ``resource`` is the name of another model's lease."""
     if resource.startswith(RESERVED):
         raise HttpError(409, f"{resource} is leased through the routes of the task itself.")
-
-
-__all__ = ["LeasingAPI", "router"]

@@ -8,8 +8,8 @@ from django.apps import apps
 from django.contrib import admin
 from django.utils.safestring import SafeString
 
-from leasing.adminkit import ReadOnlyAdmin
-from leasing.adminlinks import badge, json_of, link, short
+from leasing.admin.base import ReadOnlyAdmin
+from leasing.admin.links import badge, json_of, link, short
 from leasing.models import AuditEntry, LeaseEvent
 from leasing.web.badges import audit_sign, event_sign
 

@@ -1,5 +1,4 @@
-"""Leases and what is done once in Django's admin; the ledgers are at ``ledger_admin``, and beats at
-``beat_admin``."""
+"""Leases and what is done once in Django's admin."""
 
 from __future__ import annotations
 
@@ -12,15 +11,13 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
-from leasing.adminacts import Act, Picked
-from leasing.adminkit import ReadOnlyAdmin
-from leasing.adminlinks import badge, json_of, related, short, site_url
-from leasing.beat_admin import BeatEntryAdmin
+from leasing.admin.actions import Act, Picked
+from leasing.admin.base import ReadOnlyAdmin
+from leasing.admin.links import badge, json_of, related, short, site_url
 from leasing.conf import leasing_settings
 from leasing.dashboard.forms import ForceReleaseForm
 from leasing.diagnosis.base import Diagnosis
 from leasing.diagnosis.lease import explain
-from leasing.ledger_admin import AuditEntryAdmin, LeaseEventAdmin
 from leasing.models import Lease, LeaseEvent, LeaseState, OnceKey
 from leasing.web.badges import Sign, lease_sign
 from leasing.web.paging import PAGE_SIZE
@@ -180,13 +177,3 @@ class OnceKeyAdmin(LeasableAdmin):
     @admin.display(description="key")
     def name(self, row: OnceKey) -> str:
         return short(row.key)
-
-
-__all__ = [
-    "AuditEntryAdmin",
-    "BeatEntryAdmin",
-    "LeasableAdmin",
-    "LeaseAdmin",
-    "LeaseEventAdmin",
-    "OnceKeyAdmin",
-]

@@ -1,12 +1,4 @@
-"""For users of Celery: tasks that run under a lease, and a beat that may run on every node.
-
-    @app.task(base=LeasedTask, bind=True, resource="sync:{account}", when_held="skip")
-    def sync(self, account):
-        for page in pages(account):
-            self.request.hold.ensure()
-            write(page, self.request.fencing_token)
-
-    celery -A project beat -S leasing.celery:LeaderScheduler
+"""Tasks of Celery that run under a lease.
 
 Terms
     winner  the call that holds the lease; its body runs, and the keeper renews meanwhile
@@ -35,17 +27,12 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
+from celery.app.task import Context
+from celery.contrib.django.task import DjangoTask
+from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.time import get_exponential_backoff_interval
 from django.db import Error
 
-try:
-    from celery.app.task import Context
-    from celery.contrib.django.task import DjangoTask
-    from celery.exceptions import Ignore, Reject, Retry
-    from celery.utils.time import get_exponential_backoff_interval
-except ImportError as error:
-    raise ImportError("leasing.celery needs Celery: install django-leasing[celery]") from error
-
-from leasing.celery_beat import LeaderMixin, LeaderScheduler
 from leasing.decorators import arguments_of, refuse_generators
 from leasing.exceptions import InvalidResource, LeaseError, LeaseHeld
 from leasing.runtime.event_logger import get_logger
@@ -53,8 +40,6 @@ from leasing.validation.names import check_name
 
 if TYPE_CHECKING:
     from leasing.hold import Hold
-
-__all__ = ["LeaderMixin", "LeaderScheduler", "LeasedTask", "is_skipped"]
 
 logger = get_logger("leasing.celery")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ImproperlyConfigured
 
 if TYPE_CHECKING:
-    from leasing.figures import Figure
+    from leasing.metrics.database import Figure
 
 #: What asks for metrics needs this.
 EXTRA = "Metrics need prometheus-client: pip install 'django-leasing[prometheus]'."
@@ -22,8 +22,8 @@ EXTRA = "Metrics need prometheus-client: pip install 'django-leasing[prometheus]
 #: Where the processes of one server leave what they count, for whoever of them is asked.
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
 
-_counting = ["leasing.metrics"]
-_reading = ["leasing.lease_figures"]
+_counting = ["leasing.metrics.process"]
+_reading = ["leasing.metrics.leases"]
 
 
 def add(*, counting: str, reading: str) -> None:

@@ -1,8 +1,8 @@
 """What the admins of leasing and tasks have in common: they look and act, and never edit.
 
 Rows change only through the verbs of the querysets, so every form is read-only, nothing is
-added or deleted, and an act (``leasing.adminacts``) asks first and then calls the verb. Lists
-are bounded (``leasing.adminlists``).
+added or deleted, and an act (``leasing.admin.actions``) asks first and then calls the verb. Lists
+are bounded (``leasing.admin.changelist``).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
-from leasing.adminlinks import badge, related, site_url
-from leasing.adminlists import BoundedChangeList, CappedPaginator, floor_of
+from leasing.admin.changelist import BoundedChangeList, CappedPaginator, floor_of
+from leasing.admin.links import badge, related, site_url
 from leasing.conf import leasing_settings
 from leasing.diagnosis.base import Diagnosis
 from leasing.humanize import plural
@@ -31,7 +31,7 @@ from leasing.web.badges import Sign, audit_sign
 from leasing.web.paging import COUNT_CAP
 
 if TYPE_CHECKING:
-    from leasing.adminacts import Act
+    from leasing.admin.actions import Act
 
     AdminOfAny = admin.ModelAdmin[Any]
 else:

@@ -1,7 +1,7 @@
 """What this process does with leases, counted for Prometheus.
 
 ``connect()`` counts from now on, in the client library's registry. How things stand in the
-database is read elsewhere: ``leasing.figures``.
+database is read elsewhere: ``leasing.metrics.database``.
 """
 
 from __future__ import annotations
@@ -261,5 +261,5 @@ def connect() -> None:
 def metrics() -> LeaseMetrics:
     """What this process counts with. RuntimeError before ``connect``."""
     if _metrics is None:
-        raise RuntimeError("Nothing is counted yet: call leasing.instruments.connect().")
+        raise RuntimeError("Nothing is counted yet: call leasing.metrics.registry.connect().")
     return _metrics

@@ -10,9 +10,9 @@ from django.db import connections
 from django.db.models import Count, Q
 
 from leasing.conf import leasing_settings
-from leasing.figures import Family, Figure, refuse_many
 from leasing.functions import DbNow
 from leasing.leasables import rows_of
+from leasing.metrics.database import Family, Figure, refuse_many
 from leasing.models import Leasable, Lease, LeaseState, leasable_models
 
 _TABLES = """

@@ -15,8 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from leasing import instruments
-from leasing.figures import read_all
+from leasing.metrics import registry as instruments
+from leasing.metrics.database import read_all
 
 #: How the names of our metrics begin.
 OURS = ("leasing_", "tasks_")

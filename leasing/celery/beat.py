@@ -37,7 +37,7 @@ from celery.beat import Scheduler, SchedulingError
 from django.db import Error, close_old_connections, connections
 from kombu.exceptions import OperationalError
 
-from leasing.celery_slots import marked, slot_of, zoned
+from leasing.celery.slots import marked, slot_of, zoned
 from leasing.exceptions import LeaseLost
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger

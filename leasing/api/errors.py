@@ -17,9 +17,9 @@ from django.utils.log import log_response
 from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
+from leasing.api.access import Access
+from leasing.api.bodies import BodyParser, Error, refuse_body
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseHeld, LeaseLost
-from leasing.http_access import Access
-from leasing.http_json import BodyParser, Error, refuse_body
 
 View = Callable[..., HttpResponseBase]
 

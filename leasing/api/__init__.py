@@ -1,0 +1,8 @@
+"""The JSON API of leases: mount ``router`` on a ``LeasingAPI``."""
+
+from __future__ import annotations
+
+from leasing.api.errors import LeasingAPI
+from leasing.api.routes import router
+
+__all__ = ["LeasingAPI", "router"]

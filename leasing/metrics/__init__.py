@@ -1,0 +1,1 @@
+"""Metrics for Prometheus: counters of the process, figures from the database, exposition."""
