@@ -9,7 +9,7 @@ def build(ctx, report_id):
 Task.objects.enqueue("reports.build", {"report_id": 42})
 """
 
-from tasks.declarations import schedule
 from tasks.registry import handler
+from tasks.scheduling.declarations import schedule
 
 __all__ = ["handler", "schedule"]

@@ -34,8 +34,8 @@ from tasks.compat import (
 )
 from tasks.context import Context
 from tasks.exceptions import UnknownTask
+from tasks.querysets.claimed import Completed, Taken
 from tasks.retry import RetryPolicy
-from tasks.taken import Completed, Taken
 
 if TYPE_CHECKING:
     from tasks import models, results

@@ -13,9 +13,10 @@ from django.core.checks import CheckMessage, Error, Tags, register
 from leasing.checks.settings import unknown_settings
 from leasing.exceptions import InvalidResource
 from leasing.validation.names import check_name
-from tasks import declarations, registry
+from tasks import registry
 from tasks.conf import task_settings
 from tasks.querysets import TaskStatus
+from tasks.scheduling import declarations
 
 #: Seconds of a window that the shortest lease fits into twice.
 SHORTEST_WINDOW = 3

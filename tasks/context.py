@@ -17,7 +17,7 @@ from leasing.runtime.clock import clock
 from tasks.completing import Completing
 from tasks.interruption import Interruption
 from tasks.progress import Progress
-from tasks.taken import Taken
+from tasks.querysets.claimed import Taken
 
 if TYPE_CHECKING:
     from tasks.models import Task

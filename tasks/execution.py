@@ -18,11 +18,11 @@ from leasing.runtime.clock import clock
 from tasks import registry
 from tasks.context import Context
 from tasks.interruption import Interruption
-from tasks.latch import Latch
 from tasks.models import Task
-from tasks.taken import Taken
+from tasks.querysets.claimed import Taken
+from tasks.runtime.latch import Latch
+from tasks.runtime.tracepoints import AttemptTrace, points
 from tasks.takenstore import grants_of, store_in
-from tasks.tracepoints import AttemptTrace, points
 
 Watch = Callable[["Execution"], object]
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from leasing.runtime.clock import clock
 from tasks.exceptions import TaskCancelled
-from tasks.latch import Latch
+from tasks.runtime.latch import Latch
 
 
 class Interruption:

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from leasing.runtime.clock import clock
-from tasks import probes, runner
+from tasks import runner
 from tasks.chaos import Chaos
 from tasks.execution import Execution
 from tasks.registry import Kind
+from tasks.runtime import probes
 from tasks.settler import Settler
 from tasks.settling import Ending
 

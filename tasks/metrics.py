@@ -13,10 +13,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from leasing.metrics import process as lease_metrics
 from leasing.metrics.process import TERMS, Details
 from leasing.signals import Count, Logged
-from tasks import probes, recovery, registry, signals
+from tasks import recovery, registry, signals
 from tasks.outbox.totals import totals as relayed
 from tasks.places import Places
-from tasks.taken import Taken, waited
+from tasks.querysets.claimed import Taken, waited
+from tasks.runtime import probes
 
 #: Seconds, for what may take a moment or an hour.
 LONG = (

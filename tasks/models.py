@@ -15,9 +15,6 @@ from leasing.models import Leasable
 from leasing.querysets.leasable import LEASE_FIELDS
 from leasing.store import Renewal
 from tasks.constraints import UniqueWhereSet
-from tasks.declarations import LONGEST_NAME
-from tasks.moments import MissedSlots, Rule, rule_of
-from tasks.outbox.queryset import OutboxQuerySet
 from tasks.querysets import (
     QueueQuerySet,
     ScheduleQuerySet,
@@ -26,8 +23,11 @@ from tasks.querysets import (
     TaskStatus,
     UniqueFor,
 )
-from tasks.schedule_clean import clean_schedule
-from tasks.taken import resource_of
+from tasks.querysets.claimed import resource_of
+from tasks.querysets.outbox import OutboxQuerySet
+from tasks.querysets.schedule_validation import clean_schedule
+from tasks.scheduling.declarations import LONGEST_NAME
+from tasks.scheduling.rules import MissedSlots, Rule, rule_of
 
 
 class Task(Leasable):

@@ -21,7 +21,7 @@ from tasks.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from tasks.models import Task
-    from tasks.taken import Completed
+    from tasks.querysets.claimed import Completed
 
 #: How long a task whose handler is missing here waits for a worker that has it.
 UNKNOWN_DELAY = timedelta(seconds=60)

@@ -13,7 +13,7 @@ from django.db.models import F, QuerySet
 from tasks import models
 from tasks.compat import AnyResult, AnyTask, TaskError, TaskResultStatus
 from tasks.models import AttemptOutcome, TaskStatus
-from tasks.taken import Completed, Taken
+from tasks.querysets.claimed import Completed, Taken
 
 #: What a result is read from: a task, or what is known of one without reading its row.
 Row: TypeAlias = models.Task | Taken | Completed

@@ -19,9 +19,9 @@ from django.db.models import F
 from leasing.functions import DbNow
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
-from tasks import declarations
 from tasks.models import Schedule, ScheduleSlot
 from tasks.querysets.schedule import SLOT_BATCH
+from tasks.scheduling import declarations
 
 logger = get_logger("tasks.schedules")
 

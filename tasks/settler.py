@@ -10,8 +10,8 @@ from collections.abc import Callable
 from enum import Enum
 
 from leasing.runtime.clock import clock
-from tasks.connection import lasting_connection
 from tasks.execution import Execution
+from tasks.runtime.connection import lasting_connection
 from tasks.settling import Ending, settle
 
 #: How many are stored by one statement at most, and from how many on none is waited for.

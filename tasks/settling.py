@@ -23,8 +23,8 @@ from tasks.execution import Execution
 from tasks.log import said_of
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet, TaskStatus
-from tasks.taken import Taken
-from tasks.tracepoints import points
+from tasks.querysets.claimed import Taken
+from tasks.runtime.tracepoints import points
 
 logger = get_logger("tasks.runner")
 

@@ -11,7 +11,7 @@ from typing import Any
 from leasing.store import Grant
 from leasing.stores.rows import RowStore
 from tasks.models import Task
-from tasks.taken import Taken, Term, resource_of
+from tasks.querysets.claimed import Taken, Term, resource_of
 
 
 class TakenStore(RowStore):

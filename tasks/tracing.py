@@ -43,13 +43,13 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from leasing.exceptions import LeaseLost
 from leasing.functions import EPOCH
 from leasing.runtime.clock import clock
-from tasks.tracepoints import Send, points
+from tasks.runtime.tracepoints import Send, points
 
 if TYPE_CHECKING:
     from tasks.execution import Execution
     from tasks.models import Task
+    from tasks.querysets.claimed import Taken
     from tasks.settling import Ending, Refused
-    from tasks.taken import Taken
 
 Stored = TypeVar("Stored")
 

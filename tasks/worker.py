@@ -34,22 +34,22 @@ from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
 from leasing.validation.names import default_holder
 from tasks import recovery, sampling, schedules
-from tasks.bell import ringer
 from tasks.chaos import Chaos
 from tasks.conf import task_settings
-from tasks.connection import lasting_connection, lasting_thread
 from tasks.execution import Execution
 from tasks.giving_back import give_back, give_back_all
 from tasks.models import Queue, Task
+from tasks.notifier import ringer
 from tasks.places import EMPTY_FOR, Opening, Places
+from tasks.poller import Waking
 from tasks.presence import PRESENCE_PATIENCE, keep_present, sign_off
+from tasks.querysets.claimed import Taken
 from tasks.registry import Kind
 from tasks.runner import STOPPED, time_out
+from tasks.runtime.connection import lasting_connection, lasting_thread
 from tasks.settling import COMPLETE, Ending
-from tasks.taken import Taken
 from tasks.takenstore import load
 from tasks.timeouts import Timekeeper
-from tasks.waking import Waking
 
 logger = get_logger("tasks.worker")
 

@@ -15,9 +15,10 @@ from django.test import Client
 
 from leasing.conf import leasing_settings
 from leasing.runtime.tracepoints import points as leases
-from tasks import declarations, registry
+from tasks import registry
 from tasks.conf import task_settings
-from tasks.tracepoints import points as tasks
+from tasks.runtime.tracepoints import points as tasks
+from tasks.scheduling import declarations
 from tests.plugin import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

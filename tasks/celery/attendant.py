@@ -47,7 +47,7 @@ def _begin(sender: Any, **kwargs: Any) -> None:
 
 
 def _start(name: str, work: Callable[[], object]) -> None:
-    from tasks.connection import lasting_thread
+    from tasks.runtime.connection import lasting_thread
 
     _threads.append(lasting_thread(name, work))
 

@@ -29,15 +29,15 @@ from leasing.hold import Hold
 from leasing.leader import Leader
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
-from tasks.bell import ringer
 from tasks.conf import task_settings
-from tasks.connection import lasting_connection
 from tasks.models import OutboxMessage, Task
+from tasks.notifier import ringer
 from tasks.outbox import RELAY
-from tasks.outbox.queryset import BELL
 from tasks.outbox.totals import totals
-from tasks.tracepoints import Send, points
-from tasks.waking import Waking
+from tasks.poller import Waking
+from tasks.querysets.outbox import BELL
+from tasks.runtime.connection import lasting_connection
+from tasks.runtime.tracepoints import Send, points
 
 logger = get_logger("tasks.relay")
 

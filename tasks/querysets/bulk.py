@@ -11,9 +11,9 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from tasks.payload import dumped_many
-from tasks.querysets import inserting
 from tasks.querysets.columns import NewTasks
-from tasks.querysets.inserting import Limits
+from tasks.querysets.sql import insert
+from tasks.querysets.sql.insert import Limits
 from tasks.querysets.stored import StoredTasks
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def store(
     common = {**new.columns, **(new.limit({}) if new.limited_alike else {})}
     with transaction.atomic(using=connection.alias) if len(batches) > 1 else nullcontext():
         given = [
-            inserting.insert_many(model, connection, common, text, limits)
+            insert.insert_many(model, connection, common, text, limits)
             for _, text, limits in batches
         ]
     return _lazily(model, connection.alias, common, batches, given)
@@ -90,6 +90,6 @@ def _lazily(
                 "concurrency_key": limits.keys[at],
                 "concurrency_limit": limits.limits[at],
             }
-        return inserting.instance(model, using, {**common, **own, **moments})
+        return insert.instance(model, using, {**common, **own, **moments})
 
     return StoredTasks(starts.pop(), make)

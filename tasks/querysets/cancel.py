@@ -14,7 +14,7 @@ from django.db.models import Case, F, Q, TextField, Value, When
 
 from leasing.db.dialects import lock
 from leasing.functions import DbNow
-from tasks.bell import hurry
+from tasks.notifier import hurry
 from tasks.querysets.base import CANCEL_REQUESTED, TaskStatus, closing
 from tasks.querysets.ended import BULK_BATCH, Discarding
 

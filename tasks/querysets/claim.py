@@ -15,14 +15,15 @@ from leasing.functions import DbNow
 from leasing.querysets.claim import Claim
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
-from tasks import postgres, signals
+from tasks import signals
 from tasks.conf import task_settings
 from tasks.querysets.base import TaskStatus, check_queue
+from tasks.querysets.claimed import Taken, keeping
 from tasks.querysets.queues import is_paused
 from tasks.querysets.slots import Seating, Seats
+from tasks.querysets.sql import claim as postgres
 from tasks.querysets.unique import key_once_claimed
-from tasks.taken import Taken, keeping
-from tasks.tracepoints import points
+from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task

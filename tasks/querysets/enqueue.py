@@ -15,9 +15,9 @@ from django.db.models import Expression
 from leasing.conf import leasing_settings
 from leasing.db.dialects import after_commit
 from tasks import signals
-from tasks.bell import BESIDE, message_of, ring_now, ring_queues, ringer, takes_messages
+from tasks.notifier import BESIDE, message_of, ring_now, ring_queues, ringer, takes_messages
 from tasks.payload import as_arguments, check_json
-from tasks.querysets import bulk, inserting
+from tasks.querysets import bulk
 from tasks.querysets.columns import (
     EnqueueOptions,
     ManyOptions,
@@ -27,8 +27,9 @@ from tasks.querysets.columns import (
     new_tasks,
 )
 from tasks.querysets.present import Meeting
+from tasks.querysets.sql import insert
 from tasks.querysets.unique import OnDuplicate, UniqueFor
-from tasks.tracepoints import points
+from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -150,7 +151,7 @@ class Enqueuing(Meeting):
 
     def _store_many(self, new: NewTasks, items: list[dict[str, Any]]) -> Sequence[Task]:
         connection = connections[self.db]
-        if inserting.serves(self.model, connection):
+        if insert.serves(self.model, connection):
             stored = bulk.store(self.model, connection, new, items)
         else:
             stored = self._store_each(new, items)
@@ -172,7 +173,7 @@ class Enqueuing(Meeting):
         columns = new.columns
         with_keys = "unique_key" in columns or "idempotency_key" in columns
         connection = connections[self._db or leasing_settings.DATABASE]  # type: ignore[attr-defined]
-        if not with_keys and inserting.serves(self.model, connection):
+        if not with_keys and insert.serves(self.model, connection):
             return self._store_plain(connection, new)
         rows, stored = self.home(), True
         task = rows.model(**columns)
@@ -192,26 +193,26 @@ class Enqueuing(Meeting):
         if alone and ringer.is_due(using, queue, BESIDE):
             key, moments = self._store_ringing(connection, new, message_of(queue))
         else:
-            key, moments = inserting.insert(model, connection, new.columns, new.data)
+            key, moments = insert.insert(model, connection, new.columns, new.data)
             if alone:
                 ring_now(using, queue)
             else:
                 ring_queues(using, [queue])
-        task = inserting.instance(model, using, {**new.columns, "id": key, **moments})
+        task = insert.instance(model, using, {**new.columns, "id": key, **moments})
         self._announce([task])
         return task
 
     def _store_ringing(
         self, connection: BaseDatabaseWrapper, new: NewTask, message: str
-    ) -> inserting.Inserted:
+    ) -> insert.Inserted:
         try:
-            inserted = inserting.insert(self.model, connection, new.columns, new.data, message)
+            inserted = insert.insert(self.model, connection, new.columns, new.data, message)
         except BaseException as error:
             try:
                 if not isinstance(error, DatabaseError):
                     raise
                 # It may be the message that was refused: PostgreSQL has room for so many.
-                return inserting.insert(self.model, connection, new.columns, new.data)
+                return insert.insert(self.model, connection, new.columns, new.data)
             finally:
                 # Others may have left the ringing to this one, whatever becomes of its task.
                 ringer.tell(connection.alias, message)

@@ -12,8 +12,8 @@ from django.db.models import F
 from django.dispatch import Signal
 
 from tasks import registry, signals
-from tasks.bell import ring
 from tasks.exceptions import GiveUp, Snooze, TaskError, UnknownTask
+from tasks.notifier import ring
 from tasks.payload import check_json
 from tasks.querysets.base import (
     CANCEL_REQUESTED,

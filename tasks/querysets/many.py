@@ -15,12 +15,13 @@ from django.dispatch import Signal
 from leasing.db.dialects import after_commit, lock
 from leasing.exceptions import LeaseLost
 from leasing.functions import after
-from tasks import postgres, registry, signals
+from tasks import registry, signals
 from tasks.exceptions import NotSerializable
 from tasks.payload import dumped_json
 from tasks.querysets.base import CANCEL_REQUESTED, TaskStatus, attempt_model, ending, waiting
+from tasks.querysets.claimed import Completed, Taken
 from tasks.querysets.holder import Failure, Holding
-from tasks.taken import Completed, Taken
+from tasks.querysets.sql import claim
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -60,7 +61,7 @@ class Batching(Holding):
         nobody looks. Returns those that are not completed, each with its error."""
         results = list(results)
         rows = self.home()
-        if signals.completed.has_receivers(rows.model) or not postgres.serves(rows.db):
+        if signals.completed.has_receivers(rows.model) or not claim.serves(rows.db):
             taken = {id(each.task): each for each, _ in results}
             _, refused = rows.complete_many([(each.task, output) for each, output in results])
             return [(taken[id(task)], error) for task, error in refused]
@@ -83,7 +84,7 @@ class Batching(Holding):
             return set(), []
         try:
             with _statement(self.db):
-                done = postgres.complete(
+                done = claim.complete(
                     self, [each for each, _ in asked.values()], outputs, timed=bool(told)
                 )
         except (DataError, IntegrityError):

@@ -18,8 +18,8 @@ from leasing.db.questions import ask
 from leasing.functions import DbNow, after, next_token, remaining
 from leasing.runtime.clock import clock
 from tasks import signals
-from tasks.bell import ring
 from tasks.conf import task_settings
+from tasks.notifier import ring
 from tasks.querysets.base import (
     CANCEL_REQUESTED,
     TERM,
@@ -35,7 +35,7 @@ from tasks.querysets.base import (
 from tasks.querysets.cancel import Cancelling, never_cancelled
 from tasks.querysets.ended import BULK_BATCH
 from tasks.querysets.unique import key_in_retry
-from tasks.tracepoints import points
+from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task

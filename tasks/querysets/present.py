@@ -14,11 +14,11 @@ from leasing.db.dialects import after_commit, lock
 from leasing.exceptions import PayloadMismatch
 from leasing.functions import DbNow
 from tasks import signals
-from tasks.bell import ring
+from tasks.notifier import ring
 from tasks.payload import is_same_json
 from tasks.querysets.base import TaskRows, TaskStatus
 from tasks.querysets.unique import OnDuplicate
-from tasks.tracepoints import points
+from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task

@@ -21,11 +21,11 @@ from django.db.models import BooleanField, Count, ExpressionWrapper, F, Q
 
 from leasing.db.dialects import durable, lock
 from leasing.functions import DbNow, after
-from tasks import postgres
 from tasks.querysets.base import TaskStatus
 from tasks.querysets.claim import Claiming
+from tasks.querysets.claimed import Taken
 from tasks.querysets.slots import Seats
-from tasks.taken import Taken
+from tasks.querysets.sql import claim
 
 #: How often one look goes on behind the tasks of keys that have as many published as can run.
 ROUNDS = 5
@@ -141,8 +141,8 @@ class Publishing(Claiming):
         rows, terms, _ = self._asked(holder, [queue], ttl)
         taken: list[Taken] = []
         more = True
-        if postgres.serves(rows.db):
-            taken, more = postgres.take_one(rows, terms, queue, key)
+        if claim.serves(rows.db):
+            taken, more = claim.take_one(rows, terms, queue, key)
         if more and not taken:
             ready = rows.to_claim(queue).filter(pk=key)
             ready.seats = Seats(rows.model, rows.db)

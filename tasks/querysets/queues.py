@@ -14,7 +14,7 @@ from leasing.conf import leasing_settings
 from leasing.db.dialects import after_commit
 from leasing.functions import DbNow
 from tasks import signals
-from tasks.bell import ring_queues
+from tasks.notifier import ring_queues
 from tasks.querysets.base import check_queue
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from django.db.models import F
 
 from tasks import signals
-from tasks.bell import ring
+from tasks.notifier import ring
 from tasks.querysets.base import TaskStatus, attempt_model, traced, waiting
 from tasks.querysets.many import Batching, Refused, Tellings
 

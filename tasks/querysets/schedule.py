@@ -25,10 +25,11 @@ from leasing.conf import leasing_settings
 from leasing.db.dialects import lock
 from leasing.functions import DbNow, after, database_now
 from leasing.runtime.event_logger import get_logger
-from tasks import declarations, registry
-from tasks.declarations import Declaration
+from tasks import registry
 from tasks.exceptions import InvalidSchedule
-from tasks.moments import due_slots, rule_of
+from tasks.scheduling import declarations
+from tasks.scheduling.declarations import Declaration
+from tasks.scheduling.rules import due_slots, rule_of
 
 if TYPE_CHECKING:
     from tasks.models import Schedule, ScheduleSlot, Task

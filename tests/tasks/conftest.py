@@ -15,12 +15,13 @@ from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.signals import Logged
 from leasing.stores.rows import RowStore
-from tasks import giving_back, lanes, retry, runner, signals, trails
+from tasks import giving_back, lanes, retry, runner, signals
 from tasks import registry as known_handlers
 from tasks.context import Context
 from tasks.execution import Execution
 from tasks.models import Task
 from tasks.querysets import operator
+from tasks.querysets.sql import cursors
 from tasks.registry import Handler
 from tests.factories import TaskFactory
 from tests.fixtures import clocks, compatible, portable, registry, spans, value
@@ -65,7 +66,7 @@ def _no_sweep_at_claim(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _no_trail(monkeypatch: pytest.MonkeyPatch) -> None:
     """No claim goes on behind those of the test before."""
-    monkeypatch.setattr(trails, "_trails", {})
+    monkeypatch.setattr(cursors, "_trails", {})
 
 
 @pytest.fixture(autouse=True)

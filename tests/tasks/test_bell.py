@@ -15,9 +15,9 @@ from pytest_django import Settings
 from leasing.db.dialects import private_connection
 from leasing.functions import database_now
 from leasing.runtime.clock import system_clock
-from tasks import bell
-from tasks.bell import CHANNEL, Listener, ringer
+from tasks import notifier
 from tasks.models import Task, TaskStatus
+from tasks.notifier import CHANNEL, Listener, ringer
 from tasks.worker import WorkerProcess
 from tests.factories import TaskFactory
 from tests.leasing.support import FakeClock, expire
@@ -59,15 +59,15 @@ def test_what_is_rolled_back_rings_nobody_and_silences_nobody(heard: list[str]) 
 def test_a_queue_is_rung_once_in_a_while_each_by_itself(
     heard: list[str], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bell, "clock", clock)
+    monkeypatch.setattr(notifier, "clock", clock)
     TaskFactory.create_batch(3, name="jobs.echo")
     TaskFactory(name="jobs.echo", queue="mail")
     assert heard == ["queue default", "queue mail"]
 
-    clock.advance(bell.BESIDE * 0.9)
+    clock.advance(notifier.BESIDE * 0.9)
     TaskFactory(name="jobs.echo")
     assert len(heard) == 2
-    clock.advance(bell.WINDOW)
+    clock.advance(notifier.WINDOW)
     TaskFactory(name="jobs.echo")
     assert heard[2:] == ["queue default"]
 
@@ -157,7 +157,7 @@ def test_a_worker_that_is_rung_looks_again_when_the_window_is_over(
         assert looks == []
         heard_at = system_clock()
         worker.waking.hear("queue default")
-        wait_for(lambda: bool(looks) and looks[-1] > heard_at + bell.WINDOW)
+        wait_for(lambda: bool(looks) and looks[-1] > heard_at + notifier.WINDOW)
 
 
 def test_a_task_that_is_due_soon_is_not_slept_over(database_clock: Any) -> None:
@@ -202,7 +202,7 @@ def notes_of(other: Any) -> list[str]:
 def test_other_processes_are_notified_by_one_query_and_once_for_many(
     other: Any, heard: list[str], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bell, "clock", clock)
+    monkeypatch.setattr(notifier, "clock", clock)
     with CaptureQueriesContext(connection) as queries:
         TaskFactory(name="jobs.echo")
         TaskFactory(name="jobs.echo")
@@ -244,7 +244,7 @@ class Listening:
 
 @pytest.fixture
 def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listening]:
-    monkeypatch.setattr(bell, "TICK", 0.05)
+    monkeypatch.setattr(notifier, "TICK", 0.05)
     listening = Listening()
     yield listening
     listening.end()
@@ -272,7 +272,7 @@ def test_a_listener_hears_what_others_ring_and_heals(
 def test_a_listener_whose_notifications_do_not_arrive_says_so(
     on_postgresql: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(bell, "TICK", 0.05)
+    monkeypatch.setattr(notifier, "TICK", 0.05)
     monkeypatch.setattr(Listener, "_take", lambda *args, **options: False)
     listening = Listening()
 

@@ -13,8 +13,9 @@ from pytest_django import Settings
 from leasing.celery import LeasedTask, is_skipped
 from leasing.functions import DbNow, after
 from leasing.testing import hold_elsewhere
-from tasks import celery_beat, declarations
+from tasks import celery_beat
 from tasks.models import Schedule, Task, TaskStatus
+from tasks.scheduling import declarations
 from tests.factories import TaskFactory
 
 pytestmark = pytest.mark.django_db

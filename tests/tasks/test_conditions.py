@@ -18,7 +18,7 @@ from leasing.exceptions import LeaseLost
 from tasks import querysets, signals
 from tasks.exceptions import GiveUp
 from tasks.models import Task
-from tasks.taken import Taken
+from tasks.querysets.claimed import Taken
 from tests.factories import TaskFactory
 from tests.leasing.support import expire, just_before_the_update
 from tests.tasks.support import (

@@ -27,7 +27,7 @@ from tasks.compat import (
 )
 from tasks.execution import Execution
 from tasks.models import Task
-from tasks.taken import Taken
+from tasks.querysets.claimed import Taken
 from tasks.worker import WorkerProcess
 from tests.factories import TaskFactory, claimed
 from tests.jobs import mails

@@ -16,7 +16,8 @@ from leasing.models import LeaseState
 from tasks import handler
 from tasks.exceptions import GiveUp, NotSerializable, UnknownQueue, UnknownTask
 from tasks.models import Task, TaskStatus
-from tasks.querysets import TaskQuerySet, inserting
+from tasks.querysets import TaskQuerySet
+from tasks.querysets.sql import insert
 from tasks.sample import SLEEP
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
@@ -456,7 +457,7 @@ def test_a_row_is_what_django_would_have_stored_however_it_was_stored(
         ]
 
     ours = stored()
-    monkeypatch.setattr(inserting, "serves", lambda model, connection: False)
+    monkeypatch.setattr(insert, "serves", lambda model, connection: False)
     for task, theirs in zip(ours, stored(), strict=True):
         row = row_of(task)
         assert row == {column: getattr(task, column) for column in row}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from tasks.latch import Latch
+from tasks.runtime.latch import Latch
 
 PATIENCE = 20.0
 

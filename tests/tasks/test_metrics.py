@@ -15,12 +15,13 @@ from leasing.functions import after
 from leasing.metrics import leases as lease_figures
 from leasing.metrics.process import LeaseMetrics
 from leasing.models import Lease
-from tasks import probes, recovery, signals, task_figures
+from tasks import recovery, signals, task_figures
 from tasks.exceptions import GiveUp
 from tasks.metrics import TaskMetrics
 from tasks.models import OutboxMessage, Queue, Task, TaskAttempt, TaskStatus
 from tasks.outbox import RELAY, publish
 from tasks.registry import Kind
+from tasks.runtime import probes
 from tasks.sample import SLEEP
 from tests.factories import TaskFactory, WorkerFactory
 from tests.leasing.conftest import DatabaseClock

@@ -14,10 +14,11 @@ from leasing.admin.links import short
 from leasing.functions import DbNow, after, database_now
 from leasing.models import AuditEntry
 from leasing.web.badges import Sign
-from tasks import declarations, schedule, schedules, standing
+from tasks import schedule, schedules, standing
 from tasks.exceptions import InvalidSchedule
 from tasks.models import Schedule, ScheduleSlot, Task
-from tasks.moments import Cron
+from tasks.scheduling import declarations
+from tasks.scheduling.rules import Cron
 from tasks.standing import standing_of
 from tests.elements import Element
 from tests.fixtures import client_with

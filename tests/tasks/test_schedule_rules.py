@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tasks.exceptions import InvalidSchedule
-from tasks.moments import Cron, Interval, Rule, due_slots, rule_of
+from tasks.scheduling.rules import Cron, Interval, Rule, due_slots, rule_of
 
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 

@@ -15,13 +15,14 @@ from django.db import IntegrityError, OperationalError, connection, connections,
 
 from leasing.exceptions import InvalidResource
 from leasing.functions import DbNow, after
-from tasks import declarations, handler, schedule, schedules
-from tasks import moments as moments_module
+from tasks import handler, schedule, schedules
 from tasks.checks import check_settings
 from tasks.exceptions import InvalidSchedule, NotSerializable, UnknownQueue
 from tasks.management.commands import run_recovery
 from tasks.models import Schedule, ScheduleSlot, Task
 from tasks.querysets import schedule as querysets
+from tasks.scheduling import declarations
+from tasks.scheduling import rules as moments_module
 from tasks.worker import WorkerProcess
 from tests.leasing.conftest import DatabaseClock
 from tests.pages import queries

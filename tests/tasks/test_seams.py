@@ -13,7 +13,7 @@ from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 
 from leasing.exceptions import LeaseLost
 from leasing.runtime.clock import clock
-from tasks import bell, recovery
+from tasks import notifier, recovery
 from tasks.context import Context
 from tasks.fakecontext import FakeContext
 from tasks.models import AttemptOutcome, Queue, Schedule, Task
@@ -132,8 +132,8 @@ def test_many_are_cancelled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def rung(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     heard: list[str] = []
-    monkeypatch.setattr(bell.ringer, "is_due", lambda using, queue: True)
-    monkeypatch.setattr(bell.ringer, "tell", lambda using, message: heard.append(message))
+    monkeypatch.setattr(notifier.ringer, "is_due", lambda using, queue: True)
+    monkeypatch.setattr(notifier.ringer, "tell", lambda using, message: heard.append(message))
     return heard
 
 

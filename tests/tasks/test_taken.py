@@ -14,11 +14,11 @@ from django.db.models.signals import post_init
 from leasing.exceptions import LeaseInTransaction, LeaseLost
 from leasing.functions import EPOCH
 from leasing.runtime.clock import clock
-from tasks import postgres
 from tasks.exceptions import NotSerializable
 from tasks.models import Queue, Task, TaskStatus
 from tasks.querysets import many
-from tasks.taken import Taken
+from tasks.querysets.claimed import Taken
+from tasks.querysets.sql import claim
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import just_before_the_update
@@ -273,7 +273,7 @@ def test_what_the_database_refuses_together_is_tried_one_by_one(
     def refuse(*arguments: Any, **options: Any) -> Any:
         raise DataError("too large a number")
 
-    monkeypatch.setattr(postgres, "complete", refuse)
+    monkeypatch.setattr(claim, "complete", refuse)
     monkeypatch.setattr(many.Batching, "_complete_all", refuse)
     TaskFactory.create_batch(2)
     taken = take()

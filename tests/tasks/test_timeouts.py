@@ -12,8 +12,8 @@ import pytest
 from tasks import registry
 from tasks.execution import Execution
 from tasks.interruption import Interruption
-from tasks.latch import Latch
 from tasks.models import Task, TaskStatus
+from tasks.runtime.latch import Latch
 from tasks.timeouts import Timekeeper
 from tests.factories import TaskFactory, claimed
 from tests.leasing.support import FakeClock

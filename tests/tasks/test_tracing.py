@@ -25,8 +25,8 @@ from tasks.execution import Execution
 from tasks.giving_back import give_back
 from tasks.models import Task, TaskStatus
 from tasks.processes import Child
+from tasks.runtime.tracepoints import points
 from tasks.settling import settle
-from tasks.tracepoints import points
 from tests.factories import TaskFactory, claimed
 from tests.leasing.support import expire
 from tests.plugin import ENVIRONMENT, ROOT

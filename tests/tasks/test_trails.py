@@ -10,9 +10,10 @@ import pytest
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from tasks import postgres, trails
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet
+from tasks.querysets.sql import claim as postgres
+from tasks.querysets.sql import cursors
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.tasks.support import take_back
@@ -32,7 +33,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def holders_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(trails, "clock", clock)
+    monkeypatch.setattr(cursors, "clock", clock)
     return clock
 
 
@@ -87,10 +88,10 @@ def test_higher_priorities_wait_for_the_next_look_from_the_beginning(holders_clo
     usual = enqueue(4)
     assert take(1) == usual[:1]
     high = enqueue(1, priority=1)
-    holders_clock.seconds += trails.LASTS * 0.9
+    holders_clock.seconds += cursors.LASTS * 0.9
     assert take(1) == usual[1:2]
 
-    holders_clock.seconds += trails.LASTS * 0.2
+    holders_clock.seconds += cursors.LASTS * 0.2
 
     assert take(1) == high
     assert take(1) == usual[2:3]
@@ -181,13 +182,13 @@ def test_what_is_granted_is_not_forgotten_when_seating_fails(
 
 
 def test_no_more_places_are_kept_than_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trails, "_KEPT", 2)
+    monkeypatch.setattr(cursors, "_KEPT", 2)
 
-    kept = [trails.trail_of(key) for key in ("a", "b")]
-    assert trails.trail_of("a") is kept[0]
-    trails.trail_of("c")
+    kept = [cursors.trail_of(key) for key in ("a", "b")]
+    assert cursors.trail_of("a") is kept[0]
+    cursors.trail_of("c")
 
-    assert trails.trail_of("a") is not kept[0]
+    assert cursors.trail_of("a") is not kept[0]
 
 
 @pytest.mark.parametrize("verb", ["claim", "take"])
@@ -285,7 +286,7 @@ def test_statements_are_planned_anew_after_a_while(
     """What is sent is the same as before for some time, and then is not: nothing prepared is
     kept for longer."""
     monkeypatch.setattr(postgres, "clock", holders_clock)
-    monkeypatch.setattr(trails, "LASTS", 3600.0)
+    monkeypatch.setattr(cursors, "LASTS", 3600.0)
     holders_clock.seconds = 100 * postgres.PLAN_LASTS
     enqueue(3)
 

@@ -19,7 +19,7 @@ from tasks import registry
 from tasks.lanes import Lane, Threads
 from tasks.models import Task, TaskStatus, Worker, WorkerQuerySet
 from tasks.querysets import TaskQuerySet
-from tasks.taken import Taken
+from tasks.querysets.claimed import Taken
 from tasks.worker import WorkerProcess
 from tests.factories import TaskFactory, WorkerFactory
 from tests.leasing.support import expire

@@ -13,12 +13,12 @@ from pytest_django import DjangoAssertNumQueries
 
 from leasing.functions import after
 from tasks import registry, runner
-from tasks.bell import ringer
 from tasks.celery import consuming
 from tasks.celery.consuming import consume
 from tasks.context import Context
 from tasks.execution import Execution
 from tasks.models import Queue, Task, TaskStatus
+from tasks.notifier import ringer
 from tests.tasks.celery.support import enqueue
 from tests.tasks.support import Handlers, Told, end_well, grant_to, names_of, row_of, take_back
 

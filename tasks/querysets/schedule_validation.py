@@ -10,10 +10,10 @@ from django.core.exceptions import ValidationError
 from leasing.validation.names import check_name
 from tasks import registry
 from tasks.exceptions import TaskError
-from tasks.moments import Cron
 from tasks.payload import check_data
 from tasks.querysets import check_between, check_queue
 from tasks.querysets.columns import new_task
+from tasks.scheduling.rules import Cron
 
 if TYPE_CHECKING:
     from tasks.models import Schedule

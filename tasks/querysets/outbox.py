@@ -20,7 +20,7 @@ from leasing.conf import leasing_settings
 from leasing.db.dialects import lock
 from leasing.functions import DbNow, after
 from leasing.validation.names import check_name
-from tasks.bell import ring_queues
+from tasks.notifier import ring_queues
 from tasks.payload import check_json
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Any, TypeVar, overload
 from leasing.validation.names import check_name
 from tasks import registry
 from tasks.exceptions import InvalidSchedule, UnknownTask
-from tasks.moments import MissedSlots, rule_of
 from tasks.payload import check_data
+from tasks.scheduling.rules import MissedSlots, rule_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Duration = float | timedelta

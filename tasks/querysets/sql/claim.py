@@ -27,9 +27,9 @@ from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.runtime.clock import clock
 from leasing.validation.terms import Terms
 from tasks import registry, signals
-from tasks.taken import COLUMNS, TOLD_COLUMNS, TRACED_COLUMNS, Taken, Term, keeping
-from tasks.tracepoints import points
-from tasks.trails import Trail, trail_of
+from tasks.querysets.claimed import COLUMNS, TOLD_COLUMNS, TRACED_COLUMNS, Taken, Term, keeping
+from tasks.querysets.sql.cursors import Trail, trail_of
+from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task

@@ -10,9 +10,9 @@ from django.db import Error
 
 from leasing.conf import leasing_settings
 from leasing.runtime.clock import clock
-from tasks.bell import SECOND_LOOK, Listener
 from tasks.conf import task_settings
 from tasks.models import Task
+from tasks.notifier import SECOND_LOOK, Listener
 from tasks.querysets import TaskQuerySet
 
 #: How many times as long a worker waits between polls while notifications arrive.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from leasing.runtime.clock import clock
 
 if TYPE_CHECKING:
-    from tasks.taken import Taken
+    from tasks.querysets.claimed import Taken
 
 #: Seconds from one look from the beginning to the next.
 LASTS = 0.25

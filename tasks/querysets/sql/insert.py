@@ -21,7 +21,7 @@ from django.db.models.signals import post_save, pre_save
 
 from leasing.db.row_reader import instance_of
 from leasing.runtime import clock
-from tasks.bell import CHANNEL
+from tasks.notifier import CHANNEL
 
 if TYPE_CHECKING:
     from tasks.models import Task

@@ -19,7 +19,7 @@ from django.db import Error
 
 from leasing.functions import EPOCH
 from leasing.runtime.event_logger import get_logger
-from tasks.tracepoints import points
+from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task

@@ -14,8 +14,8 @@ from leasing.runtime.tracepoints import HoldTrace
 if TYPE_CHECKING:
     from tasks.execution import Execution
     from tasks.models import Task
+    from tasks.querysets.claimed import Taken
     from tasks.settling import Ending, Refused
-    from tasks.taken import Taken
 
 Stored = TypeVar("Stored")
 

@@ -1,0 +1,1 @@
+"""PostgreSQL's one-statement forms, and what they are made of."""

@@ -1,0 +1,1 @@
+"""The ground floor: hooks, connections, a latch. Nothing here knows a row."""

@@ -1,0 +1,1 @@
+"""When schedules are due: rules, and what code declares."""
