@@ -32,8 +32,8 @@ from tasks.compat import (
     task_finished,
     task_started,
 )
-from tasks.context import Context
 from tasks.exceptions import UnknownTask
+from tasks.execution.context import Context
 from tasks.querysets.claimed import Completed, Taken
 from tasks.retry import RetryPolicy
 
@@ -63,7 +63,7 @@ KEYWORDS = {field.name for field in fields(DatabaseTask)} - {field.name for fiel
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseTaskContext(AnyContext):  # type: ignore[misc] # the stubs' is not frozen
     """Django's context, with everything that handlers are given: ``fencing_token``,
-    ``ensure()``, ``stopping``, and the rest of ``tasks.context.Context``."""
+    ``ensure()``, ``stopping``, and the rest of ``tasks.execution.context.Context``."""
 
     handler_context: Context
 

@@ -31,7 +31,7 @@ _OPTIONS: dict[str, Any] = {"base": LeasedTask, "when_held": "skip", "ignore_res
 @shared_task(resource="tasks:beat:sweep", **_OPTIONS)  # type: ignore[untyped-decorator]
 def sweep() -> int:
     """Take back what dead workers held. Returns how many tasks."""
-    from tasks import recovery
+    from tasks.maintenance import recovery
 
     return recovery.sweep()
 
@@ -39,7 +39,7 @@ def sweep() -> int:
 @shared_task(resource="tasks:beat:examine", **_OPTIONS)  # type: ignore[untyped-decorator]
 def examine() -> dict[str, Any]:
     """Go through the catalogue of states that must not be. Returns what was found."""
-    from tasks import recovery
+    from tasks.maintenance import recovery
 
     return recovery.examine().as_json()
 
@@ -47,11 +47,11 @@ def examine() -> dict[str, Any]:
 @shared_task(resource="tasks:beat:serve", **_OPTIONS)  # type: ignore[untyped-decorator]
 def serve_schedules() -> int:
     """Enqueue what the schedules of this project say is due. Returns how many slots."""
-    from tasks import schedules
+    from tasks.maintenance import scheduler
 
     _declare()
     total = 0
-    while taken := schedules.serve_due():
+    while taken := scheduler.serve_due():
         total += taken
     return total
 
@@ -60,12 +60,12 @@ def serve_schedules() -> int:
 def prune() -> dict[str, int]:
     """Delete what is kept no longer: tasks, slots, leases, events. Returns how many of each."""
     from leasing import pruning
-    from tasks import housekeeping, schedules
+    from tasks.maintenance import housekeeping, scheduler
 
     leases = pruning.prune(FORGET_AFTER)
     return {
         **housekeeping.prune(),
-        "slots": schedules.keep_house(),
+        "slots": scheduler.keep_house(),
         "leases": leases.leases,
         "events": leases.events,
         "once_keys": leases.once_keys,
@@ -77,9 +77,9 @@ def prune() -> dict[str, int]:
 def _declare() -> None:
     """Store the schedules that code declares: once, or old processes would undo what those of a
     new release say."""
-    from tasks import schedules
+    from tasks.maintenance import scheduler
 
-    schedules.declare_all()
+    scheduler.declare_all()
 
 
 def housekeeping() -> dict[str, dict[str, Any]]:

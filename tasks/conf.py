@@ -29,7 +29,7 @@ class TaskQueueSettings(AppSettings):
     #: How often one of all workers deletes what RETENTION does not keep; None: none does.
     PRUNE_EVERY: float | None = 3600.0
     #: How long tasks are kept that have ended, by their state: seconds, a timedelta, or None
-    #: for ever. States that it does not name: see ``tasks.housekeeping``.
+    #: for ever. States that it does not name: see ``tasks.maintenance.housekeeping``.
     RETENTION: Mapping[str, Age] = {}
     #: Whether one of all workers notes every ten seconds what the charts show.
     SAMPLES: bool = True

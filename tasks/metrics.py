@@ -13,11 +13,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from leasing.metrics import process as lease_metrics
 from leasing.metrics.process import TERMS, Details
 from leasing.signals import Count, Logged
-from tasks import recovery, registry, signals
+from tasks import registry, signals
+from tasks.maintenance import recovery
 from tasks.outbox.totals import totals as relayed
-from tasks.places import Places
 from tasks.querysets.claimed import Taken, waited
 from tasks.runtime import probes
+from tasks.worker.executors import Places
 
 #: Seconds, for what may take a moment or an hour.
 LONG = (

@@ -586,8 +586,8 @@ class GeneratorWish(models.Model):
 
 
 class Sample(models.Model):
-    """What went on in one queue in ten seconds: see ``tasks.sampling``. The row of no queue ("")
-    has what concerns the leases of all."""
+    """What went on in one queue in ten seconds: see ``tasks.maintenance.sampling``. The row of no
+    queue ("") has what concerns the leases of all."""
 
     SLOT = 10
 

@@ -10,7 +10,7 @@ from tasks.exceptions import GiveUp
 from tasks.registry import handler
 
 if TYPE_CHECKING:
-    from tasks.context import Context
+    from tasks.execution.context import Context
 
 SLEEP = "sample.sleep"
 SHORTEST, LONGEST = 1, 60

@@ -17,7 +17,8 @@ sends ``leasing.signals.refused``.
     duplicate    an enqueue that a unique key turned away met this task
     rescheduled  by: an operator moved it to another queue or time
     discarded    by: an operator deleted it; the row is gone
-    repaired     kind, remedy: recovery put right a state that must not be (``tasks.catalogue``)
+    repaired     kind, remedy: recovery put right a state that must not be
+                 (``tasks.maintenance.invariants``)
     suspected    kind, what: recovery came upon such a state, and only reports it
     replaced     an enqueue with its unique key made this waiting task what it asked for
 

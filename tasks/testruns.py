@@ -22,10 +22,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing.functions import DbNow
 from leasing.testing.keeper import manual_keeper
-from tasks import registry, runner
+from tasks import registry
 from tasks.diagnosis import diagnose
 from tasks.exceptions import Snooze, TaskCancelled, UnknownTask
-from tasks.execution import Execution
+from tasks.execution import runner
+from tasks.execution.attempt import Execution
 from tasks.models import Task
 
 #: Who runs tasks here.

@@ -46,10 +46,10 @@ from leasing.runtime.clock import clock
 from tasks.runtime.tracepoints import Send, points
 
 if TYPE_CHECKING:
-    from tasks.execution import Execution
+    from tasks.execution.attempt import Execution
+    from tasks.execution.outcomes import Ending, Refused
     from tasks.models import Task
     from tasks.querysets.claimed import Taken
-    from tasks.settling import Ending, Refused
 
 Stored = TypeVar("Stored")
 

@@ -23,11 +23,11 @@ def attend() -> None:
 
 def _begin(sender: Any, **kwargs: Any) -> None:
     global _name
-    from tasks import recovery, sampling, schedules
     from tasks.celery import consuming
     from tasks.conf import task_settings
+    from tasks.maintenance import recovery, sampling, scheduler
     from tasks.models import WorkerRole
-    from tasks.presence import keep_present
+    from tasks.worker.registration import keep_present
 
     consuming.stopping.clear()
     _ended.clear()
@@ -36,7 +36,7 @@ def _begin(sender: Any, **kwargs: Any) -> None:
     served = [q.name for q in sender.task_consumer.queues if q.name in task_settings.QUEUES]
     concurrency = sender.controller.concurrency
     _start("controller", lambda: recovery.run_until(_ended))
-    _start("scheduler", lambda: schedules.run_until(_ended))
+    _start("scheduler", lambda: scheduler.run_until(_ended))
     _start("sampler", lambda: sampling.run_until(_ended))
     _start(
         "presence",
@@ -59,7 +59,7 @@ def _stop(**kwargs: Any) -> None:
 
 
 def _end(**kwargs: Any) -> None:
-    from tasks.presence import PRESENCE_PATIENCE, sign_off
+    from tasks.worker.registration import PRESENCE_PATIENCE, sign_off
 
     if not _threads:
         return

@@ -14,17 +14,17 @@ from django.db import Error, connections
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
 from leasing.validation.names import default_holder
-from tasks import runner
-from tasks.chaos import Chaos
-from tasks.context import Context
 from tasks.exceptions import UnknownQueue
-from tasks.execution import Execution
+from tasks.execution import runner
+from tasks.execution.attempt import Execution
+from tasks.execution.chaos import Chaos
+from tasks.execution.context import Context
 from tasks.models import Task
 from tasks.notifier import ring_now
 from tasks.querysets.claimed import Taken
 from tasks.registry import Kind
 from tasks.runtime import probes
-from tasks.timeouts import Timekeeper
+from tasks.worker.timeouts import Timekeeper
 
 logger = get_logger("tasks.worker")
 

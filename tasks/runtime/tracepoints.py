@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from leasing.runtime.tracepoints import HoldTrace
 
 if TYPE_CHECKING:
-    from tasks.execution import Execution
+    from tasks.execution.attempt import Execution
+    from tasks.execution.outcomes import Ending, Refused
     from tasks.models import Task
     from tasks.querysets.claimed import Taken
-    from tasks.settling import Ending, Refused
 
 Stored = TypeVar("Stored")
 

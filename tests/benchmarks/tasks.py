@@ -7,7 +7,7 @@ from typing import Any
 
 from tasks import handler
 from tasks.compat import task
-from tasks.context import Context
+from tasks.execution.context import Context
 
 
 @handler("bench.nothing")

@@ -13,7 +13,7 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from tasks import handler
-from tasks.context import Context
+from tasks.execution.context import Context
 
 
 @handler("jobs.echo")

@@ -19,10 +19,12 @@ django.setup()
 
 from django.test.utils import override_settings  # noqa: E402
 
-from tasks import lanes, runner, settler, settling, signals  # noqa: E402
+from tasks import signals  # noqa: E402
+from tasks.execution import completer, outcomes, runner  # noqa: E402
 from tasks.models import Task  # noqa: E402
 from tasks.querysets import TaskQuerySet  # noqa: E402
-from tasks.worker import Until, WorkerProcess  # noqa: E402
+from tasks.worker import threads  # noqa: E402
+from tasks.worker.process import Until, WorkerProcess  # noqa: E402
 from tests.races.support import STAGES  # noqa: E402
 
 
@@ -45,7 +47,7 @@ class Doom:
 
     def install(self) -> None:
         """Look in at each stage."""
-        store, call, read_back = settling.settle, runner.call_handler, TaskQuerySet._read_back
+        store, call, read_back = outcomes.settle, runner.call_handler, TaskQuerySet._read_back
 
         def calling(*args: Any) -> Any:
             self.at("running")
@@ -69,7 +71,7 @@ class Doom:
 
         for place, name, stand_in in (
             (runner, "call_handler", calling),
-            (settler, "settle", storing),
+            (completer, "settle", storing),
             (TaskQuerySet, "_read_back", reading),
         ):
             setattr(place, name, stand_in)
@@ -79,7 +81,7 @@ class Doom:
 
 def work(doom: Doom, until: Until) -> None:
     """Be a worker, of few tasks at a time: there are to be enough to die over."""
-    lanes.MOST_AHEAD, settler.LIMIT = 2, 2
+    threads.MOST_AHEAD, completer.LIMIT = 2, 2
     doom.install()
     with override_settings(TASK_QUEUE={"POLL_EVERY": 0.05, "SWEEP_EVERY": 0.2}):
         WorkerProcess(threads=3, ttl=1, until=until).run()

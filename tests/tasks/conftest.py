@@ -15,14 +15,16 @@ from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.signals import Logged
 from leasing.stores.rows import RowStore
-from tasks import giving_back, lanes, retry, runner, signals
 from tasks import registry as known_handlers
-from tasks.context import Context
-from tasks.execution import Execution
+from tasks import retry, signals
+from tasks.execution import runner
+from tasks.execution.attempt import Execution
+from tasks.execution.context import Context
 from tasks.models import Task
 from tasks.querysets import operator
 from tasks.querysets.sql import cursors
 from tasks.registry import Handler
+from tasks.worker import hand_back, threads
 from tests.factories import TaskFactory
 from tests.fixtures import clocks, compatible, portable, registry, spans, value
 from tests.leasing.conftest import (
@@ -73,8 +75,8 @@ def _no_trail(monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a loaded machine too a worker begins what it has claimed, and waits until what is ending
     has ended: a test that is about giving up says so."""
-    monkeypatch.setattr(lanes, "LONGEST_WAIT", 20.0)
-    for module in (runner, giving_back):
+    monkeypatch.setattr(threads, "LONGEST_WAIT", 20.0)
+    for module in (runner, hand_back):
         monkeypatch.setattr(module, "END_PATIENCE", 10.0)
 
 

@@ -15,7 +15,7 @@ from leasing.functions import DbNow, after
 from leasing.store import Grant
 from leasing.stores.rows import grant_of
 from leasing.validation.terms import Terms
-from tasks.context import Context
+from tasks.execution.context import Context
 from tasks.models import Task, TaskAttempt, TaskStatus
 from tests.factories import TaskFactory
 from tests.leasing.support import expire

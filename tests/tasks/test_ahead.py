@@ -13,12 +13,13 @@ from pytest_django import Settings
 
 from leasing.keeper import keeper
 from leasing.runtime.clock import clock
-from tasks import lanes, settling
-from tasks.lanes import Threads
+from tasks.execution import outcomes
 from tasks.models import Task, TaskAttempt, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tasks.registry import Kind
-from tasks.worker import Until, WorkerProcess
+from tasks.worker import threads
+from tasks.worker.process import Until, WorkerProcess
+from tasks.worker.threads import Threads
 from tests.factories import TaskFactory
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempt, attempts, row_of
@@ -108,8 +109,8 @@ def test_what_waits_goes_back_at_once_when_the_worker_stops_and_costs_no_attempt
 def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
     turnstile: Turnstile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "LONGEST_WAIT", 0.1)
-    monkeypatch.setattr(lanes, "AHEAD", 1e6)  # of whatever pace
+    monkeypatch.setattr(threads, "LONGEST_WAIT", 0.1)
+    monkeypatch.setattr(threads, "AHEAD", 1e6)  # of whatever pace
     turnstile.let(1)
     tasks = TaskFactory.create_batch(8, name="jobs.turn", data={})
 
@@ -130,7 +131,7 @@ def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
 def test_a_worker_that_may_run_so_many_tasks_counts_what_it_gave_back_as_not_run(
     turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "LONGEST_WAIT", 0.1)
+    monkeypatch.setattr(threads, "LONGEST_WAIT", 0.1)
     TaskFactory.create_batch(5, name="jobs.turn", data={})
 
     with working(threads=1, max_tasks=3) as worker:
@@ -145,7 +146,7 @@ def test_a_worker_that_runs_what_is_there_runs_what_it_gave_back_too(
     turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had found nothing more to claim, and was to end with what it had."""
-    monkeypatch.setattr(lanes, "LONGEST_WAIT", 0.1)
+    monkeypatch.setattr(threads, "LONGEST_WAIT", 0.1)
     TaskFactory.create_batch(2, name="jobs.turn", data={})
 
     with working(threads=1, until=Until.ONCE) as worker:
@@ -169,7 +170,7 @@ def lane_of(places: int, *seconds: float) -> Threads:
 
     lane = Threads(places, Settled(), lambda: None)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lanes, "clock", lambda: now)
+        patch.setattr(threads, "clock", lambda: now)
         for each in seconds:
             lane._running[id(Ended.execution)] = Ended.execution  # type: ignore[assignment]
             lane._end(Ended, now - each)  # type: ignore[arg-type]
@@ -186,7 +187,7 @@ def test_nothing_is_claimed_ahead_of_tasks_of_a_second() -> None:
 
 
 def test_of_short_tasks_so_many_wait_as_the_places_end_in_a_moment() -> None:
-    assert lane_of(4, *[0.0] * 200).ahead == lanes.MOST_AHEAD
+    assert lane_of(4, *[0.0] * 200).ahead == threads.MOST_AHEAD
     assert 30 <= lane_of(4, *[0.01] * 40).ahead <= 40
 
 
@@ -215,7 +216,7 @@ def test_a_timeout_counts_from_where_a_task_begins(turnstile: Turnstile, short: 
 def test_the_time_for_progress_counts_from_where_a_task_begins(
     turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.execution.SILENCE", 0.0)
+    monkeypatch.setattr("tasks.execution.attempt.SILENCE", 0.0)
     _, second = TaskFactory.create_batch(2, name="jobs.turn", data={})
     Task.objects.update(progress_timeout=timedelta(seconds=60))
 
@@ -280,7 +281,7 @@ def test_tasks_whose_rows_could_not_be_read_after_their_claim_go_back(
         if next(failures, None) is not None:
             raise OperationalError("the database is away")
 
-    monkeypatch.setattr("tasks.worker.load", failing)
+    monkeypatch.setattr("tasks.worker.process.load", failing)
     task = TaskFactory(name="jobs.well", data={})
 
     with working():
@@ -335,7 +336,7 @@ def test_results_that_come_together_are_stored_by_few_statements(
         return complete(rows, results)
 
     monkeypatch.setattr(TaskQuerySet, "complete_taken", counting)
-    monkeypatch.setattr("tasks.settler.LINGER", PATIENCE)
+    monkeypatch.setattr("tasks.execution.completer.LINGER", PATIENCE)
     barrier = threading.Barrier(8)
     handlers["jobs.meet"] = lambda ctx: barrier.wait(PATIENCE) and None
     TaskFactory.create_batch(8, name="jobs.meet", data={})
@@ -348,7 +349,7 @@ def test_results_that_come_together_are_stored_by_few_statements(
 
 
 def test_a_single_result_waits_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.settler.LINGER", 10 * PATIENCE)
+    monkeypatch.setattr("tasks.execution.completer.LINGER", 10 * PATIENCE)
     task = TaskFactory(name="jobs.echo", data={})
 
     with working():
@@ -368,7 +369,7 @@ def test_a_result_waits_for_others_for_a_moment_only(turnstile: Turnstile) -> No
 def test_a_bad_output_among_many_sinks_none(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.settler.LINGER", PATIENCE)
+    monkeypatch.setattr("tasks.execution.completer.LINGER", PATIENCE)
     barrier = threading.Barrier(6)
     outputs: dict[str, Any] = {"set": {1}, "nul": "a\0b", "good": 7}
 
@@ -397,8 +398,8 @@ def test_a_bad_output_among_many_sinks_none(
 def test_a_result_that_the_database_never_takes_sinks_none_of_its_neighbours(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.settler.LINGER", PATIENCE)
-    monkeypatch.setattr(settling, "SETTLE_PAUSES", (0, 0))
+    monkeypatch.setattr("tasks.execution.completer.LINGER", PATIENCE)
+    monkeypatch.setattr(outcomes, "SETTLE_PAUSES", (0, 0))
     complete = TaskQuerySet.complete_taken
 
     def choking(rows: Any, results: Any) -> Any:
@@ -435,8 +436,8 @@ def test_while_results_cannot_be_stored_nothing_is_claimed_and_none_is_lost(
         return complete(rows, results)
 
     monkeypatch.setattr(TaskQuerySet, "complete_taken", storing)
-    monkeypatch.setattr(settling, "SETTLE_PAUSES", (0.01,) * 5000)
-    monkeypatch.setattr(settling, "_answers", lambda using: not away.is_set())
+    monkeypatch.setattr(outcomes, "SETTLE_PAUSES", (0.01,) * 5000)
+    monkeypatch.setattr(outcomes, "_answers", lambda using: not away.is_set())
     first = TaskFactory(name="jobs.echo", data={})
 
     with working() as worker:
@@ -455,7 +456,7 @@ def test_while_results_cannot_be_stored_nothing_is_claimed_and_none_is_lost(
 def test_a_result_that_waits_for_a_lock_does_not_hold_up_those_after_it(
     monkeypatch: pytest.MonkeyPatch, handlers: Handlers
 ) -> None:
-    monkeypatch.setattr("tasks.settler.SLOW", 0.02)
+    monkeypatch.setattr("tasks.execution.completer.SLOW", 0.02)
     handlers["jobs.answer"] = lambda ctx, what: what
     let_go = threading.Event()
     complete = TaskQuerySet.complete_taken

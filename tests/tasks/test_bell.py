@@ -18,7 +18,7 @@ from leasing.runtime.clock import system_clock
 from tasks import notifier
 from tasks.models import Task, TaskStatus
 from tasks.notifier import CHANNEL, Listener, ringer
-from tasks.worker import WorkerProcess
+from tasks.worker.process import WorkerProcess
 from tests.factories import TaskFactory
 from tests.leasing.support import FakeClock, expire
 from tests.processes import wait_for

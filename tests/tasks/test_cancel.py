@@ -10,7 +10,7 @@ import pytest
 from leasing.exceptions import LeaseLost
 from leasing.keeper import Keeper
 from tasks.exceptions import TaskCancelled
-from tasks.execution import Execution
+from tasks.execution.attempt import Execution
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tests.factories import TaskFactory, claimed

@@ -15,7 +15,7 @@ from django.db import connection
 from django.db.models import F
 
 from leasing.functions import DbNow, after, database_now
-from tasks import catalogue, recovery
+from tasks.maintenance import invariants, recovery
 from tasks.models import Schedule, Task, TaskStatus, WorkerState
 from tests.factories import TaskFactory, WorkerFactory
 from tests.leasing.support import OtherSession
@@ -358,13 +358,13 @@ def test_sound_rows_are_left_alone(make: Callable[[], Task]) -> None:
 def test_each_state_of_the_catalogue_is_made_by_a_test() -> None:
     made = {kind for kind, *_ in REPAIRED} | {kind for kind, *_ in REPORTED} | {"unplanned"}
 
-    assert {ailment.kind for ailment in catalogue.CATALOGUE} == made
-    assert all(f"    {kind} " in (catalogue.__doc__ or "") for kind in made)
+    assert {ailment.kind for ailment in invariants.CATALOGUE} == made
+    assert all(f"    {kind} " in (invariants.__doc__ or "") for kind in made)
 
 
 def test_the_guards_are_constraints_of_the_table() -> None:
     """That they refuse such rows, see ``test_constraints``."""
-    guards = {ailment.guard for ailment in catalogue.CATALOGUE} - {""}
+    guards = {ailment.guard for ailment in invariants.CATALOGUE} - {""}
 
     assert guards < {constraint.name for constraint in Task._meta.constraints}
     assert guards == {guard for _, _, guard, *_ in REPAIRED} - {""}
@@ -424,7 +424,7 @@ def test_a_schedule_that_is_paused_or_planned_is_sound(columns: dict[str, Any]) 
 
 
 def test_more_than_a_batch_is_repaired_in_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue, "SWEEP_BATCH", 2)
+    monkeypatch.setattr(invariants, "SWEEP_BATCH", 2)
     tasks = TaskFactory.create_batch(5)
     Task.objects.update(cancel_requested_at=PAST)
 
@@ -444,7 +444,7 @@ def test_a_row_that_became_sound_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
         change(task, cancel_requested_at=None)
         return Task.objects.filter(pk__in=keys).order_by("pk")
 
-    monkeypatch.setattr(catalogue, "lock", lock_too_late)
+    monkeypatch.setattr(invariants, "lock", lock_too_late)
 
     (finding,) = recovery.examine().findings
 

@@ -87,7 +87,7 @@ def test_pruning_deletes_what_is_old() -> None:
 def test_schedules_are_served_and_declared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     Schedule.objects.create(name="hourly", task_name="jobs.echo", cron="0 * * * *", next_at=DbNow())
     declared: list[int] = []
-    monkeypatch.setattr("tasks.schedules.declare_all", lambda: declared.append(1))
+    monkeypatch.setattr("tasks.maintenance.scheduler.declare_all", lambda: declared.append(1))
 
     assert run("serve_schedules") == 1
     assert run("serve_schedules") == 0

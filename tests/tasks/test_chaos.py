@@ -12,9 +12,9 @@ import pytest
 
 from leasing.hold import Hold
 from leasing.keeper import Keeper
-from tasks import chaos, runner
-from tasks.chaos import Chaos
-from tasks.execution import Execution
+from tasks.execution import chaos, runner
+from tasks.execution.attempt import Execution
+from tasks.execution.chaos import Chaos
 from tasks.models import TaskStatus
 from tests.factories import TaskFactory
 from tests.leasing.support import FakeClock, FakeStore, expire
@@ -47,7 +47,7 @@ def crashes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
         def run(self) -> None: ...
 
-    monkeypatch.setattr("tasks.chaos.threading.Timer", Timer)
+    monkeypatch.setattr("tasks.execution.chaos.threading.Timer", Timer)
     return planned
 
 

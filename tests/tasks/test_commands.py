@@ -15,11 +15,11 @@ from django.core.management import CommandError, call_command
 from django.utils import autoreload
 
 from leasing.runtime import shutdown
-from tasks import presence
-from tasks.chaos import Chaos
+from tasks.execution.chaos import Chaos
 from tasks.generator import Generator
 from tasks.management.commands import run_generator, run_recovery, run_worker
 from tasks.models import GeneratorWish
+from tasks.worker import registration
 from tests.processes import wait_for
 
 
@@ -46,8 +46,8 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_generator, "Generator", Noted)
     for module in (run_worker, run_generator, run_recovery):
         monkeypatch.setattr(module, "on_stop_signal", lambda stop: None)
-    monkeypatch.setattr(presence, "keep_present", lambda name, ended, **what: None)
-    monkeypatch.setattr(presence, "sign_off", lambda name: None)
+    monkeypatch.setattr(registration, "keep_present", lambda name, ended, **what: None)
+    monkeypatch.setattr(registration, "sign_off", lambda name: None)
 
 
 @pytest.mark.parametrize(

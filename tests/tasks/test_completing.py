@@ -14,12 +14,12 @@ from django.db import connection, transaction
 from leasing.exceptions import LeaseInTransaction, LeaseLost
 from leasing.hold import Hold
 from leasing.keeper import Keeper
-from tasks import runner
-from tasks.chaos import Chaos
-from tasks.completing import Completing
-from tasks.context import Context
 from tasks.exceptions import Snooze
-from tasks.execution import Execution
+from tasks.execution import runner
+from tasks.execution.attempt import Execution
+from tasks.execution.chaos import Chaos
+from tasks.execution.completing import Completing
+from tasks.execution.context import Context
 from tasks.models import Queue, Task, TaskStatus
 from tests.leasing.support import FakeClock, OtherSession
 from tests.tasks.support import (

@@ -12,11 +12,11 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 from pytest_django import Settings
 
-from tasks import loop
 from tasks.exceptions import TaskCancelled
 from tasks.models import Task, TaskStatus
 from tasks.registry import Kind
-from tasks.timeouts import Timekeeper
+from tasks.worker import coroutines
+from tasks.worker.timeouts import Timekeeper
 from tests.factories import TaskFactory
 from tests.leasing.support import expire
 from tests.processes import wait_for
@@ -226,7 +226,7 @@ def test_a_coroutine_whose_task_is_cancelled_is_cancelled_at_its_await(
 def test_a_blocked_loop_gets_no_more_to_do(
     handlers: Handlers, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "BLOCKED_AFTER", 0.05)
+    monkeypatch.setattr(coroutines, "BLOCKED_AFTER", 0.05)
     began, release = threading.Event(), threading.Event()
 
     async def block(ctx: Any, **data: Any) -> None:

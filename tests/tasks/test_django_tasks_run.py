@@ -15,7 +15,7 @@ from pytest_django import DjangoAssertNumQueries
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
 from leasing.keeper import Keeper
-from tasks import compat, registry, results, runner
+from tasks import compat, registry, results
 from tasks.backend import DatabaseBackend
 from tasks.bridge import DatabaseTaskContext
 from tasks.compat import (
@@ -25,10 +25,11 @@ from tasks.compat import (
     task_finished,
     task_started,
 )
-from tasks.execution import Execution
+from tasks.execution import runner
+from tasks.execution.attempt import Execution
 from tasks.models import Task
 from tasks.querysets.claimed import Taken
-from tasks.worker import WorkerProcess
+from tasks.worker.process import WorkerProcess
 from tests.factories import TaskFactory, claimed
 from tests.jobs import mails
 from tests.leasing.support import expire

@@ -11,7 +11,7 @@ import pytest
 from leasing.functions import DbNow
 from tasks.exceptions import Snooze, TaskCancelled
 from tasks.models import Queue, Task, TaskStatus, Worker
-from tasks.worker import Until
+from tasks.worker.process import Until
 from tests.factories import TaskFactory
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempt, attempts, row_of

@@ -15,8 +15,9 @@ from leasing.functions import after
 from leasing.metrics import leases as lease_figures
 from leasing.metrics.process import LeaseMetrics
 from leasing.models import Lease
-from tasks import recovery, signals, task_figures
+from tasks import signals, task_figures
 from tasks.exceptions import GiveUp
+from tasks.maintenance import recovery
 from tasks.metrics import TaskMetrics
 from tasks.models import OutboxMessage, Queue, Task, TaskAttempt, TaskStatus
 from tasks.outbox import RELAY, publish

@@ -15,9 +15,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from leasing.exceptions import LeaseLost
-from tasks import progress
-from tasks.context import Context
 from tasks.exceptions import NotSerializable
+from tasks.execution import progress
+from tasks.execution.context import Context
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tests.factories import TaskFactory, claimed

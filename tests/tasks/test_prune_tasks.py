@@ -16,7 +16,8 @@ from pytest_django import Settings
 
 from leasing.functions import DbNow, after
 from leasing.models import OnceKey
-from tasks import checks, housekeeping
+from tasks import checks
+from tasks.maintenance import housekeeping
 from tasks.models import Schedule, ScheduleSlot, Task, TaskAttempt, TaskStep
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
@@ -213,7 +214,7 @@ def test_settings_that_can_be_meant_are_not(given: dict[str, Any], settings: Set
 def rounds(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Callable[[int], int]:
     """Runs the loop of a worker for so many rounds; how often it examined."""
     # The test's own connection is none of its business.
-    monkeypatch.setattr("tasks.housekeeping.connections.close_all", lambda: None)
+    monkeypatch.setattr("tasks.maintenance.housekeeping.connections.close_all", lambda: None)
     monkeypatch.setattr(housekeeping, "close_old_connections", lambda: None)
     settings.TASK_QUEUE = {"EXAMINE_EVERY": 60}
 

@@ -13,7 +13,7 @@ from django.db import InterfaceError, OperationalError
 from pytest_django import Settings
 
 from leasing.functions import after
-from tasks import catalogue, recovery
+from tasks.maintenance import invariants, recovery
 from tasks.models import Task
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
@@ -22,7 +22,7 @@ from tests.tasks.support import attempts, row_of
 
 @pytest.mark.django_db
 def test_a_sweep_goes_on_until_nothing_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue, "SWEEP_BATCH", 2)
+    monkeypatch.setattr(invariants, "SWEEP_BATCH", 2)
     TaskFactory.create_batch(5, state="stuck")
 
     assert recovery.sweep() == 5
@@ -74,11 +74,13 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         return event.is_set()
 
     monkeypatch.setattr(threading.Event, "wait", note)
-    monkeypatch.setattr("tasks.recovery.random.uniform", lambda low, high: high)
+    monkeypatch.setattr("tasks.maintenance.recovery.random.uniform", lambda low, high: high)
     # Nothing here touches the database, and the test's own connection is none of our business.
     monkeypatch.setattr(recovery, "close_old_connections", lambda: None)
-    monkeypatch.setattr("tasks.recovery.connections.close_all", lambda: None)
-    monkeypatch.setattr("tasks.recovery.housekeeping.run_until", lambda stopping, examine: None)
+    monkeypatch.setattr("tasks.maintenance.recovery.connections.close_all", lambda: None)
+    monkeypatch.setattr(
+        "tasks.maintenance.recovery.housekeeping.run_until", lambda stopping, examine: None
+    )
     return waited
 
 
@@ -100,7 +102,7 @@ def test_it_sweeps_when_a_sweep_said_that_it_should(
 def test_the_next_sweep_is_when_the_next_deadline_is_over_or_before_long(
     monkeypatch: pytest.MonkeyPatch, settings: Settings, database_clock: DatabaseClock
 ) -> None:
-    monkeypatch.setattr("tasks.recovery.random.uniform", lambda low, high: high)
+    monkeypatch.setattr("tasks.maintenance.recovery.random.uniform", lambda low, high: high)
     settings.TASK_QUEUE = {"SWEEP_EVERY": 3}
     assert recovery._sweep() == (0, 3)
 
@@ -147,7 +149,7 @@ def test_pauses_differ_so_that_controllers_spread_out(
         spans.append((low, high))
         return low
 
-    monkeypatch.setattr("tasks.recovery.random.uniform", draw)
+    monkeypatch.setattr("tasks.maintenance.recovery.random.uniform", draw)
     run(Sweeps(OperationalError("away")), monkeypatch)
 
     assert (spans, pauses) == ([(0.8, 1.0)], [1.6])

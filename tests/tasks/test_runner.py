@@ -18,13 +18,14 @@ from leasing.functions import database_now
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.runtime.clock import clock as holder_clock
-from tasks import registry, runner, settling
-from tasks.context import Context
+from tasks import registry
 from tasks.exceptions import GiveUp, UnknownTask
-from tasks.execution import Execution
+from tasks.execution import outcomes, runner
+from tasks.execution.attempt import Execution
+from tasks.execution.claimed_store import store_in
+from tasks.execution.context import Context
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
-from tasks.takenstore import store_in
 from tests.factories import TaskFactory, claimed
 from tests.leasing.support import FakeClock, expire
 from tests.tasks.support import (
@@ -46,12 +47,12 @@ transactional = pytest.mark.django_db(transaction=True)
 Run = Callable[..., Task]
 
 
-PAUSES = settling.SETTLE_PAUSES
+PAUSES = outcomes.SETTLE_PAUSES
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "SETTLE_PAUSES", (0,) * len(PAUSES))
+    monkeypatch.setattr(outcomes, "SETTLE_PAUSES", (0,) * len(PAUSES))
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from tasks import sample
-from tasks.context import Context
 from tasks.exceptions import GiveUp
+from tasks.execution.context import Context
 from tasks.models import Task
 from tests.leasing.support import FakeClock, FakeStore, hold_of
 

@@ -16,13 +16,13 @@ from leasing.exceptions import LeaseLost
 from leasing.functions import DbNow
 from leasing.keeper import Keeper
 from leasing.models import Lease
-from tasks import sampling
 from tasks.charts import series
 from tasks.checks import check_settings
-from tasks.counting import RESOURCE, Outlook, Slot, count, depths, percentile
 from tasks.exceptions import GiveUp
+from tasks.maintenance import sampling
+from tasks.maintenance.counting import RESOURCE, Outlook, Slot, count, depths, percentile
+from tasks.maintenance.sampling import Sampler
 from tasks.models import Queue, Sample, Task, TaskAttempt
-from tasks.sampling import Sampler
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, expire
@@ -187,7 +187,7 @@ def test_what_failed_meanwhile_or_was_taken_back_tells_no_wait(clock: Clock) -> 
 def test_of_many_claims_some_tell_the_wait_evenly(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.counting.WAITS", 2)
+    monkeypatch.setattr("tasks.maintenance.counting.WAITS", 2)
     made: list[Any] = TaskFactory.create_batch(4)
     for task in made:
         run(task)
@@ -207,7 +207,7 @@ def test_a_percentile_is_one_of_the_lengths(lengths: Any, share: float, found: f
 def test_depths_tell_what_is_due_from_what_is_not_and_look_at_so_many(
     monkeypatch: pytest.MonkeyPatch, queues: None
 ) -> None:
-    monkeypatch.setattr("tasks.counting.COUNT_CAP", 3)
+    monkeypatch.setattr("tasks.maintenance.counting.COUNT_CAP", 3)
     TaskFactory.create_batch(2)
     TaskFactory.create_batch(9, state="scheduled")
     TaskFactory(state="running", queue="mail")

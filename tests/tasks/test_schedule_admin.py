@@ -14,8 +14,9 @@ from leasing.admin.links import short
 from leasing.functions import DbNow, after, database_now
 from leasing.models import AuditEntry
 from leasing.web.badges import Sign
-from tasks import schedule, schedules, standing
+from tasks import schedule, standing
 from tasks.exceptions import InvalidSchedule
+from tasks.maintenance import scheduler
 from tasks.models import Schedule, ScheduleSlot, Task
 from tasks.scheduling import declarations
 from tasks.scheduling.rules import Cron
@@ -55,7 +56,7 @@ def make(name: str = "hourly", **columns: Any) -> Schedule:
 
 def declare(name: str = "declared") -> Schedule:
     schedule(name, "jobs.echo", every=60)
-    schedules.declare_all()
+    scheduler.declare_all()
     return Schedule.objects.get(name=name)
 
 

@@ -15,15 +15,16 @@ from django.db import IntegrityError, OperationalError, connection, connections,
 
 from leasing.exceptions import InvalidResource
 from leasing.functions import DbNow, after
-from tasks import handler, schedule, schedules
+from tasks import handler, schedule
 from tasks.checks import check_settings
 from tasks.exceptions import InvalidSchedule, NotSerializable, UnknownQueue
+from tasks.maintenance import scheduler
 from tasks.management.commands import run_recovery
 from tasks.models import Schedule, ScheduleSlot, Task
 from tasks.querysets import schedule as querysets
 from tasks.scheduling import declarations
 from tasks.scheduling import rules as moments_module
-from tasks.worker import WorkerProcess
+from tasks.worker.process import WorkerProcess
 from tests.leasing.conftest import DatabaseClock
 from tests.pages import queries
 from tests.processes import wait_for
@@ -40,7 +41,7 @@ HOUR = 3600.0
 def own_declarations(monkeypatch: pytest.MonkeyPatch, handlers: Handlers) -> None:
     """What a test declares is gone after it; ``jobs.echo`` is a handler of the tests' app."""
     monkeypatch.setattr(declarations, "_declared", {})
-    monkeypatch.setattr(schedules, "_said", {})
+    monkeypatch.setattr(scheduler, "_said", {})
 
 
 def make(name: str = "hourly", **columns: Any) -> Schedule:
@@ -73,10 +74,10 @@ def test_a_moment_that_has_come_is_enqueued_as_the_row_says(
     row = make(task_data={"a": [1]}, queue="mail", priority=7)
     assert row.next_at == START + timedelta(hours=1)
     database_clock.advance(HOUR - 0.001)
-    assert schedules.serve_due() == 0
+    assert scheduler.serve_due() == 0
 
     database_clock.advance(0.001)
-    assert schedules.serve_due() == 1
+    assert scheduler.serve_due() == 1
 
     slot = ScheduleSlot.objects.get()
     task = Task.objects.get()
@@ -89,7 +90,7 @@ def test_a_moment_that_has_come_is_enqueued_as_the_row_says(
         None,
     )
     assert fresh(row).next_at == START + timedelta(hours=2)
-    assert schedules.serve_due() == 0
+    assert scheduler.serve_due() == 0
 
 
 def test_an_interval_does_not_drift(database_clock: DatabaseClock) -> None:
@@ -97,7 +98,7 @@ def test_an_interval_does_not_drift(database_clock: DatabaseClock) -> None:
     for late in (0, 20, 70):
         database_clock.now = START + timedelta(seconds=90 * (1 + ScheduleSlot.objects.count()))
         database_clock.advance(late)
-        assert schedules.serve_due() == 1
+        assert scheduler.serve_due() == 1
     assert moments(row) == ["00:01:30", "00:03:00", "00:04:30"]
 
 
@@ -115,24 +116,24 @@ def test_after_hours_without_a_scheduler_the_policy_decides(
     row = make(missed=missed)
     database_clock.advance(4.5 * HOUR)
 
-    assert schedules.serve_due() == len(expected)
+    assert scheduler.serve_due() == len(expected)
 
     assert moments(row) == expected
     assert Task.objects.count() == len(expected)
     assert fresh(row).next_at == START + timedelta(hours=5)
-    assert schedules.serve_due() == 0
+    assert scheduler.serve_due() == 0
 
 
 def test_what_was_missed_for_long_is_made_up_for_in_parts(
     database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedules, "SLOT_BATCH", 2)
+    monkeypatch.setattr(scheduler, "SLOT_BATCH", 2)
     monkeypatch.setattr(querysets.ScheduleQuerySet.serve, "__defaults__", (2,))
-    monkeypatch.setattr(schedules, "BATCHES", 2)
+    monkeypatch.setattr(scheduler, "BATCHES", 2)
     row = make(missed="all")
     database_clock.advance(7 * HOUR)
 
-    assert [schedules.serve_due() for _ in range(3)] == [4, 3, 0]
+    assert [scheduler.serve_due() for _ in range(3)] == [4, 3, 0]
     assert len(set(moments(row))) == len(moments(row)) == 7
 
 
@@ -140,10 +141,10 @@ def test_a_slot_that_was_taken_is_not_taken_again(database_clock: DatabaseClock)
     """Not even when the row is set back to a moment that was served."""
     row = make()
     database_clock.advance(HOUR)
-    schedules.serve_due()
+    scheduler.serve_due()
     Schedule.objects.update(next_at=row.next_at)
 
-    assert schedules.serve_due() == 0
+    assert scheduler.serve_due() == 0
     assert Task.objects.count() == ScheduleSlot.objects.count() == 1
     assert fresh(row).next_at == START + timedelta(hours=2)
 
@@ -159,7 +160,7 @@ def test_slot_and_task_are_written_together_or_not_at_all(
 
     monkeypatch.setattr(querysets.SlotQuerySet, "bulk_create", fail)
     with pytest.raises(OperationalError):
-        schedules.serve_due()
+        scheduler.serve_due()
 
     assert not Task.objects.exists()
     assert fresh(row).next_at == row.next_at
@@ -215,8 +216,8 @@ def test_a_schedule_that_cannot_be_served_stops_no_other_and_is_told_of_once(
     Schedule.objects.filter(pk=bad.pk).update(next_at=after(timedelta(seconds=-9)), **broken)
     Schedule.objects.filter(pk=good.pk).update(next_at=DbNow())
 
-    assert schedules.serve_due() == 1
-    assert schedules.serve_due() == 0
+    assert scheduler.serve_due() == 1
+    assert scheduler.serve_due() == 0
 
     assert ScheduleSlot.objects.get().schedule == good
     assert [record.message[:29] for record in caplog.records if record.levelname == "ERROR"] == [
@@ -230,10 +231,10 @@ def test_an_idle_look_is_one_query_and_says_when_to_come_back(
     make(every=timedelta(seconds=3))
     make("later")
     with queries() as sent:
-        assert schedules._look() == (0, 3.0)
+        assert scheduler._look() == (0, 3.0)
     assert len(sent()) == 1
     database_clock.advance(1)
-    assert schedules._look() == (0, 2.0)
+    assert scheduler._look() == (0, 2.0)
 
 
 # Overlap
@@ -244,12 +245,12 @@ def test_a_moment_is_skipped_while_the_previous_task_has_not_ended(
 ) -> None:
     row = make(overlap=False)
     database_clock.advance(HOUR)
-    assert schedules.serve_due() == 1
+    assert scheduler.serve_due() == 1
     first = Task.objects.get()
     assert first.unique_key == "schedule:hourly"
     database_clock.advance(HOUR)
     grant_to(first, "w1")
-    schedules.serve_due()
+    scheduler.serve_due()
 
     slots = ScheduleSlot.objects.order_by("at")
     assert list(slots.values_list("task", "skipped")) == [(first.pk, False), (None, True)]
@@ -257,7 +258,7 @@ def test_a_moment_is_skipped_while_the_previous_task_has_not_ended(
 
     end_well(first)
     database_clock.advance(HOUR)
-    schedules.serve_due()
+    scheduler.serve_due()
     assert Task.objects.count() == 2
     assert fresh(row).next_at == START + timedelta(hours=4)
 
@@ -277,10 +278,10 @@ def test_a_paused_schedule_enqueues_nothing_and_goes_on_after_the_pause(
     assert (Schedule.objects.pause(by="olga"), Schedule.objects.pause(by="ida")) == (1, 0)
     assert (fresh(row).paused_by, fresh(row).paused_at) == ("olga", START)
     database_clock.advance(2.5 * HOUR)
-    assert schedules._look() == (0, schedules.LOOK_EVERY)
+    assert scheduler._look() == (0, scheduler.LOOK_EVERY)
 
     assert (Schedule.objects.resume(), Schedule.objects.resume()) == (1, 0)
-    assert schedules.serve_due() == 0
+    assert scheduler.serve_due() == 0
     resumed = fresh(row)
     assert (resumed.paused_at, resumed.paused_by) == (None, "")
     assert resumed.next_at == START + timedelta(hours=3)
@@ -312,7 +313,7 @@ def test_what_is_run_now_takes_no_slot_of_the_plan(database_clock: DatabaseClock
     row = make()
     database_clock.advance(HOUR)
     assert Schedule.objects.run_now() == 1
-    assert schedules.serve_due() == 1
+    assert scheduler.serve_due() == 1
     assert ScheduleSlot.objects.filter(schedule=row, run_by="").get().at == row.next_at
 
 
@@ -341,7 +342,7 @@ def test_code_declares_by_decorator_or_by_call() -> None:
 
     schedule("by name", "reports.build", every=timedelta(minutes=1), missed="all")
 
-    assert schedules.declare_all() == 3
+    assert scheduler.declare_all() == 3
     rows = {row.name: row for row in Schedule.objects.all()}
     assert set(rows) == {"reports.build", "often", "by name"}
     assert {row.task_name for row in rows.values()} == {"reports.build"}
@@ -354,13 +355,13 @@ def test_code_declares_by_decorator_or_by_call() -> None:
     assert nightly.task_data == {"of": [1]}
     assert (rows["by name"].every, rows["by name"].missed) == (timedelta(minutes=1), "all")
     assert all(row.declared and row.next_at and row.declared_at for row in rows.values())
-    assert schedules.declare_all() == 0
+    assert scheduler.declare_all() == 0
 
 
 def redeclare(**columns: Any) -> int:
     declarations._declared.clear()
     schedule("hourly", "jobs.echo", **columns)
-    return schedules.declare_all()
+    return scheduler.declare_all()
 
 
 def test_a_rule_that_code_changed_is_begun_anew_and_other_changes_keep_the_plan(
@@ -397,13 +398,13 @@ def test_what_left_the_code_is_kept_and_served_by_old_code_only(
     redeclare(every=60)
     old = dict(declarations._declared)
     declarations._declared.clear()
-    schedules.declare_all()
+    scheduler.declare_all()
     database_clock.advance(60)
 
-    assert schedules.serve_due() == 0  # new code
+    assert scheduler.serve_due() == 0  # new code
     assert Schedule.objects.get().declared
     declarations._declared.update(old)
-    assert schedules.serve_due() == 1
+    assert scheduler.serve_due() == 1
 
 
 def test_a_declaration_that_another_process_stores_first_is_no_error(
@@ -489,7 +490,7 @@ def test_old_slots_are_pruned_but_for_the_last(database_clock: DatabaseClock) ->
             ScheduleSlot.objects.create(schedule=schedule_, at=START - ago * day)
 
     assert ScheduleSlot.objects.prune(limit=1) == 1
-    assert schedules.keep_house() == 2
+    assert scheduler.keep_house() == 2
 
     left = ScheduleSlot.objects.order_by("at").values_list("schedule__name", "at")
     assert [(name, (START - at).days) for name, at in left] == [
@@ -544,9 +545,9 @@ def calm(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         return event.is_set()
 
     monkeypatch.setattr(threading.Event, "wait", note)
-    monkeypatch.setattr("tasks.schedules.random.uniform", lambda low, high: high)
-    monkeypatch.setattr(schedules, "close_old_connections", lambda: None)
-    monkeypatch.setattr("tasks.schedules.connections.close_all", lambda: None)
+    monkeypatch.setattr("tasks.maintenance.scheduler.random.uniform", lambda low, high: high)
+    monkeypatch.setattr(scheduler, "close_old_connections", lambda: None)
+    monkeypatch.setattr("tasks.maintenance.scheduler.connections.close_all", lambda: None)
     return waited
 
 
@@ -555,10 +556,10 @@ def test_the_scheduler_goes_on_whatever_happens(
 ) -> None:
     schedule("declared", "jobs.echo", every=60)
     looks = Looks(1, OperationalError("gone"), ValueError("odd"), 0, 2)
-    monkeypatch.setattr(schedules, "_look", looks)
+    monkeypatch.setattr(scheduler, "_look", looks)
     found: list[int] = []
 
-    schedules.run_until(looks.stopping, lambda: found.append(1))
+    scheduler.run_until(looks.stopping, lambda: found.append(1))
 
     assert Schedule.objects.get().name == "declared"
     assert found == [1, 1]
@@ -571,13 +572,13 @@ def test_the_scheduler_keeps_house_now_and_then(
     calm: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = Looks(0, 0, 0)
-    monkeypatch.setattr(schedules, "_look", looks)
-    times = iter([0.0, 1.0, schedules.KEEP_HOUSE_EVERY + 1, schedules.KEEP_HOUSE_EVERY + 1])
+    monkeypatch.setattr(scheduler, "_look", looks)
+    times = iter([0.0, 1.0, scheduler.KEEP_HOUSE_EVERY + 1, scheduler.KEEP_HOUSE_EVERY + 1])
     kept: list[int] = []
-    monkeypatch.setattr(schedules, "clock", lambda: next(times, schedules.KEEP_HOUSE_EVERY + 2))
-    monkeypatch.setattr(schedules, "keep_house", lambda: kept.append(1))
+    monkeypatch.setattr(scheduler, "clock", lambda: next(times, scheduler.KEEP_HOUSE_EVERY + 2))
+    monkeypatch.setattr(scheduler, "keep_house", lambda: kept.append(1))
 
-    schedules.run_until(looks.stopping)
+    scheduler.run_until(looks.stopping)
 
     assert kept == [1]
 
@@ -613,7 +614,7 @@ def test_recovery_that_runs_alone_serves_schedules_too(monkeypatch: pytest.Monke
         stopping.set()
 
     monkeypatch.setattr(run_recovery, "on_stop_signal", lambda stop: None)
-    monkeypatch.setattr("tasks.recovery.run_until", recover)
+    monkeypatch.setattr("tasks.maintenance.recovery.run_until", recover)
     call_command("run_recovery")
     assert ScheduleSlot.objects.count() == 1
 
@@ -645,8 +646,8 @@ def test_of_four_schedulers_one_serves_each_moment(
     def serve() -> None:
         try:
             together.wait()
-            schedules.declare_all()
-            taken.append(sum(schedules.serve_due() for _ in range(3)))
+            scheduler.declare_all()
+            taken.append(sum(scheduler.serve_due() for _ in range(3)))
         except Exception as error:
             errors.append(error)
         finally:

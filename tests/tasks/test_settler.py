@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tasks import settler
-from tasks.settler import Settler
+from tasks.execution import completer
+from tasks.execution.completer import Settler
 from tests.processes import wait_for
 
 
@@ -23,7 +23,7 @@ class Result:
 def stored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was stored, in the order it was."""
     found: list[Any] = []
-    monkeypatch.setattr(settler, "settle", lambda batch, hear: found.extend(batch))
+    monkeypatch.setattr(completer, "settle", lambda batch, hear: found.extend(batch))
     return found
 
 

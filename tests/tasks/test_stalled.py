@@ -10,8 +10,8 @@ from django.urls import reverse
 
 from leasing.exceptions import LeaseLost
 from leasing.keeper import Keeper
-from tasks import recovery
 from tasks.diagnosis import diagnose
+from tasks.maintenance import recovery
 from tasks.models import AttemptOutcome, Task, TaskStatus, Worker
 from tasks.querysets import operator
 from tests.factories import TaskFactory, WorkerFactory, claimed
@@ -210,7 +210,7 @@ def test_it_takes_no_more_than_asked(task: Task, database_clock: DatabaseClock) 
 def test_a_sweep_takes_stuck_and_stalled_tasks(
     task: Task, database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.catalogue.SWEEP_BATCH", 1)
+    monkeypatch.setattr("tasks.maintenance.invariants.SWEEP_BATCH", 1)
     TaskFactory.create_batch(2, state="stuck")
     database_clock.advance(61)
 

@@ -9,8 +9,8 @@ from asgiref.sync import async_to_sync
 from django.db import transaction
 
 from leasing.exceptions import InvalidResource, LeaseLost
-from tasks.context import Context
 from tasks.exceptions import NotSerializable
+from tasks.execution.context import Context
 from tasks.models import Task, TaskStatus, TaskStep
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock

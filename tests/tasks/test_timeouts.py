@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tasks import registry
-from tasks.execution import Execution
-from tasks.interruption import Interruption
+from tasks.execution.attempt import Execution
+from tasks.execution.cancellation import Interruption
 from tasks.models import Task, TaskStatus
 from tasks.runtime.latch import Latch
-from tasks.timeouts import Timekeeper
+from tasks.worker.timeouts import Timekeeper
 from tests.factories import TaskFactory, claimed
 from tests.leasing.support import FakeClock
 from tests.processes import wait_for
@@ -130,7 +130,7 @@ def test_the_handlers_timeout_counts_where_the_task_has_none(
 
     execution = Execution(claimed(task, "ann"), threading.Event())
     execution.hold.leave()
-    monkeypatch.setattr("tasks.interruption.clock", clock)
+    monkeypatch.setattr("tasks.execution.cancellation.clock", clock)
     assert execution.interruption.deadline is None
     execution.start_timeout()
 

@@ -18,15 +18,16 @@ from django.test.utils import CaptureQueriesContext
 from opentelemetry import trace
 
 import tasks.tracing
-from tasks import registry, runner
-from tasks.child import Answer, Attempt, Job
+from tasks import registry
 from tasks.exceptions import NotSerializable, Snooze
-from tasks.execution import Execution
-from tasks.giving_back import give_back
+from tasks.execution import runner
+from tasks.execution.attempt import Execution
+from tasks.execution.outcomes import settle
 from tasks.models import Task, TaskStatus
-from tasks.processes import Child
 from tasks.runtime.tracepoints import points
-from tasks.settling import settle
+from tasks.worker.child import Answer, Attempt, Job
+from tasks.worker.hand_back import give_back
+from tasks.worker.processes import Child
 from tests.factories import TaskFactory, claimed
 from tests.leasing.support import expire
 from tests.plugin import ENVIRONMENT, ROOT
@@ -543,7 +544,7 @@ import django
 
 django.setup()
 
-import leasing.hold, tasks.worker, tasks.child
+import leasing.hold, tasks.worker.process, tasks.worker.child
 from django.core.management import call_command
 from leasing.models import Lease
 from tasks.models import Task

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
-from tasks import processes
 from tasks.models import Task, TaskStatus
-from tasks.timeouts import Timekeeper
+from tasks.worker import processes
+from tasks.worker.timeouts import Timekeeper
 from tests.conftest import Spawn
 from tests.factories import TaskFactory
 from tests.leasing.support import expire

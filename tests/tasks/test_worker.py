@@ -16,11 +16,11 @@ from pytest_django import Settings
 
 from leasing.keeper import Keeper, keeper
 from tasks import registry
-from tasks.lanes import Lane, Threads
 from tasks.models import Task, TaskStatus, Worker, WorkerQuerySet
 from tasks.querysets import TaskQuerySet
 from tasks.querysets.claimed import Taken
-from tasks.worker import WorkerProcess
+from tasks.worker.process import WorkerProcess
+from tasks.worker.threads import Lane, Threads
 from tests.factories import TaskFactory, WorkerFactory
 from tests.leasing.support import expire
 from tests.processes import wait_for
@@ -477,7 +477,7 @@ def test_a_lane_whose_places_all_have_tasks_that_are_over_is_stuck_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("tasks.lanes.clock", lambda: now)
+    monkeypatch.setattr("tasks.worker.threads.clock", lambda: now)
     lane = Threads(1, cast(Any, None), print)
     execution = lost_in(lane)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from django.db import connections
 
-from tasks.execution import Execution
+from tasks.execution.attempt import Execution
 from tasks.models import Task
-from tasks.timeouts import Timekeeper
-from tasks.worker import WorkerProcess
+from tasks.worker.process import WorkerProcess
+from tasks.worker.timeouts import Timekeeper
 from tests.processes import wait_for
 
 #: Long enough for a loaded machine; nothing waits that long when all is well.

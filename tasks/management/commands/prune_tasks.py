@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from tasks import housekeeping
+from tasks.maintenance import housekeeping
 from tasks.models import TaskStatus
 
 

@@ -13,9 +13,9 @@ from leasing.validation.names import check_name, check_ttl, default_holder
 from tasks.exceptions import UnknownQueue
 from tasks.generator import Generator, start_unless_asked
 from tasks.models import WorkerRole
-from tasks.presence import present_beside
 from tasks.querysets import check_queue
 from tasks.sample import LONGEST, SHORTEST
+from tasks.worker.registration import present_beside
 
 
 class Command(BaseCommand):

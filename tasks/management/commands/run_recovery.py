@@ -10,9 +10,9 @@ from django.core.management.base import BaseCommand, CommandError
 from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import default_holder
-from tasks import recovery, schedules
+from tasks.maintenance import recovery, scheduler
 from tasks.models import WorkerRole
-from tasks.presence import present_beside
+from tasks.worker.registration import present_beside
 
 
 class Command(BaseCommand):
@@ -40,7 +40,7 @@ class Command(BaseCommand):
         on_stop_signal(stopping.set)
         name = default_holder()
         with present_beside(name, stopping, WorkerRole.RECOVERY, sweeps=True):
-            threading.Thread(target=schedules.run_until, args=(stopping,), daemon=True).start()
+            threading.Thread(target=scheduler.run_until, args=(stopping,), daemon=True).start()
             recovery.run_until(stopping)
 
     def _print(self, report: recovery.Report, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import default_holder
 from tasks.models import WorkerRole
 from tasks.outbox.relay import Relay
-from tasks.presence import present_beside
+from tasks.worker.registration import present_beside
 
 
 class Command(BaseCommand):

@@ -15,10 +15,10 @@ from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import check_name, check_ttl
-from tasks.chaos import Chaos
 from tasks.exceptions import UnknownQueue
+from tasks.execution.chaos import Chaos
 from tasks.querysets import check_queue
-from tasks.worker import Until, WorkerProcess
+from tasks.worker.process import Until, WorkerProcess
 
 
 class Command(BaseCommand):

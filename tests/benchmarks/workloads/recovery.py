@@ -7,8 +7,8 @@ from datetime import timedelta
 
 from django.db.models import F
 
+from tasks.maintenance.recovery import sweep
 from tasks.models import Task, TaskStatus
-from tasks.recovery import sweep
 from tests.benchmarks import filling
 from tests.benchmarks.bench import Bench, Figures
 

@@ -12,11 +12,12 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from leasing.functions import after
-from tasks import registry, runner
+from tasks import registry
 from tasks.celery import consuming
 from tasks.celery.consuming import consume
-from tasks.context import Context
-from tasks.execution import Execution
+from tasks.execution import runner
+from tasks.execution.attempt import Execution
+from tasks.execution.context import Context
 from tasks.models import Queue, Task, TaskStatus
 from tasks.notifier import ringer
 from tests.tasks.celery.support import enqueue

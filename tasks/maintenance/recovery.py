@@ -3,7 +3,8 @@
     sweep     when the next lease of a task runs out unless it is renewed, and at the latest after
               SWEEP_EVERY seconds, in every controller: takes back what has expired
     examine   about every EXAMINE_EVERY seconds, in one of them: goes through the catalogue
-    prune     about every PRUNE_EVERY seconds, in one of them: see ``tasks.housekeeping``
+    prune     about every PRUNE_EVERY seconds, in one of them: see
+              ``tasks.maintenance.housekeeping``
 
 A controller runs in every worker, and alone under ``manage.py run_recovery``. It is never a
 task in the queue it repairs, and none is elected: its repairs are conditional updates over rows
@@ -24,8 +25,10 @@ from typing import Any
 from django.db import Error, close_old_connections, connections
 
 from leasing.runtime.event_logger import get_logger
-from tasks import housekeeping, signals
-from tasks.catalogue import (
+from tasks import signals
+from tasks.conf import task_settings
+from tasks.maintenance import housekeeping
+from tasks.maintenance.invariants import (
     CATALOGUE,
     NAMED,
     Ailment,
@@ -34,7 +37,6 @@ from tasks.catalogue import (
     in_batches,
     is_anything_amiss,
 )
-from tasks.conf import task_settings
 from tasks.models import Task
 
 logger = get_logger("tasks.recovery")

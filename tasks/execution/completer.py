@@ -10,9 +10,9 @@ from collections.abc import Callable
 from enum import Enum
 
 from leasing.runtime.clock import clock
-from tasks.execution import Execution
+from tasks.execution.attempt import Execution
+from tasks.execution.outcomes import Ending, settle
 from tasks.runtime.connection import lasting_connection
-from tasks.settling import Ending, settle
 
 #: How many are stored by one statement at most, and from how many on none is waited for.
 LIMIT, ENOUGH = 250, 100

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from leasing.runtime.clock import clock
-from tasks.execution import Execution
+from tasks.execution.attempt import Execution
 
 
 class Timekeeper:

@@ -27,11 +27,11 @@ from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.stores.rows import RowStore, grant_of
 from tasks import registry
-from tasks.context import Context
-from tasks.interruption import Interruption
+from tasks.execution.cancellation import Interruption
+from tasks.execution.context import Context
+from tasks.execution.runner import call_handler
 from tasks.models import Task
 from tasks.payload import check_json
-from tasks.runner import call_handler
 
 
 @dataclass

@@ -1,9 +1,10 @@
 """Where a worker runs tasks: places of one kind, each for one task at a time.
 
-``Threads`` here runs plain functions; ``tasks.loop`` has the lane of coroutines,
-``tasks.processes`` that of work in child processes. A worker claims for the lanes that have room:
-for their free places, and where tasks are short for as many more as the places end in ``AHEAD``
-seconds. What waits in a lane for longer than ``LONGEST_WAIT`` is given back for others to run.
+``Threads`` here runs plain functions; ``tasks.worker.coroutines`` has the lane of coroutines,
+``tasks.worker.processes`` that of work in child processes. A worker claims for the lanes that have
+room: for their free places, and where tasks are short for as many more as the places end in
+``AHEAD`` seconds. What waits in a lane for longer than ``LONGEST_WAIT`` is given back for others
+to run.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from leasing.runtime.clock import clock
-from tasks import runner
-from tasks.chaos import Chaos
-from tasks.execution import Execution
+from tasks.execution import runner
+from tasks.execution.attempt import Execution
+from tasks.execution.chaos import Chaos
+from tasks.execution.completer import Settler
+from tasks.execution.outcomes import Ending
 from tasks.registry import Kind
 from tasks.runtime import probes
-from tasks.settler import Settler
-from tasks.settling import Ending
 
 #: How many seconds of work a lane has waiting, and how many tasks at most.
 AHEAD, MOST_AHEAD = 0.1, 250

@@ -1,7 +1,7 @@
 """Run one claimed task: call its handler, and judge what came of it.
 
 What a handler does wrong never reaches the worker: whatever it raises fails its attempt. What is
-to be stored of it is stored by ``tasks.settling``, for many together.
+to be stored of it is stored by ``tasks.execution.outcomes``, for many together.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from django.dispatch import receiver
 from leasing.db.dialects import in_transaction
 from leasing.exceptions import LeaseLost
 from leasing.runtime.event_logger import get_logger
-from tasks.chaos import Chaos
-from tasks.context import Context
 from tasks.exceptions import Snooze, TaskCancelled
-from tasks.execution import Execution
+from tasks.execution.attempt import Execution
+from tasks.execution.chaos import Chaos
+from tasks.execution.context import Context
+from tasks.execution.outcomes import COMPLETE, FAIL, Ending, settle
 from tasks.log import said_of
 from tasks.models import Task
 from tasks.registry import UNKNOWN_DELAY, Handler, Kind
-from tasks.settling import COMPLETE, FAIL, Ending, settle
 
 logger = get_logger("tasks.runner")
 

@@ -16,13 +16,13 @@ from leasing.hold import Hold, adopt_together
 from leasing.keeper import Keeper, keeper
 from leasing.runtime.clock import clock
 from tasks import registry
-from tasks.context import Context
-from tasks.interruption import Interruption
+from tasks.execution.cancellation import Interruption
+from tasks.execution.claimed_store import grants_of, store_in
+from tasks.execution.context import Context
 from tasks.models import Task
 from tasks.querysets.claimed import Taken
 from tasks.runtime.latch import Latch
 from tasks.runtime.tracepoints import AttemptTrace, points
-from tasks.takenstore import grants_of, store_in
 
 Watch = Callable[["Execution"], object]
 

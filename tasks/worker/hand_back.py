@@ -8,11 +8,11 @@ from django.db import Error
 
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
-from tasks.execution import Execution
+from tasks.execution.attempt import Execution
+from tasks.execution.runner import END_PATIENCE, STOPPED
 from tasks.log import said_of
 from tasks.models import Task
 from tasks.registry import Kind
-from tasks.runner import END_PATIENCE, STOPPED
 
 logger = get_logger("tasks.runner")
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from leasing.runtime.clock import clock
 from tasks import registry
-from tasks.chaos import Chaos
-from tasks.execution import Execution
-from tasks.lanes import Lane, Threads
-from tasks.loop import Coroutines
+from tasks.execution.attempt import Execution
+from tasks.execution.chaos import Chaos
+from tasks.execution.completer import Settler
+from tasks.execution.outcomes import Ending
 from tasks.models import Task
-from tasks.processes import Processes
 from tasks.querysets import TaskQuerySet
 from tasks.registry import Kind
-from tasks.settler import Settler
-from tasks.settling import Ending
+from tasks.worker.coroutines import Coroutines
+from tasks.worker.processes import Processes
+from tasks.worker.threads import Lane, Threads
 
 #: Seconds for which a kind that was looked for in vain is not looked for again, while there is
 #: work of another.

@@ -33,23 +33,23 @@ from leasing.keeper import keeper
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
 from leasing.validation.names import default_holder
-from tasks import recovery, sampling, schedules
-from tasks.chaos import Chaos
 from tasks.conf import task_settings
-from tasks.execution import Execution
-from tasks.giving_back import give_back, give_back_all
+from tasks.execution.attempt import Execution
+from tasks.execution.chaos import Chaos
+from tasks.execution.claimed_store import load
+from tasks.execution.outcomes import COMPLETE, Ending
+from tasks.execution.runner import STOPPED, time_out
+from tasks.maintenance import recovery, sampling, scheduler
 from tasks.models import Queue, Task
 from tasks.notifier import ringer
-from tasks.places import EMPTY_FOR, Opening, Places
 from tasks.poller import Waking
-from tasks.presence import PRESENCE_PATIENCE, keep_present, sign_off
 from tasks.querysets.claimed import Taken
 from tasks.registry import Kind
-from tasks.runner import STOPPED, time_out
 from tasks.runtime.connection import lasting_connection, lasting_thread
-from tasks.settling import COMPLETE, Ending
-from tasks.takenstore import load
-from tasks.timeouts import Timekeeper
+from tasks.worker.executors import EMPTY_FOR, Opening, Places
+from tasks.worker.hand_back import give_back, give_back_all
+from tasks.worker.registration import PRESENCE_PATIENCE, keep_present, sign_off
+from tasks.worker.timeouts import Timekeeper
 
 logger = get_logger("tasks.worker")
 
@@ -303,7 +303,7 @@ class WorkerProcess:
             "controller",
             lambda: recovery.run_until(self._ended, self.waking.wake, self.waking.look_ahead),
         )
-        lasting_thread("scheduler", lambda: schedules.run_until(self._ended, self.waking.wake))
+        lasting_thread("scheduler", lambda: scheduler.run_until(self._ended, self.waking.wake))
         self._sampler = lasting_thread("sampler", lambda: sampling.run_until(self._ended))
         self._presence = lasting_thread("presence", self._keep_present)
 

@@ -19,12 +19,14 @@ from typing import Any
 
 from leasing.exceptions import LeaseLost
 from leasing.runtime.clock import clock
-from tasks import child, runner, signals
-from tasks.context import Context
+from tasks import signals
 from tasks.exceptions import ProcessDied, TaskCancelled
-from tasks.execution import Execution
-from tasks.lanes import Threads
+from tasks.execution import runner
+from tasks.execution.attempt import Execution
+from tasks.execution.context import Context
 from tasks.registry import Kind
+from tasks.worker import child
+from tasks.worker.threads import Threads
 
 #: Seconds that a handler in a child has to end once its task was cancelled.
 CANCEL_GRACE = 10.0
@@ -35,7 +37,7 @@ TICK = 0.1
 
 _START = (
     "import sys; sys.path[:] = {path!r}; import django; django.setup(); "
-    "from tasks.child import serve; serve({descriptor})"
+    "from tasks.worker.child import serve; serve({descriptor})"
 )
 
 

@@ -19,7 +19,7 @@ from leasing.exceptions import LeaseLost
 from leasing.hold import drop_together
 from leasing.runtime.event_logger import get_logger
 from tasks.exceptions import NotSerializable
-from tasks.execution import Execution
+from tasks.execution.attempt import Execution
 from tasks.log import said_of
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet, TaskStatus

@@ -14,9 +14,9 @@ from leasing.db.dialects import durable
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.runtime.clock import clock
-from tasks.completing import Completing
-from tasks.interruption import Interruption
-from tasks.progress import Progress
+from tasks.execution.cancellation import Interruption
+from tasks.execution.completing import Completing
+from tasks.execution.progress import Progress
 from tasks.querysets.claimed import Taken
 
 if TYPE_CHECKING:

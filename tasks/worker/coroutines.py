@@ -17,14 +17,14 @@ from django.db import connections
 
 from leasing.hold import Hold
 from leasing.runtime.clock import clock
-from tasks import runner
-from tasks.chaos import Chaos
-from tasks.context import Context
-from tasks.execution import Execution
-from tasks.lanes import Lane
+from tasks.execution import runner
+from tasks.execution.attempt import Execution
+from tasks.execution.chaos import Chaos
+from tasks.execution.completer import Settler
+from tasks.execution.context import Context
+from tasks.execution.outcomes import Ending
 from tasks.registry import Kind
-from tasks.settler import Settler
-from tasks.settling import Ending
+from tasks.worker.threads import Lane
 
 #: Seconds without an answer after which the loop counts as blocked, and gets nothing more to do.
 BLOCKED_AFTER = 1.0

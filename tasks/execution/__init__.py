@@ -1,0 +1,1 @@
+"""One attempt: from the claim to its stored outcome."""

@@ -1,0 +1,1 @@
+"""Services that run in every worker: recovery, scheduler, housekeeping, sampling."""

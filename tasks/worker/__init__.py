@@ -1,0 +1,1 @@
+"""The worker process: claiming, executors, hand-back, shutdown."""
