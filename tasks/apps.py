@@ -13,17 +13,15 @@ class TasksConfig(AppConfig):
         from leasing.metrics import registry
         from tasks import (
             checks,
-            deploy_checks,
             discovery,
             log,
             sample,  # noqa: F401 - it registers
         )
 
         checks.register_all()
-        deploy_checks.register_all()
         log.connect()
         discovery.discover()
-        registry.add(counting="tasks.metrics", reading="tasks.task_figures")
+        registry.add(counting="tasks.metrics.process", reading="tasks.metrics.database")
         if leasing_settings.METRICS:
             registry.connect()
         if leasing_settings.TRACES:

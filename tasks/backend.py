@@ -16,9 +16,10 @@ from typing import Any, ParamSpec, TypeVar, cast
 from django.apps import apps
 from django.core.checks import CheckMessage, Error
 
-from tasks import bridge
-from tasks.bridge import DatabaseTask
-from tasks.compat import (
+from tasks.conf import task_settings
+from tasks.django_api import bridge
+from tasks.django_api.bridge import DatabaseTask
+from tasks.django_api.compat import (
     AnyResult,
     AnyTask,
     BaseTaskBackend,
@@ -30,7 +31,6 @@ from tasks.compat import (
     normalized,
     task_enqueued,
 )
-from tasks.conf import task_settings
 from tasks.exceptions import UnknownQueue
 
 P = ParamSpec("P")
@@ -76,7 +76,8 @@ class DatabaseBackend(BaseTaskBackend):
     ) -> TaskResult[P, R]:
         """Store ``task`` with JSON arguments, as part of the caller's transaction if there is
         one. Raises InvalidTask, TypeError (arguments that are not JSON)."""
-        from tasks import models, results
+        from tasks import models
+        from tasks.django_api import results
 
         if self._validated.get(id(task)) != (task, self.queues):
             self.validate_task(task)
@@ -106,7 +107,8 @@ class DatabaseBackend(BaseTaskBackend):
 
         Raises TaskResultDoesNotExist, also for tasks that no code here declares.
         """
-        from tasks import models, results
+        from tasks import models
+        from tasks.django_api import results
 
         key = _key(result_id)
         found = results.fetch(models.Task.objects.home(), key) if key is not None else None

@@ -19,7 +19,7 @@ def discover() -> None:
     """Import ``tasks.py`` of every app, and what our backends of Django's tasks name besides."""
     autodiscover_modules("tasks")
     if backends := _backends():
-        from tasks.bridge import declare_all
+        from tasks.django_api.bridge import declare_all
 
         names = [name for each in backends for name in each.options.get("modules", ())]
         modules = [import_module(name) for name in names]
@@ -33,7 +33,7 @@ def _backends() -> list[DatabaseBackend]:
     if not chosen or chosen is getattr(global_settings, "TASKS", None) or not _tasks_exist():
         return []
     from tasks.backend import DatabaseBackend
-    from tasks.compat import InvalidTaskBackend, task_backends
+    from tasks.django_api.compat import InvalidTaskBackend, task_backends
 
     backends = []
     for alias in chosen:

@@ -6,16 +6,7 @@ from django.urls import path, re_path
 
 from leasing.web import navigation
 from leasing.web.navigation import Entry
-from tasks import (
-    action_views,
-    detail_views,
-    generator_views,
-    list_views,
-    overview_views,
-    queue_views,
-    schedule_views,
-    worker_views,
-)
+from tasks.views import actions, detail, generator, lists, overview, queues, schedules, workers
 
 app_name = "tasks"
 
@@ -42,23 +33,23 @@ navigation.add_shared_page("tasks.schedule", "tasks:schedules")
 navigation.add_shared_page("tasks.generatorwish", "tasks:generator")
 
 urlpatterns = [
-    path("", overview_views.overview, name="overview"),
-    path("tasks/", list_views.task_list, name="list"),
-    re_path(r"^tasks\.(?P<form>csv|json)$", list_views.task_export, name="export"),
-    path("tasks/stuck/", list_views.stuck, name="stuck"),
-    path("tasks/bulk/<slug:name>/", action_views.bulk, name="bulk"),
-    path("tasks/<int:pk>/", detail_views.task_detail, name="detail"),
-    path("tasks/<int:pk>/<slug:name>/", action_views.act, name="act"),
-    path("schedules/", schedule_views.schedule_list, name="schedules"),
-    path("schedules/<int:pk>/pause/", schedule_views.pause, name="schedule_pause"),
-    path("schedules/<int:pk>/resume/", schedule_views.resume, name="schedule_resume"),
-    path("schedules/<int:pk>/run/", schedule_views.run_now, name="schedule_run"),
-    path("queues/", queue_views.queues, name="queues"),
-    path("queues/pause/", queue_views.pause, name="queue_pause"),
-    path("queues/resume/", queue_views.resume, name="queue_resume"),
-    path("workers/", worker_views.workers, name="workers"),
-    path("workers/<int:pk>/", worker_views.worker_detail, name="worker"),
-    path("generator/", generator_views.generator, name="generator"),
-    path("generator/start/", generator_views.generator_start, name="generator_start"),
-    path("generator/stop/", generator_views.generator_stop, name="generator_stop"),
+    path("", overview.overview, name="overview"),
+    path("tasks/", lists.task_list, name="list"),
+    re_path(r"^tasks\.(?P<form>csv|json)$", lists.task_export, name="export"),
+    path("tasks/stuck/", lists.stuck, name="stuck"),
+    path("tasks/bulk/<slug:name>/", actions.bulk, name="bulk"),
+    path("tasks/<int:pk>/", detail.task_detail, name="detail"),
+    path("tasks/<int:pk>/<slug:name>/", actions.act, name="act"),
+    path("schedules/", schedules.schedule_list, name="schedules"),
+    path("schedules/<int:pk>/pause/", schedules.pause, name="schedule_pause"),
+    path("schedules/<int:pk>/resume/", schedules.resume, name="schedule_resume"),
+    path("schedules/<int:pk>/run/", schedules.run_now, name="schedule_run"),
+    path("queues/", queues.queues, name="queues"),
+    path("queues/pause/", queues.pause, name="queue_pause"),
+    path("queues/resume/", queues.resume, name="queue_resume"),
+    path("workers/", workers.workers, name="workers"),
+    path("workers/<int:pk>/", workers.worker_detail, name="worker"),
+    path("generator/", generator.generator, name="generator"),
+    path("generator/start/", generator.generator_start, name="generator_start"),
+    path("generator/stop/", generator.generator_stop, name="generator_stop"),
 ]

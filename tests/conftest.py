@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from leasing.dashboard import lease_lists
 from leasing.keeper import keeper
 from leasing.runtime import aio
-from tasks import listing, overview, queues
+from tasks.dashboard import listing, overview, queue_rows
 from tasks.diagnosis import surroundings
 from tests.brokers import Broker, NoBroker, serve_rabbitmq, serve_redis
 from tests.emptying import empty
@@ -32,7 +32,7 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 #: What polls share.
-SHARED = (overview.snapshots, queues.shared_queues, surroundings.everyone)
+SHARED = (overview.snapshots, queue_rows.shared_queues, surroundings.everyone)
 
 TALLIES = (listing.tallies, lease_lists.tallies)
 

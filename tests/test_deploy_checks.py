@@ -15,7 +15,7 @@ from django.core.checks import CheckMessage, run_checks
 from django.db import connection, connections
 
 from leasing.checks import deploy
-from tasks import deploy_checks as task_checks
+from tasks.checks import deploy as task_checks
 from tests.plugin import ENVIRONMENT, ROOT
 
 POSTGRESQL = {"ENGINE": "django.db.backends.postgresql", "HOST": "db.example.org"}

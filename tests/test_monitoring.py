@@ -17,8 +17,9 @@ from prometheus_client import CollectorRegistry
 from leasing.metrics import leases as lease_figures
 from leasing.metrics import process as leasing_metrics
 from leasing.metrics.exposition import OfDatabase
-from tasks import metrics as task_metrics
-from tasks import monitoring, task_figures
+from tasks import monitoring
+from tasks.metrics import database
+from tasks.metrics import process as task_metrics
 from tasks.outbox.totals import totals as relayed
 from tests.plugin import ROOT
 
@@ -538,7 +539,7 @@ def test_every_metric_that_is_asked_for_is_collected(monkeypatch: pytest.MonkeyP
     leases = leasing_metrics.LeaseMetrics(registry)
     task_metrics.TaskMetrics(registry, leases)
     lease_figures.figures.cache_clear()
-    task_figures.figures.cache_clear()
+    database.figures.cache_clear()
     collected = {
         f"{metric.name}_total" if metric.type == "counter" else metric.name
         for source in (registry, OfDatabase())

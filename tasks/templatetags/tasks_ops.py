@@ -12,11 +12,11 @@ from django.utils.safestring import SafeString
 from leasing import humanize
 from leasing.templatetags.leasing_ops import badge, deadline, moment
 from leasing.web.badges import Sign
-from tasks.charts import Chart
-from tasks.drawing import Drawing, draw, said
+from tasks.dashboard.badges import ATTEMPT_SIGNS, OPEN, PAUSED, UNSERVED, WORKER_SIGNS, task_sign
+from tasks.dashboard.charts import Chart
+from tasks.dashboard.line_chart import Drawing, draw, said
+from tasks.dashboard.queue_rows import QueueLine
 from tasks.models import AttemptOutcome, GeneratorWish, Task, TaskAttempt, TaskStatus, Worker
-from tasks.queues import QueueLine
-from tasks.signs import ATTEMPT_SIGNS, OPEN, PAUSED, UNSERVED, WORKER_SIGNS, task_sign
 
 register = template.Library()
 

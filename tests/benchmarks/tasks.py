@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from tasks import handler
-from tasks.compat import task
+from tasks.django_api.compat import task
 from tasks.execution.context import Context
 
 

@@ -12,7 +12,7 @@ from django.urls import reverse
 from leasing import audit
 from leasing.functions import database_now
 from leasing.models import Lease
-from tasks import listing
+from tasks.dashboard import listing
 from tasks.generator import start_generator
 from tasks.models import GeneratorWish, Queue, Sample, Schedule, Task, Worker
 from tasks.sample import SLEEP

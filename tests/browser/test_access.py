@@ -9,9 +9,9 @@ from django.urls import reverse
 from playwright.sync_api import Page, expect
 
 from leasing.models import AuditEntry, Lease
+from tasks.dashboard.operator_actions import VERBS
 from tasks.models import Queue, Schedule, Task
 from tasks.sample import SLEEP
-from tasks.verbs import VERBS
 from tests.browser import harbour
 from tests.browser.conftest import Figure, Visit
 from tests.browser.watch import Watch

@@ -10,7 +10,7 @@ from django.urls import reverse
 from playwright.sync_api import Page, expect
 
 from leasing.functions import after
-from tasks import overview
+from tasks.dashboard import overview
 from tasks.generator import start_generator
 from tasks.models import GeneratorWish, Queue, Schedule, Task
 from tasks.sample import SLEEP

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ParamSpec, TypeVar
 
-from tasks.compat import BaseTaskBackend, Task, TaskResult
+from tasks.django_api.compat import BaseTaskBackend, Task, TaskResult
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tasks.compat import AnyContext, task
+from tasks.django_api.compat import AnyContext, task
 from tasks.exceptions import GiveUp
 
 #: What tasks saw of their context, for tests in the same process.

@@ -18,7 +18,7 @@ from leasing import audit
 from leasing.dashboard import exports
 from leasing.models import AuditEntry, Lease, LeaseEvent
 from leasing.web.export import Column, export, in_chunks, neutral, plain, secret
-from tasks import exports as task_exports
+from tasks.dashboard import exports as task_exports
 from tasks.models import Task, TaskAttempt, Worker
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
 

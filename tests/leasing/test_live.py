@@ -13,7 +13,7 @@ from django.test import Client
 
 from leasing.models import Lease
 from leasing.web.polling import etag_of
-from tasks import overview
+from tasks.dashboard import overview
 from tasks.models import Sample, Task, Worker
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
 from tests.fixtures import client_with

@@ -17,7 +17,7 @@ from pytest_django import Settings
 from leasing.metrics import database, leases, registry
 from leasing.metrics.database import Family, Figure, TooMany, read_all
 from leasing.models import LeaseState
-from tasks import task_figures
+from tasks.metrics import database as task_figures
 from tests.factories import LeaseFactory, TaskFactory
 from tests.metrics import Scrape, check_names
 from tests.pages import signed_in

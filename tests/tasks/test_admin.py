@@ -16,7 +16,10 @@ from leasing.admin import changelist
 from leasing.functions import database_now
 from leasing.models import AuditEntry
 from leasing.web.badges import DONE, Sign
-from tasks import signs
+from tasks.admin.tasks import TaskAdmin
+from tasks.dashboard import badges
+from tasks.dashboard.badges import ATTEMPT_SIGNS
+from tasks.dashboard.operator_actions import VERBS, verbs_for
 from tasks.diagnosis import diagnose
 from tasks.generator import start_generator
 from tasks.models import (
@@ -30,9 +33,6 @@ from tasks.models import (
     TaskStep,
 )
 from tasks.outbox import publish
-from tasks.signs import ATTEMPT_SIGNS
-from tasks.task_admin import TaskAdmin
-from tasks.verbs import VERBS, verbs_for
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory, claimed
 from tests.fixtures import client_with
 from tests.leasing.support import expire
@@ -129,14 +129,14 @@ def test_task_attempts_and_worker_lead_to_each_other(viewer: Client) -> None:
 @pytest.mark.once
 def test_a_state_is_shown_by_mark_and_word(viewer: Client) -> None:
     expected = {
-        "ready": signs.READY,
-        "scheduled": signs.SCHEDULED,
-        "running": signs.RUNNING,
-        "stuck": signs.STUCK,
-        "succeeded": signs.SUCCEEDED,
-        "dead": signs.FAILED,
-        "cancelled": signs.CANCELLED,
-        "retrying": signs.RETRYING,
+        "ready": badges.READY,
+        "scheduled": badges.SCHEDULED,
+        "running": badges.RUNNING,
+        "stuck": badges.STUCK,
+        "succeeded": badges.SUCCEEDED,
+        "dead": badges.FAILED,
+        "cancelled": badges.CANCELLED,
+        "retrying": badges.RETRYING,
     }
     tasks = {state: TaskFactory(state=state) for state in expected}
 
@@ -146,7 +146,7 @@ def test_a_state_is_shown_by_mark_and_word(viewer: Client) -> None:
     listed = {row["id"]: row["badge"] for row in get(viewer, TASKS).rows}
     assert listed == {str(tasks[state].pk): shown(sign) for state, sign in expected.items()}
     stuck = get(viewer, url_of(tasks["stuck"]))
-    assert stuck.fields["badge"] == shown(signs.STUCK)
+    assert stuck.fields["badge"] == shown(badges.STUCK)
 
 
 def test_the_search_finds_ids_exact_names_and_keys(viewer: Client, handlers: Handlers) -> None:
@@ -493,11 +493,11 @@ def test_a_message_shows_what_became_of_it_and_its_payload_to_whom_may_see_it(
     url = f"{MESSAGES}{message.pk}/change/"
 
     page = get(viewer, url)
-    assert signs.REFUSED.word in page.badges and "ValueError: too large" in page.text
+    assert badges.REFUSED.word in page.badges and "ValueError: too large" in page.text
     assert '"order": 17' not in page.text
     assert '"order": 17' in get(signed_in(*VIEW, PAYLOAD, name="pia", is_staff=True), url).text
     OutboxMessage.objects.mark_published([message.pk])
-    assert signs.PUBLISHED.word in get(viewer, url).badges
+    assert badges.PUBLISHED.word in get(viewer, url).badges
 
 
 @pytest.mark.parametrize(("state", "found"), [("pending", 2), ("refused", 1), ("published", 1)])

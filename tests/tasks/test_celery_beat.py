@@ -13,7 +13,7 @@ from pytest_django import Settings
 from leasing.celery import LeasedTask, is_skipped
 from leasing.functions import DbNow, after
 from leasing.testing import hold_elsewhere
-from tasks import celery_beat
+from tasks.celery import beat
 from tasks.models import Schedule, Task, TaskStatus
 from tasks.scheduling import declarations
 from tests.factories import TaskFactory
@@ -25,19 +25,19 @@ pytestmark = pytest.mark.django_db
 def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     """An app of a user's, for the length of a test."""
     monkeypatch.setattr(declarations, "_declared", {})
-    celery_beat._declare.cache_clear()
+    beat._declare.cache_clear()
     with Celery("shop", broker="memory://") as app:
         yield app
-    celery_beat._declare.cache_clear()
+    beat._declare.cache_clear()
 
 
 def run(name: str) -> Any:
     """What the task of the entry called so returns."""
-    return getattr(celery_beat, name).apply().get()
+    return getattr(beat, name).apply().get()
 
 
 def test_every_entry_names_a_task_that_is_a_singleton_and_skips(app: Celery) -> None:
-    entries = celery_beat.housekeeping()
+    entries = beat.housekeeping()
 
     assert len(entries) == 4
     for name, entry in entries.items():
@@ -51,10 +51,10 @@ def test_every_entry_names_a_task_that_is_a_singleton_and_skips(app: Celery) -> 
 def test_entries_come_as_often_as_the_settings_say(settings: Settings) -> None:
     settings.TASK_QUEUE = {"SWEEP_EVERY": 7.0, "PRUNE_EVERY": None}
 
-    entries = celery_beat.housekeeping()
+    entries = beat.housekeeping()
 
-    assert entries["tasks.celery_beat.sweep"]["schedule"] == 7.0
-    assert "tasks.celery_beat.prune" not in entries
+    assert entries["tasks.celery.beat.sweep"]["schedule"] == 7.0
+    assert "tasks.celery.beat.prune" not in entries
 
 
 def test_sweeping_takes_back_what_expired() -> None:

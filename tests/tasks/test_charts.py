@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from tasks.charts import Chart, series
+from tasks.dashboard.charts import Chart, series
 from tasks.models import Sample
 
 pytestmark = pytest.mark.django_db

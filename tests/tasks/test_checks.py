@@ -9,7 +9,7 @@ from django.core.checks import run_checks
 from pytest_django import Settings
 
 from tasks import registry
-from tasks.checks import check_settings
+from tasks.checks.settings import check_settings
 from tests.tasks.support import Handlers
 
 

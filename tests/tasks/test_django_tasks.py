@@ -19,9 +19,10 @@ from pytest_django import DjangoAssertNumQueries, Settings
 
 from leasing.functions import DbNow, database_now
 from tasks import backend as backend_module
-from tasks import bridge, discovery, handler, registry
+from tasks import discovery, handler, registry
 from tasks.backend import DatabaseBackend
-from tasks.compat import (
+from tasks.django_api import bridge
+from tasks.django_api.compat import (
     InvalidTask,
     TaskResultDoesNotExist,
     TaskResultStatus,
@@ -753,7 +754,7 @@ def test_a_backend_can_be_built_and_tasks_declared_before_there_are_models() -> 
     code = (
         "from django.conf import settings\n"
         "settings.configure(TASKS={'default': {'BACKEND': 'tasks.backend.DatabaseBackend'}})\n"
-        "from tasks.compat import task\n"
+        "from tasks.django_api.compat import task\n"
         "def early(): ...\n"
         "assert task(early).name == 'early'\n"
     )

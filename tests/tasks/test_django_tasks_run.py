@@ -15,10 +15,11 @@ from pytest_django import DjangoAssertNumQueries
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
 from leasing.keeper import Keeper
-from tasks import compat, registry, results
+from tasks import registry
 from tasks.backend import DatabaseBackend
-from tasks.bridge import DatabaseTaskContext
-from tasks.compat import (
+from tasks.django_api import compat, results
+from tasks.django_api.bridge import DatabaseTaskContext
+from tasks.django_api.compat import (
     TaskContext,
     TaskResultStatus,
     task_backends,

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tasks.charts import Chart, Line
-from tasks.drawing import BOTTOM, HEIGHT, TOP, WIDTH, ceiling, draw, said, trimmed
+from tasks.dashboard.charts import Chart, Line
+from tasks.dashboard.line_chart import BOTTOM, HEIGHT, TOP, WIDTH, ceiling, draw, said, trimmed
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from leasing.web.paging import Capped
-from tasks.health import PATIENCE, Figures, Health, assess
+from tasks.dashboard.health import PATIENCE, Figures, Health, assess
 
 NONE = Capped(0)
 WELL = Figures(

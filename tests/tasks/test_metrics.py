@@ -15,10 +15,11 @@ from leasing.functions import after
 from leasing.metrics import leases as lease_figures
 from leasing.metrics.process import LeaseMetrics
 from leasing.models import Lease
-from tasks import signals, task_figures
+from tasks import signals
 from tasks.exceptions import GiveUp
 from tasks.maintenance import recovery
-from tasks.metrics import TaskMetrics
+from tasks.metrics import database
+from tasks.metrics.process import TaskMetrics
 from tasks.models import OutboxMessage, Queue, Task, TaskAttempt, TaskStatus
 from tasks.outbox import RELAY, publish
 from tasks.registry import Kind
@@ -287,7 +288,7 @@ def found(settings: Settings) -> Iterator[None]:
     settings.LEASING = {**settings.LEASING, "METRICS_TOKEN": "t"}
     yield
     lease_figures.figures.cache_clear()
-    task_figures.figures.cache_clear()
+    database.figures.cache_clear()
 
 
 def read() -> Scrape:
@@ -376,13 +377,13 @@ def test_figures_of_the_outbox_say_what_waits_and_what_is_refused(settings: Sett
 
 
 def said() -> dict[str, float]:
-    families = {family.name: family.samples for family in task_figures._outbox()}
+    families = {family.name: family.samples for family in database._outbox()}
     names = ("pending", "failing", "oldest_age_seconds")
     return {name: families[f"tasks_outbox_{name}"][0][1] for name in names}
 
 
 def relays() -> list[float]:
-    (family, *_) = task_figures._outbox()
+    (family, *_) = database._outbox()
     return [value for _, value in family.samples]
 
 

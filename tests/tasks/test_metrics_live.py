@@ -13,7 +13,7 @@ from django.test import Client
 from pytest_django import Settings
 
 from leasing.metrics import leases
-from tasks import task_figures
+from tasks.metrics import database
 from tasks.models import AttemptOutcome, Task, TaskAttempt, TaskStatus
 from tests.conftest import Spawn
 from tests.metrics import Scrape, check_names, scrape
@@ -96,7 +96,7 @@ def of_database(settings: Settings) -> Client:
 
 def read(client: Client) -> Scrape:
     leases.figures.cache_clear()
-    task_figures.figures.cache_clear()
+    database.figures.cache_clear()
     return Scrape(client.get("/ops/metrics").content.decode())
 
 

@@ -10,10 +10,10 @@ from django.test import Client
 
 from leasing.functions import DbNow, after, database_now
 from leasing.models import Lease
-from tasks import overview
+from tasks.dashboard import overview
+from tasks.dashboard.badges import GENERATOR_SIGNS, WORKER_SIGNS
 from tasks.generator import RESOURCE, start_generator, stop_generator
 from tasks.models import GeneratorWish, Queue, Sample, Schedule, Task, Worker, WorkerState
-from tasks.signs import GENERATOR_SIGNS, WORKER_SIGNS
 from tests.elements import Element
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
 from tests.fixtures import client_with

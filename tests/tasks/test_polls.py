@@ -14,7 +14,7 @@ from django.test import Client
 from leasing.dashboard import lease_lists
 from leasing.models import Lease, LeaseEvent
 from leasing.web import cache
-from tasks import listing
+from tasks.dashboard import listing
 from tasks.models import Task
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
 from tests.fixtures import client_with

@@ -16,7 +16,7 @@ from pytest_django import Settings
 
 from leasing.functions import DbNow, after
 from leasing.models import OnceKey
-from tasks import checks
+from tasks.checks import settings as checks
 from tasks.maintenance import housekeeping
 from tasks.models import Schedule, ScheduleSlot, Task, TaskAttempt, TaskStep
 from tests.factories import TaskFactory

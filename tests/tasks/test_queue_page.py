@@ -11,9 +11,9 @@ from django.test import Client
 from leasing.functions import after
 from leasing.models import AuditEntry
 from leasing.web import paging
-from tasks import queues
+from tasks.dashboard import queue_rows
+from tasks.dashboard.badges import OPEN, PAUSED, UNSERVED
 from tasks.models import Queue, Sample, Task
-from tasks.signs import OPEN, PAUSED, UNSERVED
 from tests.factories import TaskFactory, WorkerFactory
 from tests.fixtures import client_with
 from tests.pages import Page, Row, get, sent_by, user_with
@@ -167,11 +167,11 @@ def test_pausing_needs_a_post_with_a_csrf_token() -> None:
 def test_too_many_to_count_are_told_by_the_latest_sample(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queues, "COUNT_CAP", 2)
+    monkeypatch.setattr(queue_rows, "COUNT_CAP", 2)
     WorkerFactory()
     for _ in range(3):
         TaskFactory()
-    assert queues.read_queues().ready.value > paging.COUNT_CAP, "nobody samples"
+    assert queue_rows.read_queues().ready.value > paging.COUNT_CAP, "nobody samples"
     Sample.objects.create(queue="default", slot=10, ready=99)
     Sample.objects.create(queue="default", slot=20, ready=4_000, scheduled=7)
     Sample.objects.create(queue="", slot=20, renewals=5)

@@ -16,8 +16,8 @@ from leasing.exceptions import LeaseLost
 from leasing.functions import DbNow
 from leasing.keeper import Keeper
 from leasing.models import Lease
-from tasks.charts import series
-from tasks.checks import check_settings
+from tasks.checks.settings import check_settings
+from tasks.dashboard.charts import series
 from tasks.exceptions import GiveUp
 from tasks.maintenance import sampling
 from tasks.maintenance.counting import RESOURCE, Outlook, Slot, count, depths, percentile

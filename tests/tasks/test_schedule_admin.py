@@ -14,13 +14,14 @@ from leasing.admin.links import short
 from leasing.functions import DbNow, after, database_now
 from leasing.models import AuditEntry
 from leasing.web.badges import Sign
-from tasks import schedule, standing
+from tasks import schedule
+from tasks.dashboard import schedule_status
+from tasks.dashboard.schedule_status import standing_of
 from tasks.exceptions import InvalidSchedule
 from tasks.maintenance import scheduler
 from tasks.models import Schedule, ScheduleSlot, Task
 from tasks.scheduling import declarations
 from tasks.scheduling.rules import Cron
-from tasks.standing import standing_of
 from tests.elements import Element
 from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in, user_with
@@ -89,17 +90,17 @@ def refusal_of(cron: str) -> str:
 
 #: How a schedule stands, and what its reason names.
 STANDINGS: list[tuple[dict[str, Any], Sign, str]] = [
-    ({}, standing.ACTIVE, ""),
-    ({"paused_at": DbNow(), "paused_by": "ida"}, standing.PAUSED, "ida"),
+    ({}, schedule_status.ACTIVE, ""),
+    ({"paused_at": DbNow(), "paused_by": "ida"}, schedule_status.PAUSED, "ida"),
     (
         {"declared": True, "declared_at": after(timedelta(days=-2))},
-        standing.ORPHANED,
+        schedule_status.ORPHANED,
         "2029-12-30",
     ),
-    ({"declared": True}, standing.ORPHANED, ""),
-    ({"task_name": "jobs.x"}, standing.UNKNOWN_TASK, "jobs.x"),
-    ({"next_at": after(timedelta(minutes=-2))}, standing.OVERDUE, "2029-12-31 23:58:00"),
-    ({"cron": "0 0 * *"}, standing.BROKEN, refusal_of("0 0 * *")),
+    ({"declared": True}, schedule_status.ORPHANED, ""),
+    ({"task_name": "jobs.x"}, schedule_status.UNKNOWN_TASK, "jobs.x"),
+    ({"next_at": after(timedelta(minutes=-2))}, schedule_status.OVERDUE, "2029-12-31 23:58:00"),
+    ({"cron": "0 0 * *"}, schedule_status.BROKEN, refusal_of("0 0 * *")),
 ]
 
 
@@ -112,8 +113,10 @@ def test_it_is_said_how_a_schedule_stands_and_why(
     schedule = make(**columns)
     stands = standing_of(schedule, database_now("default"))
     assert stands.sign is sign and names in stands.why
-    assert bool(stands.why) == (sign is not standing.ACTIVE)
-    assert len(stands.upcoming) == (5 if sign in (standing.ACTIVE, standing.OVERDUE) else 0)
+    assert bool(stands.why) == (sign is not schedule_status.ACTIVE)
+    assert len(stands.upcoming) == (
+        5 if sign in (schedule_status.ACTIVE, schedule_status.OVERDUE) else 0
+    )
 
     page = get(viewer, PAGE)
     (row,) = page.rows

@@ -16,7 +16,7 @@ from django.db import IntegrityError, OperationalError, connection, connections,
 from leasing.exceptions import InvalidResource
 from leasing.functions import DbNow, after
 from tasks import handler, schedule
-from tasks.checks import check_settings
+from tasks.checks.settings import check_settings
 from tasks.exceptions import InvalidSchedule, NotSerializable, UnknownQueue
 from tasks.maintenance import scheduler
 from tasks.management.commands import run_recovery

@@ -14,14 +14,14 @@ from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 from leasing.exceptions import LeaseLost
 from leasing.runtime.clock import clock
 from tasks import notifier
+from tasks.dashboard.badges import ATTEMPT_SIGNS
 from tasks.execution.context import Context
-from tasks.fakecontext import FakeContext
 from tasks.maintenance import recovery
 from tasks.models import AttemptOutcome, Queue, Schedule, Task
 from tasks.querysets import TaskQuerySet
 from tasks.registry import handler
-from tasks.signs import ATTEMPT_SIGNS
 from tasks.testing import inline
+from tasks.testing.context import FakeContext
 from tasks.worker.process import Until
 from tasks.worker.timeouts import Timekeeper
 from tests.factories import TaskFactory

@@ -12,9 +12,9 @@ from pytest_django import Settings
 
 from leasing.functions import after, database_now
 from leasing.models import AuditEntry
-from tasks import picking
+from tasks.dashboard import selection
+from tasks.dashboard.operator_actions import VERBS
 from tasks.models import Task
-from tasks.verbs import VERBS
 from tests.factories import TaskFactory, claimed
 from tests.fixtures import client_with
 from tests.pages import Page, get, signed_in, user_with
@@ -158,7 +158,7 @@ def test_all_that_match_the_filter_are_taken(operator: Client) -> None:
 def test_a_bulk_action_takes_so_many_and_says_so(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(picking, "MOST", 2)
+    monkeypatch.setattr(selection, "MOST", 2)
     for _ in range(3):
         TaskFactory(state="dead")
     url = bulk("discard", scope="all", state="failed")

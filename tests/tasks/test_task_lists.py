@@ -11,7 +11,7 @@ from django.test import Client
 
 from leasing.functions import after, database_now
 from leasing.web import paging
-from tasks import listing
+from tasks.dashboard import listing
 from tasks.models import Task
 from tests.factories import TaskFactory
 from tests.fixtures import client_with

@@ -11,8 +11,8 @@ from django.urls import reverse
 
 from leasing.exceptions import LeaseLost
 from leasing.models import AuditEntry
+from tasks.dashboard.badges import ATTEMPT_SIGNS
 from tasks.models import AttemptOutcome, Task, TaskAttempt
-from tasks.signs import ATTEMPT_SIGNS
 from tests.factories import TaskFactory, claimed
 from tests.fixtures import client_with
 from tests.pages import Page, get, sent_by, signed_in

@@ -9,9 +9,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from leasing.functions import DbNow
+from tasks.dashboard.timeline import Timeline, read
 from tasks.exceptions import GiveUp
 from tasks.models import Task, TaskAttempt
-from tasks.timeline import Timeline, read
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire

@@ -12,10 +12,10 @@ from pytest_django import Settings
 
 from leasing.functions import database_now
 from leasing.web.access import READ_ONLY, why_not
+from tasks.dashboard.badges import WORKER_SIGNS
 from tasks.diagnosis import diagnose
 from tasks.exceptions import GiveUp
 from tasks.models import Task, WorkerState
-from tasks.signs import WORKER_SIGNS
 from tests.factories import TaskFactory, WorkerFactory
 from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in, user_with

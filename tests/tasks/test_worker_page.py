@@ -8,8 +8,8 @@ import pytest
 from django.test import Client
 
 from leasing.functions import after
+from tasks.dashboard.badges import WORKER_SIGNS
 from tasks.models import Task, Worker, WorkerState
-from tasks.signs import WORKER_SIGNS
 from tests.factories import TaskFactory, WorkerFactory
 from tests.fixtures import client_with
 from tests.pages import get, sent_by, signed_in

@@ -123,9 +123,9 @@ def _measured(options: dict[str, Any]) -> WorkerProcess:
     worker = _worker(options)
     port.serve(options)
     if options["metrics_port"] is not None:
-        from tasks import metrics
+        from tasks.metrics import process
 
-        metrics.watch(worker.places)
+        process.watch(worker.places)
     return worker
 
 

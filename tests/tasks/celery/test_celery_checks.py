@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
-from tasks import checks
-from tasks.checks import check_settings
+from tasks.checks import settings as checks
+from tasks.checks.settings import check_settings
 
 APP = {"CELERY_APP": "project.celery.app"}
 

@@ -1,0 +1,105 @@
+"""Attempts and steps of tasks in Django's admin."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.http import urlencode
+from django.utils.safestring import SafeString
+
+from leasing.admin.base import ReadOnlyAdmin
+from leasing.admin.links import badge, json_of, link, related, short, site_url
+from tasks.dashboard.badges import ATTEMPT_SIGNS
+from tasks.models import AttemptOutcome, Task, TaskAttempt, TaskStep
+
+VIEW_PAYLOAD = "tasks.view_payload"
+
+
+def worker_of(name: str) -> SafeString | str:
+    """The name of a holder as a link to the worker of that name."""
+    return related_to("tasks_worker", name) if name else "–"
+
+
+def related_to(model: str, name: str) -> SafeString | str:
+    """``name`` as a link to the list of ``model`` in which it is searched for."""
+    return link(short(name), f"admin:{model}_changelist", query="?" + urlencode({"q": name}))
+
+
+class OfTaskAdmin(ReadOnlyAdmin):
+    """Rows about a task."""
+
+    indexed_filters = frozenset({"task__id__exact"})
+
+    def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
+        return lookup == "task__id__exact" or super().lookup_allowed(lookup, value, request)
+
+    def links(self, request: HttpRequest, row: Any) -> list[SafeString | str]:
+        return [related(request, f"Task {row.task_id}", Task, row.task_id)]
+
+    def view_on_site(self, row: Any) -> str | None:
+        return site_url("tasks:detail", row.task_id)
+
+    @admin.display(description="task")
+    def of_task(self, row: Any) -> SafeString | str:
+        return link(f"task {row.task_id}", "admin:tasks_task_change", row.task_id)
+
+
+@admin.register(TaskAttempt)
+class TaskAttemptAdmin(OfTaskAdmin):
+    list_display = (
+        *("id", "of_task", "number", "badge", "worker", "started_at", "ended_at", "refused_at"),
+    )
+    list_filter = ("outcome",)
+    exact_search = ("id",)
+    recent_search = ("grant_id",)
+    search_help_text = "The id of an attempt, or of its grant."
+    large = ("error", "exception", "traceback")
+    fields = (
+        ("of_task", "number", "badge"),
+        "worker",
+        ("started_at", "ended_at"),
+        "error",
+        "exception",
+        "trace",
+        ("refused_verb", "refused_at"),
+        ("fencing_token", "grant_id"),
+    )
+    readonly_fields: ClassVar = (
+        *("of_task", "number", "badge", "worker", "started_at", "ended_at", "error", "exception"),
+        *("trace", "refused_verb", "refused_at", "fencing_token", "grant_id"),
+    )
+
+    @admin.display(description="outcome")
+    def badge(self, attempt: TaskAttempt) -> SafeString:
+        return badge(ATTEMPT_SIGNS[AttemptOutcome(attempt.outcome)])
+
+    @admin.display(description="held by")
+    def worker(self, attempt: TaskAttempt) -> SafeString | str:
+        return worker_of(attempt.holder)
+
+    @admin.display(description="traceback")
+    def trace(self, attempt: TaskAttempt) -> SafeString:
+        return format_html('<pre class="leasing-json">{}</pre>', attempt.traceback)
+
+
+@admin.register(TaskStep)
+class TaskStepAdmin(OfTaskAdmin):
+    list_display = ("id", "of_task", "called", "finished_at")
+    exact_search = ("id",)
+    recent_search = ("name",)
+    search_help_text = "The id of a step, or its exact name."
+    large = payload = ("output",)
+    payload_permission = VIEW_PAYLOAD
+    fields = ("of_task", "name", "finished_at", "shown_output")
+    readonly_fields = fields
+
+    @admin.display(description="name")
+    def called(self, step: TaskStep) -> str:
+        return short(step.name)
+
+    @admin.display(description="output")
+    def shown_output(self, step: TaskStep) -> SafeString | str:
+        return json_of(step.output)

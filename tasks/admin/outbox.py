@@ -1,0 +1,122 @@
+"""Messages of the outbox in Django's admin."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.contrib.admin.models import DELETION
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+
+from leasing.admin.actions import Act
+from leasing.admin.base import ReadOnlyAdmin
+from leasing.admin.links import badge, json_of, related, short
+from leasing.models import Lease
+from tasks.admin.attempts import VIEW_PAYLOAD
+from tasks.dashboard.badges import message_sign
+from tasks.dashboard.forms import DiscardForm, RetryForm
+from tasks.models import OutboxMessage
+from tasks.outbox import RELAY
+
+
+class MessageStateFilter(admin.SimpleListFilter):
+    """By what a relay has done with it. An index has those that it has still to do with."""
+
+    title = "state"
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("pending", "pending"), ("refused", "refused"), ("published", "published")]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> QuerySet[Any] | None:
+        chosen: QuerySet[Any] | None
+        match self.value():
+            case "pending":
+                chosen = queryset.pending()
+            case "refused":
+                chosen = queryset.pending().filter(failures__gt=0)
+            case "published":
+                chosen = queryset.filter(published_at__isnull=False)
+            case _:
+                chosen = None
+        return chosen
+
+
+def _is_published(message: OutboxMessage) -> str:
+    return "published" if message.published_at else ""
+
+
+def _does_not_wait(message: OutboxMessage) -> str:
+    return _is_published(message) or ("" if message.due_at else "not put off")
+
+
+@admin.register(OutboxMessage)
+class OutboxMessageAdmin(ReadOnlyAdmin):
+    list_display = ("id", "badge", "called", "of_key", "created_at", "published_at", "failures")
+    list_filter = (MessageStateFilter,)
+    exact_search = ("uid", "id")
+    recent_search = ("key", "topic")
+    search_help_text = "A message's id, or the exact key or topic."
+    indexed_filters = frozenset({"state=pending", "state=refused"})
+    payload = ("payload",)
+    payload_permission = VIEW_PAYLOAD
+    large = (*payload, "last_error")
+    fields = (
+        ("topic", "badge", "key"),
+        "uid",
+        ("created_at", "published_at"),
+        ("failures", "due_at"),
+        "last_error",
+        "shown_payload",
+    )
+    readonly_fields: ClassVar = (
+        *("topic", "badge", "key", "uid", "created_at", "published_at", "failures", "due_at"),
+        *("last_error", "shown_payload"),
+    )
+    acts = (
+        Act(
+            "retry",
+            "Retry…",
+            "To be tried now",
+            "Retry these messages?",
+            "The relay tries them at its next look, and then goes on with those of their keys.",
+            "tasks.retry_outboxmessage",
+            RetryForm,
+            lambda rows, said, by: rows.retry(),
+            _does_not_wait,
+        ),
+        Act(
+            "discard",
+            "Discard…",
+            "Discarded",
+            "Discard these messages?",
+            "They are never sent, and nothing brings them back. Those of their keys go on without "
+            "them: consumers find a gap.",
+            "tasks.discard_outboxmessage",
+            DiscardForm,
+            lambda rows, said, by: rows.discard(),
+            _is_published,
+            flag=DELETION,
+        ),
+    )
+
+    def links(self, request: HttpRequest, message: Any) -> list[SafeString | str]:
+        return [related(request, "The lease of the relay", Lease, {"q": RELAY})]
+
+    @admin.display(description="topic")
+    def called(self, message: OutboxMessage) -> str:
+        return short(message.topic)
+
+    @admin.display(description="key")
+    def of_key(self, message: OutboxMessage) -> str:
+        return short(message.key) or "–"
+
+    @admin.display(description="state")
+    def badge(self, message: OutboxMessage) -> SafeString:
+        return badge(message_sign(message))
+
+    @admin.display(description="payload")
+    def shown_payload(self, message: OutboxMessage) -> SafeString | str:
+        return json_of(message.payload)

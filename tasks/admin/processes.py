@@ -1,0 +1,187 @@
+"""Queues, workers, the generator's wish and the samples in Django's admin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+
+from leasing.admin.actions import Act, Said
+from leasing.admin.base import ReadOnlyAdmin
+from leasing.admin.links import badge, related, short, site_url
+from leasing.models import Lease
+from tasks.dashboard.badges import WORKER_SIGNS, queue_sign
+from tasks.dashboard.forms import PauseForm, ResumeForm
+from tasks.diagnosis import RESUME
+from tasks.exceptions import UnknownQueue
+from tasks.generator import RESOURCE
+from tasks.models import GeneratorWish, Queue, Sample, Task, Worker, WorkerState
+
+
+def _pause(rows: Any, said: Said, by: str) -> int:
+    return sum(rows.pause(queue.name, by=by, reason=said["reason"]) for queue in rows)
+
+
+def _resume(rows: Any, said: Said, by: str) -> int:
+    return sum(rows.resume(queue.name, by=by) for queue in rows)
+
+
+@admin.register(Queue)
+class QueueAdmin(ReadOnlyAdmin):
+    list_display = ("name", "badge", "paused_at", "paused_by", "reason")
+    sortable_by = ("name",)
+    ordering = ("name",)
+    exact_search = ("name",)
+    search_help_text = "The exact name of a queue."
+    list_page = "tasks:queues"
+    fields = ("name", "badge", ("paused_at", "paused_by"), "reason")
+    readonly_fields = ("name", "badge", "paused_at", "paused_by", "reason")
+    acts = (
+        Act(
+            "pause",
+            "Pause…",
+            "Paused",
+            "Pause these queues?",
+            "Nothing of theirs is claimed from then on. What runs, runs to its end.",
+            "tasks.pause_queue",
+            PauseForm,
+            _pause,
+            lambda queue: "paused already" if queue.paused_at else "",
+            refusals=(UnknownQueue,),
+        ),
+        Act(
+            "resume",
+            "Resume…",
+            "Resumed",
+            "Resume these queues?",
+            "What has waited is claimed at once, in its order.",
+            RESUME.permission,
+            ResumeForm,
+            _resume,
+            lambda queue: "" if queue.paused_at else "not paused",
+        ),
+    )
+
+    def view_on_site(self, queue: Queue) -> str | None:
+        return site_url("tasks:queues")
+
+    def links(self, request: HttpRequest, queue: Any) -> list[SafeString | str]:
+        def tasks(text: str, status: str) -> SafeString | str:
+            return related(
+                request, text, Task, {"queue__exact": queue.name, "status__exact": status}
+            )
+
+        return [
+            tasks("Tasks that wait", "ready"),
+            tasks("Tasks that run", "running"),
+            tasks("Tasks that failed", "failed"),
+        ]
+
+    @admin.display(description="state")
+    def badge(self, queue: Queue) -> SafeString:
+        return badge(queue_sign(queue))
+
+
+class WorkerStateFilter(admin.SimpleListFilter):
+    """By what the last sign of life says."""
+
+    title = "state"
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(state.value, state.value) for state in WorkerState]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> QuerySet[Any] | None:
+        chosen: QuerySet[Any] | None = (
+            queryset.filter(state=self.value()) if self.value() in WorkerState.values else None
+        )
+        return chosen
+
+
+@admin.register(Worker)
+class WorkerAdmin(ReadOnlyAdmin):
+    list_display = ("called", "badge", "role", "hostname", "pid", "concurrency", "last_seen_at")
+    list_filter = (WorkerStateFilter, "role")
+    exact_search = ("name", "id")
+    search_help_text = "The exact name of a worker, or an id."
+    large = ("handlers",)
+    list_page = "tasks:workers"
+    fields = (
+        ("name", "badge", "role"),
+        ("hostname", "pid"),
+        "queues",
+        "handlers",
+        ("concurrency", "sweeps"),
+        ("started_at", "last_seen_at", "stopped_at"),
+    )
+    readonly_fields = (
+        *("name", "badge", "role", "hostname", "pid", "queues", "handlers", "concurrency"),
+        *("sweeps", "started_at", "last_seen_at", "stopped_at"),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows: Any = super().get_queryset(request)
+        with_state: QuerySet[Any] = rows.with_state()
+        return with_state
+
+    def view_on_site(self, worker: Worker) -> str | None:
+        return site_url("tasks:worker", worker.pk)
+
+    def links(self, request: HttpRequest, worker: Any) -> list[SafeString | str]:
+        holds = {"holder__exact": worker.name, "status__exact": "running"}
+        return [related(request, "What it does now", Task, holds)]
+
+    @admin.display(description="name")
+    def called(self, worker: Worker) -> str:
+        return short(worker.name)
+
+    @admin.display(description="state")
+    def badge(self, worker: Any) -> SafeString:
+        return badge(WORKER_SIGNS[worker.state])
+
+
+@admin.register(GeneratorWish)
+class GeneratorWishAdmin(ReadOnlyAdmin):
+    list_display = ("__str__", "revision", "changed_by", "changed_at", "acknowledged_by")
+    list_page = "tasks:generator"
+    fields = (
+        "wanted",
+        "revision",
+        ("changed_by", "changed_at"),
+        "reason",
+        ("acknowledged_revision", "acknowledged_by", "acknowledged_at"),
+    )
+    readonly_fields = (
+        *("wanted", "revision", "changed_by", "changed_at", "reason"),
+        *("acknowledged_revision", "acknowledged_by", "acknowledged_at"),
+    )
+
+    def view_on_site(self, wish: GeneratorWish) -> str | None:
+        return site_url("tasks:generator")
+
+    def links(self, request: HttpRequest, wish: Any) -> list[SafeString | str]:
+        return [related(request, "The lease of who generates", Lease, {"q": RESOURCE})]
+
+
+@admin.register(Sample)
+class SampleAdmin(ReadOnlyAdmin):
+    list_display = (
+        *("at", "queue", "ready", "scheduled", "running", "enqueued", "claimed", "completed"),
+        *("failed", "retried", "recovered", "wait_p95"),
+    )
+    exact_search = ("id",)
+    recent_search = ("queue",)
+    search_help_text = "The exact name of a queue, or the id of a sample."
+    list_page = "tasks:overview"
+    fields = (
+        ("at", "queue"),
+        ("ready", "scheduled", "running"),
+        ("enqueued", "claimed", "completed"),
+        ("failed", "cancelled", "retried", "recovered"),
+        ("wait_p50", "wait_p95"),
+        ("renewals", "expirations", "releases"),
+    )
+    readonly_fields = tuple(name for row in fields for name in row)

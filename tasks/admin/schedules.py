@@ -1,0 +1,259 @@
+"""Schedules in Django's admin: one's own are made and changed there, those of code are paused."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django import forms
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
+
+from leasing import audit
+from leasing.admin.actions import Act
+from leasing.admin.base import AdminOfAny, ReadOnlyAdmin
+from leasing.admin.links import badge, json_of, link, related, short, site_url
+from leasing.conf import leasing_settings
+from leasing.functions import DbNow, database_now
+from leasing.humanize import stamp
+from leasing.web.access import is_read_only
+from tasks.dashboard.schedule_status import ACTIVE, Standing, is_orphaned, standing_of
+from tasks.exceptions import TaskError
+from tasks.models import Queue, Schedule, ScheduleSlot
+from tasks.querysets.schedule import RULE
+
+if TYPE_CHECKING:
+    FormOfSchedule = forms.ModelForm[Schedule]
+else:
+    # Django's own class takes no type arguments at run time.
+    FormOfSchedule = forms.ModelForm
+
+CHANGE = "tasks.change_schedule"
+
+#: What a form may say of a schedule.
+EDITED = (
+    "name",
+    "task_name",
+    "task_data",
+    "queue",
+    "priority",
+    "cron",
+    "every",
+    "timezone",
+    "missed",
+    "overlap",
+)
+
+ACTS = (
+    Act(
+        "pause",
+        "Pause…",
+        "Paused",
+        "Pause these schedules?",
+        "Nothing is enqueued until they are resumed, and those moments are skipped. Tasks that "
+        "exist are worked as before.",
+        CHANGE,
+        forms.Form,
+        lambda rows, said, by: rows.pause(by=by),
+        lambda schedule: "paused already" if schedule.paused_at else "",
+    ),
+    Act(
+        "resume",
+        "Resume…",
+        "Resumed",
+        "Resume these schedules?",
+        "They go on with their next moments; those of the pause are skipped.",
+        CHANGE,
+        forms.Form,
+        lambda rows, said, by: rows.resume(),
+        lambda schedule: "" if schedule.paused_at else "not paused",
+    ),
+    Act(
+        "run_now",
+        "Run now…",
+        "Run now",
+        "Enqueue the tasks of these schedules now?",
+        "Each is enqueued once, beside its plan, which stays as it is; none whose previous task "
+        "has not ended and must not be overlapped.",
+        CHANGE,
+        forms.Form,
+        lambda rows, said, by: rows.run_now(by=by),
+        audited="run",
+        refusals=(TaskError, ValueError),
+    ),
+)
+
+
+class ScheduleForm(FormOfSchedule):
+    """What one says of a schedule of one's own. What it means is checked by ``clean``."""
+
+    class Meta:
+        model = Schedule
+        fields = EDITED
+        help_texts: ClassVar = {
+            "task_name": "What is enqueued: the name of a handler.",
+            "task_data": "The handler's keyword arguments, as JSON.",
+            "queue": "Empty: the handler's own.",
+            "priority": "Higher goes first.",
+            "cron": "Five fields: minute, hour, day of month, month, day of week.",
+            "every": "Instead of cron: hours:minutes:seconds, counted from its own moments.",
+            "timezone": "In which the cron expression is meant, such as Europe/Berlin.",
+            "missed": "What is made up for of the moments at which no worker ran.",
+            "overlap": "Otherwise a moment is skipped while the previous task has not ended.",
+        }
+
+
+@admin.register(Schedule)
+class ScheduleAdmin(ReadOnlyAdmin):
+    """Edits, unlike its base: but only what no code declares."""
+
+    form = ScheduleForm
+    list_display = ("name", "task_name", "when", "badge", "next_at", "declared")
+    list_filter = ("declared",)
+    exact_search = ("id", "name", "task_name")
+    search_help_text = "An id, or the exact name of a schedule or of its task."
+    indexed_filters = frozenset({"declared__exact"})  # people write schedules: they are few
+    large = payload = ("task_data",)
+    payload_permission = "tasks.view_payload"
+    list_page = "tasks:schedules"
+    acts = ACTS
+    fields = (*EDITED, "badge", "why", "moments", "declared", "declared_at", "created_at")
+    readonly_fields = (*fields[len(EDITED) :], "shown_task_data")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows: QuerySet[Any] = super().get_queryset(request).annotate(now=DbNow())
+        return rows
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """What is not there yet has no state, and was made at no time."""
+        return EDITED if obj is None else super().get_fields(request, obj)
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Who cannot change the data sees it masked; who can has to see it."""
+        sets = super().get_fieldsets(request, obj)
+        if obj is None or self.has_change_permission(request, obj):
+            return sets
+        swap = {"task_data": "shown_task_data"}
+        return [
+            (t, o | {"fields": [swap.get(name, name) for name in o["fields"]]}) for t, o in sets
+        ]
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return not is_read_only() and AdminOfAny.has_add_permission(self, request)
+
+    def has_change_permission(self, request: HttpRequest, obj: Schedule | None = None) -> bool:
+        if is_read_only() or (obj and obj.declared):
+            return False
+        return AdminOfAny.has_change_permission(self, request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Schedule | None = None) -> bool:
+        if is_read_only():
+            return False
+        # Code that runs would only declare it again.
+        is_living = obj is not None and obj.declared and not is_orphaned(obj, _now())
+        return not is_living and AdminOfAny.has_delete_permission(self, request, obj)
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        """The schedules alone: their slots go with them, and may be very many."""
+        refused = {"schedule" for each in objs if not self.has_delete_permission(request, each)}
+        return [str(each) for each in objs], {"schedules": len(objs)}, refused, []
+
+    def save_model(
+        self, request: HttpRequest, obj: Schedule, form: forms.ModelForm[Schedule], change: bool
+    ) -> None:
+        """Store what the form changed, and nothing that a scheduler may have moved meanwhile."""
+        changed = set(form.changed_data)
+        if not change or changed & set(RULE):
+            obj.next_at = obj.rule.first(_now())
+            changed.add("next_at")
+        if not change:
+            obj.save(using=leasing_settings.DATABASE)
+            _note(request, "add", [obj])
+        elif changed:
+            obj.save(update_fields=changed)
+            _note(request, "change", [obj])
+
+    def delete_model(self, request: HttpRequest, obj: Schedule) -> None:
+        _note(request, "delete", [obj])
+        obj.delete()
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
+        _note(request, "delete", list(queryset))
+        queryset.delete()
+
+    def links(self, request: HttpRequest, schedule: Any) -> list[SafeString | str]:
+        of_schedule = {"schedule__id__exact": schedule.pk}
+        return [
+            related(request, "What was enqueued", ScheduleSlot, of_schedule),
+            related(request, "Its queue", Queue, {"q": schedule.queue}) if schedule.queue else "",
+        ]
+
+    def view_on_site(self, schedule: Schedule) -> str | None:
+        return site_url("tasks:schedules")
+
+    @admin.display(description="when")
+    def when(self, schedule: Schedule) -> str:
+        return short(self._standing(schedule).rule)
+
+    @admin.display(description="state")
+    def badge(self, schedule: Schedule) -> SafeString:
+        return badge(self._standing(schedule).sign)
+
+    @admin.display(description="why")
+    def why(self, schedule: Schedule) -> str:
+        return self._standing(schedule).why or "–"
+
+    @admin.display(description="task data")
+    def shown_task_data(self, schedule: Schedule) -> SafeString | str:
+        return json_of(schedule.task_data)
+
+    @admin.display(description="next moments")
+    def moments(self, schedule: Schedule) -> SafeString:
+        upcoming = self._standing(schedule).upcoming
+        return format_html_join("", "{}<br>", ((stamp(each),) for each in upcoming))
+
+    def _standing(self, schedule: Schedule) -> Standing:
+        now: datetime | None = getattr(schedule, "now", None)
+        return standing_of(schedule, now) if now else Standing(ACTIVE)
+
+
+@admin.register(ScheduleSlot)
+class ScheduleSlotAdmin(ReadOnlyAdmin):
+    list_display = ("at", "of_schedule", "of_task", "skipped", "run_by")
+    list_filter = ("skipped",)
+    list_select_related = ("schedule",)
+    large = ("schedule__task_data",)
+    exact_search = ("id",)
+    search_help_text = "The id of a slot."
+    #: An index serves each of them.
+    indexed_filters = frozenset({"schedule__id__exact", "task__id__exact"})
+    fields = ("of_schedule", "at", "of_task", "skipped", "run_by", "enqueued_at")
+    readonly_fields = fields
+
+    def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
+        return lookup in self.indexed_filters or super().lookup_allowed(lookup, value, request)
+
+    @admin.display(description="schedule")
+    def of_schedule(self, slot: ScheduleSlot) -> SafeString | str:
+        return link(short(slot.schedule.name), "admin:tasks_schedule_change", slot.schedule_id)
+
+    @admin.display(description="task")
+    def of_task(self, slot: ScheduleSlot) -> SafeString | str:
+        if slot.task_id is None:
+            return "–"
+        return link(f"task {slot.task_id}", "admin:tasks_task_change", slot.task_id)
+
+
+def _note(request: HttpRequest, verb: str, rows: list[Schedule]) -> None:
+    """Note what the forms of the admin do, by name too: in the transaction in which they do it."""
+    user: Any = request.user
+    keys, names = [row.pk for row in rows], {"name": [row.name for row in rows]}
+    changed = len(rows)
+    audit.record(user, verb, Schedule, keys=keys, filter=names, changed=changed, via="admin")
+
+
+def _now() -> datetime:
+    return database_now(leasing_settings.DATABASE)

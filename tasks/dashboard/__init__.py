@@ -1,0 +1,1 @@
+"""Contents of the task pages, before any HTTP."""

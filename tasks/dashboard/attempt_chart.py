@@ -1,0 +1,87 @@
+"""The attempts of a task on an axis of time, with the waits between them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from leasing.humanize import span
+from leasing.web.badges import Sign
+from leasing.web.timeline_chart import Drawing, Lane, Mark, Span, draw
+from tasks.dashboard.badges import ATTEMPT_SIGNS, STUCK, SUCCEEDED, task_sign
+from tasks.dashboard.timeline import Span as Stretch
+from tasks.dashboard.timeline import Timeline
+from tasks.models import AttemptOutcome, Task
+
+#: How many attempts a drawing shows.
+MOST: Final = 12
+#: The wait before the first attempt is left out when it is so many times as long as the rest.
+TOO_LONG: Final = 4
+
+
+def drawing_of(task: Task, timeline: Timeline) -> Drawing:
+    """The drawing of the latest attempts of ``task``."""
+    lanes: list[Lane] = []
+    wait: Stretch | None = None
+    for stretch in timeline.spans:
+        if stretch.kind == "wait":
+            wait = stretch
+            continue
+        is_drawn = wait is not None and (lanes or _leaves_room(wait, timeline))
+        before = [_wait(wait, timeline)] if wait is not None and is_drawn else []
+        lane = _attempt(stretch, _sign(stretch, task, timeline))
+        lanes.append(replace(lane, spans=[*before, *lane.spans]))
+        wait = None
+    if lanes and wait is not None:
+        lanes[-1] = replace(lanes[-1], spans=[*lanes[-1].spans, _wait(wait, timeline)])
+    left_out = timeline.has_more or len(lanes) > MOST
+    return draw(lanes[-MOST:], timeline.now, left_out=left_out)
+
+
+def _leaves_room(wait: Stretch, timeline: Timeline) -> bool:
+    """Whether the ``wait`` before the first attempt leaves room for what came after."""
+    began = wait.ended_at or timeline.now
+    ended = max((each.ended_at or timeline.now for each in timeline.attempts), default=began)
+    return began - wait.began_at <= TOO_LONG * (ended - began)
+
+
+def _wait(wait: Stretch, timeline: Timeline) -> Span:
+    end = wait.ended_at
+    if end is not None:
+        return Span(wait.began_at, end, "mute", f"Waited {span(end - wait.began_at)}", thin=True)
+    if wait.due_at is not None and wait.due_at > timeline.now:
+        end = wait.due_at
+    return Span(wait.began_at, end, "mute", "Waits for another attempt", thin=True)
+
+
+def _attempt(attempt: Stretch, sign: Sign) -> Lane:
+    end = attempt.ended_at
+    lasted = f", {span(end - attempt.began_at)}" if end else ""
+    bar = Span(attempt.began_at, end, sign.tone, f"{attempt.holder}: {sign.word}{lasted}")
+    marks, note = [], ""
+    if attempt.refused_at is not None:
+        note = f"late “{attempt.refused_verb}” refused"
+        marks.append(Mark(attempt.refused_at, "crit", note.capitalize()))
+    return Lane(
+        sign,
+        f"Attempt {attempt.number}",
+        attempt.holder,
+        attempt.fencing_token,
+        attempt.began_at,
+        end,
+        note,
+        spans=[bar],
+        marks=marks,
+    )
+
+
+def _sign(attempt: Stretch, task: Task, timeline: Timeline) -> Sign:
+    match attempt.outcome:
+        case "running":
+            return task_sign(task, timeline.now)
+        case "overdue":
+            return STUCK
+        case "succeeded":
+            return SUCCEEDED
+        case outcome:
+            return ATTEMPT_SIGNS[AttemptOutcome(outcome)]

@@ -1,0 +1,174 @@
+"""One form for each verb and each list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.utils import timezone
+
+from leasing.dashboard.forms import REASON_LENGTH, CursorField, ReasonForm, RevokeForm
+from tasks.conf import task_settings
+from tasks.dashboard.listing import STATES
+
+_UNKNOWN_STATE = {"invalid_choice": "There is no state “%(value)s”. Choose one of the tabs."}
+
+
+class StateFilter(forms.Form):
+    """Rows in one state, a page of them. The first of ``STATES`` is the default."""
+
+    STATES: tuple[tuple[str, str], ...] = ()
+
+    state = forms.ChoiceField(required=False, error_messages=_UNKNOWN_STATE)
+    at = CursorField(required=False)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["state"].choices = self.STATES  # type: ignore[attr-defined]
+
+    def clean_state(self) -> str:
+        return self.cleaned_data["state"] or self.STATES[0][0]
+
+
+class MomentField(forms.DateTimeField):
+    """A moment in the current time zone, as the browser's own field for it has it."""
+
+    widget = forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.widget.format = "%Y-%m-%dT%H:%M:%S"
+        self.error_messages["invalid"] = "This is no time. Write it as 2030-01-31T18:30."
+
+    def to_python(self, value: Any) -> Any:
+        try:
+            return super().to_python(value)
+        except OverflowError as error:  # in another zone it would lie beyond the calendar
+            raise forms.ValidationError(self.error_messages["invalid"], code="invalid") from error
+
+
+class TaskFilter(StateFilter):
+    """Which tasks to list: see ``tasks.dashboard.listing``."""
+
+    STATES = tuple((state.name, state.label) for state in STATES.values())
+
+    q = forms.CharField(max_length=200, required=False, label="Id, or how the name begins")
+    name = forms.CharField(max_length=200, required=False, label="Exact name")
+    queue = forms.CharField(max_length=200, required=False)
+    holder = forms.CharField(max_length=200, required=False, label="Held by, now or last")
+    since = MomentField(required=False, label="Enqueued from")
+    until = MomentField(required=False, label="Enqueued before")
+
+
+class WorkerFilter(StateFilter):
+    """Which workers to list."""
+
+    STATES = (("present", "Present"), ("gone", "Gone"), ("stopped", "Stopped"))
+
+
+class OverviewForm(forms.Form):
+    """How far back the charts look."""
+
+    DEFAULT = "10m"
+    SPANS = (("10m", "10 min"), ("1h", "1 h"), ("6h", "6 h"), ("24h", "24 h"))
+
+    span = forms.ChoiceField(
+        choices=SPANS,
+        required=False,
+        error_messages={
+            "invalid_choice": "The charts look back 10m, 1h, 6h or 24h, not “%(value)s”."
+        },
+    )
+
+    def clean_span(self) -> str:
+        return self.cleaned_data["span"] or self.DEFAULT
+
+
+class PageFilter(forms.Form):
+    """Which page of a list that has no other choices."""
+
+    at = CursorField(required=False)
+
+
+class RetryForm(forms.Form):
+    """Set a failed or cancelled task ready again. There is nothing to say about it."""
+
+
+class QueueField(forms.CharField):
+    """The name of a queue, as it is: nothing is stripped from it."""
+
+    widget = forms.HiddenInput
+
+    def __init__(self) -> None:
+        super().__init__(max_length=200, strip=False)
+
+
+class PauseForm(RevokeForm):
+    """Let nothing of a queue be claimed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["reason"].help_text = "It is shown with every task that waits for the queue."
+
+
+class ResumeForm(forms.Form):
+    """Let the tasks of a queue be claimed again. There is nothing to say about it."""
+
+
+class PauseQueueForm(PauseForm):
+    """The same of the queue that it names, which may have no row yet."""
+
+    queue = QueueField()
+
+
+class ResumeQueueForm(ResumeForm):
+    """The same of the queue that it names."""
+
+    queue = QueueField()
+
+
+class CancelForm(ReasonForm):
+    """Cancel a task, or ask its holder to."""
+
+    reason = forms.CharField(
+        max_length=REASON_LENGTH,
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+        help_text="It is kept with the task, beside your name.",
+        error_messages={"required": "Say why: whoever looks at this next wants to know."},
+    )
+
+
+class DiscardForm(ReasonForm):
+    """Delete tasks that have ended."""
+
+
+class RescheduleForm(ReasonForm):
+    """Move waiting tasks to another queue, another time, or both."""
+
+    queue = forms.ChoiceField(required=False, label="To the queue")
+    scheduled_at = MomentField(required=False, label="Not before")
+    at_once = forms.BooleanField(required=False, label="May start at once")
+    field_order = ("queue", "scheduled_at", "at_once", "reason")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        names = [(name, name) for name in task_settings.QUEUES]
+        self.fields["queue"].choices = [("", "as it is"), *names]  # type: ignore[attr-defined]
+        zone = timezone.get_current_timezone_name()
+        self.fields["scheduled_at"].help_text = f"In the time zone {zone}."
+
+    def clean(self) -> dict[str, Any]:
+        said = super().clean() or {}
+        if said.get("at_once") and said.get("scheduled_at"):
+            raise forms.ValidationError("Say a time, or at once: not both.")
+        if not (self.errors or said["queue"] or said["scheduled_at"] or said["at_once"]):
+            raise forms.ValidationError("Where to? Choose a queue, a time, or both.")
+        return said
+
+
+class StartGeneratorForm(ReasonForm):
+    """Wish that tasks are generated."""
+
+
+class StopGeneratorForm(ReasonForm):
+    """Wish that no more tasks are generated."""

@@ -1,0 +1,168 @@
+"""A chart as lines on a grid: numbers for a template to put into SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Final
+
+from django.utils import timezone
+
+from leasing.humanize import span
+from tasks.dashboard.charts import Chart, Line
+
+#: What is drawn lies between these, in pixels from the top; the axis is the lower one.
+TOP, BOTTOM = 18, 128
+#: The field of the paths, fine enough for whole numbers, which weigh less.
+WIDTH, HEIGHT = 720, 220
+#: Lines that mean something are drawn in the colour of it; all others in turn in these.
+TONES: Final = {
+    "failed": "crit",
+    "retried": "three",
+    "recovered": "warn",
+    "expirations": "warn",
+    "p95": "two",
+}
+#: A chart is not wider spread than over so many points.
+FEWEST_POINTS: Final = 12
+#: Where an axis of seconds may end beyond a minute.
+LONG_TIMES: Final = (60, 120, 240, 600, 1_200, 3_600, 7_200, 14_400, 28_800, 86_400, 604_800)
+HOUR, HALF_A_DAY = timedelta(hours=1), timedelta(hours=12)
+PLAIN: Final = ("one", "two", "three")
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """One line: its name, the class of its colour, its latest value, and its path."""
+
+    name: str
+    tone: str
+    latest: str
+    path: str
+    #: The same path, closed along the axis; only of the first line.
+    area: str = ""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A line of the grid, and what it says."""
+
+    y: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """``strokes`` are in a field of WIDTH by HEIGHT that is stretched to the place there is."""
+
+    strokes: Sequence[Stroke]
+    ticks: Sequence[Tick]
+    begin: str
+    end: str
+
+
+def trimmed(charts: Sequence[Chart]) -> list[Chart]:
+    """``charts``, which share their moments, from where the first of them has something to say:
+    what began a minute ago is not squeezed into a corner. Nothing where none has."""
+    known = [
+        index
+        for chart in charts
+        for line in chart.lines
+        for index, value in enumerate(line.values)
+        if value is not None
+    ]
+    if not known:
+        return [replace(chart, moments=[], lines=[]) for chart in charts]
+    begin = max(0, min(min(known), len(charts[0].moments) - FEWEST_POINTS))
+    return [
+        replace(
+            chart,
+            moments=chart.moments[begin:],
+            lines=[replace(line, values=line.values[begin:]) for line in chart.lines],
+        )
+        for chart in charts
+    ]
+
+
+def draw(chart: Chart) -> Drawing | None:
+    """``chart`` as a drawing; None when there is nothing in it. Of its lines the first, and those
+    that rise above zero at all."""
+    filled = [line for line in chart.lines if any(value is not None for value in line.values)]
+    lines = [line for line in filled if line.greatest > 0] or filled[:1]
+    if not lines:
+        return None
+    top = ceiling(chart.greatest, chart.unit)
+    plain = iter(PLAIN * len(lines))
+    strokes = []
+    for index, line in enumerate(lines):
+        path, area = _paths(line.values, top, line.bridged)
+        strokes.append(
+            Stroke(
+                line.name,
+                TONES.get(line.name) or next(plain),
+                said(_latest(line), chart.unit),
+                path,
+                "" if index else area,
+            )
+        )
+    ticks = [
+        Tick(BOTTOM - share * (BOTTOM - TOP), said(top * share, chart.unit))
+        for share in (1.0, 0.5, 0.0)
+    ]
+    reach = chart.moments[-1] - chart.moments[0]
+    form = "%d %b, %H:%M" if reach > HALF_A_DAY else "%H:%M" if reach > HOUR else "%H:%M:%S"
+    begin, end = (timezone.localtime(chart.moments[index]).strftime(form) for index in (0, -1))
+    return Drawing(strokes, ticks, begin, end)
+
+
+def ceiling(greatest: float, unit: str = "") -> float:
+    """Where an axis ends: the least of 1, 2, 4, 5 and their tenfolds that ``greatest`` does not
+    pass, or of whole minutes, hours and days for long times."""
+    wanted = max(greatest, 0.1 if unit == "s" else 2)
+    if unit == "s" and 60 < wanted <= LONG_TIMES[-1]:
+        return next(time for time in LONG_TIMES if time >= wanted)
+    power = 10.0 ** math.floor(math.log10(wanted))
+    # A little slack, or 0.3 would not be three times 0.1.
+    step = next(step for step in (1, 2, 4, 5, 10) if step * power >= wanted * (1 - 1e-9))
+    return step * power
+
+
+def said(value: float | None, unit: str = "") -> str:
+    """``value`` in as many digits as tell something."""
+    if value is None:
+        return "–"
+    if unit == "s" and value >= 60:
+        return span(value)
+    if unit == "s" and 0 < value < 0.1:
+        return f"{max(1, round(1000 * value))} ms"
+    text = f"{value:,.0f}" if value >= 10 else f"{value:.2g}" if value < 1 else f"{value:.1f}"
+    text = text.removesuffix(".0")
+    return f"{text} s" if unit == "s" else text
+
+
+def _latest(line: Line) -> float | None:
+    return next((value for value in reversed(line.values) if value is not None), None)
+
+
+def _paths(values: Sequence[float | None], top: float, bridged: int) -> tuple[str, str]:
+    """A line through the middle of each point's time, broken where nobody knows of more than
+    ``bridged`` in a row."""
+    step = WIDTH / max(1, len(values))
+    path, area = [], []
+    run: list[tuple[float, float]] = []
+    unknown = 0
+    for index, value in enumerate([*values, *[None] * (bridged + 1)]):
+        unknown = unknown + 1 if value is None else 0
+        if value is not None:
+            run.append((step * (index + 0.5), HEIGHT * (1 - min(1.0, value / top))))
+        elif run and unknown > bridged:
+            if len(run) == 1:  # a point alone lasts as long as it stands for
+                (x, y), *_ = run
+                run = [(x - step / 2, y), (x + step / 2, y)]
+            points = "L".join(f"{x:.0f} {y:.0f}" for x, y in run)
+            path.append(f"M{points}")
+            area.append(f"M{run[0][0]:.0f} {HEIGHT}L{points}V{HEIGHT}Z")
+            run = []
+    return "".join(path), "".join(area)

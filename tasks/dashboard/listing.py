@@ -1,0 +1,174 @@
+"""The lists of tasks: which there are, in what order, and what a search in them finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from django.db.models import Q
+from django.db.models.functions import Left
+
+from leasing.web.cursors import NEWEST_FIRST, Order
+from leasing.web.paging import Capped, Tallies, capped_count, capped_search
+from leasing.web.polling import LEASE_READ
+from tasks.dashboard.exports import readable
+from tasks.models import Task, TaskStatus
+
+#: What a list never loads.
+LARGE: Final = ("task_data", "task_output", "last_error", "progress", "checkpoint")
+#: What a list shows, and what tells how a task stands. A poll reads it every two seconds.
+SHOWN: Final = (
+    *("id", "name", "queue", "status", "scheduled_at", "processed_at", "attempts", "max_attempts"),
+    *("holder", "acquired_at", "progressed_at", "progress_timeout"),
+    *sorted(LEASE_READ),
+)
+#: How much of an error a list shows.
+ERROR_SHOWN: Final = 200
+#: What narrows a list, by the name in its address; ``q`` is an id or how a name begins.
+FILTERS: Final = ("q", "name", "queue", "holder", "since", "until")
+
+SOONEST_FIRST: Final = Order("scheduled_at", descending=False)
+LATEST_ENDED_FIRST: Final = Order("processed_at")
+
+
+@dataclass(frozen=True)
+class State:
+    """A list of tasks by their state. Its order is that of an index."""
+
+    name: str
+    label: str
+    #: What is said where it is empty: "No task ...".
+    words: str
+    order: Order = NEWEST_FIRST
+    #: How the list is sorted, in words.
+    sorted: str = "the newest first"
+    #: Which list this is a part of; such a state has no tab.
+    within: str = ""
+
+
+def _waiting(name: str, label: str, words: str, within: str = "") -> State:
+    return State(name, label, words, SOONEST_FIRST, "what may start first on top", within)
+
+
+def _ended(name: str, label: str, words: str) -> State:
+    return State(name, label, words, LATEST_ENDED_FIRST, "the latest to end on top")
+
+
+_STATES = (
+    State("all", "All", "is there"),
+    State("stuck", "Stuck", "is stuck"),
+    State("running", "Running", "is running"),
+    _waiting("waiting", "Waiting", "waits"),
+    _waiting("retrying", "Retrying", "waits for another attempt"),
+    _ended("failed", "Failed", "has failed"),
+    _ended("succeeded", "Done", "is done"),
+    _ended("cancelled", "Cancelled", "was cancelled"),
+    _waiting("ready", "Ready", "is ready to start", within="waiting"),
+    _waiting("scheduled", "Scheduled", "is scheduled for later", within="waiting"),
+)
+STATES: Final[Mapping[str, State]] = {state.name: state for state in _STATES}
+TABS: Final = tuple(state for state in _STATES if not state.within)
+
+
+#: What polls of this process share.
+tallies: Tallies[Capped] = Tallies(lambda count: [count], 2)
+
+
+def tasks() -> Any:
+    """Every task, in the database of leases."""
+    return Task.objects.home()
+
+
+def in_state(state: str) -> Any:
+    """The tasks of the list ``state``."""
+    rows = tasks()
+    match state:
+        case "all":
+            return rows
+        case "stuck":
+            return rows.lapsed()
+        case "waiting":
+            return rows.filter(status=TaskStatus.READY)
+        case "retrying":
+            # Also after a holder that was gone; what was given back has spent no attempt.
+            return rows.filter(status=TaskStatus.READY, attempts__gt=0)
+        case "succeeded" | "failed" | "cancelled":
+            # Implied, but the index is of rows that have it.
+            return rows.filter(status=state, processed_at__isnull=False)
+        case _:
+            return getattr(rows, state)()
+
+
+def listed(state: str, wanted: Mapping[str, Any]) -> Any:
+    """The tasks of the list ``state`` with what a list shows, and no more; the one with the id
+    that is ``wanted``, where it is."""
+    rows = _by_id(in_state(state), wanted).only(*SHOWN)
+    if _shows_errors(state):
+        rows = rows.annotate(error_start=Left("last_error", ERROR_SHOWN))
+    return rows
+
+
+def columns(state: str) -> tuple[str, ...]:
+    """What the rows of ``listed`` hold."""
+    return (*SHOWN, "error_start") if _shows_errors(state) else SHOWN
+
+
+def _shows_errors(state: str) -> bool:
+    return state in ("failed", "retrying")
+
+
+def exported(state: str, wanted: Mapping[str, Any], user: Any) -> Any:
+    """As ``listed``, with all that ``user`` may see."""
+    return readable(_by_id(in_state(state), wanted), user)
+
+
+def search_of(wanted: Mapping[str, Any]) -> Q | None:
+    """What the ``wanted`` FILTERS demand of a task beside its id; None when they demand
+    nothing."""
+    demands = []
+    if wanted["q"] and _id(wanted) is None:
+        demands.append(Q(name__startswith=wanted["q"]))
+    demands += [Q(**{name: wanted[name]}) for name in ("name", "queue", "holder") if wanted[name]]
+    if wanted["since"]:
+        demands.append(Q(created_at__gte=wanted["since"]))
+    if wanted["until"]:
+        demands.append(Q(created_at__lt=wanted["until"]))
+    return Q(*demands) if demands else None
+
+
+def count(state: str, wanted: Mapping[str, Any]) -> Capped:
+    """How many tasks of the list ``state`` are ``wanted``, as far as it is worth to look."""
+    rows, search = _by_id(in_state(state), wanted), search_of(wanted)
+    order = STATES[state].order
+    if search is None:
+        return capped_count(rows, order=order)
+    return capped_search(rows, search, order=order)
+
+
+def counts(wanted: Mapping[str, Any], *, anew: bool) -> dict[str, Capped]:
+    """``count`` for each of TABS; unless ``anew``, some may be a little old: see
+    ``counts.Tallies``."""
+    return tallies.get({state.name: _tally(state.name, wanted) for state in TABS}, anew=anew)
+
+
+def count_in(state: str, *, anew: bool) -> Capped:
+    """How many tasks are in the list ``state``; unless ``anew``, as ``counts`` knows it."""
+    wanted = dict.fromkeys(FILTERS, "")
+    return tallies.get({state: _tally(state, wanted)}, anew=anew)[state]
+
+
+def _tally(state: str, wanted: Mapping[str, Any]) -> tuple[Hashable, Callable[[], Capped]]:
+    demanded = tuple(str(wanted[name] or "") for name in FILTERS)
+    return (state, demanded), lambda: count(state, wanted)
+
+
+def _by_id(rows: Any, wanted: Mapping[str, Any]) -> Any:
+    key = _id(wanted)
+    return rows if key is None else rows.filter(pk=key)
+
+
+def _id(wanted: Mapping[str, Any]) -> int | None:
+    """The id that was searched for: "17" or "#17"."""
+    number = wanted["q"].removeprefix("#")
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 20 else None

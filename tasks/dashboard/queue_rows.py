@@ -1,0 +1,140 @@
+"""What goes on in each queue now, for pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Count, Min, OuterRef, Q, Subquery
+
+from leasing.conf import leasing_settings
+from leasing.functions import DbNow
+from leasing.web.cache import SHARED_FOR, Kept
+from leasing.web.paging import COUNT_CAP, Capped
+from tasks.dashboard.listing import count_in
+from tasks.models import Queue, Sample, Task, TaskStatus, Worker
+
+#: More queues than this are not listed.
+QUEUES_SHOWN = 200
+#: Said where it is not known how many.
+MANY = Capped(COUNT_CAP + 1)
+
+
+@dataclass(frozen=True)
+class QueueLine:
+    """One queue: whether it is paused, what waits and runs, and how many workers serve it."""
+
+    name: str
+    queue: Queue | None
+    ready: Capped
+    scheduled: Capped
+    running: int
+    #: Since when the task that is claimed next has been due.
+    due_since: datetime | None
+    workers: int
+
+    @property
+    def is_paused(self) -> bool:
+        return self.queue is not None and self.queue.paused_at is not None
+
+    @property
+    def is_unserved(self) -> bool:
+        """Whether something waits that nobody comes for."""
+        return bool(self.ready) and not self.workers and not self.is_paused
+
+
+@dataclass(frozen=True)
+class Queues:
+    """All queues, by name; ``counted_at`` is when, where that was not just now."""
+
+    lines: list[QueueLine]
+    ready: Capped
+    scheduled: Capped
+    counted_at: datetime | None = None
+
+    @property
+    def due_since(self) -> datetime | None:
+        """Since when the task has been due that has waited longest where somebody serves it."""
+        waiting = [line.due_since for line in self.lines if not line.is_paused and line.workers]
+        return min((moment for moment in waiting if moment is not None), default=None)
+
+
+@dataclass(frozen=True)
+class _Depth:
+    ready: int = 0
+    scheduled: int = 0
+    due_since: datetime | None = None
+
+
+def read_queues(workers: Iterable[Worker] | None = None, *, anew: bool = True) -> Queues:
+    """Every queue that is known, or that has tasks; ``workers`` are those that are present.
+
+    Up to ``COUNT_CAP`` waiting tasks are counted one by one. Beyond it the depths are those of
+    the latest sample, and the moments those of the tasks that are claimed next, so that the
+    millionth task costs nothing. Unless ``anew``, that there are so many may have been a while
+    ago.
+    """
+    using = leasing_settings.DATABASE
+    known = {queue.name: queue for queue in Queue.objects.using(using)[:QUEUES_SHOWN]}
+    if workers is None:
+        workers = Worker.objects.using(using).present().only("queues")
+    serving: dict[str, int] = {}
+    for worker in workers:
+        for name in worker.queues:
+            serving[name] = serving.get(name, 0) + 1
+    running = dict(
+        Task.objects.home().running().order_by().values_list("queue").annotate(Count("pk"))
+    )
+    waiting: Any = Task.objects.home().filter(status=TaskStatus.READY).order_by()
+    is_deep = count_in("waiting", anew=anew).value > COUNT_CAP
+    depths, counted_at = _sampled(waiting) if is_deep else (_counted(waiting), None)
+    names = sorted({*known, *depths, *running, *serving})[:QUEUES_SHOWN]
+    lines = [
+        QueueLine(
+            name,
+            known.get(name),
+            Capped(depths.get(name, _Depth()).ready),
+            Capped(depths.get(name, _Depth()).scheduled),
+            running.get(name, 0),
+            depths.get(name, _Depth()).due_since,
+            serving.get(name, 0),
+        )
+        for name in names
+    ]
+    return Queues(
+        lines,
+        # Too many to count, and nobody samples: more than can be counted it is.
+        Capped(sum(depth.ready for depth in depths.values())) if depths or not is_deep else MANY,
+        Capped(sum(depth.scheduled for depth in depths.values())),
+        counted_at,
+    )
+
+
+#: What polls of this process share, for as many seconds as they do of the overview.
+shared_queues: Kept[Queues] = Kept(lambda anew: read_queues(anew=anew), SHARED_FOR)
+
+
+def _counted(waiting: Any) -> dict[str, _Depth]:
+    due = Q(scheduled_at__lte=DbNow())
+    counted = waiting.values_list("queue").annotate(
+        ready=Count("pk", filter=due),
+        later=Count("pk", filter=~due),
+        since=Min("scheduled_at", filter=due),
+    )
+    return {queue: _Depth(*figures) for queue, *figures in counted}
+
+
+def _sampled(waiting: Any) -> tuple[dict[str, _Depth], datetime | None]:
+    samples = Sample.objects.using(leasing_settings.DATABASE)
+    latest = samples.order_by("-slot").values("slot")[:1]
+    first = waiting.filter(queue=OuterRef("queue"), scheduled_at__lte=DbNow()).order_by(
+        "-priority", "scheduled_at", "pk"
+    )
+    taken = samples.filter(slot=Subquery(latest)).exclude(queue="")
+    found = list(taken.annotate(due_since=Subquery(first.values("scheduled_at")[:1])))
+    depths = {
+        each.queue: _Depth(each.ready or 0, each.scheduled or 0, each.due_since) for each in found
+    }
+    return depths, found[0].at if found else None

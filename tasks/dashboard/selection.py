@@ -1,0 +1,99 @@
+"""Which tasks a bulk action is about: those that were ticked, or all that a filter lets by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+from django.http import QueryDict
+
+from leasing.web.paging import Cursor, page_of
+from tasks.dashboard import listing
+from tasks.dashboard.forms import TaskFilter
+
+#: How many tasks one action takes at most.
+MOST = 1_000
+#: How many stretches of a list a search for them looks through.
+STRETCHES = 4
+
+_PAIR = re.compile(r"([0-9]{1,18})\.([0-9]{1,9})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Tasks by key, each with how often it had been granted when it was picked."""
+
+    tasks: Mapping[int, int | None]
+    #: The filter that picked them; None for those that were ticked.
+    wanted: Mapping[str, str] | None = None
+    #: The list that they were ticked in.
+    back: Mapping[str, str] = field(default_factory=dict)
+    #: Whether the filter lets more by than an action takes.
+    more: bool = False
+
+    @property
+    def text(self) -> str:
+        """For a hidden field: one, since the number of fields is limited."""
+        return ",".join(f"{key}.{grants or 0}" for key, grants in self.tasks.items())
+
+    @property
+    def address(self) -> str:
+        """The filter or the list, for another hidden field."""
+        return urlencode(self.back if self.wanted is None else self.wanted)
+
+
+def pick(asked: QueryDict) -> Picked:
+    """What was ticked in a list or, with ``scope=all``, what its filter lets by."""
+    form = TaskFilter(asked)
+    back = asked_for(asked)
+    if asked.get("scope") == "all":
+        if not form.is_valid():
+            return Picked({}, back=back)
+        keys, more = _let_by(form.cleaned_data)
+        return Picked(_granted(keys), wanted=back, more=more)
+    ticked = [int(key) for key in asked.getlist("task") if _is_key(key)][:MOST]
+    return Picked(_granted(ticked), back=back)
+
+
+def picked_before(sent: QueryDict) -> Picked:
+    """What ``pick`` had picked, as the page that asked sends it."""
+    pairs = [_PAIR.fullmatch(pair) for pair in sent.get("picked", "").split(",")[:MOST]]
+    tasks: dict[int, int | None] = {int(pair[1]): int(pair[2]) for pair in pairs if pair}
+    asked = asked_for(QueryDict(sent.get("asked", "")))
+    return Picked(tasks, wanted=asked) if sent.get("scope") == "all" else Picked(tasks, back=asked)
+
+
+def asked_for(given: Mapping[str, Any]) -> dict[str, str]:
+    """What narrows a list, as it stands in an address; without the place in it."""
+    asked = {name: str(given.get(name, "")) for name in ("state", *listing.FILTERS)}
+    return {name: text for name, text in asked.items() if text.strip()}
+
+
+def _let_by(wanted: Mapping[str, Any]) -> tuple[list[int], bool]:
+    """The keys of up to MOST tasks, from the top of the list, and whether there may be more."""
+    state = listing.STATES[wanted["state"]]
+    search = listing.search_of(wanted)
+    rows = listing.listed(state.name, wanted).only("pk", *filter(None, [state.order.column]))
+    keys: list[int] = []
+    cursor = None
+    for _ in range(STRETCHES):
+        shown = page_of(rows, cursor, MOST - len(keys), state.order, search)
+        keys += [task.pk for task in shown.rows]
+        if not shown.older:
+            return keys, False
+        if len(keys) >= MOST:
+            break
+        cursor = Cursor.decode(shown.older)
+    return keys, True
+
+
+def _granted(keys: list[int]) -> dict[int, int | None]:
+    found = dict(listing.tasks().filter(pk__in=keys).values_list("pk", "grants"))
+    return {key: found.get(key) for key in keys}
+
+
+def _is_key(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 19

@@ -1,0 +1,1 @@
+"""Django's own task API: ``tasks.backend`` is what settings name."""

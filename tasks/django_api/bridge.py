@@ -1,0 +1,205 @@
+"""Between the tasks of ``django.tasks`` and the queue: they are handlers as any others.
+
+A decorated function is registered under its dotted path, so workers find it by name, as they
+find handlers, and never import what a row says. Its row's data are ``{"args": [...], "kwargs":
+{...}}``, with the alias of the backend and ``run_after`` where they were given.
+
+``task_started`` is sent on the thread that runs the task. ``task_finished`` is sent when the end
+is stored, in whatever process: a task that a dead worker left behind ends where it is recovered.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from functools import wraps
+from inspect import iscoroutinefunction
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import sync_to_async
+
+from tasks import registry
+from tasks.django_api.compat import (
+    AnyContext,
+    AnyTask,
+    InvalidTask,
+    Task,
+    is_heard,
+    normalized,
+    task_finished,
+    task_started,
+)
+from tasks.exceptions import UnknownTask
+from tasks.execution.context import Context
+from tasks.querysets.claimed import Completed, Taken
+from tasks.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from tasks import models
+    from tasks.django_api import results
+    from tasks.django_api.results import DatabaseTaskResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseTask(AnyTask):
+    """A task with what ``tasks.handler`` can say of one: ``@task(max_attempts=3)``. Django 6.0
+    passes no keywords of a backend's own on."""
+
+    max_attempts: int | None = None
+    retry: RetryPolicy | None = None
+    timeout: float | timedelta | None = None
+    progress_timeout: float | timedelta | None = None
+    concurrency_key: str = ""
+    concurrency_limit: int | None = None
+    process: bool = False
+
+
+#: What a task of this backend has more than any: the keywords of ``tasks.handler``.
+KEYWORDS = {field.name for field in fields(DatabaseTask)} - {field.name for field in fields(Task)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseTaskContext(AnyContext):  # type: ignore[misc] # the stubs' is not frozen
+    """Django's context, with everything that handlers are given: ``fencing_token``,
+    ``ensure()``, ``stopping``, and the rest of ``tasks.execution.context.Context``."""
+
+    handler_context: Context
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is; the first is 1."""
+        return self.handler_context.attempt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.handler_context, name)
+
+
+# Declaring
+
+
+def declare(task: AnyTask, defaults: dict[str, Any]) -> None:
+    """Let workers run ``task``, with ``defaults`` where it does not say itself. Copies of one
+    that is known, as ``using()`` makes them, change nothing.
+
+    Raises InvalidTask when its name stands for something else, or a keyword is out of bounds.
+    """
+    known = find(task.module_path)
+    if known is not None and known.func is task.func:
+        return
+    own = {key: getattr(task, key, None) for key in KEYWORDS}
+    given = {key: value for key, value in own.items() if value is not None}
+    try:
+        register = registry.handler(
+            task.module_path, queue=task.queue_name, on_end=_tell_finished, **defaults | given
+        )
+        register(_runs(task))
+    except ValueError as error:
+        raise InvalidTask(str(error)) from error
+
+
+def declare_all(modules: Iterable[ModuleType]) -> None:
+    """Let workers run the tasks in ``modules`` that were declared for another backend: they
+    can still be sent here by ``using(backend=...)``."""
+    for module in modules:
+        for value in list(vars(module).values()):
+            if isinstance(value, Task):
+                declare(value, {})
+
+
+def find(name: str) -> AnyTask | None:
+    """The task that was declared under ``name``; None for handlers, and for unknown names."""
+    try:
+        return getattr(registry.find(name).function, "django_task", None)
+    except UnknownTask:
+        return None
+
+
+# Running
+
+
+def _runs(task: AnyTask) -> Callable[..., Any]:
+    """The handler that runs ``task``: a coroutine function if the task is one."""
+
+    @wraps(task.func)
+    def run(ctx: Context, /, **data: Any) -> Any:
+        result = _result(task, _row(ctx)) if _looks(task) else None
+        if result is not None:
+            task_started.send_robust(sender=_sender(result), task_result=result)
+        args, kwargs = _arguments(task, data, ctx, result)
+        return normalized(task.func(*args, **kwargs))
+
+    @wraps(task.func)
+    async def run_async(ctx: Context, /, **data: Any) -> Any:
+        result = await _aresult(task, _row(ctx)) if _looks(task) else None
+        if result is not None:
+            await task_started.asend_robust(sender=_sender(result), task_result=result)
+        args, kwargs = _arguments(task, data, ctx, result)
+        return normalized(await task.func(*args, **kwargs))
+
+    handler: Any = run_async if iscoroutinefunction(task.func) else run
+    handler.django_task = task
+    return handler  # type: ignore[no-any-return]
+
+
+def _looks(task: AnyTask) -> bool:
+    """Whether anybody looks at the result of a task that begins."""
+    return task.takes_context or is_heard(task_started)
+
+
+def _row(ctx: Context) -> results.Row:
+    # A context for tests has no claim.
+    return ctx.claimed if isinstance(ctx, Context) else ctx.task
+
+
+def _arguments(
+    task: AnyTask, data: dict[str, Any], ctx: Context, result: DatabaseTaskResult | None
+) -> tuple[list[Any], dict[str, Any]]:
+    """What ``task`` is called with: as its own, as receivers are told what was given."""
+    args: list[Any] = normalized(data.get("args", []))
+    kwargs: dict[str, Any] = normalized(data.get("kwargs", {}))
+    if task.takes_context and result is not None:
+        args.insert(0, DatabaseTaskContext(task_result=result, handler_context=ctx))
+    return args, kwargs
+
+
+def _result(task: AnyTask, row: results.Row) -> DatabaseTaskResult:
+    from tasks.django_api import (
+        results,  # its models may be loaded by now, but not as tasks are declared
+    )
+
+    if isinstance(row, Taken) and not row.can_be_told:
+        row = row.task
+    return results.result_of(task, row, results.history(row))
+
+
+async def _aresult(task: AnyTask, row: results.Row) -> DatabaseTaskResult:
+    from tasks.django_api import results
+
+    if results.is_first(row):
+        return _result(task, row)
+    return await sync_to_async(_result)(task, row)
+
+
+def _sender(result: DatabaseTaskResult) -> type[Any]:
+    return type(result.task.get_backend())
+
+
+def _tell_finished(row: models.Task | Completed) -> None:
+    """Send ``task_finished`` of what has ended, in the except block of what it raised."""
+    is_well = row.status == "succeeded"
+    if not is_heard(task_finished, logging.INFO if is_well else logging.ERROR):
+        return
+    declared = find(row.name)
+    if declared is None:
+        return
+    result = _result(declared, row)
+    try:
+        if not is_well and row.raised is not None:
+            raise row.raised
+    except BaseException:
+        task_finished.send_robust(sender=_sender(result), task_result=result)
+    else:
+        task_finished.send_robust(sender=_sender(result), task_result=result)

@@ -1,0 +1,1 @@
+"""Metrics of tasks: counters of the process, figures from the database."""

@@ -1,0 +1,249 @@
+"""For your own tests: run tasks at once, one by one, or all that are due; and look what there is.
+
+    from tasks.testing import assert_enqueued, drain, inline, run, run_handler
+
+No worker runs in a test, so what is enqueued waits until the test runs it, on its own thread
+and by the worker's own runner: ``run`` one, ``drain`` all that are due, or let each be run as it
+is enqueued while ``inline()`` lasts. No test needs to sleep, and all of it works inside the
+transaction that Django's ``TestCase`` and pytest-django wrap around a test. Twins that begin with
+``a`` are for async tests.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from django.db import transaction
+
+from leasing.conf import leasing_settings
+from leasing.db.dialects import in_transaction
+from tasks import registry
+from tasks.conf import task_settings
+from tasks.models import Task
+from tasks.payload import check_data, check_json
+from tasks.querysets import TaskQuerySet, TaskStatus, check_queue
+from tasks.testing.context import FakeContext
+from tasks.testing.runs import bring_forward, run, run_next
+
+__all__ = [
+    "FakeContext",
+    "aassert_enqueued",
+    "aassert_not_enqueued",
+    "adrain",
+    "aenqueued",
+    "arun",
+    "arun_handler",
+    "assert_enqueued",
+    "assert_not_enqueued",
+    "drain",
+    "enqueued",
+    "inline",
+    "manual",
+    "run",
+    "run_handler",
+]
+
+#: What becomes of tasks that were enqueued just now; None: they wait.
+_mode: Callable[[list[Task]], None] | None = None
+#: Whether enqueuing asks for it.
+_asks = False
+
+
+# When tasks run
+
+
+@contextmanager
+def inline(*, on_commit: bool = False, raises: bool = True) -> Iterator[None]:
+    """Run each task that is due as it is enqueued, before ``enqueue`` returns, while the block
+    runs; inside a transaction too. With ``on_commit`` only when that commits: under ``TestCase``,
+    when its ``captureOnCommitCallbacks(execute=True)`` ends.
+
+    A task runs once: one that fails waits for its next attempt. What a handler raises comes out
+    of ``enqueue`` (or of the commit); with ``raises=False`` it is stored alone, as in life.
+    """
+
+    def run_all(tasks: list[Task]) -> None:
+        for task in tasks:
+            _run_if_due(task, raises)
+
+    def when_committed(tasks: list[Task]) -> None:
+        using = leasing_settings.DATABASE
+        if in_transaction(using):
+            transaction.on_commit(functools.partial(run_all, tasks), using=using)
+        else:
+            run_all(tasks)
+
+    with _after_enqueue(when_committed if on_commit else run_all):
+        yield
+
+
+@contextmanager
+def manual() -> Iterator[None]:
+    """Run nothing by itself while the block runs, although an ``inline()`` stands around it."""
+    with _after_enqueue(None):
+        yield
+
+
+def drain(
+    queue: str | None = None,
+    *,
+    skip_delays: bool = False,
+    raises: bool = False,
+    limit: int = 1000,
+) -> list[Task]:
+    """Run every task of ``queue`` (None: of all queues, one after the other) that is due, and
+    those that they enqueue, until none is left. Returns them in the order in which they ran, as
+    they stood after it; one that ran twice is there twice.
+
+    ``skip_delays`` also runs what is to run later, retries and delayed tasks, each as if its
+    time had come. ``raises`` lets out what a handler raises. Raises UnknownQueue, UnknownTask;
+    AssertionError after ``limit`` runs.
+    """
+    queues = list(task_settings.QUEUES) if queue is None else [check_queue(queue)]
+    done: list[Task] = []
+    while len(done) < limit:
+        task = run_next(queues, raises)
+        if task is None and skip_delays:
+            bring_forward(queues)
+            # Whether it was brought forward, or its time has come since the look before.
+            task = run_next(queues, raises)
+        if task is None:
+            return done
+        done.append(task)
+    raise AssertionError(f"The queue is not empty after {limit} runs; the last was {done[-1]}.")
+
+
+def run_handler(
+    name_or_handler: str | Callable[..., Any],
+    data: dict[str, Any] | None = None,
+    *,
+    ctx: FakeContext | None = None,
+) -> Any:
+    """Call a handler with ``data`` and a ``FakeContext``, and return what it returns; what it
+    raises comes out. There is no task, and no database but for what the handler itself writes.
+
+    Raises UnknownTask, NotSerializable (data or output).
+    """
+    function = registry.find(name_or_handler).function
+    called = async_to_sync(function) if iscoroutinefunction(function) else function
+    output = called(FakeContext() if ctx is None else ctx, **check_data(data))
+    return check_json(output, "output")
+
+
+# What a test asserts
+
+
+def enqueued(
+    name_or_handler: str | Callable[..., Any] | None = None,
+    *,
+    data: dict[str, Any] | None = None,
+    queue: str | None = None,
+    **columns: Any,
+) -> list[Task]:
+    """The tasks that were enqueued, the oldest first, whatever became of them.
+
+    Only those of that handler, whose data has at least the items of ``data``, in ``queue``, and
+    with these ``columns``, as ``filter`` takes them: ``status="ready"``, ``priority__gt=0``.
+    """
+    tasks = Task.objects.home().filter(**columns)
+    if name_or_handler is not None:
+        tasks = tasks.filter(name=_name(name_or_handler))
+    if queue is not None:
+        tasks = tasks.filter(queue=queue)
+    return [task for task in tasks.order_by("pk") if (data or {}).items() <= task.task_data.items()]
+
+
+def assert_enqueued(
+    name_or_handler: str | Callable[..., Any],
+    *,
+    data: dict[str, Any] | None = None,
+    queue: str | None = None,
+    count: int | None = None,
+    **columns: Any,
+) -> list[Task]:
+    """There are ``count`` such tasks (None: one at least); returns them. See ``enqueued``."""
+    found = enqueued(name_or_handler, data=data, queue=queue, **columns)
+    if len(found) == count or (count is None and found):
+        return found
+    wanted = "none" if count is None else f"{len(found)}, not {count},"
+    raise AssertionError(
+        f"Of {_name(name_or_handler)} {wanted} like that was enqueued. There is: {_inventory()}."
+    )
+
+
+def assert_not_enqueued(
+    name_or_handler: str | Callable[..., Any] | None = None,
+    *,
+    data: dict[str, Any] | None = None,
+    queue: str | None = None,
+    **columns: Any,
+) -> None:
+    """There is no such task; without arguments, no task at all. See ``enqueued``."""
+    found = enqueued(name_or_handler, data=data, queue=queue, **columns)
+    if found:
+        raise AssertionError(f"This was enqueued: {_told(found)}.")
+
+
+aassert_enqueued = sync_to_async(assert_enqueued)
+aassert_not_enqueued = sync_to_async(assert_not_enqueued)
+adrain = sync_to_async(drain)
+aenqueued = sync_to_async(enqueued)
+arun = sync_to_async(run)
+arun_handler = sync_to_async(run_handler)
+
+
+# The pieces
+
+
+@contextmanager
+def _after_enqueue(then: Callable[[list[Task]], None] | None) -> Iterator[None]:
+    global _mode, _asks
+    before = _mode, _asks
+    with ExitStack() as stack:
+        if not _asks:
+            # What every enqueue of one task comes to, whenever it is stored.
+            for verb in ("_store", "enqueue_many"):
+                told = _telling(getattr(TaskQuerySet, verb))
+                stack.enter_context(patch.object(TaskQuerySet, verb, told))
+        _mode, _asks = then, True
+        try:
+            yield
+        finally:
+            _mode, _asks = before
+
+
+def _telling(verb: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(verb)
+    def enqueue(rows: TaskQuerySet, *args: Any, **kwargs: Any) -> Any:
+        tasks = verb(rows, *args, **kwargs)
+        if _mode is not None:
+            _mode([tasks] if isinstance(tasks, Task) else tasks)
+        return tasks
+
+    return enqueue
+
+
+def _run_if_due(task: Task, raises: bool) -> None:
+    if task.is_duplicate:
+        return  # it ran, or waits, as what it was before
+    if Task.objects.home().filter(pk=task.pk, status=TaskStatus.READY).ready().exists():
+        run(task, raises)
+
+
+def _name(name_or_handler: str | Callable[..., Any]) -> str:
+    if isinstance(name_or_handler, str):
+        return name_or_handler
+    return registry.find(name_or_handler).name
+
+
+def _inventory() -> str:
+    return _told(list(Task.objects.home().order_by("pk")[:20])) or "nothing"
+
+
+def _told(tasks: list[Task]) -> str:
+    return ", ".join(f"{task.name} {task.task_data} in {task.queue}" for task in tasks)

@@ -1,0 +1,1 @@
+"""Pages of tasks, queues, schedules, workers and the generator."""

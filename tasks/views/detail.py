@@ -1,0 +1,127 @@
+"""The page of one task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from django import forms
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
+
+from leasing.dashboard.forms import ForceReleaseForm
+from leasing.functions import database_now
+from leasing.web.access import may, page
+from leasing.web.masking import masked
+from leasing.web.paging import InvalidCursor, Page, page_of
+from leasing.web.polling import answer
+from leasing.web.timeline_chart import Drawing
+from tasks.dashboard import listing
+from tasks.dashboard.attempt_chart import drawing_of
+from tasks.dashboard.badges import SEVERITY_SIGNS, task_sign
+from tasks.dashboard.exports import PAYLOAD, VIEW_PAYLOAD
+from tasks.dashboard.forms import PageFilter
+from tasks.dashboard.operator_actions import verbs_for
+from tasks.dashboard.timeline import timeline
+from tasks.diagnosis import diagnose, look_around
+from tasks.models import Task, TaskAttempt, TaskStatus
+
+VIEW, REVOKE = "tasks.view_task", "leasing.revoke_lease"
+
+#: Facts of a diagnosis that the page tells by itself, with times that tick.
+TOLD = {
+    "Held by",
+    "Since",
+    "Last heartbeat",
+    "Until",
+    "Attempts",
+    "Last error",
+    "Ended",
+    "Not before",
+    "Due since",
+}
+
+
+#: What is not even read for those who may not see it; the numbers of a progress all may.
+UNSEEN = ("task_data", "task_output", "checkpoint")
+
+
+@page(VIEW)
+def task_detail(request: HttpRequest, pk: int) -> HttpResponse:
+    """One task: its diagnosis, its attempts, what it was given and what it gave back."""
+    return detail(request, pk, {})
+
+
+def detail(
+    request: HttpRequest, pk: int, forms: Mapping[str, forms.Form], status: int = 200
+) -> HttpResponse:
+    """The page of a task, with the ``forms`` that were filled in wrongly, by their verbs."""
+    sees_payload = request.user.has_perm(VIEW_PAYLOAD)
+    rows = listing.tasks() if sees_payload else listing.tasks().defer(*UNSEEN)
+    task = get_object_or_404(rows, pk=pk)
+    now = database_now(task._state.db)
+    form = PageFilter(request.GET)
+    attempts = _attempts(form, task)
+    context = {
+        "form": form,
+        "task": task,
+        "now": now,
+        "sign": task_sign(task, now),
+        "attempts": attempts,
+        "drawing": None if attempts.moved else _drawing(task, attempts, now),
+        "sees_payload": sees_payload,
+        **{name: masked(getattr(task, name)) for name in PAYLOAD if sees_payload},
+        "may_see_leases": request.user.has_perm("leasing.view_lease"),
+        **_verbs(request, task, now, forms),
+    }
+    status = 400 if form.errors else status
+    return answer(request, "tasks/detail.html", context, status, shared=partial(_diagnosed, task))
+
+
+def _diagnosed(task: Task, anew: bool) -> dict[str, Any]:
+    """What is the matter with ``task``."""
+    around = look_around([task], anew=anew)
+    found = diagnose(task, around.now, around)
+    return {
+        "diagnosis": found,
+        # The page of a task that waits is the only one that shows these words.
+        "until": found.until if task.status == TaskStatus.READY else "",
+        "severity": SEVERITY_SIGNS[found.severity],
+        "facts": [fact for fact in found.facts if fact[0] not in TOLD],
+    }
+
+
+def _attempts(form: PageFilter, task: Task) -> Page[Any]:
+    attempts = TaskAttempt.objects.using(task._state.db).filter(task=task)
+    if not form.is_valid():
+        return page_of(attempts, None)
+    try:
+        return page_of(attempts, form.cleaned_data["at"])
+    except InvalidCursor:
+        form.add_error("at", form.fields["at"].error_messages["invalid"])
+        return page_of(attempts, None)
+
+
+def _drawing(task: Task, attempts: Page[Any], now: datetime) -> Drawing:
+    told = timeline(task, now, attempts.rows, has_more=bool(attempts.older))
+    return drawing_of(task, told)
+
+
+def _verbs(
+    request: HttpRequest, task: Task, now: datetime, forms: Mapping[str, forms.Form]
+) -> dict[str, Any]:
+    """What can be done to the task, and what of it the user may do."""
+    fitting = verbs_for(task, now)
+    allowed = [verb for verb in fitting if may(request, verb.permission)]
+    is_held = task.status == TaskStatus.RUNNING
+    may_revoke = is_held and may(request, REVOKE)
+    return {
+        "verbs": [
+            (verb, forms.get(verb.name) or verb.form(auto_id=f"{verb.name}_%s")) for verb in allowed
+        ],
+        "may_revoke": may_revoke,
+        "revoke_form": ForceReleaseForm(task.lease_resource),
+        "has_forbidden": len(allowed) < len(fitting) or is_held and not may_revoke,
+    }

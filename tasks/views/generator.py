@@ -1,0 +1,85 @@
+"""The operator's page about the generator."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+
+from leasing.conf import leasing_settings
+from leasing.functions import database_now
+from leasing.models import AuditEntry
+from leasing.web.access import may, page, user_name, verb
+from leasing.web.polling import answer
+from tasks.dashboard import worker_rows
+from tasks.dashboard.badges import GENERATOR_SIGNS, WORKER_SIGNS
+from tasks.dashboard.forms import StartGeneratorForm, StopGeneratorForm
+from tasks.generator import generator_status, start_generator, stop_generator
+from tasks.models import GeneratorWish, Worker, WorkerState
+
+VIEW, CONTROL = "tasks.view_task", "tasks.control_generator"
+
+#: More instances than this are not listed.
+INSTANCES_SHOWN = 20
+COMMANDS_SHOWN = 10
+
+
+@page(VIEW)
+def generator(request: HttpRequest) -> HttpResponse:
+    """What is wished of the generator, what it does, who stands by, and who has heard."""
+    return _generator(request, StartGeneratorForm(), StopGeneratorForm())
+
+
+@verb(CONTROL)
+def generator_start(request: HttpRequest) -> HttpResponse:
+    """Wish that tasks are generated."""
+    form = StartGeneratorForm(request.POST)
+    if not form.is_valid():
+        return _generator(request, form, StopGeneratorForm(), status=400)
+    reason = form.cleaned_data["reason"]
+    start_generator(by=user_name(request), reason=reason, via="page")
+    return redirect("tasks:generator")
+
+
+@verb(CONTROL)
+def generator_stop(request: HttpRequest) -> HttpResponse:
+    """Wish that no more tasks are generated."""
+    form = StopGeneratorForm(request.POST)
+    if not form.is_valid():
+        return _generator(request, StartGeneratorForm(), form, status=400)
+    reason = form.cleaned_data["reason"]
+    stop_generator(by=user_name(request), reason=reason, via="page")
+    return redirect("tasks:generator")
+
+
+def _generator(
+    request: HttpRequest, start: StartGeneratorForm, stop: StopGeneratorForm, status: int = 200
+) -> HttpResponse:
+    using = leasing_settings.DATABASE
+    seen = generator_status()
+    instances = Worker.objects.using(using).present().generators().with_state().order_by("name")
+    may_see_audit = request.user.has_perm("leasing.view_auditentry")
+    context = {
+        "status": seen,
+        "sign": GENERATOR_SIGNS[seen.status],
+        "lease": seen.lease,
+        "standby": [
+            (worker_rows.Member(each, []), WORKER_SIGNS[WorkerState(worker_rows.state_of(each))])
+            for each in instances[:INSTANCES_SHOWN]
+            if each.name != seen.holder
+        ],
+        "start_form": start,
+        "stop_form": stop,
+        "commands": _commands() if may_see_audit else [],
+        "may_control": may(request, CONTROL),
+        "may_see_audit": may_see_audit,
+        "may_see_leases": request.user.has_perm("leasing.view_lease"),
+        "may_see_workers": request.user.has_perm("tasks.view_worker"),
+        "now": database_now(using),
+    }
+    return answer(request, "tasks/generator.html", context, status=status)
+
+
+def _commands() -> list[AuditEntry]:
+    """Who started and stopped it lately."""
+    entries = AuditEntry.objects.using(leasing_settings.DATABASE)
+    return list(entries.filter(model=GeneratorWish._meta.label_lower)[:COMMANDS_SHOWN])

@@ -1,0 +1,93 @@
+"""The operator's page about queues: what waits where, pause and resume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+
+from leasing import audit
+from leasing.conf import leasing_settings
+from leasing.functions import database_now
+from leasing.web.access import may, page, user_name, verb
+from leasing.web.polling import answer
+from tasks.dashboard.forms import PauseQueueForm, ResumeQueueForm
+from tasks.dashboard.queue_rows import shared_queues
+from tasks.exceptions import UnknownQueue
+from tasks.models import Queue
+
+VIEW, PAUSE = "tasks.view_queue", "tasks.pause_queue"
+
+
+@page(VIEW)
+def queues(request: HttpRequest) -> HttpResponse:
+    """Queues: how much waits and for how long, what runs, who stopped it and why."""
+    return _queues(request)
+
+
+@verb(PAUSE)
+def pause(request: HttpRequest) -> HttpResponse:
+    """Let nothing of a queue be claimed from now on."""
+    form = PauseQueueForm(request.POST)
+    if not form.is_valid():
+        return _queues(request, form, status=400)
+    name, reason = form.cleaned_data["queue"], form.cleaned_data["reason"]
+    paused = False
+    with audit.recording(
+        request.user, "pause", Queue, keys=[name], reason=reason, via="page"
+    ) as act:
+        try:
+            paused = Queue.objects.pause(name, by=user_name(request), reason=reason)
+        except UnknownQueue as error:
+            form.add_error("queue", str(error))
+        act.changed = int(paused)
+    if form.errors:
+        return _queues(request, form, status=400)
+    return _said(
+        request,
+        paused,
+        f"The queue {name} is paused. What runs there runs on.",
+        f"Nothing changed: the queue {name} was paused already.",
+    )
+
+
+@verb(PAUSE)
+def resume(request: HttpRequest) -> HttpResponse:
+    """Let the tasks of a queue be claimed again."""
+    form = ResumeQueueForm(request.POST)
+    if not form.is_valid():
+        return _queues(request, status=400)
+    name = form.cleaned_data["queue"]
+    with audit.recording(request.user, "resume", Queue, keys=[name], via="page") as act:
+        act.changed = int(Queue.objects.resume(name, by=user_name(request)))
+    return _said(
+        request,
+        bool(act.changed),
+        f"The queue {name} goes on.",
+        f"Nothing changed: the queue {name} was not paused.",
+    )
+
+
+def _queues(
+    request: HttpRequest, form: PauseQueueForm | None = None, status: int = 200
+) -> HttpResponse:
+    context: dict[str, Any] = {
+        "form": form or PauseQueueForm(),
+        "failed_queue": form.data.get("queue") if form else None,
+        "may_pause": may(request, PAUSE),
+        "may_see_tasks": request.user.has_perm("tasks.view_task"),
+        "now": database_now(leasing_settings.DATABASE),
+    }
+
+    def seen(anew: bool) -> dict[str, Any]:
+        return {"queues": shared_queues.get(anew=anew).value}
+
+    return answer(request, "tasks/queues.html", context, status=status, shared=seen)
+
+
+def _said(request: HttpRequest, done: bool, said: str, otherwise: str) -> HttpResponse:
+    level = messages.SUCCESS if done else messages.WARNING
+    messages.add_message(request, level, said if done else otherwise, fail_silently=True)
+    return redirect("tasks:queues")

@@ -1,0 +1,99 @@
+"""The operator's page about schedules."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+
+from leasing import audit
+from leasing.conf import leasing_settings
+from leasing.functions import database_now
+from leasing.web.access import may, page, user_name, verb
+from leasing.web.paging import InvalidCursor, Page, page_of
+from leasing.web.polling import answer
+from tasks.dashboard.forms import PageFilter
+from tasks.dashboard.schedule_status import standing_of
+from tasks.exceptions import TaskError
+from tasks.models import Schedule
+
+VIEW, CHANGE = "tasks.view_schedule", "tasks.change_schedule"
+
+#: What became of a button, where it did nothing.
+NOTHING = {
+    "pause": "Nothing changed: it was paused already.",
+    "resume": "Nothing changed: it was not paused.",
+    "run": "Nothing was enqueued: its previous task has not ended and must not be overlapped, "
+    "or no handler is registered here for it.",
+}
+
+
+@page(VIEW)
+def schedule_list(request: HttpRequest) -> HttpResponse:
+    """Schedules, the newest first: when each is due, and what became of its last moment."""
+    form = PageFilter(request.GET)
+    shown: Page[Any] = Page([])
+    if form.is_valid():
+        try:
+            shown = page_of(_rows().with_last().defer("task_data"), form.cleaned_data["at"])
+        except InvalidCursor:
+            form.add_error("at", form.fields["at"].error_messages["invalid"])
+    now = database_now(leasing_settings.DATABASE)
+    context = {
+        "form": form,
+        "page": shown,
+        "schedules": [(each, standing_of(each, now)) for each in shown.rows],
+        "may_change": may(request, CHANGE),
+        "may_see_tasks": request.user.has_perm("tasks.view_task"),
+        "now": now,
+    }
+    return answer(request, "tasks/schedules.html", context, status=400 if form.errors else 200)
+
+
+@verb(CHANGE)
+def pause(request: HttpRequest, pk: int) -> HttpResponse:
+    """Enqueue nothing of it from now on."""
+    with _recorded(request, "pause", pk) as act:
+        act.changed = _one(pk).pause(by=user_name(request))
+    return _answer(request, act.changed, "It is paused.", NOTHING["pause"])
+
+
+@verb(CHANGE)
+def resume(request: HttpRequest, pk: int) -> HttpResponse:
+    """Go on with its next moment."""
+    with _recorded(request, "resume", pk) as act:
+        act.changed = _one(pk).resume()
+    return _answer(request, act.changed, "It goes on.", NOTHING["resume"])
+
+
+@verb(CHANGE)
+def run_now(request: HttpRequest, pk: int) -> HttpResponse:
+    """Enqueue its task once, beside the plan."""
+    try:
+        with _recorded(request, "run", pk) as act:
+            act.changed = _one(pk).run_now(by=user_name(request))
+    except (TaskError, ValueError) as error:
+        return _answer(request, 0, "", f"Nothing was enqueued: {error}")
+    return _answer(request, act.changed, "Its task is enqueued.", NOTHING["run"])
+
+
+def _recorded(request: HttpRequest, verb: str, pk: int) -> AbstractContextManager[audit.Act]:
+    get_object_or_404(_rows().only("pk"), pk=pk)
+    return audit.recording(request.user, verb, Schedule, keys=[pk], via="page")
+
+
+def _answer(request: HttpRequest, done: int, said: str, otherwise: str) -> HttpResponse:
+    level = messages.SUCCESS if done else messages.WARNING
+    messages.add_message(request, level, said if done else otherwise, fail_silently=True)
+    return redirect("tasks:schedules")
+
+
+def _rows() -> Any:
+    return Schedule.objects.home()
+
+
+def _one(pk: int) -> Any:
+    return _rows().filter(pk=pk)

@@ -1,0 +1,98 @@
+"""The operator's pages about workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
+
+from leasing.conf import leasing_settings
+from leasing.functions import database_now
+from leasing.humanize import span
+from leasing.web.access import page
+from leasing.web.paging import InvalidCursor, Page, capped_count, page_of
+from leasing.web.polling import answer
+from tasks.dashboard import worker_rows
+from tasks.dashboard.badges import WORKER_SIGNS
+from tasks.dashboard.forms import WorkerFilter
+from tasks.models import Worker, WorkerState
+
+VIEW = "tasks.view_worker"
+
+#: What a state means, and what follows from it.
+NEXT = {
+    WorkerState.LIVE: "It claims what is due in its queues as its threads become free.",
+    WorkerState.LATE: "A sign of life is missing. It comes back, or after "
+    f"{span(Worker.GONE_AFTER)} it is said to be gone; what it holds is its own until the leases "
+    "expire.",
+    WorkerState.GONE: "What it held is given to others as its leases expire. Should it come back "
+    "all the same, its late results are refused.",
+    WorkerState.STOPPED: "Nothing: it signed off, and gave back what it could not finish.",
+}
+
+
+@page(VIEW)
+def workers(request: HttpRequest) -> HttpResponse:
+    """Workers, and what each of them does now."""
+    form = WorkerFilter(request.GET)
+    shown: Page[Worker] = Page([])
+    tabs: list[dict[str, Any]] = []
+    if form.is_valid():
+        state = form.cleaned_data["state"]
+        try:
+            shown = page_of(_in_state(state), form.cleaned_data["at"])
+        except InvalidCursor:
+            form.add_error("at", form.fields["at"].error_messages["invalid"])
+        tabs = [_tab(value, label, value == state) for value, label in WorkerFilter.STATES]
+    context = {
+        "form": form,
+        "tabs": tabs,
+        "moved": shown.moved,
+        "page_links": Page((), shown.newer, shown.older, shown.moved),
+        "members": worker_rows.with_tasks(shown.rows),
+        "seen_every": Worker.SEEN_EVERY,
+        "late_after": Worker.LATE_AFTER,
+        "gone_after": Worker.GONE_AFTER,
+        "now": database_now(leasing_settings.DATABASE),
+    }
+    return answer(request, "tasks/workers.html", context, status=400 if form.errors else 200)
+
+
+@page(VIEW)
+def worker_detail(request: HttpRequest, pk: int) -> HttpResponse:
+    """One worker: whether it lives, what it does now, what it did lately."""
+    rows = Worker.objects.using(leasing_settings.DATABASE).with_state()
+    worker = get_object_or_404(rows, pk=pk)
+    (member,) = worker_rows.with_tasks([worker])
+    state = WorkerState(worker_rows.state_of(worker))
+    context = {
+        "member": member,
+        "worker": worker,
+        "state": state.value,
+        "sign": WORKER_SIGNS[state],
+        "next": NEXT[state],
+        "past": worker_rows.past_of(worker),
+        "looked_through": worker_rows.LOOKED_THROUGH,
+        "may_see_tasks": request.user.has_perm("tasks.view_task"),
+        "now": database_now(leasing_settings.DATABASE),
+    }
+    # The row itself changes with every sign of life; what the page shows of it is the member's.
+    return answer(request, "tasks/worker.html", context, unmarked=("worker",))
+
+
+def _in_state(state: str) -> Any:
+    rows: Any = Worker.objects.using(leasing_settings.DATABASE).defer("handlers")
+    if state == "present":
+        return rows.present().with_state()
+    return rows.with_state().filter(state=state)
+
+
+def _tab(state: str, label: str, is_current: bool) -> dict[str, Any]:
+    is_default = state == WorkerFilter.STATES[0][0]
+    return {
+        "state": None if is_default else state,
+        "label": label,
+        "count": capped_count(_in_state(state)),
+        "is_current": is_current,
+    }
