@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +28,7 @@ from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, FakeStore, enter, expire, usurp
 from tests.metrics import Value, check_names, scrape
+from tests.plugin import ROOT
 
 LEASE = "leasing.lease"
 
@@ -296,7 +296,7 @@ def test_names_are_as_promtool_wants_them(registry: CollectorRegistry, value: Va
 
 @pytest.mark.usefixtures("counted")
 def test_the_page_of_metrics_names_every_one(registry: CollectorRegistry) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    page = (ROOT / "docs" / "metrics.md").read_text()
     shown = [
         f"`{family.name}{'_total' if family.type == 'counter' else ''}`"
         for family in registry.collect()

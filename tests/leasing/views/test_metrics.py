@@ -21,6 +21,7 @@ from tasks.metrics import database as task_figures
 from tests.factories import LeaseFactory, TaskFactory
 from tests.metrics import Scrape, check_names
 from tests.pages import signed_in
+from tests.plugin import ROOT
 
 pytestmark = pytest.mark.django_db
 
@@ -192,7 +193,7 @@ def test_who_asks_for_the_newer_format_gets_it() -> None:
 
 @pytest.mark.usefixtures("with_token")
 def test_the_page_of_metrics_names_every_one() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    page = (ROOT / "docs" / "metrics.md").read_text()
 
     shown = Scrape(read().content.decode()).names
     assert [name for name in shown if f"`{name}`" not in page] == []
