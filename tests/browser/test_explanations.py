@@ -17,7 +17,7 @@ from tasks.sample import SLEEP
 from tests.browser import harbour
 from tests.browser.conftest import Figure
 from tests.factories import TaskFactory, WorkerFactory
-from tests.tasks.test_diagnosis import SITUATIONS
+from tests.tasks.diagnosis.test_diagnosis import SITUATIONS
 
 ANSWERS = ["Why", "Who holds it", "Until when", "What happens next", "What you can do"]
 

@@ -10,7 +10,7 @@ import pytest
 from leasing.validation.json_values import MAX_DEPTH
 from tasks.exceptions import NotSerializable, TaskError
 from tasks.payload import check_data, check_json, dumped_json, is_same_json
-from tests.tasks.test_enqueue import EVIL, GOOD, lists, nested
+from tests.tasks.querysets.test_enqueue import EVIL, GOOD, lists, nested
 
 
 @pytest.mark.parametrize("value", [*GOOD.values(), None, 0, -1.5, "", [], "text", [None]])

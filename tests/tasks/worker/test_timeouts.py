@@ -141,8 +141,8 @@ def test_the_handlers_timeout_counts_where_the_task_has_none(
 def test_a_timeout_is_over_at_its_moment_and_not_before(
     handlers: Handlers, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("timeouts", "interruption"):
-        monkeypatch.setattr(f"tasks.{module}.clock", clock)
+    monkeypatch.setattr("tasks.worker.timeouts.clock", clock)
+    monkeypatch.setattr("tasks.execution.cancellation.clock", clock)
     timekeeper = Timekeeper(lambda execution: None)
     timekeeper._thread = threading.current_thread()  # the test looks by itself
 

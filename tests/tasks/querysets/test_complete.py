@@ -14,8 +14,8 @@ from tasks.models import Task, TaskStatus
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
+from tests.tasks.querysets.test_enqueue import EVIL, GOOD
 from tests.tasks.support import Told, attempts, copy_of, names_of, row_of
-from tests.tasks.test_enqueue import EVIL, GOOD
 
 pytestmark = pytest.mark.django_db
 
