@@ -17,10 +17,9 @@ from typing import Any, ParamSpec, TypeVar
 from django.core.exceptions import ImproperlyConfigured
 
 from leasing.exceptions import LeaseHeld, LeaseLost
-from leasing.hold import Hold
 from leasing.runtime.aio import Steps
 from leasing.runtime.event_logger import get_logger
-from leasing.runtime.tracepoints import points
+from leasing.runtime.tracepoints import Held, points
 
 try:
     from opentelemetry import context, trace
@@ -196,7 +195,7 @@ class Leases:
         span = begin(self._tracer, "release", _attributes(resource), inside=True)
         return within(span, release)
 
-    def holding(self, hold: Hold, inside: bool) -> Holding | None:
+    def holding(self, hold: Held, inside: bool) -> Holding | None:
         attributes = {
             **_attributes(hold.resource),
             "leasing.holder": hold.holder,

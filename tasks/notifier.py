@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -21,9 +21,6 @@ from leasing.db.dialects import after_commit
 from leasing.db.notifications import Notes, can_listen, listening, notify_trial
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
-
-if TYPE_CHECKING:
-    from tasks.models import Task
 
 logger = get_logger("tasks.worker")
 
@@ -112,7 +109,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=ringer.forget)
 
 
-def ring(using: str, tasks: Iterable[Task]) -> None:
+class Queued(Protocol):
+    """What stands in a queue."""
+
+    @property
+    def queue(self) -> str: ...
+
+
+def ring(using: str, tasks: Iterable[Queued]) -> None:
     """Wake the workers that wait for ``tasks``, once they are there to stay."""
     ring_queues(using, sorted({task.queue for task in tasks}))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 
@@ -19,15 +19,12 @@ from leasing.validation.names import check_name
 from tasks.exceptions import UnknownTask
 from tasks.retry import RetryPolicy
 
-if TYPE_CHECKING:
-    from tasks.models import Task
-    from tasks.querysets.claimed import Completed
-
 #: How long a task whose handler is missing here waits for a worker that has it.
 UNKNOWN_DELAY = timedelta(seconds=60)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-OnEnd: TypeAlias = "Callable[[Task | Completed], object]"
+#: Is called with a ``Task``, or with a ``Completed`` where no instance was made.
+OnEnd: TypeAlias = Callable[[Any], object]
 
 
 class Kind(StrEnum):
@@ -36,6 +33,16 @@ class Kind(StrEnum):
     THREAD = "thread"
     COROUTINE = "coroutine"
     PROCESS = "process"
+
+
+class Ended(Protocol):
+    """What is told of a task that has ended."""
+
+    @property
+    def pk(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -172,7 +179,7 @@ def heeded() -> list[str]:
     return [known.name for known in list(_handlers.values()) if known.on_end is not None]
 
 
-def tell_end(task: Task | Completed) -> None:
+def tell_end(task: Ended) -> None:
     """Call the ``on_end`` of the handler of ``task``, which has ended. Raises nothing."""
     known = _handlers.get(task.name)
     if known is None or known.on_end is None:

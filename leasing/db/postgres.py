@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC
 from functools import cache
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from django.apps import apps
 from django.db import connections, models
@@ -29,8 +29,34 @@ from leasing.db.statements import Marker, Statement, columns_of, kept, shape_of,
 from leasing.functions import DbNow
 from leasing.validation.terms import Terms
 
-if TYPE_CHECKING:
-    from leasing.querysets.leasable import LeasableQuerySet
+
+class LeasableRows(Protocol):
+    """What is asked of a ``LeasableQuerySet``, which stands in a layer above: the portable forms,
+    whose conditions and columns are compiled here."""
+
+    keeps_events: bool
+
+    @property
+    def db(self) -> str: ...
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def query(self) -> Any: ...
+
+    def only(self, *fields: str) -> Any: ...
+
+    def available(self) -> Any: ...
+
+    def granting(self, terms: Terms) -> dict[str, Any]: ...
+
+    def renewal(self) -> dict[str, Any]: ...
+
+    def _everything(self) -> Any: ...
+
+    def _of_grant(self, row: Any) -> Any: ...
+
 
 #: A granted row, and what happened to it.
 Granted = tuple[Any, str]
@@ -123,7 +149,7 @@ def resource_of(model: type[Any]) -> str | None:
     return f"'{model._meta.label_lower}:' || w.{_quoted(pk.column)}::text"
 
 
-def notes(rows: LeasableQuerySet[Any]) -> bool:
+def notes(rows: LeasableRows) -> bool:
     """Whether the events of ``rows`` can be noted by the statement that makes them."""
     model: Any = rows.model
     return not rows.keeps_events or resource_of(model) is not None
@@ -132,9 +158,7 @@ def notes(rows: LeasableQuerySet[Any]) -> bool:
 # Granting
 
 
-def grant(
-    rows: LeasableQuerySet[Any], terms: Terms, column: str, value: Any
-) -> list[Granted] | None:
+def grant(rows: LeasableRows, terms: Terms, column: str, value: Any) -> list[Granted] | None:
     """Grant the row of ``rows`` whose ``column`` is ``value``. Here and below: a list of what was
     granted; None when ``terms`` decide about columns in Python, which no compiled text can."""
     field: Any = rows.model._meta.pk if column == "pk" else rows.model._meta.get_field(column)
@@ -147,7 +171,7 @@ def grant(
     return _granted(rows, ("one", column), compile, values)
 
 
-def claim(rows: LeasableQuerySet[Any], terms: Terms, limit: int) -> list[Granted] | None:
+def claim(rows: LeasableRows, terms: Terms, limit: int) -> list[Granted] | None:
     """Grant up to ``limit`` of ``rows``, in their order."""
     grants = _new_grants(limit)
     values = {**values_of(terms), "limit": limit, "grants": _joined(grants)}
@@ -160,7 +184,7 @@ def claim(rows: LeasableQuerySet[Any], terms: Terms, limit: int) -> list[Granted
 
 
 def grant_all(
-    rows: LeasableQuerySet[Any], terms: Terms, column: str, keys: list[str]
+    rows: LeasableRows, terms: Terms, column: str, keys: list[str]
 ) -> list[Granted] | None:
     """Grant the rows whose ``column`` is one of ``keys``, in the order of that, or none."""
     field = rows.model._meta.get_field(column)
@@ -181,7 +205,7 @@ def grant_all(
 
 
 def _granted(
-    rows: LeasableQuerySet[Any], form: tuple[str, ...], compile: Any, values: dict[str, Any]
+    rows: LeasableRows, form: tuple[str, ...], compile: Any, values: dict[str, Any]
 ) -> list[Granted] | None:
     if _is_plain(rows.query):
         key = (type(rows), rows.model, rows.db, form, shape_of(values))
@@ -201,8 +225,8 @@ def _granted(
 
 
 def _granting(
-    rows: LeasableQuerySet[Any],
-    free: LeasableQuerySet[Any],
+    rows: LeasableRows,
+    free: LeasableRows,
     terms: Terms,
     grant_id: Any,
     *,
@@ -248,7 +272,7 @@ def _granting(
     return Statement(text, (*chosen_params, *update_params)), every
 
 
-def _grant_by_place(rows: LeasableQuerySet[Any]) -> Spelled:
+def _grant_by_place(rows: LeasableRows) -> Spelled:
     """Each chosen row's own of ``grants``."""
     text = f"({{}}::uuid[])[array_position(ARRAY(SELECT {_pk(rows)} FROM chosen), {{}})]"
     return Spelled(text, Marker("grants", _UUID), F("pk"), output_field=_UUID)
@@ -270,13 +294,13 @@ def _sorted(granted: list[Granted], grants: list[str]) -> list[Granted]:
 # Renewing
 
 
-def renew_one(rows: LeasableQuerySet[Any], row: Any) -> bool:
+def renew_one(rows: LeasableRows, row: Any) -> bool:
     """Renew the grant of ``row``. Whether that was done; ``row`` stands as it was written then."""
     return bool(_written(rows, [row], "renew", rows.renewal, _RENEW_ONE))
 
 
 def release(
-    rows: LeasableQuerySet[Any], held: list[Any], columns: dict[str, Any], *, tell: bool
+    rows: LeasableRows, held: list[Any], columns: dict[str, Any], *, tell: bool
 ) -> list[Any]:
     """Write the ``columns`` of a release to those rows of ``held`` whose grant still lives, and
     with ``tell`` notify those who wait for them. Returns these, as they were written."""
@@ -285,7 +309,7 @@ def release(
 
 
 def _written(
-    rows: LeasableQuerySet[Any], held: list[Any], verb: str, columns: Any, template: str
+    rows: LeasableRows, held: list[Any], verb: str, columns: Any, template: str
 ) -> list[Any]:
     if len(held) == 1:
         (row,) = held
@@ -303,7 +327,7 @@ def _written(
 
 
 def _writing(
-    rows: LeasableQuerySet[Any], columns: dict[str, Any], template: str, *, several: bool
+    rows: LeasableRows, columns: dict[str, Any], template: str, *, several: bool
 ) -> Statement:
     pk: Any = rows.model._meta.pk
     if several:
@@ -450,11 +474,11 @@ def _reader(rows: Any) -> Reader:
     return reader(rows.model, rows.db, rows.model.verb_columns - rows.model.granted_columns)
 
 
-def _now(rows: QuerySet[Any]) -> str:
+def _now(rows: LeasableRows) -> str:
     return str(rows.query.get_compiler(rows.db).compile(DbNow())[0])
 
 
-def _noted(rows: LeasableQuerySet[Any], **columns: str) -> str:
+def _noted(rows: LeasableRows, **columns: str) -> str:
     """The part of a statement that writes to the ledger, where these rows have one."""
     if not rows.keeps_events:
         return ""

@@ -6,13 +6,27 @@ What stands here is called as what it follows happens, and raises nothing of its
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from leasing.hold import Hold
-    from leasing.runtime.aio import Steps
+from leasing.runtime.aio import Steps
 
 Result = TypeVar("Result")
+
+
+class Held(Protocol):
+    """What is told of a hold that is followed."""
+
+    @property
+    def resource(self) -> str: ...
+
+    @property
+    def holder(self) -> str: ...
+
+    @property
+    def fencing_token(self) -> int: ...
+
+    @property
+    def ttl(self) -> float: ...
 
 
 class HoldTrace(Protocol):
@@ -35,7 +49,7 @@ class LeaseTracer(Protocol):
     def releasing(self, resource: str, release: Callable[[], Result]) -> Result:
         """Call ``release``, which gives ``resource`` back."""
 
-    def holding(self, hold: Hold, inside: bool) -> HoldTrace | None:
+    def holding(self, hold: Held, inside: bool) -> HoldTrace | None:
         """``hold`` was entered; ``inside``: what happens in its context is a part of it."""
 
 

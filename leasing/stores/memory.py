@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.apps import apps
 from django.db import connections, transaction
@@ -32,9 +32,6 @@ from leasing.runtime.aio import Steps, Undoable
 from leasing.store import Grant, Renewals
 from leasing.stores.rows import grant_of
 from leasing.validation.terms import Terms
-
-if TYPE_CHECKING:
-    from leasing.models import LeaseEvent
 
 #: What the waiters of these leases call their database.
 PLACE = "(the memory of this process)"
@@ -66,7 +63,7 @@ class MemoryStore:
         self._room = ROOM
         self._began: tuple[datetime, float] | None = None
         #: What happened, as unsaved events, oldest first.
-        self.events: deque[LeaseEvent] = deque(maxlen=MAX_EVENTS)
+        self.events: deque[Any] = deque(maxlen=MAX_EVENTS)
 
     def now(self) -> datetime:
         """The time by which these leases are judged."""

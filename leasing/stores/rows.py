@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -25,10 +25,6 @@ from leasing.exceptions import LeaseLost
 from leasing.keeper import NOTE_LIMIT, keeper
 from leasing.store import Grant, Renewals
 
-if TYPE_CHECKING:
-    from leasing.models import Leasable
-    from leasing.querysets.leasable import LeasableQuerySet
-
 #: For how many times its ttl a holder may say nothing to the server within its proof. Its term is
 #: over by then, but successors wait for its lock: it may have been stopped.
 SILENCE = 2.0
@@ -41,7 +37,8 @@ _lines: dict[str, BaseDatabaseWrapper] = {}
 class RowStore:
     """Keeps grants that stand in rows of ``model``: what a Hold and the keeper work with."""
 
-    model: type[Leasable]
+    #: A ``Leasable``, which stands in a layer above.
+    model: type[Any]
     using: str
 
     def open(self) -> None:
@@ -58,7 +55,8 @@ class RowStore:
 
     def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
         try:
-            return self._rows().renew_many(grants, timeout)
+            renewals: Renewals = self._rows().renew_many(grants, timeout)
+            return renewals
         except Error:
             # A connection that failed once is not trusted with the next renewal.
             if not connections[self.using].in_atomic_block:
@@ -70,7 +68,8 @@ class RowStore:
 
     def release_many(self, grants: Iterable[Grant]) -> dict[Any, LeaseLost]:
         """``release`` each. Returns how those were lost that were, by their keys."""
-        return self._rows().release_many([grant.row for grant in grants])
+        lost: dict[Any, LeaseLost] = self._rows().release_many([grant.row for grant in grants])
+        return lost
 
     def lost(self, grant: Grant, reason: str) -> None:
         # Never from here: this thread tells every loss of this process, and the database that
@@ -96,13 +95,12 @@ class RowStore:
             yield
             rows.prove(row)
 
-    def _rows(self) -> LeasableQuerySet[Any]:
-        rows: LeasableQuerySet[Any] = self.model._default_manager.using(self.using)
-        return rows
+    def _rows(self) -> Any:
+        return self.model._default_manager.using(self.using)
 
 
 @cache
-def row_store(model: type[Leasable], using: str) -> RowStore:
+def row_store(model: type[Any], using: str) -> RowStore:
     """The store of the rows of ``model``: one for all holds on them."""
     return RowStore(model, using)
 
@@ -121,7 +119,7 @@ def _write_bounded(using: str, write: Callable[[], object]) -> None:
         write()
 
 
-def grant_of(row: Leasable) -> Grant:
+def grant_of(row: Any) -> Grant:
     """The grant of ``row``, which was just granted."""
     assert row.grant_id is not None
     return Grant(
