@@ -31,6 +31,7 @@ check: $(VENV)/dev.stamp
 	@$(RUN) -m ruff format --check
 	@$(RUN) -m mypy
 	@$(VENV)/bin/lint-imports --no-logo
+	@$(RUN) -m tests.house
 	@$(RUN) manage.py makemigrations --check --dry-run
 	@$(RUN) manage.py check --fail-level WARNING
 	@echo "check: style, types, layers, migrations and system checks are in order"
