@@ -309,7 +309,7 @@ class AuditEntry(models.Model):
     verb = models.CharField(max_length=50)
     #: Where it was asked for: page, admin, api or command.
     via = models.CharField(max_length=20, blank=True, default="")
-    #: Of which model the rows are ("tasks.task").
+    #: Of which model the rows are ("leasing_tasks.task").
     model = models.CharField(max_length=100)
     #: The key of the row, when it was one.
     key = models.CharField(max_length=200, blank=True, default="")

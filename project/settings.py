@@ -48,7 +48,7 @@ SECURE_CSP = {
 }
 
 LOGIN_URL = "login"
-LOGIN_REDIRECT_URL = "tasks:overview"
+LOGIN_REDIRECT_URL = "leasing_tasks:overview"
 LOGOUT_REDIRECT_URL = "login"
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}

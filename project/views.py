@@ -12,7 +12,7 @@ from leasing.web.access import verb
 from project import faults
 from tasks.models import Task, Worker
 
-MAY = "tasks.control_generator"
+MAY = "leasing_tasks.control_generator"
 
 
 @verb(MAY)
@@ -43,7 +43,11 @@ def _strike(
     found = fault()
     if found is None:
         messages.warning(request, "No worker of this demo runs just now. Wait a second.")
-        return redirect("tasks:overview")
+        return redirect("leasing_tasks:overview")
     worker, held = found
     messages.success(request, said.format(worker.name))
-    return redirect("tasks:detail", held[0].pk) if held else redirect("tasks:worker", worker.pk)
+    return (
+        redirect("leasing_tasks:detail", held[0].pk)
+        if held
+        else redirect("leasing_tasks:worker", worker.pk)
+    )

@@ -5,6 +5,7 @@ from django.apps import AppConfig
 
 class TasksConfig(AppConfig):
     name = "tasks"
+    label = "leasing_tasks"
     verbose_name = "Tasks"
     default_auto_field = "django.db.models.BigAutoField"
 

@@ -128,7 +128,8 @@ class DatabaseBackend(BaseTaskBackend):
         for app in ("leasing", "tasks"):
             if not apps.is_installed(app):
                 yield Error(
-                    f"TASKS[{self.alias!r}] needs {app!r} in INSTALLED_APPS.", id="tasks.E020"
+                    f"TASKS[{self.alias!r}] needs {app!r} in INSTALLED_APPS.",
+                    id="leasing_tasks.E020",
                 )
 
     def _check_options(self) -> Iterable[CheckMessage]:
@@ -137,20 +138,20 @@ class DatabaseBackend(BaseTaskBackend):
             if key not in OPTIONS:
                 close = difflib.get_close_matches(str(key).lower(), OPTIONS, n=1)
                 hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(OPTIONS)}."
-                yield Error(f"{where} has no option {key!r}.", hint=hint, id="tasks.E021")
+                yield Error(f"{where} has no option {key!r}.", hint=hint, id="leasing_tasks.E021")
         most = self.options.get("max_attempts", 1)
         if not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= 32767:
             yield Error(
                 f"{where}['max_attempts'] must be a whole number from 1 to 32767.",
-                id="tasks.E022",
+                id="leasing_tasks.E022",
             )
         if not _is_duration(self.options.get("timeout", 1)):
             yield Error(
                 f"{where}['timeout'] must be more than 0 seconds, or a timedelta.",
-                id="tasks.E024",
+                id="leasing_tasks.E024",
             )
         if isinstance(self.options.get("modules", ()), str):
-            yield Error(f"{where}['modules'] must be a list of modules.", id="tasks.E025")
+            yield Error(f"{where}['modules'] must be a list of modules.", id="leasing_tasks.E025")
 
     def _check_queues(self) -> Iterable[CheckMessage]:
         for queue in sorted(self.queues - set(task_settings.QUEUES)):
@@ -158,7 +159,7 @@ class DatabaseBackend(BaseTaskBackend):
                 f"TASKS[{self.alias!r}]['QUEUES'] names the queue {queue!r}, which is not in "
                 "TASK_QUEUE['QUEUES'].",
                 hint="TASK_QUEUE['QUEUES'] lists every queue there is.",
-                id="tasks.E023",
+                id="leasing_tasks.E023",
             )
 
 

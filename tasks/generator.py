@@ -1,10 +1,10 @@
 """The generator: one process of many that makes sample tasks, while it is wished to.
 
 Start and stop write one row, the wish, from any process; its revision rises each time. Who
-generates is decided by the lease ``tasks.generator``: one instance has it, the others stand by
-and take over when it is gone. Every batch is stored in one transaction that locks the wish and
-the lease first, so a stop that was committed *is* stopped, and a generator that lost its lease
-stores nothing. Acknowledging a wish is for display.
+generates is decided by the lease ``leasing_tasks.generator``: one instance has it, the others
+stand by and take over when it is gone. Every batch is stored in one transaction that locks the
+wish and the lease first, so a stop that was committed *is* stopped, and a generator that lost its
+lease stores nothing. Acknowledging a wish is for display.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tasks.sample import LONGEST, SHORTEST, SLEEP
 
 logger = get_logger("tasks.generator")
 
-RESOURCE = "tasks.generator"
+RESOURCE = "leasing_tasks.generator"
 #: Seconds between looks of an instance that stands by, and at most between batches.
 TICK = 0.5
 #: Seconds between tries while the database is away.

@@ -122,12 +122,12 @@ class Task(Leasable):
         # INSERT that is most of its time. So they are few and short, and lean on one another.
         constraints: ClassVar = [
             *Leasable.Meta.constraints,
-            UniqueWhereSet(field="unique_key", name="tasks_task_one_of_a_key"),
-            UniqueWhereSet(field="idempotency_key", name="tasks_task_one_of_an_enqueue"),
-            UniqueWhereSet(field="slot", name="tasks_task_one_in_a_slot"),
+            UniqueWhereSet(field="unique_key", name="leasing_tasks_task_one_of_a_key"),
+            UniqueWhereSet(field="idempotency_key", name="leasing_tasks_task_one_of_an_enqueue"),
+            UniqueWhereSet(field="slot", name="leasing_tasks_task_one_in_a_slot"),
             # Ended is what has a date of its end.
             models.CheckConstraint(
-                name="tasks_task_state_is_whole",
+                name="leasing_tasks_task_state_is_whole",
                 condition=Q(status__in=TaskStatus.ended(), processed_at__isnull=False)
                 | Q(processed_at=None)
                 & (
@@ -142,18 +142,18 @@ class Task(Leasable):
                 ),
             ),
             models.CheckConstraint(
-                name="tasks_task_counts_are_whole",
+                name="leasing_tasks_task_counts_are_whole",
                 condition=Q(attempts__gte=0, duplicates__gte=0, checkpoints__gte=0),
             ),
             models.CheckConstraint(
-                name="tasks_task_attempts_are_limited",
+                name="leasing_tasks_task_attempts_are_limited",
                 condition=Q(attempts__lt=F("max_attempts"))
                 | Q(attempts=F("max_attempts")) & ~Q(status=TaskStatus.READY),
             ),
             # A window, which alone has an end, has its key until then, whatever becomes of it;
             # others not once they have ended. What runs has attempts and grants.
             models.CheckConstraint(
-                name="tasks_task_key_is_in_its_time",
+                name="leasing_tasks_task_key_is_in_its_time",
                 condition=Q(unique_key=None)
                 | Q(unique_until__isnull=False)
                 | Q(processed_at=None)
@@ -165,16 +165,16 @@ class Task(Leasable):
                 ),
             ),
             models.CheckConstraint(
-                name="tasks_task_window_has_an_end",
+                name="leasing_tasks_task_window_has_an_end",
                 condition=Q(unique_for=UniqueFor.WINDOW, unique_until__isnull=False)
                 | Q(unique_until=None) & ~Q(unique_for=UniqueFor.WINDOW),
             ),
             models.CheckConstraint(
-                name="tasks_task_slot_is_of_the_running",
+                name="leasing_tasks_task_slot_is_of_the_running",
                 condition=Q(slot=None) | Q(status=TaskStatus.RUNNING),
             ),
             models.CheckConstraint(
-                name="tasks_task_limit_has_a_key",
+                name="leasing_tasks_task_limit_has_a_key",
                 condition=Q(concurrency_key="", concurrency_limit=None)
                 | ~Q(concurrency_key="")
                 & Q(concurrency_limit__isnull=False, concurrency_limit__gt=0),
@@ -188,34 +188,34 @@ class Task(Leasable):
                 F("priority").desc(),
                 F("scheduled_at"),
                 F("id"),
-                name="tasks_task_to_claim",
+                name="leasing_tasks_task_to_claim",
                 condition=Q(status=TaskStatus.READY),
             ),
             models.Index(
                 fields=["acquired_at", "id"],
-                name="tasks_task_by_claim",
+                name="leasing_tasks_task_by_claim",
                 condition=Q(acquired_at__isnull=False),
             ),
             models.Index(
                 fields=["id"],
-                name="tasks_task_running",
+                name="leasing_tasks_task_running",
                 condition=Q(status=TaskStatus.RUNNING),
             ),
             # The lists of the pages, in their order.
             models.Index(
                 fields=["scheduled_at", "id"],
-                name="tasks_task_waiting",
+                name="leasing_tasks_task_waiting",
                 condition=Q(status=TaskStatus.READY),
             ),
             models.Index(
                 fields=["scheduled_at", "id"],
-                name="tasks_task_retrying",
+                name="leasing_tasks_task_retrying",
                 condition=Q(status=TaskStatus.READY, attempts__gt=0),
             ),
             # One for all ends, each in its order: a task that completes writes to no more.
             models.Index(
                 fields=["status", "processed_at", "id"],
-                name="tasks_task_ended",
+                name="leasing_tasks_task_ended",
                 condition=Q(processed_at__isnull=False),
             ),
         ]
@@ -263,7 +263,7 @@ class TaskStep(models.Model):
     class Meta:
         ordering: ClassVar = ["id"]
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["task", "name"], name="tasks_step_once")
+            models.UniqueConstraint(fields=["task", "name"], name="leasing_tasks_step_once")
         ]
 
     def __str__(self) -> str:
@@ -303,9 +303,11 @@ class TaskAttempt(models.Model):
     class Meta:
         ordering: ClassVar = ["id"]
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["task", "grant_id"], name="tasks_attempt_of_grant"),
+            models.UniqueConstraint(
+                fields=["task", "grant_id"], name="leasing_tasks_attempt_of_grant"
+            ),
             models.CheckConstraint(
-                name="tasks_attempt_refusal_is_whole",
+                name="leasing_tasks_attempt_refusal_is_whole",
                 condition=Q(refused_at=None, refused_verb="")
                 | Q(refused_at__isnull=False) & ~Q(refused_verb=""),
             ),
@@ -395,12 +397,12 @@ class Schedule(models.Model):
     class Meta:
         constraints: ClassVar = [
             models.CheckConstraint(
-                name="tasks_schedule_has_one_rule",
+                name="leasing_tasks_schedule_has_one_rule",
                 condition=~Q(cron="") & Q(every=None) | Q(cron="", every__isnull=False),
                 violation_error_message="Say when: by cron or by an interval, and not both.",
             ),
         ]
-        indexes: ClassVar = [models.Index(fields=["next_at"], name="tasks_schedule_due")]
+        indexes: ClassVar = [models.Index(fields=["next_at"], name="leasing_tasks_schedule_due")]
 
     def __str__(self) -> str:
         return self.name
@@ -440,12 +442,13 @@ class ScheduleSlot(models.Model):
 
     class Meta:
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["schedule", "at"], name="tasks_slot_once"),
+            models.UniqueConstraint(fields=["schedule", "at"], name="leasing_tasks_slot_once"),
             models.CheckConstraint(
-                name="tasks_slot_skipped_has_no_task", condition=Q(skipped=False) | Q(task=None)
+                name="leasing_tasks_slot_skipped_has_no_task",
+                condition=Q(skipped=False) | Q(task=None),
             ),
         ]
-        indexes: ClassVar = [models.Index(fields=["at"], name="tasks_slot_by_time")]
+        indexes: ClassVar = [models.Index(fields=["at"], name="leasing_tasks_slot_by_time")]
 
     def __str__(self) -> str:
         return f"{self.schedule_id} at {self.at}"
@@ -574,9 +577,9 @@ class GeneratorWish(models.Model):
         verbose_name_plural = "generator wishes"
         permissions: ClassVar = [("control_generator", "Can start and stop the generator")]
         constraints: ClassVar = [
-            models.CheckConstraint(name="tasks_generator_wish_is_one", condition=Q(id=1)),
+            models.CheckConstraint(name="leasing_tasks_generator_wish_is_one", condition=Q(id=1)),
             models.CheckConstraint(
-                name="tasks_generator_wish_acknowledged_is_made",
+                name="leasing_tasks_generator_wish_acknowledged_is_made",
                 condition=Q(acknowledged_revision__lte=F("revision")),
             ),
         ]
@@ -621,7 +624,7 @@ class Sample(models.Model):
     class Meta:
         default_permissions = ("view",)
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["slot", "queue"], name="tasks_sample_once"),
+            models.UniqueConstraint(fields=["slot", "queue"], name="leasing_tasks_sample_once"),
         ]
 
     def __str__(self) -> str:
@@ -660,11 +663,11 @@ class OutboxMessage(models.Model):
         ]
         indexes: ClassVar = [
             models.Index(
-                fields=["id"], name="tasks_outbox_pending", condition=Q(published_at=None)
+                fields=["id"], name="leasing_tasks_outbox_pending", condition=Q(published_at=None)
             ),
             models.Index(
                 fields=["published_at", "id"],
-                name="tasks_outbox_published",
+                name="leasing_tasks_outbox_published",
                 condition=Q(published_at__isnull=False),
             ),
         ]

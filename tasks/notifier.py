@@ -24,7 +24,7 @@ from leasing.runtime.event_logger import get_logger
 
 logger = get_logger("tasks.worker")
 
-CHANNEL = "tasks_bell"
+CHANNEL = "leasing_tasks_bell"
 #: Seconds in which one notification is enough for a queue: so many a second does a process send
 #: at most, and so late does a worker hear of what comes just after another.
 WINDOW = 0.01

@@ -198,7 +198,7 @@ class Tasks:
 
     @harmless
     def _rows(self, keys: Sequence[int]) -> dict[int, tuple[str, str | None]]:
-        rows = apps.get_model("tasks", "Task").objects.home().filter(pk__in=keys)
+        rows = apps.get_model("leasing_tasks", "Task").objects.home().filter(pk__in=keys)
         return {key: more for key, *more in rows.values_list("pk", "name", "trace_context")}
 
     # Workers

@@ -8,29 +8,31 @@ from leasing.web import navigation
 from leasing.web.navigation import Entry
 from tasks.views import actions, detail, generator, lists, overview, queues, schedules, workers
 
-app_name = "tasks"
+app_name = "leasing_tasks"
 
-SEE_TASKS, SEE_WORKERS = "tasks.view_task", "tasks.view_worker"
-SEE_SCHEDULES, SEE_QUEUES = "tasks.view_schedule", "tasks.view_queue"
-INSIDE_TASKS = ("tasks:detail", "tasks:act", "tasks:bulk")
+SEE_TASKS, SEE_WORKERS = "leasing_tasks.view_task", "leasing_tasks.view_worker"
+SEE_SCHEDULES, SEE_QUEUES = "leasing_tasks.view_schedule", "leasing_tasks.view_queue"
+INSIDE_TASKS = ("leasing_tasks:detail", "leasing_tasks:act", "leasing_tasks:bulk")
 #: What shows its own page again where it refuses.
-INSIDE_QUEUES = ("tasks:queue_pause", "tasks:queue_resume")
-INSIDE_GENERATOR = ("tasks:generator_start", "tasks:generator_stop")
+INSIDE_QUEUES = ("leasing_tasks:queue_pause", "leasing_tasks:queue_resume")
+INSIDE_GENERATOR = ("leasing_tasks:generator_start", "leasing_tasks:generator_stop")
 
 navigation.add(
-    Entry(10, "tasks:overview", "Overview", "pulse", SEE_TASKS),
-    Entry(20, "tasks:list", "Tasks", "stack", SEE_TASKS, INSIDE_TASKS),
-    Entry(30, "tasks:stuck", "Stuck", "alert", SEE_TASKS),
-    Entry(44, "tasks:queues", "Queues", "queue", SEE_QUEUES, INSIDE_QUEUES),
-    Entry(46, "tasks:schedules", "Schedules", "clock", SEE_SCHEDULES),
-    Entry(50, "tasks:workers", "Workers", "workers", SEE_WORKERS, ("tasks:worker",)),
-    Entry(60, "tasks:generator", "Generator", "bolt", SEE_TASKS, INSIDE_GENERATOR),
+    Entry(10, "leasing_tasks:overview", "Overview", "pulse", SEE_TASKS),
+    Entry(20, "leasing_tasks:list", "Tasks", "stack", SEE_TASKS, INSIDE_TASKS),
+    Entry(30, "leasing_tasks:stuck", "Stuck", "alert", SEE_TASKS),
+    Entry(44, "leasing_tasks:queues", "Queues", "queue", SEE_QUEUES, INSIDE_QUEUES),
+    Entry(46, "leasing_tasks:schedules", "Schedules", "clock", SEE_SCHEDULES),
+    Entry(
+        50, "leasing_tasks:workers", "Workers", "workers", SEE_WORKERS, ("leasing_tasks:worker",)
+    ),
+    Entry(60, "leasing_tasks:generator", "Generator", "bolt", SEE_TASKS, INSIDE_GENERATOR),
 )
-navigation.add_row_page("tasks.task", "tasks:detail")
-navigation.add_row_page("tasks.worker", "tasks:worker")
-navigation.add_shared_page("tasks.queue", "tasks:queues")
-navigation.add_shared_page("tasks.schedule", "tasks:schedules")
-navigation.add_shared_page("tasks.generatorwish", "tasks:generator")
+navigation.add_row_page("leasing_tasks.task", "leasing_tasks:detail")
+navigation.add_row_page("leasing_tasks.worker", "leasing_tasks:worker")
+navigation.add_shared_page("leasing_tasks.queue", "leasing_tasks:queues")
+navigation.add_shared_page("leasing_tasks.schedule", "leasing_tasks:schedules")
+navigation.add_shared_page("leasing_tasks.generatorwish", "leasing_tasks:generator")
 
 urlpatterns = [
     path("", overview.overview, name="overview"),

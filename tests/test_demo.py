@@ -38,7 +38,7 @@ def test_the_demo_shows_both_workers_at_work_and_stops_cleanly(spawn: Spawn, por
             return content
 
     leases = json.loads(get("/api/leases/active"))["leases"]
-    assert any(lease["resource"] == "tasks.generator" for lease in leases)
+    assert any(lease["resource"] == "leasing_tasks.generator" for lease in leases)
     password = re.search(r"Sign in as demo with the password (\S+)", demo.output)
     assert password is not None
     assert get_user_model()._default_manager.get(username="demo").check_password(password[1])

@@ -216,14 +216,14 @@ def test_state_on_a_pooler_is_warned_of(
     ("given", "expected"),
     [
         ({}, []),
-        ({"PRUNE_EVERY": None}, ["tasks.W101"]),
-        ({"RETENTION": {"succeeded": None}}, ["tasks.W102"]),
-        ({"RETENTION": {"cancelled": None}}, ["tasks.W102"]),
+        ({"PRUNE_EVERY": None}, ["leasing_tasks.W101"]),
+        ({"RETENTION": {"succeeded": None}}, ["leasing_tasks.W102"]),
+        ({"RETENTION": {"cancelled": None}}, ["leasing_tasks.W102"]),
         ({"RETENTION": {"failed": None}}, []),
-        ({"RETENTION": 3}, []),  # tasks.E010
-        ({"SAMPLE_RETENTION": None}, ["tasks.W102"]),
+        ({"RETENTION": 3}, []),  # leasing_tasks.E010
+        ({"SAMPLE_RETENTION": None}, ["leasing_tasks.W102"]),
         ({"SAMPLE_RETENTION": None, "SAMPLES": False}, []),
-        ({"OUTBOX_RETENTION": None}, ["tasks.W102"]),
+        ({"OUTBOX_RETENTION": None}, ["leasing_tasks.W102"]),
     ],
 )
 def test_tables_that_grow_for_ever_are_warned_of(
@@ -239,9 +239,9 @@ def test_tables_that_grow_for_ever_are_warned_of(
     [
         ("redis://broker/0", {}, []),
         ("amqp://broker//", {"confirm_publish": True}, []),
-        ("amqp://broker//", {"confirm_publish": False}, ["tasks.W104"]),
-        ("filesystem://localhost", {}, ["tasks.W103"]),
-        ("memory://", {}, ["tasks.W103"]),
+        ("amqp://broker//", {"confirm_publish": False}, ["leasing_tasks.W104"]),
+        ("filesystem://localhost", {}, ["leasing_tasks.W103"]),
+        ("memory://", {}, ["leasing_tasks.W103"]),
     ],
 )
 def test_a_broker_that_loses_messages_is_warned_of(
@@ -261,7 +261,7 @@ def test_a_broker_that_loses_messages_is_warned_of(
 def test_an_application_that_is_not_there_is_an_error(settings: Any) -> None:
     settings.TASK_QUEUE = {"CELERY_APP": "nothing.here", "CELERY_QUEUES": ["default"]}
 
-    assert ids(task_checks.check_broker()) == ["tasks.E101"]
+    assert ids(task_checks.check_broker()) == ["leasing_tasks.E101"]
 
 
 # All together
@@ -270,7 +270,7 @@ def test_an_application_that_is_not_there_is_an_error(settings: Any) -> None:
 def test_the_checks_are_for_deployments_only(settings: Any) -> None:
     settings.LEASING = {"TTL": 2}
     settings.TASK_QUEUE = {"PRUNE_EVERY": None}
-    mine = {"leasing.W101", "tasks.W101"}
+    mine = {"leasing.W101", "leasing_tasks.W101"}
 
     assert not mine & {message.id for message in run_checks()}
     assert mine <= {m.id for m in run_checks(include_deployment_checks=True)}

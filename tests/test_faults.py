@@ -24,7 +24,10 @@ from tests.processes import wait_for
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 CRASH, FREEZE = "/ops/demo/crash/", "/ops/demo/freeze/"
-VIEW, MAY = ("tasks.view_task", "tasks.view_worker"), "tasks.control_generator"
+VIEW, MAY = (
+    ("leasing_tasks.view_task", "leasing_tasks.view_worker"),
+    "leasing_tasks.control_generator",
+)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from django.db.migrations import operations as ops
 from django.db.migrations.loader import MigrationLoader
 from django.db.models import NOT_PROVIDED
 
-APPS = ("leasing", "tasks")
+APPS = ("leasing", "leasing_tasks")
 #: Whoever does not know of these fails, at its next SELECT or INSERT.
 BREAKING = (ops.RenameField, ops.RenameModel, ops.AlterModelTable, ops.DeleteModel)
 
@@ -65,7 +65,7 @@ def test_later_migrations_leave_the_release_before_running(app: str) -> None:
         (ops.RenameModel("task", "job"), False),
         (ops.AlterModelTable("task", "jobs"), False),
         (ops.DeleteModel("task"), False),
-        (ops.RunSQL("DROP TABLE tasks_task"), False),
+        (ops.RunSQL("DROP TABLE leasing_tasks_task"), False),
         (ops.AddIndex("task", models.Index(fields=["name"], name="i")), True),
     ],
 )

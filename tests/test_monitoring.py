@@ -47,7 +47,8 @@ def buckets(name: str, labels: str, fast: float, slow: float) -> dict[str, str]:
     return {f'{name}{{{labels},le="{le}"}}': f"0+{by}x200" for le, by in grows.items()}
 
 
-RENEWALS = 'leasing_renewals_total{model="tasks.task",instance="%s",outcome="%s"}'
+RENEWALS = 'leasing_renewals_total{model="leasing_tasks.task",instance="%s",outcome="%s"}'
+REFUSED = 'leasing_fence_rejections_total{model="leasing_tasks.task",verb="%s"}'
 LATE = "tasks_recovery_delay_seconds_bucket"
 
 CASES: dict[str, list[Case]] = {
@@ -111,11 +112,14 @@ CASES: dict[str, list[Case]] = {
     ],
     "LeasingRenewalSlackLow": [
         Case(
-            buckets("leasing_renewal_slack_ratio_bucket", 'model="tasks.task"', 100, 10),
+            buckets("leasing_renewal_slack_ratio_bucket", 'model="leasing_tasks.task"', 100, 10),
             "20m",
-            {"model": "tasks.task"},
+            {"model": "leasing_tasks.task"},
         ),
-        Case(buckets("leasing_renewal_slack_ratio_bucket", 'model="tasks.task"', 100, 1), "20m"),
+        Case(
+            buckets("leasing_renewal_slack_ratio_bucket", 'model="leasing_tasks.task"', 100, 1),
+            "20m",
+        ),
     ],
     "LeasingRenewalFailures": [
         Case(
@@ -125,7 +129,7 @@ CASES: dict[str, list[Case]] = {
                 RENEWALS % ("a", "failed"): "0+3x200",
             },
             "20m",
-            {"model": "tasks.task"},
+            {"model": "leasing_tasks.task"},
         ),
         Case(
             {
@@ -144,30 +148,32 @@ CASES: dict[str, list[Case]] = {
     ],
     "LeasingLeasesLost": [
         Case(  # the first of its kind: no increase() sees it
-            {'leasing_losses_total{model="tasks.task",reason="overdue"}': "_x20 1+0x200"},
+            {'leasing_losses_total{model="leasing_tasks.task",reason="overdue"}': "_x20 1+0x200"},
             "22m",
-            {"model": "tasks.task", "reason": "overdue"},
+            {"model": "leasing_tasks.task", "reason": "overdue"},
         ),
         Case(
-            {'leasing_losses_total{model="tasks.task",reason="taken"}': "7+0x20 8+0x200"},
+            {'leasing_losses_total{model="leasing_tasks.task",reason="taken"}': "7+0x20 8+0x200"},
             "22m",
-            {"model": "tasks.task", "reason": "taken"},
+            {"model": "leasing_tasks.task", "reason": "taken"},
         ),
-        Case({'leasing_losses_total{model="tasks.task",reason="taken"}': flat(7)}, "60m"),
-        Case({'leasing_losses_total{model="tasks.task",reason="revoked"}': "0+1x200"}, "20m"),
+        Case({'leasing_losses_total{model="leasing_tasks.task",reason="taken"}': flat(7)}, "60m"),
+        Case(
+            {'leasing_losses_total{model="leasing_tasks.task",reason="revoked"}': "0+1x200"}, "20m"
+        ),
     ],
     "LeasingFenceRejections": [
         Case(
-            {'leasing_fence_rejections_total{model="tasks.task",verb="renew"}': "_x20 1+0x200"},
+            {REFUSED % "renew": "_x20 1+0x200"},
             "22m",
-            {"model": "tasks.task", "verb": "renew"},
+            {"model": "leasing_tasks.task", "verb": "renew"},
         ),
         Case(
-            {'leasing_fence_rejections_total{model="tasks.task",verb="fail"}': "3+0x20 4+0x200"},
+            {REFUSED % "fail": "3+0x20 4+0x200"},
             "25m",
-            {"model": "tasks.task", "verb": "fail"},
+            {"model": "leasing_tasks.task", "verb": "fail"},
         ),
-        Case({'leasing_fence_rejections_total{model="tasks.task",verb="fail"}': flat(3)}, "60m"),
+        Case({REFUSED % "fail": flat(3)}, "60m"),
     ],
     "LeasingClockOffset": [
         Case({'leasing_clock_offset_seconds{instance="a"}': flat(-6)}, "6m", {"instance": "a"}),
@@ -202,23 +208,23 @@ CASES: dict[str, list[Case]] = {
     "LeasingTableBloat": [
         Case(
             {
-                'leasing_table_dead_rows{model="tasks.task"}': flat(200_000),
-                'leasing_table_live_rows{model="tasks.task"}': flat(100_000),
+                'leasing_table_dead_rows{model="leasing_tasks.task"}': flat(200_000),
+                'leasing_table_live_rows{model="leasing_tasks.task"}': flat(100_000),
             },
             "40m",
-            {"model": "tasks.task"},
+            {"model": "leasing_tasks.task"},
         ),
         Case(
             {
-                'leasing_table_dead_rows{model="tasks.task"}': flat(200),
-                'leasing_table_live_rows{model="tasks.task"}': flat(100),
+                'leasing_table_dead_rows{model="leasing_tasks.task"}': flat(200),
+                'leasing_table_live_rows{model="leasing_tasks.task"}': flat(100),
             },
             "90m",
         ),
         Case(
             {
-                'leasing_table_dead_rows{model="tasks.task"}': flat(200_000),
-                'leasing_table_live_rows{model="tasks.task"}': flat(300_000),
+                'leasing_table_dead_rows{model="leasing_tasks.task"}': flat(200_000),
+                'leasing_table_live_rows{model="leasing_tasks.task"}': flat(300_000),
             },
             "90m",
         ),

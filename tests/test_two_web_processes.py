@@ -76,5 +76,7 @@ def test_a_stop_sent_to_either_process_stops_the_one_generator(ports: list[int])
         for port in ports:
             assert status_of(port) == "STOPPED"
         # The holder gives the lease back once it has seen the stop: nothing came between.
-        wait_for(lambda: not Lease.objects.active().filter(resource="tasks.generator").exists())
+        wait_for(
+            lambda: not Lease.objects.active().filter(resource="leasing_tasks.generator").exists()
+        )
         assert Task.objects.count() == made

@@ -32,7 +32,7 @@ from leasing.models import Leasable, Lease, leasable_models
 from leasing.validation.names import check_name
 
 #: Names that belong to leases of other models: nobody takes them through these routes.
-RESERVED = ("/api/tasks/", "tasks.")
+RESERVED = ("/api/tasks/", "leasing_tasks.")
 
 may_see, may_change = Access("leasing.view_lease"), Access("leasing.change_lease")
 

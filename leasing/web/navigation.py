@@ -35,7 +35,7 @@ def add(*entries: Entry) -> None:
 
 
 def add_row_page(label: str, view: str) -> None:
-    """Rows of the model ``label`` ("tasks.task") are shown by ``view``, by primary key."""
+    """Rows of the model ``label`` ("leasing_tasks.task") are shown by ``view``, by primary key."""
     _row_views[label] = view
 
 

@@ -15,12 +15,12 @@ from leasing.admin.links import badge, json_of, link, related, short, site_url
 from tasks.dashboard.badges import ATTEMPT_SIGNS
 from tasks.models import AttemptOutcome, Task, TaskAttempt, TaskStep
 
-VIEW_PAYLOAD = "tasks.view_payload"
+VIEW_PAYLOAD = "leasing_tasks.view_payload"
 
 
 def worker_of(name: str) -> SafeString | str:
     """The name of a holder as a link to the worker of that name."""
-    return related_to("tasks_worker", name) if name else "–"
+    return related_to("leasing_tasks_worker", name) if name else "–"
 
 
 def related_to(model: str, name: str) -> SafeString | str:
@@ -40,11 +40,11 @@ class OfTaskAdmin(ReadOnlyAdmin):
         return [related(request, f"Task {row.task_id}", Task, row.task_id)]
 
     def view_on_site(self, row: Any) -> str | None:
-        return site_url("tasks:detail", row.task_id)
+        return site_url("leasing_tasks:detail", row.task_id)
 
     @admin.display(description="task")
     def of_task(self, row: Any) -> SafeString | str:
-        return link(f"task {row.task_id}", "admin:tasks_task_change", row.task_id)
+        return link(f"task {row.task_id}", "admin:leasing_tasks_task_change", row.task_id)
 
 
 @admin.register(TaskAttempt)

@@ -82,7 +82,7 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
             "To be tried now",
             "Retry these messages?",
             "The relay tries them at its next look, and then goes on with those of their keys.",
-            "tasks.retry_outboxmessage",
+            "leasing_tasks.retry_outboxmessage",
             RetryForm,
             lambda rows, said, by: rows.retry(),
             _does_not_wait,
@@ -94,7 +94,7 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
             "Discard these messages?",
             "They are never sent, and nothing brings them back. Those of their keys go on without "
             "them: consumers find a gap.",
-            "tasks.discard_outboxmessage",
+            "leasing_tasks.discard_outboxmessage",
             DiscardForm,
             lambda rows, said, by: rows.discard(),
             _is_published,

@@ -36,7 +36,7 @@ class QueueAdmin(ReadOnlyAdmin):
     ordering = ("name",)
     exact_search = ("name",)
     search_help_text = "The exact name of a queue."
-    list_page = "tasks:queues"
+    list_page = "leasing_tasks:queues"
     fields = ("name", "badge", ("paused_at", "paused_by"), "reason")
     readonly_fields = ("name", "badge", "paused_at", "paused_by", "reason")
     acts = (
@@ -46,7 +46,7 @@ class QueueAdmin(ReadOnlyAdmin):
             "Paused",
             "Pause these queues?",
             "Nothing of theirs is claimed from then on. What runs, runs to its end.",
-            "tasks.pause_queue",
+            "leasing_tasks.pause_queue",
             PauseForm,
             _pause,
             lambda queue: "paused already" if queue.paused_at else "",
@@ -66,7 +66,7 @@ class QueueAdmin(ReadOnlyAdmin):
     )
 
     def view_on_site(self, queue: Queue) -> str | None:
-        return site_url("tasks:queues")
+        return site_url("leasing_tasks:queues")
 
     def links(self, request: HttpRequest, queue: Any) -> list[SafeString | str]:
         def tasks(text: str, status: str) -> SafeString | str:
@@ -108,7 +108,7 @@ class WorkerAdmin(ReadOnlyAdmin):
     exact_search = ("name", "id")
     search_help_text = "The exact name of a worker, or an id."
     large = ("handlers",)
-    list_page = "tasks:workers"
+    list_page = "leasing_tasks:workers"
     fields = (
         ("name", "badge", "role"),
         ("hostname", "pid"),
@@ -128,7 +128,7 @@ class WorkerAdmin(ReadOnlyAdmin):
         return with_state
 
     def view_on_site(self, worker: Worker) -> str | None:
-        return site_url("tasks:worker", worker.pk)
+        return site_url("leasing_tasks:worker", worker.pk)
 
     def links(self, request: HttpRequest, worker: Any) -> list[SafeString | str]:
         holds = {"holder__exact": worker.name, "status__exact": "running"}
@@ -146,7 +146,7 @@ class WorkerAdmin(ReadOnlyAdmin):
 @admin.register(GeneratorWish)
 class GeneratorWishAdmin(ReadOnlyAdmin):
     list_display = ("__str__", "revision", "changed_by", "changed_at", "acknowledged_by")
-    list_page = "tasks:generator"
+    list_page = "leasing_tasks:generator"
     fields = (
         "wanted",
         "revision",
@@ -160,7 +160,7 @@ class GeneratorWishAdmin(ReadOnlyAdmin):
     )
 
     def view_on_site(self, wish: GeneratorWish) -> str | None:
-        return site_url("tasks:generator")
+        return site_url("leasing_tasks:generator")
 
     def links(self, request: HttpRequest, wish: Any) -> list[SafeString | str]:
         return [related(request, "The lease of who generates", Lease, {"q": RESOURCE})]
@@ -175,7 +175,7 @@ class SampleAdmin(ReadOnlyAdmin):
     exact_search = ("id",)
     recent_search = ("queue",)
     search_help_text = "The exact name of a queue, or the id of a sample."
-    list_page = "tasks:overview"
+    list_page = "leasing_tasks:overview"
     fields = (
         ("at", "queue"),
         ("ready", "scheduled", "running"),

@@ -31,7 +31,7 @@ else:
     # Django's own class takes no type arguments at run time.
     FormOfSchedule = forms.ModelForm
 
-CHANGE = "tasks.change_schedule"
+CHANGE = "leasing_tasks.change_schedule"
 
 #: What a form may say of a schedule.
 EDITED = (
@@ -117,8 +117,8 @@ class ScheduleAdmin(ReadOnlyAdmin):
     search_help_text = "An id, or the exact name of a schedule or of its task."
     indexed_filters = frozenset({"declared__exact"})  # people write schedules: they are few
     large = payload = ("task_data",)
-    payload_permission = "tasks.view_payload"
-    list_page = "tasks:schedules"
+    payload_permission = "leasing_tasks.view_payload"
+    list_page = "leasing_tasks:schedules"
     acts = ACTS
     fields = (*EDITED, "badge", "why", "moments", "declared", "declared_at", "created_at")
     readonly_fields = (*fields[len(EDITED) :], "shown_task_data")
@@ -192,7 +192,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
         ]
 
     def view_on_site(self, schedule: Schedule) -> str | None:
-        return site_url("tasks:schedules")
+        return site_url("leasing_tasks:schedules")
 
     @admin.display(description="when")
     def when(self, schedule: Schedule) -> str:
@@ -238,13 +238,15 @@ class ScheduleSlotAdmin(ReadOnlyAdmin):
 
     @admin.display(description="schedule")
     def of_schedule(self, slot: ScheduleSlot) -> SafeString | str:
-        return link(short(slot.schedule.name), "admin:tasks_schedule_change", slot.schedule_id)
+        return link(
+            short(slot.schedule.name), "admin:leasing_tasks_schedule_change", slot.schedule_id
+        )
 
     @admin.display(description="task")
     def of_task(self, slot: ScheduleSlot) -> SafeString | str:
         if slot.task_id is None:
             return "–"
-        return link(f"task {slot.task_id}", "admin:tasks_task_change", slot.task_id)
+        return link(f"task {slot.task_id}", "admin:leasing_tasks_task_change", slot.task_id)
 
 
 def _note(request: HttpRequest, verb: str, rows: list[Schedule]) -> None:

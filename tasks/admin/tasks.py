@@ -91,7 +91,7 @@ class TaskAdmin(LeasableAdmin):
     payload = ("task_data", "task_output", "checkpoint", "progress")
     payload_permission = VIEW_PAYLOAD
     large = (*payload, "last_error")
-    list_page = "tasks:list"
+    list_page = "leasing_tasks:list"
     acts = (
         *(TaskAct.of(verb) for verb in operator_actions.VERBS.values()),
         RevokeAct(
@@ -172,7 +172,7 @@ class TaskAdmin(LeasableAdmin):
         ]
 
     def view_on_site(self, task: Task) -> str | None:
-        return site_url("tasks:detail", task.pk)
+        return site_url("leasing_tasks:detail", task.pk)
 
     @admin.display(description="name")
     def called(self, task: Task) -> str:
@@ -188,7 +188,7 @@ class TaskAdmin(LeasableAdmin):
 
     @admin.display(description="queue")
     def in_queue(self, task: Task) -> SafeString | str:
-        return related_to("tasks_queue", task.queue)
+        return related_to("leasing_tasks_queue", task.queue)
 
     @admin.display(description="payload")
     def shown_task_data(self, task: Task) -> SafeString | str:

@@ -40,8 +40,11 @@ from tasks.querysets import TaskQuerySet
 
 ERRORS.update({UnknownTask: (400, ""), UnknownQueue: (400, ""), NotSerializable: (400, "")})
 
-may_see, may_add = Access("tasks.view_task"), Access("tasks.add_task")
-may_change, may_control = Access("tasks.change_task"), Access("tasks.control_generator")
+may_see, may_add = Access("leasing_tasks.view_task"), Access("leasing_tasks.add_task")
+may_change, may_control = (
+    Access("leasing_tasks.change_task"),
+    Access("leasing_tasks.control_generator"),
+)
 
 router = Router(tags=["tasks"])
 
@@ -195,7 +198,7 @@ def shown(request: HttpRequest, task: Task) -> TaskOut:
     Clients without credentials, where they are let in, see what there is."""
     user: Any = getattr(request, "user", None)
     is_user = user is not None and user.is_authenticated
-    return TaskOut.of(task, with_payload=not is_user or user.has_perm("tasks.view_payload"))
+    return TaskOut.of(task, with_payload=not is_user or user.has_perm("leasing_tasks.view_payload"))
 
 
 def find(task_id: str) -> Task:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import Any
 
 #: What the task is called that claims and runs a row.
-RUN = "tasks.run"
+RUN = "leasing_tasks.run"
 
 
 def connect(

@@ -28,7 +28,7 @@ FORGET_AFTER = timedelta(days=30)
 _OPTIONS: dict[str, Any] = {"base": LeasedTask, "when_held": "skip", "ignore_result": True}
 
 
-@shared_task(resource="tasks:beat:sweep", **_OPTIONS)  # type: ignore[untyped-decorator]
+@shared_task(resource="leasing_tasks:beat:sweep", **_OPTIONS)  # type: ignore[untyped-decorator]
 def sweep() -> int:
     """Take back what dead workers held. Returns how many tasks."""
     from tasks.maintenance import recovery
@@ -36,7 +36,7 @@ def sweep() -> int:
     return recovery.sweep()
 
 
-@shared_task(resource="tasks:beat:examine", **_OPTIONS)  # type: ignore[untyped-decorator]
+@shared_task(resource="leasing_tasks:beat:examine", **_OPTIONS)  # type: ignore[untyped-decorator]
 def examine() -> dict[str, Any]:
     """Go through the catalogue of states that must not be. Returns what was found."""
     from tasks.maintenance import recovery
@@ -44,7 +44,7 @@ def examine() -> dict[str, Any]:
     return recovery.examine().as_json()
 
 
-@shared_task(resource="tasks:beat:serve", **_OPTIONS)  # type: ignore[untyped-decorator]
+@shared_task(resource="leasing_tasks:beat:serve", **_OPTIONS)  # type: ignore[untyped-decorator]
 def serve_schedules() -> int:
     """Enqueue what the schedules of this project say is due. Returns how many slots."""
     from tasks.maintenance import scheduler
@@ -56,7 +56,7 @@ def serve_schedules() -> int:
     return total
 
 
-@shared_task(resource="tasks:beat:prune", **_OPTIONS)  # type: ignore[untyped-decorator]
+@shared_task(resource="leasing_tasks:beat:prune", **_OPTIONS)  # type: ignore[untyped-decorator]
 def prune() -> dict[str, int]:
     """Delete what is kept no longer: tasks, slots, leases, events. Returns how many of each."""
     from leasing import pruning

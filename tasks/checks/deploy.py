@@ -31,7 +31,7 @@ def check_growth(
             Warning(
                 "No worker deletes ended tasks: TASK_QUEUE['PRUNE_EVERY'] is None.",
                 hint="Run `manage.py prune_tasks` by a scheduler, and silence this check then.",
-                id="tasks.W101",
+                id="leasing_tasks.W101",
             )
         ]
     kept = _kept_for_ever()
@@ -42,7 +42,7 @@ def check_growth(
             f"Kept for ever, and growing with the work: {', '.join(kept)}.",
             hint="Give TASK_QUEUE['RETENTION'], ['SAMPLE_RETENTION'] and ['OUTBOX_RETENTION'] a "
             "time. Failed tasks may be kept: they are as many as go wrong.",
-            id="tasks.W102",
+            id="leasing_tasks.W102",
         )
     ]
 
@@ -62,7 +62,7 @@ def check_broker(
             Error(
                 f"TASK_QUEUE['CELERY_APP'] cannot be loaded, and no relay will start: {error}",
                 hint="Say where the Celery application is, as 'project.celery.app'.",
-                id="tasks.E101",
+                id="leasing_tasks.E101",
             )
         ]
     scheme = str(url).partition(":")[0]
@@ -71,7 +71,7 @@ def check_broker(
             Warning(
                 f"Celery's broker is {scheme}://, which no other machine reaches.",
                 hint="It is for demonstrations and tests: use Redis or RabbitMQ.",
-                id="tasks.W103",
+                id="leasing_tasks.W103",
             )
         ]
     if options.get("confirm_publish") is False:
@@ -80,7 +80,7 @@ def check_broker(
                 "RabbitMQ is not asked to confirm what it stores: messages of the outbox may be "
                 "lost, and tasks come late by CELERY_PATIENCE.",
                 hint="Leave confirm_publish out of the transport's options, or set it to True.",
-                id="tasks.W104",
+                id="leasing_tasks.W104",
             )
         ]
     return []

@@ -31,7 +31,7 @@ def check_settings(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
     """TASK_QUEUE: names, types and bounds, and that what is declared in code fits together."""
-    messages = unknown_settings(task_settings, "tasks.E001")
+    messages = unknown_settings(task_settings, "leasing_tasks.E001")
     return messages or [
         *_check_numbers(),
         *_check_backoff(),
@@ -44,20 +44,22 @@ def check_settings(
 
 def _check_numbers() -> list[CheckMessage]:
     messages: list[CheckMessage] = [
-        Error(f"TASK_QUEUE[{key!r}] must be more than 0 seconds.", id="tasks.E002")
+        Error(f"TASK_QUEUE[{key!r}] must be more than 0 seconds.", id="leasing_tasks.E002")
         for key in ("SWEEP_EVERY", "POLL_EVERY")
         if not _is_number(getattr(task_settings, key)) or getattr(task_settings, key) <= 0
     ]
     if not _is_number(task_settings.STOP_TIMEOUT) or task_settings.STOP_TIMEOUT < 0:
         messages.append(
-            Error("TASK_QUEUE['STOP_TIMEOUT'] must be a number of seconds.", id="tasks.E003")
+            Error(
+                "TASK_QUEUE['STOP_TIMEOUT'] must be a number of seconds.", id="leasing_tasks.E003"
+            )
         )
     most = task_settings.MAX_ATTEMPTS
     if not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= 32767:
         messages.append(
             Error(
                 "TASK_QUEUE['MAX_ATTEMPTS'] must be a whole number from 1 to 32767.",
-                id="tasks.E004",
+                id="leasing_tasks.E004",
             )
         )
     return messages
@@ -72,20 +74,25 @@ def _check_backoff() -> list[CheckMessage]:
     ):
         return []
     return [
-        Error("TASK_QUEUE['BACKOFF'] must be {'base': seconds, 'cap': seconds}.", id="tasks.E005")
+        Error(
+            "TASK_QUEUE['BACKOFF'] must be {'base': seconds, 'cap': seconds}.",
+            id="leasing_tasks.E005",
+        )
     ]
 
 
 def _check_queues() -> list[CheckMessage]:
     queues = task_settings.QUEUES
     if not queues or isinstance(queues, str):
-        return [Error("TASK_QUEUE['QUEUES'] must list at least one queue.", id="tasks.E006")]
+        return [
+            Error("TASK_QUEUE['QUEUES'] must list at least one queue.", id="leasing_tasks.E006")
+        ]
     messages: list[CheckMessage] = []
     for queue in queues:
         try:
             check_name(queue, "queue")
         except InvalidResource as error:
-            messages.append(Error(f"TASK_QUEUE['QUEUES']: {error}", id="tasks.E007"))
+            messages.append(Error(f"TASK_QUEUE['QUEUES']: {error}", id="leasing_tasks.E007"))
     for name in registry.names():
         queue = registry.find(name).queue
         if queue not in queues:
@@ -93,7 +100,7 @@ def _check_queues() -> list[CheckMessage]:
                 Error(
                     f"The handler {name!r} names the queue {queue!r}, which is not in "
                     "TASK_QUEUE['QUEUES'].",
-                    id="tasks.E008",
+                    id="leasing_tasks.E008",
                 )
             )
     return messages
@@ -101,7 +108,10 @@ def _check_queues() -> list[CheckMessage]:
 
 def _check_housekeeping() -> list[CheckMessage]:
     messages: list[CheckMessage] = [
-        Error(f"TASK_QUEUE[{key!r}] must be at least {SHORTEST_WINDOW} seconds.", id="tasks.E009")
+        Error(
+            f"TASK_QUEUE[{key!r}] must be at least {SHORTEST_WINDOW} seconds.",
+            id="leasing_tasks.E009",
+        )
         for key in ("EXAMINE_EVERY", "PRUNE_EVERY")
         if not _is_window(getattr(task_settings, key), optional=key == "PRUNE_EVERY")
     ]
@@ -116,14 +126,16 @@ def _check_housekeeping() -> list[CheckMessage]:
             Error(
                 f"TASK_QUEUE['RETENTION'] must give some of {states} a number of seconds, a "
                 "timedelta, or None.",
-                id="tasks.E010",
+                id="leasing_tasks.E010",
             )
         )
     if not isinstance(task_settings.SAMPLES, bool):
-        messages.append(Error("TASK_QUEUE['SAMPLES'] must be True or False.", id="tasks.E013"))
+        messages.append(
+            Error("TASK_QUEUE['SAMPLES'] must be True or False.", id="leasing_tasks.E013")
+        )
     if not _is_age(task_settings.SAMPLE_RETENTION):
         text = "must be a number of seconds, a timedelta, or None."
-        messages.append(Error(f"TASK_QUEUE['SAMPLE_RETENTION'] {text}", id="tasks.E014"))
+        messages.append(Error(f"TASK_QUEUE['SAMPLE_RETENTION'] {text}", id="leasing_tasks.E014"))
     return messages
 
 
@@ -144,10 +156,10 @@ def _check_schedules() -> list[CheckMessage]:
     for schedule in declarations.declared():
         if schedule.task_name not in registry.names():
             text = f"The schedule {schedule.name!r} is of {schedule.task_name!r}, which no handler"
-            messages.append(Error(f"{text} is registered for.", id="tasks.E011"))
+            messages.append(Error(f"{text} is registered for.", id="leasing_tasks.E011"))
         if schedule.queue and schedule.queue not in task_settings.QUEUES:
             text = f"The schedule {schedule.name!r} names the queue {schedule.queue!r}, which is"
-            messages.append(Error(f"{text} not in TASK_QUEUE['QUEUES'].", id="tasks.E012"))
+            messages.append(Error(f"{text} not in TASK_QUEUE['QUEUES'].", id="leasing_tasks.E012"))
     return messages
 
 
@@ -158,28 +170,28 @@ def _check_celery() -> list[CheckMessage]:
         queue in task_settings.QUEUES for queue in queues
     ):
         text = "TASK_QUEUE['CELERY_QUEUES'] must list some of TASK_QUEUE['QUEUES']."
-        messages.append(Error(text, id="tasks.E015"))
+        messages.append(Error(text, id="leasing_tasks.E015"))
     if queues and not isinstance(task_settings.CELERY_APP, str):
         text = "TASK_QUEUE['CELERY_QUEUES'] are published by nobody without CELERY_APP."
         hint = "Say where the Celery application is, as 'project.celery.app'."
-        messages.append(Error(text, hint=hint, id="tasks.E016"))
+        messages.append(Error(text, hint=hint, id="leasing_tasks.E016"))
     if queues and find_spec("celery") is None:
         hint = "pip install 'django-leasing[celery]'"
-        messages.append(Error("Celery is not installed.", hint=hint, id="tasks.E017"))
+        messages.append(Error("Celery is not installed.", hint=hint, id="leasing_tasks.E017"))
     window = task_settings.CELERY_WINDOW
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
         text = "TASK_QUEUE['CELERY_WINDOW'] must be a whole number, 1 or more."
-        messages.append(Error(text, id="tasks.E018"))
+        messages.append(Error(text, id="leasing_tasks.E018"))
     patience = task_settings.CELERY_PATIENCE
     if not _is_number(patience) or patience <= 0:
         text = "TASK_QUEUE['CELERY_PATIENCE'] must be more than 0 seconds."
-        messages.append(Error(text, id="tasks.E019"))
+        messages.append(Error(text, id="leasing_tasks.E019"))
     if not _is_age(task_settings.OUTBOX_RETENTION):
         text = "must be a number of seconds, a timedelta, or None."
-        messages.append(Error(f"TASK_QUEUE['OUTBOX_RETENTION'] {text}", id="tasks.E020"))
+        messages.append(Error(f"TASK_QUEUE['OUTBOX_RETENTION'] {text}", id="leasing_tasks.E020"))
     if not isinstance(task_settings.OUTBOX_EXCHANGE, str) or not task_settings.OUTBOX_EXCHANGE:
         text = "TASK_QUEUE['OUTBOX_EXCHANGE'] must name an exchange."
-        messages.append(Error(text, id="tasks.E021"))
+        messages.append(Error(text, id="leasing_tasks.E021"))
     return messages
 
 

@@ -8,7 +8,7 @@ from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 
 from leasing.web.export import Column, plain, secret
 
-VIEW_PAYLOAD: Final = "tasks.view_payload"
+VIEW_PAYLOAD: Final = "leasing_tasks.view_payload"
 #: What only those see who have that permission.
 PAYLOAD: Final = ("task_data", "task_output", "progress", "checkpoint")
 

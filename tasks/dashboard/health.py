@@ -123,7 +123,7 @@ def _unread(parts: Sequence[str]) -> Need | None:
         "warning",
         f"Not all could be read: {_and(parts)}.",
         "What is shown of it here is missing, and may be bad. The log of the web process says why.",
-        "tasks:overview",
+        "leasing_tasks:overview",
         "Try again",
     )
 
@@ -135,7 +135,7 @@ def _unserved(line: QueueLine) -> Need:
         f"Nobody serves the queue {line.name}, and {_tasks(line.ready, 'waits', 'wait')} there.",
         "The workers that run serve other queues. Start one that serves it: "
         f"manage.py run_worker --queue {line.name}.",
-        "tasks:queues",
+        "leasing_tasks:queues",
         "Queues",
     )
 
@@ -147,7 +147,7 @@ def _unpublished(line: QueueLine) -> Need:
         f"Nobody publishes the queue {line.name}, and {_tasks(line.ready, 'waits', 'wait')} there.",
         "Only Celery workers serve it, and no relay was seen lately. Start one: "
         "manage.py run_relay.",
-        "tasks:workers",
+        "leasing_tasks:workers",
         "Workers",
     )
 
@@ -162,7 +162,7 @@ def _vanished(figures: Figures) -> Need | None:
             if len(figures.gone) <= NAMED
             else f"{len(figures.gone)} workers vanished without signing off.",
             f"What {'it' if one else 'they'} held goes on elsewhere once its leases have expired.",
-            "tasks:workers",
+            "leasing_tasks:workers",
             "Workers that are gone",
             "?state=gone",
         )
@@ -174,7 +174,7 @@ def _vanished(figures: Figures) -> Need | None:
             if len(figures.late) <= NAMED
             else f"{len(figures.late)} workers are late.",
             "A sign of life is missing. Wait a moment: it comes back, or it is gone.",
-            "tasks:workers",
+            "leasing_tasks:workers",
             "Workers",
         )
     return None
@@ -189,7 +189,7 @@ def _paused(line: QueueLine) -> Need:
         "info",
         f"The queue {line.name} is paused{by}, and {_tasks(line.ready, 'waits', 'wait')} there.",
         f"Nothing of it is claimed until somebody resumes it.{why}",
-        "tasks:queues",
+        "leasing_tasks:queues",
         "Queues",
     )
 
@@ -203,7 +203,7 @@ def _waiting(figures: Figures) -> Need | None:
         "warning",
         f"The longest waiting task has been due for {span(wait)}.",
         "Workers serve its queue, and are busy with others. More of them, or more threads, help.",
-        "tasks:queues",
+        "leasing_tasks:queues",
         "Queues",
     )
 
@@ -217,7 +217,7 @@ def _schedules(figures: Figures) -> Need | None:
         "warning",
         "1 schedule is overdue." if count.value == 1 else f"{count} schedules are overdue.",
         "No worker runs that has code for it, or its task cannot be enqueued.",
-        "tasks:schedules",
+        "leasing_tasks:schedules",
         "Schedules",
     )
 
@@ -242,7 +242,7 @@ def _stuck(figures: Figures) -> Need | None:
     )
     headline = f"{_tasks(stuck, 'is', 'are')} stuck: nobody renews the lease."
     code = "stuck" if figures.sweepers else "no_recoverer"
-    return Need(code, "critical", headline, heals, "tasks:stuck", "Stuck tasks")
+    return Need(code, "critical", headline, heals, "leasing_tasks:stuck", "Stuck tasks")
 
 
 def _workers(figures: Figures, unread: Sequence[str]) -> Need | None:
@@ -256,7 +256,7 @@ def _workers(figures: Figures, unread: Sequence[str]) -> Need | None:
             "info",
             "Nobody works.",
             "Nothing waits either. Start a worker: manage.py run_worker.",
-            "tasks:workers",
+            "leasing_tasks:workers",
             "Workers",
         )
     return Need(
@@ -264,7 +264,7 @@ def _workers(figures: Figures, unread: Sequence[str]) -> Need | None:
         "critical",
         f"Nobody works, and {_tasks(figures.ready or Capped(0), 'waits', 'wait')}.",
         "No worker was seen lately. Start one: manage.py run_worker.",
-        "tasks:workers",
+        "leasing_tasks:workers",
         "Workers",
     )
 
@@ -277,7 +277,7 @@ def _failed(figures: Figures) -> Need | None:
         "warning",
         f"{_tasks(figures.failed, 'has', 'have')} failed for good.",
         "A failed task stays as it is until somebody sets it ready again, or discards it.",
-        "tasks:list",
+        "leasing_tasks:list",
         "Failed tasks",
         "?state=failed",
     )
@@ -290,7 +290,7 @@ def _generator(figures: Figures) -> Need | None:
             "warning",
             f"The generator was started {span(figures.start_unheard)} ago, and does not run.",
             "No generator process has taken it up. Start one: manage.py run_generator.",
-            "tasks:generator",
+            "leasing_tasks:generator",
             "Generator",
         )
     if figures.stop_unheard is not None and figures.stop_unheard > PATIENCE:
@@ -300,7 +300,7 @@ def _generator(figures: Figures) -> Need | None:
             f"The generator was stopped {span(figures.stop_unheard)} ago, and its holder has "
             "not acknowledged it.",
             "Nothing more is generated all the same: each batch asks first.",
-            "tasks:generator",
+            "leasing_tasks:generator",
             "Generator",
         )
     return None

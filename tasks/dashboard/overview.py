@@ -60,7 +60,7 @@ def read(request: HttpRequest, span: str) -> dict[str, Any]:
     reading = snapshots.get(anew=not is_live(request))
     seen = reading.value
     queues, status = seen.queues, seen.status
-    may_see_workers = request.user.has_perm("tasks.view_worker")
+    may_see_workers = request.user.has_perm("leasing_tasks.view_worker")
     health = assess(seen.figures, seen.failed)
     return {
         "now": seen.now + reading.age,
@@ -79,8 +79,8 @@ def read(request: HttpRequest, span: str) -> dict[str, Any]:
         "lease": status.lease if status else None,
         "generator_sign": GENERATOR_SIGNS[status.status] if status else None,
         "may_see_workers": may_see_workers,
-        "may_see_queues": request.user.has_perm("tasks.view_queue"),
-        "may_control": may(request, "tasks.control_generator"),
+        "may_see_queues": request.user.has_perm("leasing_tasks.view_queue"),
+        "may_control": may(request, "leasing_tasks.control_generator"),
     }
 
 

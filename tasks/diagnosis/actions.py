@@ -17,30 +17,30 @@ RETRY: Final = Action(
     "retry",
     "Retry",
     "It is set ready now, with one attempt more if they were used up.",
-    "tasks.retry_task",
+    "leasing_tasks.retry_task",
 )
 CANCEL: Final = Action(
     "cancel",
     "Cancel",
     "While it waits, it ends at once. While it runs, it is asked to: a handler that does not look "
     "may still complete it. It is not tried again either way.",
-    "tasks.cancel_task",
+    "leasing_tasks.cancel_task",
 )
 DISCARD: Final = Action(
     "discard",
     "Discard",
     "It is deleted with its payload, its result and its attempts. Nothing brings it back.",
-    "tasks.discard_task",
+    "leasing_tasks.discard_task",
 )
 RESCHEDULE: Final = Action(
     "reschedule",
     "Reschedule",
     "It is moved to the queue you name, and starts at the time you name or later.",
-    "tasks.reschedule_task",
+    "leasing_tasks.reschedule_task",
 )
 RESUME: Final = Action(
     "resume",
     "Resume the queue",
     "What has waited in the queue is claimed at once, in its order: this task and all others.",
-    "tasks.pause_queue",
+    "leasing_tasks.pause_queue",
 )

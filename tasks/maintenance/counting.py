@@ -30,7 +30,7 @@ OUT_OF_ORDER: Final = timedelta(seconds=10)
 
 #: The lease of who samples, which is not counted: else no slot in which it changes hands, nor
 #: the next, would be one in which nothing happened.
-RESOURCE: Final = "tasks.sampling"
+RESOURCE: Final = "leasing_tasks.sampling"
 
 Columns = dict[str, Any]
 ENDS: Final = {

@@ -90,11 +90,13 @@ def run_until(stopping: threading.Event, examine: Callable[[], object]) -> None:
     stopping.wait(task_settings.EXAMINE_EVERY * random.uniform(0.75, 1.0))
     asked_at = float("-inf")
     while not stopping.is_set():
-        _once("tasks:examine", task_settings.EXAMINE_EVERY, lambda: bool(examine()), stopping)
+        _once(
+            "leasing_tasks:examine", task_settings.EXAMINE_EVERY, lambda: bool(examine()), stopping
+        )
         every = task_settings.PRUNE_EVERY
         if every is not None and clock() - asked_at >= every / PRUNE_LOOKS:
             asked_at = clock()
-            _once("tasks:prune", every, lambda: _prune_all(stopping), stopping)
+            _once("leasing_tasks:prune", every, lambda: _prune_all(stopping), stopping)
         connections.close_all()  # or it would idle until the next time
         stopping.wait(task_settings.EXAMINE_EVERY * random.uniform(0.8, 1.0))
 

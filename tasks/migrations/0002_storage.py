@@ -19,15 +19,15 @@ OPTIONS = {
 def set_options(apps: Any, schema_editor: Any) -> None:
     if schema_editor.connection.vendor == "postgresql":
         options = ", ".join(f"{name} = {value}" for name, value in OPTIONS.items())
-        schema_editor.execute(f"ALTER TABLE tasks_task SET ({options})")
+        schema_editor.execute(f"ALTER TABLE leasing_tasks_task SET ({options})")
 
 
 def reset_options(apps: Any, schema_editor: Any) -> None:
     if schema_editor.connection.vendor == "postgresql":
-        schema_editor.execute(f"ALTER TABLE tasks_task RESET ({', '.join(OPTIONS)})")
+        schema_editor.execute(f"ALTER TABLE leasing_tasks_task RESET ({', '.join(OPTIONS)})")
 
 
 class Migration(migrations.Migration):
-    dependencies = [("tasks", "0001_initial")]
+    dependencies = [("leasing_tasks", "0001_initial")]
 
     operations = [migrations.RunPython(set_options, reset_options)]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tasks.models import OutboxMessage
 
 #: The lease of the relay that publishes.
-RELAY: Final = "tasks.relay"
+RELAY: Final = "leasing_tasks.relay"
 
 
 def publish(topic: str, payload: Any, *, key: str = "") -> OutboxMessage:

@@ -7,9 +7,9 @@
     for outbox   it sends messages in the order of their keys, and marks those that the broker has,
     messages     under the proof of its term: see ``tasks.outbox``
 
-It holds the lease "tasks.relay" while it sends, looks before each message whether it is still the
-one, and stops at once when it is not. A relay that was frozen has lost its lease by then; what it
-had just begun to send is all that it may send twice.
+It holds the lease "leasing_tasks.relay" while it sends, looks before each message whether it is
+still the one, and stops at once when it is not. A relay that was frozen has lost its lease by
+then; what it had just begun to send is all that it may send twice.
 
 While the broker is away the relay waits, with growing pauses: the rows are where they were.
 """

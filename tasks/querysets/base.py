@@ -174,11 +174,11 @@ def until_idle() -> Any:
 
 
 def attempt_model() -> Any:
-    return apps.get_model("tasks", "TaskAttempt")
+    return apps.get_model("leasing_tasks", "TaskAttempt")
 
 
 def step_model() -> Any:
-    return apps.get_model("tasks", "TaskStep")
+    return apps.get_model("leasing_tasks", "TaskStep")
 
 
 def over() -> dict[str, Any]:
@@ -216,7 +216,7 @@ def ready_unless_cancelled(*, spent: bool = True) -> dict[str, Any]:
         default=Value(TaskStatus.READY.value),
     )
     stays: dict[str, Any] = {"unique_key": key_in_retry()} if spent else {}
-    fields: Any = apps.get_model("tasks", "Task")._meta
+    fields: Any = apps.get_model("leasing_tasks", "Task")._meta
     ends = {
         column: Case(
             When(CANCEL_REQUESTED, then=value),

@@ -200,7 +200,7 @@ class Taken:
     def task(self) -> Task:
         """The model instance of this term."""
         if self._task is None:
-            model: type[Task] = apps.get_model("tasks", "Task")
+            model: type[Task] = apps.get_model("leasing_tasks", "Task")
             of_term = {name: getattr(self.term, name) for name in _OF_TERM}
             brought = (*COLUMNS, *TOLD_COLUMNS) if self.can_be_told else COLUMNS
             own = {name: getattr(self, name) for name in ("task_data", *brought)}
@@ -299,5 +299,5 @@ class Completed:
     @property
     def task(self) -> Task:
         """The row, as it is now: a query."""
-        model: type[Task] = apps.get_model("tasks", "Task")
+        model: type[Task] = apps.get_model("leasing_tasks", "Task")
         return model.objects.using(self._taken.using).get(pk=self._taken.id)

@@ -103,7 +103,7 @@ class Meeting(TaskRows):
             if present is None or not waiting.update(**self._replacing(task, keep_time)):
                 return None
             if present.grants:  # what it did for the old data, in attempts that were refunded too
-                apps.get_model("tasks", "TaskStep")._default_manager.using(self.db).filter(
+                apps.get_model("leasing_tasks", "TaskStep")._default_manager.using(self.db).filter(
                     task_id=present.pk
                 ).delete()
             present.refresh_from_db(using=self.db)

@@ -70,5 +70,5 @@ class QueueQuerySet(models.QuerySet["Queue"]):
 
 def is_paused(name: Any) -> Exists:
     """Whether the queue ``name`` is paused: asked once a statement, not once a row."""
-    rows: Any = apps.get_model("tasks", "Queue")._default_manager
+    rows: Any = apps.get_model("leasing_tasks", "Queue")._default_manager
     return Exists(rows.filter(name=name).paused())

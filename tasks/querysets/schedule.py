@@ -143,7 +143,7 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         return slots.bulk_create(taken)
 
     def _enqueue(self, schedule: Schedule) -> Task:
-        tasks: Any = apps.get_model("tasks", "Task")._default_manager.using(self.db)
+        tasks: Any = apps.get_model("leasing_tasks", "Task")._default_manager.using(self.db)
         task: Task = tasks.enqueue(
             schedule.task_name,
             schedule.task_data,
@@ -272,7 +272,7 @@ class SlotQuerySet(models.QuerySet["ScheduleSlot"]):
 
 
 def slot_rows() -> SlotQuerySet:
-    rows: Any = apps.get_model("tasks", "ScheduleSlot")._default_manager.all()
+    rows: Any = apps.get_model("leasing_tasks", "ScheduleSlot")._default_manager.all()
     slots: SlotQuerySet = rows
     return slots
 

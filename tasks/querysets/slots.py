@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tasks.models import Task
 
 #: Before the names of the keys that are locked.
-LOCK = "tasks.slot:"
+LOCK = "leasing_tasks.slot:"
 #: How often to try to lock a key that another claim has, a few milliseconds each time.
 TRIES = 8
 

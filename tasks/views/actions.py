@@ -40,8 +40,8 @@ def act(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
         outcome = perform(request, chosen, {task.pk: grants}, form.cleaned_data)
         _tell_one(request, chosen, outcome)
         if chosen.name == "discard" and outcome.changed:
-            return redirect("tasks:list")
-        return redirect("tasks:detail", task.pk)
+            return redirect("leasing_tasks:list")
+        return redirect("leasing_tasks:detail", task.pk)
 
     return verb(chosen.permission)(do)(request)
 
@@ -89,7 +89,7 @@ def _ask(
         "back": _list(picked.wanted or picked.back),
         "most": selection.MOST,
     }
-    return render(request, "tasks/confirm.html", context, status=status)
+    return render(request, "leasing_tasks/confirm.html", context, status=status)
 
 
 def _verb(name: str) -> Verb:
@@ -101,7 +101,7 @@ def _verb(name: str) -> Verb:
 
 def _list(asked: Mapping[str, str]) -> str:
     query = urlencode(asked)
-    return reverse("tasks:list") + (f"?{query}" if query else "")
+    return reverse("leasing_tasks:list") + (f"?{query}" if query else "")
 
 
 def _tell_one(request: HttpRequest, chosen: Verb, outcome: Outcome) -> None:

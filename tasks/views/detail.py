@@ -28,7 +28,7 @@ from tasks.dashboard.timeline import timeline
 from tasks.diagnosis import diagnose, look_around
 from tasks.models import Task, TaskAttempt, TaskStatus
 
-VIEW, REVOKE = "tasks.view_task", "leasing.revoke_lease"
+VIEW, REVOKE = "leasing_tasks.view_task", "leasing.revoke_lease"
 
 #: Facts of a diagnosis that the page tells by itself, with times that tick.
 TOLD = {
@@ -77,7 +77,9 @@ def detail(
         **_verbs(request, task, now, forms),
     }
     status = 400 if form.errors else status
-    return answer(request, "tasks/detail.html", context, status, shared=partial(_diagnosed, task))
+    return answer(
+        request, "leasing_tasks/detail.html", context, status, shared=partial(_diagnosed, task)
+    )
 
 
 def _diagnosed(task: Task, anew: bool) -> dict[str, Any]:

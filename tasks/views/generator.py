@@ -16,7 +16,7 @@ from tasks.dashboard.forms import StartGeneratorForm, StopGeneratorForm
 from tasks.generator import generator_status, start_generator, stop_generator
 from tasks.models import GeneratorWish, Worker, WorkerState
 
-VIEW, CONTROL = "tasks.view_task", "tasks.control_generator"
+VIEW, CONTROL = "leasing_tasks.view_task", "leasing_tasks.control_generator"
 
 #: More instances than this are not listed.
 INSTANCES_SHOWN = 20
@@ -37,7 +37,7 @@ def generator_start(request: HttpRequest) -> HttpResponse:
         return _generator(request, form, StopGeneratorForm(), status=400)
     reason = form.cleaned_data["reason"]
     start_generator(by=user_name(request), reason=reason, via="page")
-    return redirect("tasks:generator")
+    return redirect("leasing_tasks:generator")
 
 
 @verb(CONTROL)
@@ -48,7 +48,7 @@ def generator_stop(request: HttpRequest) -> HttpResponse:
         return _generator(request, StartGeneratorForm(), form, status=400)
     reason = form.cleaned_data["reason"]
     stop_generator(by=user_name(request), reason=reason, via="page")
-    return redirect("tasks:generator")
+    return redirect("leasing_tasks:generator")
 
 
 def _generator(
@@ -73,10 +73,10 @@ def _generator(
         "may_control": may(request, CONTROL),
         "may_see_audit": may_see_audit,
         "may_see_leases": request.user.has_perm("leasing.view_lease"),
-        "may_see_workers": request.user.has_perm("tasks.view_worker"),
+        "may_see_workers": request.user.has_perm("leasing_tasks.view_worker"),
         "now": database_now(using),
     }
-    return answer(request, "tasks/generator.html", context, status=status)
+    return answer(request, "leasing_tasks/generator.html", context, status=status)
 
 
 def _commands() -> list[AuditEntry]:

@@ -22,7 +22,7 @@ from tasks.dashboard.selection import MOST, asked_for
 from tasks.diagnosis import diagnose, look_around
 from tasks.models import Task
 
-VIEW = "tasks.view_task"
+VIEW = "leasing_tasks.view_task"
 
 
 @page(VIEW)
@@ -30,7 +30,9 @@ def task_list(request: HttpRequest) -> HttpResponse:
     """Tasks by state, in the order in which that state is of interest."""
     form = TaskFilter(request.GET)
     if not form.is_valid():
-        return _answer(request, "tasks/list.html", {"form": form, "page": Page([]), "now": _now()})
+        return _answer(
+            request, "leasing_tasks/list.html", {"form": form, "page": Page([]), "now": _now()}
+        )
     wanted = form.cleaned_data
     state = listing.STATES[wanted["state"]]
     asked = asked_for(form.data)
@@ -53,12 +55,12 @@ def task_list(request: HttpRequest) -> HttpResponse:
 
     try:
         if not is_live(request):
-            return _answer(request, "tasks/list.html", context | rows(), shared=tabs)
+            return _answer(request, "leasing_tasks/list.html", context | rows(), shared=tabs)
         context["seen"] = _seen(state, wanted)
     except InvalidCursor:
         form.add_error("at", form.fields["at"].error_messages["invalid"])
-        return _answer(request, "tasks/list.html", context | {"page": Page([])})
-    return _answer(request, "tasks/list.html", context, shared=tabs, late=rows)
+        return _answer(request, "leasing_tasks/list.html", context | {"page": Page([])})
+    return _answer(request, "leasing_tasks/list.html", context, shared=tabs, late=rows)
 
 
 @page(VIEW)
@@ -66,7 +68,7 @@ def task_export(request: HttpRequest, form: str) -> HttpResponseBase:
     """The tasks of a list as a file, by the same filter and in the same order."""
     asked = TaskFilter(request.GET)
     if not asked.is_valid():
-        return _answer(request, "tasks/list.html", {"form": asked, "now": _now()})
+        return _answer(request, "leasing_tasks/list.html", {"form": asked, "now": _now()})
     wanted = asked.cleaned_data
     state = listing.STATES[wanted["state"]]
     rows = listing.exported(state.name, wanted, request.user)
@@ -87,7 +89,7 @@ def stuck(request: HttpRequest) -> HttpResponse:
     around = look_around(rows.rows)
     diagnosed = [(task, diagnose(task, around.now, around)) for task in rows.rows]
     context = {"form": form, "page": rows, "diagnosed": diagnosed, "now": around.now}
-    return _answer(request, "tasks/stuck.html", context)
+    return _answer(request, "leasing_tasks/stuck.html", context)
 
 
 def _seen(state: listing.State, wanted: dict[str, Any]) -> object:

@@ -9,7 +9,7 @@ from leasing.web.polling import answer
 from tasks.dashboard import overview as overview_page
 from tasks.dashboard.forms import OverviewForm
 
-VIEW = "tasks.view_task"
+VIEW = "leasing_tasks.view_task"
 
 
 @page(VIEW)
@@ -21,7 +21,7 @@ def overview(request: HttpRequest) -> HttpResponse:
     status = 400 if form.errors else 200
     return answer(
         request,
-        "tasks/overview.html",
+        "leasing_tasks/overview.html",
         context,
         status,
         late=lambda: overview_page.read_charts(context["now"], span),

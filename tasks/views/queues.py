@@ -18,7 +18,7 @@ from tasks.dashboard.queue_rows import shared_queues
 from tasks.exceptions import UnknownQueue
 from tasks.models import Queue
 
-VIEW, PAUSE = "tasks.view_queue", "tasks.pause_queue"
+VIEW, PAUSE = "leasing_tasks.view_queue", "leasing_tasks.pause_queue"
 
 
 @page(VIEW)
@@ -77,17 +77,17 @@ def _queues(
         "form": form or PauseQueueForm(),
         "failed_queue": form.data.get("queue") if form else None,
         "may_pause": may(request, PAUSE),
-        "may_see_tasks": request.user.has_perm("tasks.view_task"),
+        "may_see_tasks": request.user.has_perm("leasing_tasks.view_task"),
         "now": database_now(leasing_settings.DATABASE),
     }
 
     def seen(anew: bool) -> dict[str, Any]:
         return {"queues": shared_queues.get(anew=anew).value}
 
-    return answer(request, "tasks/queues.html", context, status=status, shared=seen)
+    return answer(request, "leasing_tasks/queues.html", context, status=status, shared=seen)
 
 
 def _said(request: HttpRequest, done: bool, said: str, otherwise: str) -> HttpResponse:
     level = messages.SUCCESS if done else messages.WARNING
     messages.add_message(request, level, said if done else otherwise, fail_silently=True)
-    return redirect("tasks:queues")
+    return redirect("leasing_tasks:queues")

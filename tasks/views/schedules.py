@@ -20,7 +20,7 @@ from tasks.dashboard.schedule_status import standing_of
 from tasks.exceptions import TaskError
 from tasks.models import Schedule
 
-VIEW, CHANGE = "tasks.view_schedule", "tasks.change_schedule"
+VIEW, CHANGE = "leasing_tasks.view_schedule", "leasing_tasks.change_schedule"
 
 #: What became of a button, where it did nothing.
 NOTHING = {
@@ -47,10 +47,12 @@ def schedule_list(request: HttpRequest) -> HttpResponse:
         "page": shown,
         "schedules": [(each, standing_of(each, now)) for each in shown.rows],
         "may_change": may(request, CHANGE),
-        "may_see_tasks": request.user.has_perm("tasks.view_task"),
+        "may_see_tasks": request.user.has_perm("leasing_tasks.view_task"),
         "now": now,
     }
-    return answer(request, "tasks/schedules.html", context, status=400 if form.errors else 200)
+    return answer(
+        request, "leasing_tasks/schedules.html", context, status=400 if form.errors else 200
+    )
 
 
 @verb(CHANGE)
@@ -88,7 +90,7 @@ def _recorded(request: HttpRequest, verb: str, pk: int) -> AbstractContextManage
 def _answer(request: HttpRequest, done: int, said: str, otherwise: str) -> HttpResponse:
     level = messages.SUCCESS if done else messages.WARNING
     messages.add_message(request, level, said if done else otherwise, fail_silently=True)
-    return redirect("tasks:schedules")
+    return redirect("leasing_tasks:schedules")
 
 
 def _rows() -> Any:

@@ -18,7 +18,7 @@ from tasks.dashboard.badges import WORKER_SIGNS
 from tasks.dashboard.forms import WorkerFilter
 from tasks.models import Worker, WorkerState
 
-VIEW = "tasks.view_worker"
+VIEW = "leasing_tasks.view_worker"
 
 #: What a state means, and what follows from it.
 NEXT = {
@@ -56,7 +56,9 @@ def workers(request: HttpRequest) -> HttpResponse:
         "gone_after": Worker.GONE_AFTER,
         "now": database_now(leasing_settings.DATABASE),
     }
-    return answer(request, "tasks/workers.html", context, status=400 if form.errors else 200)
+    return answer(
+        request, "leasing_tasks/workers.html", context, status=400 if form.errors else 200
+    )
 
 
 @page(VIEW)
@@ -74,11 +76,11 @@ def worker_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "next": NEXT[state],
         "past": worker_rows.past_of(worker),
         "looked_through": worker_rows.LOOKED_THROUGH,
-        "may_see_tasks": request.user.has_perm("tasks.view_task"),
+        "may_see_tasks": request.user.has_perm("leasing_tasks.view_task"),
         "now": database_now(leasing_settings.DATABASE),
     }
     # The row itself changes with every sign of life; what the page shows of it is the member's.
-    return answer(request, "tasks/worker.html", context, unmarked=("worker",))
+    return answer(request, "leasing_tasks/worker.html", context, unmarked=("worker",))
 
 
 def _in_state(state: str) -> Any:

@@ -55,15 +55,23 @@ def fill() -> dict[str, str]:
     pages = {
         name: reverse(name)
         for name in (
-            *("tasks:overview", "tasks:list", "tasks:stuck", "tasks:queues", "tasks:schedules"),
-            *("tasks:workers", "tasks:generator", "leasing:list", "leasing:audit"),
+            *(
+                "leasing_tasks:overview",
+                "leasing_tasks:list",
+                "leasing_tasks:stuck",
+                "leasing_tasks:queues",
+                "leasing_tasks:schedules",
+            ),
+            *("leasing_tasks:workers", "leasing_tasks:generator", "leasing:list", "leasing:audit"),
         )
     }
     pages |= {
-        f"tasks {state}": f"{reverse('tasks:list')}?state={state}" for state in listing.STATES
+        f"tasks {state}": f"{reverse('leasing_tasks:list')}?state={state}"
+        for state in listing.STATES
     }
     pages |= {
-        f"task {state}": reverse("tasks:detail", args=[task.pk]) for state, task in tasks.items()
+        f"task {state}": reverse("leasing_tasks:detail", args=[task.pk])
+        for state, task in tasks.items()
     }
     leases["with a history"] = traded()
     pages |= {
@@ -71,13 +79,13 @@ def fill() -> dict[str, str]:
         for state, lease in leases.items()
     }
     pages |= {
-        "worker": reverse("tasks:worker", args=[ann.pk]),
-        "worker gone": reverse("tasks:worker", args=[gone.pk]),
-        "workers gone": f"{reverse('tasks:workers')}?state=gone",
+        "worker": reverse("leasing_tasks:worker", args=[ann.pk]),
+        "worker gone": reverse("leasing_tasks:worker", args=[gone.pk]),
+        "workers gone": f"{reverse('leasing_tasks:workers')}?state=gone",
         "leases renewed": f"{reverse('leasing:list')}?renewed=1",
-        "bulk": f"{reverse('tasks:bulk', args=['retry'])}?task={tasks['dead'].pk}",
-        "nothing found": f"{reverse('tasks:list')}?name=no-such-task",
-        "charts of a day": f"{reverse('tasks:overview')}?span=24h",
+        "bulk": f"{reverse('leasing_tasks:bulk', args=['retry'])}?task={tasks['dead'].pk}",
+        "nothing found": f"{reverse('leasing_tasks:list')}?name=no-such-task",
+        "charts of a day": f"{reverse('leasing_tasks:overview')}?span=24h",
     }
     return pages
 

@@ -43,10 +43,10 @@ POLLED = (
 
 def _addresses(client: Client) -> dict[str, str]:
     """Lists, filters, next pages and details, by what they are."""
-    tasks, leases = reverse("tasks:list"), reverse("leasing:list")
+    tasks, leases = reverse("leasing_tasks:list"), reverse("leasing:list")
     found = {
-        "overview": reverse("tasks:overview"),
-        "queues": reverse("tasks:queues"),
+        "overview": reverse("leasing_tasks:overview"),
+        "queues": reverse("leasing_tasks:queues"),
         "tasks": tasks,
         "leases": leases,
         "leases expired": f"{leases}?state=expired",
@@ -73,7 +73,7 @@ def _addresses(client: Client) -> dict[str, str]:
             found[f"{name}, next page"] = f"{found[name]}{mark}at={older}"
     for state in ("succeeded", "failed", "ready"):
         task = Task.objects.filter(status=state).latest("pk")
-        found[f"task {state}"] = reverse("tasks:detail", args=[task.pk])
+        found[f"task {state}"] = reverse("leasing_tasks:detail", args=[task.pk])
     lease = Lease.objects.get(resource="berth:traded")
     found["lease"] = reverse("leasing:detail", args=[lease.lease_id])
     return found

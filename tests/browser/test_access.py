@@ -19,7 +19,12 @@ from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
 from tests.pages import user_with
 
 SEE_ALL = (
-    *("tasks.view_task", "tasks.view_worker", "tasks.view_queue", "tasks.view_schedule"),
+    *(
+        "leasing_tasks.view_task",
+        "leasing_tasks.view_worker",
+        "leasing_tasks.view_queue",
+        "leasing_tasks.view_schedule",
+    ),
     *("leasing.view_lease", "leasing.view_auditentry"),
 )
 EVIL = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -36,7 +41,7 @@ def test_01_anonymous_goes_to_login_and_staff_without_permission_gets_403(
         sent = anonymous.request.get(path, max_redirects=0)
         assert sent.headers["location"] == f"/login/?next={quote(path)}", name
         assert staff.request.get(path).status == 403, name
-    staff.goto(pages["tasks:overview"])
+    staff.goto(pages["leasing_tasks:overview"])
     expect(staff.locator("main")).to_contain_text("permission")
     anonymous.goto(pages["leasing:list"])
     user_with("leasing.view_lease", name="vera")
@@ -52,16 +57,19 @@ def _verbs() -> dict[str, dict[str, str]]:
     task, lease = TaskFactory(state="dead"), LeaseFactory()
     schedule = Schedule.objects.create(name="to pause", task_name=SLEEP, cron="0 3 * * *")
     said = {"reason": "spring cleaning"}
-    verbs = {reverse("tasks:act", args=[task.pk, verb]): {**said, "queue": ""} for verb in VERBS}
+    verbs = {
+        reverse("leasing_tasks:act", args=[task.pk, verb]): {**said, "queue": ""} for verb in VERBS
+    }
     verbs |= {
-        reverse("tasks:bulk", args=[verb]): {**said, "picked": f"{task.pk}.1"} for verb in VERBS
+        reverse("leasing_tasks:bulk", args=[verb]): {**said, "picked": f"{task.pk}.1"}
+        for verb in VERBS
     }
     for name in ("pause", "resume", "run"):
-        verbs[reverse(f"tasks:schedule_{name}", args=[schedule.pk])] = {}
+        verbs[reverse(f"leasing_tasks:schedule_{name}", args=[schedule.pk])] = {}
     for name in ("queue_pause", "queue_resume"):
-        verbs[reverse(f"tasks:{name}")] = {**said, "queue": "default"}
+        verbs[reverse(f"leasing_tasks:{name}")] = {**said, "queue": "default"}
     for name in ("generator_start", "generator_stop"):
-        verbs[reverse(f"tasks:{name}")] = said
+        verbs[reverse(f"leasing_tasks:{name}")] = said
     verbs[reverse("leasing:revoke", args=[lease.lease_id])] = {**said, "typed": lease.resource}
     return verbs
 
@@ -133,12 +141,16 @@ def test_23_secrets_are_masked_and_script_in_any_text_is_inert(
     Lease.objects.filter(pk=lease.pk).revoke(reason=EVIL, by=EVIL)
     Queue.objects.pause("default", by=EVIL, reason=EVIL)
     TaskFactory()
-    detail = reverse("tasks:detail", args=[task.pk])
+    detail = reverse("leasing_tasks:detail", args=[task.pk])
     paths = [
-        *(detail, reverse("leasing:detail", args=[lease.lease_id]), reverse("tasks:overview")),
-        *(reverse("tasks:list"), reverse("leasing:list"), reverse("tasks:queues")),
-        *(reverse("tasks:workers"), reverse("leasing:audit")),
-        f"{reverse('tasks:list')}?name={quote(EVIL)}",
+        *(
+            detail,
+            reverse("leasing:detail", args=[lease.lease_id]),
+            reverse("leasing_tasks:overview"),
+        ),
+        *(reverse("leasing_tasks:list"), reverse("leasing:list"), reverse("leasing_tasks:queues")),
+        *(reverse("leasing_tasks:workers"), reverse("leasing:audit")),
+        f"{reverse('leasing_tasks:list')}?name={quote(EVIL)}",
         f"{reverse('leasing:list')}?q={quote(EVIL)}",
     ]
     shown = 0
@@ -152,10 +164,10 @@ def test_23_secrets_are_masked_and_script_in_any_text_is_inert(
     payload = page.locator("[data-live=payload]").inner_text()
     assert "hunter2" not in page.content() and "sk-1" not in page.content()
     assert payload.count("••••••") == 2 and "<script>" in payload
-    for path in (f"{reverse('tasks:export', args=['json'])}", f"{detail}"):
+    for path in (f"{reverse('leasing_tasks:export', args=['json'])}", f"{detail}"):
         body = page.request.get(path).text()
         assert "hunter2" not in body and "sk-1" not in body
-    stranger = visit("tasks.view_task")
+    stranger = visit("leasing_tasks.view_task")
     stranger.goto(detail)
     assert "note" not in stranger.locator("main").inner_text()
     figure(f"inert on {len(paths)} pages, shown as text on {shown}; 2 of 2 secrets masked")

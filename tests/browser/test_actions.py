@@ -18,7 +18,7 @@ def test_18_retry_makes_one_attempt_and_so_does_a_double_click(
 ) -> None:
     tasks = [TaskFactory(name="jobs.echo", data={}, state="given_up") for _ in range(2)]
     for task, click in zip(tasks, ("click", "dblclick"), strict=True):
-        page.goto(reverse("tasks:detail", args=[task.pk]))
+        page.goto(reverse("leasing_tasks:detail", args=[task.pk]))
         getattr(page.get_by_role("button", name="Retry"), click)()
         expect(page.locator("[data-live=head] .badge")).to_have_text("ready")
     worker = spawn(["manage.py", "run_worker", "--skip-checks", "--once"])
@@ -36,7 +36,7 @@ def test_19_a_bulk_retry_of_mixed_states_reports_what_changed_and_what_was_skipp
 ) -> None:
     tasks = [TaskFactory(state=s) for s in ("dead", "cancelled", "succeeded", "running")]
     TaskFactory(state="dead")  # which nobody ticks
-    page.goto(reverse("tasks:list"))
+    page.goto(reverse("leasing_tasks:list"))
     for task in tasks:
         page.locator(f"#pick{task.pk}").check()
     page.get_by_role("button", name="Retry…").click()
@@ -55,7 +55,7 @@ def test_21_a_pause_with_its_reason_shows_on_queue_overview_and_each_waiting_tas
 ) -> None:
     WorkerFactory()
     tasks = [TaskFactory() for _ in range(3)]
-    page.goto(reverse("tasks:queues"))
+    page.goto(reverse("leasing_tasks:queues"))
     row = page.locator("tr[data-key=queue-default]")
     row.locator("summary").click()
     row.get_by_role("button", name="Pause it").click()
@@ -64,14 +64,14 @@ def test_21_a_pause_with_its_reason_shows_on_queue_overview_and_each_waiting_tas
     row.get_by_role("button", name="Pause it").click()
     expect(row).to_contain_text("the printer burns")
     expect(row).to_contain_text("olga")
-    page.goto(reverse("tasks:overview"))
+    page.goto(reverse("leasing_tasks:overview"))
     for region in ("health", "queues"):
         expect(page.locator(f"[data-live={region}]")).to_contain_text("the printer burns")
     for task in tasks:
-        page.goto(reverse("tasks:detail", args=[task.pk]))
+        page.goto(reverse("leasing_tasks:detail", args=[task.pk]))
         expect(page.locator("[data-live=answers]")).to_contain_text("the printer burns")
         expect(page.locator("[data-live=answers]")).to_contain_text("olga")
-    page.goto(reverse("tasks:queues"))
+    page.goto(reverse("leasing_tasks:queues"))
     row.get_by_role("button", name="Resume").click()
     expect(row).to_contain_text("open")
     figure(f"queue, overview twice, {len(tasks)} of {len(tasks)} tasks")

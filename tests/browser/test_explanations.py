@@ -95,7 +95,7 @@ def test_04_the_overview_names_every_injected_problem_and_says_so_when_there_is_
 ) -> None:
     health = page.locator("[data-live=health]")
     harbour.all_is_well()
-    page.goto(reverse("tasks:overview"))
+    page.goto(reverse("leasing_tasks:overview"))
     expect(health).to_contain_text("All is well. 1 task runs on 1 worker, 1 waits.")
     assert page.title() == "Overview"
     for words, inject in PROBLEMS.items():
@@ -124,7 +124,7 @@ def test_12_every_diagnosis_has_a_page_with_its_five_answers(page: Page, figure:
     for code, situation in SITUATIONS.items():
         harbour.clear()
         task = situation()
-        page.goto(reverse("tasks:detail", args=[task.pk]))
+        page.goto(reverse("leasing_tasks:detail", args=[task.pk]))
         told = page.evaluate(
             """() => [...document.querySelectorAll("dl.answers > div")].map(
             (each) => [each.querySelector("dt").innerText, each.querySelector("dd").innerText])"""

@@ -70,7 +70,7 @@ def test_16_a_stop_sent_to_either_web_process_is_confirmed_20_times_of_20(
 ) -> None:
     polls = [Polls(page) for page in pages]
     for page in pages:
-        page.goto(reverse("tasks:generator"))
+        page.goto(reverse("leasing_tasks:generator"))
     confirmed = 0
     for number in range(ROUNDS):
         started, stopped = number % 2, 1 - number % 2
@@ -82,7 +82,9 @@ def test_16_a_stop_sent_to_either_web_process_is_confirmed_20_times_of_20(
         expect(pages[stopped].locator(BADGE)).to_have_text("stopped")
         made = Task.objects.count()
         polls[stopped].until_shown("acknowledged", "[data-live=answers]")
-        wait_for(lambda: not Lease.objects.active().filter(resource="tasks.generator").exists())
+        wait_for(
+            lambda: not Lease.objects.active().filter(resource="leasing_tasks.generator").exists()
+        )
         polls[started].until_shown("stopped", "[data-live=head]")
         polls[started].until(pages[started].get_by_role("button", name="Start").is_visible)
         assert Task.objects.count() == made
@@ -94,7 +96,7 @@ def test_17_the_status_read_30_times_over_both_never_contradicts(
     pages: list[Page], figure: Figure
 ) -> None:
     polls = Polls(pages[0])
-    pages[0].goto(reverse("tasks:generator"))
+    pages[0].goto(reverse("leasing_tasks:generator"))
     pages[0].get_by_role("button", name="Start").click()
     polls.until_shown("running", "[data-live=head]")
     told = {"running": 0, "stopped": 0}
@@ -102,7 +104,7 @@ def test_17_the_status_read_30_times_over_both_never_contradicts(
         if word == "stopped":
             pages[0].get_by_role("button", name="Stop").click()
         for number in range(READS):
-            html = pages[number % 2].request.get(reverse("tasks:generator")).text()
+            html = pages[number % 2].request.get(reverse("leasing_tasks:generator")).text()
             assert STATUS.findall(html) == [word]
             told[word] += 1
     figure(f"{told}")

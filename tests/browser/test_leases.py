@@ -110,7 +110,7 @@ def test_15_the_late_write_of_the_old_holder_shows_as_refused(
     task = waiting(tmp_path)
     begins(tmp_path, 1)
     polls = Polls(page)
-    page.goto(reverse("tasks:detail", args=[task.pk]))
+    page.goto(reverse("leasing_tasks:detail", args=[task.pk]))
     page.locator("summary", has_text="Take it from its holder").click()
     page.locator("details[open]").get_by_label("Reason").fill("it takes too long")
     page.locator("details[open]").get_by_label("to confirm").fill(task.lease_resource)

@@ -27,7 +27,7 @@ def test_25_paging_under_inserts_shows_none_twice_and_misses_none(
     page: Page, figure: Figure
 ) -> None:
     there = [f"task{TaskFactory().pk}" for _ in range(120)]
-    page.goto(reverse("tasks:list"))
+    page.goto(reverse("leasing_tasks:list"))
     seen = shown(page)
     pages = 1
     while page.get_by_role("link", name="Older").count():
@@ -52,7 +52,7 @@ def test_26_a_copied_address_reproduces_the_view(page: Page, visit: Visit, figur
     WorkerFactory()
     for number in range(130):
         TaskFactory(holder="dora" if number % 2 else "emil", state="succeeded")
-    page.goto(reverse("tasks:list"))
+    page.goto(reverse("leasing_tasks:list"))
     page.get_by_role("navigation", name="State").get_by_role("link", name="Done").click()
     page.locator("summary", has_text="filters").click()
     page.get_by_label("Held by, now or last").fill("dora")
@@ -61,7 +61,7 @@ def test_26_a_copied_address_reproduces_the_view(page: Page, visit: Visit, figur
     page.get_by_role("button", name="Search").click()
     page.get_by_role("link", name="Older").click()
     page.wait_for_url("**at=**")
-    other = visit(user=user_with("tasks.view_task", name="vera"))
+    other = visit(user=user_with("leasing_tasks.view_task", name="vera"))
     other.goto(page.url)
     assert shown(other) == shown(page) and len(shown(page)) == 15
     for part in ("[data-live=tabs]", ".narrow .pick-chip"):
@@ -83,7 +83,7 @@ def test_27_exports_match_the_filter_and_formulas_are_neutralised(
     TaskFactory()
     for number in range(3):
         LeaseFactory(holder=f"=cmd{number}", state="expired" if number else "active")
-    page.goto(f"{reverse('tasks:list')}?state=failed&holder=dora")
+    page.goto(f"{reverse('leasing_tasks:list')}?state=failed&holder=dora")
     listed = shown(page)
     page.get_by_role("link", name="Older").click()
     page.wait_for_url("**at=**")

@@ -24,7 +24,7 @@ def test_05_a_new_task_appears_within_two_polls(page: Page, figure: Figure) -> N
     """With the browser's own clock: the page asks as it does for an operator."""
     asked: list[Any] = []
     page.on("request", lambda r: asked.append(r) if "x-live" in r.headers else None)
-    page.goto(reverse("tasks:list"))
+    page.goto(reverse("leasing_tasks:list"))
     with page.expect_response(lambda r: "x-live" in r.request.headers):
         pass
     before = len(asked)
@@ -42,7 +42,7 @@ def test_06_through_five_polls_what_one_does_on_a_page_survives(page: Page, figu
     ticked = TaskFactory()
     polls = Polls(page)
     page.set_viewport_size({"width": 1000, "height": 300})
-    page.goto(reverse("tasks:list"))
+    page.goto(reverse("leasing_tasks:list"))
     page.locator(f"#pick{ticked.pk}").check()
     page.locator("summary", has_text="filters").click()
     holder = page.get_by_label("Held by, now or last")
@@ -66,7 +66,7 @@ def test_06_an_open_explanation_and_its_half_written_reason_survive(page: Page) 
     harbour.all_is_well()
     task = TaskFactory(state="running", holder="ann")
     polls = Polls(page)
-    page.goto(reverse("tasks:detail", args=[task.pk]))
+    page.goto(reverse("leasing_tasks:detail", args=[task.pk]))
     page.locator("summary", has_text="Cancel").click()
     reason = page.locator("details[open]").get_by_label("Reason")
     reason.fill("half a sen")
@@ -81,7 +81,7 @@ def test_06_an_open_explanation_and_its_half_written_reason_survive(page: Page) 
 def test_07_a_hidden_tab_sends_no_polls(page: Page, figure: Figure) -> None:
     harbour.all_is_well()
     polls = Polls(page)
-    page.goto(reverse("tasks:overview"))
+    page.goto(reverse("leasing_tasks:overview"))
     polls.now()
     hide(page, True)
     page.clock.run_for(1_000)
@@ -110,7 +110,7 @@ def test_08_on_a_500_the_old_data_stays_with_its_age_and_recovers_alone(
     watch.tolerate("status of 500")
     harbour.all_is_well()
     polls = Polls(page)
-    page.goto(reverse("tasks:list"))
+    page.goto(reverse("leasing_tasks:list"))
     polls.now()
     rows = page.locator("tr[data-key]").count()
     with monkeypatch.context() as broken:
@@ -139,7 +139,7 @@ def test_09_the_end_of_the_session_stops_polling_and_offers_to_sign_in(
 ) -> None:
     harbour.all_is_well()
     polls = Polls(page)
-    page.goto(reverse("tasks:list"))
+    page.goto(reverse("leasing_tasks:list"))
     polls.now()
     Session.objects.all().delete()
     polls.until(page.locator("[data-toast]").is_visible)

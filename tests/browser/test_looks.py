@@ -58,7 +58,7 @@ def test_28_dark_light_and_auto_follow_the_admin(
                 break
             toggle.click()
         expect(page.locator("html")).to_have_attribute("data-theme", theme)
-        page.goto(reverse("tasks:overview"))
+        page.goto(reverse("leasing_tasks:overview"))
         expect(page.locator("html")).to_have_attribute("data-theme", theme)
         assert _is_dark(page) is dark, theme
         told.append(theme)
@@ -70,7 +70,7 @@ def test_28_dark_light_and_auto_follow_the_admin(
         chosen = page.locator("html").get_attribute("data-theme")
         page.goto(reverse("admin:index"))
         expect(page.locator("html")).to_have_attribute("data-theme", chosen or "")
-        page.goto(reverse("tasks:overview"))
+        page.goto(reverse("leasing_tasks:overview"))
     figure(f"{', '.join(told)}, and back")
 
 
@@ -119,7 +119,13 @@ REACHED = """() => {
 def test_29_the_keyboard_alone_reaches_everything(page: Page, figure: Figure) -> None:
     pages = harbour.fill()
     reached_in_all = 0
-    for name in ("tasks:overview", "task stuck", "tasks:queues", "leasing:list", "tasks failed"):
+    for name in (
+        "leasing_tasks:overview",
+        "task stuck",
+        "leasing_tasks:queues",
+        "leasing:list",
+        "tasks failed",
+    ):
         page.goto(pages[name])
         page.evaluate("() => document.querySelector('[data-live-toggle]').click()")
         page.evaluate("() => document.activeElement.blur()")
@@ -192,7 +198,7 @@ def test_30_mounted_under_another_prefix_all_links_work(
     for link in links - set(pages.values()):
         assert link.startswith("/harbour/"), link
         assert page.request.get(link).status == 200, link
-    page.goto(pages["tasks:overview"])
+    page.goto(pages["leasing_tasks:overview"])
     for words in page.locator(".menu a").all_inner_texts():
         page.locator(".menu a", has_text=words).click()
         expect(page.locator(".menu [aria-current]")).to_have_text(words)

@@ -31,7 +31,7 @@ def test_02_no_page_violates_the_policy_errs_or_asks_another_host(
 
 
 def test_02_what_the_policy_refuses_would_be_noticed(page: Page, watch: Watch) -> None:
-    page.goto(reverse("tasks:overview"))
+    page.goto(reverse("leasing_tasks:overview"))
     page.evaluate(
         """() => {
         const script = document.createElement("script");
@@ -55,7 +55,7 @@ def test_03_without_javascript_one_lists_filters_pages_retries_and_stops(
         LeaseFactory()
     page = visit(user=olga, java_script_enabled=False)  # type: ignore[arg-type]
 
-    page.goto(reverse("tasks:list"))
+    page.goto(reverse("leasing_tasks:list"))
     expect(page.locator("tr[data-key]")).to_have_count(2)
     page.get_by_role("navigation", name="State").get_by_role("link", name="Failed").click()
     expect(page.locator("tr[data-key]")).to_have_count(1)
@@ -69,18 +69,18 @@ def test_03_without_javascript_one_lists_filters_pages_retries_and_stops(
     page.get_by_role("link", name="Older").first.click()
     assert "at=" in page.url
 
-    page.goto(reverse("tasks:detail", args=[dead.pk]))
+    page.goto(reverse("leasing_tasks:detail", args=[dead.pk]))
     page.get_by_role("button", name="Retry").click()
     expect(page.get_by_text("Set ready again")).to_be_visible()
     assert Task.objects.get(pk=dead.pk).status == "ready"
 
-    page.goto(reverse("tasks:detail", args=[running.pk]))
+    page.goto(reverse("leasing_tasks:detail", args=[running.pk]))
     page.locator("summary", has_text="Cancel").click()
     page.locator("details[open]").get_by_label("Reason").fill("enough")
     page.get_by_role("button", name="Cancel").click()
     assert Task.objects.get(pk=running.pk).cancel_requested_at
 
-    page.goto(reverse("tasks:generator"))
+    page.goto(reverse("leasing_tasks:generator"))
     page.get_by_role("button", name="Start").click()
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_text("That nothing is generated.")).to_be_visible()

@@ -43,18 +43,18 @@ _LEDGER = {
         CREATE TABLE soak_accepted (task_id bigint NOT NULL);
         CREATE FUNCTION soak_accept() RETURNS trigger LANGUAGE plpgsql AS $$
             BEGIN INSERT INTO soak_accepted VALUES (NEW.id); RETURN NULL; END $$;
-        CREATE TRIGGER soak_accept AFTER UPDATE ON tasks_task FOR EACH ROW
+        CREATE TRIGGER soak_accept AFTER UPDATE ON leasing_tasks_task FOR EACH ROW
             WHEN (NEW.status = 'succeeded') EXECUTE FUNCTION soak_accept();
     """,
     "sqlite": """
         CREATE TABLE soak_accepted (task_id bigint NOT NULL);
-        CREATE TRIGGER soak_accept AFTER UPDATE ON tasks_task
+        CREATE TRIGGER soak_accept AFTER UPDATE ON leasing_tasks_task
             WHEN NEW.status = 'succeeded'
             BEGIN INSERT INTO soak_accepted VALUES (NEW.id); END;
     """,
 }
 _NO_LEDGER = {
-    "postgresql": "DROP TRIGGER soak_accept ON tasks_task; DROP FUNCTION soak_accept();"
+    "postgresql": "DROP TRIGGER soak_accept ON leasing_tasks_task; DROP FUNCTION soak_accept();"
     " DROP TABLE soak_accepted;",
     "sqlite": "DROP TRIGGER soak_accept; DROP TABLE soak_accepted;",
 }
@@ -245,7 +245,7 @@ class Soak:
             self.faults["worker kills"] += 1
 
     def _kill_relay(self, chance: random.Random) -> None:
-        lease = Lease.objects.filter(resource="tasks.relay").active().first()
+        lease = Lease.objects.filter(resource="leasing_tasks.relay").active().first()
         name = lease.holder if lease and lease.holder in self.crew else "relay0"
         _kill(self.crew[name])
         self.faults["relay kills"] += 1

@@ -36,7 +36,12 @@ def test_an_action_says_who_did_what_to_which_rows_and_why() -> None:
         act.changed = 2
 
     noted = entry()
-    assert (noted.by, noted.verb, noted.via, noted.model) == ("olga", "retry", "page", "tasks.task")
+    assert (noted.by, noted.verb, noted.via, noted.model) == (
+        "olga",
+        "retry",
+        "page",
+        "leasing_tasks.task",
+    )
     assert (noted.target, noted.reason) == ({"keys": [3, 4]}, "mended")
     assert (noted.asked, noted.changed, noted.skipped, noted.error) == (2, 2, {}, "")
     assert noted.finished_at is not None
@@ -105,7 +110,7 @@ def test_what_was_done_to_one_row_is_found_by_it() -> None:
     with CaptureQueriesContext(connection) as queries:
         (found,) = AuditEntry.objects.about(task)
 
-    assert found.model == "tasks.task" and len(queries) == 1
+    assert found.model == "leasing_tasks.task" and len(queries) == 1
 
 
 def test_entries_are_kept_for_a_year_or_as_the_settings_say(settings: Settings) -> None:
@@ -127,9 +132,11 @@ def test_entries_are_kept_for_a_year_or_as_the_settings_say(settings: Settings) 
 def test_the_admin_notes_what_its_actions_did() -> None:
     dead: Task = TaskFactory(state="dead")
     done: Task = TaskFactory(state="succeeded")
-    olga = signed_in("tasks.view_task", "tasks.retry_task", name="olga", is_staff=True)
+    olga = signed_in(
+        "leasing_tasks.view_task", "leasing_tasks.retry_task", name="olga", is_staff=True
+    )
     data = {"action": "retry", "_selected_action": [dead.pk, done.pk], "confirmed": "yes"}
-    olga.post(reverse("admin:tasks_task_changelist"), data)
+    olga.post(reverse("admin:leasing_tasks_task_changelist"), data)
 
     noted = entry()
     assert (noted.by, noted.verb, noted.via) == ("olga", "retry", "admin")
@@ -173,9 +180,9 @@ def read_only(settings: Settings) -> None:
 
 VERBS = [
     ("leasing:revoke", "lease"),
-    ("tasks:act", "task"),
-    ("tasks:generator_start", ""),
-    ("tasks:generator_stop", ""),
+    ("leasing_tasks:act", "task"),
+    ("leasing_tasks:generator_start", ""),
+    ("leasing_tasks:generator_stop", ""),
 ]
 
 
@@ -202,11 +209,11 @@ def test_read_only_overrides_every_permission_in_the_admin(
     task: Task = TaskFactory(state="dead")
     queue = Queue.objects.create(name="default")
     for name, action, key in (("task", "retry", task.pk), ("queue", "pause", queue.pk)):
-        url = reverse(f"admin:tasks_{name}_changelist")
+        url = reverse(f"admin:leasing_tasks_{name}_changelist")
         assert f'value="{action}"' not in admin_client.get(url).content.decode()
         data = {"action": action, "_selected_action": [key], "confirmed": "yes", "reason": "x"}
         assert admin_client.post(url, data).status_code == 403
-    assert admin_client.get(reverse("admin:tasks_schedule_add")).status_code == 403
+    assert admin_client.get(reverse("admin:leasing_tasks_schedule_add")).status_code == 403
 
     task.refresh_from_db()
     assert task.status == "failed" and not Queue.objects.paused().exists()
@@ -231,4 +238,4 @@ def test_read_only_hides_what_it_refuses(rf: Any, read_only: None, admin_user: U
     request = rf.get("/")
     request.user = admin_user
 
-    assert not may(request, "tasks.retry_task")
+    assert not may(request, "leasing_tasks.retry_task")

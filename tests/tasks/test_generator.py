@@ -368,7 +368,7 @@ class TestInThreads:
             wait_for(lambda: generator_status().status == "RUNNING")
 
         lost = [each for each in caplog.records if "stands_by" in getattr(each, "event", "")]
-        assert lost and "tasks.generator" in lost[0].reason  # type: ignore[attr-defined]
+        assert lost and "leasing_tasks.generator" in lost[0].reason  # type: ignore[attr-defined]
 
     def test_while_another_holds_the_lease_it_stands_by(self) -> None:
         start_generator()

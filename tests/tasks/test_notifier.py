@@ -260,7 +260,7 @@ def test_a_listener_hears_what_others_ring_and_heals(
         listening.heard.clear()
         cursor.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE query = 'LISTEN tasks_bell' AND pid <> pg_backend_pid()"
+            " WHERE query = 'LISTEN leasing_tasks_bell' AND pid <> pg_backend_pid()"
             " AND datname = current_database()"
         )
     wait_for(lambda: "notifications are not heard" in caplog.text)

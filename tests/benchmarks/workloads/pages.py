@@ -22,13 +22,13 @@ def run(bench: Bench) -> Figures:
     fill(bench.size.listed)
     client = Client(SERVER_NAME="localhost")
     client.force_login(get_user_model().objects.create_superuser("bench", password="bench"))
-    tasks, leases = reverse("tasks:list"), reverse("leasing:list")
+    tasks, leases = reverse("leasing_tasks:list"), reverse("leasing:list")
     pages = {
-        "overview": reverse("tasks:overview"),
+        "overview": reverse("leasing_tasks:overview"),
         "tasks": tasks,
         "tasks that are ready": f"{tasks}?state=ready",
         "tasks that succeeded": f"{tasks}?state=succeeded",
-        "stuck tasks": reverse("tasks:stuck"),
+        "stuck tasks": reverse("leasing_tasks:stuck"),
         "leases": leases,
         "leases that are active": f"{leases}?state=active",
     }

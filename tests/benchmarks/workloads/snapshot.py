@@ -50,5 +50,5 @@ def open_snapshot(url: str) -> Iterator[None]:
     """A session that goes on seeing the database as it is now."""
     with psycopg.connect(url) as session:
         session.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        session.execute("SELECT count(*) FROM tasks_queue")
+        session.execute("SELECT count(*) FROM leasing_tasks_queue")
         yield

@@ -23,13 +23,20 @@ ROUTES: list[tuple[str, str, str]] = [
         for path in ("", "/active", "/expired", "/renewed", "/released", "/1")
     ),
     *((m, path, "leasing.change_lease") for m, path, _ in BODIES if path.startswith("/leases")),
-    *(("GET", f"/tasks{path}", "tasks.view_task") for path in ("", "/started", "/processed", "/1")),
-    ("POST", "/tasks", "tasks.add_task"),
-    *((m, path, "tasks.change_task") for m, path, _ in BODIES if path.startswith("/tasks/")),
-    ("POST", "/generator/start", "tasks.control_generator"),
-    ("DELETE", "/generator/stop", "tasks.control_generator"),
-    ("GET", "/tasks/1/diagnosis", "tasks.view_task"),
-    ("GET", "/generator/status", "tasks.view_task"),
+    *(
+        ("GET", f"/tasks{path}", "leasing_tasks.view_task")
+        for path in ("", "/started", "/processed", "/1")
+    ),
+    ("POST", "/tasks", "leasing_tasks.add_task"),
+    *(
+        (m, path, "leasing_tasks.change_task")
+        for m, path, _ in BODIES
+        if path.startswith("/tasks/")
+    ),
+    ("POST", "/generator/start", "leasing_tasks.control_generator"),
+    ("DELETE", "/generator/stop", "leasing_tasks.control_generator"),
+    ("GET", "/tasks/1/diagnosis", "leasing_tasks.view_task"),
+    ("GET", "/generator/status", "leasing_tasks.view_task"),
     ("GET", "/openapi.json", "leasing.view_lease"),
 ]
 EACH = pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_the_command_raises_the_tokens_of_every_model(capsys: pytest.CaptureFixt
 
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "leasing.Lease: 1 token raised"
-    assert "tasks.Task: 1 token raised" in printed
+    assert "leasing_tasks.Task: 1 token raised" in printed
     assert {e.by for e in AuditEntry.objects.filter(verb="raise_tokens", changed=1)} == {"root"}
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db
 AUDIT = "/ops/audit/"
 VIEW = "leasing.view_auditentry"
 
-viewer = client_with(VIEW, "tasks.view_task")
+viewer = client_with(VIEW, "leasing_tasks.view_task")
 
 
 def deed(row: Row) -> tuple[str, list[str]]:
@@ -32,7 +32,7 @@ def deed(row: Row) -> tuple[str, list[str]]:
 
 @pytest.mark.once
 def test_without_permission_it_is_closed() -> None:
-    assert signed_in("tasks.view_task").get(AUDIT).status_code == 403
+    assert signed_in("leasing_tasks.view_task").get(AUDIT).status_code == 403
 
 
 @pytest.mark.once
@@ -84,8 +84,8 @@ def test_entries_are_found_by_who_what_and_which(viewer: Client) -> None:
     found = {
         "?by=emil&verb=retry": [("retry", ["18"])],
         "?verb=retry": [("retry", ["18"]), ("retry", ["17"])],
-        "?model=tasks.task&key=17": [("retry", ["17"])],
-        "?model=tasks.generatorwish": [("stop", ["1"])],
+        "?model=leasing_tasks.task&key=17": [("retry", ["17"])],
+        "?model=leasing_tasks.generatorwish": [("stop", ["1"])],
         "?by=nina": [],
     }
     assert {query: list(map(deed, get(viewer, AUDIT + query).rows)) for query in found} == found
@@ -101,7 +101,7 @@ def test_its_links_lead_to_the_same_filter(viewer: Client) -> None:
 
 def test_it_is_paged_by_key(viewer: Client) -> None:
     AuditEntry.objects.bulk_create(
-        AuditEntry(by="olga", verb="retry", model="tasks.task", key=f"k{number:02}")
+        AuditEntry(by="olga", verb="retry", model="leasing_tasks.task", key=f"k{number:02}")
         for number in range(60)
     )
     first = get(viewer, f"{AUDIT}?by=olga")
@@ -137,4 +137,6 @@ def test_it_is_exported_by_the_same_filter(viewer: Client) -> None:
     entries = json.loads(b"".join(viewer.get("/ops/audit.json")))
     assert [entry["by"] for entry in entries] == ["emil", "=olga"]
     assert viewer.get("/ops/audit.csv", {"by": "x" * 201}).status_code == 400
-    assert signed_in("tasks.view_task", name="olga").get("/ops/audit.csv").status_code == 403
+    assert (
+        signed_in("leasing_tasks.view_task", name="olga").get("/ops/audit.csv").status_code == 403
+    )

@@ -131,7 +131,11 @@ def test_leases_are_counted_by_model_and_state(settings: Settings) -> None:
         return found.sum("leasing_leases", model=model, state=state)
 
     assert [count("leasing.lease", each) for each in ("active", "expired", "released")] == [2, 1, 2]
-    assert [count("tasks.task", each) for each in ("active", "expired", "released")] == [1, 1, 0]
+    assert [count("leasing_tasks.task", each) for each in ("active", "expired", "released")] == [
+        1,
+        1,
+        0,
+    ]
     assert found.sum("leasing_leaders_wanted") == 2
     assert found.sum("leasing_leaders_present") == 1
     assert found.sum("leasing_figures_up") == len(list(registry.figures()))
@@ -142,7 +146,7 @@ def test_leases_are_counted_by_model_and_state(settings: Settings) -> None:
 def test_updates_that_touch_no_index_are_told_of_apart() -> None:
     found = Scrape(read().content.decode())
 
-    assert found.sum("leasing_table_size_bytes", model="tasks.task") > 0
+    assert found.sum("leasing_table_size_bytes", model="leasing_tasks.task") > 0
     assert found.sum("leasing_table_hot_updates_total") <= found.sum("leasing_table_updates_total")
     assert found.sum("leasing_table_updates_total", model="leasing.lease") >= 0
 
@@ -308,4 +312,4 @@ def test_leases_too_many_to_count_are_not_counted_wrongly(monkeypatch: pytest.Mo
     assert found.sum("leasing_figures_skipped", figure="leases of leasing.lease") == 1
     assert found.sum("leasing_leases", model="leasing.lease") == 0
     # What runs has an index.
-    assert found.sum("leasing_leases", model="tasks.task") == 3
+    assert found.sum("leasing_leases", model="leasing_tasks.task") == 3

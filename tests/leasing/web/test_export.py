@@ -175,5 +175,5 @@ def test_what_stands_in_a_secret_column_is_masked_whoever_reads_it(admin_user: U
     task = Task(task_data={"token": "hunter2"})
 
     assert "hunter2" not in content(
-        [[task]], secret("tasks.view_payload", "task_data"), "json", admin_user
+        [[task]], secret("leasing_tasks.view_payload", "task_data"), "json", admin_user
     )

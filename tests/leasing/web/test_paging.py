@@ -69,7 +69,7 @@ def test_a_page_that_is_just_full_has_no_older_one(seven: list[int]) -> None:
 
 @pytest.mark.usefixtures("seven")
 def test_a_cursor_of_another_list_leaves_this_one_at_its_newest() -> None:
-    page = page_of(Lease.objects.all(), Cursor("tasks.task", "older", "1"), size=3)
+    page = page_of(Lease.objects.all(), Cursor("leasing_tasks.task", "older", "1"), size=3)
     assert len(page.rows) == 3 and not page.moved
 
 

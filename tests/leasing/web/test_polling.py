@@ -23,7 +23,12 @@ pytestmark = pytest.mark.django_db
 
 OVERVIEW = "/ops/"
 EVERYTHING = (
-    *("tasks.view_task", "tasks.view_worker", "tasks.view_queue", "tasks.view_schedule"),
+    *(
+        "leasing_tasks.view_task",
+        "leasing_tasks.view_worker",
+        "leasing_tasks.view_queue",
+        "leasing_tasks.view_schedule",
+    ),
     *("leasing.view_lease", "leasing.view_auditentry"),
 )
 PAGES = (

@@ -30,9 +30,23 @@ from tests.tasks.support import Handlers
 pytestmark = pytest.mark.django_db
 
 HOUR = timedelta(hours=1)
-PAGE, ADMIN, SLOTS = "/ops/schedules/", "/admin/tasks/schedule/", "/admin/tasks/scheduleslot/"
-VIEW, CHANGE, SEE_TASKS = "tasks.view_schedule", "tasks.change_schedule", "tasks.view_task"
-EDIT = (VIEW, CHANGE, "tasks.add_schedule", "tasks.delete_schedule", "tasks.view_scheduleslot")
+PAGE, ADMIN, SLOTS = (
+    "/ops/schedules/",
+    "/admin/leasing_tasks/schedule/",
+    "/admin/leasing_tasks/scheduleslot/",
+)
+VIEW, CHANGE, SEE_TASKS = (
+    "leasing_tasks.view_schedule",
+    "leasing_tasks.change_schedule",
+    "leasing_tasks.view_task",
+)
+EDIT = (
+    VIEW,
+    CHANGE,
+    "leasing_tasks.add_schedule",
+    "leasing_tasks.delete_schedule",
+    "leasing_tasks.view_scheduleslot",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +76,7 @@ def declare(name: str = "declared") -> Schedule:
 
 
 def url_of(row: Schedule, verb: str) -> str:
-    return reverse(f"tasks:schedule_{verb}", args=[row.pk])
+    return reverse(f"leasing_tasks:schedule_{verb}", args=[row.pk])
 
 
 # The operator's page
@@ -328,7 +342,7 @@ def test_the_data_of_a_schedule_is_seen_by_who_may_and_its_secrets_by_who_edits(
 ) -> None:
     own, declared = make(task_data={"token": "hunter2"}), declare()
     Schedule.objects.filter(pk=declared.pk).update(task_data={"token": "hunter2", "a": "Hamburg"})
-    trusted = signed_in(*EDIT, "tasks.view_payload", name="tia", is_staff=True)
+    trusted = signed_in(*EDIT, "leasing_tasks.view_payload", name="tia", is_staff=True)
     assert "hunter2" not in get(editor, f"{ADMIN}{own.pk}/change/").html
     assert "hunter2" in get(trusted, f"{ADMIN}{own.pk}/change/").html
     assert "Hamburg" not in get(editor, f"{ADMIN}{declared.pk}/change/").html
@@ -375,7 +389,7 @@ def test_the_actions_ask_and_remember_who_did_it(editor: Client) -> None:
     slots = get(editor, f"{SLOTS}?schedule__id__exact={row.pk}")
     (listed,) = slots.rows
     assert listed["run_by"] == "ida"
-    assert f"/admin/tasks/task/{slot.task_id}/change/" in listed.links
+    assert f"/admin/leasing_tasks/task/{slot.task_id}/change/" in listed.links
 
     assert changed_by(act(editor, "pause", row)) == ("ok", [1, 1])
     assert Schedule.objects.get().paused_by == "ida"

@@ -41,18 +41,26 @@ from tests.tasks.support import Handlers, row_of
 
 pytestmark = pytest.mark.django_db
 
-TASKS, ATTEMPTS = "/admin/tasks/task/", "/admin/tasks/taskattempt/"
-WORKERS, WISH = "/admin/tasks/worker/", "/admin/tasks/generatorwish/"
-STEPS, QUEUES = "/admin/tasks/taskstep/", "/admin/tasks/queue/"
-SAMPLES, SLOTS = "/admin/tasks/sample/", "/admin/tasks/scheduleslot/"
-MESSAGES = "/admin/tasks/outboxmessage/"
+TASKS, ATTEMPTS = "/admin/leasing_tasks/task/", "/admin/leasing_tasks/taskattempt/"
+WORKERS, WISH = "/admin/leasing_tasks/worker/", "/admin/leasing_tasks/generatorwish/"
+STEPS, QUEUES = "/admin/leasing_tasks/taskstep/", "/admin/leasing_tasks/queue/"
+SAMPLES, SLOTS = "/admin/leasing_tasks/sample/", "/admin/leasing_tasks/scheduleslot/"
+MESSAGES = "/admin/leasing_tasks/outboxmessage/"
 SEEN = (
     *("task", "taskattempt", "taskstep", "queue", "worker", "generatorwish", "sample"),
     "outboxmessage",
 )
-VIEW = (*(f"tasks.view_{name}" for name in SEEN), "leasing.view_lease", "leasing.view_auditentry")
-ACT = (*(verb.permission for verb in VERBS.values()), "leasing.revoke_lease", "tasks.pause_queue")
-PAYLOAD = "tasks.view_payload"
+VIEW = (
+    *(f"leasing_tasks.view_{name}" for name in SEEN),
+    "leasing.view_lease",
+    "leasing.view_auditentry",
+)
+ACT = (
+    *(verb.permission for verb in VERBS.values()),
+    "leasing.revoke_lease",
+    "leasing_tasks.pause_queue",
+)
+PAYLOAD = "leasing_tasks.view_payload"
 
 viewer = client_with(*VIEW, is_staff=True)
 operator = client_with(*VIEW, *ACT, name="olga", is_staff=True)
@@ -93,7 +101,7 @@ def rows(page: Page) -> set[str]:
 @pytest.mark.once
 def test_every_model_is_read_only_even_for_a_superuser(admin_client: Client) -> None:
     for row in one_of_each():
-        name = f"admin:tasks_{row._meta.model_name}"
+        name = f"admin:leasing_tasks_{row._meta.model_name}"
         assert admin_client.get(reverse(f"{name}_add")).status_code == 403
         url = url_of(row)
         assert admin_client.post(url.replace("change", "delete")).status_code == 403
@@ -110,7 +118,7 @@ def test_task_attempts_and_worker_lead_to_each_other(viewer: Client) -> None:
 
     page = get(viewer, f"{TASKS}{task.pk}/change/")
     assert {f"/ops/tasks/{task.pk}/", f"/ops/leases/task:{task.pk}/"} <= set(page.links)
-    about = f"model__exact=tasks.task&key__exact={task.pk}"
+    about = f"model__exact=leasing_tasks.task&key__exact={task.pk}"
     assert f"/admin/leasing/auditentry/?{about}" in page.links
     assert f"{QUEUES}?q=default" in page.links
     attempts = get(viewer, next(link for link in page.links if link.startswith(ATTEMPTS + "?")))
@@ -163,7 +171,7 @@ def test_the_search_finds_ids_exact_names_and_keys(viewer: Client, handlers: Han
 @pytest.mark.once
 def test_nobody_is_led_to_what_they_may_not_see() -> None:
     task = TaskFactory(state="running")
-    page = get(signed_in("tasks.view_task", is_staff=True), f"{TASKS}{task.pk}/change/")
+    page = get(signed_in("leasing_tasks.view_task", is_staff=True), f"{TASKS}{task.pk}/change/")
     assert not [link for link in page.links if "auditentry" in link or "/ops/leases" in link]
     assert not [link for link in page.links if link.startswith(ATTEMPTS)]
 
@@ -438,12 +446,12 @@ def test_a_change_needs_the_token_of_the_form_and_a_post(operator: Client) -> No
 @pytest.mark.once
 def test_the_history_tells_what_came_by_any_way(operator: Client) -> None:
     task = TaskFactory(state="dead")
-    operator.post(reverse("tasks:act", args=[task.pk, "retry"]), {"seen": task.grants})
+    operator.post(reverse("leasing_tasks:act", args=[task.pk, "retry"]), {"seen": task.grants})
     page = get(operator, url_of(task).replace("change", "history"))
     (row,) = page.all(".leasing-scroll tbody tr")
     done = f"{DONE.mark} {DONE.word}"
     assert [cell.text for cell in row.all("td")] == ["olga", "retry", done, "page", ""]
-    blind = signed_in("tasks.view_task", name="blind", is_staff=True)
+    blind = signed_in("leasing_tasks.view_task", name="blind", is_staff=True)
     assert "olga" not in get(blind, url_of(task).replace("change", "history")).text
 
 
@@ -466,8 +474,8 @@ def test_payload_is_shown_with_permission_alone_and_its_secrets_never(handlers: 
 def test_the_operators_pages_lead_to_the_admin_whoever_may_go_there(viewer: Client) -> None:
     task, worker, lease = TaskFactory(), WorkerFactory(), LeaseFactory()
     pages = {
-        reverse("tasks:detail", args=[task.pk]): url_of(task),
-        reverse("tasks:worker", args=[worker.pk]): url_of(worker),
+        reverse("leasing_tasks:detail", args=[task.pk]): url_of(task),
+        reverse("leasing_tasks:worker", args=[worker.pk]): url_of(worker),
         reverse("leasing:detail", args=[lease.pk]): url_of(lease),
     }
     stranger = signed_in(*VIEW, name="no staff")
@@ -517,8 +525,8 @@ def test_messages_are_filtered_by_what_became_of_them(
 def test_messages_are_retried_and_discarded_by_whom_may_and_that_is_noted(viewer: Client) -> None:
     operator = signed_in(
         *VIEW,
-        "tasks.retry_outboxmessage",
-        "tasks.discard_outboxmessage",
+        "leasing_tasks.retry_outboxmessage",
+        "leasing_tasks.discard_outboxmessage",
         name="olga",
         is_staff=True,
     )
@@ -533,5 +541,5 @@ def test_messages_are_retried_and_discarded_by_whom_may_and_that_is_noted(viewer
     page = act(operator, "discard", [message, gone], MESSAGES, confirmed="1")
     assert (page.notice.tone, page.notice.numbers) == ("warn", [1, 2, 1])
     assert set(OutboxMessage.objects.all()) == {fresh, gone}
-    noted = AuditEntry.objects.filter(model="tasks.outboxmessage", by="olga")
+    noted = AuditEntry.objects.filter(model="leasing_tasks.outboxmessage", by="olga")
     assert sorted(noted.values_list("verb", flat=True)) == ["discard", "retry"]

@@ -445,7 +445,7 @@ def test_a_word_said_twice_is_answered_twice(client: Client, method: str, word: 
 @pytest.mark.once
 def test_a_generator_that_produces_is_running(client: Client) -> None:
     call(client, "POST", "/generator/start")
-    lease = Lease.objects.acquire("tasks.generator", holder="generator-1")
+    lease = Lease.objects.acquire("leasing_tasks.generator", holder="generator-1")
     wish = GeneratorWish.objects.get()
     GeneratorWish.objects.update(acknowledged_revision=wish.revision, acknowledged_by=lease.holder)
     assert call(client, "GET", "/generator/status").body["status"] == "RUNNING"
@@ -503,9 +503,9 @@ def test_a_user_sees_no_payload_without_permission(path: str) -> None:
         told = answer["task"] if "task" in answer else answer["tasks"][0]
         return told["task_data"], told["task_output"]
 
-    assert seen("tasks.view_task") == (None, None)
+    assert seen("leasing_tasks.view_task") == (None, None)
     stored = ({"sleep_duration_seconds": 3}, {"slept_seconds": 1})
-    assert seen("tasks.view_task", "tasks.view_payload") == stored
+    assert seen("leasing_tasks.view_task", "leasing_tasks.view_payload") == stored
 
 
 @pytest.mark.once

@@ -96,5 +96,5 @@ def test_schedules_are_served_and_declared_once(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_runs_elsewhere_is_left_to_it() -> None:
-    with hold_elsewhere("tasks:beat:sweep"):
+    with hold_elsewhere("leasing_tasks:beat:sweep"):
         assert is_skipped(run("sweep"))

@@ -266,7 +266,7 @@ def test_two_relays_publish_one_after_the_other(
         return OutboxMessage.objects.filter(published_at__isnull=False).count()
 
     wait_for(lambda: published() == 150, timeout=60)
-    leader = relays[Lease.objects.get(resource="tasks.relay").holder]
+    leader = relays[Lease.objects.get(resource="leasing_tasks.relay").holder]
     leader.kill()
     leader.wait()
     for n in range(150, 300):

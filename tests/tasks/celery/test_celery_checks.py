@@ -17,15 +17,15 @@ APP = {"CELERY_APP": "project.celery.app"}
     ("said", "codes"),
     [
         ({**APP, "CELERY_QUEUES": ["default"], "OUTBOX_RETENTION": None}, []),
-        ({**APP, "CELERY_QUEUES": "default"}, ["tasks.E015"]),
-        ({**APP, "CELERY_QUEUES": ["mail"]}, ["tasks.E015"]),
-        ({**APP, "CELERY_QUEUES": None}, ["tasks.E015"]),
-        ({"CELERY_QUEUES": ["default"]}, ["tasks.E016"]),
-        ({"CELERY_WINDOW": 0}, ["tasks.E018"]),
-        ({"CELERY_WINDOW": True}, ["tasks.E018"]),
-        ({"CELERY_PATIENCE": 0}, ["tasks.E019"]),
-        ({"OUTBOX_RETENTION": -1}, ["tasks.E020"]),
-        ({"OUTBOX_EXCHANGE": ""}, ["tasks.E021"]),
+        ({**APP, "CELERY_QUEUES": "default"}, ["leasing_tasks.E015"]),
+        ({**APP, "CELERY_QUEUES": ["mail"]}, ["leasing_tasks.E015"]),
+        ({**APP, "CELERY_QUEUES": None}, ["leasing_tasks.E015"]),
+        ({"CELERY_QUEUES": ["default"]}, ["leasing_tasks.E016"]),
+        ({"CELERY_WINDOW": 0}, ["leasing_tasks.E018"]),
+        ({"CELERY_WINDOW": True}, ["leasing_tasks.E018"]),
+        ({"CELERY_PATIENCE": 0}, ["leasing_tasks.E019"]),
+        ({"OUTBOX_RETENTION": -1}, ["leasing_tasks.E020"]),
+        ({"OUTBOX_EXCHANGE": ""}, ["leasing_tasks.E021"]),
     ],
 )
 def test_what_cannot_be_meant_is_an_error(
@@ -42,4 +42,4 @@ def test_queues_over_celery_want_it_installed(
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     settings.TASK_QUEUE = {**APP, "CELERY_QUEUES": ["default"]}
 
-    assert [message.id for message in check_settings()] == ["tasks.E017"]
+    assert [message.id for message in check_settings()] == ["leasing_tasks.E017"]

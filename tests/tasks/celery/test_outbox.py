@@ -175,17 +175,17 @@ def test_a_relay_that_lost_its_term_marks_nothing_and_its_successor_sends_the_sa
     sent = publish("a", None)
 
     def freeze(message: OutboxMessage) -> None:
-        expire(Lease.objects.get(resource="tasks.relay"))
-        Lease.objects.acquire("tasks.relay", holder="another")
+        expire(Lease.objects.get(resource="leasing_tasks.relay"))
+        Lease.objects.acquire("leasing_tasks.relay", holder="another")
 
     broker.before = freeze
     with pytest.raises(LeaseLost):
         relay.look(term)
 
     assert OutboxMessage.objects.pending().count() == 1
-    expire(Lease.objects.get(resource="tasks.relay"))
+    expire(Lease.objects.get(resource="leasing_tasks.relay"))
     broker.before = lambda message: None
-    with Lease.objects.hold("tasks.relay") as successors:
+    with Lease.objects.hold("leasing_tasks.relay") as successors:
         relay.look(successors)
     assert [message.uid for message in broker.messages] == [sent.uid, sent.uid]
 
@@ -209,8 +209,8 @@ def test_a_relay_that_lost_its_term_puts_nothing_off(
     publish("bad", None)
 
     def freeze(message: OutboxMessage) -> None:
-        expire(Lease.objects.get(resource="tasks.relay"))
-        Lease.objects.acquire("tasks.relay", holder="another")
+        expire(Lease.objects.get(resource="leasing_tasks.relay"))
+        Lease.objects.acquire("leasing_tasks.relay", holder="another")
         raise ValueError("too large")
 
     broker.before = freeze

@@ -257,9 +257,9 @@ def test_a_relay_whose_term_is_over_marks_and_sends_nothing(
     relay: Relay, term: Hold, broker: FakeBroker
 ) -> None:
     enqueue(1)
-    lease = Lease.objects.get(resource="tasks.relay")
+    lease = Lease.objects.get(resource="leasing_tasks.relay")
     expire(lease)
-    Lease.objects.acquire("tasks.relay", holder="another")
+    Lease.objects.acquire("leasing_tasks.relay", holder="another")
 
     with pytest.raises(LeaseLost):
         relay.look(term)

@@ -27,7 +27,7 @@ def test_the_defaults_are_in_order() -> None:
 def test_the_checks_are_run_by_django(settings: Settings) -> None:
     settings.TASK_QUEUE = {"POLL_EVERY": 0}
 
-    assert "tasks.E002" in {message.id for message in run_checks()}
+    assert "leasing_tasks.E002" in {message.id for message in run_checks()}
 
 
 def test_a_full_set_is_in_order(settings: Settings) -> None:
@@ -47,31 +47,31 @@ def test_a_typo_gets_a_suggestion(settings: Settings) -> None:
 
     (message,) = check_settings()
 
-    assert message.id == "tasks.E001"
+    assert message.id == "leasing_tasks.E001"
     assert "'MAX_ATTEMPTS'" in str(message.hint)
 
 
 WRONG: list[tuple[str, Any, str]] = [
-    ("SWEEP_EVERY", 0, "tasks.E002"),
-    ("SWEEP_EVERY", -1, "tasks.E002"),
-    ("SWEEP_EVERY", "1", "tasks.E002"),
-    ("POLL_EVERY", None, "tasks.E002"),
-    ("POLL_EVERY", True, "tasks.E002"),
-    ("STOP_TIMEOUT", -1, "tasks.E003"),
-    ("STOP_TIMEOUT", "soon", "tasks.E003"),
-    ("MAX_ATTEMPTS", 0, "tasks.E004"),
-    ("MAX_ATTEMPTS", 1.5, "tasks.E004"),
-    ("MAX_ATTEMPTS", True, "tasks.E004"),
-    ("MAX_ATTEMPTS", 32_768, "tasks.E004"),
-    ("BACKOFF", 1, "tasks.E005"),
-    ("BACKOFF", {"base": 1}, "tasks.E005"),
-    ("BACKOFF", {"base": 1, "cap": -1}, "tasks.E005"),
-    ("BACKOFF", {"base": 1, "cap": "1h"}, "tasks.E005"),
-    ("BACKOFF", {"base": 1, "cap": 2, "factor": 3}, "tasks.E005"),
-    ("QUEUES", (), "tasks.E006"),
-    ("QUEUES", "default", "tasks.E006"),
-    ("QUEUES", ("default", "a\nb"), "tasks.E007"),
-    ("QUEUES", ("default", 7), "tasks.E007"),
+    ("SWEEP_EVERY", 0, "leasing_tasks.E002"),
+    ("SWEEP_EVERY", -1, "leasing_tasks.E002"),
+    ("SWEEP_EVERY", "1", "leasing_tasks.E002"),
+    ("POLL_EVERY", None, "leasing_tasks.E002"),
+    ("POLL_EVERY", True, "leasing_tasks.E002"),
+    ("STOP_TIMEOUT", -1, "leasing_tasks.E003"),
+    ("STOP_TIMEOUT", "soon", "leasing_tasks.E003"),
+    ("MAX_ATTEMPTS", 0, "leasing_tasks.E004"),
+    ("MAX_ATTEMPTS", 1.5, "leasing_tasks.E004"),
+    ("MAX_ATTEMPTS", True, "leasing_tasks.E004"),
+    ("MAX_ATTEMPTS", 32_768, "leasing_tasks.E004"),
+    ("BACKOFF", 1, "leasing_tasks.E005"),
+    ("BACKOFF", {"base": 1}, "leasing_tasks.E005"),
+    ("BACKOFF", {"base": 1, "cap": -1}, "leasing_tasks.E005"),
+    ("BACKOFF", {"base": 1, "cap": "1h"}, "leasing_tasks.E005"),
+    ("BACKOFF", {"base": 1, "cap": 2, "factor": 3}, "leasing_tasks.E005"),
+    ("QUEUES", (), "leasing_tasks.E006"),
+    ("QUEUES", "default", "leasing_tasks.E006"),
+    ("QUEUES", ("default", "a\nb"), "leasing_tasks.E007"),
+    ("QUEUES", ("default", 7), "leasing_tasks.E007"),
 ]
 
 
@@ -92,5 +92,5 @@ def test_a_handlers_queue_must_exist(settings: Settings, handlers: Handlers) -> 
 
     (message,) = check_settings()
 
-    assert message.id == "tasks.E008"
+    assert message.id == "leasing_tasks.E008"
     assert "'reports.build'" in message.msg and "'reports'" in message.msg

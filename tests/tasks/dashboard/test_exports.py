@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db
 
 TASKS, LEASES = "/ops/tasks", "/ops/leases"
 
-viewer = client_with("tasks.view_task", "leasing.view_lease")
+viewer = client_with("leasing_tasks.view_task", "leasing.view_lease")
 
 
 def read(client: Client, url: str) -> str:
@@ -86,7 +86,7 @@ def test_formulas_are_neutralised(viewer: Client, handlers: Handlers) -> None:
 def test_payload_is_exported_to_those_who_may_see_it_and_secrets_to_nobody(viewer: Client) -> None:
     TaskFactory(data={"sleep_duration_seconds": 1, "password": "hunter2"})
     assert "sleep_duration" not in read(viewer, f"{TASKS}.json")
-    trusted = signed_in("tasks.view_task", "tasks.view_payload", name="trusted")
+    trusted = signed_in("leasing_tasks.view_task", "leasing_tasks.view_payload", name="trusted")
     text = read(trusted, f"{TASKS}.json")
     assert "sleep_duration" in text and "hunter2" not in text
 

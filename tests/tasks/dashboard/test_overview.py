@@ -24,8 +24,8 @@ pytestmark = pytest.mark.django_db
 
 OVERVIEW, GENERATOR = "/ops/", "/ops/generator/"
 START, STOP = f"{GENERATOR}start/", f"{GENERATOR}stop/"
-VIEW, CONTROL = "tasks.view_task", "tasks.control_generator"
-EVERYTHING = (VIEW, CONTROL, "tasks.view_worker", "leasing.view_lease")
+VIEW, CONTROL = "leasing_tasks.view_task", "leasing_tasks.control_generator"
+EVERYTHING = (VIEW, CONTROL, "leasing_tasks.view_worker", "leasing.view_lease")
 
 viewer = client_with(*EVERYTHING[:1], *EVERYTHING[2:])
 operator = client_with(*EVERYTHING, name="olga")

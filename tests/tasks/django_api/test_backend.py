@@ -648,14 +648,14 @@ def test_the_settings_of_this_suite_are_in_order(
 @pytest.mark.parametrize(
     ("params", "code"),
     [
-        ({"OPTIONS": {"max_atempts": 3}}, "tasks.E021"),
-        ({"OPTIONS": {"max_attempts": 0}}, "tasks.E022"),
-        ({"OPTIONS": {"max_attempts": True}}, "tasks.E022"),
-        ({"OPTIONS": {"max_attempts": "3"}}, "tasks.E022"),
-        ({"OPTIONS": {"timeout": 0}}, "tasks.E024"),
-        ({"OPTIONS": {"timeout": "a minute"}}, "tasks.E024"),
-        ({"OPTIONS": {"modules": "shop.mails"}}, "tasks.E025"),
-        ({"QUEUES": ["default", "mail"]}, "tasks.E023"),
+        ({"OPTIONS": {"max_atempts": 3}}, "leasing_tasks.E021"),
+        ({"OPTIONS": {"max_attempts": 0}}, "leasing_tasks.E022"),
+        ({"OPTIONS": {"max_attempts": True}}, "leasing_tasks.E022"),
+        ({"OPTIONS": {"max_attempts": "3"}}, "leasing_tasks.E022"),
+        ({"OPTIONS": {"timeout": 0}}, "leasing_tasks.E024"),
+        ({"OPTIONS": {"timeout": "a minute"}}, "leasing_tasks.E024"),
+        ({"OPTIONS": {"modules": "shop.mails"}}, "leasing_tasks.E025"),
+        ({"QUEUES": ["default", "mail"]}, "leasing_tasks.E023"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_found(params: dict[str, Any], code: str) -> None:
@@ -677,14 +677,14 @@ def test_an_app_that_is_not_installed_is_missed(monkeypatch: pytest.MonkeyPatch,
     is_installed = apps.is_installed
     monkeypatch.setattr(apps, "is_installed", lambda name: name != app and is_installed(name))
 
-    assert complaints() == ["tasks.E020"]
+    assert complaints() == ["leasing_tasks.E020"]
 
 
 @pytest.mark.once
 def test_django_runs_these_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(task_backends["default"].options, "max_attempts", -1)
 
-    assert "tasks.E022" in {message.id for message in run_checks()}
+    assert "leasing_tasks.E022" in {message.id for message in run_checks()}
 
 
 # Nothing is loaded that nobody asked for

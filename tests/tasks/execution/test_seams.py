@@ -51,8 +51,10 @@ def test_a_task_that_was_cancelled_while_it_ran_has_a_page(admin_client: Client)
     Task.objects.filter(pk=task.pk).cancel(by="ann")
     Task.objects.accept_cancel(task)
 
-    assert admin_client.get(reverse("tasks:detail", args=[task.pk])).status_code == 200
-    assert admin_client.get(reverse("admin:tasks_taskattempt_changelist")).status_code == 200
+    assert admin_client.get(reverse("leasing_tasks:detail", args=[task.pk])).status_code == 200
+    assert (
+        admin_client.get(reverse("admin:leasing_tasks_taskattempt_changelist")).status_code == 200
+    )
 
 
 def test_a_schedule_whose_data_does_not_fit_is_refused_and_harms_no_page(
@@ -64,7 +66,9 @@ def test_a_schedule_whose_data_does_not_fit_is_refused_and_harms_no_page(
         schedule.full_clean()
 
     schedule.save()
-    answer = admin_client.post(reverse("tasks:schedule_run", args=[schedule.pk]), follow=True)
+    answer = admin_client.post(
+        reverse("leasing_tasks:schedule_run", args=[schedule.pk]), follow=True
+    )
 
     assert answer.status_code == 200
     assert "Nothing was enqueued" in answer.content.decode()

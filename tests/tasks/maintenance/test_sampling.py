@@ -523,7 +523,7 @@ def test_attempts_of_long_ago_are_not_looked_at(clock: Clock) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "code"),
-    [("SAMPLES", "no", "tasks.E013"), ("SAMPLE_RETENTION", -1, "tasks.E014")],
+    [("SAMPLES", "no", "leasing_tasks.E013"), ("SAMPLE_RETENTION", -1, "leasing_tasks.E014")],
 )
 def test_settings_that_mean_nothing_are_errors(
     settings: Settings, name: str, value: Any, code: str

@@ -476,7 +476,10 @@ def test_the_decorator_belongs_above_the_handler() -> None:
 
 def test_checks_find_what_a_declaration_names_in_vain() -> None:
     schedule("x", "jobs.unheard-of", every=5, queue="closed")
-    assert [message.id for message in check_settings()] == ["tasks.E011", "tasks.E012"]
+    assert [message.id for message in check_settings()] == [
+        "leasing_tasks.E011",
+        "leasing_tasks.E012",
+    ]
 
 
 # Housekeeping

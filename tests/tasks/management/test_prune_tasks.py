@@ -181,15 +181,15 @@ def test_a_worker_that_stops_leaves_the_rest_to_another() -> None:
 @pytest.mark.parametrize(
     ("given", "code"),
     [
-        ({"RETENTION": {"done": 5}}, "tasks.E010"),
-        ({"RETENTION": {"succeeded": "a week"}}, "tasks.E010"),
-        ({"RETENTION": {"succeeded": -1}}, "tasks.E010"),
-        ({"RETENTION": {"failed": -DAY}}, "tasks.E010"),
-        ({"RETENTION": 7}, "tasks.E010"),
-        ({"PRUNE_EVERY": 1}, "tasks.E009"),
-        ({"PRUNE_EVERY": True}, "tasks.E009"),
-        ({"EXAMINE_EVERY": None}, "tasks.E009"),
-        ({"EXAMINE_EVERY": "often"}, "tasks.E009"),
+        ({"RETENTION": {"done": 5}}, "leasing_tasks.E010"),
+        ({"RETENTION": {"succeeded": "a week"}}, "leasing_tasks.E010"),
+        ({"RETENTION": {"succeeded": -1}}, "leasing_tasks.E010"),
+        ({"RETENTION": {"failed": -DAY}}, "leasing_tasks.E010"),
+        ({"RETENTION": 7}, "leasing_tasks.E010"),
+        ({"PRUNE_EVERY": 1}, "leasing_tasks.E009"),
+        ({"PRUNE_EVERY": True}, "leasing_tasks.E009"),
+        ({"EXAMINE_EVERY": None}, "leasing_tasks.E009"),
+        ({"EXAMINE_EVERY": "often"}, "leasing_tasks.E009"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(
@@ -231,7 +231,10 @@ def test_a_worker_examines_and_prunes_by_itself(rounds: Callable[[int], int]) ->
 
     assert rounds(1) == 1
     assert left() == set()
-    assert set(OnceKey.objects.values_list("key", flat=True)) == {"tasks:examine", "tasks:prune"}
+    assert set(OnceKey.objects.values_list("key", flat=True)) == {
+        "leasing_tasks:examine",
+        "leasing_tasks:prune",
+    }
 
 
 def test_whether_it_is_time_to_prune_is_asked_less_often_than_to_examine(
@@ -243,14 +246,14 @@ def test_whether_it_is_time_to_prune_is_asked_less_often_than_to_examine(
 
     def note(key: str, window: float, work: object, stopping: object) -> None:
         asked.append(key)
-        own.advance(window if key == "tasks:examine" else 0)
+        own.advance(window if key == "leasing_tasks:examine" else 0)
 
     monkeypatch.setattr(housekeeping, "_once", note)
     rounds(22)
 
-    assert asked.count("tasks:examine") == 22
-    assert asked.count("tasks:prune") == 3  # 22 minutes, and every tenth
-    assert asked[1] == "tasks:prune"
+    assert asked.count("leasing_tasks:examine") == 22
+    assert asked.count("leasing_tasks:prune") == 3  # 22 minutes, and every tenth
+    assert asked[1] == "leasing_tasks:prune"
 
 
 def test_what_one_did_no_other_does_until_its_time_comes(
@@ -293,7 +296,7 @@ def test_what_failed_is_tried_again(
     monkeypatch.setattr(housekeeping, "prune", prune)
 
     assert rounds(2) == 1
-    assert caplog.text.count("tasks:prune failed, and is tried again") == 1
+    assert caplog.text.count("leasing_tasks:prune failed, and is tried again") == 1
     assert outcomes == []
 
 

@@ -44,7 +44,7 @@ class Live:
 
     def renewals(self) -> float:
         self.scrape()
-        return self.sum("leasing_renewals_total", model="tasks.task", outcome="renewed")
+        return self.sum("leasing_renewals_total", model="leasing_tasks.task", outcome="renewed")
 
     def counts(self) -> dict[str, float]:
         """What the workers have counted."""
@@ -119,11 +119,11 @@ def test_what_is_scraped_adds_up_to_what_the_database_says(
 
     said = read(of_database)
     assert said.sum("tasks_queue_running", queue="default") == 1
-    assert said.sum("leasing_leases", model="tasks.task", state="active") == 1
+    assert said.sum("leasing_leases", model="leasing_tasks.task", state="active") == 1
     assert said.sum("tasks_workers", role="worker", state="live") == 2
     assert said.sum("tasks_places_busy") == 0  # which workers say, not the database
     assert live.sum("tasks_places_busy", kind="thread") == 1
-    assert live.sum("leasing_holds", model="tasks.task") == 1
+    assert live.sum("leasing_holds", model="leasing_tasks.task") == 1
 
     task.refresh_from_db()
     live.workers[task.holder].send_signal(signal.SIGKILL)

@@ -202,7 +202,7 @@ def test_recovery_tells_how_long_a_task_was_without_a_holder(
     assert value("tasks_recovered_total", **QUEUE, reason="expired") == 1
     assert value("tasks_death_to_requeue_seconds_sum", **QUEUE) == 34
     assert value("tasks_recovery_delay_seconds_sum", **QUEUE) == 4
-    assert value("leasing_expirations_total", model="tasks.task") == 1
+    assert value("leasing_expirations_total", model="leasing_tasks.task") == 1
     assert executions(value) == {"lost": 1}
 
 

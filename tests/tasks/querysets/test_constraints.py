@@ -133,7 +133,10 @@ def test_an_impossible_state_cannot_be_written(
 ) -> None:
     task = TaskFactory(state=state)
 
-    with pytest.raises(IntegrityError, match=f"tasks_task_{constraint}"), transaction.atomic():
+    with (
+        pytest.raises(IntegrityError, match=f"leasing_tasks_task_{constraint}"),
+        transaction.atomic(),
+    ):
         Task.objects.filter(pk=task.pk).update(**update)
 
 
@@ -157,7 +160,7 @@ def test_a_key_may_be_kept_in_its_time(state: str, update: dict[str, Any]) -> No
 
 
 def test_each_constraint_is_put_to_the_test() -> None:
-    tested = {f"tasks_task_{name}" for name, *_ in IMPOSSIBLE}
+    tested = {f"leasing_tasks_task_{name}" for name, *_ in IMPOSSIBLE}
 
     assert tested | {unique.name for unique in UNIQUE} == {
         constraint.name for constraint in Task._meta.constraints
@@ -209,7 +212,7 @@ def test_a_row_stands_in_few_indexes() -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT coalesce(pg_get_expr(indpred, indrelid), 'every row') FROM pg_index"
-            " WHERE indrelid = 'tasks_task'::regclass"
+            " WHERE indrelid = 'leasing_tasks_task'::regclass"
         )
         conditions = [condition for (condition,) in cursor.fetchall()]
 
@@ -257,7 +260,7 @@ def test_a_refusal_is_noted_whole_or_not(update: dict[str, Any]) -> None:
     TaskFactory(state="recovered")
 
     with (
-        pytest.raises(IntegrityError, match="tasks_attempt_refusal_is_whole"),
+        pytest.raises(IntegrityError, match="leasing_tasks_attempt_refusal_is_whole"),
         transaction.atomic(),
     ):
         TaskAttempt.objects.update(**update)
@@ -278,7 +281,7 @@ def test_there_is_one_wish() -> None:
     start_generator()
 
     with (
-        pytest.raises(IntegrityError, match="tasks_generator_wish_is_one"),
+        pytest.raises(IntegrityError, match="leasing_tasks_generator_wish_is_one"),
         transaction.atomic(),
     ):
         GeneratorWish.objects.create(id=2)
@@ -288,7 +291,7 @@ def test_nothing_is_acknowledged_that_was_not_wished() -> None:
     start_generator()
 
     with (
-        pytest.raises(IntegrityError, match="tasks_generator_wish_acknowledged_is_made"),
+        pytest.raises(IntegrityError, match="leasing_tasks_generator_wish_acknowledged_is_made"),
         transaction.atomic(),
     ):
         GeneratorWish.objects.update(acknowledged_revision=F("revision") + 1)

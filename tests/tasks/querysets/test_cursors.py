@@ -236,7 +236,7 @@ def test_a_claim_that_was_prepared_is_planned_once(monkeypatch: pytest.MonkeyPat
     """By a plan that serves for any limit, as soon as the server has seen enough others."""
     Task.objects.enqueue_many("jobs.echo", [{}] * 2000)
     with connection.cursor() as cursor:
-        cursor.execute("ANALYZE tasks_task")
+        cursor.execute("ANALYZE leasing_tasks_task")
     postgres._statements.clear()
     assert take(1)
     assert take(1)
@@ -267,7 +267,7 @@ def test_what_a_claim_has_locked_it_does_not_look_for_among_all_that_is_ready() 
     # As planned while little was ready, and used when much is.
     enqueue(1)
     with connection.cursor() as cursor:
-        cursor.execute("ANALYZE tasks_task")
+        cursor.execute("ANALYZE leasing_tasks_task")
         cursor.execute("SET LOCAL enable_seqscan = off")
         with CaptureQueriesContext(connection) as queries:
             assert len(take(1)) == 1
@@ -275,8 +275,8 @@ def test_what_a_claim_has_locked_it_does_not_look_for_among_all_that_is_ready() 
         cursor.execute(f"EXPLAIN {claim}")
         plan = "\n".join(line for (line,) in cursor.fetchall())
 
-    assert plan.count("using tasks_task_to_claim") == 1, plan
-    assert "using tasks_task_pkey" in plan
+    assert plan.count("using leasing_tasks_task_to_claim") == 1, plan
+    assert "using leasing_tasks_task_pkey" in plan
 
 
 @pytest.mark.parametrize(("seconds", "again"), [(1.0, True), (postgres.PLAN_LASTS + 1, False)])

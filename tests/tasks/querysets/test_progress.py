@@ -311,8 +311,8 @@ def test_how_far_it_is_stands_in_a_line_and_a_bar(value: Any, line: str, bar: st
 def test_the_page_of_a_task_shows_progress_and_checkpoint(task: Task) -> None:
     Task.objects.checkpoint(task, {"row": 7}, progress={"done": 3, "total": 12, "file": "a.txt"})
 
-    viewer = signed_in("tasks.view_task", "tasks.view_payload")
-    page = get(viewer, reverse("tasks:detail", args=[task.pk]))
+    viewer = signed_in("leasing_tasks.view_task", "leasing_tasks.view_payload")
+    page = get(viewer, reverse("leasing_tasks:detail", args=[task.pk]))
 
     assert "How far it is 3 of 12 said" in page.text
     assert 'aria-label="25 % is done"' in page.html

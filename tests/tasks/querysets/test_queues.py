@@ -14,8 +14,8 @@ from tests.leasing.support import OtherSession
 from tests.pages import Page, get, signed_in
 from tests.tasks.support import Told
 
-QUEUES = "/admin/tasks/queue/"
-VIEW = ("tasks.view_queue", "tasks.view_task")
+QUEUES = "/admin/leasing_tasks/queue/"
+VIEW = ("leasing_tasks.view_queue", "leasing_tasks.view_task")
 
 
 def claim(**options: object) -> list[int]:
@@ -138,7 +138,7 @@ def act(client: Client, action: str, *names: str, **more: str) -> Page:
 
 @pytest.mark.django_db
 def test_an_operator_pauses_with_a_reason_and_resumes() -> None:
-    client = signed_in(*VIEW, "tasks.pause_queue", name="olga", is_staff=True)
+    client = signed_in(*VIEW, "leasing_tasks.pause_queue", name="olga", is_staff=True)
     Queue.objects.declare(["default", "mail"])
     assert "● open" in get(client, QUEUES).text
 

@@ -181,8 +181,8 @@ def test_a_key_that_another_claim_has_is_tried_again_and_then_passed_over(
 
     def busy(using: str, names: set[str]) -> set[str]:
         asked.extend(sorted(names))
-        patient = asked.count("tasks.slot:a") > 2
-        return {name for name in names if patient and name != "tasks.slot:b"}
+        patient = asked.count("leasing_tasks.slot:a") > 2
+        return {name for name in names if patient and name != "leasing_tasks.slot:b"}
 
     monkeypatch.setattr(slots, "lock_names", busy)
     monkeypatch.setattr(slots, "pause_shortly", lambda: pauses.append(len(asked)))
@@ -190,7 +190,7 @@ def test_a_key_that_another_claim_has_is_tried_again_and_then_passed_over(
 
     assert claim(3) == [first, *free]
 
-    assert asked == ["tasks.slot:a"] * 3 + ["tasks.slot:b"] * slots.TRIES
+    assert asked == ["leasing_tasks.slot:a"] * 3 + ["leasing_tasks.slot:b"] * slots.TRIES
     assert len(pauses) == 2 + slots.TRIES
     assert slots_taken() == {"a:0"}
 

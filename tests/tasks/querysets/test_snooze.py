@@ -100,7 +100,9 @@ def test_its_page_says_that_it_was_put_off() -> None:
     task = TaskFactory(state="running")
     Task.objects.snooze(task, 300, "the box is locked")
 
-    text = get(signed_in("tasks.view_task"), reverse("tasks:detail", args=[task.pk])).text
+    text = get(
+        signed_in("leasing_tasks.view_task"), reverse("leasing_tasks:detail", args=[task.pk])
+    ).text
 
     assert "Attempt 1 was put off by its handler, and does not count" in text
     assert diagnose(task).headline.startswith("It was put off, no attempt spent, and goes on in")

@@ -263,9 +263,9 @@ def test_where_nobody_sweeps_it_does_not_heal_by_itself(
 
 def test_the_stuck_list_and_the_overview_have_it(task: Task, database_clock: DatabaseClock) -> None:
     database_clock.advance(61)
-    viewer = signed_in("tasks.view_task")
+    viewer = signed_in("leasing_tasks.view_task")
 
-    page = get(viewer, reverse("tasks:stuck"))
+    page = get(viewer, reverse("leasing_tasks:stuck"))
 
-    assert reverse("tasks:detail", args=[task.pk]) in page.links
+    assert reverse("leasing_tasks:detail", args=[task.pk]) in page.links
     assert "nothing has moved for 1 min 1 s" in page.text

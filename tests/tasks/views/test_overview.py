@@ -24,8 +24,8 @@ from tests.tasks.support import Handlers, row_of
 pytestmark = pytest.mark.django_db
 
 LIST, STUCK, WORKERS = "/ops/tasks/", "/ops/tasks/stuck/", "/ops/workers/"
-VIEW, RETRY, REVOKE = "tasks.view_task", "tasks.retry_task", "leasing.revoke_lease"
-VIEW_WORKERS, VIEW_LEASES = "tasks.view_worker", "leasing.view_lease"
+VIEW, RETRY, REVOKE = "leasing_tasks.view_task", "leasing_tasks.retry_task", "leasing.revoke_lease"
+VIEW_WORKERS, VIEW_LEASES = "leasing_tasks.view_worker", "leasing.view_lease"
 STATES = ("ready", "scheduled", "retrying", "running", "stuck", "succeeded", "failed", "cancelled")
 #: What each list has, where that is more than the tasks of its own state.
 PARTS = {"running": {"running", "stuck"}, "waiting": {"ready", "scheduled", "retrying"}}
@@ -38,8 +38,8 @@ operator = client_with(VIEW, RETRY, REVOKE, VIEW_LEASES, name="olga")
 
 def url_of(task: Task, verb: str = "detail") -> str:
     if verb == "detail":
-        return reverse("tasks:detail", args=[task.pk])
-    return reverse("tasks:act", args=[task.pk, verb])
+        return reverse("leasing_tasks:detail", args=[task.pk])
+    return reverse("leasing_tasks:act", args=[task.pk, verb])
 
 
 def in_state(state: str) -> Task:
@@ -87,11 +87,11 @@ def test_while_a_site_is_read_only_no_permission_is_said_to_lack(
 ) -> None:
     task = TaskFactory(state="dead")
     settings.LEASING = {**settings.LEASING, "READ_ONLY": True}
-    for url in (url_of(task), reverse("tasks:generator")):
+    for url in (url_of(task), reverse("leasing_tasks:generator")):
         assert get(viewer, url).one("[data-forbidden]").text == why_not("any thing")
     refused = get(
-        signed_in("tasks.retry_task", name="rita"),
-        f"{reverse('tasks:bulk', args=['retry'])}?task={task.pk}",
+        signed_in("leasing_tasks.retry_task", name="rita"),
+        f"{reverse('leasing_tasks:bulk', args=['retry'])}?task={task.pk}",
     )
     assert refused.status == 403 and READ_ONLY in refused.text
 
@@ -156,7 +156,7 @@ def test_a_failed_task_shows_how_its_error_begins(viewer: Client) -> None:
     task = TaskFactory(state="running")
     Task.objects.fail(task, GiveUp("x" * 142 + "y" * 300))  # after "GiveUp: "
     sql = " ".join(sent_by(viewer, f"{LIST}?state=failed"))
-    whole, begun = r'"last_error"', r'(SUBSTR|LEFT)\("tasks_task"."last_error", '
+    whole, begun = r'"last_error"', r'(SUBSTR|LEFT)\("leasing_tasks_task"."last_error", '
     assert len(re.findall(whole, sql)) == len(re.findall(begun, sql)) == 1
     page = get(viewer, f"{LIST}?state=failed")
     assert "x" * 142 + "y" * 50 in page.text and "y" * 51 not in page.text
@@ -199,7 +199,9 @@ def test_a_page_costs_the_same_however_much_it_shows(viewer: Client) -> None:
         assert few[url] == len(many) <= 20, url
         assert not any('"task_data"' in sql or '"task_output"' in sql for sql in many), url
         if url.startswith(LIST):
-            assert_cheap([sql for sql in many if '"tasks_task"' in sql and "GROUP BY" not in sql])
+            assert_cheap(
+                [sql for sql in many if '"leasing_tasks_task"' in sql and "GROUP BY" not in sql]
+            )
 
 
 @pytest.mark.once

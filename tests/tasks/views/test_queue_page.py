@@ -22,8 +22,8 @@ pytestmark = pytest.mark.django_db
 
 QUEUES = "/ops/queues/"
 PAUSE, RESUME = f"{QUEUES}pause/", f"{QUEUES}resume/"
-VIEW = ("tasks.view_queue", "tasks.view_task")
-MAY_PAUSE = "tasks.pause_queue"
+VIEW = ("leasing_tasks.view_queue", "leasing_tasks.view_task")
+MAY_PAUSE = "leasing_tasks.pause_queue"
 
 viewer = client_with(*VIEW)
 operator = client_with(*VIEW, MAY_PAUSE, name="olga")

@@ -27,7 +27,7 @@ PERMISSIONS = tuple(verb.permission for verb in VERBS.values())
 REASON = {"reason": "spring cleaning"}
 
 
-operator = client_with("tasks.view_task", *PERMISSIONS, name="olga")
+operator = client_with("leasing_tasks.view_task", *PERMISSIONS, name="olga")
 
 
 def bulk(verb: str, **asked: Any) -> str:
@@ -65,7 +65,7 @@ def test_each_verb_has_a_permission_of_its_own(verb: str) -> None:
     task = TaskFactory(state="cancelled")
     before = row_of(task)
     others = [each for each in PERMISSIONS if verb not in each]
-    client = signed_in("tasks.view_task", *others)
+    client = signed_in("leasing_tasks.view_task", *others)
     picked = {"picked": f"{task.pk}.0", **REASON}
     assert client.get(bulk(verb, task=task.pk)).status_code == 403
     assert client.post(bulk(verb), picked).status_code == 403
@@ -94,7 +94,7 @@ def test_while_the_site_is_read_only_nobody_may(operator: Client, settings: Sett
 @pytest.mark.once
 def test_who_may_only_look_sees_no_boxes_to_tick() -> None:
     TaskFactory()
-    page = get(signed_in("tasks.view_task"), LIST)
+    page = get(signed_in("leasing_tasks.view_task"), LIST)
     assert not page.all("input[name=task]") and not bulk_actions(page)
 
 
@@ -102,7 +102,7 @@ def test_who_may_only_look_sees_no_boxes_to_tick() -> None:
 def test_a_bulk_action_needs_a_csrf_token() -> None:
     task = TaskFactory(state="dead")
     client = Client(enforce_csrf_checks=True)
-    client.force_login(user_with("tasks.view_task", *PERMISSIONS))
+    client.force_login(user_with("leasing_tasks.view_task", *PERMISSIONS))
     assert client.post(bulk("retry"), {"picked": f"{task.pk}.1"}).status_code == 403
     assert row_of(task)["status"] == "failed"
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 
 LIST = "/ops/tasks/"
 
-viewer = client_with("tasks.view_task")
+viewer = client_with("leasing_tasks.view_task")
 
 
 def found(page: Page) -> list[int]:
@@ -89,7 +89,7 @@ def test_pages_by_a_moment_show_every_task_once_though_many_have_the_same(
 
 @pytest.mark.once
 def test_a_place_in_a_list_of_another_order_is_refused(viewer: Client) -> None:
-    cursor = paging.Cursor("tasks.task", "older", "9").encode()
+    cursor = paging.Cursor("leasing_tasks.task", "older", "9").encode()
     assert get(viewer, address(at=cursor)).status == 200
     assert get(viewer, address(at=cursor, state="failed")).status == 400
 
@@ -97,7 +97,7 @@ def test_a_place_in_a_list_of_another_order_is_refused(viewer: Client) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("moment", ["", "yesterday", "2030-01-01", "9999-12-31T23:59:59.999999Z"])
 def test_a_place_at_no_moment_is_refused(viewer: Client, moment: str) -> None:
-    cursor = paging.Cursor("tasks.task", "older", "9", "processed_at", moment).encode()
+    cursor = paging.Cursor("leasing_tasks.task", "older", "9", "processed_at", moment).encode()
     assert get(viewer, address(at=cursor, state="failed")).status == 400
 
 

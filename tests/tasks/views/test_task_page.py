@@ -21,8 +21,8 @@ from tests.tasks.support import row_of
 pytestmark = pytest.mark.django_db
 
 LIST = "/ops/tasks/"
-VIEW, RETRY, REVOKE = "tasks.view_task", "tasks.retry_task", "leasing.revoke_lease"
-SEE_PAYLOAD = "tasks.view_payload"
+VIEW, RETRY, REVOKE = "leasing_tasks.view_task", "leasing_tasks.retry_task", "leasing.revoke_lease"
+SEE_PAYLOAD = "leasing_tasks.view_payload"
 
 viewer = client_with(VIEW)
 operator = client_with(VIEW, RETRY, REVOKE, "leasing.view_lease", name="olga")
@@ -30,8 +30,8 @@ operator = client_with(VIEW, RETRY, REVOKE, "leasing.view_lease", name="olga")
 
 def url_of(task: Task, verb: str = "detail") -> str:
     if verb == "detail":
-        return reverse("tasks:detail", args=[task.pk])
-    return reverse("tasks:act", args=[task.pk, verb])
+        return reverse("leasing_tasks:detail", args=[task.pk])
+    return reverse("leasing_tasks:act", args=[task.pk, verb])
 
 
 STATES = (
@@ -252,5 +252,5 @@ def test_force_release_shows_the_late_write_of_the_old_holder_as_refused(
         Task.objects.complete(task, {"late": True})
     assert get(operator, url_of(task)).one("[data-refused]")["data-refused"] == "complete"
     entry = AuditEntry.objects.get()
-    assert (entry.by, entry.verb, entry.model) == ("olga", "revoke", "tasks.task")
+    assert (entry.by, entry.verb, entry.model) == ("olga", "revoke", "leasing_tasks.task")
     assert (entry.reason, entry.changed) == ("she hangs", 1)

@@ -17,7 +17,7 @@ from tests.pages import get, sent_by, signed_in
 pytestmark = pytest.mark.django_db
 
 
-viewer = client_with("tasks.view_worker", "tasks.view_task")
+viewer = client_with("leasing_tasks.view_worker", "leasing_tasks.view_task")
 
 
 def url_of(worker: Worker) -> str:
@@ -93,10 +93,13 @@ def test_one_that_generates_has_no_tasks_to_show(viewer: Client) -> None:
 def test_without_permission_for_tasks_none_are_shown() -> None:
     worker = WorkerFactory(name="dora")
     TaskFactory(state="succeeded", holder="dora")
-    page = get(signed_in("tasks.view_worker"), url_of(worker))
+    page = get(signed_in("leasing_tasks.view_worker"), url_of(worker))
     assert page.status == 200 and not page.all("#claimed")
-    assert signed_in("tasks.view_task", name="olga").get(url_of(worker)).status_code == 403
-    assert signed_in("tasks.view_worker", name="nina").get("/ops/workers/999/").status_code == 404
+    assert signed_in("leasing_tasks.view_task", name="olga").get(url_of(worker)).status_code == 403
+    assert (
+        signed_in("leasing_tasks.view_worker", name="nina").get("/ops/workers/999/").status_code
+        == 404
+    )
 
 
 def test_the_page_asks_a_fixed_number_of_questions(viewer: Client) -> None:
