@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models import Q
 from django.http import Http404
 
-from leasing.models import Leasable, Lease, LeaseState, leasable_models
+from leasing.models import Leasable, Lease, LeaseState, lease_kinds
 
 #: Columns of these kinds may be large; lists do without them.
 _LARGE = (models.JSONField, models.TextField, models.BinaryField)
@@ -17,16 +17,23 @@ _LARGE = (models.JSONField, models.TextField, models.BinaryField)
 
 def find_row(lease_id: str) -> Leasable:
     """The row whose ``lease_id`` that is, with ``state`` and ``now``: "17" is a named lease,
-    "task:17" a task. Raises Http404."""
-    name, _, key = lease_id.rpartition(":")
-    for model in leasable_models():
-        if name == ("" if model is Lease else model._meta.model_name):
-            try:
-                row: Leasable = rows_of(model).with_state().get(pk=key)
-            except (model.DoesNotExist, ValidationError, ValueError, OverflowError) as error:
-                raise Http404("There is no such lease.") from error
-            return row
-    raise Http404("There is no such lease.")
+    "task:17" a task, "shop.task:17" a row of another model of that name: see ``lease_kinds``.
+    Raises Http404."""
+    kind, _, key = lease_id.rpartition(":")
+    model = _model_of(kind)
+    if model is None:
+        raise Http404("There is no such lease.")
+    try:
+        row: Leasable = rows_of(model).with_state().get(pk=key)
+    except (model.DoesNotExist, ValidationError, ValueError, OverflowError) as error:
+        raise Http404("There is no such lease.") from error
+    return row
+
+
+def _model_of(kind: str) -> type[Leasable] | None:
+    if not kind:
+        return Lease
+    return next((model for model, each in lease_kinds().items() if each == kind), None)
 
 
 def rows_of(model: type[Leasable]) -> Any:

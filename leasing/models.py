@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.apps import apps
+from django.core.signals import setting_changed
 from django.db import models, transaction
 from django.db.models import F, Q
 
@@ -20,6 +22,10 @@ from leasing.querysets.leasable import GRANTED_FIELDS, LEASE_FIELDS, LeasableQue
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.querysets.once import OnceQuerySet
 from leasing.store import Renewal
+
+#: The labels of the apps of this distribution. Their models go by their names alone, whatever
+#: other apps are installed: the lease of a task is ``task:17`` everywhere.
+OWN_APPS = ("leasing", "leasing_tasks")
 
 
 class Leasable(models.Model):
@@ -125,7 +131,8 @@ class Leasable(models.Model):
     @property
     def lease_id(self) -> str:
         """What the API and the pages call this row's lease."""
-        return f"{self._meta.model_name}:{self.pk}"
+        kind = lease_kinds().get(self._meta.concrete_model, self._meta.model_name)  # type: ignore[arg-type]
+        return f"{kind}:{self.pk}"
 
     @property
     def lease_resource(self) -> str:
@@ -388,6 +395,27 @@ def leasable_models() -> list[type[Leasable]]:
     return [Lease, *own]
 
 
+@cache
+def lease_kinds() -> Mapping[type[Leasable], str]:
+    """For each leasable model but ``Lease`` the first part of its ``lease_id``: the model's name,
+    or "app_label.name" where a model before it has that name. The models of OWN_APPS come
+    first, the others follow in the order of INSTALLED_APPS."""
+    kinds: dict[type[Leasable], str] = {}
+    for model in sorted(leasable_models(), key=lambda each: each._meta.app_label not in OWN_APPS):
+        if model is not Lease:
+            name = str(model._meta.model_name)
+            kinds[model] = model._meta.label_lower if name in kinds.values() else name
+    return kinds
+
+
+def _forget_kinds(*, setting: str, **kwargs: Any) -> None:
+    if setting == "INSTALLED_APPS":
+        lease_kinds.cache_clear()
+
+
+setting_changed.connect(_forget_kinds, dispatch_uid="leasing.models.lease_kinds")
+
+
 __all__ = [
     "AuditEntry",
     "BeatEntry",
@@ -398,4 +426,5 @@ __all__ = [
     "LeaseState",
     "OnceKey",
     "leasable_models",
+    "lease_kinds",
 ]
