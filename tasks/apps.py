@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
+from django.core.exceptions import ImproperlyConfigured
 
 
 class TasksConfig(AppConfig):
@@ -8,6 +9,14 @@ class TasksConfig(AppConfig):
     label = "leasing_tasks"
     verbose_name = "Tasks"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def import_models(self) -> None:
+        # Else Django complains of the first model of leasing that is imported from here.
+        if not apps.is_installed("leasing"):
+            raise ImproperlyConfigured(
+                'The app "tasks" needs the app "leasing": add "leasing" to INSTALLED_APPS.'
+            )
+        super().import_models()
 
     def ready(self) -> None:
         from leasing.conf import leasing_settings
