@@ -17,6 +17,7 @@ class LeasingConfig(AppConfig):
         from leasing.metrics import registry
 
         checks.register_all()
+        checks.refuse_missing_backends()
         event_lines.connect()
         atexit.register(keeper.give_back_all)
         if leasing_settings.METRICS:

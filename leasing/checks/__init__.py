@@ -1,11 +1,15 @@
-"""System checks: of settings and databases, and for ``--deploy``."""
+"""System checks: of settings and databases, of the module ``tasks``, and for ``--deploy``."""
 
 from __future__ import annotations
 
-from leasing.checks import deploy, settings
+from leasing.checks import deploy, queue_module, settings
+from leasing.checks.queue_module import refuse_missing_backends
+
+__all__ = ["refuse_missing_backends", "register_all"]
 
 
 def register_all() -> None:
     """Let Django run the checks."""
     settings.register_all()
+    queue_module.register_all()
     deploy.register_all()

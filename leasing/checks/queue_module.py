@@ -1,0 +1,116 @@
+"""System check: the module ``tasks`` is the queue of this distribution, and no other.
+
+Python looks first in the folder of ``manage.py``. A ``tasks.py`` or ``tasks/`` there, as Invoke
+and Celery's tutorials have it, is imported in place of the queue, and Django takes any module for
+an app: nothing fails until a command is unknown. ``leasing`` has a name of its own, so it can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from django.apps import AppConfig, apps
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.core.exceptions import ImproperlyConfigured
+
+QUEUE = "tasks"
+#: Both packages of the distribution are installed side by side.
+QUEUE_FOLDER = Path(__file__).resolve().parents[2] / QUEUE
+#: A package that has one of these is an app of the project, which may have the name ``tasks``.
+PARTS_OF_AN_APP = frozenset(
+    ("apps", "management", "migrations", "models", "tasks", "templates", "templatetags")
+    + ("urls", "views")
+)
+
+REMEDY = (
+    "Rename it, or move it out of the folder that Python looks into first: that of manage.py. "
+    "Invoke finds a renamed module by `--collection`."
+)
+
+
+def register_all() -> None:
+    """Called when the app is ready."""
+    register(Tags.compatibility)(check_queue_module)
+
+
+def check_queue_module(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Report another module in the place of the queue.
+
+    An error where the settings ask for the queue (TASK_QUEUE, or a backend of TASKS that only the
+    queue has). A warning where "tasks" is installed and what is found is no app by its looks: the
+    queue was meant, in all probability. Nothing for a project that has an app ``tasks`` of its
+    own, or none.
+    """
+    found = _module_in_the_way()
+    if found is None:
+        return []
+    if _has_queue_settings() or missing_backends():
+        return [Error(_sentence(found), hint=REMEDY, id="leasing.E016")]
+    if _is_installed() and not _is_app(found):
+        hint = f"{REMEDY} If it is an app that needs no queue, silence this check."
+        return [Warning(_sentence(found), hint=hint, id="leasing.W007")]
+    return []
+
+
+def refuse_missing_backends() -> None:
+    """Raise ImproperlyConfigured where TASKS names a backend of the queue, and another module is
+    in its place. No check could say so: Django's own checks import the backend, and fail."""
+    found = _module_in_the_way()
+    if found is not None and missing_backends():
+        raise ImproperlyConfigured(f"{_sentence(found)} {REMEDY}")
+
+
+def missing_backends() -> list[str]:
+    """The backends in TASKS that are under ``tasks`` and are not there."""
+    chosen = getattr(settings, "TASKS", None)
+    entries = chosen.values() if isinstance(chosen, Mapping) else ()
+    named = [entry.get("BACKEND") for entry in entries if isinstance(entry, Mapping)]
+    return [
+        path
+        for path in named
+        if isinstance(path, str) and path.startswith(f"{QUEUE}.") and not _exists(path)
+    ]
+
+
+def _exists(path: str) -> bool:
+    try:
+        return find_spec(path.rpartition(".")[0]) is not None
+    except ImportError:
+        return False
+
+
+def _module_in_the_way() -> Path | None:
+    """The file or the folder that is imported as ``tasks``, unless it is the queue's."""
+    try:
+        spec = find_spec(QUEUE)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    places = folders or [Path(spec.origin or QUEUE)]
+    return None if QUEUE_FOLDER in [place.resolve() for place in places] else places[0]
+
+
+def _has_queue_settings() -> bool:
+    # Another library's setting of that name is probably no dictionary.
+    return isinstance(getattr(settings, "TASK_QUEUE", None), Mapping)
+
+
+def _is_installed() -> bool:
+    return apps.is_installed(QUEUE)
+
+
+def _is_app(found: Path) -> bool:
+    """Return True if the module is a package with parts that only an app has."""
+    return found.is_dir() and not PARTS_OF_AN_APP.isdisjoint(each.stem for each in found.iterdir())
+
+
+def _sentence(found: Path) -> str:
+    return f"Python imports {found} as `tasks`, in the place of the task queue of django-leasing."
