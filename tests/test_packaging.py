@@ -18,6 +18,8 @@ from packaging.requirements import Requirement
 from tests.plugin import ENVIRONMENT, ROOT
 
 PACKAGES = ("leasing", "tasks")
+#: The labels of their apps, which are the folders of their templates.
+LABELS = {"leasing": "leasing", "tasks": "leasing_tasks"}
 IGNORED = {"__pycache__"}
 TIMEOUT = 120
 #: What is run of pip: the one of this environment, on whatever environment it is told.
@@ -152,7 +154,7 @@ def test_the_wheel_holds_every_file_of_the_packages(names: set[str]) -> None:
     for package in PACKAGES:
         assert f"{package}/py.typed" in files
         assert f"{package}/migrations/0001_initial.py" in files
-        assert any(name.startswith(f"{package}/templates/{package}/") for name in files)
+        assert any(name.startswith(f"{package}/templates/{LABELS[package]}/") for name in files)
     assert any("/static/" in name for name in files)
 
 
