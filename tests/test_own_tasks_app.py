@@ -444,3 +444,27 @@ def test_a_project_that_forgot_leasing_is_told_to_add_it(checked: dict[str, Said
         "django.core.exceptions.ImproperlyConfigured: "
         'The app "tasks" needs the app "leasing": add "leasing" to INSTALLED_APPS.'
     )
+
+
+def test_pytest_runs_the_tests_of_a_project_with_an_app_called_tasks(tmp_path: Path) -> None:
+    model = "from django.db import models\n\nclass Chore(models.Model):\n    pass\n"
+    files = {
+        "settings.py": f"{dedent(SETTINGS)}\nINSTALLED_APPS = {BOTH}\n",
+        "pytest.ini": "[pytest]\nDJANGO_SETTINGS_MODULE = settings\npythonpath = .\n",
+        "tasks/models.py": model,
+        "test_chores.py": """
+    from django.apps import apps
+
+    def test_their_app_is_installed():
+        assert apps.get_app_config("tasks").get_model("chore")
+    """,
+    }
+    make(tmp_path, {**APP, **files})
+
+    ours = ("DATABASE_URL", "DJANGO_SETTINGS_MODULE", "PYTEST_ADDOPTS")
+    env = {name: value for name, value in os.environ.items() if name not in ours}
+    for pytest_ in ([sys.executable, "-m", "pytest"], [Path(sys.executable).with_name("pytest")]):
+        done = subprocess.run(
+            [*pytest_, "-q"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+        )
+        assert "1 passed" in done.stdout, done.stdout + done.stderr

@@ -18,10 +18,10 @@ from leasing.db.dialects import in_transaction
 from leasing.exceptions import LeaseLost
 from leasing.functions import DbNow
 from leasing.models import Lease
+from leasing.queue_pytest_plugin import drain_tasks, inline_tasks, own_handlers
 from tasks import registry
 from tasks.exceptions import GiveUp, NotSerializable, Snooze, TaskCancelled, UnknownTask
 from tasks.models import Task, TaskStatus
-from tasks.pytest_plugin import drain_tasks, inline_tasks, own_handlers
 from tasks.testing import (
     FakeContext,
     aassert_enqueued,
