@@ -90,6 +90,7 @@ def _no_shared_reading() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for shared in SHARED:
             patch.setattr(shared, "fresh_for", 0.0)
+            patch.setattr(shared, "_latest", None)  # a test that shares begins with nothing read
         for tallies in TALLIES:
             patch.setattr(tallies, "room", 0)
         yield
