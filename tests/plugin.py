@@ -34,7 +34,28 @@ ENVIRONMENT = {
     "LEASING_TTL": "",
 }
 
-#: Fixtures that start a server for the whole run: the tests of each go to one worker.
+#: Folders in which no test has SQL of its own: what is done to rows there is done by the verbs of
+#: `querysets`, which are tested on every database. All of them count as marked `once`.
+ONCE = (
+    "benchmarks",
+    "leasing/admin",
+    "leasing/api",
+    "leasing/testing",
+    "tasks/admin",
+    "tasks/api",
+    "tasks/celery",
+    "tasks/diagnosis",
+    "tasks/django_api",
+    "tasks/execution",
+    "tasks/management",
+    "tasks/metrics",
+    "tasks/testing",
+    "tasks/worker",
+)
+#: A fixture of tests that concern PostgreSQL alone.
+FOR_POSTGRESQL = "on_postgresql"
+
+#: Fixtures that start a server for the whole run.
 BROKERS = {"redis_broker", "rabbitmq_broker"}
 
 
@@ -84,6 +105,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         database = choose[early_config.known_args_namespace.db](early_config)
         os.environ[CHOSEN] = json.dumps(database)
     early_config.stash[DATABASE] = database
+    gc.disable()  # nothing of what is imported and collected becomes garbage
     os.environ.update(ENVIRONMENT, DATABASE_URL=database.url)
     yield
 
@@ -93,31 +115,42 @@ def is_worker() -> bool:
     return "PYTEST_XDIST_WORKER" in os.environ
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist's hook of this name reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if broker := BROKERS.intersection(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(*broker))
     wanted = [item for item in items if _is_wanted(item, config)]
     if len(wanted) < len(items):
         kept = set(wanted)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = wanted
-    if is_worker():  # what lasts long is not to be left for the end, when others have nothing to do
-        items.sort(key=lambda item: "process_env" not in getattr(item, "fixturenames", ()))
+    if is_worker():
+        items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> tuple[bool, bool]:
+    """Return what puts the tests of brokers first, so that one worker has them and starts each
+    broker once, and after them what lasts long: at the end nobody could share it."""
+    fixtures = set(getattr(item, "fixturenames", ()))
+    return not fixtures & BROKERS, "process_env" not in fixtures
 
 
 def _is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
     """Return False if this run leaves the test to the run on the other database."""
     if not _touches_a_database(item):
         return not config.getoption("only_db") and config.getoption("once") != "only"
-    once = item.get_closest_marker("once") is not None
+    once = _is_once(item)
     return {"also": True, "not": not once, "only": once}[config.getoption("once")]
+
+
+def _is_once(item: pytest.Item) -> bool:
+    if item.get_closest_marker("once") is not None:
+        return True
+    folder = item.path.parent.relative_to(ROOT / "tests").as_posix()
+    return folder in ONCE and FOR_POSTGRESQL not in getattr(item, "fixturenames", ())
 
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what has been imported stays: no collection need look at it again
-    gc.set_threshold(10_000, 10, 10)  # a twentieth of the tests' CPU is spent on fewer objects
+    gc.enable()
+    gc.set_threshold(50_000, 20, 20)  # a twentieth of the CPU is spent on fewer
 
 
 def _touches_a_database(item: pytest.Item) -> bool:

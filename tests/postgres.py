@@ -33,6 +33,12 @@ OPTIONS = {
     "fsync": "off",
     "synchronous_commit": "off",
     "full_page_writes": "off",
+    # What a server that lasts for minutes has no use of.
+    "jit": "off",
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+    "checkpoint_timeout": "1d",
+    "max_wal_size": "8GB",
     "timezone": "UTC",
 }
 

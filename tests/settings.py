@@ -6,6 +6,9 @@ from project.settings import *  # noqa: F403
 from project.settings import DATABASES, INSTALLED_APPS
 
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    # Nobody cuts the power: what a killed process has written is in the cache of the system.
+    options = DATABASES["default"]["OPTIONS"]
+    options["init_command"] = options["init_command"].replace("=NORMAL", "=OFF")
     # Without a name Django tests in memory, where other processes see nothing.
     DATABASES["default"]["TEST"] = {"NAME": f"{DATABASES['default']['NAME']}.test"}
 

@@ -26,9 +26,9 @@ ROOT = Path(__file__).parent.parent
 PAIRS = ("3.11/5.2", "3.12/6.1", "3.13/6.0")
 #: Two for each database keep two cores busy, and each more takes four seconds of CPU to import and
 #: collect everything. One that hangs has said where, and is not replaced.
-WORKERS = ["--dist", "loadgroup", "--max-worker-restart", "0", "--numprocesses", "2"]
-SQLITE = ["--db", "sqlite", *WORKERS]
-POSTGRESQL = ["--db", "postgresql", "--only-db", *WORKERS]
+WORKERS = ["--dist", "worksteal", "--max-worker-restart", "0", "--numprocesses"]
+SQLITE = ["--db", "sqlite", *WORKERS, "3"]
+POSTGRESQL = ["--db", "postgresql", "--only-db", *WORKERS, "2"]
 #: Runs of pytest that go on side by side. SQLite has what is marked `once`, since a test takes less
 #: time there, and the tests that touch no database: with them both runs last equally long.
 TEST = {

@@ -82,8 +82,9 @@ def _no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody listens to claims and completions."""
-    for signal in (signals.claimed, signals.completed):
+    """Nobody listens to what is enqueued, claimed or completed: not even what an earlier test has
+    left to the collector of garbage."""
+    for signal in (signals.enqueued, signals.claimed, signals.completed):
         monkeypatch.setattr(signal, "receivers", [])
         monkeypatch.setattr(signal, "_logger", None)
 
