@@ -20,7 +20,8 @@ demo: $(VENV)/demo.stamp $(if $(filter celery,$(ENGINE)),$(VENV)/celery.stamp)
 test: $(VENV)/test.stamp
 	@$(RUN) -m tests.suite
 
-# What is marked `once`, on the database that `make test` leaves out.
+# What `make test` runs on SQLite alone, on PostgreSQL: what is marked `once`, or lies in a folder that
+# ONCE in tests/plugin.py names.
 rest: $(VENV)/test.stamp
 	@$(RUN) -m tests.suite rest
 

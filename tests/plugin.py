@@ -35,20 +35,16 @@ ENVIRONMENT = {
 }
 
 #: Folders in which no test has SQL of its own: what is done to rows there is done by the verbs of
-#: `querysets`, which are tested on every database. All of them count as marked `once`.
+#: `querysets`, which are tested on every database. All their tests count as marked `once`.
 ONCE = (
-    "benchmarks",
-    "leasing/admin",
     "leasing/api",
     "leasing/testing",
-    "tasks/admin",
     "tasks/api",
     "tasks/celery",
     "tasks/diagnosis",
     "tasks/django_api",
     "tasks/execution",
     "tasks/management",
-    "tasks/metrics",
     "tasks/testing",
     "tasks/worker",
 )

@@ -13,13 +13,7 @@ from tests.brokers import Broker, NoBroker, serve_rabbitmq, serve_redis
 from tests.processes import Process, wait_for
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("redis_broker", marks=pytest.mark.xdist_group("redis_broker")),
-        pytest.param("rabbitmq_broker", marks=pytest.mark.xdist_group("rabbitmq_broker")),
-    ],
-)
+@pytest.mark.parametrize("name", ["redis_broker", "rabbitmq_broker"])
 def test_a_broker_keeps_what_it_accepted_when_it_is_killed(
     name: str, request: pytest.FixtureRequest
 ) -> None:

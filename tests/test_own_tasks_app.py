@@ -406,7 +406,7 @@ def test_a_module_that_is_installed_and_is_no_app_is_warned_of(
     code, text = checked[project]
 
     assert code == 0
-    assert "leasing.W007" in text and f"Python imports {found} as `tasks`" in text
+    assert "leasing.W008" in text and f"Python imports {found} as `tasks`" in text
 
 
 def test_a_backend_that_is_hidden_stops_every_command_with_the_reason(

@@ -20,7 +20,7 @@ from pytest_django.live_server_helper import LiveServer
 from tasks.models import Task
 from tests.leasing.support import expire
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 class Reply(NamedTuple):

@@ -9,7 +9,7 @@ __all__ = ["refuse_missing_backends", "register_all"]
 
 
 def register_all() -> None:
-    """Let Django run the checks."""
+    """Register the checks with Django."""
     settings.register_all()
     queue_module.register_all()
     deploy.register_all()

@@ -19,7 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 QUEUE = "tasks"
 #: Both packages of the distribution are installed side by side.
-QUEUE_FOLDER = Path(__file__).resolve().parents[2] / QUEUE
+QUEUE_FOLDER = Path(__file__).parents[2] / QUEUE
 #: A package that has one of these is an app of the project, which may have the name ``tasks``.
 PARTS_OF_AN_APP = frozenset(
     ("apps", "management", "migrations", "models", "tasks", "templates", "templatetags")
@@ -54,7 +54,7 @@ def check_queue_module(
         return [Error(_sentence(found), hint=REMEDY, id="leasing.E016")]
     if _is_installed() and not _is_app(found):
         hint = f"{REMEDY} If it is an app that needs no queue, silence this check."
-        return [Warning(_sentence(found), hint=hint, id="leasing.W007")]
+        return [Warning(_sentence(found), hint=hint, id="leasing.W008")]
     return []
 
 
@@ -95,7 +95,12 @@ def _module_in_the_way() -> Path | None:
         return None
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     places = folders or [Path(spec.origin or QUEUE)]
-    return None if QUEUE_FOLDER in [place.resolve() for place in places] else places[0]
+    return None if any(map(_is_ours, places)) else places[0]
+
+
+def _is_ours(place: Path) -> bool:
+    # Installers may link the files of a package or its folder: both ends of a link are the same.
+    return place == QUEUE_FOLDER or place.resolve() == QUEUE_FOLDER.resolve()
 
 
 def _has_queue_settings() -> bool:

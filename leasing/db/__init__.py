@@ -1,1 +1,1 @@
-"""How the database is spoken to: dialects, one-statement forms, notifications, connections."""
+"""Dialects, one-statement forms, notifications and connections of the database."""

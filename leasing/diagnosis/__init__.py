@@ -1,1 +1,1 @@
-"""Why a lease is where it is: five answers."""
+"""Five answers to why a lease is where it is."""

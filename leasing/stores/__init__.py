@@ -1,1 +1,1 @@
-"""What can keep a grant: rows, rows over a separate connection, memory."""
+"""Stores of grants: rows, rows over a separate connection, memory."""

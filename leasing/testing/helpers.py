@@ -1,11 +1,4 @@
-"""For your own tests: leases that expire when you say so, and rivals that are not there.
-
-    from leasing.testing import assert_held, expire, hold_elsewhere, manual_keeper
-
-No test needs to sleep, and all of it works inside the transaction that Django's ``TestCase``
-and pytest-django wrap around a test. Where a function takes ``what``, give it a hold, a row of
-any ``Leasable`` model, or the name of a resource. Twins that begin with ``a`` are for async tests.
-"""
+"""Functions and test cases of ``leasing.testing``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Django's admin shows of tasks: one module for each part."""
+"""Django's admin of tasks: one module for each part."""
 
 from __future__ import annotations
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tasks.checks import deploy, settings
 
+__all__ = ["register_all"]
+
 
 def register_all() -> None:
-    """Let Django run the checks."""
+    """Register the checks with Django."""
     settings.register_all()
     deploy.register_all()

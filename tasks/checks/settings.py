@@ -188,10 +188,10 @@ def _check_celery() -> list[CheckMessage]:
         messages.append(Error(text, id="leasing_tasks.E019"))
     if not _is_age(task_settings.OUTBOX_RETENTION):
         text = "must be a number of seconds, a timedelta, or None."
-        messages.append(Error(f"TASK_QUEUE['OUTBOX_RETENTION'] {text}", id="leasing_tasks.E020"))
+        messages.append(Error(f"TASK_QUEUE['OUTBOX_RETENTION'] {text}", id="leasing_tasks.E026"))
     if not isinstance(task_settings.OUTBOX_EXCHANGE, str) or not task_settings.OUTBOX_EXCHANGE:
         text = "TASK_QUEUE['OUTBOX_EXCHANGE'] must name an exchange."
-        messages.append(Error(text, id="leasing_tasks.E021"))
+        messages.append(Error(text, id="leasing_tasks.E027"))
     return messages
 
 

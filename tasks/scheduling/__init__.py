@@ -1,1 +1,1 @@
-"""When schedules are due: rules, and what code declares."""
+"""Rules of when schedules are due, and what code declares."""

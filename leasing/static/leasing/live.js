@@ -12,7 +12,7 @@
     const all = (selector, within = document) => [...within.querySelectorAll(selector)];
     const main = find("#main");
 
-    // --- Times. The words are those of leasing/wording.py.
+    // --- Times. The words are those of leasing/humanize.py.
 
     const clock = { server: 0, at: 0 };
     const setClock = (iso, at) => Object.assign(clock, { server: Date.parse(iso), at });

@@ -24,8 +24,8 @@ APP = {"CELERY_APP": "project.celery.app"}
         ({"CELERY_WINDOW": 0}, ["leasing_tasks.E018"]),
         ({"CELERY_WINDOW": True}, ["leasing_tasks.E018"]),
         ({"CELERY_PATIENCE": 0}, ["leasing_tasks.E019"]),
-        ({"OUTBOX_RETENTION": -1}, ["leasing_tasks.E020"]),
-        ({"OUTBOX_EXCHANGE": ""}, ["leasing_tasks.E021"]),
+        ({"OUTBOX_RETENTION": -1}, ["leasing_tasks.E026"]),
+        ({"OUTBOX_EXCHANGE": ""}, ["leasing_tasks.E027"]),
     ],
 )
 def test_what_cannot_be_meant_is_an_error(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connections, transaction
 from pytest_django import DjangoAssertNumQueries
 
 from leasing.exceptions import LeaseLost
@@ -276,12 +276,10 @@ def test_ends_that_are_stored_together_are_told_as_the_database_has_them(heard: 
     assert [told.db_result.status for _, _, told, _ in heard] == ["succeeded"] * 2
 
 
-@pytest.mark.usefixtures("unheard")
+@pytest.mark.usefixtures("unheard", "on_postgresql")  # the portable form reads them
 def test_telling_of_first_attempts_reads_nothing_back(
     heard: Heard, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("the portable form reads them")
     taken = take(mails.send.enqueue("a"), mails.send.enqueue("b"))
 
     with django_assert_num_queries(3):  # two of them the savepoint's
