@@ -24,8 +24,8 @@ from typing import IO, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PAIRS = ("3.11/5.2", "3.12/6.1", "3.13/6.0")
-#: Two for each database keep two cores busy, and each more takes four seconds of CPU to import and
-#: collect everything. One that hangs has said where, and is not replaced.
+#: Five keep two cores busy, and each more takes some seconds of CPU to import and collect
+#: everything. One that hangs has said where, and is not replaced.
 WORKERS = ["--dist", "worksteal", "--max-worker-restart", "0", "--numprocesses"]
 SQLITE = ["--db", "sqlite", *WORKERS, "3"]
 POSTGRESQL = ["--db", "postgresql", "--only-db", *WORKERS, "2"]

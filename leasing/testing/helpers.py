@@ -22,26 +22,6 @@ from leasing.subject import What, place_of, situation
 from leasing.testing.keeper import ManualKeeper, manual_keeper
 from leasing.validation.terms import Terms
 
-__all__ = [
-    "LeasingTestCase",
-    "LeasingTestMixin",
-    "ManualKeeper",
-    "aassert_free",
-    "aassert_held",
-    "aevents_of",
-    "aexpire",
-    "arevoke",
-    "assert_free",
-    "assert_held",
-    "assert_lost",
-    "events_of",
-    "expire",
-    "hold_elsewhere",
-    "in_memory",
-    "manual_keeper",
-    "revoke",
-]
-
 SOMEONE = "someone else"
 
 

@@ -21,24 +21,6 @@ from tasks.querysets import TaskQuerySet, TaskStatus, check_queue
 from tasks.testing.context import FakeContext
 from tasks.testing.runs import bring_forward, run, run_next
 
-__all__ = [
-    "FakeContext",
-    "aassert_enqueued",
-    "aassert_not_enqueued",
-    "adrain",
-    "aenqueued",
-    "arun",
-    "arun_handler",
-    "assert_enqueued",
-    "assert_not_enqueued",
-    "drain",
-    "enqueued",
-    "inline",
-    "manual",
-    "run",
-    "run_handler",
-]
-
 #: What becomes of tasks that were enqueued just now; None: they wait.
 _mode: Callable[[list[Task]], None] | None = None
 #: Whether enqueuing asks for it.

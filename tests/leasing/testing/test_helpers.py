@@ -13,6 +13,7 @@ from asgiref.sync import async_to_sync
 from django.db import connection, transaction
 from django.test import override_settings
 
+from leasing import testing
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseInTransaction, LeaseLost
 from leasing.functions import database_now
@@ -535,7 +536,7 @@ def test_the_mixin_gives_time_back_whatever_the_case_does() -> None:
 
 def test_every_public_name_is_documented() -> None:
     page = (ROOT / "docs" / "testing.md").read_text()
-    assert [name for name in helpers.__all__ if name not in page and name != "ManualKeeper"] == []
+    assert [name for name in testing.__all__ if name not in page and name != "ManualKeeper"] == []
 
 
 def test_settings_of_the_test_are_kept_in_memory() -> None:
