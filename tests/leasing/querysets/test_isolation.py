@@ -14,6 +14,7 @@ from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import after
 from leasing.models import Lease
 from tests.factories import LeaseFactory
+from tests.leasing.locks import someone_waits
 from tests.leasing.support import OtherSession, events, expire, grants, stored, usurp
 from tests.processes import wait_for
 
@@ -33,16 +34,6 @@ def impatience(on_postgresql: None, transactional_db: None) -> Iterator[None]:
     _execute("SET lock_timeout = '5s'")
     yield
     _execute("RESET lock_timeout")
-
-
-def someone_waits() -> bool:
-    """Whether a session waits for a lock that another one has."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        )
-        return bool(cursor.fetchone()[0])
 
 
 def deadline_in(lease: Lease, seconds: float) -> None:
