@@ -60,7 +60,7 @@ def run(python: str, name: str, options: list[str], output: IO[str] | None = Non
         counts_file = Path(folder, "counts.json")
         command = [python, "-m", "pytest", *options, "--counts", str(counts_file)]
         code = subprocess.run(
-            command, cwd=ROOT, env=environment(), stdout=output, stderr=output
+            command, cwd=ROOT, env=environment(folder), stdout=output, stderr=output
         ).returncode
         if not counts_file.exists():
             return Run(False, name, Counter({"run without a result": 1}))
@@ -69,10 +69,15 @@ def run(python: str, name: str, options: list[str], output: IO[str] | None = Non
     return Run(code in (0, NOTHING_PICKED), name if name == "the wheel" else on, Counter(counts))
 
 
-def environment() -> dict[str, str]:
-    """The environment of a run: what one process has compiled is there for the next, or all of
-    them, and the processes of the tests, would compile everything again."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+def environment(folder: str) -> dict[str, str]:
+    """The environment of a run that keeps its files in ``folder``.
+
+    What one process has compiled is there for the next, or all of them, and the processes of the
+    tests, would compile everything again. Runs that go on side by side would clear away each
+    other's folders, and pytest fails as it ends when one vanishes under it.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {"PYTEST_DEBUG_TEMPROOT": folder}
 
 
 def run_all(python: str, runs: dict[str, list[str]]) -> Outcome:

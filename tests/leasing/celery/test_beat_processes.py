@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from leasing import Leader
-from leasing.models import BeatEntry
+from leasing.models import BeatEntry, EventKind, LeaseEvent
 from tests.conftest import Spawn
 from tests.processes import Process, wait_for
 from tests.races.support import PATIENCE, pause
@@ -77,7 +77,10 @@ def test_two_beats_send_each_slot_once_whatever_happens_to_the_leader(
         # Whoever takes over from one that dies between sending and saying so cannot know.
         assert all(len(set(of_slot)) == 1 for of_slot in ids.values())
         doubles += sum(len(of_slot) - 1 for of_slot in ids.values())
-    assert doubles <= len(FAULTS)
+    # A leader that the machine lets wait for longer than its term loses it too.
+    grants = (EventKind.ACQUIRED, EventKind.TAKEN_OVER)
+    terms = LeaseEvent.objects.filter(resource=BEAT, kind__in=grants).count()
+    assert doubles < terms, f"{doubles} doubles in {terms} terms"
 
 
 def wait_for_slots(count: int) -> None:
