@@ -51,7 +51,7 @@ ONCE = (
 #: A fixture of tests that concern PostgreSQL alone.
 FOR_POSTGRESQL = "on_postgresql"
 
-#: Fixtures that start a server for the whole run.
+#: Fixtures that start a server for the whole run. Their tests count as marked `broker`.
 BROKERS = {"redis_broker", "rabbitmq_broker"}
 
 
@@ -87,6 +87,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("also", "not", "only"),
         default="also",
         help="run the tests marked `once` as well, leave them out, or run nothing else",
+    )
+    group.addoption(
+        "--no-broker", action="store_true", help="leave out the tests that need a message broker"
     )
     group.addoption("--counts", metavar="FILE", help="write what passed and failed, as JSON")
 
@@ -124,12 +127,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _place(item: pytest.Item) -> tuple[bool, bool]:
     """Return what puts the tests of brokers first, so that one worker has them and starts each
     broker once, and after them what lasts long: at the end nobody could share it."""
-    fixtures = set(getattr(item, "fixturenames", ()))
-    return not fixtures & BROKERS, "process_env" not in fixtures
+    return not _needs_broker(item), "process_env" not in _fixtures(item)
+
+
+def _fixtures(item: pytest.Item) -> set[str]:
+    return set(getattr(item, "fixturenames", ()))
+
+
+def _needs_broker(item: pytest.Item) -> bool:
+    return item.get_closest_marker("broker") is not None or bool(_fixtures(item) & BROKERS)
 
 
 def _is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
     """Return False if this run leaves the test to the run on the other database."""
+    if _needs_broker(item):
+        return not config.getoption("no_broker") and config.getoption("once") != "not"
     if not _touches_a_database(item):
         return not config.getoption("only_db") and config.getoption("once") != "only"
     once = _is_once(item)
@@ -140,7 +152,7 @@ def _is_once(item: pytest.Item) -> bool:
     if item.get_closest_marker("once") is not None:
         return True
     folder = item.path.parent.relative_to(ROOT / "tests").as_posix()
-    return folder in ONCE and FOR_POSTGRESQL not in getattr(item, "fixturenames", ())
+    return folder in ONCE and FOR_POSTGRESQL not in _fixtures(item)
 
 
 def pytest_collection_finish() -> None:
@@ -151,8 +163,7 @@ def pytest_collection_finish() -> None:
 
 def _touches_a_database(item: pytest.Item) -> bool:
     wanted = {"db", "transactional_db", "live_server", "client", "admin_client"}
-    fixtures = set(getattr(item, "fixturenames", ()))
-    return item.get_closest_marker("django_db") is not None or bool(wanted & fixtures)
+    return item.get_closest_marker("django_db") is not None or bool(wanted & _fixtures(item))
 
 
 def pytest_report_header(config: pytest.Config) -> str:

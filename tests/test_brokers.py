@@ -12,6 +12,8 @@ from kombu.connection import Connection
 from tests.brokers import Broker, NoBroker, serve_rabbitmq, serve_redis
 from tests.processes import Process, wait_for
 
+pytestmark = pytest.mark.broker
+
 
 @pytest.mark.parametrize("name", ["redis_broker", "rabbitmq_broker"])
 def test_a_broker_keeps_what_it_accepted_when_it_is_killed(

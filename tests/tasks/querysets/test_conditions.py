@@ -7,7 +7,7 @@ nothing. Take a condition out of ``tasks.querysets`` and a line here fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import product
 from typing import Any
 
@@ -112,14 +112,30 @@ TIMELESS = {
 }
 #: Those whose one statement reads no clock to judge by: it may wait for its row.
 ONE_STATEMENT = {"progress", "checkpoint"}
+#: Each verb with the attempts that its task is given: to fail is another update at the last.
+CASES = {
+    f"{verb}, {told}" if told else verb: (verb, attempts)
+    for verb in VERBS
+    for told, attempts in (
+        {"the last attempt": 1, "the first of three": 3} if verb.startswith("fail") else {"": 3}
+    ).items()
+}
 TABLE = [
-    pytest.param(VERBS[verb], BREAKS[broken], id=f"{verb}, but {broken}")
-    for verb, broken in product(VERBS, BREAKS)
+    pytest.param(VERBS[verb], BREAKS[broken], attempts, id=f"{case}, but {broken}")
+    for (case, (verb, attempts)), broken in product(CASES.items(), BREAKS)
     if not (verb in TIMELESS and broken == "its deadline has passed")
 ]
 
 
-@pytest.fixture(params=[1, 3], ids=["the last attempt", "the first of three"])
+def of_each(names: Collection[str]) -> pytest.MarkDecorator:
+    """Parametrise by each verb of ``names``, and its task."""
+    cases = {case: of for case, of in CASES.items() if of[0] in names}
+    return pytest.mark.parametrize(
+        ("name", "task"), cases.values(), ids=list(cases), indirect=["task"]
+    )
+
+
+@pytest.fixture
 def task(request: pytest.FixtureRequest) -> Task:
     """A running task."""
     created: Task = TaskFactory(state="running", holder="ann", max_attempts=request.param)
@@ -133,7 +149,7 @@ def refusals_unnoted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("refusals_unnoted")
-@pytest.mark.parametrize(("verb", "breaks"), TABLE)
+@pytest.mark.parametrize(("verb", "breaks", "task"), TABLE, indirect=["task"])
 def test_a_verb_whose_condition_is_broken_changes_nothing(
     verb: Verb, breaks: Callable[[Task], object], task: Task, told: Told
 ) -> None:
@@ -150,7 +166,7 @@ def test_a_verb_whose_condition_is_broken_changes_nothing(
 
 
 @pytest.mark.usefixtures("refusals_unnoted")
-@pytest.mark.parametrize(("verb", "breaks"), TABLE)
+@pytest.mark.parametrize(("verb", "breaks", "task"), TABLE, indirect=["task"])
 def test_a_condition_broken_between_lock_and_update_is_noticed(
     verb: Verb, breaks: Callable[[Task], object], task: Task
 ) -> None:
@@ -167,7 +183,7 @@ def test_a_condition_broken_between_lock_and_update_is_noticed(
     assert (attempts(task), task.step_set.count()) == ([], 0)
 
 
-@pytest.mark.parametrize("name", sorted(TIMELESS))
+@of_each(TIMELESS)
 def test_a_deadline_that_has_passed_is_no_obstacle_to_the_timeless(name: str, task: Task) -> None:
     expire(task)
     before = row_of(task)
@@ -177,7 +193,7 @@ def test_a_deadline_that_has_passed_is_no_obstacle_to_the_timeless(name: str, ta
     assert row_of(task) != before
 
 
-@pytest.mark.parametrize("name", VERBS)
+@of_each(VERBS)
 def test_no_verb_touches_another_row(name: str, task: Task) -> None:
     """Not even one that has come by the same grant, which no verb ever gives twice."""
     other = TaskFactory(state="running")
@@ -190,7 +206,7 @@ def test_no_verb_touches_another_row(name: str, task: Task) -> None:
     assert row_of(task) != before
 
 
-@pytest.mark.parametrize("name", [name for name in VERBS if name not in ONE_STATEMENT])
+@of_each(VERBS.keys() - ONE_STATEMENT)
 def test_every_verb_locks_its_row_before_it_judges(
     name: str, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
