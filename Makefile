@@ -8,7 +8,7 @@ PIP := $(RUN) -m pip -qq --disable-pip-version-check
 COMBOS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: demo test rest check matrix wheel bench celery browser screenshots format clean
+.PHONY: demo test rest check mutants matrix wheel bench celery browser screenshots format clean
 
 # The demo site on http://localhost:8000, stopped by Ctrl-C. PORT and DATABASE_URL are heeded.
 # ENGINE=celery runs its tasks in Celery workers, over a broker of files: no server is needed.
@@ -21,7 +21,7 @@ test: $(VENV)/test.stamp
 	@$(RUN) -m tests.suite
 
 # What `make test` runs on SQLite alone, on PostgreSQL: what is marked `once`, or lies in a folder that
-# ONCE in tests/plugin.py names.
+# ONCE in tests/plugin.py names; and what needs a message broker.
 rest: $(VENV)/test.stamp
 	@$(RUN) -m tests.suite rest
 
@@ -36,6 +36,13 @@ check: $(VENV)/dev.stamp
 	@$(RUN) manage.py makemigrations --check --dry-run
 	@$(RUN) manage.py check --fail-level WARNING
 	@echo "check: style, types, layers, migrations and system checks are in order"
+
+# Each condition of the verbs is bent in turn, and a test must notice. SHORT=1 tries as many as fit
+# in three minutes, in an order that SEED=7 draws; ONLY=once picks by name, TABLE=FILE keeps who
+# noticed what.
+mutants: $(VENV)/test.stamp
+	@$(RUN) -m tests.mutants $(if $(SHORT),--minutes 3) $(if $(SEED),--seed $(SEED)) \
+		$(if $(ONLY),--only $(ONLY)) $(if $(TABLE),--table $(TABLE))
 
 # The suite under each pair of Python and Django; COMBOS="3.12/6.1" picks some.
 matrix:

@@ -1,0 +1,179 @@
+"""Tries mutants on one database: a plugin of pytest, driven by ``tests.mutants``.
+
+pytest collects and makes its database as ever. Then, instead of running the tests, it reads from
+a socket what to try, and forks for each: the child puts the mutant's code in the place of the
+function's, runs the nearest tests first, and ends with the first that fails. The parent opens no
+connection and starts no thread once the database is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+from tests.mutants import making, shelf
+
+#: The variable that names the socket.
+SOCKET = "MUTANTS_SOCKET"
+#: Seconds after which a mutant on which a test hangs counts as noticed.
+PATIENCE = 45.0
+#: What a child writes for a test that passes.
+PASSED = b"."
+#: What such a mutant was noticed by.
+HANG = "a test that hangs"
+#: Fixtures of tests that start processes, which would run the code as it is.
+OUTSIDE = {"spawn", "spawn_cold", "redis_broker", "rabbitmq_broker", "live_server"}
+
+
+class Server:
+    """The loop that stands in for pytest's own."""
+
+    def __init__(self) -> None:
+        self._killer: str | None = None
+        #: Tests that pass in a child, on the code as it is.
+        self._trusted: set[str] = set()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self._items = [item for item in session.items if _is_inside(item)]
+        _make_database(self._items)
+        self._mutants = {mutant.name: mutant for mutant in shelf.all_mutants()}
+        with socket.socket(fileno=int(os.environ[SOCKET])) as connection:
+            _send(connection, {"ready": len(self._items)})
+            for question in _questions(connection):
+                _send(connection, {"killer": self._killer_on(**question)})
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self._killer is None:
+            self._killer = report.nodeid
+
+    def _killer_on(self, mutant: str, nearest: list[str]) -> str | None:
+        """Return the first test that fails on the mutant of that name, and not without it."""
+        while True:
+            killer = self._try(mutant, nearest)
+            if killer == HANG:
+                return killer
+            if killer is None or killer in self._trusted or self._try(None, [killer]) is None:
+                self._trusted.add(killer or "")
+                return killer
+            self._items = [item for item in self._items if item.nodeid != killer]
+
+    def _try(self, mutant: str | None, nearest: list[str]) -> str | None:
+        """Run the tests on the mutant of that name, or on the code as it is, in a child. Returns
+        the first that fails."""
+        readable, writable = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.close(readable)
+            killer = self._killer_of(mutant, nearest, writable)
+            os.write(writable, (killer or "").encode())
+            os._exit(0)
+        os.close(writable)
+        return _killer_told(readable, pid)
+
+    def _killer_of(self, mutant: str | None, nearest: list[str], alive: int) -> str | None:
+        """As ``_try``, in the child, which writes a point for each test that passes."""
+        os.setpgid(0, 0)
+        try:
+            if mutant is not None:
+                apply(self._mutants[mutant])
+            near = [item for item in self._items if _distance(item, nearest) < len(nearest)]
+            near.sort(key=lambda item: _distance(item, nearest))
+            for item, following in zip(near, [*near[1:], None], strict=True):
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                if self._killer is not None:
+                    break
+                os.write(alive, PASSED)
+        except BaseException as error:  # pytest's own way to end a run
+            return self._killer or f"it ends the run: {error!r}"
+        return self._killer
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Server(), "mutants-server")
+
+
+def apply(mutant: making.Mutant) -> None:
+    """Give the living function the mutant's code, or the module the mutant's constant."""
+    module = importlib.import_module(mutant.module)
+    if mutant.code is None:
+        setattr(module, mutant.place, mutant.value)
+    else:
+        function_of(module, mutant.place).__code__ = mutant.code
+
+
+def function_of(module: Any, place: str) -> FunctionType:
+    """The function of that qualified name, from under its decorators."""
+    found = module
+    for name in place.split("."):
+        found = vars(found)[name]
+    while not isinstance(found, FunctionType) or hasattr(found, "__wrapped__"):
+        for attribute in ("__wrapped__", "__func__", "fget", "func"):
+            if hasattr(found, attribute):
+                found = getattr(found, attribute)
+                break
+        else:
+            raise TypeError(f"{place} is no function")
+    return found
+
+
+def _is_inside(item: pytest.Item) -> bool:
+    return not OUTSIDE & set(getattr(item, "fixturenames", ()))
+
+
+def _make_database(items: list[pytest.Item]) -> None:
+    """Run a test that uses it, and leave nothing open."""
+    from django.db import connections
+
+    first = next(item for item in items if item.get_closest_marker("django_db"))
+    other = next(item for item in items if item.path != first.path)
+    first.config.hook.pytest_runtest_protocol(item=first, nextitem=other)
+    connections.close_all()
+
+
+def _distance(item: pytest.Item, nearest: list[str]) -> int:
+    """The place of the test's file or folder in ``nearest``; its length if it is not there."""
+    for number, place in enumerate(nearest):
+        if item.nodeid.startswith(place):
+            return number
+    return len(nearest)
+
+
+def _killer_told(readable: int, pid: int) -> str | None:
+    """What the child wrote. One that hangs is killed, and whatever it started in any case."""
+    told = b""
+    while True:
+        ready, _, _ = select.select([readable], [], [], PATIENCE)
+        if not ready:
+            told = HANG.encode()
+            break
+        read = os.read(readable, 4096)
+        if not read:
+            break
+        told += read
+    os.close(readable)
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return told.lstrip(PASSED).decode() or None
+
+
+def _questions(connection: socket.socket) -> Iterator[dict[str, Any]]:
+    with connection.makefile("r") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def _send(connection: socket.socket, answer: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(answer).encode() + b"\n")

@@ -1,0 +1,189 @@
+"""Which functions are bent, which tests are near them, and the mutants that no rule makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from tests.mutants.making import Mutant, of_file, of_text
+
+#: The files of the verbs' conditions, and the tests that look at them, the nearest first.
+NEAREST: dict[str, tuple[str, ...]] = {
+    "leasing/querysets/leasable.py": (
+        "tests/leasing/querysets/test_conditions.py",
+        "tests/leasing/querysets/",
+        "tests/leasing/test_prune.py",
+        "tests/leasing/contract/",
+        "tests/leasing/stores/",
+        "tests/leasing/",
+        "tests/tasks/querysets/",
+    ),
+    "leasing/querysets/lease.py": (
+        "tests/leasing/querysets/",
+        "tests/leasing/contract/",
+        "tests/leasing/",
+    ),
+    "leasing/querysets/once.py": ("tests/leasing/test_once.py", "tests/leasing/querysets/"),
+    "leasing/querysets/beats.py": ("tests/leasing/celery/",),
+    "leasing/db/postgres.py": (
+        "tests/leasing/querysets/",
+        "tests/leasing/db/",
+        "tests/leasing/contract/",
+        "tests/leasing/",
+        "tests/tasks/querysets/",
+    ),
+    "leasing/fencing.py": ("tests/leasing/test_fencing.py", "tests/leasing/querysets/"),
+    "leasing/functions.py": ("tests/leasing/test_functions.py", "tests/leasing/"),
+    **{
+        f"tasks/querysets/{name}.py": (*nearest, "tests/tasks/querysets/", "tests/tasks/")
+        for name, nearest in {
+            "base": (),
+            "cancel": ("tests/tasks/querysets/test_cancel.py",),
+            "claim": ("tests/tasks/querysets/test_claim.py",),
+            "ended": (),
+            "enqueue": ("tests/tasks/querysets/test_enqueue",),
+            "holder": ("tests/tasks/querysets/test_conditions.py",),
+            "many": (
+                "tests/tasks/querysets/test_many.py",
+                "tests/tasks/querysets/test_conditions.py",
+            ),
+            "operator": ("tests/tasks/querysets/test_recover.py",),
+            "outbox": ("tests/tasks/outbox/", "tests/tasks/celery/"),
+            "progress": ("tests/tasks/querysets/test_conditions.py",),
+            "publishing": ("tests/tasks/celery/",),
+            "queues": (),
+            "returning": ("tests/tasks/querysets/test_conditions.py",),
+            "schedule": ("tests/tasks/maintenance/test_scheduler.py", "tests/tasks/scheduling/"),
+            "slots": ("tests/tasks/querysets/test_slots.py",),
+            "unique": ("tests/tasks/querysets/test_enqueue_unique.py",),
+            "sql/claim": ("tests/tasks/querysets/test_claim",),
+            "sql/insert": ("tests/tasks/querysets/test_enqueue",),
+        }.items()
+    },
+}
+#: What the verbs rest on beside the conditions of rows: bent by hand, below.
+NEAREST_BY_HAND: dict[str, tuple[str, ...]] = {
+    "leasing/hold.py": ("tests/leasing/test_hold", "tests/leasing/test_keeper", "tests/leasing/"),
+    "leasing/keeper.py": ("tests/leasing/test_keeper", "tests/leasing/test_hold", "tests/leasing/"),
+    "leasing/runtime/breaker.py": ("tests/leasing/test_keeper", "tests/leasing/"),
+    "leasing/stores/memory.py": ("tests/leasing/contract/", "tests/leasing/"),
+    "tasks/execution/outcomes.py": ("tests/tasks/execution/", "tests/tasks/worker/"),
+}
+#: Those that only PostgreSQL runs.
+ON_POSTGRESQL = ("leasing/db/postgres.py", "tasks/querysets/sql/")
+
+
+def nearest_of(path: str) -> tuple[str, ...]:
+    """The tests that look at a file, the nearest first."""
+    return NEAREST.get(path) or NEAREST_BY_HAND[path]
+
+
+@cache
+def all_mutants() -> tuple[Mutant, ...]:
+    """Every mutant, in the order of the files."""
+    return tuple(_made())
+
+
+def _made() -> Iterator[Mutant]:
+    for path in NEAREST:
+        yield from of_file(path)
+    yield from _of_trust()
+    yield from _of_outcomes()
+
+
+def _of_trust() -> Iterator[Mutant]:
+    """Trust counts from before the request was sent, and ends before the database's expiry."""
+    late = "the clock is read after the answer"
+    for path, place, call in (
+        (
+            "leasing/querysets/leasable.py",
+            "LeasableQuerySet._grant_in_one",
+            "postgres.grant(self, terms, column, value)",
+        ),
+        (
+            "leasing/querysets/leasable.py",
+            "LeasableQuerySet._claim_in_one",
+            "postgres.claim(self, terms, limit)",
+        ),
+        (
+            "leasing/querysets/lease.py",
+            "LeaseQuerySet._grant_all_in_one",
+            'postgres.grant_all(self._everything(), terms, "resource", names)',
+        ),
+    ):
+        before, after = f"sent_at(clock(), {call})", f"(lambda all: sent_at(clock(), all))({call})"
+        yield of_text(path, place, before, after, late)
+    for path, place, before, after in (
+        (
+            "leasing/querysets/leasable.py",
+            "LeasableQuerySet._grant_locked",
+            "rows[old.pk].sent_at = sent_at",
+            "rows[old.pk].sent_at = clock()",
+        ),
+        ("tasks/querysets/sql/claim.py", "_answers", "return sent_at, ", "return clock(), "),
+        (
+            "leasing/stores/memory.py",
+            "MemoryStore.acquire",
+            "row.sent_at = sent_at",
+            "row.sent_at = self.clock()",
+        ),
+        (
+            "leasing/hold.py",
+            "Hold.renew",
+            "self.renewed(sent_at",
+            "self.renewed(self._keeper.clock()",
+        ),
+        ("leasing/keeper.py", "Keeper._renew", "hold.renewed(sent_at", "hold.renewed(self.clock()"),
+    ):
+        yield of_text(path, place, before, after, late)
+    yield of_text(
+        "leasing/hold.py",
+        "Hold.renew",
+        "self.ensure()\n                return",
+        "return",
+        "without the second `self.ensure()`",
+    )
+    answered_late = "if self._keeper.clock() >= self.trusted_until:"
+    yield of_text(
+        "leasing/hold.py",
+        "Hold.renewed",
+        answered_late,
+        "if False:",
+        "takes an answer that is late",
+    )
+    limited = "min(wanted, ttl / 3)"
+    yield of_text("leasing/hold.py", "margin", limited, "wanted", f"wanted for {limited}")
+    yield of_text("leasing/hold.py", "margin", limited, "0.0", f"0.0 for {limited}")
+    yield of_text(
+        "leasing/runtime/breaker.py",
+        "Breaker.lets_pass",
+        "self.is_closed or now >= self.opens_again_at",
+        "True",
+        "an open one lets pass",
+    )
+
+
+def _of_outcomes() -> Iterator[Mutant]:
+    """Outcomes are stored in the order of their keys, on a connection that works."""
+    yield of_text(
+        "tasks/execution/outcomes.py",
+        "_settle",
+        "connections[using].close()\n        answers",
+        "answers",
+        "keeps a broken connection",
+    )
+    unordered = "locks in no order"
+    yield of_text(
+        "tasks/querysets/many.py",
+        "Batching._lock_all",
+        'first.values()]).order_by("pk"))',
+        "first.values()]))",
+        unordered,
+    )
+    yield of_text(
+        "tasks/querysets/sql/claim.py",
+        "_complete_statement",
+        'filter(given).order_by("pk")',
+        "filter(given)",
+        unordered,
+    )
