@@ -18,7 +18,13 @@ from leasing.functions import EPOCH, DbNow, after
 from leasing.hold import Hold
 from leasing.querysets.beats import BeatEntry
 from leasing.querysets.events import LeaseEventQuerySet
-from leasing.querysets.leasable import GRANTED_FIELDS, LEASE_FIELDS, LeasableQuerySet, LeaseState
+from leasing.querysets.leasable import (
+    GRANTED_FIELDS,
+    LEASE_FIELDS,
+    LeasableQuerySet,
+    LeaseState,
+    refuse_verb_columns,
+)
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.querysets.once import OnceQuerySet
 from leasing.store import Renewal
@@ -35,9 +41,10 @@ class Leasable(models.Model):
     or it is given back (released). Holder and grant stay on the row afterwards, until the next
     grant, so that a late holder hears what became of its term.
 
-    The columns here are written by the queryset's verbs alone: ``save()`` and ``bulk_update()``
-    leave them out, because a stale instance saved would put the old holder back. A subclass
-    with a ``Meta`` of its own inherits ``Leasable.Meta``, for its constraints.
+    Once a row is stored, the columns here are written by the queryset's verbs alone: ``save()``
+    leaves them out, because a stale instance saved would put the old holder back, and naming one
+    in ``update_fields`` or ``bulk_update()`` is an error. Fixtures are written as they are. A copy
+    is free. A subclass with a ``Meta`` of its own inherits ``Leasable.Meta``, for its constraints.
     """
 
     #: Who holds or last held the row; empty when nobody ever did.
@@ -57,10 +64,13 @@ class Leasable(models.Model):
     #: Held while this lies ahead. Never null, and in no index: renewals stay cheap that way.
     expires_at = models.DateTimeField(default=EPOCH, editable=False)
 
-    #: The columns that the verbs alone write.
+    #: The columns of the lease, which its verbs alone write.
     verb_columns: ClassVar[frozenset[str]] = LEASE_FIELDS
     #: Of these, what no verb but a grant writes: the row of a living grant has it right.
     granted_columns: ClassVar[frozenset[str]] = GRANTED_FIELDS
+    #: The columns beside those of the lease that verbs of the model alone write, once a row is
+    #: stored.
+    state_columns: ClassVar[frozenset[str]] = frozenset()
     #: What ``renewal_now`` looks at.
     renewal_columns: ClassVar[frozenset[str]] = frozenset({"grant_id", "expires_at"})
     #: The column with an index by which pages list the leases of rows that were held, the latest
@@ -78,6 +88,9 @@ class Leasable(models.Model):
 
     #: Of a row that was just taken over: when the term before it ran out.
     previous_expired_at: datetime | None = None
+
+    #: True of what is saved as a fixture has it.
+    _is_fixture = False
 
     if TYPE_CHECKING:
         # Annotated by with_state(); ``now`` on rows that were just granted, too.
@@ -114,10 +127,37 @@ class Leasable(models.Model):
             ),
         ]
 
+    def save(self, *args: Any, update_fields: Iterable[str] | None = None, **options: Any) -> None:
+        if update_fields is not None:
+            update_fields = list(update_fields)
+            refuse_verb_columns(type(self), update_fields)
+        super().save(*args, update_fields=update_fields, **options)
+
+    def _save_table(self, raw: bool = False, *args: Any, **options: Any) -> Any:
+        self._is_fixture = raw
+        return super()._save_table(raw, *args, **options)  # type: ignore[misc]
+
     def _do_update(self, base_qs: Any, using: Any, pk_val: Any, values: Any, *rest: Any) -> Any:
         # Every way in which save() may update a row ends here.
-        kept = [value for value in values if value[0].name not in self.verb_columns]
-        return super()._do_update(base_qs, using, pk_val, kept, *rest)
+        if not self._is_fixture:
+            theirs = self.verb_columns | self.state_columns
+            values = [value for value in values if value[0].name not in theirs]
+        return super()._do_update(base_qs, using, pk_val, values, *rest)
+
+    def _do_insert(self, manager: Any, using: Any, *args: Any) -> Any:
+        if not self._is_fixture and self._state.db is not None:
+            self.begin_free()
+        return super()._do_insert(manager, using, *args)  # type: ignore[misc]
+
+    def begin_free(self) -> None:
+        """Drop the lease that this instance was read with: it is inserted as another row, and
+        nobody was granted that one."""
+        self._reset(self.verb_columns)
+
+    def _reset(self, columns: Iterable[str]) -> None:
+        for name in columns:
+            field: Any = self._meta.get_field(name)
+            setattr(self, name, field.get_default())
 
     def hold(self, **options: Any) -> Hold:
         """A hold on this row, for ``with``: see ``LeasableQuerySet.hold``."""

@@ -100,6 +100,37 @@ class Task(Leasable):
         {"grant_id", "expires_at", "cancel_requested_at", "cancel_requested_by"}
     )
     verb_columns = LEASE_FIELDS | {"cancel_requested_at", "cancel_requested_by"}
+    #: Written by the verbs of attempts.
+    attempt_columns: ClassVar[frozenset[str]] = frozenset(
+        {
+            "status",
+            "started_at",
+            "processed_at",
+            "attempts",
+            "task_output",
+            "last_error",
+            "duplicates",
+            "progress",
+            "progressed_at",
+            "checkpoint",
+            "checkpoints",
+            "slot",
+            "published_at",
+        }
+    )
+    state_columns = attempt_columns | {
+        "queue",
+        "scheduled_at",
+        "created_at",
+        "max_attempts",
+        "unique_key",
+        "unique_for",
+        "unique_until",
+        "idempotency_key",
+        "concurrency_key",
+        "concurrency_limit",
+        "trace_context",
+    }
 
     #: Set on what ``enqueue`` returns: a task with the same key was there before.
     is_duplicate = False
@@ -222,6 +253,17 @@ class Task(Leasable):
 
     def __str__(self) -> str:
         return f"{self.name} {self.pk}"
+
+    def _do_insert(self, manager: Any, using: Any, *args: Any) -> Any:
+        if not (self._is_fixture or self._state.adding) and self.pk and using == self._state.db:
+            # What has ended, and was pruned, would be ready again.
+            raise self.DoesNotExist(f"Task {self.pk} is gone, and is not saved back.")
+        return super()._do_insert(manager, using, *args)
+
+    def begin_free(self) -> None:
+        super().begin_free()
+        if self.status == TaskStatus.RUNNING:
+            self._reset(self.attempt_columns)
 
     def stalled_for(self, now: datetime) -> timedelta | None:
         """How long nothing has moved at ``now``, which is the database's clock, if that is longer

@@ -17,7 +17,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from django.apps import apps
 from django.core.exceptions import FieldError
-from django.db import models, transaction
+from django.db import models, router, transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Greatest, Least
+from django.db.models.utils import resolve_callables
 
 from leasing import signals
 from leasing.conf import leasing_settings
@@ -549,11 +550,50 @@ class LeasableQuerySet(models.QuerySet[Row]):
         return None
 
     def bulk_update(self, objs: Iterable[Row], fields: Iterable[str], *args: Any, **kw: Any) -> int:
-        """As Django's, for every column but those of the lease."""
+        """As Django's, for every column but those that verbs write."""
         fields = list(fields)
-        if taken := self.model.verb_columns.intersection(fields):
-            raise FieldError(f"Only the verbs of a lease write {', '.join(sorted(taken))}.")
+        refuse_verb_columns(self.model, fields)
         return super().bulk_update(objs, fields, *args, **kw)
+
+    def bulk_create(
+        self,
+        objs: Iterable[Row],
+        batch_size: int | None = None,
+        ignore_conflicts: bool = False,
+        update_conflicts: bool = False,
+        update_fields: Collection[str] | None = None,
+        unique_fields: Collection[str] | None = None,
+    ) -> list[Row]:
+        """As Django's; where it updates, for every column but those that verbs write."""
+        refuse_verb_columns(self.model, update_fields or ())
+        objs = list(objs)
+        for each in objs:
+            if each._state.db is not None:
+                each.begin_free()
+        return super().bulk_create(
+            objs, batch_size, ignore_conflicts, update_conflicts, update_fields, unique_fields
+        )
+
+    def update_or_create(
+        self,
+        defaults: Mapping[str, Any] | None = None,
+        create_defaults: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Row, bool]:
+        """As Django's; ``defaults`` name no column that verbs write, ``create_defaults`` may."""
+        defaults = defaults or {}
+        refuse_verb_columns(self.model, defaults)
+        rows = self.using(self._db or router.db_for_write(self.model, **self._hints))  # type: ignore[attr-defined]
+        with transaction.atomic(using=rows.db):
+            row, is_new = rows.select_for_update().get_or_create(
+                defaults if create_defaults is None else create_defaults, **kwargs
+            )
+            if not is_new:
+                for name, value in resolve_callables(defaults):
+                    setattr(row, name, value)
+                # Django's own would name every date, those of the lease too.
+                row.save(using=rows.db)
+        return row, is_new
 
     def _everything(self) -> Self:
         return type(self)(self.model, using=self.db)
@@ -742,6 +782,16 @@ def _renew(
         written = everything.filter(mine, pk__in=locked, expires_at__gt=DbNow()).holding()
         dated = written.only("pk", *target.model.renewal_columns).annotate(now=DbNow())
         return list(dated)
+
+
+def refuse_verb_columns(model: type[Leasable], fields: Iterable[str]) -> None:
+    """Raise FieldError where ``fields``, which are to be written to stored rows, name a column
+    that verbs alone write."""
+    if taken := (model.verb_columns | model.state_columns).intersection(fields):
+        raise FieldError(
+            f"Only verbs write {', '.join(sorted(taken))} of a stored {model._meta.verbose_name}."
+            " A queryset's update() can, without what the verbs look after."
+        )
 
 
 def sent_at(moment: float, granted: list[tuple[Row, str]] | None) -> list[tuple[Row, str]] | None:

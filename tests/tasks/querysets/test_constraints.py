@@ -295,15 +295,3 @@ def test_nothing_is_acknowledged_that_was_not_wished() -> None:
         transaction.atomic(),
     ):
         GeneratorWish.objects.update(acknowledged_revision=F("revision") + 1)
-
-
-def test_saving_a_stale_task_puts_no_old_holder_back() -> None:
-    stale = TaskFactory(state="running", holder="ann")
-    Task.objects.revoke()
-    (taken,) = Task.objects.claim("bob")
-
-    stale.priority = 7
-    stale.save(update_fields=["priority", "holder", "grant_id", "expires_at"])
-
-    after = Task.objects.get(pk=stale.pk)
-    assert (after.priority, after.holder, after.grant_id) == (7, "bob", taken.grant_id)
