@@ -62,6 +62,8 @@ class Task(Leasable):
     unique_for = models.CharField(max_length=8, choices=UniqueFor, default=UniqueFor.FINISHED.value)
     #: The end of the window for which it keeps its key.
     unique_until = models.DateTimeField(null=True, default=None)
+    #: The unique key it was enqueued with, which a retry needs again.
+    enqueued_key = models.CharField(max_length=200, null=True, default=None)
     #: The client's name for this enqueue: sent again, it meets this row, ended or not.
     idempotency_key = models.CharField(max_length=200, null=True, default=None)
     #: How many enqueues its unique key turned away.
@@ -126,6 +128,7 @@ class Task(Leasable):
         "unique_key",
         "unique_for",
         "unique_until",
+        "enqueued_key",
         "idempotency_key",
         "concurrency_key",
         "concurrency_limit",

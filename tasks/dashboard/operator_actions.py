@@ -96,6 +96,11 @@ def _is_asked(task: Standing, said: Said, now: datetime) -> str:
     return "asked to stop already" if task["cancel_requested_at"] else ""
 
 
+def _is_without_its_key(task: Standing, said: Said, now: datetime) -> str:
+    taken = task.get("is_without_its_key")
+    return "without its unique key, which another task has" if taken else ""
+
+
 def _is_there(task: Standing, said: Said, now: datetime) -> str:
     start = said.get("scheduled_at")
     if said.get("at_once"):
@@ -133,6 +138,7 @@ VERBS: Final[Mapping[str, Verb]] = {
             frozenset((TaskStatus.FAILED, TaskStatus.CANCELLED)),
             frozenset(("all", "failed", "cancelled")),
             lambda rows, said, by: rows.retry(by=by),
+            _is_without_its_key,
         ),
         Verb(
             "reschedule",
@@ -199,7 +205,11 @@ def verbs_for(task: Task, now: datetime) -> list[Verb]:
 def outlook(verb: Verb, picked: Mapping[int, int | None], said: Said) -> Outlook:
     """What ``verb`` would do. ``picked`` has the key of each task, and how often it had been
     granted when it was picked, where that is known: what was granted since is another attempt."""
-    found = {row["pk"]: row for row in tasks().filter(pk__in=list(picked)).values(*STANDING)}
+    rows = tasks().filter(pk__in=list(picked))
+    found = {
+        row["pk"]: row
+        for row in rows.values(*STANDING, is_without_its_key=rows.is_without_its_key())
+    }
     now = database_now(leasing_settings.DATABASE)
     fitting, skipped = [], Counter[str]()
     for key, grants in picked.items():

@@ -166,6 +166,7 @@ class Migration(migrations.Migration):
                 ('unique_key', models.CharField(default=None, max_length=200, null=True)),
                 ('unique_for', models.CharField(choices=[('waiting', 'Waiting'), ('running', 'Running'), ('finished', 'Finished'), ('window', 'Window')], default='finished', max_length=8)),
                 ('unique_until', models.DateTimeField(default=None, null=True)),
+                ('enqueued_key', models.CharField(default=None, max_length=200, null=True)),
                 ('idempotency_key', models.CharField(default=None, max_length=200, null=True)),
                 ('duplicates', models.IntegerField(default=0)),
                 ('timeout', models.DurationField(default=None, null=True)),

@@ -10,7 +10,7 @@ What each verb demands of the row, beside its key:
     recover         running, the deadline passed, the grant that was read
     recover_stalled running, no progress for as long as it may be, the grant that was read
     revoke          running, the grant that was read
-    retry           failed or cancelled
+    retry           failed or cancelled, its unique key no other's
     reschedule      ready
     discard         ended
     prune           ended, long enough ago, without a unique key that is still kept

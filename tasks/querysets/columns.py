@@ -157,7 +157,7 @@ def _keys(
             raise ValueError("An enqueue that replaces another has no idempotency_key.")
         keys["idempotency_key"] = check_name(idempotency_key, "idempotency key")
     if unique_key is not None:
-        keys["unique_key"] = check_name(unique_key, "unique key")
+        keys["unique_key"] = keys["enqueued_key"] = check_name(unique_key, "unique key")
         keys |= lifetime(unique_for)
     elif on_duplicate != OnDuplicate.SKIP or unique_for != UniqueFor.FINISHED:
         raise ValueError("unique_for and on_duplicate need a unique_key.")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from django.db import transaction
-from django.db.models import Exists, F, Min, Q, Subquery, Value
+from django.db import IntegrityError, transaction
+from django.db.models import Exists, F, Min, OuterRef, Q, Subquery, Value
 from django.db.models.functions import Coalesce, Greatest, Least
 from django.dispatch import Signal
 from django.utils.timezone import is_naive
@@ -34,7 +34,7 @@ from tasks.querysets.base import (
 )
 from tasks.querysets.cancel import Cancelling, never_cancelled
 from tasks.querysets.ended import BULK_BATCH
-from tasks.querysets.unique import key_in_retry
+from tasks.querysets.unique import IS_TO_HAVE_ITS_KEY, key_in_retry, key_once_retried
 from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
@@ -191,17 +191,23 @@ class Operating(Cancelling):
     def retry(self, by: str = "") -> int:
         """Set failed and cancelled tasks ready again, with one attempt more if they were used
         up, some hundred in a transaction: those of an earlier one stay ready when a later one
-        fails. Returns how many."""
-        over = Q(status__in=[TaskStatus.FAILED, TaskStatus.CANCELLED])
+        fails. Returns how many. A task whose unique key another has by now stays as it is."""
+        over = Q(status__in=[TaskStatus.FAILED, TaskStatus.CANCELLED]) & ~self.is_without_its_key()
         columns = {
             "status": TaskStatus.READY,
             "scheduled_at": DbNow(),
             "processed_at": None,
+            "unique_key": key_once_retried(),
             "max_attempts": Greatest(F("max_attempts"), F("attempts") + 1),
             # It was asked to stop in a life that is over.
             **never_cancelled(),
         }
         return self._make_ready(over, columns, signals.retried, by)
+
+    def is_without_its_key(self) -> Q:
+        """The condition of a task that cannot be retried now: another has its unique key."""
+        others = self.home()._everything().filter(unique_key=OuterRef("enqueued_key"))
+        return IS_TO_HAVE_ITS_KEY & Q(Exists(others))
 
     def reschedule(
         self, *, queue: str | None = None, scheduled_at: datetime | None = None, by: str = ""
@@ -232,10 +238,8 @@ class Operating(Cancelling):
             with transaction.atomic(using=rows.db):
                 found = lock(rows.filter(demand, pk__gt=last).order_by("pk"))
                 keys = list(found.values_list("pk", flat=True)[:BULK_BATCH])
-                chosen = rows._everything().filter(pk__in=keys)
-                # With the condition again: not every database has row locks.
-                done = chosen.filter(demand).update(**columns)
-                ready = chosen.filter(status=TaskStatus.READY)
+                done = rows._write_ready(keys, demand, columns)
+                ready = rows._everything().filter(pk__in=keys, status=TaskStatus.READY)
                 tasks = list(ready.order_by("pk")) if done else []
             for task in tasks:
                 rows._tell(signal, task, by=by)
@@ -244,6 +248,18 @@ class Operating(Cancelling):
             if len(keys) < BULK_BATCH:
                 return changed
             last = keys[-1]
+
+    def _write_ready(self, keys: list[int], demand: Q, columns: dict[str, Any]) -> int:
+        # With the condition again: not every database has row locks.
+        chosen = self._everything().filter(demand, pk__in=keys)
+        try:
+            with transaction.atomic(using=self.db):
+                return chosen.update(**columns)
+        except IntegrityError:
+            if len(keys) <= 1:
+                return 0  # its key was taken just before
+        # Two of them have one key: each on its own, and the second not.
+        return sum(self._write_ready([key], demand, columns) for key in keys)
 
     def note_refused(self, row: Task, verb: str, reason: str) -> None:
         # Refused because the deadline passed: there is no record of the attempt to note it on

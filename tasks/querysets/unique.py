@@ -7,6 +7,9 @@
 
 The columns here free a key as part of the update that ends its time; a window has nobody who
 would do so at the moment, and so the enqueue that wants the key does.
+
+A task that an operator sets ready again needs its key as one that was enqueued does, and waits
+until nobody else has it.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import models
-from django.db.models import Case, F, Value, When
+from django.db.models import Case, F, Q, Value, When
 
 from leasing.functions import DbNow, after
 from leasing.validation.names import check_duration
@@ -73,8 +76,20 @@ def key_once_ended() -> Case:
     return Case(ahead, default=_NO_KEY)
 
 
+#: Of a task that has ended, no window: set ready again, it is within the time of its key.
+IS_TO_HAVE_ITS_KEY = (
+    Q(unique_for=UniqueFor.FINISHED)
+    | Q(unique_for=UniqueFor.RUNNING, attempts=0)
+    | Q(unique_for=UniqueFor.WAITING, grants=0)
+)
+
+
+def key_once_retried() -> Case:
+    return _key_unless(When(IS_TO_HAVE_ITS_KEY, then=F("enqueued_key")))
+
+
 _NO_KEY = Value(None, output_field=models.CharField())
 
 
-def _key_unless(freed: When) -> Case:
-    return Case(freed, default=F("unique_key"))
+def _key_unless(other: When) -> Case:
+    return Case(other, default=F("unique_key"))

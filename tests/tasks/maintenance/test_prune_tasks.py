@@ -374,7 +374,7 @@ def test_verbs_over_many_tasks_are_many_transactions(
     with CaptureQueriesContext(connection) as queries:
         assert Task.objects.failed().order_by("-priority").retry(by="root") == 5
     savepoints = [query for query in queries if query["sql"].startswith("SAVEPOINT")]
-    assert len(savepoints) == 3
+    assert len(savepoints) == 2 * 3  # in each an update, which the key of another may refuse
     assert told == [("retried", task.pk, {"by": "root"}) for task in tasks]
 
     assert Task.objects.order_by("-pk").reschedule(queue="default") == 5

@@ -16,7 +16,10 @@ pytestmark = pytest.mark.django_db
 
 WHY = "it waited for a place"
 #: What no two tasks have alike.
-OWN = {"id", "grant_id", "fencing_token", "unique_key", "created_at", "scheduled_at"}
+OWN = {
+    *("id", "grant_id", "fencing_token", "unique_key", "enqueued_key"),
+    *("created_at", "scheduled_at"),
+}
 
 
 @pytest.fixture

@@ -248,6 +248,19 @@ def test_nothing_ticked_is_told(operator: Client) -> None:
 
 
 @pytest.mark.once
+def test_a_retry_says_that_another_task_has_the_key(operator: Client) -> None:
+    task = TaskFactory(state="dead", unique_key="k")
+    TaskFactory(unique_key="k")
+    why = "without its unique key, which another task has"
+
+    assert act(operator, task, "retry").notice.tone == "warn"
+
+    assert row_of(task)["status"] == "failed"
+    assert AuditEntry.objects.get().skipped == {why: 1}
+    assert outlook(get(operator, bulk("retry", task=task.pk))) == [0, 1, 1, 1]
+
+
+@pytest.mark.once
 def test_a_waiting_task_is_cancelled_and_a_running_one_is_asked(operator: Client) -> None:
     waiting, running = TaskFactory(), TaskFactory(state="running", holder="dora")
     page = act(operator, waiting, "cancel", **REASON)
