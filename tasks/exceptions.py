@@ -4,6 +4,7 @@ TaskError
 ├── UnknownTask      no handler of that name is registered
 ├── UnknownQueue     TASK_QUEUE["QUEUES"] does not name that queue
 ├── NotSerializable  data or output is not JSON that every database stores
+├── KeyBusy          another transaction decides about the task that has the unique key
 ├── InvalidSchedule  no moment follows from it, or it was declared twice
 ├── TaskCancelled    raised into a handler whose task someone cancelled
 ├── ProcessDied      the process of a handler ended without an answer
@@ -32,6 +33,16 @@ class UnknownQueue(TaskError, LookupError):
 
 class NotSerializable(TaskError, TypeError):
     """The value is not JSON that every database stores."""
+
+
+class KeyBusy(TaskError):
+    """The task that has the unique key is locked by another transaction, which goes on for too
+    long to be waited for. Nothing was stored."""
+
+    def __init__(self, unique_key: str | None) -> None:
+        super().__init__(
+            f"The task that has the unique key {unique_key!r} is locked by another transaction."
+        )
 
 
 class InvalidSchedule(TaskError, ValueError):

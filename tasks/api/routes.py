@@ -33,12 +33,13 @@ from tasks.api.schemas import (
     TaskOut,
 )
 from tasks.diagnosis import diagnose
-from tasks.exceptions import NotSerializable, UnknownQueue, UnknownTask
+from tasks.exceptions import KeyBusy, NotSerializable, UnknownQueue, UnknownTask
 from tasks.generator import GeneratorStatus, generator_status, start_generator, stop_generator
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet
 
 ERRORS.update({UnknownTask: (400, ""), UnknownQueue: (400, ""), NotSerializable: (400, "")})
+ERRORS.update({KeyBusy: (409, "")})
 
 may_see, may_add = Access("leasing_tasks.view_task"), Access("leasing_tasks.add_task")
 may_change, may_control = (
@@ -67,7 +68,7 @@ def list_processed_tasks(request: HttpRequest, limit: Limit = 100) -> TaskList:
     return newest(request, tasks().filter(processed_at__isnull=False), limit)
 
 
-@router.post("/tasks", auth=may_add, response=answers({200: TaskOut, 201: TaskOut}, *BAD_BODY))
+@router.post("/tasks", auth=may_add, response=answers({200: TaskOut, 201: TaskOut}, 409, *BAD_BODY))
 def enqueue_task(request: HttpRequest, body: Enqueue) -> Status[TaskOut]:
     """Store a task. 200 and the task that is there already, while one with the same unique key
     has not ended."""

@@ -79,7 +79,8 @@ class Enqueuing(Meeting):
         The same ``idempotency_key`` again returns the same task, ended or not.
 
         Raises UnknownTask, UnknownQueue, NotSerializable, InvalidResource (a key), ValueError,
-        PayloadMismatch (the idempotency key was used for another task or other data).
+        PayloadMismatch (the idempotency key was used for another task or other data), KeyBusy
+        (another transaction keeps the row locked that is to be replaced, or to give its key up).
         """
         new = new_task(
             name_or_handler,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
 
 from django.apps import apps
 from django.db import IntegrityError, transaction
@@ -13,7 +14,9 @@ from django.db.models.functions import Greatest
 from leasing.db.dialects import after_commit, lock
 from leasing.exceptions import PayloadMismatch
 from leasing.functions import DbNow
+from leasing.querysets.leasable import pause_shortly
 from tasks import signals
+from tasks.exceptions import KeyBusy
 from tasks.notifier import ring
 from tasks.payload import is_same_json
 from tasks.querysets.base import TaskRows, TaskStatus
@@ -36,6 +39,12 @@ REPLACED = (
 )
 
 
+#: How often to look for the row of the task that has the key while somebody has it locked, some
+#: ten milliseconds each time: where the enqueue cannot do without it, and to count.
+LOOKS = 400
+LOOKS_TO_COUNT = 10
+
+
 class Meeting(TaskRows):
     """What an enqueue with a key goes through."""
 
@@ -45,21 +54,21 @@ class Meeting(TaskRows):
     def _store_unless_present(self, task: Task, on_duplicate: str) -> tuple[Task, bool]:
         """Store ``task``, or return the one that has its key; and whether it was stored.
 
-        The unique columns decide, not a look beforehand: of two that come at once the second
-        waits for what becomes of the first.
+        The unique columns decide who is stored: of two that come at once the second waits for
+        what becomes of the first. The look beforehand is for the others: an INSERT would wait for
+        whoever is writing to the row that it meets, such as a handler in its transaction.
         """
         for _ in range(self.TRIES):
+            present = self._same_enqueue(task) or self._with_unique_key(task, on_duplicate)
+            if present is not None:
+                present.is_duplicate = True
+                return present, False
             try:
                 with transaction.atomic(using=self.db):
                     task.save(using=self.db, force_insert=True)
                 return task, True
             except IntegrityError as error:
                 refused = error
-            present = self._same_enqueue(task) or self._with_unique_key(task, on_duplicate)
-            if present is not None:
-                present.is_duplicate = True
-                return present, False
-            # It ended in between, or its window is over: its key is free again.
         raise refused
 
     def _same_enqueue(self, task: Task) -> Task | None:
@@ -92,14 +101,16 @@ class Meeting(TaskRows):
     def _free_overdue(self, unique_key: str) -> int:
         """Take the key from a task whose window is over, whether it has ended or not."""
         overdue = self._everything().filter(unique_key=unique_key, unique_until__lte=DbNow())
-        return overdue.update(unique_key=None)
+        with transaction.atomic(using=self.db):
+            self._lock_soon(overdue, unique_key)
+            return overdue.update(unique_key=None)
 
     def _replace(self, task: Task, *, keep_time: bool) -> Task | None:
         """Make the waiting task with this unique key what ``task`` says; None when it does not
         wait. It keeps its attempts, and its key for as long as was said at first."""
         with transaction.atomic(using=self.db):
             waiting = self._everything().filter(unique_key=task.unique_key, status=TaskStatus.READY)
-            present = lock(waiting).first()
+            present = self._lock_soon(waiting, task.unique_key)
             if present is None or not waiting.update(**self._replacing(task, keep_time)):
                 return None
             if present.grants:  # what it did for the old data, in attempts that were refunded too
@@ -128,14 +139,28 @@ class Meeting(TaskRows):
 
     def _count_duplicate(self, task: Task) -> None:
         """Count what ``task`` turned away, once the caller's transaction has ended: the row of a
-        running task stays free for its heartbeats meanwhile."""
+        running task stays free for its heartbeats meanwhile. Where somebody keeps it locked it is
+        not counted: that is worth nobody's waiting."""
 
         def count() -> None:
-            self._everything().filter(pk=task.pk).update(duplicates=F("duplicates") + 1)
+            rows = self._everything().filter(pk=task.pk)
+            with suppress(KeyBusy), transaction.atomic(using=self.db):
+                self._lock_soon(rows.only("pk"), task.unique_key, LOOKS_TO_COUNT)
+                rows.update(duplicates=F("duplicates") + 1)
             signals.send(signals.duplicate, task)
 
         task.duplicates += 1
         after_commit(self.db, count)
+
+    def _lock_soon(self, rows: Self, unique_key: str | None, looks: int = LOOKS) -> Task | None:
+        """The one of ``rows``, locked in the caller's transaction; None when there is none. Raises
+        KeyBusy when another transaction keeps it locked."""
+        for _ in range(looks):
+            row = lock(rows, skip_locked=True).first()
+            if row is not None or not rows.exists():
+                return row
+            pause_shortly()
+        raise KeyBusy(unique_key)
 
 
 def _start_of(task: Task) -> Any:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from django.db import transaction
 
 from leasing.functions import after
-from tasks.exceptions import GiveUp
+from tasks.exceptions import GiveUp, KeyBusy
 from tasks.models import Task, TaskStep, UniqueFor
+from tasks.querysets import present as meeting
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, just_before_the_update
@@ -151,12 +153,10 @@ def test_skip_leaves_the_present_task_as_it_is(told: Told) -> None:
     assert told == [("duplicate", task.pk, {})]
 
 
-def test_a_duplicate_costs_a_refused_insert_a_look_and_a_count(
-    django_assert_num_queries: Any,
-) -> None:
+def test_a_duplicate_costs_a_look_and_a_count(django_assert_num_queries: Any) -> None:
     TaskFactory(unique_key="k")
 
-    with django_assert_num_queries(6):  # SAVEPOINT, INSERT, ROLLBACK, RELEASE, SELECT, UPDATE
+    with django_assert_num_queries(5):  # SELECT; SAVEPOINT, SELECT, UPDATE, RELEASE
         again()
 
 
@@ -277,3 +277,126 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
 
 def test_a_member_of_the_choices_is_as_good_as_its_name() -> None:
     assert TaskFactory(unique_key="k", unique_for=UniqueFor.WAITING).unique_for == "waiting"
+
+
+# Whose row is locked
+
+#: How somebody keeps the row of a task that has the key.
+LOCKS: dict[str, Callable[[Task], object]] = {
+    # As ``still_mine`` does.
+    "proves": lambda task: Task.objects.prove(task),
+    "writes": lambda task: Task.objects.checkpoint(task, {"page": 3}),
+}
+
+
+def keep_locked(session: OtherSession, task: Task) -> None:
+    """Let ``session`` have the row locked until it commits."""
+    session.begin()
+    session.run(lambda: Task.objects.select_for_update().get(pk=task.pk))
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("on_postgresql")
+@pytest.mark.parametrize("mode", ["skip", "replace"])
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_duplicate_does_not_wait_for_a_handler_that_has_its_row_locked(
+    lock: str, mode: str, other_session: OtherSession, told: Told
+) -> None:
+    task = TaskFactory(unique_key="k", state="running")
+
+    with transaction.atomic():
+        LOCKS[lock](task)
+        present = other_session.run(partial(again, on_duplicate=mode))
+
+    assert present.pk == task.pk and present.is_duplicate
+    assert row_of(task)["duplicates"] == 0  # who could not count it told of it all the same
+    assert told[-1] == ("duplicate", task.pk, {})
+    again()
+    assert row_of(task)["duplicates"] == 1
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("on_postgresql")
+def test_a_duplicate_is_counted_once_a_lock_that_is_soon_over_is(
+    other_session: OtherSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = TaskFactory(unique_key="k")
+    monkeypatch.setattr(meeting, "pause_shortly", other_session.commit)
+    keep_locked(other_session, task)
+
+    again()
+
+    assert row_of(task)["duplicates"] == 1
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("on_postgresql")
+def test_a_duplicate_by_its_idempotency_key_waits_for_nobody(other_session: OtherSession) -> None:
+    task = TaskFactory(name=ECHO, data={"n": 2}, idempotency_key="i", state="running")
+
+    with transaction.atomic():
+        Task.objects.checkpoint(task, {"page": 3})
+        enqueue = partial(Task.objects.enqueue, ECHO, {"n": 2}, idempotency_key="i")
+        assert other_session.run(enqueue).pk == task.pk
+
+
+#: What an enqueue wants of the row of the task that has the key.
+WANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "to replace it": ({}, {"on_duplicate": "replace"}),
+    "the key, which is overdue": ({"unique_for": 1}, {}),
+}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("on_postgresql")
+@pytest.mark.parametrize("wants", WANTS)
+def test_an_enqueue_that_cannot_do_without_a_locked_row_says_so(
+    wants: str, other_session: OtherSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "pause_shortly", lambda: None)
+    first, second = WANTS[wants]
+    task = TaskFactory(unique_key="k", **first)
+    if first:
+        Task.objects.filter(pk=task.pk).update(unique_until=after(timedelta(seconds=-1)))
+    before = row_of(task)
+    keep_locked(other_session, task)
+
+    with pytest.raises(KeyBusy, match="'k'"):
+        again(**second)
+
+    assert list(Task.objects.values()) == [before]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("on_postgresql")
+@pytest.mark.parametrize("wants", WANTS)
+def test_an_enqueue_waits_a_little_for_the_row_that_it_needs(
+    wants: str, other_session: OtherSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = WANTS[wants]
+    task = TaskFactory(unique_key="k", **first)
+    if first:
+        Task.objects.filter(pk=task.pk).update(unique_until=after(timedelta(seconds=-1)))
+    monkeypatch.setattr(meeting, "pause_shortly", other_session.commit)
+    keep_locked(other_session, task)
+
+    stored = again(**second)
+
+    assert stored.task_data == {"n": 2}
+    assert (has_key(stored), stored.is_duplicate) == (True, bool(second))
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("on_postgresql")
+def test_a_task_that_ends_while_an_enqueue_waits_to_replace_it_is_left_alone(
+    other_session: OtherSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = TaskFactory(unique_key="k", unique_for=HOUR)
+    other_session.begin()
+    other_session.run(lambda: Task.objects.filter(pk=task.pk).cancel())
+    monkeypatch.setattr(meeting, "pause_shortly", other_session.commit)
+
+    assert again(on_duplicate="replace").pk == task.pk
+
+    assert row_of(task)["status"] == "cancelled"
+    assert row_of(task)["task_data"] == task.task_data
