@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.apps import apps
 from django.core.signals import setting_changed
-from django.db import models, transaction
+from django.db import models
 from django.db.models import F, Q
 
 from leasing.conf import leasing_settings
-from leasing.db.dialects import lock
+from leasing.db.deletion import delete_batch, unprotected
 from leasing.functions import EPOCH, DbNow, after
 from leasing.hold import Hold
 from leasing.querysets.beats import BeatEntry
@@ -331,14 +331,18 @@ class AuditEntryQuerySet(models.QuerySet["AuditEntry"]):
         younger = entries.filter(at__gt=after(-age)).order_by("pk").values_list("pk", flat=True)
         first = younger.first()
         old = entries if first is None else entries.filter(pk__lt=first)
-        deleted = 0
+        prunable = unprotected(old).only("pk").order_by("pk")
+        deleted, last = 0, 0
         while True:
-            with transaction.atomic(using=using):
-                locked = lock(old.order_by("pk"), skip_locked=True).values_list("pk", flat=True)
-                keys = list(locked[:batch])
-                deleted += entries.filter(pk__in=keys).delete()[0]
-            if len(keys) < batch:
+            count, found = delete_batch(
+                prunable.filter(pk__gt=last),
+                batch,
+                lambda keys: entries.filter(pk__in=keys).delete()[0],
+            )
+            deleted += count
+            if len(found) < batch:
                 return deleted
+            last = found[-1].pk
 
 
 class AuditEntry(models.Model):

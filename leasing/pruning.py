@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from django.db import models, transaction
+from django.db import models
 from django.db.models import Q
 
 from leasing.conf import leasing_settings
-from leasing.db.dialects import lock
+from leasing.db.deletion import delete_batch, unprotected
 from leasing.functions import DbMicroseconds, after, database_now
 from leasing.models import AuditEntry, Lease, LeaseEvent, OnceKey
 
@@ -77,15 +77,16 @@ def _token_then(age: timedelta) -> Any:
 
 
 def _delete(rows: models.QuerySet[Any], batch: int) -> int:
+    def delete(keys: list[Any]) -> int:
+        # Judged anew: where there are no row locks, it may have been taken meanwhile.
+        _, counts = rows.filter(pk__in=keys).delete()
+        return counts.get(rows.model._meta.label, 0)
+
+    prunable = unprotected(rows).only("pk").order_by("pk")
     deleted, last = 0, 0
     while True:
-        with transaction.atomic(using=rows.db):
-            next_ones = rows.filter(pk__gt=last).order_by("pk")
-            locked = lock(next_ones, skip_locked=True).values_list("pk", flat=True)
-            keys = list(locked[:batch])
-            # Judged anew: where there are no row locks, it may have been taken meanwhile.
-            _, counts = rows.filter(pk__in=keys).delete()
-            deleted += counts.get(rows.model._meta.label, 0)
-        if len(keys) < batch:
+        count, found = delete_batch(prunable.filter(pk__gt=last), batch, delete)
+        deleted += count
+        if len(found) < batch:
             return deleted
-        last = keys[-1]
+        last = found[-1].pk

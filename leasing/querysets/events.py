@@ -17,6 +17,7 @@ from django.db.models import Case, Count, Exists, Max, OuterRef, Subquery, When
 from django.db.models.functions import Coalesce
 
 from leasing.conf import leasing_settings
+from leasing.db.deletion import unprotected
 from leasing.db.dialects import lock
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class LeaseEventQuerySet(models.QuerySet[Any]):
         return turns.filter(pk__gt=event.pk).order_by("pk").first()
 
     def _delete(self, keys: Iterable[int]) -> int:
-        return self.filter(pk__in=list(keys)).delete()[0]
+        return unprotected(self.filter(pk__in=list(keys))).delete()[0]
 
     def _home(self) -> Self:
         using = self._db or leasing_settings.DATABASE  # type: ignore[attr-defined]

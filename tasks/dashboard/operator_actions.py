@@ -17,6 +17,7 @@ from django.http import HttpRequest
 
 from leasing import audit
 from leasing.conf import leasing_settings
+from leasing.db.deletion import is_protected
 from leasing.functions import database_now
 from leasing.web.access import may
 from tasks.dashboard.forms import CancelForm, DiscardForm, RescheduleForm, RetryForm
@@ -99,6 +100,10 @@ def _is_asked(task: Standing, said: Said, now: datetime) -> str:
 def _is_without_its_key(task: Standing, said: Said, now: datetime) -> str:
     taken = task.get("is_without_its_key")
     return "without its unique key, which another task has" if taken else ""
+
+
+def _is_protected(task: Standing, said: Said, now: datetime) -> str:
+    return "protected by a row that refers to it" if task.get("is_protected") else ""
 
 
 def _is_there(task: Standing, said: Said, now: datetime) -> str:
@@ -185,6 +190,7 @@ VERBS: Final[Mapping[str, Verb]] = {
             frozenset(TaskStatus.ended()),
             frozenset(("all", "failed", "succeeded", "cancelled")),
             lambda rows, said, by: rows.discard(by=by),
+            _is_protected,
             is_grave=True,
         ),
     )
@@ -208,7 +214,11 @@ def outlook(verb: Verb, picked: Mapping[int, int | None], said: Said) -> Outlook
     rows = tasks().filter(pk__in=list(picked))
     found = {
         row["pk"]: row
-        for row in rows.values(*STANDING, is_without_its_key=rows.is_without_its_key())
+        for row in rows.values(
+            *STANDING,
+            is_without_its_key=rows.is_without_its_key(),
+            is_protected=is_protected(Task),
+        )
     }
     now = database_now(leasing_settings.DATABASE)
     fitting, skipped = [], Counter[str]()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from django.db import transaction
 from django.db.models import Q
 
-from leasing.db.dialects import lock
+from leasing.db.deletion import delete_batch, delete_up_to, unprotected
 from leasing.functions import DbNow, after
 from tasks import signals
 from tasks.querysets.base import TaskRows, TaskStatus
+
+if TYPE_CHECKING:
+    from tasks.models import Task
 
 #: How many rows one transaction of a bulk verb takes.
 BULK_BATCH = 500
@@ -25,18 +28,24 @@ class Discarding(TaskRows):
 
     def discard(self, by: str = "") -> int:
         """Delete the tasks among these that have ended, with their attempts and steps, some
-        hundred in a transaction. Returns how many."""
+        hundred in a transaction. Returns how many. What a row of another app protects stays."""
         rows, last, discarded = self.home(), 0, 0
+        told = unprotected(rows.ended()).only("name", "queue", "status").order_by("pk")
         while True:
-            with transaction.atomic(using=rows.db):
-                found = lock(rows.ended().filter(pk__gt=last).order_by("pk"))
-                tasks = list(found.only("name", "queue", "status")[:BULK_BATCH])
-                discarded += rows._delete([task.pk for task in tasks])
-            for task in tasks:
+            left = told.filter(pk__gt=last)
+            count, tasks = delete_batch(left, BULK_BATCH, rows._delete, skip_locked=False)
+            for task in tasks if count == len(tasks) else rows._gone(tasks):
                 rows._tell(signals.discarded, task, by=by)
+            discarded += count
             if len(tasks) < BULK_BATCH:
                 return discarded
             last = tasks[-1].pk
+
+    def _gone(self, tasks: list[Task]) -> list[Task]:
+        """Those of ``tasks`` that are there no more."""
+        there = self._everything().filter(pk__in=[task.pk for task in tasks])
+        keys = set(there.values_list("pk", flat=True))
+        return [task for task in tasks if task.pk not in keys]
 
     def prune(self, age: timedelta, limit: int = BULK_BATCH) -> int:
         """Delete up to ``limit`` of the tasks among these that ended ``age`` ago or longer, the
@@ -44,13 +53,12 @@ class Discarding(TaskRows):
         ``limit``.
 
         Rows that somebody has locked are passed over, so any number may prune at once. A task
-        whose unique key is kept for a window stays until that is over.
+        whose unique key is kept for a window stays until that is over, and one that a row of
+        another app protects for as long as it does.
         """
         rows = self.home()
-        with transaction.atomic(using=rows.db):
-            prunable = rows.prunable(age).order_by("processed_at", "pk")
-            locked = lock(prunable, skip_locked=True).values_list("pk", flat=True)
-            return rows._delete(list(locked[:limit]))
+        prunable = unprotected(rows.prunable(age)).only("pk").order_by("processed_at", "pk")
+        return delete_up_to(prunable, limit, rows._delete)
 
     def prunable(self, age: timedelta) -> Discarding:
         """Tasks that ended ``age`` ago or longer, and keep no unique key."""

@@ -11,6 +11,7 @@ from django.db import transaction
 from django.db.models import F
 from django.dispatch import Signal
 
+from leasing.db.deletion import unprotected
 from tasks import registry, signals
 from tasks.exceptions import GiveUp, Snooze, TaskError, UnknownTask
 from tasks.notifier import ring
@@ -174,7 +175,7 @@ class Holding(Progressing):
                 attempts=F("attempts") - 1, **waiting(delay, spent=False), **traced(task)
             )
             if given:
-                self._attempts_of(task).filter(**like).delete()
+                unprotected(self._attempts_of(task).filter(**like)).delete()
                 attempt.save(using=self.db, force_insert=True)
                 task.refresh_from_db(using=self.db)
         return bool(given)

@@ -17,6 +17,7 @@ from django.db import models, transaction
 from django.db.models import F, Q
 
 from leasing.conf import leasing_settings
+from leasing.db.deletion import delete_up_to, unprotected
 from leasing.db.dialects import lock
 from leasing.functions import DbNow, after
 from leasing.validation.names import check_name
@@ -92,7 +93,8 @@ class OutboxQuerySet(models.QuerySet["OutboxMessage"]):
         many."""
         rows = self.home().pending()
         with transaction.atomic(using=rows.db):
-            keys = list(lock(rows.order_by("pk")).values_list("pk", flat=True))
+            found = lock(unprotected(rows).order_by("pk"))
+            keys = list(found.values_list("pk", flat=True))
             deleted, _ = rows.filter(pk__in=keys).delete()
         return deleted
 
@@ -102,11 +104,11 @@ class OutboxQuerySet(models.QuerySet["OutboxMessage"]):
         kept = age if isinstance(age, timedelta) else timedelta(seconds=age)
         rows = self.home()
         old = rows.filter(published_at__lt=after(-kept))
-        with transaction.atomic(using=rows.db):
-            locked = lock(old.order_by("published_at", "pk"), skip_locked=True)
-            keys = list(locked.values_list("pk", flat=True)[:limit])
-            deleted, _ = rows.filter(pk__in=keys).delete()
-        return deleted
+        return delete_up_to(
+            unprotected(old).only("pk").order_by("published_at", "pk"),
+            limit,
+            lambda keys: rows.filter(pk__in=keys).delete()[0],
+        )
 
     def home(self) -> Self:
         """These messages, in the database that has the tasks."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from django.db.models import F
 
+from leasing.db.deletion import unprotected
 from tasks import signals
 from tasks.notifier import ring
 from tasks.querysets.base import TaskStatus, attempt_model, traced, waiting
@@ -42,7 +43,7 @@ class Returning(Batching):
         attempts = attempt_model()
         history = attempts._default_manager.using(self.db)
         alike = history.filter(outcome="returned", error=reason)
-        alike.filter(task_id__in=[task.pk for task in given]).delete()
+        unprotected(alike.filter(task_id__in=[task.pk for task in given])).delete()
         history.bulk_create([attempts.of(task, "returned", reason) for task in given])
         self._read_back(given)
         return [(task, signals.returned, {"reason": reason}) for task in given]

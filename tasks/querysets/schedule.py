@@ -22,6 +22,7 @@ from django.db import IntegrityError, models, transaction
 from django.db.models import Exists, OuterRef, Q, Subquery
 
 from leasing.conf import leasing_settings
+from leasing.db.deletion import delete_up_to, unprotected
 from leasing.db.dialects import lock
 from leasing.functions import DbNow, after, database_now
 from leasing.runtime.event_logger import get_logger
@@ -264,11 +265,11 @@ class SlotQuerySet(models.QuerySet["ScheduleSlot"]):
         rows = self.using(leasing_settings.DATABASE)
         newer = rows.filter(schedule=OuterRef("schedule"), at__gt=OuterRef("at"))
         old = rows.filter(Exists(newer), at__lt=DbNow() - SLOTS_KEPT_FOR)
-        with transaction.atomic(using=rows.db):
-            locked = lock(old.order_by("at"), skip_locked=True)
-            keys = list(locked.values_list("pk", flat=True)[:limit])
-            deleted, _ = rows.filter(pk__in=keys).delete()
-        return deleted
+        return delete_up_to(
+            unprotected(old).order_by("at"),
+            limit,
+            lambda keys: rows.filter(pk__in=keys).delete()[0],
+        )
 
 
 def slot_rows() -> SlotQuerySet:

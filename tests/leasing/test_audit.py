@@ -22,6 +22,7 @@ from tasks.models import Queue, Task
 from tests.api_calls import call
 from tests.factories import LeaseFactory, TaskFactory
 from tests.pages import signed_in
+from tests.press.models import Receipt
 
 pytestmark = pytest.mark.django_db
 
@@ -124,6 +125,16 @@ def test_entries_are_kept_for_a_year_or_as_the_settings_say(settings: Settings) 
     settings.LEASING = {}
     assert pruning.prune_audit(batch=1) == 1
     assert AuditEntry.objects.count() == 2
+
+
+def test_an_entry_that_another_row_protects_keeps_no_other() -> None:
+    entries = [audit.record("olga", "retry", Task, changed=0) for _ in range(4)]
+    AuditEntry.objects.exclude(pk=entries[3].pk).update(at=after(-timedelta(days=366)))
+    for each in entries[:2]:
+        Receipt.objects.create(entry=each)
+
+    assert pruning.prune_audit(batch=1) == 1
+    assert not AuditEntry.objects.filter(pk=entries[2].pk).exists()
 
 
 # Every way to do something

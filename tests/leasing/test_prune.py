@@ -20,6 +20,7 @@ from leasing.models import Lease, LeaseEvent, OnceKey
 from leasing.pruning import Pruned, prune
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, events, just_before_the_deletion, usurp
+from tests.press.models import Receipt
 from tests.shop.models import Order
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("database_clock")]
@@ -475,6 +476,39 @@ def act(chance: random.Random, name: str, live: dict[str, Lease]) -> None:
 
 
 # Several at once
+
+
+# What others refer to
+
+
+def protect(row: Any) -> None:
+    """Let a table of somebody's own, which Django does not know, refer to ``row``."""
+    table = row._meta.db_table
+    with connection.cursor() as cursor:
+        cursor.execute(f"CREATE TABLE the_{table} (key bigint REFERENCES {table} (id))")
+        cursor.execute(f"INSERT INTO the_{table} VALUES ({row.pk})")
+
+
+def test_rows_that_another_refers_to_keep_no_other(
+    database_clock: DatabaseClock, work: Callable[..., Any]
+) -> None:
+    for name in ("crane:1", "crane:2", "crane:3", "crane:4"):
+        Lease.objects.release(take(name))
+        work(name, 60)
+    protect(Lease.objects.get(resource="crane:1"))
+    protect(OnceKey.objects.get(key="crane:2"))
+    event = LeaseEvent.objects.filter(resource="crane:3").earliest("id")
+    Receipt.objects.create(event=event)
+
+    database_clock.advance(31 * DAY)
+    assert prune(MONTH, batch=3) == Pruned(leases=3, events=6, once_keys=3)
+
+    assert left() == ["crane:1"]
+    assert OnceKey.objects.get().key == "crane:2"
+    assert {event.resource for event in LeaseEvent.objects.all()} == {"crane:3"}
+
+    Receipt.objects.all().delete()
+    assert prune(MONTH, batch=1).events == 2
 
 
 @pytest.mark.django_db(transaction=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
 from django.db.models.functions import Length
 
@@ -15,6 +17,26 @@ class Author(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+def protecting(model: str, how: Any = models.PROTECT, **options: Any) -> Any:
+    """A key of another app's row, which cannot be deleted for as long as this one is there."""
+    return models.ForeignKey(model, how, null=True, db_constraint=False, **options)
+
+
+class Receipt(models.Model):
+    """What a reader keeps of what was done: it stays for as long as this does."""
+
+    # Without constraints of the database: its table is made before those.
+    task = protecting("leasing_tasks.Task")
+    attempt = protecting("leasing_tasks.TaskAttempt")
+    slot = protecting("leasing_tasks.ScheduleSlot", models.RESTRICT)
+    message = protecting("leasing_tasks.OutboxMessage", to_field="uid")
+    event = protecting("leasing.LeaseEvent")
+    entry = protecting("leasing.AuditEntry")
+
+    def __str__(self) -> str:
+        return f"receipt {self.pk}"
 
 
 class Report(FencedModel):

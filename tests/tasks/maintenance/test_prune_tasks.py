@@ -18,10 +18,12 @@ from leasing.functions import DbNow, after
 from leasing.models import OnceKey
 from tasks.checks import settings as checks
 from tasks.maintenance import housekeeping
-from tasks.models import Schedule, ScheduleSlot, Task, TaskAttempt, TaskStep
-from tests.factories import TaskFactory
+from tasks.models import OutboxMessage, Schedule, ScheduleSlot, Task, TaskAttempt, TaskStep
+from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, OtherSession
+from tests.press.models import Receipt
+from tests.tasks.support import Told
 
 pytestmark = pytest.mark.django_db
 
@@ -86,7 +88,7 @@ def test_what_hangs_on_a_task_goes_with_it_by_set() -> None:
     with CaptureQueriesContext(connection) as queries:
         assert Task.objects.prune(DAY) == 5
 
-    assert len(queries) <= 9
+    assert len(queries) <= 11
     assert not any('"task_data"' in query["sql"] for query in queries)
     assert left() == {kept.pk}
     assert [each.task_id for each in TaskAttempt.objects.all()] == [kept.pk]
@@ -118,6 +120,97 @@ def test_a_task_that_somebody_has_locked_is_passed_over(other_session: OtherSess
     assert Task.objects.prune(DAY) == 1
     assert left() == {locked.pk}
     assert free.pk not in left()
+
+
+# What others refer to
+
+
+def protected(days: float = 10) -> Task:
+    """A task that a row of another app protects."""
+    task = ended(days=days)
+    Receipt.objects.create(task=task)
+    return task
+
+
+def protected_by_its_attempt(days: float = 10) -> Task:
+    """A task with an attempt, which would go with it, that a row of another app protects."""
+    task = ended("dead", days=days)
+    Receipt.objects.create(attempt=task.attempt_set.get())
+    return task
+
+
+@pytest.mark.parametrize("make", [protected, protected_by_its_attempt])
+def test_a_task_that_another_row_protects_keeps_no_other(make: Callable[..., Task]) -> None:
+    kept = [make(days=20), make(days=10)]
+    for days in (30, 15, 8, 5):
+        ended(days=days)
+
+    assert Task.objects.prune(DAY, limit=3) == 3
+    assert Task.objects.prune(DAY, limit=3) == 1
+    assert left() == {task.pk for task in kept}
+
+    Receipt.objects.all().delete()
+    assert Task.objects.prune(DAY) == 2
+
+
+def test_the_houskeeping_goes_on_past_what_is_protected() -> None:
+    kept = [protected(days=20), protected_by_its_attempt(days=100)]
+    ended(), ended("dead", days=99)
+
+    pruned = housekeeping.prune(batch=1, pause=0)
+
+    assert pruned == {"succeeded": 1, "failed": 1, "cancelled": 0}
+    assert left() == {task.pk for task in kept}
+
+
+@pytest.mark.parametrize("make", [protected, protected_by_its_attempt])
+def test_an_operator_discards_what_is_not_protected(make: Callable[..., Task], told: Told) -> None:
+    kept = [make(), make()]
+    gone = [ended(), ended("dead")]
+    told.clear()
+
+    assert Task.objects.discard(by="olga") == 2
+
+    assert left() == {task.pk for task in kept}
+    assert [(name, key) for name, key, _ in told] == [("discarded", task.pk) for task in gone]
+
+
+def test_a_slot_that_is_protected_keeps_no_other() -> None:
+    schedule = Schedule.objects.create(name="n", task_name="sample.sleep", every=DAY)
+    slots = ScheduleSlot.objects.bulk_create(
+        ScheduleSlot(schedule=schedule, at=after(-days * DAY)) for days in (30, 20, 10, 1)
+    )
+    Receipt.objects.create(slot=ScheduleSlot.objects.get(pk=slots[0].pk))
+
+    assert ScheduleSlot.objects.prune(limit=1) == 1
+    assert ScheduleSlot.objects.prune(limit=2) == 1
+    assert set(ScheduleSlot.objects.values_list("pk", flat=True)) == {slots[0].pk, slots[3].pk}
+
+
+def test_a_message_that_is_protected_keeps_no_other() -> None:
+    messages = OutboxMessage.objects.bulk_create(
+        OutboxMessage(topic="t", published_at=after(-days * DAY)) for days in (30, 20)
+    )
+    Receipt.objects.create(message=messages[0])
+
+    assert OutboxMessage.objects.prune(DAY, limit=1) == 1
+    assert OutboxMessage.objects.get() == messages[0]
+
+    OutboxMessage.objects.update(published_at=None)
+    other = OutboxMessage.objects.create(topic="t")
+    assert OutboxMessage.objects.discard() == 1
+    assert not OutboxMessage.objects.filter(pk=other.pk).exists()
+
+
+def test_an_attempt_that_is_protected_keeps_no_task_from_being_given_back() -> None:
+    task = TaskFactory(state="returned")
+    attempt = task.attempt_set.get()
+    Receipt.objects.create(attempt=attempt)
+
+    Task.objects.give_back(claimed(task, "ann"), attempt.error)
+    Task.objects.give_back_many([claimed(task, "ann")], attempt.error)
+
+    assert list(task.attempt_set.values_list("number", flat=True)) == [1, 1]
 
 
 # By the settings

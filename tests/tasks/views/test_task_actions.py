@@ -18,6 +18,7 @@ from tasks.models import Task
 from tests.factories import TaskFactory, claimed
 from tests.fixtures import client_with
 from tests.pages import Page, get, signed_in, user_with
+from tests.press.models import Receipt
 from tests.tasks.support import row_of
 
 pytestmark = pytest.mark.django_db
@@ -245,6 +246,17 @@ def test_nothing_ticked_is_told(operator: Client) -> None:
 
 
 # One
+
+
+@pytest.mark.once
+def test_a_deletion_says_that_a_row_protects_the_task(operator: Client) -> None:
+    task = TaskFactory(state="dead")
+    Receipt.objects.create(task=task)
+
+    assert act(operator, task, "discard", **REASON).notice.tone == "warn"
+
+    assert AuditEntry.objects.get().skipped == {"protected by a row that refers to it": 1}
+    assert outlook(get(operator, bulk("discard", task=task.pk))) == [0, 1, 1, 1]
 
 
 @pytest.mark.once
