@@ -20,7 +20,7 @@ from django.db import models
 
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow
-from leasing.models import AuditEntry
+from leasing.models import MAX_KEY, AuditEntry
 
 #: How many keys an entry names; ``asked`` tells how many there were.
 KEYS_NAMED = 1_000
@@ -73,7 +73,7 @@ def recording(
         verb=verb,
         via=via,
         model=model._meta.label_lower,
-        key=str(keys[0])[:200] if len(keys) == 1 else "",
+        key=str(keys[0])[:MAX_KEY] if len(keys) == 1 else "",
         target=target,
         reason=reason[:500],
     )

@@ -33,7 +33,7 @@ from leasing.db.dialects import lock
 from leasing.exceptions import StaleToken
 from leasing.functions import DbNow
 from leasing.hold import Hold
-from leasing.models import Leasable, LeaseEvent
+from leasing.models import MAX_KEY, Leasable, LeaseEvent
 from leasing.stores.rows import RowStore, write_apart
 
 #: What proves a term: a hold, a row just acquired, or the bare token.
@@ -208,8 +208,8 @@ class BareToken:
         """Write it to the ledger, and send the signal."""
         event = LeaseEvent(
             model=self.model,
-            key=self.key,
-            resource=self.lease_resource[:250],
+            key=self.key[:MAX_KEY],
+            resource=f"{self.model}:{self.key[:MAX_KEY]}",
             kind="refused",
             fencing_token=self.fencing_token,
             at=DbNow(),

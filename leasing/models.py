@@ -34,6 +34,12 @@ from leasing.store import Renewal
 OWN_APPS = ("leasing", "leasing_tasks")
 
 
+#: How long the label of a model may be, as Django has it, and the key of a row that is leased: in
+#: the ledger's index both must find room, in PostgreSQL's 2,700 bytes.
+MAX_LABEL = 201
+MAX_KEY = 400
+
+
 class Leasable(models.Model):
     """A row that one holder at a time may own, until a deadline.
 
@@ -168,16 +174,24 @@ class Leasable(models.Model):
         """What to tell the holder of this row, which was just renewed and read with ``now``."""
         return Renewal(self.expires_at, (self.expires_at - self.now).total_seconds())
 
+    @classmethod
+    def leased_model(cls) -> type[Leasable]:
+        """The model whose table has the lease: of a proxy, or a child that shares its parent's
+        lease, another than this one."""
+        column: Any = cls._meta.get_field("expires_at")
+        model: type[Leasable] = column.model
+        return model
+
     @property
     def lease_id(self) -> str:
         """What the API and the pages call this row's lease."""
-        kind = lease_kinds().get(self._meta.concrete_model, self._meta.model_name)  # type: ignore[arg-type]
-        return f"{kind}:{self.pk}"
+        model = self.leased_model()
+        return f"{lease_kinds().get(model, model._meta.model_name)}:{self.pk}"
 
     @property
     def lease_resource(self) -> str:
         """What the API and the pages say is leased."""
-        return f"{self._meta.label_lower}:{self.pk}"
+        return f"{self.leased_model()._meta.label_lower}:{self.pk}"
 
     def lease_state(self, now: datetime) -> LeaseState:
         """The state of the lease at ``now``, which is the database's clock."""
@@ -267,9 +281,9 @@ class LeaseEvent(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    model = models.CharField(max_length=100)
-    key = models.CharField(max_length=100)
-    resource = models.CharField(max_length=250)
+    model = models.CharField(max_length=MAX_LABEL)
+    key = models.CharField(max_length=MAX_KEY)
+    resource = models.CharField(max_length=MAX_LABEL + 1 + MAX_KEY)
     kind = models.CharField(max_length=12, choices=EventKind)
     holder = models.CharField(max_length=200, blank=True, default="")
     previous_holder = models.CharField(max_length=200, blank=True, default="")
@@ -302,7 +316,7 @@ class LeaseEvent(models.Model):
             "at": DbNow(),
         } | fields
         return cls(
-            model=row._meta.label_lower,
+            model=row.leased_model()._meta.label_lower,
             key=str(row.pk),
             resource=row.lease_resource,
             kind=kind,
@@ -361,9 +375,9 @@ class AuditEntry(models.Model):
     #: Where it was asked for: page, admin, api or command.
     via = models.CharField(max_length=20, blank=True, default="")
     #: Of which model the rows are ("leasing_tasks.task").
-    model = models.CharField(max_length=100)
+    model = models.CharField(max_length=MAX_LABEL)
     #: The key of the row, when it was one.
-    key = models.CharField(max_length=200, blank=True, default="")
+    key = models.CharField(max_length=MAX_KEY, blank=True, default="")
     #: What it was done to: {"keys": [...]}, {"filter": {...}}, or both.
     target = models.JSONField(default=dict)
     reason = models.CharField(max_length=500, blank=True, default="")
@@ -433,10 +447,10 @@ class OnceKey(Leasable):
 
 
 def leasable_models() -> list[type[Leasable]]:
-    """Every installed model whose rows can be leased, ``Lease`` first."""
+    """Every installed model whose table has leases, ``Lease`` first."""
     found: Iterable[type[models.Model]] = apps.get_models()
-    own = [m for m in found if issubclass(m, Leasable) and m is not Lease and not m._meta.proxy]
-    return [Lease, *own]
+    leasable = [model for model in found if issubclass(model, Leasable) and model is not Lease]
+    return [Lease, *[model for model in leasable if model.leased_model() is model]]
 
 
 @cache

@@ -5,15 +5,18 @@ from __future__ import annotations
 import difflib
 import ipaddress
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
-from django.db import connections
+from django.db import connections, models
 
 from leasing.conf import AppSettings, leasing_settings
 from leasing.db.notifications import notifications_arrive
+
+if TYPE_CHECKING:
+    from leasing.models import Leasable
 
 #: psycopg's number for it.
 READ_COMMITTED = 2
@@ -160,14 +163,27 @@ def check_api_access(
 def check_leasable_models(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Every leasable model has the constraints and a queryset with the verbs."""
-    from leasing.models import leasable_models
+    """Every leasable model has the constraints, a queryset with the verbs, and keys that a lease
+    can go by."""
+    from leasing.models import Leasable
     from leasing.querysets.leasable import LeasableQuerySet
 
     messages: list[CheckMessage] = []
-    for model in leasable_models():
-        names = {constraint.name for constraint in model._meta.constraints}
-        prefix = f"{model._meta.app_label}_{model._meta.model_name}"
+    for model in apps.get_models():
+        if not issubclass(model, Leasable) or model._meta.proxy:
+            continue
+        if reason := _unfit_key(model):
+            messages.append(
+                Error(
+                    f"The rows of {model._meta.label} cannot be leased: {reason}.",
+                    hint="Lease a name instead: Lease.objects.hold(...).",
+                    obj=model,
+                    id="leasing.E016",
+                )
+            )
+        owner = model.leased_model()
+        names = {constraint.name for constraint in owner._meta.constraints}
+        prefix = f"{owner._meta.app_label}_{owner._meta.model_name}"
         if f"{prefix}_granted_or_never" not in names:
             messages.append(
                 Error(
@@ -187,6 +203,27 @@ def check_leasable_models(
                 )
             )
     return messages
+
+
+def _unfit_key(model: type[Leasable]) -> str:
+    """Why no lease can go by the primary key of ``model``; empty when one can."""
+    from leasing.models import MAX_KEY
+
+    if isinstance(model._meta.pk, models.CompositePrimaryKey):
+        return "their primary key is of several columns"
+    field: Any = model._meta.pk
+    while field.model is not model.leased_model():
+        if not getattr(field.remote_field, "parent_link", False):
+            return f"they have another primary key than {model.leased_model()._meta.label}"
+        field = field.target_field
+    while field.remote_field:
+        field = field.target_field
+    if isinstance(field, models.BinaryField | models.JSONField):
+        return f"a {type(field).__name__} is no name for a row"
+    is_text = isinstance(field, models.CharField | models.TextField)
+    if is_text and (field.max_length is None or field.max_length > MAX_KEY):
+        return f"their primary key may be longer than the {MAX_KEY} characters that the ledger has"
+    return ""
 
 
 def check_sqlite_mode(

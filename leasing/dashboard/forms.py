@@ -6,7 +6,7 @@ from typing import Any
 
 from django import forms
 
-from leasing.models import LeaseState
+from leasing.models import MAX_KEY, MAX_LABEL, LeaseState
 from leasing.web.paging import Cursor, InvalidCursor
 
 REASON_LENGTH = 500
@@ -74,8 +74,8 @@ class AuditFilter(forms.Form):
 
     by = forms.CharField(max_length=200, required=False)
     verb = forms.CharField(max_length=50, required=False)
-    model = forms.CharField(max_length=100, required=False)
-    key = forms.CharField(max_length=200, required=False)
+    model = forms.CharField(max_length=MAX_LABEL, required=False)
+    key = forms.CharField(max_length=MAX_KEY, required=False)
     at = CursorField(required=False)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC
 from functools import cache
 from types import SimpleNamespace
@@ -25,7 +25,16 @@ from django.db.models.lookups import Exact
 from leasing.db.dialects import durable, limit_waiting, waiting_limit
 from leasing.db.notifications import CHANNEL
 from leasing.db.row_reader import Reader, reader, reader_after
-from leasing.db.statements import Marker, Statement, columns_of, kept, shape_of, values_of
+from leasing.db.statements import (
+    Marker,
+    Several,
+    Statement,
+    columns_of,
+    joined,
+    kept,
+    shape_of,
+    values_of,
+)
 from leasing.functions import DbNow
 from leasing.validation.terms import Terms
 
@@ -103,7 +112,7 @@ SELECT {columns}, (SELECT count(*) FROM told) FROM freed w
 
 _RENEW = """
 WITH chosen AS MATERIALIZED (
-    SELECT {pk} FROM {table} WHERE {pk} = ANY(%s) AND grant_id = ANY(%s)
+    SELECT {pk} FROM {table} WHERE {pk} = ANY({keys}) AND grant_id = ANY({grants})
     ORDER BY {pk} FOR NO KEY UPDATE SKIP LOCKED
 )
 {update} RETURNING {columns}, {now} AT TIME ZONE 'UTC'
@@ -111,6 +120,18 @@ WITH chosen AS MATERIALIZED (
 
 #: Of the digit that is of the version of a UUID in two bits, and random in two.
 _VARIANT = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
+
+#: The kinds of keys that PostgreSQL spells as ``str`` does. Not those derived from them, which may
+#: be anything in Python.
+_SPELLED_ALIKE = frozenset(
+    {
+        *(models.AutoField, models.BigAutoField, models.SmallAutoField),
+        *(models.IntegerField, models.BigIntegerField, models.SmallIntegerField),
+        *(models.PositiveIntegerField, models.PositiveBigIntegerField),
+        *(models.PositiveSmallIntegerField, models.UUIDField, models.CharField),
+        *(models.EmailField, models.SlugField, models.TextField, models.URLField),
+    }
+)
 
 _UUID: models.Field[Any, Any] = UUIDField()
 _NUMBER: models.Field[Any, Any] = models.BigIntegerField()
@@ -140,13 +161,11 @@ def resource_of(model: type[Any]) -> str | None:
     named: Any = apps.get_model("leasing", "Lease")
     if model.lease_resource is named.lease_resource:
         return "w.resource"
-    keys = (models.IntegerField, models.UUIDField, models.CharField)
-    if model.lease_resource is not named.__base__.lease_resource or not isinstance(
-        model._meta.pk, keys
-    ):
-        return None
     pk: Any = model._meta.pk
-    return f"'{model._meta.label_lower}:' || w.{_quoted(pk.column)}::text"
+    is_told = model.lease_resource is named.__base__.lease_resource
+    if not is_told or type(_key_field(model)) not in _SPELLED_ALIKE:
+        return None
+    return f"'{model.leased_model()._meta.label_lower}:' || w.{_quoted(pk.column)}::text"
 
 
 def notes(rows: LeasableRows) -> bool:
@@ -174,7 +193,7 @@ def grant(rows: LeasableRows, terms: Terms, column: str, value: Any) -> list[Gra
 def claim(rows: LeasableRows, terms: Terms, limit: int) -> list[Granted] | None:
     """Grant up to ``limit`` of ``rows``, in their order."""
     grants = _new_grants(limit)
-    values = {**values_of(terms), "limit": limit, "grants": _joined(grants)}
+    values = {**values_of(terms), "limit": limit, "grants": joined(grants)}
 
     def compile() -> Granting | None:
         return _granting(rows, rows.available(), terms, _grant_by_place(rows), limited=True)
@@ -191,13 +210,13 @@ def grant_all(
     grants = _new_grants(len(keys))
     values = {
         **values_of(terms),
-        "keys": array_of(keys),
+        "keys": keys,
         "count": len(keys),
-        "grants": _joined(grants),
+        "grants": joined(grants),
     }
 
     def compile() -> Granting | None:
-        free = rows.available().filter(_is_one_of(column, Marker("keys", field))).order_by(column)
+        free = rows.available().filter(_is_one_of(column, Several("keys", field))).order_by(column)
         return _granting(rows, free, terms, _grant_by_place(rows), counted=True)
 
     granted = _granted(rows, ("all", column), compile, values)
@@ -316,8 +335,8 @@ def _written(
         values = {"key": row.pk, "grant": row.grant_id}
     else:
         values = {
-            "keys": array_of([row.pk for row in held]),
-            "grants": array_of([row.grant_id for row in held]),
+            "keys": [row.pk for row in held],
+            "grants": [row.grant_id for row in held],
         }
     several = len(held) != 1
     key = (type(rows), rows.model, rows.db, verb, several)
@@ -331,10 +350,9 @@ def _writing(
 ) -> Statement:
     pk: Any = rows.model._meta.pk
     if several:
-        type_ = pk.rel_db_type(connections[rows.db])
-        keys = Spelled(f"{{}}::{type_}[]", Marker("keys", _UUID), output_field=pk)
-        text = "({}::uuid[])[array_position({}, {})]"
-        grant = Spelled(text, Marker("grants", _UUID), keys, F("pk"), output_field=_UUID)
+        keys = Several("keys", _key_field(rows.model))
+        text = "({})[array_position({}, {})]"
+        grant = Spelled(text, Several("grants", _UUID), keys, F("pk"), output_field=_UUID)
         every: Any = SimpleNamespace(pk=F("pk"), grant_id=grant)
         mine = rows._of_grant(every).filter(_is_one_of("pk", keys))
     else:
@@ -396,14 +414,17 @@ def renew(
 
 def _renewing(target: Any, columns: dict[str, Any], told: Reader) -> Statement:
     update_sql, update_params = _update(target, columns)
+    keys, grants = Several("keys", _key_field(target.model)), Several("grants", _UUID)
+    connection = connections[target.db]
     text = _RENEW.format(
+        keys=keys.sql(connection),
+        grants=grants.sql(connection),
         pk=_pk(target),
         table=_table(target),
         update=update_sql,
         columns=told.sql(_table(target)),
         now=_now(target),
     )
-    keys, grants = Marker("keys", target.model._meta.pk), Marker("grants", _UUID)
     return Statement(text, (keys, grants, *update_params))
 
 
@@ -435,24 +456,6 @@ def _is_one_of(column: str, values: Any) -> Spelled:
     return Spelled("{} = ANY({})", F(column), values, output_field=models.BooleanField())
 
 
-def array_of(values: list[Any]) -> Any:
-    """``values`` as the text of an array, which the driver would take many times as long to make
-    of a list; but for kinds whose text only it knows."""
-    kind = type(values[0]) if values else None
-    if kind is uuid.UUID:
-        return _joined([value.hex for value in values])
-    if kind is int:
-        return _joined(map(str, values))
-    if kind is str:
-        escaped = [value.replace("\\", r"\\").replace('"', r"\"") for value in values]
-        return _joined([f'"{value}"' for value in escaped])
-    return values
-
-
-def _joined(values: Iterable[str]) -> str:
-    return "{" + ",".join(values) + "}"
-
-
 def _quoted(name: str) -> str:
     return '"{}"'.format(name.replace('"', '""'))
 
@@ -462,7 +465,16 @@ def _pk(rows: Any) -> str:
 
 
 def _table(rows: Any) -> str:
-    return _quoted(rows.model._meta.db_table)
+    # As Django writes it: a name may bring its schema, as ``shop"."orders``.
+    return str(connections[rows.db].ops.quote_name(rows.model._meta.db_table))
+
+
+def _key_field(model: type[models.Model]) -> Any:
+    """The field whose values the keys of ``model`` are: of the row that shares its key, if any."""
+    field: Any = model._meta.pk
+    while field.remote_field:
+        field = field.target_field
+    return field
 
 
 def _resource(rows: Any) -> str | None:
@@ -484,7 +496,7 @@ def _noted(rows: LeasableRows, **columns: str) -> str:
         return ""
     return _NOTED.format(
         ledger=_quoted(apps.get_model("leasing", "LeaseEvent")._meta.db_table),
-        label=rows.model._meta.label_lower,
+        label=rows.model.leased_model()._meta.label_lower,
         pk=_pk(rows),
         resource=_resource(rows),
         now=_now(rows),

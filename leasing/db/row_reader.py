@@ -63,8 +63,9 @@ class Reader:
         """Write the columns onto those of ``rows`` that were answered, and return these."""
         name = self.names[self.key]
         by_key = {getattr(row, name): row for row in rows}
-        found = [by_key[answer[self.key]] for answer in answers]
-        read = zip(found, self._converted(answers), strict=True)
+        converted = list(self._converted(answers))
+        found = [by_key[answer[self.key]] for answer in converted]
+        read = zip(found, converted, strict=True)
         if _has_plain_attributes(self.model):
             for row, answer in read:
                 row.__dict__.update(zip(self.names, answer, strict=False))
@@ -167,7 +168,7 @@ def _reader(
         [field.primary_key for field in fields].index(True),
         tuple(moments),
         tuple(
-            (place, found, field.cached_col)
+            (place, found, _column(field))
             for place, (found, field) in enumerate(converters)
             if found
         ),
@@ -176,9 +177,14 @@ def _reader(
 
 
 def _converters(field: Any, connection: Any) -> list[Callable[..., Any]]:
-    found: list[Callable[..., Any]] = field.get_db_converters(connection)
+    found: list[Callable[..., Any]] = _column(field).get_db_converters(connection)
     is_plain = type(field) is models.JSONField and field.decoder is None
     return [_json] if is_plain and len(found) == 1 else found
+
+
+def _column(field: Any) -> Any:
+    """The column as a query has it: one that refers to another row has that one's converters."""
+    return field.get_col(field.model._meta.db_table)
 
 
 def _json(value: str | None, column: Any, connection: Any) -> Any:

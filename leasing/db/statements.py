@@ -7,7 +7,8 @@ model, database and shape, and kept for as long as the process lives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import uuid
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -45,6 +46,18 @@ class Marker(Expression):
 
     def as_sql(self, compiler: Any, connection: Any) -> Any:
         return "%s", [self]
+
+
+class Several(Marker):
+    """Stands for a list of values of one field, which travels as an array."""
+
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
+        return self.sql(connection), [self]
+
+    def sql(self, connection: Any) -> str:
+        field: Any = self.output_field
+        # Of an array PostgreSQL must be told what it is of: the driver may not know.
+        return f"%s::{field.rel_db_type(connection)}[]"
 
 
 class Unknown(Marker):
@@ -86,9 +99,32 @@ class Statement:
 
 def _value(marker: Marker, value: Any, connection: Any) -> Any:
     field: Any = marker.output_field
+    if isinstance(marker, Several):
+        if type(field) not in PLAIN:
+            value = [field.get_db_prep_value(each, connection=connection) for each in value]
+        return array_of(value)
     if type(field) in PLAIN:
         return value
     return field.get_db_prep_value(value, connection=connection)
+
+
+def array_of(values: list[Any]) -> Any:
+    """``values`` as the text of an array, which the driver would take many times as long to make
+    of a list; but for kinds whose text only it knows."""
+    kind = type(values[0]) if values else None
+    if kind is uuid.UUID:
+        return joined([value.hex for value in values])
+    if kind is int:
+        return joined(map(str, values))
+    if kind is str:
+        escaped = [value.replace("\\", r"\\").replace('"', r"\"") for value in values]
+        return joined([f'"{value}"' for value in escaped])
+    return values
+
+
+def joined(values: Iterable[str]) -> str:
+    """``values``, which need no quotes, as the text of an array."""
+    return "{" + ",".join(values) + "}"
 
 
 _kept: dict[Hashable, Any] = {}

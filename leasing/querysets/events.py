@@ -47,7 +47,7 @@ class LeaseEventQuerySet(models.QuerySet[Any]):
             rows = apps.get_model("leasing", "Lease")._default_manager.filter(resource=resource)
             name = resource
         else:
-            rows = type(resource)._default_manager.filter(pk=resource.pk)
+            rows = resource.leased_model()._default_manager.filter(pk=resource.pk)
             name = resource.lease_resource
         # SQLite compares text, and there a moment without a fraction comes before its own ".0":
         # so nothing is compared for being equal.

@@ -388,7 +388,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
             if renewed:
                 # While the row is locked: later it could show, and so hand over, a grant that
                 # somebody else has won.
-                row.refresh_from_db(using=self.db, fields=self.model.verb_columns)
+                row.refresh_from_db(fields=self.model.verb_columns, from_queryset=self._instances())
         return bool(renewed)
 
     def _release_in_one(self, held: list[Row]) -> list[Row]:
@@ -409,7 +409,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
             self._lock(row)
             released = self._of_grant(row).unexpired().update(**releasing())
             if released:
-                row.refresh_from_db(using=self.db, fields=self.model.verb_columns)
+                row.refresh_from_db(fields=self.model.verb_columns, from_queryset=self._instances())
                 self.record("released", row)
         return bool(released)
 
@@ -432,8 +432,9 @@ class LeasableQuerySet(models.QuerySet[Row]):
         """
         rows = self.home()
         refuse_transaction(rows.db)
-        renew = postgres.renew if postgres.serves(rows.db) else _renew
-        renewed = renew(rows.holding().unexpired(), rows.renewal(), grants, timeout)
+        everything = rows._everything()
+        renew = postgres.renew if everything._is_in_one else _renew
+        renewed = renew(everything.holding().unexpired(), rows.renewal(), grants, timeout)
         mine = [row for row in renewed if row.grant_id == grants[row.pk]]
         answer = Renewals({row.pk: row.renewal_now() for row in mine})
         missed = [key for key in grants if key not in answer.renewed]
@@ -453,7 +454,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
         with transaction.atomic(using=rows.db):
             keys = list(lock(rows.order_by("pk")).values_list("pk", flat=True))
             revoked = [key for key in keys if rows._revoke(key)]
-            taken = list(rows._everything().filter(pk__in=revoked).order_by("pk"))
+            taken = list(rows._instances().filter(pk__in=revoked).order_by("pk"))
             for row in taken:
                 ended = row.expires_at  # which may be long ago
                 rows.record("revoked", row, previous_expired_at=ended, reason=reason, actor=by)
@@ -596,6 +597,13 @@ class LeasableQuerySet(models.QuerySet[Row]):
         return row, is_new
 
     def _everything(self) -> Self:
+        """Every row of the table that the lease's columns are in: what the verbs lock and write.
+        A child's would be two tables, locked and judged one after the other."""
+        model: Any = self.model.leased_model()
+        return type(self)(model, using=self.db)
+
+    def _instances(self) -> Self:
+        """Every row, as what callers get."""
         return type(self)(self.model, using=self.db)
 
     def _lock(self, row: Row) -> None:
@@ -693,7 +701,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
             return []
         grants = {pk: uuid.uuid4() for pk in before}
         self._write_grants(before, grants, self.granting(terms))
-        won = self._everything().filter(pk__in=list(before), grant_id__in=list(grants.values()))
+        won = self._instances().filter(pk__in=list(before), grant_id__in=list(grants.values()))
         dated: Iterable[Any] = won.annotate(now=DbNow())
         rows: dict[Any, Row] = {row.pk: row for row in dated}
         granted: list[tuple[Row, str]] = []

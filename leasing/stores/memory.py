@@ -272,7 +272,7 @@ class MemoryStore:
 
 def key_of(row: Any) -> Key:
     """Where a store keeps what ``row`` names."""
-    return row._meta.label, row.lease_resource
+    return row.leased_model()._meta.label, row.lease_resource
 
 
 def _own(row: Any, column: str, default: Any) -> Any:

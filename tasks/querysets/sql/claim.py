@@ -23,6 +23,7 @@ from django.db.models import BooleanField, CharField, DateTimeField, DurationFie
 from django.db.models.expressions import RawSQL
 
 from leasing.db import postgres
+from leasing.db.statements import array_of
 from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.runtime.clock import clock
 from leasing.validation.terms import Terms
@@ -431,8 +432,8 @@ def complete(
     The rows are locked in the order of their keys before any is updated.
     """
     given = {
-        "ids": postgres.array_of([each.id for each in mine]),
-        "grants": postgres.array_of([each.grant_id for each in mine]),
+        "ids": array_of([each.id for each in mine]),
+        "grants": array_of([each.grant_id for each in mine]),
         "outputs": outputs,
     }
     statement = _kept("complete", rows._everything(), _complete_statement)

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.core.checks import run_checks
 from django.db import connection, connections, models
 from django.test import override_settings
@@ -185,8 +186,74 @@ def test_a_model_of_ones_own_inherits_constraints_and_verbs(
     }
 
 
+KEYS: list[tuple[Any, str]] = [
+    (models.JSONField(primary_key=True), "a JSONField is no name for a row"),
+    (models.BinaryField(primary_key=True), "a BinaryField is no name for a row"),
+    (models.CharField(primary_key=True, max_length=401), "longer than the 400 characters"),
+    (models.TextField(primary_key=True), "longer than the 400 characters"),
+]
+
+
+@isolate_apps("tests.leasing")
+@pytest.mark.parametrize(("key", "reason"), KEYS, ids=[type(key).__name__ for key, _ in KEYS])
+def test_a_key_that_no_lease_can_go_by_is_refused(
+    key: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meta = type("Meta", (Leasable.Meta,), {"app_label": "leasing"})
+    attributes = {"key": key, "Meta": meta, "__module__": __name__}
+
+    message = _problem_of(type("Boat", (Leasable,), attributes), monkeypatch)
+    assert message.startswith("The rows of leasing.Boat cannot be leased: ")
+    assert reason in message
+
+
+@isolate_apps("tests.leasing")
+def test_a_key_of_several_columns_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Boat(Leasable):
+        pk = models.CompositePrimaryKey("port", "number")
+        port = models.IntegerField()
+        number = models.IntegerField()
+
+        class Meta(Leasable.Meta):
+            app_label = "leasing"
+
+    assert "of several columns" in _problem_of(Boat, monkeypatch)
+
+
+@isolate_apps("tests.leasing")
+def test_a_child_goes_by_the_key_of_the_table_that_has_its_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Boat(Leasable):
+        class Meta(Leasable.Meta):
+            app_label = "leasing"
+
+    class Ferry(Boat):
+        class Meta:
+            app_label = "leasing"
+
+    class Tug(Boat):
+        name = models.SlugField(primary_key=True)
+        boat = models.OneToOneField(Boat, models.CASCADE, parent_link=True)
+
+        class Meta:
+            app_label = "leasing"
+
+    assert _problems_of(Ferry, monkeypatch) == []
+    assert Ferry(pk=3).lease_resource == Boat(pk=3).lease_resource == "leasing.boat:3"
+    assert Ferry(pk=3).lease_id == "boat:3"
+    assert "another primary key than leasing.Boat" in _problem_of(Tug, monkeypatch)
+
+
+def _problem_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(apps, "get_models", lambda: [Lease, model])
+    (message,) = checks.check_leasable_models()
+    assert message.id == "leasing.E016"
+    return str(message.msg)
+
+
 def _problems_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    monkeypatch.setattr("leasing.models.leasable_models", lambda: [Lease, model])
+    monkeypatch.setattr(apps, "get_models", lambda: [Lease, model])
     return [message.id for message in checks.check_leasable_models()]
 
 
