@@ -17,8 +17,9 @@ from leasing.exceptions import LeaseInTransaction
 Rows = TypeVar("Rows", bound="models.QuerySet[Any, Any]")
 
 
-def lock(rows: Rows, *, skip_locked: bool = False) -> Rows:
-    """Lock ``rows`` until the transaction ends, as weakly as updating them allows.
+def lock(rows: Rows, *, skip_locked: bool = False, of: tuple[str, ...] = ()) -> Rows:
+    """Lock ``rows`` until the transaction ends, as weakly as updating them allows; ``of`` several
+    tables only those.
 
     PostgreSQL's plain FOR UPDATE would wait for inserts of child rows too. SQLite has no row
     locks and Django drops the clause without a word: there the write lock that IMMEDIATE takes
@@ -27,6 +28,7 @@ def lock(rows: Rows, *, skip_locked: bool = False) -> Rows:
     features = connections[rows.db].features
     return rows.select_for_update(
         skip_locked=skip_locked and features.has_select_for_update_skip_locked,
+        of=of,
         no_key=features.has_select_for_no_key_update,
     )
 

@@ -56,6 +56,8 @@ class LeasableRows(Protocol):
 
     def only(self, *fields: str) -> Any: ...
 
+    def select_related(self, *fields: Any) -> Any: ...
+
     def available(self) -> Any: ...
 
     def granting(self, terms: Terms) -> dict[str, Any]: ...
@@ -84,7 +86,7 @@ noted AS (
 _HAD_EXPIRED = "c.grants > 0 AND c.released_at IS NULL"
 
 _GRANT = """
-WITH chosen AS MATERIALIZED ({chosen} FOR NO KEY UPDATE SKIP LOCKED),
+WITH chosen AS MATERIALIZED ({chosen} FOR NO KEY UPDATE OF {alias} SKIP LOCKED),
 granted AS ({update} RETURNING {table}.*){noted}
 SELECT {columns}, CASE WHEN {had_expired} THEN c.expires_at END
 FROM granted w JOIN chosen c ON c.{pk} = w.{pk}
@@ -262,7 +264,7 @@ def _granting(
     columns = columns_of(rows.granting, terms)
     if columns is None:
         return None
-    term = free.only("pk", "holder", "grants", "released_at", "expires_at")
+    term = free.select_related(None).only("pk", "holder", "grants", "released_at", "expires_at")
     chosen_sql, chosen_params = _select(term)
     if limited:
         chosen_sql += " LIMIT %s"
@@ -281,6 +283,7 @@ def _granting(
     every = reader_after(rows.model, rows.db, columns)
     text = _GRANT.format(
         chosen=chosen_sql,
+        alias=alias_of(rows),
         update=update_sql,
         table=_table(rows),
         noted=noted,
@@ -467,6 +470,12 @@ def _pk(rows: Any) -> str:
 def _table(rows: Any) -> str:
     # As Django writes it: a name may bring its schema, as ``shop"."orders``.
     return str(connections[rows.db].ops.quote_name(rows.model._meta.db_table))
+
+
+def alias_of(rows: Any) -> str:
+    """What the table of ``rows`` is called in a statement: never by its schema."""
+    *_, name = _table(rows).strip('"').split('"."')
+    return _quoted(name)
 
 
 def _key_field(model: type[models.Model]) -> Any:

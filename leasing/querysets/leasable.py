@@ -32,7 +32,7 @@ from django.db.models.utils import resolve_callables
 
 from leasing import signals
 from leasing.conf import leasing_settings
-from leasing.db import postgres
+from leasing.db import joins, postgres
 from leasing.db.dialects import after_commit, durable, limit_waiting, lock, refuse_transaction
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbMicroseconds, DbNow, after, next_token
@@ -214,7 +214,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
         """
         terms = Terms.check(holder=holder, ttl=ttl)
         rows = self.home()
-        ordered = rows if rows.ordered else rows.order_by("pk")
+        ordered = (rows if rows.ordered else rows.order_by("pk"))._each_once()
         granted = ordered._claim_in_one(terms, limit)
         if granted is None:
             with durable(rows.db):
@@ -452,7 +452,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
         old ones are refused. Returns how many were taken."""
         rows = self.home()
         with transaction.atomic(using=rows.db):
-            keys = list(lock(rows.order_by("pk")).values_list("pk", flat=True))
+            keys = rows._locked_keys()
             revoked = [key for key in keys if rows._revoke(key)]
             taken = list(rows._instances().filter(pk__in=revoked).order_by("pk"))
             for row in taken:
@@ -491,7 +491,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
         last: Any = None
         raised = 0
         while True:
-            batch = rows.grantable().order_by("pk")
+            batch = rows.grantable()._of_one_table().order_by("pk")
             if last is not None:
                 batch = batch.filter(pk__gt=last)
             with transaction.atomic(using=rows.db):
@@ -606,6 +606,33 @@ class LeasableQuerySet(models.QuerySet[Row]):
         """Every row, as what callers get."""
         return type(self)(self.model, using=self.db)
 
+    def _of_one_table(self) -> Self:
+        """These rows as rows of the lease's table alone, which can be locked."""
+        if not joins.spans(self):
+            return self
+        return self._everything().filter(pk__in=self.order_by().values("pk"))
+
+    def _each_once(self) -> Self:
+        """These rows in their order, each once, whatever several rows refer to them."""
+        if not joins.repeats(self):
+            return self
+        rows = self._instances().filter(pk__in=self.order_by().values("pk"))
+        query, own = rows.query, self.query
+        query.order_by, query.extra_order_by = own.order_by, own.extra_order_by
+        query.default_ordering = own.default_ordering
+        query.standard_ordering = own.standard_ordering
+        return rows
+
+    def _locked_keys(self) -> list[Any]:
+        """Lock these rows in the order of their keys; returns the keys."""
+        locked = lock(self._of_one_table().order_by("pk"))
+        keys = list(locked.values_list("pk", flat=True))
+        if not joins.spans(self):
+            return keys
+        # They were locked by their keys alone: some may have changed while they were waited for.
+        still = set(self.filter(pk__in=keys).order_by().values_list("pk", flat=True))
+        return [key for key in keys if key in still]
+
     def _lock(self, row: Row) -> None:
         list(lock(self._everything().filter(pk=row.pk)).values_list("pk"))
 
@@ -658,10 +685,11 @@ class LeasableQuerySet(models.QuerySet[Row]):
 
     def _grant(self, terms: Terms, **key: Any) -> Row | None:
         """Grant the one available row with ``key``, or return None."""
-        granted = self._grant_in_one(terms, **key)
+        rows = self._each_once()
+        granted = rows._grant_in_one(terms, **key)
         if granted is None:
             with durable(self.db):
-                granted = self._grant_locked(terms, limit=1, **key)
+                granted = rows._grant_locked(terms, limit=1, **key)
         return self._tell_granted(granted)[0] if granted else None
 
     @property
@@ -675,7 +703,8 @@ class LeasableQuerySet(models.QuerySet[Row]):
         own = type(self)
         plain = own._chosen is LeasableQuerySet._chosen
         plain = plain and own._write_grants is LeasableQuerySet._write_grants
-        return plain and self._is_in_one and postgres.notes(self)
+        plain = plain and self._is_in_one and postgres.notes(self)
+        return plain and not joins.is_ordered_by_many(self)
 
     def _grant_in_one(self, terms: Terms, **key: Any) -> list[tuple[Row, str]] | None:
         """``_grant_locked`` in one statement; None where there is none."""
@@ -722,8 +751,10 @@ class LeasableQuerySet(models.QuerySet[Row]):
 
     def _chosen(self, free: Self, limit: int | None) -> dict[Any, Row]:
         """Lock up to ``limit`` of the rows of ``free``, passing over those that others have."""
-        term = free.only("pk", "holder", "grants", "released_at", "expires_at")
-        return {row.pk: row for row in lock(term, skip_locked=True)[:limit]}
+        read = free.select_related(None).prefetch_related(None)
+        term = read.only("pk", "holder", "grants", "released_at", "expires_at")
+        of = joins.lock_of(self.model, self.db)
+        return {row.pk: row for row in lock(term, skip_locked=True, of=of)[:limit]}
 
     def _write_grants(
         self, before: dict[Any, Row], grants: dict[Any, uuid.UUID], columns: dict[str, Any]

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from django.db import IntegrityError, models, transaction
 from django.db.models import Case, Value, When
 
+from leasing.db import joins
 from leasing.db.dialects import lock, lock_names
 from leasing.querysets.leasable import pause_shortly
 from tasks.querysets.operator import Operating
@@ -113,7 +114,8 @@ class Seating(Operating):
     def _locked(self, free: Any, limit: int | None) -> dict[int, Task]:
         columns = ("holder", "grants", "released_at", "expires_at")
         rows = free.only("pk", *columns, "concurrency_key", "concurrency_limit", "slot")
-        return {task.pk: task for task in lock(rows, skip_locked=True)[:limit]}
+        of = joins.lock_of(self.model, self.db)
+        return {task.pk: task for task in lock(rows, skip_locked=True, of=of)[:limit]}
 
     def _write_grants(
         self, before: dict[int, Task], grants: dict[int, uuid.UUID], columns: dict[str, Any]

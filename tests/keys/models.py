@@ -138,10 +138,51 @@ class Depot(Leasable, Address):
         app_label = "keys"
 
 
+class Customer(models.Model):
+    """Whom parcels belong to."""
+
+    name = models.TextField()
+    is_vip = models.BooleanField(default=False)
+
+    class Meta:
+        app_label = "keys"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Item(models.Model):
+    """One of several of a shipment."""
+
+    weight = models.IntegerField()
+
+    class Meta:
+        app_label = "keys"
+
+    def __str__(self) -> str:
+        return str(self.weight)
+
+
+class Shipment(Leasable):
+    """A row that refers to others, and of which some are several."""
+
+    customer = models.ForeignKey(Customer, models.CASCADE)
+    payer = models.ForeignKey(Customer, models.CASCADE, null=True, related_name="paid")
+    items = models.ManyToManyField(Item)
+
+    class Meta(Leasable.Meta):
+        app_label = "keys"
+
+    def __str__(self) -> str:
+        return f"shipment {self.pk}"
+
+
+JOINED: tuple[type[models.Model], ...] = (Customer, Item, Shipment, Parcel, Express)
+
 TABLES: tuple[type[models.Model], ...] = (
     *(Place, Address, BySmallAuto, ByPositive, BySlug, ByDecimal, ByDate, ByMoment, ByDuration),
     *(ByUuid, ByAddress, ByCode, ByUlid, ByLongText, ByPlace, ByRow, OfCode),
-    *(Parcel, Express, Depot),
+    *(Parcel, Express, Depot, Elsewhere),
 )
 
 
@@ -150,9 +191,10 @@ def tables(using: str = "default", made: Sequence[type[models.Model]] = TABLES) 
     """Make the tables for as long as the block runs."""
     connection = connections[using]
     if connection.vendor == "postgresql":
-        made = (*made, Elsewhere)
         with connection.cursor() as cursor:
             cursor.execute(f"CREATE SCHEMA {ELSEWHERE}")
+    else:
+        made = [model for model in made if model is not Elsewhere]
     with connection.schema_editor() as editor:
         for model in made:
             editor.create_model(model)

@@ -96,6 +96,14 @@ def just_before_the_deletion(meanwhile: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
+def just_after_the_lock(meanwhile: Callable[[], object]) -> Iterator[None]:
+    """Do ``meanwhile`` when an operator's verb has locked its rows: what it does is what others
+    may have done while the lock was waited for."""
+    with _when(("SELECT",), meanwhile, before=False):
+        yield
+
+
+@contextmanager
 def just_after_the_commit(meanwhile: Callable[[], object]) -> Iterator[None]:
     """Do ``meanwhile`` when a verb has committed, but has not returned. For tests that run in
     a transaction, where the verb's own is a savepoint, or it is one statement."""

@@ -64,7 +64,7 @@ _CLAIM_ON = """{chosen}
 {update} RETURNING -priority::integer, date_part('epoch', scheduled_at), id,
     (SELECT EXISTS (SELECT 1 FROM chosen WHERE concurrency_key <> '')), (SELECT {now}), {answer}
 """
-_LOCKED = "{ready} LIMIT {most} FOR NO KEY UPDATE SKIP LOCKED"
+_LOCKED = "{ready} LIMIT {most} FOR NO KEY UPDATE OF {table} SKIP LOCKED"
 _ASKED = "unnest(%(queues)s::text[]) AS asked (name)"
 
 #: The same from a place in the index on: behind the entry of a task that was claimed before. Of
@@ -313,7 +313,7 @@ def _claim_statement(rows: Claiming, *, most: int) -> str:
 def _locked(rows: Claiming, most: int, *which: Any) -> str:
     ready = rows.to_claim(RawSQL("asked.name", [])).available().filter(*which)
     locked = _inlined(rows, ready.only("pk", "concurrency_key").query)
-    return _LOCKED.format(ready=locked, most=most)
+    return _LOCKED.format(ready=locked, most=most, table=_table(rows))
 
 
 def _claiming(

@@ -1,0 +1,58 @@
+"""Rows that are chosen by other tables, and what of them is locked: the lease's own table alone.
+
+A row of another table that somebody is changing would else keep rows from being claimed, and be
+kept from changing; and the side of a join that may be missing can't be locked at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connections, models
+from django.db.models.constants import LOOKUP_SEP
+
+
+def spans(rows: models.QuerySet[Any]) -> bool:
+    """Return True if ``rows`` can't be locked as they are: they are of several tables, or of one
+    that has no leases."""
+    query: Any = rows.query
+    model: Any = rows.model
+    is_own = model.leased_model() is model._meta.concrete_model
+    return not is_own or len(query.alias_map) > 1 or query.distinct or query.group_by is not None
+
+
+def repeats(rows: models.QuerySet[Any]) -> bool:
+    """Return True if ``rows`` may bring a row several times, or are told not to."""
+    query: Any = rows.query
+    return query.distinct or any(map(_is_to_many, query.alias_map.values()))
+
+
+def is_ordered_by_many(rows: models.QuerySet[Any]) -> bool:
+    """Return True if the order of ``rows`` may bring a row several times."""
+    query: Any = rows.query
+    return any(_leads_to_many(query, by) for by in query.order_by if isinstance(by, str))
+
+
+def _is_to_many(join: Any) -> bool:
+    field = getattr(join, "join_field", None)
+    return field is not None and bool(field.one_to_many or field.many_to_many)
+
+
+def _leads_to_many(query: Any, by: str) -> bool:
+    names = by.lstrip("+-").split(LOOKUP_SEP)
+    if len(names) == 1:
+        return False
+    path, *_ = query.names_to_path(names, query.get_meta())
+    return any(step.m2m for step in path)
+
+
+def lock_of(model: Any, using: str) -> tuple[str, ...]:
+    """What ``select_for_update(of=...)`` is to lock of rows of ``model``: the table of the lease.
+    Nothing where it can't be told, and whatever is read is locked."""
+    if not connections[using].features.has_select_for_update_of:
+        return ()
+    owner = model.leased_model()
+    if '"."' in owner._meta.db_table:  # Django would name the schema there, which is refused
+        return ()
+    link = model._meta.concrete_model._meta.parents.get(owner)
+    return ("self",) if link is None else (link.name,)
