@@ -30,6 +30,7 @@ from django.db import models, router, transaction
 from leasing import signals
 from leasing.conf import leasing_settings
 from leasing.db.dialects import lock
+from leasing.db.joins import is_joined
 from leasing.exceptions import StaleToken
 from leasing.functions import DbNow
 from leasing.hold import Hold
@@ -107,7 +108,10 @@ class FencedRows:
     def _write(self, values: dict[str, Any], also: Callable[[], object] | None = None) -> int:
         everything: models.QuerySet[Any] = models.QuerySet(self._rows.model, using=self.using)
         with transaction.atomic(using=self.using):
-            locked = lock(self._rows.using(self.using).order_by("pk"))
+            chosen = self._rows.using(self.using)
+            if is_joined(chosen):  # what they are chosen by is nobody's to lock
+                chosen = everything.filter(pk__in=chosen.order_by().values("pk"))
+            locked = lock(chosen.order_by("pk"))
             fences = dict(locked.values_list("pk", "fence"))
             keys = list(fences)
             accepting = everything.filter(pk__in=keys, **self._accepting)

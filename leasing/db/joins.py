@@ -15,10 +15,14 @@ from django.db.models.constants import LOOKUP_SEP
 def spans(rows: models.QuerySet[Any]) -> bool:
     """Return True if ``rows`` can't be locked as they are: they are of several tables, or of one
     that has no leases."""
-    query: Any = rows.query
     model: Any = rows.model
-    is_own = model.leased_model() is model._meta.concrete_model
-    return not is_own or len(query.alias_map) > 1 or query.distinct or query.group_by is not None
+    return model.leased_model() is not model._meta.concrete_model or is_joined(rows)
+
+
+def is_joined(rows: models.QuerySet[Any]) -> bool:
+    """Return True if ``rows`` are not simply rows of their model's table."""
+    query: Any = rows.query
+    return len(query.alias_map) > 1 or query.distinct or query.group_by is not None
 
 
 def repeats(rows: models.QuerySet[Any]) -> bool:

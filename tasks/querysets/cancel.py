@@ -31,7 +31,7 @@ class Cancelling(Discarding):
 
         Returns how many ended or were asked; ended ones, and those asked before, do not count.
         """
-        rows, last, count = self.home(), 0, 0
+        rows, last, count = self.home()._of_one_table(), 0, 0
         concerned = rows.filter(
             Q(status=TaskStatus.READY) | Q(status=TaskStatus.RUNNING) & ~CANCEL_REQUESTED
         )

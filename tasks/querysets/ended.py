@@ -29,7 +29,7 @@ class Discarding(TaskRows):
     def discard(self, by: str = "") -> int:
         """Delete the tasks among these that have ended, with their attempts and steps, some
         hundred in a transaction. Returns how many. What a row of another app protects stays."""
-        rows, last, discarded = self.home(), 0, 0
+        rows, last, discarded = self.home()._of_one_table(), 0, 0
         told = unprotected(rows.ended()).only("name", "queue", "status").order_by("pk")
         while True:
             left = told.filter(pk__gt=last)

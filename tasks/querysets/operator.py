@@ -123,7 +123,7 @@ class Operating(Cancelling):
     ) -> int:
         rows = self.home()
         with transaction.atomic(using=rows.db):
-            candidates = which().using(rows.db).order_by("pk")
+            candidates = which().using(rows.db)._of_one_table().order_by("pk")
             columns = candidates.only(
                 "name", "attempts", "max_attempts", "holder", "renewed_at", *TERM
             ).annotate(now=DbNow())
@@ -233,7 +233,7 @@ class Operating(Cancelling):
         """Update those among these rows that meet ``demand``, which are ready then, batch by
         batch: a hundred thousand dead letters must not keep everybody else from their rows for
         as long as they take."""
-        rows, last, changed = self.home(), 0, 0
+        rows, last, changed = self.home()._of_one_table(), 0, 0
         while True:
             with transaction.atomic(using=rows.db):
                 found = lock(rows.filter(demand, pk__gt=last).order_by("pk"))

@@ -51,6 +51,16 @@ def test_the_same_token_and_a_newer_one_may_write(token: int, report: Report) ->
     assert seen(report) == ("low", token)
 
 
+def test_rows_are_written_that_other_tables_choose(report: Report) -> None:
+    author = Author.objects.create(name="ann")
+    other = Report.objects.create(author=author, fence=30)
+
+    assert Report.objects.exclude(author__name="ann").distinct().fenced(20).update(text="low") == 1
+    assert (seen(report), seen(other)) == (("low", 20), ("", 30))
+    with pytest.raises(StaleToken):
+        Report.objects.filter(author__name="ann").fenced(29).update(text="low")
+
+
 def test_an_older_token_is_refused_and_nothing_is_written(report: Report) -> None:
     with pytest.raises(StaleToken, match="a row of press.Report refused the token 19, having"):
         rows(report).fenced(19).update(text="low")

@@ -6,8 +6,9 @@ from datetime import timedelta
 
 import pytest
 
+from leasing.functions import database_now
 from tasks.models import Task, TaskStatus, Worker, WorkerState
-from tests.factories import TaskFactory, WorkerFactory
+from tests.factories import TaskFactory, WorkerFactory, claimed
 from tests.leasing.conftest import DatabaseClock
 
 STATES: dict[str, set[str]] = {
@@ -97,3 +98,28 @@ def test_only_the_worker_of_that_name_is_seen_or_signs_off() -> None:
 def test_a_worker_that_nobody_knows_is_not_seen() -> None:
     assert Worker.objects.seen("nobody") == 0
     assert not Worker.objects.exists()
+
+
+# Chosen by other tables
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("verb", "state"),
+    [
+        ("retry", "given_up"),
+        ("discard", "given_up"),
+        ("cancel", "retrying"),
+        ("reschedule", "retrying"),
+        ("revoke", "recovered"),
+    ],
+)
+def test_operators_choose_tasks_by_what_became_of_their_attempts(verb: str, state: str) -> None:
+    task, _ = TaskFactory(state=state), TaskFactory(state="succeeded")
+    if verb == "revoke":
+        claimed(task, "ann")
+    tried = Task.objects.filter(attempt_set__number__gt=0).distinct()
+    options = {"scheduled_at": database_now("default")} if verb == "reschedule" else {}
+
+    assert getattr(tried, verb)(**options) == 1
+    assert getattr(tried, verb)(**options) == (verb == "reschedule")
