@@ -38,7 +38,7 @@ def _model_of(kind: str) -> type[Leasable] | None:
 
 def rows_of(model: type[Leasable]) -> Any:
     """Every row of ``model`` in the database of leases."""
-    return model.objects.all().home()
+    return model.lease_rows().home()
 
 
 def listed(model: type[Leasable]) -> Any:

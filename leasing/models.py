@@ -24,6 +24,7 @@ from leasing.querysets.leasable import (
     LeasableQuerySet,
     LeaseState,
     refuse_verb_columns,
+    verbs_of,
 )
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.querysets.once import OnceQuerySet
@@ -167,8 +168,14 @@ class Leasable(models.Model):
 
     def hold(self, **options: Any) -> Hold:
         """A hold on this row, for ``with``: see ``LeasableQuerySet.hold``."""
-        held: Hold = type(self)._default_manager.using(self._state.db).hold(self, **options)
+        held: Hold = type(self).lease_rows(self._state.db).hold(self, **options)
         return held
+
+    @classmethod
+    def lease_rows(cls, using: str | None = None) -> LeasableQuerySet[Any]:
+        """Every row, with the verbs: what a default manager hides from some requests is leased
+        and renewed like the rest."""
+        return verbs_of(cls)(cls, using=using)
 
     def renewal_now(self) -> Renewal:
         """What to tell the holder of this row, which was just renewed and read with ``now``."""

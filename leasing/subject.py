@@ -104,7 +104,7 @@ def place_of(what: What) -> Place:
     elif isinstance(what, Lease):
         key, rows = {"resource": what.resource}, Lease.objects.using(what._state.db)
     elif isinstance(what, Leasable):
-        key, rows = {"pk": what.pk}, type(what)._default_manager.using(what._state.db)
+        key, rows = {"pk": what.pk}, type(what).lease_rows(what._state.db)
     else:
         raise TypeError(f"Not a hold, a leasable row or a name: {what!r}")
     if not leasing_settings.ENABLED:
@@ -116,7 +116,7 @@ def place_of(what: What) -> Place:
 
 def _place_of_hold(hold: Hold) -> Place:
     if isinstance(hold.store, RowStore):
-        rows = hold.store.model._default_manager.using(hold.store.using)
+        rows = hold.store.model.lease_rows(hold.store.using)
         return RowPlace(rows, {"pk": hold.key}, hold.resource)
     if isinstance(hold.store, MemoryStore):
         model: Any = apps.get_model(hold.key[0])

@@ -166,7 +166,7 @@ def check_leasable_models(
     """Every leasable model has the constraints, a queryset with the verbs, and keys that a lease
     can go by."""
     from leasing.models import Leasable
-    from leasing.querysets.leasable import LeasableQuerySet
+    from leasing.querysets.leasable import LeasableQuerySet, verbs_of
 
     messages: list[CheckMessage] = []
     for model in apps.get_models():
@@ -193,7 +193,7 @@ def check_leasable_models(
                     id="leasing.E009",
                 )
             )
-        if not isinstance(model._default_manager.all(), LeasableQuerySet):
+        if not issubclass(verbs_of(model), LeasableQuerySet):
             messages.append(
                 Error(
                     f"The default manager of {model._meta.label} has no lease verbs.",

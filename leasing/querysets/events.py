@@ -47,7 +47,7 @@ class LeaseEventQuerySet(models.QuerySet[Any]):
             rows = apps.get_model("leasing", "Lease")._default_manager.filter(resource=resource)
             name = resource
         else:
-            rows = resource.leased_model()._default_manager.filter(pk=resource.pk)
+            rows = resource.leased_model().lease_rows().filter(pk=resource.pk)
             name = resource.lease_resource
         # SQLite compares text, and there a moment without a fraction comes before its own ".0":
         # so nothing is compared for being equal.
@@ -167,10 +167,10 @@ def _still_held(begun: list[Any], moment: datetime) -> set[int]:
     found: set[int] = set()
     for label, events in by_model.items():
         try:
-            model = apps.get_model(label)
+            model: Any = apps.get_model(label)
         except LookupError:
             continue  # its app was uninstalled, and its rows with it
-        rows = model._default_manager.using(events[0]._state.db).filter(
+        rows = model.lease_rows(events[0]._state.db).filter(
             pk__in=[event.key for event in events], expires_at__gt=moment
         )
         latest = set(rows.values_list("grant_id", flat=True))

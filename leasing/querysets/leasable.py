@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from django.apps import apps
@@ -831,6 +831,18 @@ def refuse_verb_columns(model: type[Leasable], fields: Iterable[str]) -> None:
             f"Only verbs write {', '.join(sorted(taken))} of a stored {model._meta.verbose_name}."
             " A queryset's update() can, without what the verbs look after."
         )
+
+
+@cache
+def verbs_of(model: type[Any]) -> type[LeasableQuerySet[Any]]:
+    """The kind of queryset that the manager of ``model`` makes. A manager is asked for one only
+    where its class does not say: it may want to know whose request this is."""
+    managers: Iterable[Any] = (model._default_manager, *model._meta.managers)
+    for manager in managers:
+        made: type[Any] = manager._queryset_class
+        if issubclass(made, LeasableQuerySet):
+            return made
+    return type(model._default_manager.all())
 
 
 def sent_at(moment: float, granted: list[tuple[Row, str]] | None) -> list[tuple[Row, str]] | None:

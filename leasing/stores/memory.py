@@ -283,7 +283,7 @@ def _own(row: Any, column: str, default: Any) -> Any:
 def _why_over(row: Any, grant_id: uuid.UUID | None, fencing_token: int | None = None) -> str | None:
     if row is None:
         return "its row is gone"
-    reason: str | None = row._meta.default_manager.all().why_over(row, grant_id, fencing_token)
+    reason: str | None = row.lease_rows().why_over(row, grant_id, fencing_token)
     return reason
 
 

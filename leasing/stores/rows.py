@@ -96,7 +96,7 @@ class RowStore:
             rows.prove(row)
 
     def _rows(self) -> Any:
-        return self.model._default_manager.using(self.using)
+        return self.model.lease_rows(self.using)
 
 
 @cache

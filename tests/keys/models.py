@@ -5,11 +5,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Self
 
 from django.db import connections, models
 
 from leasing.models import Leasable
+from leasing.querysets.leasable import LeasableQuerySet
 
 #: A schema beside the one that PostgreSQL looks into first.
 ELSEWHERE = "elsewhere"
@@ -175,6 +177,42 @@ class Shipment(Leasable):
 
     def __str__(self) -> str:
         return f"shipment {self.pk}"
+
+
+#: Whose letters a request may see; None: outside of requests.
+tenant: ContextVar[str | None] = ContextVar("tenant", default=None)
+
+
+class LetterQuerySet(LeasableQuerySet["Letter"]):
+    """Letters with a state of their own."""
+
+    def holding(self) -> Self:
+        return super().holding().filter(is_open=True)
+
+
+class LetterManager(models.Manager.from_queryset(LetterQuerySet)):  # type: ignore[misc]
+    """The letters of a request's tenant, as a library for tenants has it."""
+
+    def get_queryset(self) -> Any:
+        if tenant.get() is None:
+            raise LookupError("there is no tenant outside of requests")
+        return super().get_queryset().filter(owner=tenant.get())
+
+
+class Letter(Leasable):
+    """A row that the default manager, and the base manager, show to its owner alone."""
+
+    owner = models.TextField()
+    is_open = models.BooleanField(default=True)
+
+    objects = LetterManager()
+
+    class Meta(Leasable.Meta):
+        app_label = "keys"
+        base_manager_name = "objects"
+
+    def __str__(self) -> str:
+        return self.owner
 
 
 JOINED: tuple[type[models.Model], ...] = (Customer, Item, Shipment, Parcel, Express)

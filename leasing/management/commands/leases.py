@@ -112,7 +112,7 @@ class Command(BaseCommand):
             raise CommandError("Every holder would lose its lease or task. Add --yes.")
         by, reason = options["by"] or getpass.getuser(), options["reason"]
         for model in leasable_models():
-            rows: LeasableQuerySet[Any] = model._default_manager.all().home()
+            rows: LeasableQuerySet[Any] = model.lease_rows().home()
             with audit.recording(
                 by, "raise_tokens", model, filter={}, reason=reason, via="command"
             ) as act:
