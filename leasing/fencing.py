@@ -149,7 +149,7 @@ class FencedModel(models.Model):
     lower the fence.
     """
 
-    fence = models.BigIntegerField(default=0, editable=False)
+    fence = models.BigIntegerField(default=0, db_default=0, editable=False)
 
     objects: ClassVar[models.Manager[Any]] = FencedQuerySet.as_manager()
 

@@ -54,22 +54,27 @@ class Leasable(models.Model):
     is free. A subclass with a ``Meta`` of its own inherits ``Leasable.Meta``, for its constraints.
     """
 
+    # Each has a default in the database too: whoever inserts rows without knowing of leases, as
+    # the code of the release before does while a deploy rolls, inserts free ones.
+
     #: Who holds or last held the row; empty when nobody ever did.
-    holder = models.CharField(max_length=200, blank=True, default="", editable=False)
+    holder = models.CharField(max_length=200, blank=True, default="", db_default="", editable=False)
     #: Chosen by the holder's process for each grant: the proof of its term.
     grant_id = models.UUIDField(null=True, default=None, editable=False)
     #: Rises with every grant and revocation, for all time; for resources outside the database.
-    fencing_token = models.BigIntegerField(default=0, editable=False)
+    fencing_token = models.BigIntegerField(default=0, db_default=0, editable=False)
     #: How often the row was granted: the small number that people are shown.
-    grants = models.IntegerField(default=0, editable=False)
+    grants = models.IntegerField(default=0, db_default=0, editable=False)
     #: How far each renewal moves the deadline.
-    ttl = models.DurationField(default=timedelta(seconds=30), editable=False)
+    ttl = models.DurationField(
+        default=timedelta(seconds=30), db_default=timedelta(seconds=30), editable=False
+    )
     acquired_at = models.DateTimeField(null=True, default=None, editable=False)
     renewed_at = models.DateTimeField(null=True, default=None, editable=False)
-    renewals = models.IntegerField(default=0, editable=False)
+    renewals = models.IntegerField(default=0, db_default=0, editable=False)
     released_at = models.DateTimeField(null=True, default=None, editable=False)
     #: Held while this lies ahead. Never null, and in no index: renewals stay cheap that way.
-    expires_at = models.DateTimeField(default=EPOCH, editable=False)
+    expires_at = models.DateTimeField(default=EPOCH, db_default=EPOCH, editable=False)
 
     #: The columns of the lease, which its verbs alone write.
     verb_columns: ClassVar[frozenset[str]] = LEASE_FIELDS

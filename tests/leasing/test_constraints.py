@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import uuid
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
 from django.db.models import F
 
+from leasing.fencing import FencedModel
 from leasing.functions import EPOCH, DbNow, after
-from leasing.models import Lease
+from leasing.models import Leasable, Lease
 from tests.factories import LeaseFactory
+from tests.press.models import Report
+from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db
 
@@ -101,3 +104,39 @@ def test_a_new_row_is_free() -> None:
     assert (lease.holder, lease.grant_id, lease.grants) == ("", None, 0)
     assert lease.expires_at == EPOCH
     assert lease.created_at is not None
+
+
+# Writers that do not know the columns: code of the release before, and other programs
+
+
+def insert(table: str, **columns: Any) -> None:
+    names, values = ", ".join(columns), list(columns.values())
+    places = ", ".join(["%s"] * len(values))
+    with connection.cursor() as cursor:
+        cursor.execute(f"INSERT INTO {table} ({names}) VALUES ({places})", values)
+
+
+def test_a_row_is_free_that_was_written_by_who_knows_of_no_lease() -> None:
+    insert("shop_order", article="tea", packed=False)
+    order = Order.objects.get()
+
+    blank = Order(article="tea")
+    assert {name: getattr(order, name) for name in Order.verb_columns} == {
+        name: getattr(blank, name) for name in Order.verb_columns
+    }
+    order.full_clean()
+    with order.hold() as hold:
+        hold.ensure()
+
+
+def test_a_fence_is_lowest_that_was_written_by_who_knows_of_none() -> None:
+    insert("press_report", title="tides", text="high", saved_at=datetime(2030, 1, 1, tzinfo=UTC))
+
+    assert Report.objects.fenced(1).update(text="low") == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("model", [Leasable, FencedModel])
+def test_every_column_that_a_model_inherits_is_optional(model: Any) -> None:
+    fields = model._meta.local_fields
+
+    assert [f.name for f in fields if not (f.null or f.has_db_default())] == []
