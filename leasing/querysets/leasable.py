@@ -2,7 +2,7 @@
 
 What each verb demands of the row, beside its key:
 
-    acquire   the deadline has passed (never granted, expired and released rows alike)
+    acquire   released, or the deadline has passed (of rows never granted it always has)
     renew     this grant, not released, the deadline ahead
     release   this grant, not released, the deadline ahead
     revoke    granted and not released
@@ -126,8 +126,9 @@ class LeasableQuerySet(models.QuerySet[Row]):
         return self.filter(renewals__gt=0)
 
     def available(self) -> Self:
-        """Rows that can be acquired now."""
-        return self.filter(expires_at__lte=DbNow())
+        """Rows that can be acquired now. What was released is free by any clock: the moments on
+        its row may lie ahead of one that was set back, or of another server's."""
+        return self.filter(Q(released_at__isnull=False) | Q(expires_at__lte=DbNow()))
 
     def with_state(self) -> Self:
         """Annotate ``state`` (a LeaseState) and ``now``, both by the database's clock."""

@@ -1,6 +1,6 @@
 """The conditional updates that leases on named resources have beside those of every row.
 
-acquire   ... and the grace of an expired grant has passed too
+acquire   released, or the deadline and the grace after it have passed
 preempt   held at a lower priority, and not ending sooner anyway
 """
 
@@ -138,8 +138,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
     def available(self) -> Self:
         # What a dead holder had sent on its way gets the time of its grace to arrive.
         graced = ExpressionWrapper(DbNow() - F("grace"), output_field=DateTimeField())
-        over = Q(released_at__isnull=False) | Q(expires_at__lte=graced)
-        return super().available().filter(over)
+        return self.filter(Q(released_at__isnull=False) | Q(expires_at__lte=graced))
 
     def renewal(self) -> dict[str, Any]:
         columns = super().renewal()

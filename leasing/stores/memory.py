@@ -116,13 +116,15 @@ class MemoryStore:
         return grant
 
     def _refuse_if_held(self, held: Any, terms: Terms) -> None:
+        if held.released_at is not None:
+            return
         now = self.now()
         graced_until = held.expires_at + _own(held, "grace", timedelta(0))
         if held.expires_at > now:
             if terms.preempt_after is not None:
                 self._preempt(held, terms, now)
             raise LeaseHeld(held.lease_resource, held.holder, held.expires_at)
-        if held.released_at is None and graced_until > now:
+        if graced_until > now:
             raise LeaseHeld(held.lease_resource, held.holder, graced_until)
 
     def _preempt(self, held: Any, terms: Terms, now: datetime) -> None:

@@ -259,6 +259,33 @@ def test_a_release_after_the_deadline_is_refused(thing: Adapter) -> None:
         hold.store.release(grant)
 
 
+@over_each
+def test_what_was_given_back_is_free_though_the_clock_was_set_back(thing: Adapter) -> None:
+    thing.take("before")
+    set_ahead_of_the_clock(thing)
+    assert_free(thing.what)
+
+    with thing.hold(holder="next"):
+        assert_held(thing.what, by="next")
+    assert kinds(thing) == ["acquired", "acquired", "released"]
+
+
+@over_each_with_terms
+def test_what_was_given_back_has_no_grace_whatever_the_clock(thing: Adapter) -> None:
+    thing.grant(thing.hold(grace=60))
+    set_ahead_of_the_clock(thing)
+
+    with thing.hold(holder="next"):
+        assert_held(thing.what, by="next")
+
+
+def set_ahead_of_the_clock(thing: Adapter) -> None:
+    """Give it back by a clock that was set back since."""
+    now = thing.row.now
+    ahead = {"released_at": now + timedelta(seconds=60), "expires_at": now + timedelta(seconds=50)}
+    place_of(thing.what).change(ahead)
+
+
 # Running out
 
 

@@ -33,6 +33,7 @@ from tests.leasing.support import (
     events,
     expire,
     just_before_the_update,
+    revoke_ahead_of_the_clock,
     stored,
     usurp,
 )
@@ -254,6 +255,15 @@ def test_held_rows_are_passed_over_and_expired_ones_taken() -> None:
     assert stored(held)["holder"] == "ann"
     assert events(f"shop.order:{expired.pk}") == ["acquired", "taken_over"]
     assert events(f"shop.order:{released.pk}") == ["acquired", "released", "acquired"]
+
+
+def test_rows_given_back_by_a_clock_that_was_set_back_are_claimed() -> None:
+    orders(2)
+    given_back, held = Order.objects.claim(2, holder="ann")
+    revoke_ahead_of_the_clock(given_back)
+
+    assert list(Order.objects.claim(2, holder="bob")) == [given_back]
+    assert stored(held)["holder"] == "ann"
 
 
 def test_held_rows_do_not_count_towards_the_limit() -> None:
