@@ -31,6 +31,7 @@ from leasing import signals
 from leasing.conf import leasing_settings
 from leasing.db.dialects import lock
 from leasing.db.joins import is_joined
+from leasing.db.routing import database_of
 from leasing.exceptions import StaleToken
 from leasing.functions import DbNow
 from leasing.hold import Hold
@@ -232,6 +233,5 @@ def note_refused(bearer: Hold | Leasable | BareToken, reason: str) -> str:
     if isinstance(bearer, BareToken):
         bearer.note(reason)
         return f"the holder of token {bearer.fencing_token}"
-    using = bearer._state.db or leasing_settings.DATABASE
-    RowStore(type(bearer), using).refused(bearer, GUARDED, reason)
+    RowStore(type(bearer), database_of(bearer)).refused(bearer, GUARDED, reason)
     return bearer.lease_resource

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from asgiref.sync import iscoroutinefunction
 from django.core.serializers.json import DjangoJSONEncoder
 
+from leasing.db.routing import database_of
 from leasing.decorators import arguments_of, refuse_generators
 from leasing.exceptions import InvalidTTL, LeaseLost
 from leasing.hold import Hold
@@ -129,7 +130,7 @@ class once:
         return OnceKey.objects.home().acquiring(resource, asked, self.wait, key)
 
     def _hold(self, row: OnceKey) -> Hold:
-        hold = Hold(RowStore(OnceKey, row._state.db or "default"))
+        hold = Hold(RowStore(OnceKey, database_of(row)))
         hold.adopt(grant_of(row))
         return hold
 
@@ -137,7 +138,7 @@ class once:
         hold.settle()
         try:
             check_json(result, "result")
-            OnceKey.objects.using(row._state.db).finish(row, result)
+            OnceKey.objects.using(database_of(row)).finish(row, result)
         except LeaseLost:
             hold.leave()  # there is nothing to give back, and it was told already
             raise

@@ -12,8 +12,8 @@ from django.core.signals import setting_changed
 from django.db import models
 from django.db.models import F, Q
 
-from leasing.conf import leasing_settings
 from leasing.db.deletion import delete_batch, unprotected
+from leasing.db.routing import RoutedQuerySet, is_ours
 from leasing.functions import EPOCH, DbNow, after
 from leasing.hold import Hold
 from leasing.querysets.beats import BeatEntry
@@ -29,11 +29,6 @@ from leasing.querysets.leasable import (
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.querysets.once import OnceQuerySet
 from leasing.store import Renewal
-
-#: The labels of the apps of this distribution. Their models go by their names alone, whatever
-#: other apps are installed: the lease of a task is ``task:17`` everywhere.
-OWN_APPS = ("leasing", "leasing_tasks")
-
 
 #: How long the label of a model may be, as Django has it, and the key of a row that is leased: in
 #: the ledger's index both must find room, in PostgreSQL's 2,700 bytes.
@@ -173,7 +168,7 @@ class Leasable(models.Model):
 
     def hold(self, **options: Any) -> Hold:
         """A hold on this row, for ``with``: see ``LeasableQuerySet.hold``."""
-        held: Hold = type(self).lease_rows(self._state.db).hold(self, **options)
+        held: Hold = type(self).lease_rows().hold(self, **options)
         return held
 
     @classmethod
@@ -249,6 +244,7 @@ class Lease(Leasable):
     objects: ClassVar = LeaseQuerySet.as_manager()
 
     class Meta(Leasable.Meta):
+        base_manager_name = "objects"
         permissions: ClassVar = [
             ("revoke_lease", "Can take a lease from its holder"),
             ("view_metrics", "Can read the metrics"),
@@ -263,7 +259,7 @@ class Lease(Leasable):
         return Renewal(renewal.expires_at, renewal.remaining, self.yield_to, is_last)
 
     def hold(self, **options: Any) -> Hold:
-        return type(self).objects.using(self._state.db).hold(self.resource, **options)
+        return type(self).objects.all().home(self).hold(self.resource, **options)
 
     @property
     def lease_id(self) -> str:
@@ -310,6 +306,7 @@ class LeaseEvent(models.Model):
     objects: ClassVar = LeaseEventQuerySet.as_manager()
 
     class Meta:
+        base_manager_name = "objects"
         indexes: ClassVar = [
             models.Index("resource", F("id").desc(), name="leasing_event_of_resource")
         ]
@@ -341,7 +338,7 @@ class LeaseEvent(models.Model):
         super().save(*args, **kwargs)
 
 
-class AuditEntryQuerySet(models.QuerySet["AuditEntry"]):
+class AuditEntryQuerySet(RoutedQuerySet["AuditEntry"]):
     """What operators did: ``AuditEntry.objects``. Entries are written by ``leasing.audit``."""
 
     def about(self, row: models.Model) -> Self:
@@ -351,7 +348,7 @@ class AuditEntryQuerySet(models.QuerySet["AuditEntry"]):
     def prune(self, age: timedelta, batch: int = 500) -> int:
         """Delete the entries that are older than ``age``, ``batch`` rows in a transaction.
         Returns how many. Any number may prune at once."""
-        using = self._db or leasing_settings.DATABASE  # type: ignore[attr-defined]
+        using = self.db
         entries = AuditEntry.objects.using(using)
         # By key, which follows the time: what is younger is not looked at any further.
         younger = entries.filter(at__gt=after(-age)).order_by("pk").values_list("pk", flat=True)
@@ -405,6 +402,7 @@ class AuditEntry(models.Model):
     objects: ClassVar = AuditEntryQuerySet.as_manager()
 
     class Meta:
+        base_manager_name = "objects"
         verbose_name_plural = "audit entries"
         # What a user is given for the model: to look. Nobody adds, changes or deletes.
         default_permissions = ("view",)
@@ -442,6 +440,7 @@ class OnceKey(Leasable):
     objects: ClassVar = OnceQuerySet.as_manager()
 
     class Meta(Leasable.Meta):
+        base_manager_name = "objects"
         constraints: ClassVar = [
             *Leasable.Meta.constraints,
             models.CheckConstraint(
@@ -468,10 +467,11 @@ def leasable_models() -> list[type[Leasable]]:
 @cache
 def lease_kinds() -> Mapping[type[Leasable], str]:
     """For each leasable model but ``Lease`` the first part of its ``lease_id``: the model's name,
-    or "app_label.name" where a model before it has that name. The models of OWN_APPS come
-    first, the others follow in the order of INSTALLED_APPS."""
+    or "app_label.name" where a model before it has that name. Our own models go by their names
+    alone, whatever is installed: the lease of a task is ``task:17`` everywhere. The others follow
+    in the order of INSTALLED_APPS."""
     kinds: dict[type[Leasable], str] = {}
-    for model in sorted(leasable_models(), key=lambda each: each._meta.app_label not in OWN_APPS):
+    for model in sorted(leasable_models(), key=lambda each: not is_ours(each)):
         if model is not Lease:
             name = str(model._meta.model_name)
             kinds[model] = model._meta.label_lower if name in kinds.values() else name

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from django.apps import apps
 
 from leasing.conf import leasing_settings
+from leasing.db.routing import database_of
 from leasing.hold import Hold
 from leasing.models import Leasable, Lease, LeaseEvent
 from leasing.querysets.leasable import LeasableQuerySet, LeaseState
@@ -102,9 +103,9 @@ def place_of(what: What) -> Place:
         key: dict[str, Any] = {"resource": what}
         rows: Any = Lease.objects.all()
     elif isinstance(what, Lease):
-        key, rows = {"resource": what.resource}, Lease.objects.using(what._state.db)
+        key, rows = {"resource": what.resource}, Lease.objects.using(database_of(what))
     elif isinstance(what, Leasable):
-        key, rows = {"pk": what.pk}, type(what).lease_rows(what._state.db)
+        key, rows = {"pk": what.pk}, type(what).lease_rows(database_of(what))
     else:
         raise TypeError(f"Not a hold, a leasable row or a name: {what!r}")
     if not leasing_settings.ENABLED:

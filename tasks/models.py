@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from django.db import models
 from django.db.models import Case, F, Q, Value, When
 
+from leasing.db.routing import RoutedManager, RoutedQuerySet
 from leasing.functions import DbNow
 from leasing.models import Leasable
 from leasing.querysets.leasable import LEASE_FIELDS
@@ -145,6 +146,7 @@ class Task(Leasable):
     objects: ClassVar = TaskQuerySet.as_manager()
 
     class Meta(Leasable.Meta):
+        base_manager_name = "objects"
         permissions: ClassVar = [
             ("retry_task", "Can set a failed task ready again"),
             ("cancel_task", "Can cancel a task"),
@@ -305,7 +307,10 @@ class TaskStep(models.Model):
     output = models.JSONField(null=True, default=None)
     finished_at = models.DateTimeField(db_default=DbNow())
 
+    objects: ClassVar = RoutedManager()
+
     class Meta:
+        base_manager_name = "objects"
         ordering: ClassVar = ["id"]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["task", "name"], name="leasing_tasks_step_once")
@@ -345,7 +350,10 @@ class TaskAttempt(models.Model):
     refused_at = models.DateTimeField(null=True, default=None)
     refused_verb = models.CharField(max_length=20, blank=True, default="")
 
+    objects: ClassVar = RoutedManager()
+
     class Meta:
+        base_manager_name = "objects"
         ordering: ClassVar = ["id"]
         constraints: ClassVar = [
             models.UniqueConstraint(
@@ -398,6 +406,7 @@ class Queue(models.Model):
     objects: ClassVar = QueueQuerySet.as_manager()
 
     class Meta:
+        base_manager_name = "objects"
         permissions: ClassVar = [("pause_queue", "Can pause and resume a queue")]
 
     def __str__(self) -> str:
@@ -440,6 +449,7 @@ class Schedule(models.Model):
     objects: ClassVar = ScheduleQuerySet.as_manager()
 
     class Meta:
+        base_manager_name = "objects"
         constraints: ClassVar = [
             models.CheckConstraint(
                 name="leasing_tasks_schedule_has_one_rule",
@@ -486,6 +496,7 @@ class ScheduleSlot(models.Model):
     objects: ClassVar = SlotQuerySet.as_manager()
 
     class Meta:
+        base_manager_name = "objects"
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["schedule", "at"], name="leasing_tasks_slot_once"),
             models.CheckConstraint(
@@ -524,7 +535,7 @@ class WorkerRole(models.TextChoices):
         return (cls.WORKER, cls.CELERY)
 
 
-class WorkerQuerySet(models.QuerySet["Worker"]):
+class WorkerQuerySet(RoutedQuerySet["Worker"]):
     """Worker processes, and those that stand beside them."""
 
     def generators(self) -> WorkerQuerySet:
@@ -595,6 +606,9 @@ class Worker(models.Model):
 
     objects = WorkerQuerySet.as_manager()
 
+    class Meta:
+        base_manager_name = "objects"
+
     def __str__(self) -> str:
         return self.name
 
@@ -618,7 +632,10 @@ class GeneratorWish(models.Model):
     acknowledged_by = models.CharField(max_length=200, blank=True, default="")
     acknowledged_at = models.DateTimeField(null=True, default=None)
 
+    objects: ClassVar = RoutedManager()
+
     class Meta:
+        base_manager_name = "objects"
         verbose_name_plural = "generator wishes"
         permissions: ClassVar = [("control_generator", "Can start and stop the generator")]
         constraints: ClassVar = [
@@ -666,7 +683,10 @@ class Sample(models.Model):
     expirations = models.PositiveIntegerField(default=0)
     releases = models.PositiveIntegerField(default=0)
 
+    objects: ClassVar = RoutedManager()
+
     class Meta:
+        base_manager_name = "objects"
         default_permissions = ("view",)
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["slot", "queue"], name="leasing_tasks_sample_once"),
@@ -702,6 +722,7 @@ class OutboxMessage(models.Model):
     objects: ClassVar = OutboxQuerySet.as_manager()
 
     class Meta:
+        base_manager_name = "objects"
         permissions: ClassVar = [
             ("retry_outboxmessage", "Can let a refused message be tried now"),
             ("discard_outboxmessage", "Can delete a message that is not published"),

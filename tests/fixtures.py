@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from django.test import Client
 from prometheus_client import CollectorRegistry
-from pytest_django import Settings
+from pytest_django import DjangoDbBlocker, Settings
 
 from leasing.testing import keeper
 from leasing.testing.keeper import ManualKeeper
+from tests import databases
 from tests.metrics import Value, reading
 from tests.pages import signed_in
 from tests.tracing import Spans, traced
@@ -59,6 +60,18 @@ def registry() -> CollectorRegistry:
 def value(counted: object, registry: CollectorRegistry) -> Value:
     """Read ``registry``, into which the module's ``counted`` counts."""
     return reading(registry)
+
+
+@pytest.fixture(scope="module")
+def shard(
+    django_db_setup: None,
+    django_db_blocker: DjangoDbBlocker,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[str]:
+    """A second database, by its alias."""
+    folder = tmp_path_factory.mktemp("databases")
+    with databases.made(django_db_blocker, databases.second("shard", folder)) as name:
+        yield name
 
 
 @pytest.fixture

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
-from django.db import connections, models
+from django.db import connections, models, router
 
 from leasing.conf import AppSettings, leasing_settings
 from leasing.db.notifications import notifications_arrive
+from leasing.db.routing import is_ours
 
 if TYPE_CHECKING:
     from leasing.models import Leasable
@@ -33,6 +34,7 @@ def register_all() -> None:
     register(Tags.compatibility)(check_settings)
     register(Tags.security)(check_api_access)
     register(Tags.models)(check_leasable_models)
+    register(Tags.models)(check_routers)
     register(Tags.database)(check_databases)
     register(check_sqlite_mode)
     register(check_transactions)
@@ -224,6 +226,27 @@ def _unfit_key(model: type[Leasable]) -> str:
     if is_text and (field.max_length is None or field.max_length > MAX_KEY):
         return f"their primary key may be longer than the {MAX_KEY} characters that the ledger has"
     return ""
+
+
+def check_routers(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """The project's routers send our models where the setting says: what Django itself writes,
+    as ``save()`` and the admin do, would be in another database than the verbs look into."""
+    kept = leasing_settings.DATABASE
+    found: dict[str, list[str]] = {}
+    for model in filter(is_ours, apps.get_models()):
+        found.setdefault(router.db_for_write(model), []).append(model._meta.label)
+    return [
+        Error(
+            f"Routers send {', '.join(models)} to the database {using!r}; LEASING['DATABASE'] is "
+            f"{kept!r}.",
+            hint="Put 'leasing.routers.LeasingRouter' first in DATABASE_ROUTERS.",
+            id="leasing.E017",
+        )
+        for using, models in found.items()
+        if using != kept
+    ]
 
 
 def check_sqlite_mode(

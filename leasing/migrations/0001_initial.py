@@ -32,6 +32,7 @@ class Migration(migrations.Migration):
                 ('finished_at', models.DateTimeField(default=None, null=True)),
             ],
             options={
+                'base_manager_name': 'objects',
                 'verbose_name_plural': 'audit entries',
                 'ordering': ['-id'],
                 'default_permissions': ('view',),
@@ -51,6 +52,7 @@ class Migration(migrations.Migration):
                 ('fencing_token', models.BigIntegerField(default=0)),
             ],
             options={
+                'base_manager_name': 'objects',
                 'verbose_name_plural': 'beat entries',
                 'constraints': [models.UniqueConstraint(fields=('beat', 'name'), name='leasing_beat_entry_once'), models.CheckConstraint(condition=models.Q(models.Q(('runs', 0), ('sent_at', None), ('task_id', None)), models.Q(('runs__gt', 0), ('task_id__isnull', False)), _connector='OR'), name='leasing_beat_entry_claimed_or_never')],
             },
@@ -79,6 +81,7 @@ class Migration(migrations.Migration):
                 ('wanted_until', models.DateTimeField(default=None, editable=False, null=True)),
             ],
             options={
+                'base_manager_name': 'objects',
                 'permissions': [('revoke_lease', 'Can take a lease from its holder'), ('view_metrics', 'Can read the metrics')],
                 'abstract': False,
                 'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('acquired_at', None), ('expires_at', datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.timezone.utc)), ('grant_id', None), ('grants', 0), ('holder', '')), models.Q(('acquired_at__isnull', False), ('grant_id__isnull', False), ('grants__gt', 0), models.Q(('holder', ''), _negated=True)), _connector='OR'), name='leasing_lease_granted_or_never'), models.CheckConstraint(condition=models.Q(models.Q(('renewals', 0), ('renewed_at', None)), models.Q(('grants__gt', 0), ('renewals__gt', 0), ('renewed_at__isnull', False)), _connector='OR'), name='leasing_lease_renewed_or_not'), models.CheckConstraint(condition=models.Q(('released_at', None), models.Q(('grants__gt', 0), ('released_at__gte', models.F('expires_at'))), _connector='OR'), name='leasing_lease_released_is_over'), models.CheckConstraint(condition=models.Q(('ttl__gt', datetime.timedelta(0))), name='leasing_lease_ttl_is_positive')],
@@ -102,6 +105,7 @@ class Migration(migrations.Migration):
                 ('actor', models.CharField(blank=True, default='', max_length=200)),
             ],
             options={
+                'base_manager_name': 'objects',
                 'ordering': ['-id'],
                 'indexes': [models.Index(models.F('resource'), models.OrderBy(models.F('id'), descending=True), name='leasing_event_of_resource')],
             },
@@ -127,6 +131,7 @@ class Migration(migrations.Migration):
                 ('window_ends_at', models.DateTimeField(default=datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), editable=False)),
             ],
             options={
+                'base_manager_name': 'objects',
                 'abstract': False,
                 'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('acquired_at', None), ('expires_at', datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.timezone.utc)), ('grant_id', None), ('grants', 0), ('holder', '')), models.Q(('acquired_at__isnull', False), ('grant_id__isnull', False), ('grants__gt', 0), models.Q(('holder', ''), _negated=True)), _connector='OR'), name='leasing_oncekey_granted_or_never'), models.CheckConstraint(condition=models.Q(models.Q(('renewals', 0), ('renewed_at', None)), models.Q(('grants__gt', 0), ('renewals__gt', 0), ('renewed_at__isnull', False)), _connector='OR'), name='leasing_oncekey_renewed_or_not'), models.CheckConstraint(condition=models.Q(('released_at', None), models.Q(('grants__gt', 0), ('released_at__gte', models.F('expires_at'))), _connector='OR'), name='leasing_oncekey_released_is_over'), models.CheckConstraint(condition=models.Q(('ttl__gt', datetime.timedelta(0))), name='leasing_oncekey_ttl_is_positive'), models.CheckConstraint(condition=models.Q(('finished_at', None), ('released_at__isnull', False), _connector='OR'), name='leasing_oncekey_finished_is_released')],
             },

@@ -12,23 +12,19 @@ import hashlib
 import uuid
 from collections.abc import Iterable
 from datetime import datetime
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from django.db import models
 from django.db.models import Q
 
-from leasing.conf import leasing_settings
 from leasing.db.dialects import lock
+from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow
 from leasing.validation.names import MAX_NAME
 
 
-class BeatEntryQuerySet(models.QuerySet["BeatEntry"]):
+class BeatEntryQuerySet(RoutedQuerySet["BeatEntry"]):
     """Entries of beats' schedules: ``BeatEntry.objects``."""
-
-    def home(self) -> Self:
-        """These rows where leases are kept."""
-        return self.using(self._db or leasing_settings.DATABASE)  # type: ignore[attr-defined]
 
     def known(self, beat: str, names: Iterable[str], now: datetime) -> dict[str, BeatEntry]:
         """The rows of ``beat`` for the entries called ``names``, by name. What is new was last
@@ -82,6 +78,7 @@ class BeatEntry(models.Model):
     objects: ClassVar = BeatEntryQuerySet.as_manager()
 
     class Meta:
+        base_manager_name = "objects"
         verbose_name_plural = "beat entries"
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["beat", "name"], name="leasing_beat_entry_once"),

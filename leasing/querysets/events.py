@@ -16,9 +16,9 @@ from django.db import models, transaction
 from django.db.models import Case, Count, Exists, Max, OuterRef, Subquery, When
 from django.db.models.functions import Coalesce
 
-from leasing.conf import leasing_settings
 from leasing.db.deletion import unprotected
 from leasing.db.dialects import lock
+from leasing.db.routing import RoutedQuerySet, database_of
 
 if TYPE_CHECKING:
     from leasing.models import Leasable
@@ -28,7 +28,7 @@ TURNS = (*BEGINNINGS, "released", "revoked")
 MICROSECOND = timedelta(microseconds=1)
 
 
-class LeaseEventQuerySet(models.QuerySet[Any]):
+class LeaseEventQuerySet(RoutedQuerySet[Any]):
     """The ledger: ``LeaseEvent.objects``."""
 
     def held_at(self, resource: str | Leasable, moment: datetime) -> Self:
@@ -45,14 +45,14 @@ class LeaseEventQuerySet(models.QuerySet[Any]):
         rows: models.QuerySet[Any]
         if isinstance(resource, str):
             rows = apps.get_model("leasing", "Lease")._default_manager.filter(resource=resource)
-            name = resource
+            name, ledger = resource, self._home()
         else:
             rows = resource.leased_model().lease_rows().filter(pk=resource.pk)
-            name = resource.lease_resource
+            name, ledger = resource.lease_resource, self._home(resource)
         # SQLite compares text, and there a moment without a fraction comes before its own ".0":
         # so nothing is compared for being equal.
         after = moment + MICROSECOND
-        turns = self._home().filter(resource=name, model=rows.model._meta.label_lower)
+        turns = ledger.filter(resource=name, model=rows.model._meta.label_lower)
         # Terms of one resource follow each other: only the latest to begin can have held it.
         # By key, not by time, because the index has the keys.
         begun = turns.filter(kind__in=BEGINNINGS, at__lt=after).order_by("-pk").values("pk")
@@ -60,8 +60,7 @@ class LeaseEventQuerySet(models.QuerySet[Any]):
         deadline = rows.filter(grant_id=OuterRef("grant_id")).values("expires_at")
         until = Coalesce(Subquery(ended.values(end=END)[:1]), Subquery(deadline[:1]))
         return (
-            self._home()
-            .filter(pk=Subquery(begun[:1]))
+            ledger.filter(pk=Subquery(begun[:1]))
             .annotate(held_until=until)
             .filter(held_until__gte=after)
         )
@@ -70,8 +69,7 @@ class LeaseEventQuerySet(models.QuerySet[Any]):
         """How many late writes were refused: a dictionary for each resource, most first, with
         ``resource``, ``count`` and ``last_at``. Narrow it before:
         ``LeaseEvent.objects.filter(at__gt=since).refusals()``."""
-        using = self._db or leasing_settings.DATABASE  # type: ignore[attr-defined]
-        refused = self.using(using).filter(kind="refused").order_by().values("resource")
+        refused = self.filter(kind="refused").order_by().values("resource")
         counted = refused.annotate(count=Count("pk"), last_at=Max("at"))
         return counted.order_by("-count", "resource")
 
@@ -142,8 +140,11 @@ class LeaseEventQuerySet(models.QuerySet[Any]):
     def _delete(self, keys: Iterable[int]) -> int:
         return unprotected(self.filter(pk__in=list(keys))).delete()[0]
 
-    def _home(self) -> Self:
-        using = self._db or leasing_settings.DATABASE  # type: ignore[attr-defined]
+    def _home(self, about: Leasable | None = None) -> Self:
+        """Every event; with ``about`` those beside that row, which is in a database with a ledger
+        of its own."""
+        chosen: str | None = self._db  # type: ignore[attr-defined]
+        using = self.db if about is None else chosen or database_of(about)
         return type(self)(self.model, using=using)
 
 

@@ -34,6 +34,7 @@ from leasing import signals
 from leasing.conf import leasing_settings
 from leasing.db import joins, postgres
 from leasing.db.dialects import after_commit, durable, limit_waiting, lock, refuse_transaction
+from leasing.db.routing import RoutedQuerySet
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbMicroseconds, DbNow, after, next_token
 from leasing.hold import Hold
@@ -93,7 +94,7 @@ class LeaseState(models.TextChoices):
     RELEASED = "released"
 
 
-class LeasableQuerySet(models.QuerySet[Row]):
+class LeasableQuerySet(RoutedQuerySet[Row]):
     """Rows of any leasable model: by state, and the verbs on a row that is held.
 
     Holder verbs (renew, release) take the held row and raise LeaseLost when its term is over.
@@ -163,7 +164,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
         InvalidResource (the holder), InvalidTTL, LeaseInTransaction inside an atomic block.
         """
         terms = Terms.check(holder=holder, ttl=ttl)
-        return drive(self.home().acquiring(row.lease_resource, terms, wait, {"pk": row.pk}))
+        return drive(self.home(row).acquiring(row.lease_resource, terms, wait, {"pk": row.pk}))
 
     async def aacquire(
         self,
@@ -175,7 +176,9 @@ class LeasableQuerySet(models.QuerySet[Row]):
     ) -> Row:
         """``acquire``, for async code."""
         terms = Terms.check(holder=holder, ttl=ttl)
-        return await adrive(self.home().acquiring(row.lease_resource, terms, wait, {"pk": row.pk}))
+        return await adrive(
+            self.home(row).acquiring(row.lease_resource, terms, wait, {"pk": row.pk})
+        )
 
     def hold(
         self,
@@ -194,7 +197,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
         ``separate`` lets it be taken inside a transaction, over a connection of its own: it is
         released when that commits, and left to its ttl when not."""
         terms = Terms.check(holder=holder, ttl=ttl)
-        return self.home().holding_of(
+        return self.home(row).holding_of(
             row.lease_resource, terms, wait, {"pk": row.pk}, separate=separate, on_lost=on_lost
         )
 
@@ -328,7 +331,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
         Raises LeaseLost when the grant is no longer the current one or the deadline has
         passed, LeaseInTransaction inside an atomic block.
         """
-        rows = self.home()
+        rows = self.home(row)
         if not rows._renew(row):
             raise rows._refuse(row, rows.renewing)
         signals.send(signals.renewed, row)
@@ -339,7 +342,7 @@ class LeasableQuerySet(models.QuerySet[Row]):
 
         Raises LeaseLost when the grant is no longer the current one or had run out.
         """
-        release = partial(self.home()._release_held, row)
+        release = partial(self.home(row)._release_held, row)
         if points.tracer is None:
             release()
         else:
@@ -357,8 +360,10 @@ class LeasableQuerySet(models.QuerySet[Row]):
     def release_many(self, held: Iterable[Row]) -> dict[Any, LeaseLost]:
         """``release`` each of ``held``, on PostgreSQL in one statement. Returns how those were
         lost that were, by their keys: all others are given back."""
-        rows = self.home()
         left = {row.pk: row for row in held}
+        rows = self.home(next(iter(left.values()), None))
+        for row in left.values():
+            rows.refuse_elsewhere(row, rows.db)
         if type(rows).release is LeasableQuerySet.release:
             for row in rows._release_in_one(list(left.values())):
                 del left[row.pk]
@@ -510,10 +515,6 @@ class LeasableQuerySet(models.QuerySet[Row]):
         return self.exclude(grants=0).filter(released_at__isnull=False)
 
     # The pieces
-
-    def home(self) -> Self:
-        """These rows in the database that is written to: leases are never read elsewhere."""
-        return self.using(self._db or leasing_settings.DATABASE)  # type: ignore[attr-defined]
 
     def holding(self) -> Self:
         """Rows whose state lets their grant live. Models with a state of their own add it."""

@@ -50,7 +50,7 @@ class OnceQuerySet(LeasableQuerySet["OnceKey"]):
 
     def finish(self, row: OnceKey, result: Any) -> None:
         """Keep ``result`` until the window ends, and end the grant. Raises LeaseLost."""
-        rows = self.home()
+        rows = self.home(row)
         with transaction.atomic(using=rows.db):
             rows._lock(row)
             finished = rows._of_grant(row).update(result=result, finished_at=DbNow(), **releasing())

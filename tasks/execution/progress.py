@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import Error
 
 from leasing.db.dialects import in_transaction
+from leasing.db.routing import database_of
 from leasing.exceptions import LeaseLost
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
@@ -33,7 +34,7 @@ class Progress:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._using = task._state.db or "default"
+        self._using = database_of(task)
         self._every = EVERY
         if task.progress_timeout is not None:
             # What waits here must not look like silence.

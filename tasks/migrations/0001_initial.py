@@ -25,6 +25,7 @@ class Migration(migrations.Migration):
                 ('reason', models.CharField(blank=True, default='', max_length=500)),
             ],
             options={
+                'base_manager_name': 'objects',
                 'permissions': [('pause_queue', 'Can pause and resume a queue')],
             },
         ),
@@ -44,6 +45,9 @@ class Migration(migrations.Migration):
                 ('last_seen_at', models.DateTimeField(db_default=leasing.functions.DbNow())),
                 ('stopped_at', models.DateTimeField(default=None, null=True)),
             ],
+            options={
+                'base_manager_name': 'objects',
+            },
         ),
         migrations.CreateModel(
             name='GeneratorWish',
@@ -59,6 +63,7 @@ class Migration(migrations.Migration):
                 ('acknowledged_at', models.DateTimeField(default=None, null=True)),
             ],
             options={
+                'base_manager_name': 'objects',
                 'verbose_name_plural': 'generator wishes',
                 'permissions': [('control_generator', 'Can start and stop the generator')],
                 'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='leasing_tasks_generator_wish_is_one'), models.CheckConstraint(condition=models.Q(('acknowledged_revision__lte', models.F('revision'))), name='leasing_tasks_generator_wish_acknowledged_is_made')],
@@ -79,6 +84,7 @@ class Migration(migrations.Migration):
                 ('due_at', models.DateTimeField(default=None, null=True)),
             ],
             options={
+                'base_manager_name': 'objects',
                 'permissions': [('retry_outboxmessage', 'Can let a refused message be tried now'), ('discard_outboxmessage', 'Can delete a message that is not published')],
                 'indexes': [models.Index(condition=models.Q(('published_at', None)), fields=['id'], name='leasing_tasks_outbox_pending'), models.Index(condition=models.Q(('published_at__isnull', False)), fields=['published_at', 'id'], name='leasing_tasks_outbox_published')],
             },
@@ -106,6 +112,7 @@ class Migration(migrations.Migration):
                 ('releases', models.PositiveIntegerField(default=0)),
             ],
             options={
+                'base_manager_name': 'objects',
                 'default_permissions': ('view',),
                 'constraints': [models.UniqueConstraint(fields=('slot', 'queue'), name='leasing_tasks_sample_once')],
             },
@@ -132,6 +139,7 @@ class Migration(migrations.Migration):
                 ('created_at', models.DateTimeField(db_default=leasing.functions.DbNow(), editable=False)),
             ],
             options={
+                'base_manager_name': 'objects',
                 'indexes': [models.Index(fields=['next_at'], name='leasing_tasks_schedule_due')],
                 'constraints': [models.CheckConstraint(condition=models.Q(models.Q(models.Q(('cron', ''), _negated=True), ('every', None)), models.Q(('cron', ''), ('every__isnull', False)), _connector='OR'), name='leasing_tasks_schedule_has_one_rule', violation_error_message='Say when: by cron or by an interval, and not both.')],
             },
@@ -184,6 +192,7 @@ class Migration(migrations.Migration):
                 ('published_at', models.DateTimeField(default=None, null=True)),
             ],
             options={
+                'base_manager_name': 'objects',
                 'permissions': [('retry_task', 'Can set a failed task ready again'), ('cancel_task', 'Can cancel a task'), ('discard_task', 'Can delete a task that has ended'), ('reschedule_task', 'Can move a task to another time or queue'), ('view_payload', 'Can see what tasks were given, and what they gave back')],
                 'abstract': False,
                 'indexes': [models.Index(models.F('queue'), models.OrderBy(models.F('priority'), descending=True), models.F('scheduled_at'), models.F('id'), condition=models.Q(('status', 'ready')), name='leasing_tasks_task_to_claim'), models.Index(condition=models.Q(('acquired_at__isnull', False)), fields=['acquired_at', 'id'], name='leasing_tasks_task_by_claim'), models.Index(condition=models.Q(('status', 'running')), fields=['id'], name='leasing_tasks_task_running'), models.Index(condition=models.Q(('status', 'ready')), fields=['scheduled_at', 'id'], name='leasing_tasks_task_waiting'), models.Index(condition=models.Q(('attempts__gt', 0), ('status', 'ready')), fields=['scheduled_at', 'id'], name='leasing_tasks_task_retrying'), models.Index(condition=models.Q(('processed_at__isnull', False)), fields=['status', 'processed_at', 'id'], name='leasing_tasks_task_ended')],
@@ -202,6 +211,7 @@ class Migration(migrations.Migration):
                 ('task', models.ForeignKey(default=None, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='leasing_tasks.task')),
             ],
             options={
+                'base_manager_name': 'objects',
                 'indexes': [models.Index(fields=['at'], name='leasing_tasks_slot_by_time')],
                 'constraints': [models.UniqueConstraint(fields=('schedule', 'at'), name='leasing_tasks_slot_once'), models.CheckConstraint(condition=models.Q(('skipped', False), ('task', None), _connector='OR'), name='leasing_tasks_slot_skipped_has_no_task')],
             },
@@ -225,6 +235,7 @@ class Migration(migrations.Migration):
                 ('task', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='attempt_set', to='leasing_tasks.task')),
             ],
             options={
+                'base_manager_name': 'objects',
                 'ordering': ['id'],
                 'constraints': [models.UniqueConstraint(fields=('task', 'grant_id'), name='leasing_tasks_attempt_of_grant'), models.CheckConstraint(condition=models.Q(models.Q(('refused_at', None), ('refused_verb', '')), models.Q(('refused_at__isnull', False), models.Q(('refused_verb', ''), _negated=True)), _connector='OR'), name='leasing_tasks_attempt_refusal_is_whole')],
             },
@@ -239,6 +250,7 @@ class Migration(migrations.Migration):
                 ('task', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='step_set', to='leasing_tasks.task')),
             ],
             options={
+                'base_manager_name': 'objects',
                 'ordering': ['id'],
                 'constraints': [models.UniqueConstraint(fields=('task', 'name'), name='leasing_tasks_step_once')],
             },

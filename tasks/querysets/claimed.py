@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from django.apps import apps
 from django.db import Error
 
+from leasing.db.routing import database_of
 from leasing.functions import EPOCH
 from leasing.runtime.event_logger import get_logger
 from tasks.runtime.tracepoints import points
@@ -257,7 +258,7 @@ class Taken:
             task.expires_at,
             task.now,
             task.sent_at,
-            task._state.db or "default",
+            database_of(task),
         )
         taken = cls(term, task.task_data, *(getattr(task, name) for name in COLUMNS))
         if not task.get_deferred_fields():

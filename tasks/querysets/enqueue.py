@@ -12,7 +12,6 @@ from django.db import DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Expression
 
-from leasing.conf import leasing_settings
 from leasing.db.dialects import after_commit
 from tasks import signals
 from tasks.notifier import BESIDE, message_of, ring_now, ring_queues, ringer, takes_messages
@@ -173,7 +172,7 @@ class Enqueuing(Meeting):
     def _store(self, new: NewTask, on_duplicate: str) -> Task:
         columns = new.columns
         with_keys = "unique_key" in columns or "idempotency_key" in columns
-        connection = connections[self._db or leasing_settings.DATABASE]  # type: ignore[attr-defined]
+        connection = connections[self.db]
         if not with_keys and insert.serves(self.model, connection):
             return self._store_plain(connection, new)
         rows, stored = self.home(), True

@@ -53,7 +53,7 @@ class Holding(Progressing):
         Raises LeaseLost when the task is no longer this grant's (the output is dropped, and the
         attempt remembers it), NotSerializable.
         """
-        rows = self.home()
+        rows = self.home(task)
         check_json(output, "output")
         with transaction.atomic(using=rows.db):
             rows._lock(task)
@@ -75,7 +75,7 @@ class Holding(Progressing):
         otherwise. When its attempts are used up, the error is a GiveUp, or the policy gives up,
         it is dead. A policy gets an ``error`` that is text as a TaskError. Raises LeaseLost.
         """
-        return self.home()._fail_alone(task, Failure.of(task, error), unexpired=unexpired)
+        return self.home(task)._fail_alone(task, Failure.of(task, error), unexpired=unexpired)
 
     def _fail_alone(self, task: Task, failure: Failure, *, unexpired: bool = False) -> Task:
         with transaction.atomic(using=self.db):
@@ -95,7 +95,7 @@ class Holding(Progressing):
     def accept_cancel(self, task: Task, by: str = "") -> Task:
         """End a running task as cancelled: its holder heard that ``by`` asked for it, and
         stopped. Raises LeaseLost."""
-        rows = self.home()
+        rows = self.home(task)
         with transaction.atomic(using=rows.db):
             rows._lock(task)
             text = cancellation(by or task.cancel_requested_by)
@@ -135,7 +135,7 @@ class Holding(Progressing):
         Of several attempts returned for the same reason the history keeps the latest, so that
         a task that is returned every minute does not fill it.
         """
-        rows = self.home()
+        rows = self.home(task)
         attempt = attempt_model().of(task, "returned", reason)
         if not rows._refund(task, attempt, delay, like={"outcome": "returned", "error": reason}):
             raise rows._refuse(task, "give back")
@@ -152,7 +152,7 @@ class Holding(Progressing):
         for: the attempt is not counted, checkpoint and steps stay. The history keeps the latest
         snooze. Raises LeaseLost, ValueError (the delay).
         """
-        rows = self.home()
+        rows = self.home(task)
         nap = Snooze(delay, reason)
         text = _storable(str(nap))
         attempt = attempt_model().of(task, "snoozed", text)

@@ -134,6 +134,8 @@ class Batching(Holding):
         together: Callable[[list[tuple[Task, Result]]], Tellings],
         alone: Callable[[Task, Result], object],
     ) -> tuple[list[Task], Refused]:
+        for task, _ in items:
+            self.refuse_elsewhere(task, self.db)
         try:
             with transaction.atomic(using=self.db):
                 tellings = together(items)

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from django.db import models, transaction
+from django.db import transaction
 from django.db.models import F, Q
 
-from leasing.conf import leasing_settings
 from leasing.db.deletion import delete_up_to, unprotected
 from leasing.db.dialects import lock
+from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow, after
 from leasing.validation.names import check_name
 from tasks.notifier import ring_queues
@@ -35,7 +35,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 3600.0
 LONGEST_ERROR = 2000
 
 
-class OutboxQuerySet(models.QuerySet["OutboxMessage"]):
+class OutboxQuerySet(RoutedQuerySet["OutboxMessage"]):
     """Messages of the outbox: ``OutboxMessage.objects``."""
 
     def publish(self, topic: str, payload: Any, *, key: str = "") -> OutboxMessage:
@@ -109,7 +109,3 @@ class OutboxQuerySet(models.QuerySet["OutboxMessage"]):
             limit,
             lambda keys: rows.filter(pk__in=keys).delete()[0],
         )
-
-    def home(self) -> Self:
-        """These messages, in the database that has the tasks."""
-        return self.using(self._db or leasing_settings.DATABASE)  # type: ignore[attr-defined]

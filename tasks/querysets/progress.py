@@ -28,7 +28,7 @@ class Progressing(TaskRows):
         """Store ``value``, any JSON, as how far ``task`` is; None leaves what was stored and
         says only that it moves. One statement. Raises LeaseLost, NotSerializable.
         """
-        rows = self.home()
+        rows = self.home(task)
         said = _said(value)
         if not rows._of_grant(task).update(progressed_at=DbNow(), **said):
             raise rows._refuse(task, "progress")
@@ -41,7 +41,7 @@ class Progressing(TaskRows):
         It never falls back: an attempt that lost its task is refused. One statement. Raises
         LeaseLost, NotSerializable.
         """
-        rows = self.home()
+        rows = self.home(task)
         said = {"checkpoint": check_json(state, "checkpoint"), **_said(progress)}
         count = F("checkpoints") + 1
         mine = rows._of_grant(task)
@@ -53,7 +53,7 @@ class Progressing(TaskRows):
 
     def step(self, task: Task, name: str) -> TaskStep | None:
         """The step of ``task`` called ``name``, if any attempt has finished it."""
-        steps = step_model()._default_manager.using(self.home().db)
+        steps = step_model()._default_manager.using(self.home(task).db)
         step: TaskStep | None = steps.filter(task_id=task.pk, name=name).first()
         return step
 
@@ -65,7 +65,7 @@ class Progressing(TaskRows):
 
         Raises LeaseLost, NotSerializable, InvalidResource (the name).
         """
-        rows = self.home()
+        rows = self.home(task)
         check_name(name, "name of the step")
         said = _said(progress)
         # As later attempts will read it: a tuple comes back as a list.

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
-from django.db import models
 from django.db.models import Exists
 from django.dispatch import Signal
 
-from leasing.conf import leasing_settings
 from leasing.db.dialects import after_commit
+from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow
 from tasks import signals
 from tasks.notifier import ring_queues
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from tasks.models import Queue
 
 
-class QueueQuerySet(models.QuerySet["Queue"]):
+class QueueQuerySet(RoutedQuerySet["Queue"]):
     """What is known of queues: ``Queue.objects``."""
 
     def paused(self) -> QueueQuerySet:
@@ -59,7 +58,7 @@ class QueueQuerySet(models.QuerySet["Queue"]):
 
     def _home(self) -> QueueQuerySet:
         """Every queue of the database that has the tasks."""
-        return QueueQuerySet(self.model, using=self._db or leasing_settings.DATABASE)  # type: ignore[attr-defined]
+        return QueueQuerySet(self.model, using=self.db)
 
     def _tell(self, signal: Signal, name: str, **details: Any) -> None:
         def tell() -> None:

@@ -18,12 +18,12 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from django.apps import apps
-from django.db import IntegrityError, models, transaction
+from django.db import IntegrityError, transaction
 from django.db.models import Exists, OuterRef, Q, Subquery
 
-from leasing.conf import leasing_settings
 from leasing.db.deletion import delete_up_to, unprotected
 from leasing.db.dialects import lock
+from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow, after, database_now
 from leasing.runtime.event_logger import get_logger
 from tasks import registry
@@ -47,15 +47,11 @@ CONFIRMED_EVERY = timedelta(minutes=30)
 RULE = ("cron", "every", "timezone")
 
 
-class ScheduleQuerySet(models.QuerySet["Schedule"]):
+class ScheduleQuerySet(RoutedQuerySet["Schedule"]):
     """Schedules: ``Schedule.objects``."""
 
     #: How often to try to declare what others store and delete meanwhile.
     TRIES = 3
-
-    def home(self) -> Self:
-        """These rows in the database in which their tasks are."""
-        return self.using(self._db or leasing_settings.DATABASE)  # type: ignore[attr-defined]
 
     def served_here(self) -> Self:
         """Those that this process may enqueue: it has code for the task and, where code declares
@@ -256,13 +252,13 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         return list(self.home().order_by("pk").values_list("pk", flat=True))
 
 
-class SlotQuerySet(models.QuerySet["ScheduleSlot"]):
+class SlotQuerySet(RoutedQuerySet["ScheduleSlot"]):
     """Slots: ``ScheduleSlot.objects``."""
 
     def prune(self, limit: int = 500) -> int:
         """Delete up to ``limit`` slots older than a week that are not their schedule's last.
         Returns how many; call again while it is ``limit``."""
-        rows = self.using(leasing_settings.DATABASE)
+        rows = self.home()
         newer = rows.filter(schedule=OuterRef("schedule"), at__gt=OuterRef("at"))
         old = rows.filter(Exists(newer), at__lt=DbNow() - SLOTS_KEPT_FOR)
         return delete_up_to(

@@ -23,6 +23,7 @@ from typing import Any
 
 from django.db import close_old_connections
 
+from leasing.db.routing import database_of
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.stores.rows import RowStore, grant_of
@@ -82,7 +83,7 @@ class Attempt:
 
     @classmethod
     def of(cls, job: Job) -> Attempt:
-        hold = Hold(RowStore(Task, job.task._state.db or "default"), keeper=Keeper(threads=False))
+        hold = Hold(RowStore(Task, database_of(job.task)), keeper=Keeper(threads=False))
         hold.adopt(grant_of(job.task))
         hold.settle()  # the worker tells of a loss
         hold.trusted_until = job.trusted_until

@@ -26,7 +26,7 @@ from tasks.querysets.sql import cursors
 from tasks.registry import Handler
 from tasks.worker import hand_back, threads
 from tests.factories import TaskFactory
-from tests.fixtures import clocks, compatible, portable, registry, spans, value
+from tests.fixtures import clocks, compatible, portable, registry, shard, spans, value
 from tests.leasing.conftest import (
     clock,
     database_clock,
@@ -53,6 +53,7 @@ __all__ = [
     "other_session",
     "portable",
     "registry",
+    "shard",
     "spans",
     "store",
     "value",

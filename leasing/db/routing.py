@@ -1,0 +1,113 @@
+"""The database that rows are in: one place decides.
+
+An explicit ``using`` counts first. Otherwise our own models are where the setting DATABASE says,
+for reads too: a replica may be seconds behind, and leases are judged by what was written last. The
+rows of users' models are leased where the project's routers have them written.
+
+A verb on a row is refused where that is not the row's own database: that of a shard, or the
+primary of the replica it was read from.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Self, TypeVar
+
+from django.db import models, router
+
+from leasing.conf import leasing_settings
+
+#: The labels of the apps of this distribution.
+OWN_APPS = ("leasing", "leasing_tasks")
+
+NOTHING: Mapping[str, Any] = {}
+
+Row = TypeVar("Row", bound=models.Model)
+
+
+class RoutedQuerySet(models.QuerySet[Row]):
+    """Rows of one of our models, or of a model that can be leased."""
+
+    @property
+    def db(self) -> str:
+        if self._db is None and is_ours(self.model):  # type: ignore[attr-defined]
+            return where_ours_are(self._hints)  # type: ignore[attr-defined]
+        return super().db
+
+    def home(self, row: Row | None = None) -> Self:
+        """These rows in the database that they, and ``row`` of them, are written to. Raises
+        ValueError where ``row`` is in another."""
+        using = self._db or _written_to(self.model, row, self._hints)  # type: ignore[attr-defined]
+        if row is not None:
+            self.refuse_elsewhere(row, using)
+        return self.using(using)
+
+    def refuse_elsewhere(self, row: models.Model, using: str) -> None:
+        """Raise ValueError unless ``row`` is written to the database ``using``."""
+        read, is_chosen = row._state.db, self._db is not None  # type: ignore[attr-defined]
+        if read is None or (read == using and not is_chosen):
+            return
+        written = _written_to(type(row), row)
+        if using == written:
+            fits = read == using or _is_replica(row, written)
+        else:
+            # In doubt the caller is believed: a replica refuses writes by itself.
+            fits = is_chosen and read == using and not _is_replica(row, written, surely=True)
+        if not fits:
+            raise ValueError(
+                f"{row._meta.label} {row.pk} was read from the database {read!r}, and cannot be "
+                f"leased in {using!r}. "
+                "Name its own database with using(), or let a router's db_for_write say it for "
+                "this row. Of a replica a router's allow_relation says that it belongs to its "
+                "primary."
+            )
+
+
+class RoutedManager(models.Manager[Row]):
+    """Of a model of ours that has no queryset of its own."""
+
+    def get_queryset(self) -> RoutedQuerySet[Row]:
+        return RoutedQuerySet(self.model, using=self._db, hints=self._hints)  # type: ignore[attr-defined]
+
+
+def is_ours(model: type[models.Model]) -> bool:
+    """Return True if ``model`` is of this distribution."""
+    concrete: Any = model._meta.concrete_model
+    return concrete._meta.app_label in OWN_APPS
+
+
+def database_of(row: models.Model) -> str:
+    """The database that ``row`` is written to: the one it was read from, or its primary."""
+    read, written = row._state.db, _written_to(type(row), row)
+    if read is None or read == written or _is_replica(row, written):
+        return written
+    return read
+
+
+def _written_to(
+    model: type[models.Model], row: models.Model | None = None, hints: Mapping[str, Any] = NOTHING
+) -> str:
+    if is_ours(model):
+        return where_ours_are(hints) if row is None else leasing_settings.DATABASE
+    return router.db_for_write(model, **(hints if row is None else {"instance": row}))
+
+
+def where_ours_are(hints: Mapping[str, Any]) -> str:
+    """The database of rows that belong to another, which is among ``hints``: beside it, wherever
+    it was read, if it is ours too."""
+    near = hints.get("instance")
+    if near is not None and near._state.db and is_ours(type(near)):
+        return str(near._state.db)
+    return leasing_settings.DATABASE
+
+
+def _is_replica(row: models.Model, written: str, *, surely: bool = False) -> bool:
+    """Return True if ``row`` was read from a replica of ``written``, as far as routers tell."""
+    twin = copy.copy(row)  # as if it had been read from there
+    twin._state.db = written
+    reads = router.db_for_read(type(row), instance=twin)
+    are_related = router.allow_relation(row, twin)
+    if surely:
+        return reads == row._state.db or (are_related and reads != written)
+    return are_related or reads != written

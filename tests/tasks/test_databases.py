@@ -1,0 +1,120 @@
+"""Tasks in a database of their own, beside that of the project."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connections
+from django.test import Client, override_settings
+from django.urls import reverse
+
+from leasing.exceptions import LeaseLost
+from tasks.models import (
+    GeneratorWish,
+    Queue,
+    Sample,
+    Schedule,
+    Task,
+    TaskAttempt,
+    TaskStatus,
+    TaskStep,
+    Worker,
+)
+from tasks.sample import SLEEP
+from tests.leasing.support import expire
+from tests.processes import wait_for
+from tests.tasks.support import Handlers
+from tests.tasks.workers import working
+
+pytestmark = [
+    pytest.mark.django_db(databases=["default", "shard"]),
+    pytest.mark.usefixtures("in_a_database_of_their_own"),
+]
+
+
+@pytest.fixture
+def in_a_database_of_their_own(shard: str) -> Iterator[None]:
+    with override_settings(
+        LEASING={"DATABASE": shard}, DATABASE_ROUTERS=["leasing.routers.LeasingRouter"]
+    ):
+        yield
+
+
+def test_what_is_enqueued_is_found_where_it_was_stored() -> None:
+    task = Task.objects.enqueue(SLEEP, {"seconds": 0})
+
+    assert list(Task.objects.ready()) == [task]
+    assert Task.objects.get()._state.db == "shard"
+    (running,) = Task.objects.claim("ann")
+    expire(running)
+    assert list(Task.objects.stuck()) == [task]
+    assert Task.objects.using("default").count() == 0
+
+
+def test_what_belongs_to_a_task_is_beside_it() -> None:
+    Task.objects.enqueue_many(SLEEP, [{"seconds": 0}] * 2)
+    done, failed = Task.objects.claim("ann", limit=2)
+
+    Task.objects.finish_step(done, "first")
+    Task.objects.complete(done, 1)
+    Task.objects.fail(failed, "no paper")
+
+    assert list(done.step_set.all()) == list(TaskStep.objects.all()) != []
+    assert [each.task.status for each in TaskAttempt.objects.all()] == [TaskStatus.READY]
+    with pytest.raises(LeaseLost, match="already processed"):
+        Task.objects.complete(done, 2)
+    assert Task.objects.get(pk=done.pk).task_output == 1
+
+
+def test_a_task_of_another_database_is_no_task_of_this_one() -> None:
+    Task.objects.using("default").enqueue(SLEEP, {"seconds": 0})
+    (task,) = Task.objects.using("default").claim("ann")
+
+    for verb in (Task.objects.complete, Task.objects.heartbeat, Task.objects.progress):
+        with pytest.raises(ValueError, match="read from the database 'default'"):
+            verb(task)
+    with pytest.raises(ValueError, match="read from the database 'default'"):
+        Task.objects.complete_many([(task, None)])
+    assert Task.objects.using("default").complete(task).status == TaskStatus.SUCCEEDED
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "shard"])
+def test_a_worker_works_in_the_database_of_the_tasks(handlers: Handlers) -> None:
+    handlers["noted"] = lambda ctx: User.objects.create(username="done").pk
+    Schedule.objects.create(name="hourly", task_name="noted", cron="0 * * * *")
+    task = Task.objects.enqueue("noted")
+
+    with working():
+        wait_for(lambda: Task.objects.succeeded().filter(pk=task.pk).exists())
+        wait_for(lambda: Schedule.objects.get().next_at)
+        assert Worker.objects.present().get().queues == ["default"]
+        assert [queue.name for queue in Queue.objects.all()] == ["default"]
+    assert User.objects.get().username == "done"
+    for model in (Task, Worker, Queue, Sample):
+        assert not model.objects.using("default").exists()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        *("leasing_tasks:overview", "leasing_tasks:list", "leasing_tasks:stuck"),
+        *("leasing_tasks:schedules", "leasing_tasks:queues", "leasing_tasks:workers"),
+        *("leasing_tasks:generator", "leasing:list", "leasing:audit", "leasing:metrics"),
+        *("admin:leasing_tasks_task_changelist", "admin:leasing_tasks_schedule_add"),
+        *("admin:leasing_lease_changelist", "admin:leasing_leaseevent_changelist"),
+    ],
+)
+def test_pages_show_the_database_of_the_tasks(page: str, admin_client: Client) -> None:
+    GeneratorWish.objects.create()
+    Task.objects.enqueue(SLEEP, {"seconds": 0})
+
+    with connections["default"].execute_wrapper(_of_the_project):
+        assert admin_client.get(reverse(page)).status_code == 200
+
+
+def _of_the_project(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+    assert "leasing_" not in sql, sql
+    return execute(sql, params, many, context)
