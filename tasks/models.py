@@ -7,9 +7,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
-from django.db import models
+from django.db import models, transaction
 from django.db.models import Case, F, Q, Value, When
 
+from leasing.db.dialects import take_write_lock
 from leasing.db.routing import RoutedManager, RoutedQuerySet
 from leasing.functions import DbNow
 from leasing.models import Leasable
@@ -562,7 +563,9 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
     def register(self, name: str, **what: Any) -> None:
         """Note that a worker called ``name`` has started, as the ``what`` columns say."""
         started = {"started_at": DbNow(), "last_seen_at": DbNow(), "stopped_at": None}
-        self.update_or_create(name=name, defaults=what | started)
+        with transaction.atomic(using=self.db):
+            take_write_lock(self)
+            self.update_or_create(name=name, defaults=what | started)
         Queue.objects.using(self.db).declare(what.get("queues", ()))
 
     def forget_gone(self) -> None:

@@ -6,6 +6,7 @@ names them: ``@pytest.mark.django_db(databases=["default", "shard"])``.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from copy import deepcopy
@@ -91,3 +92,35 @@ def _copy_file(own: Any) -> None:
     own.ensure_connection()
     connection.ensure_connection()
     connection.connection.backup(own.connection)
+
+
+@contextmanager
+def sqlite_by_default() -> Iterator[list[str]]:
+    """SQLite with Django's own OPTIONS, on which somebody writes between what a transaction reads
+    and its first own write, if they can. Yields what became of that, each time."""
+    connection.ensure_connection()
+    mode, connection.transaction_mode = connection.transaction_mode, None  # type: ignore[attr-defined]
+    tried: list[str] = []
+
+    def write_before(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if connection.in_atomic_block and _writes(sql):
+            try:
+                other.execute("INSERT INTO shop_order_seen DEFAULT VALUES")
+                tried.append("written")
+            except sqlite3.OperationalError as error:
+                tried.append(str(error))
+        return execute(sql, params, many, context)
+
+    with closing(sqlite3.connect(connection.settings_dict["NAME"], timeout=0)) as other:
+        other.isolation_level = None
+        other.execute("CREATE TABLE shop_order_seen (id INTEGER PRIMARY KEY)")
+        try:
+            with connection.execute_wrapper(write_before):
+                yield tried
+        finally:
+            connection.transaction_mode = mode  # type: ignore[attr-defined]
+            other.execute("DROP TABLE shop_order_seen")
+
+
+def _writes(sql: str) -> bool:
+    return sql.startswith(("UPDATE", "INSERT", "DELETE")) and not sql.endswith("WHERE 0")

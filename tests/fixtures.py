@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
 from prometheus_client import CollectorRegistry
 from pytest_django import DjangoDbBlocker, Settings
@@ -72,6 +73,15 @@ def shard(
     folder = tmp_path_factory.mktemp("databases")
     with databases.made(django_db_blocker, databases.second("shard", folder)) as name:
         yield name
+
+
+@pytest.fixture
+def others_write(transactional_db: None) -> Iterator[list[str]]:
+    """SQLite by Django's defaults, on which others write whenever they can; and how that ended."""
+    if connection.vendor != "sqlite":
+        pytest.skip("others have row locks")
+    with databases.sqlite_by_default() as tried:
+        yield tried
 
 
 @pytest.fixture

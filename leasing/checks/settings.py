@@ -261,7 +261,8 @@ def check_sqlite_mode(
     return [
         Warning(
             "The SQLite database of leases does not begin its transactions IMMEDIATE.",
-            hint='Set OPTIONS["transaction_mode"] = "IMMEDIATE", and '
+            hint='Those of the project fail with "database is locked" where they read first. '
+            'Set OPTIONS["transaction_mode"] = "IMMEDIATE", and '
             'OPTIONS["init_command"] = "PRAGMA journal_mode=WAL;".',
             id="leasing.W002",
         )

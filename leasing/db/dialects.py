@@ -22,15 +22,32 @@ def lock(rows: Rows, *, skip_locked: bool = False, of: tuple[str, ...] = ()) -> 
     tables only those.
 
     PostgreSQL's plain FOR UPDATE would wait for inserts of child rows too. SQLite has no row
-    locks and Django drops the clause without a word: there the write lock that IMMEDIATE takes
-    at BEGIN serves, and the conditions of the update that follows.
+    locks and Django drops the clause without a word: there the one write lock of the database
+    serves, and the conditions of the update that follows.
     """
+    take_write_lock(rows)
     features = connections[rows.db].features
     return rows.select_for_update(
         skip_locked=skip_locked and features.has_select_for_update_skip_locked,
         of=of,
         no_key=features.has_select_for_no_key_update,
     )
+
+
+def take_write_lock(rows: models.QuerySet[Any]) -> None:
+    """On SQLite take the write lock of the database of ``rows``, until the transaction ends.
+
+    IMMEDIATE has taken it at BEGIN. By Django's defaults a transaction takes it with its first
+    write, and cannot once it has read and somebody else has written: that fails at once with
+    "database is locked", however long the timeout. A write that changes nothing waits its turn.
+    """
+    connection: Any = connections[rows.db]
+    if connection.vendor != "sqlite" or connection.transaction_mode not in (None, "DEFERRED"):
+        return
+    quote, meta = connection.ops.quote_name, rows.model._meta
+    table, key = quote(meta.db_table), quote(meta.pk.column)
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE {table} SET {key} = {key} WHERE 0")
 
 
 def lock_names(using: str, names: Iterable[str]) -> set[str]:

@@ -15,7 +15,7 @@ from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.models import Lease
-from tests.fixtures import clocks, compatible, portable, registry, shard, spans, value
+from tests.fixtures import clocks, compatible, others_write, portable, registry, shard, spans, value
 from tests.leasing.support import (
     OFTEN,
     FakeClock,
@@ -25,7 +25,16 @@ from tests.leasing.support import (
     hold_of,
 )
 
-__all__ = ["clocks", "compatible", "portable", "registry", "shard", "spans", "value"]
+__all__ = [
+    "clocks",
+    "compatible",
+    "others_write",
+    "portable",
+    "registry",
+    "shard",
+    "spans",
+    "value",
+]
 
 
 class DatabaseClock:

@@ -26,7 +26,7 @@ from tasks.querysets.sql import cursors
 from tasks.registry import Handler
 from tasks.worker import hand_back, threads
 from tests.factories import TaskFactory
-from tests.fixtures import clocks, compatible, portable, registry, shard, spans, value
+from tests.fixtures import clocks, compatible, others_write, portable, registry, shard, spans, value
 from tests.leasing.conftest import (
     clock,
     database_clock,
@@ -51,6 +51,7 @@ __all__ = [
     "notes",
     "on_postgresql",
     "other_session",
+    "others_write",
     "portable",
     "registry",
     "shard",
