@@ -1,15 +1,59 @@
-"""Connections that outlast CONN_MAX_AGE, for what a worker asks again and again."""
+"""Connections that outlast CONN_MAX_AGE, for what a worker asks again and again.
+
+CONN_MAX_AGE is 0 unless the project says otherwise: a connection for each request. A task is no
+request; to connect for each would cost short ones a third of their time.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from django.db import connections
+from django.db.backends.signals import connection_created
+from django.dispatch import receiver
 
 from leasing.conf import leasing_settings
 from leasing.db.dialects import patience, use_private_connection
+
+#: Seconds for which a thread keeps a connection from task to task, and how long while none comes.
+KEPT, KEPT_IDLE = 10.0, 1.0
+
+
+class _Thread(threading.local):
+    #: Whether connections made on this thread are kept from task to task.
+    keeps = False
+
+
+_thread = _Thread()
+
+
+def keep_connections() -> None:
+    """Let this thread keep its connections from task to task where CONN_MAX_AGE is 0. It calls
+    ``close_kept`` when no task came for KEPT_IDLE seconds."""
+    _thread.keeps = True
+
+
+def close_kept() -> None:
+    """Close the connections that this thread has kept."""
+    for connection in connections.all(initialized_only=True):
+        if _is_for_one_request(connection):
+            connection.close()
+
+
+@receiver(connection_created, dispatch_uid="tasks.runtime.connection")
+def _keep(connection: Any, **_named: Any) -> None:
+    if _thread.keeps and _is_for_one_request(connection):
+        connection.close_at = time.monotonic() + KEPT  # Django's own clock for it
+
+
+def _is_for_one_request(connection: Any) -> bool:
+    # Of a pool it is only lent, and others may be waiting for it.
+    options = connection.settings_dict["OPTIONS"]
+    return connection.settings_dict["CONN_MAX_AGE"] == 0 and not options.get("pool")
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from tasks.execution.chaos import Chaos
 from tasks.execution.completer import Settler
 from tasks.execution.outcomes import Ending
 from tasks.registry import Kind
-from tasks.runtime import probes
+from tasks.runtime import connection, probes
 
 #: How many seconds of work a lane has waiting, and how many tasks at most.
 AHEAD, MOST_AHEAD = 0.1, 250
@@ -203,6 +203,7 @@ class Threads(Lane):
             self._comes.notify(min(count, self._idle))
 
     def _work(self) -> None:
+        connection.keep_connections()
         call = self._caller()
         while True:
             try:
@@ -214,12 +215,20 @@ class Threads(Lane):
             self._end(runner.work(execution, call, self.chaos), began_at)
 
     def _wait(self) -> None:
+        runner.tidy()
+        if not self._comes_within(connection.KEPT_IDLE):
+            connection.close_kept()
+            self._comes_within(None)
+
+    def _comes_within(self, seconds: float | None) -> bool:
+        """Wait until something comes, for ``seconds`` at most. Returns whether it did."""
         with self._comes:
-            if not self._waiting:
-                runner.tidy()
-                self._idle += 1
-                self._comes.wait()
-                self._idle -= 1
+            if self._waiting:
+                return True
+            self._idle += 1
+            came = self._comes.wait(seconds)
+            self._idle -= 1
+            return came
 
     def _caller(self) -> runner.Call | None:
         """What calls handlers on the thread that asks; None: the thread itself."""
