@@ -21,6 +21,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
 from leasing.admin.changelist import BoundedChangeList, CappedPaginator, floor_of
+from leasing.admin.filters import is_limited_choice, offered_lookups
 from leasing.admin.links import badge, related, site_url
 from leasing.conf import leasing_settings
 from leasing.diagnosis.base import Diagnosis
@@ -87,6 +88,9 @@ class ReadOnlyAdmin(AdminOfAny):
     recent_search: ClassVar[tuple[str, ...]] = ()
     #: Filters that an index serves, as they stand in the address: by name, or "name=value".
     indexed_filters: ClassVar[frozenset[str]] = frozenset()
+    #: Other filters that links lead to. Those of ``list_filter`` and of ``indexed_filters`` may
+    #: stand in an address as well, and nothing else: see ``lookup_allowed``.
+    linked_filters: ClassVar[frozenset[str]] = frozenset()
     #: Columns that the list does without.
     large: ClassVar[tuple[str, ...]] = ()
     #: Those of them that only they see who have ``payload_permission``.
@@ -143,6 +147,20 @@ class ReadOnlyAdmin(AdminOfAny):
         asked = {name for name in request.POST.getlist("action") if name}
         if asked - self.get_actions(request).keys():
             raise PermissionDenied("You may not do that.")
+
+    def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
+        """Return True if ``lookup`` may stand in the address of the list.
+
+        Django lets any lookup of a column through. ``payload__password__startswith`` would read,
+        letter by letter, what no page shows, and a regular expression may run for ever.
+        """
+        named = {served.partition("=")[0] for served in self.indexed_filters}
+        return (
+            lookup in self.linked_filters
+            or lookup in named
+            or lookup in offered_lookups(self.get_list_filter(request))
+            or is_limited_choice(self.model, lookup, value)
+        )
 
     def rows(self) -> QuerySet[Any]:
         """Every row, in the database where they are, without what is large."""

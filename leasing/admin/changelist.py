@@ -72,6 +72,15 @@ class BoundedChangeList(ChangeList):
             self.floor = floor_of(site.rows())
         return rows.filter(pk__gt=self.floor) if is_scan and self.floor else rows
 
+    def get_ordering_field(self, field_name: Any) -> Any:
+        """The column behind one of the list, if the list may be sorted by it: Django asks
+        ``sortable_by`` for what it offers, not for what an address wants."""
+        return (
+            super().get_ordering_field(field_name)
+            if field_name in (self.sortable_by or ())
+            else None
+        )
+
     def _is_served(self, name: str, value: Any) -> bool:
         """Whether an index finds the rows that this filter lets by; the others narrow them."""
         values = value if isinstance(value, list) else [value]

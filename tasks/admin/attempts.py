@@ -33,9 +33,6 @@ class OfTaskAdmin(ReadOnlyAdmin):
 
     indexed_filters = frozenset({"task__id__exact"})
 
-    def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
-        return lookup == "task__id__exact" or super().lookup_allowed(lookup, value, request)
-
     def links(self, request: HttpRequest, row: Any) -> list[SafeString | str]:
         return [related(request, f"Task {row.task_id}", Task, row.task_id)]
 

@@ -233,9 +233,6 @@ class ScheduleSlotAdmin(ReadOnlyAdmin):
     fields = ("of_schedule", "at", "of_task", "skipped", "run_by", "enqueued_at")
     readonly_fields = fields
 
-    def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
-        return lookup in self.indexed_filters or super().lookup_allowed(lookup, value, request)
-
     @admin.display(description="schedule")
     def of_schedule(self, slot: ScheduleSlot) -> SafeString | str:
         return link(

@@ -88,6 +88,7 @@ class TaskAdmin(LeasableAdmin):
     indexed_filters = frozenset(
         f"status__exact={status}" for status in TaskStatus if status != TaskStatus.SUCCEEDED
     )
+    linked_filters = frozenset({"holder__exact", "queue__exact"})
     payload = ("task_data", "task_output", "checkpoint", "progress")
     payload_permission = VIEW_PAYLOAD
     large = (*payload, "last_error")
@@ -148,11 +149,6 @@ class TaskAdmin(LeasableAdmin):
             },
         ),
     )
-
-    def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
-        return lookup in ("holder__exact", "queue__exact") or super().lookup_allowed(
-            lookup, value, request
-        )
 
     def diagnosis(self, task: Any) -> tuple[Sign | None, Diagnosis | None]:
         found = diagnose(task)

@@ -1,0 +1,37 @@
+"""The lookups that the address of a list in the admin may have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from django.contrib.admin import ListFilter, widgets
+from django.db.models import Model
+
+#: What Django's own filters say of the column that they filter.
+_SAID_OF_COLUMNS: Final = (
+    *("", "__exact", "__isnull", "__isempty", "__gte", "__lt"),
+    *("__id__exact", "__pk__exact"),
+)
+
+
+def offered_lookups(filters: Iterable[Any]) -> set[str]:
+    """The lookups by which ``filters``, as a list has them, narrow it."""
+    return {lookup for each in filters for lookup in _lookups_of(each)}
+
+
+def is_limited_choice(model: type[Model], lookup: str, value: Any) -> bool:
+    """Return True if ``lookup`` is what a project's foreign key to ``model`` limits its choices
+    to, and ``value`` its value: the window in which they are chosen has both in its address."""
+    limits = (each() if callable(each) else each for each in model._meta.related_fkey_lookups)
+    return any(
+        (lookup, value) in widgets.url_params_from_lookup_dict(each).items() for each in limits
+    )
+
+
+def _lookups_of(offered: Any) -> Iterator[str]:
+    if isinstance(offered, type) and issubclass(offered, ListFilter):
+        yield getattr(offered, "parameter_name", "")
+        return
+    column = offered[0] if isinstance(offered, list | tuple) else offered
+    yield from (f"{column}{said}" for said in _SAID_OF_COLUMNS)
