@@ -55,7 +55,7 @@ class Access:
         return caller(request)
 
     def _check_user(self, request: HttpRequest, user: Any) -> None:
-        if not (user.is_active and user.has_perm(self.permission)):
+        if not _has(user, self.permission):
             raise HttpError(403, f"You do not have the permission {self.permission}.")
         if check_csrf(request) is not None:
             raise HttpError(403, "The CSRF token is missing or wrong (header X-CSRFToken).")
@@ -70,6 +70,19 @@ class Access:
             "description": "A signed-in user's session. Requests that change something carry "
             "the CSRF token in X-CSRFToken. The compatible mode asks for neither.",
         }
+
+
+def may(request: HttpRequest, permission: str) -> bool:
+    """Return True if the client of ``request``, whom its route has let in, has ``permission``;
+    one without credentials, in the compatible mode, has every one."""
+    user = getattr(request, "user", None)
+    if user is not None and user.is_authenticated:
+        return _has(user, permission)
+    return leasing_settings.API_ACCESS == "compatible"
+
+
+def _has(user: Any, permission: str) -> bool:
+    return bool(user.is_active and user.has_perm(permission))
 
 
 def caller(request: HttpRequest) -> str:

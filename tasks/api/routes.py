@@ -32,6 +32,7 @@ from tasks.api.schemas import (
     TaskList,
     TaskOut,
 )
+from tasks.api.visibility import VIEW, shown, shown_to_owner
 from tasks.diagnosis import diagnose
 from tasks.exceptions import KeyBusy, NotSerializable, UnknownQueue, UnknownTask
 from tasks.generator import GeneratorStatus, generator_status, start_generator, stop_generator
@@ -41,7 +42,7 @@ from tasks.querysets import TaskQuerySet
 ERRORS.update({UnknownTask: (400, ""), UnknownQueue: (400, ""), NotSerializable: (400, "")})
 ERRORS.update({KeyBusy: (409, "")})
 
-may_see, may_add = Access("leasing_tasks.view_task"), Access("leasing_tasks.add_task")
+may_see, may_add = Access(VIEW), Access("leasing_tasks.add_task")
 may_change, may_control = (
     Access("leasing_tasks.change_task"),
     Access("leasing_tasks.control_generator"),
@@ -82,8 +83,8 @@ def enqueue_task(request: HttpRequest, body: Enqueue) -> Status[TaskOut]:
         max_attempts=body.max_attempts,
     )
     if task.is_duplicate:
-        return Status(200, TaskOut.of(task))
-    return Status(201, TaskOut.of(find(str(task.pk))))
+        return Status(200, shown(request, task))
+    return Status(201, shown_to_owner(find(str(task.pk))))
 
 
 @router.post(
@@ -92,7 +93,7 @@ def enqueue_task(request: HttpRequest, body: Enqueue) -> Status[TaskOut]:
 def claim_next_task(request: HttpRequest, body: Processor) -> Status[Any]:
     """Lease the next task that is due, of any queue, to the processor."""
     for task in tasks().claim(body.processor):
-        return Status(202, TaskOut.of(task))
+        return Status(202, shown_to_owner(task))
     return Status(200, Notice(message="There is no task to do now."))
 
 
@@ -119,7 +120,7 @@ _REFUSED: dict[int, Any] = {200: Notice, 409: Notice | Error}
 )
 def heartbeat_task(request: HttpRequest, task_id: str, body: Processor) -> Status[Any]:
     """Move the deadline to the lease's ttl from now."""
-    return by_processor(task_id, body, tasks().heartbeat)
+    return by_processor(request, task_id, body, tasks().heartbeat)
 
 
 @router.put(
@@ -133,7 +134,7 @@ def complete_task(request: HttpRequest, task_id: str, body: Complete) -> Status[
     def complete(task: Task) -> Task:
         return tasks().complete(task, body.task_output, unexpired=True)
 
-    return by_processor(task_id, body, complete)
+    return by_processor(request, task_id, body, complete)
 
 
 @router.put(
@@ -147,7 +148,7 @@ def fail_task(request: HttpRequest, task_id: str, body: Fail) -> Status[Any]:
     def fail(task: Task) -> Task:
         return tasks().fail(task, body.error, unexpired=True)
 
-    return by_processor(task_id, body, fail)
+    return by_processor(request, task_id, body, fail)
 
 
 @router.post(
@@ -194,14 +195,6 @@ def newest(request: HttpRequest, rows: TaskQuerySet, limit: int) -> TaskList:
     return TaskList(tasks=[shown(request, task) for task in rows.order_by("-pk")[:limit]])
 
 
-def shown(request: HttpRequest, task: Task) -> TaskOut:
-    """``task`` as who sent ``request`` may see it: a user without permission sees no payload.
-    Clients without credentials, where they are let in, see what there is."""
-    user: Any = getattr(request, "user", None)
-    is_user = user is not None and user.is_authenticated
-    return TaskOut.of(task, with_payload=not is_user or user.has_perm("leasing_tasks.view_payload"))
-
-
 def find(task_id: str) -> Task:
     """The task with that id. Raises Http404."""
     # Python reads more than digits as a number, and 1_7 or 017 is no id.
@@ -213,7 +206,9 @@ def find(task_id: str) -> Task:
     return task
 
 
-def by_processor(task_id: str, body: Processor, verb: Callable[[Task], Task]) -> Status[Any]:
+def by_processor(
+    request: HttpRequest, task_id: str, body: Processor, verb: Callable[[Task], Task]
+) -> Status[Any]:
     """Do ``verb`` to the task for the processor that has it, with the grant it has.
 
     A refused one is noted by the verb itself.
@@ -226,7 +221,7 @@ def by_processor(task_id: str, body: Processor, verb: Callable[[Task], Task]) ->
     if task.holder != processor:
         return Status(200, Notice(message=f"Task {task_id} is not assigned to {processor}."))
     try:
-        return Status(202, TaskOut.of(verb(task)))
+        return Status(202, shown(request, verb(task), processor))
     except LeaseLost:
         if not tasks().filter(pk=task.pk, processed_at__isnull=False).exists():
             raise

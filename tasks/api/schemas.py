@@ -103,9 +103,8 @@ class TaskOut(BothSpellings):
     grants: int = Field(description="How often it was granted.")
 
     @classmethod
-    def of(cls, task: Task, *, with_payload: bool = True) -> TaskOut:
-        """``task`` as it was read; without ``with_payload`` nobody sees what it was given, nor
-        what it gave back."""
+    def of(cls, task: Task) -> TaskOut:
+        """All of ``task``, as it was read: ``tasks.api.visibility`` says who is shown it."""
         return cls(
             id=task.pk,
             name=task.name,
@@ -114,7 +113,7 @@ class TaskOut(BothSpellings):
             priority=task.priority,
             attempts=task.attempts,
             max_attempts=task.max_attempts,
-            task_data=task.task_data if with_payload else None,
+            task_data=task.task_data,
             scheduled_at=task.scheduled_at,
             created_at=task.created_at,
             processor=task.holder or None,
@@ -122,7 +121,7 @@ class TaskOut(BothSpellings):
             must_heartbeat_before=task.expires_at if task.grants else None,
             started_at=task.started_at,
             processed_at=task.processed_at,
-            task_output=task.task_output if with_payload else None,
+            task_output=task.task_output,
             last_error=task.last_error,
             cancel_requested_at=task.cancel_requested_at,
             fencing_token=task.fencing_token,

@@ -13,6 +13,7 @@ from pytest_django import Settings
 
 from leasing.functions import after
 from leasing.models import Lease
+from leasing.web.masking import MASK
 from tasks.generator import generator_status
 from tasks.models import GeneratorWish, Task, TaskAttempt, TaskStatus
 from tasks.querysets import TaskQuerySet
@@ -506,6 +507,80 @@ def test_a_user_sees_no_payload_without_permission(path: str) -> None:
     assert seen("leasing_tasks.view_task") == (None, None)
     stored = ({"sleep_duration_seconds": 3}, {"slept_seconds": 1})
     assert seen("leasing_tasks.view_task", "leasing_tasks.view_payload") == stored
+
+
+SECRET = {"user": "ann", "password": "hunter2"}
+MASKED = {"user": "ann", "password": MASK}
+
+
+def secret_task(**more: Any) -> Task:
+    return Task.objects.enqueue("sample.sleep", SECRET, **more)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("path", ["/tasks", "/tasks/started", "/tasks/{}"])
+def test_secrets_are_masked_for_everybody(client: Client, admin_client: Client, path: str) -> None:
+    secret_task()
+    (task,) = Task.objects.claim("me")
+    Task.objects.filter(pk=task.pk).update(task_output=SECRET)
+    for each in (client, admin_client):
+        answer = call(each, "GET", path.format(task.pk)).body
+        told = answer["task"] if "task" in answer else answer["tasks"][0]
+        assert told["task_data"] == told["taskData"] == told["task_output"] == MASKED
+
+
+@pytest.mark.once
+def test_who_claims_or_enqueues_a_task_gets_it_as_it_is(client: Client) -> None:
+    body = {"name": "sample.sleep", "data": SECRET}
+    worker = signed_in("leasing_tasks.change_task")
+    assert call(client, "POST", "/tasks", body).body["task_data"] == SECRET
+    told = call(worker, "POST", "/tasks/next", ME).body
+    assert (told["task_data"], told["processor"]) == (SECRET, "me")
+
+
+@pytest.mark.once
+def test_a_known_unique_key_shows_no_more_of_a_task_than_asking_for_it() -> None:
+    secret_task(unique_key="night")
+    (task,) = Task.objects.claim("me")
+    Task.objects.filter(pk=task.pk).update(last_error="no luck", task_output=SECRET)
+
+    def seen(*permissions: str) -> tuple[Any, ...]:
+        browser = signed_in("leasing_tasks.add_task", *permissions, name=f"u{len(permissions)}")
+        body = {"name": "sample.sleep", "unique_key": "night"}
+        answer = call(browser, "POST", "/tasks", body)
+        assert (answer.status, answer.body["id"]) == (200, task.pk)
+        return tuple(
+            answer.body[name] for name in ("task_data", "task_output", "last_error", "processor")
+        )
+
+    view, payload = "leasing_tasks.view_task", "leasing_tasks.view_payload"
+    assert seen() == (None, None, "", None)
+    assert seen(payload) == (None, None, "", None)
+    assert seen(view, payload) == (MASKED, MASKED, "no luck", "me")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("verb", ["heartbeat", "complete", "fail"])
+def test_who_names_the_holder_is_not_shown_the_payload(client: Client, verb: str) -> None:
+    body = {**ME, "error": "it broke", "task_output": SECRET}
+
+    def told(browser: Client) -> dict[str, Any]:
+        secret_task()
+        (task,) = Task.objects.claim("me")
+        answer = call(browser, "PUT", f"/tasks/{task.pk}/{verb}", body)
+        assert answer.status == 202
+        return dict(answer.body)
+
+    change, view = "leasing_tasks.change_task", "leasing_tasks.view_task"
+    of_worker = told(signed_in(change))
+    assert of_worker["task_data"] is of_worker["task_output"] is None
+    assert of_worker["last_error"] == "" and of_worker["must_heartbeat_before"]
+    assert of_worker["processor"] == "me"
+    of_viewer = told(signed_in(change, view, name="vera"))
+    assert of_viewer["task_data"] is of_viewer["task_output"] is None
+    assert of_viewer["last_error"] == ("it broke" if verb == "fail" else "")
+    # Clients of the sample service read what it has always answered.
+    assert told(client)["taskData"] == MASKED
 
 
 @pytest.mark.once

@@ -1,0 +1,44 @@
+"""How much of a task a client of the API is shown: decided here, for every route.
+
+| the client | sees |
+|---|---|
+| has just claimed or enqueued the task | everything, as it is: it is the client's own |
+| may see tasks and their payload | everything, secrets masked |
+| may see tasks | no payload |
+| may not see tasks, but named a processor or a unique key | nor the error, nor who has it |
+
+A client without credentials, where such are let in, may see tasks and their payload.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from django.http import HttpRequest
+
+from leasing.api.access import may
+from leasing.web.masking import masked
+from tasks.api.schemas import TaskOut
+from tasks.models import Task
+
+VIEW: Final = "leasing_tasks.view_task"
+VIEW_PAYLOAD: Final = "leasing_tasks.view_payload"
+
+
+def shown_to_owner(task: Task) -> TaskOut:
+    """``task`` for the client that has just claimed or enqueued it."""
+    return TaskOut.of(task)
+
+
+def shown(request: HttpRequest, task: Task, processor: str = "") -> TaskOut:
+    """``task`` as the client of ``request`` may see it, who named ``processor``."""
+    sees_task = may(request, VIEW)
+    out = TaskOut.of(task)
+    if sees_task and may(request, VIEW_PAYLOAD):
+        out.task_data, out.task_output = masked(task.task_data), masked(task.task_output)
+    else:
+        out.task_data = out.task_output = None
+    if not sees_task:
+        out.last_error = ""
+        out.processor = processor or None
+    return out
