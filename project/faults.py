@@ -1,7 +1,8 @@
 """Faults for a visitor of the demo to cause: kill a worker, or hold one up for a while.
 
-Only processes that the demo's own supervisor started can be hit: those whose parent is the
-parent of this web process, of all the rows that call themselves workers of this machine.
+Only in the demo, which says in the environment of its processes that it is one: elsewhere a
+worker may have the parent of its web process too, and is in earnest. Of all the rows that call
+themselves workers of this machine, those can be hit whose parent is the parent of this process.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ from pathlib import Path
 
 from tasks.models import Task, Worker, WorkerRole
 
-#: Where the supervisor looks whether a process was killed from a page.
+#: Names the folder in which the supervisor looks whether a process was killed from a page.
 CRASHED = "DEMO_CRASHED"
 #: Seconds for which a frozen worker stands still: longer than the leases of the demo last.
 FROZEN_FOR = 20.0
+
+
+def is_demo() -> bool:
+    """Return True if the demo's supervisor has started this process."""
+    return CRASHED in os.environ
 
 
 def crash() -> tuple[Worker, list[Task]] | None:
@@ -28,9 +34,7 @@ def crash() -> tuple[Worker, list[Task]] | None:
     found = _busiest()
     if found is not None:
         worker = found[0]
-        folder = os.environ.get(CRASHED)
-        if folder:
-            (Path(folder) / str(worker.pid)).touch()
+        (Path(os.environ[CRASHED]) / str(worker.pid)).touch()
         os.kill(worker.pid, signal.SIGKILL)
     return found
 
@@ -54,6 +58,8 @@ def _thaw(pid: int) -> None:
 
 
 def _busiest() -> tuple[Worker, list[Task]] | None:
+    if not is_demo():
+        return None
     mine = Worker.objects.present().filter(
         hostname=socket.gethostname()[:255], role__in=WorkerRole.running()
     )

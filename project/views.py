@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 
-from leasing.web.access import verb
+from leasing.web.access import View, verb
 from project import faults
 from tasks.models import Task, Worker
 
 MAY = "leasing_tasks.control_generator"
 
 
+def demo(request: HttpRequest) -> dict[str, bool]:
+    """Context of every template: whether the buttons for faults are there."""
+    return {"is_demo": faults.is_demo()}
+
+
+def _in_the_demo(view: View) -> View:
+    """``view``, which is nowhere but in the demo."""
+
+    @functools.wraps(view)
+    def in_the_demo(request: HttpRequest) -> HttpResponseBase:
+        if not faults.is_demo():
+            raise Http404("This site is not the demo.")
+        return view(request)
+
+    return in_the_demo
+
+
+@_in_the_demo
 @verb(MAY)
 def crash(request: HttpRequest) -> HttpResponse:
     """Kill a worker, and show what becomes of a task that it held."""
@@ -26,6 +45,7 @@ def crash(request: HttpRequest) -> HttpResponse:
     )
 
 
+@_in_the_demo
 @verb(MAY)
 def freeze(request: HttpRequest) -> HttpResponse:
     """Hold a worker up, and show what becomes of a task that it held."""

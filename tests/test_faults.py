@@ -38,6 +38,12 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process as one of the demo's."""
+    monkeypatch.setenv(faults.CRASHED, str(tmp_path))
+
+
+@pytest.fixture
 def worker(process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> Worker:
     """A worker's row of a process that this one has started, as the supervisor does."""
     monkeypatch.setattr(os, "getppid", os.getpid)
@@ -49,13 +55,12 @@ visitor = client_with(*VIEW, MAY)
 
 
 def test_a_crash_kills_the_busiest_worker_and_leads_to_a_task_that_it_held(
+    demo: None,
     visitor: Client,
     worker: Worker,
     process: subprocess.Popen[bytes],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(faults.CRASHED, str(tmp_path))
     task = TaskFactory(state="running", holder="dora")
     assert {CRASH, FREEZE} <= set(get(visitor, "/ops/").forms)
     response = visitor.post(CRASH, follow=True)
@@ -67,6 +72,7 @@ def test_a_crash_kills_the_busiest_worker_and_leads_to_a_task_that_it_held(
 
 
 def test_a_frozen_worker_stands_still_and_goes_on(
+    demo: None,
     visitor: Client,
     worker: Worker,
     process: subprocess.Popen[bytes],
@@ -87,17 +93,29 @@ def test_a_frozen_worker_stands_still_and_goes_on(
     wait_for(lambda: os.waitpid(process.pid, os.WCONTINUED | os.WNOHANG)[0] == process.pid)
 
 
-def test_processes_of_others_are_never_hit(visitor: Client, worker: Worker) -> None:
+def test_processes_of_others_are_never_hit(demo: None, visitor: Client, worker: Worker) -> None:
     Worker.objects.update(pid=os.getppid())
     assert "No worker of this demo runs" in Page(visitor.post(CRASH, follow=True)).text
 
 
-def test_workers_of_other_machines_are_never_hit(visitor: Client, worker: Worker) -> None:
+def test_workers_of_other_machines_are_never_hit(
+    demo: None, visitor: Client, worker: Worker
+) -> None:
     Worker.objects.update(hostname="elsewhere")
     assert "No worker of this demo runs" in Page(visitor.post(FREEZE, follow=True)).text
 
 
-def test_who_may_not_is_shown_no_button_and_refused(worker: Worker) -> None:
+def test_who_may_not_is_shown_no_button_and_refused(demo: None, worker: Worker) -> None:
     viewer = signed_in(*VIEW)
     assert CRASH not in get(viewer, "/ops/workers/").forms
     assert viewer.post(CRASH).status_code == viewer.post(FREEZE).status_code == 403
+
+
+@pytest.mark.parametrize("url", [CRASH, FREEZE])
+def test_outside_the_demo_no_worker_is_hit(
+    visitor: Client, worker: Worker, process: subprocess.Popen[bytes], url: str
+) -> None:
+    assert visitor.post(url).status_code == 404
+    assert url not in get(visitor, "/ops/").forms
+    assert faults.crash() is faults.freeze() is None
+    assert process.poll() is None
