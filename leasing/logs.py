@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from leasing.runtime.terminal import plain
-from leasing.web.masking import MASK, is_secret
+from leasing.web.masking import MASK, is_secret, masked_text
 
 #: What every record has; what else is on one is a field.
 _OF_RECORDS: Final = frozenset(
@@ -30,8 +30,8 @@ class JSONFormatter(logging.Formatter):
     """Each record as one line of JSON: ``time`` (UTC, ISO 8601), ``level``, ``logger``,
     ``message``, the record's fields, and ``traceback`` where there is one.
 
-    Fields of any logger are written. What stands under a secret-looking name is masked, and what
-    is no JSON is written as text.
+    Fields of any logger are written. What stands under a secret-looking name is masked, so
+    are passwords in addresses, and what is no JSON is written as text.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -78,7 +78,7 @@ def _indented(text: str) -> str:
 
 def _writable(value: Any) -> Any:
     if isinstance(value, str):
-        return _cut(value)
+        return masked_text(_cut(value))
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, bool | int | float):
