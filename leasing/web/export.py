@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import unicodedata
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -23,8 +24,8 @@ from leasing.web.masking import masked
 
 #: How many rows are read at a time.
 CHUNK: Final = 500
-#: What a formula begins with.
-FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+#: What a formula begins with, in whatever width the sign is written.
+FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 FORMATS: Final = {"csv": "text/csv", "json": "application/json"}
 
 
@@ -97,7 +98,8 @@ def neutral(value: Any) -> str:
     if isinstance(value, dict | list):
         value = json.dumps(value, ensure_ascii=False, cls=DjangoJSONEncoder)
     text = str(value)
-    return f"'{text}" if text.startswith(FORMULA) else text
+    first = unicodedata.normalize("NFKC", text[:1])
+    return f"'{text}" if first.startswith(FORMULA) else text
 
 
 class _Lines:

@@ -40,7 +40,22 @@ def table(rows: Any, columns: list[Column], user: Any = None) -> list[list[str]]
     return list(csv.reader(io.StringIO(content(rows, columns, "csv", user), newline="")))
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", '=cmd|"/c"!A1'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", '=cmd|"/c"!A1', "\n=1", "\r\n=1"),
+        *(
+            "\uff1d1+1",
+            "\uff0b1",
+            "\uff0d1",
+            "\uff20SUM(A1)",
+            "\ufe661",
+            "\ufe621",
+            "\ufe631",
+            "\ufe6bA1",
+        ),
+    ],
+)
 def test_no_cell_is_taken_for_a_formula(text: str) -> None:
     assert neutral(text) == f"'{text}"
     task: Task = TaskFactory()
