@@ -42,6 +42,8 @@ else:
 #: How many entries of the audit a row's history shows.
 AUDITED = 50
 SEE_AUDIT = "leasing.view_auditentry"
+#: The id of a grant proves its term: who may end terms sees it, and nobody else.
+SEE_GRANTS = "leasing.revoke_lease"
 
 
 @dataclass(frozen=True)
@@ -183,10 +185,11 @@ class ReadOnlyAdmin(AdminOfAny):
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Without the columns, and the columns shown as ``shown_<column>``, that are hidden."""
         # What one adds, one may see.
-        hidden = set(self._hidden(request)) if obj is not None else set()
+        hidden = {*self._hidden(request), *_grants_hidden(request)} if obj is not None else set()
         sets = []
         for title, options in super().get_fieldsets(request, obj):
-            names = [n for n in options["fields"] if str(n).removeprefix("shown_") not in hidden]
+            lines = (_without(hidden, line) for line in options["fields"])
+            names = [line for line in lines if line]
             if names:
                 sets.append((title, {**options, "fields": names}))
         return sets
@@ -265,3 +268,14 @@ class ReadOnlyAdmin(AdminOfAny):
             )
             context["audited"] = [(each, badge(audit_sign(each))) for each in entries[:AUDITED]]
         return super().history_view(request, object_id, context | (extra_context or {}))
+
+
+def _grants_hidden(request: HttpRequest) -> tuple[str, ...]:
+    return () if request.user.has_perm(SEE_GRANTS) else ("grant_id",)
+
+
+def _without(hidden: set[str], line: str | Sequence[str]) -> str | Sequence[str]:
+    """A line of a form, one name or several, without the ``hidden`` columns."""
+    if isinstance(line, str):
+        return "" if line.removeprefix("shown_") in hidden else line
+    return [name for name in line if _without(hidden, name)]
