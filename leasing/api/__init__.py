@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leasing.api.errors import LeasingAPI
+from leasing.api.errors import LeasingAPI, bad_request
 from leasing.api.routes import router
 
-__all__ = ["LeasingAPI", "router"]
+__all__ = ["LeasingAPI", "bad_request", "router"]

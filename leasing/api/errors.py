@@ -11,9 +11,10 @@ from django.core.exceptions import PermissionDenied, RequestDataTooBig, Suspicio
 from django.core.signals import got_request_exception
 from django.db import InterfaceError, OperationalError, connections, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, UnreadablePostError
-from django.urls import URLPattern, URLResolver, re_path
+from django.urls import Resolver404, URLPattern, URLResolver, re_path, resolve
 from django.utils.cache import add_never_cache_headers
 from django.utils.log import log_response
+from django.views import defaults
 from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
@@ -118,6 +119,7 @@ class LeasingAPI(NinjaAPI):
             add_never_cache_headers(response)
             return response
 
+        guarded.api = self  # type: ignore[attr-defined]
         # Access asks for the token itself, of those who come with a session.
         guarded.csrf_exempt = True  # type: ignore[attr-defined]
         for alias in connections:
@@ -171,6 +173,21 @@ class LeasingAPI(NinjaAPI):
             exception=error,
         )
         return response
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """For ``handler400`` of the project's addresses: what a middleware has refused before any
+    view, such as an unknown Host, is told in JSON below an API, and by Django elsewhere."""
+    try:
+        view = resolve(request.path_info, getattr(request, "urlconf", None)).func
+    except Resolver404:
+        view = None
+    api = getattr(view, "api", None)
+    if not isinstance(api, LeasingAPI):
+        return defaults.bad_request(request, exception)
+    response = api.on_exception(request, exception)
+    add_never_cache_headers(response)
+    return response
 
 
 def _what_is_wrong(error: ValidationError) -> str:

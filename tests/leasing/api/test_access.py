@@ -238,3 +238,16 @@ class TestCompatible:
         user.refresh_from_db()
         assert call(alice, "GET", "/leases", REMOTE_ADDR="203.0.113.7").status == 200
         assert call(alice, "POST", "/leases", TERM).status == 403
+
+
+@pytest.mark.parametrize("path", ["/leases", "/tasks/next", "/no/such/address"])
+def test_an_unknown_host_is_refused_in_json(client: Client, path: str) -> None:
+    answer = call(client, "GET", path, HTTP_HOST="evil.example")
+    assert (answer.status, set(answer.body)) == (400, {"error"})
+    assert "evil" not in answer.body["error"]
+
+
+@pytest.mark.parametrize("url", ["/ops/tasks/", "/no/such/address"])
+def test_an_unknown_host_of_a_page_is_djangos_business(client: Client, url: str) -> None:
+    response = client.get(url, HTTP_HOST="evil.example")
+    assert (response.status_code, response["Content-Type"]) == (400, "text/html; charset=utf-8")
