@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from leasing.api.bodies import BothSpellings, Moment, Request
+from leasing.validation.moments import check_moment
 from tasks.models import Task
 
 
@@ -26,10 +27,9 @@ def _only_text(value: object) -> object:
 
 
 def _storable(moment: datetime) -> datetime:
-    # At either end of the calendar a change of zone would leave it.
     if not 1970 <= moment.year <= 9998:
         raise ValueError("the year must be 1970 to 9998")
-    return moment
+    return check_moment(moment, "it")
 
 
 Given = Annotated[

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypedDict, Unpack
 
-from django.utils.timezone import is_naive
-
 from leasing.functions import after
+from leasing.validation.moments import check_moment
 from leasing.validation.names import check_duration, check_name
 from tasks import registry
 from tasks.conf import task_settings
@@ -137,9 +136,7 @@ def _start(scheduled_at: datetime | None, delay: float | timedelta | None) -> di
         return {"scheduled_at": after(check_duration(delay, "delay"))}
     if scheduled_at is None:
         return {}
-    if is_naive(scheduled_at):
-        raise ValueError("scheduled_at must have a time zone.")
-    return {"scheduled_at": scheduled_at}
+    return {"scheduled_at": check_moment(scheduled_at, "scheduled_at")}
 
 
 def _keys(

@@ -11,12 +11,12 @@ from django.db import IntegrityError, transaction
 from django.db.models import Exists, F, Min, OuterRef, Q, Subquery, Value
 from django.db.models.functions import Coalesce, Greatest, Least
 from django.dispatch import Signal
-from django.utils.timezone import is_naive
 
 from leasing.db.dialects import lock, refuse_transaction
 from leasing.db.questions import ask
 from leasing.functions import DbNow, after, next_token, remaining
 from leasing.runtime.clock import clock
+from leasing.validation.moments import check_moment
 from tasks import signals
 from tasks.conf import task_settings
 from tasks.notifier import ring
@@ -222,9 +222,7 @@ class Operating(Cancelling):
             # A message that is under way is for workers of the old one.
             columns |= {"queue": check_queue(queue), "published_at": None}
         if scheduled_at is not None:
-            if is_naive(scheduled_at):
-                raise ValueError("scheduled_at must have a time zone.")
-            columns["scheduled_at"] = scheduled_at
+            columns["scheduled_at"] = check_moment(scheduled_at, "scheduled_at")
         if not columns:
             raise ValueError("Where to? Give a queue, a time, or both.")
         return self._make_ready(Q(status=TaskStatus.READY), columns, signals.rescheduled, by)

@@ -289,12 +289,16 @@ def test_a_moment_without_a_time_zone_is_refused() -> None:
 
 
 @pytest.mark.django_db
-def test_a_moment_of_any_time_zone_is_the_same_moment() -> None:
-    tokyo = timezone(timedelta(hours=9))
+@pytest.mark.parametrize("hours", [9, 16, 23.99, -23.99])
+def test_a_moment_of_any_time_zone_is_the_same_moment(hours: float) -> None:
+    moment = datetime(2030, 1, 1, 9, tzinfo=timezone(timedelta(hours=hours)))
 
-    task = Task.objects.enqueue(SLEEP, DATA, scheduled_at=datetime(2030, 1, 1, 9, tzinfo=tokyo))
+    task = Task.objects.enqueue(SLEEP, DATA, scheduled_at=moment)
 
-    assert row_of(task)["scheduled_at"] == datetime(2030, 1, 1, tzinfo=UTC)
+    assert row_of(task)["scheduled_at"] == moment
+    later = moment + timedelta(hours=1)
+    assert Task.objects.reschedule(scheduled_at=later) == 1
+    assert row_of(task)["scheduled_at"] == later
     assert list(Task.objects.scheduled()) == [task]
     assert not Task.objects.ready().exists()
 
