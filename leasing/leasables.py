@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
 from django.http import Http404
 
 from leasing.models import Leasable, Lease, LeaseState, lease_kinds
+from leasing.validation.keys import key_of
 
 #: Columns of these kinds may be large; lists do without them.
 _LARGE = (models.JSONField, models.TextField, models.BinaryField)
@@ -24,8 +24,8 @@ def find_row(lease_id: str) -> Leasable:
     if model is None:
         raise Http404("There is no such lease.")
     try:
-        row: Leasable = rows_of(model).with_state().get(pk=key)
-    except (model.DoesNotExist, ValidationError, ValueError, OverflowError) as error:
+        row: Leasable = rows_of(model).with_state().get(pk=key_of(model, key))
+    except (model.DoesNotExist, ValueError) as error:
         raise Http404("There is no such lease.") from error
     return row
 
@@ -75,6 +75,6 @@ def matching(model: type[Leasable], name: str) -> Q:
         return Q(resource__startswith=name)
     key = name.rpartition(":")[2].rpartition("/")[2]
     try:
-        return Q(pk=model._meta.pk.to_python(key))
-    except (ValidationError, ValueError, OverflowError):
+        return Q(pk=key_of(model, key))
+    except ValueError:
         return Q(pk__in=[])

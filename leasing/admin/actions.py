@@ -13,7 +13,7 @@ from django import forms
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.utils import quote
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import PermissionDenied
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -21,6 +21,7 @@ from django.urls import reverse
 
 from leasing import audit
 from leasing.models import Leasable
+from leasing.validation.keys import key_of
 from leasing.web.access import READ_ONLY, is_read_only
 
 if TYPE_CHECKING:
@@ -221,14 +222,15 @@ def _pick(rows: QuerySet[Any]) -> Picked:
 
 def _sent(site: ReadOnlyAdmin, text: str) -> Picked:
     """What was picked before, as the page that asks sends it."""
-    pk: Any = site.model._meta.pk
     try:
         pairs = json.loads(text)
+        if not isinstance(pairs, list):
+            raise ValueError("not a list of pairs")
         keys = {
-            pk.to_python(str(key)): int(grants) if grants is not None else None
+            key_of(site.model, str(key)): int(grants) if grants is not None else None
             for key, grants in pairs[:MOST]
         }
-    except (ValueError, TypeError, ValidationError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise PermissionDenied("This is not what the page that asks had picked.") from error
     return Picked(keys)
 

@@ -14,6 +14,7 @@ from operator import or_
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import Q, QuerySet
@@ -27,6 +28,7 @@ from leasing.conf import leasing_settings
 from leasing.diagnosis.base import Diagnosis
 from leasing.humanize import plural
 from leasing.models import AuditEntry
+from leasing.validation.keys import key_of
 from leasing.web.access import READ_ONLY, is_read_only, why_not
 from leasing.web.badges import Sign, audit_sign
 from leasing.web.paging import COUNT_CAP
@@ -149,6 +151,15 @@ class ReadOnlyAdmin(AdminOfAny):
         asked = {name for name in request.POST.getlist("action") if name}
         if asked - self.get_actions(request).keys():
             raise PermissionDenied("You may not do that.")
+        if not all(map(self._is_key, request.POST.getlist(ACTION_CHECKBOX_NAME))):
+            raise PermissionDenied("This is not what the list has shown.")
+
+    def _is_key(self, text: str) -> bool:
+        try:
+            key_of(self.model, text)
+        except ValueError:
+            return False
+        return True
 
     def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
         """Return True if ``lookup`` may stand in the address of the list.
@@ -157,12 +168,14 @@ class ReadOnlyAdmin(AdminOfAny):
         letter by letter, what no page shows, and a regular expression may run for ever.
         """
         named = {served.partition("=")[0] for served in self.indexed_filters}
-        return (
+        is_offered = (
             lookup in self.linked_filters
             or lookup in named
             or lookup in offered_lookups(self.get_list_filter(request))
             or is_limited_choice(self.model, lookup, value)
         )
+        # PostgreSQL takes no NUL, and says so when the list is read.
+        return is_offered and "\0" not in str(value)
 
     def rows(self) -> QuerySet[Any]:
         """Every row, in the database where they are, without what is large."""
@@ -225,6 +238,13 @@ class ReadOnlyAdmin(AdminOfAny):
 
     # One row
 
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Any:
+        if from_field is None and not self._is_key(object_id):
+            return None
+        return super().get_object(request, object_id, from_field)
+
     def diagnosis(self, row: Any) -> tuple[Sign | None, Diagnosis | None]:
         """Why ``row`` is as it is, with a sign of how grave that is."""
         return None, None
@@ -262,7 +282,7 @@ class ReadOnlyAdmin(AdminOfAny):
     ) -> HttpResponse:
         """Django's history, which knows the admin alone, and the audit, which knows all ways."""
         context: dict[str, Any] = {}
-        if request.user.has_perm(SEE_AUDIT):
+        if request.user.has_perm(SEE_AUDIT) and self._is_key(unquote(object_id)):
             entries = AuditEntry.objects.using(leasing_settings.DATABASE).filter(
                 model=self.model._meta.label_lower, key=unquote(object_id)
             )

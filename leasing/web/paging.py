@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 
-from django.core.exceptions import EmptyResultSet, ValidationError
+from django.core.exceptions import EmptyResultSet
 from django.db import connections, models
 from django.db.models import F, Q
 from django.utils.dateparse import parse_datetime
 
 from leasing.functions import as_utc
+from leasing.validation.keys import key_of
+from leasing.validation.moments import check_moment
 from leasing.web.counts import COUNT_CAP, Capped, Tallies, capped_count, capped_search
 from leasing.web.cursors import NEWEST_FIRST, Cursor, InvalidCursor, Order
 from leasing.web.fingerprint import Glance, glance
@@ -201,22 +203,19 @@ def _up_to(model: type[models.Model], end: Cursor, order: Order) -> Q:
 
 def _key(model: type[models.Model], text: Any) -> Any:
     try:
-        key = model._meta.pk.to_python(text)
-        model._meta.pk.run_validators(key)
-    except (ValidationError, ValueError, OverflowError) as error:
+        return key_of(model, text)
+    except ValueError as error:
         raise InvalidCursor("not a cursor") from error
-    return key
 
 
 def _moment(text: str) -> datetime:
     try:
         moment = parse_datetime(text)
-        if moment is None or moment.tzinfo is None:
+        if moment is None:
             raise InvalidCursor("not a cursor")
-        moment + MICROSECOND
-    except (ValueError, OverflowError) as error:
+        return check_moment(moment, "a cursor")
+    except ValueError as error:
         raise InvalidCursor("not a cursor") from error
-    return moment
 
 
 def chunks_of(

@@ -20,6 +20,7 @@ from leasing.conf import leasing_settings
 from leasing.functions import DbNow, database_now
 from leasing.humanize import stamp
 from leasing.web.access import is_read_only
+from tasks.dashboard.forms import DataField
 from tasks.dashboard.schedule_status import ACTIVE, Standing, is_orphaned, standing_of
 from tasks.exceptions import TaskError
 from tasks.models import Queue, Schedule, ScheduleSlot
@@ -93,6 +94,7 @@ class ScheduleForm(FormOfSchedule):
     class Meta:
         model = Schedule
         fields = EDITED
+        field_classes: ClassVar = {"task_data": DataField}
         help_texts: ClassVar = {
             "task_name": "What is enqueued: the name of a handler.",
             "task_data": "The handler's keyword arguments, as JSON.",

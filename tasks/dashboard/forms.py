@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.forms.fields import InvalidJSONInput
 from django.utils import timezone
 
 from leasing.dashboard.forms import REASON_LENGTH, CursorField, ReasonForm, RevokeForm
+from leasing.validation.moments import check_moment
 from tasks.conf import task_settings
 from tasks.dashboard.listing import STATES
 
@@ -42,9 +44,29 @@ class MomentField(forms.DateTimeField):
 
     def to_python(self, value: Any) -> Any:
         try:
-            return super().to_python(value)
-        except OverflowError as error:  # in another zone it would lie beyond the calendar
+            moment = super().to_python(value)
+            return moment and check_moment(moment, "It")
+        except (ValueError, OverflowError) as error:  # beyond the calendar, here or elsewhere
             raise forms.ValidationError(self.error_messages["invalid"], code="invalid") from error
+
+
+class DataField(forms.JSONField):
+    """Keyword arguments as JSON: none where nothing is typed. What Python's parser refuses
+    otherwise than as no JSON (numbers of 5,000 digits, deep nesting) is no JSON either."""
+
+    def to_python(self, value: Any) -> Any:
+        try:
+            data = super().to_python(value)
+        except (ValueError, RecursionError) as error:
+            text = {"value": value}
+            raise forms.ValidationError(self.error_messages["invalid"], "invalid", text) from error
+        return {} if data is None else data
+
+    def bound_data(self, data: Any, initial: Any) -> Any:
+        try:
+            return super().bound_data(data, initial)
+        except (ValueError, RecursionError):
+            return InvalidJSONInput(data)
 
 
 class TaskFilter(StateFilter):
