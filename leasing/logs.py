@@ -83,7 +83,7 @@ def _writable(value: Any) -> Any:
         return str(value)
     if value is None or isinstance(value, bool | int | float):
         return value
-    return _cut(str(value))
+    return masked_text(_cut(str(value)))
 
 
 def _cut(text: str) -> str:

@@ -197,6 +197,8 @@ def test_no_schedule_that_is_typed_is_a_fault(client: Client) -> None:
     bodies = [{**body, name: value} for name in names for value in HOSTILE]
     bodies += [{**body, "task_data": value} for value in PICKED]
     assert not faults(client, (("post", url, each) for each in bodies))
+    for name in names:  # with which the form may begin
+        assert not faults(client, asked(url, name, HOSTILE))
 
 
 @pytest.mark.parametrize("data", ["", "null"])

@@ -262,6 +262,7 @@ def test_lines_of_a_traceback_do_not_look_like_records() -> None:
 def test_json_masks_secrets_and_keeps_what_is_no_json_as_text() -> None:
     record = logging.makeLogRecord(
         {"api_key": "abc", "ratio": float("nan"), "steps": ["x"], "n": 1, "fencing_token": 7}
+        | {"broker": "redis://ann:hunter2@mq", "brokers": ["redis://ann:hunter2@mq"]}
     )
 
     said = written(record)
@@ -269,6 +270,7 @@ def test_json_masks_secrets_and_keeps_what_is_no_json_as_text() -> None:
     assert said["api_key"] != "abc"
     assert (said["ratio"], said["steps"], said["n"]) == ("nan", "['x']", 1)
     assert said["fencing_token"] == 7
+    assert "hunter2" not in said["broker"] + said["brokers"]
 
 
 def test_json_cuts_what_is_endless() -> None:
