@@ -37,6 +37,7 @@ class Execution:
     __slots__ = (
         "_lock",
         "_watch",
+        "carrier",
         "ended",
         "handler",
         "hold",
@@ -64,6 +65,8 @@ class Execution:
         self.ended = Latch()
         #: Who ended it: "handler", "timeout" or "stop"; empty while nobody has.
         self.taken_by = ""
+        #: The thread that is at it; None while it waits for a place.
+        self.carrier: threading.Thread | None = None
         #: Ends what can be ended from outside: a coroutine. May be called on any thread.
         self.interrupt: Callable[[], object] | None = None
         #: Follows it from the call of its handler on, where tasks are traced.

@@ -44,6 +44,7 @@ class Coroutines(Lane):
     ) -> None:
         super().__init__(places, settler, wake, chaos)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._pinged_at: float | None = None
         #: How many run. Only the loop's thread writes it.
         self._active = 0
@@ -73,7 +74,8 @@ class Coroutines(Lane):
     def _begin(self, count: int) -> None:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._run_loop, name="event-loop", daemon=True).start()
+            self._thread = threading.Thread(target=self._run_loop, name="event-loop", daemon=True)
+            self._thread.start()
         self._loop.call_soon_threadsafe(self._fill)
 
     def _run_loop(self) -> None:
@@ -91,6 +93,7 @@ class Coroutines(Lane):
             except IndexError:
                 return
             self._active += 1
+            execution.carrier = self._thread
             _kept(self._loop.create_task(self._run(execution)))
 
     async def _run(self, execution: Execution) -> None:

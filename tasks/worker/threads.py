@@ -59,7 +59,8 @@ class Lane:
         #: Seconds that a task takes, in the mean; and how many have ended since it is known.
         self._pace = 0.0
         self._paced = 0
-        self._stuck_since: float | None = None
+        #: Since when each of the tasks that are over has been seen to run on.
+        self._over_since: dict[Execution, float] = {}
 
     @property
     def executions(self) -> list[Execution]:
@@ -157,20 +158,15 @@ class Lane:
             self._wake()
 
     def is_stuck(self) -> bool:
-        """Whether every place has been at a task that is over for longer than its lease was:
-        what cannot be ended leaves nothing to do but to start the whole process again."""
-        if self.places > len(self._running) - len(self._waiting):
-            self._stuck_since = None
-            return False
-        waiting = {id(execution) for execution in self._waiting.copy()}
-        running = [each for each in self.executions if id(each) not in waiting]
-        if not all(each.is_over for each in running):
-            self._stuck_since = None
-            return False
-        if self._stuck_since is None:
-            self._stuck_since = clock()
-        longest = max((3 * each.hold.interval for each in running), default=0.0)
-        return clock() - self._stuck_since > longest
+        """Return True if every place has been at one task that is over for longer than its lease
+        was: what cannot be ended leaves nothing to do but to start the whole process again."""
+        # Each place is judged by the task that it is at, however the others change meanwhile.
+        now, since = clock(), self._over_since
+        self._over_since = {
+            each: since.get(each, now) for each in self.executions if each.carrier and each.is_over
+        }
+        hopeless = sum(now - at > 3 * each.hold.interval for each, at in self._over_since.items())
+        return 0 < self.places <= hopeless
 
     def close(self) -> None:
         """End what can be ended: the process is about to."""
@@ -204,13 +200,14 @@ class Threads(Lane):
 
     def _work(self) -> None:
         connection.keep_connections()
-        call = self._caller()
+        me, call = threading.current_thread(), self._caller()
         while True:
             try:
                 execution = self._waiting.popleft()
             except IndexError:
                 self._wait()
                 continue
+            execution.carrier = me
             began_at = clock()
             self._end(runner.work(execution, call, self.chaos), began_at)
 

@@ -6,7 +6,9 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -466,9 +468,18 @@ def test_a_workers_threads_leave_no_renewals_behind() -> None:
     wait_for(lambda: not {thread.name for thread in threading.enumerate()} & theirs)
 
 
+@dataclass(eq=False)
+class Begun:
+    """A task that a place is at."""
+
+    hold: Any
+    is_over: bool = False
+    carrier: threading.Thread | None = field(default_factory=threading.current_thread)
+
+
 def lost_in(lane: Lane, interval: float = 10.0) -> Any:
     """A place of ``lane`` that is taken by a task which may be lost."""
-    execution = SimpleNamespace(is_over=False, hold=SimpleNamespace(interval=interval))
+    execution = Begun(SimpleNamespace(interval=interval))
     lane._running[id(execution)] = cast(Any, execution)
     return execution
 
@@ -488,6 +499,60 @@ def test_a_lane_whose_places_all_have_tasks_that_are_over_is_stuck_in_the_end(
     assert not lane.is_stuck()
     now += 0.1
     assert lane.is_stuck()
+
+
+class Looked(dict[int, Any]):
+    """Tasks that end as soon as somebody has looked at them."""
+
+    def __len__(self) -> int:
+        count = super().__len__()
+        self.clear()
+        return count
+
+    def values(self) -> Any:
+        found = list(super().values())
+        self.clear()
+        return found
+
+
+@pytest.mark.parametrize("places", [0, 1])
+def test_a_lane_whose_tasks_end_as_it_is_looked_at_is_not_stuck(
+    places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = count()
+    monkeypatch.setattr("tasks.worker.threads.clock", lambda: float(next(moments)))
+    lane = Threads(places, cast(Any, None), print)
+    lane._running = Looked()
+    for _ in range(3):
+        lost_in(lane, interval=0.0)
+
+        assert not lane.is_stuck()
+
+
+def test_a_lane_whose_places_were_at_other_tasks_meanwhile_is_not_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("tasks.worker.threads.clock", lambda: now)
+    lane = Threads(1, cast(Any, None), print)
+    for _ in range(3):
+        lost_in(lane).is_over = True
+        assert not lane.is_stuck()
+        now += 20
+        assert not lane.is_stuck()
+        lane._running.clear()
+
+
+def test_a_lane_whose_tasks_all_wait_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = count()
+    monkeypatch.setattr("tasks.worker.threads.clock", lambda: float(next(moments)))
+    lane = Threads(1, cast(Any, None), print)
+    execution = lost_in(lane, interval=0.0)
+    execution.is_over, execution.carrier = True, None
+    lane._waiting.append(execution)
+
+    assert not lane.is_stuck()
+    assert not lane.is_stuck()
 
 
 def test_a_lane_with_a_place_left_is_not_stuck() -> None:
