@@ -1,7 +1,9 @@
 """What happens to leases, for code that wants to know.
 
 Each is sent after the change is written, with the model as ``sender`` and the row as ``lease``.
-A receiver that raises is logged by Django and harms nobody.
+A receiver that raises is logged by Django and harms nobody. In a worker receivers are called apart
+from the threads that claim, store and recover, one after the other: one that hangs holds up none
+of these.
 
     acquired, renewed, released
     taken_over of a lease that had expired, at ``lease.previous_expired_at``
@@ -17,10 +19,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from functools import partial
 from typing import Any, Final
 
 from django.dispatch import Signal
 
+from leasing.runtime import callbacks
 from leasing.runtime.event_logger import EventLogger, get_logger
 
 logger = get_logger("leasing")
@@ -87,7 +92,14 @@ class Logged(Signal):
         if self.is_noted:
             details = dict(named)
             self.note([details.pop(self.subject)], **details)
-        return super().send_robust(sender, **named) if self.receivers else []
+        if not self.receivers:
+            return []
+        if callbacks.is_apart():
+            # What it tells of goes on meanwhile: receivers see it as it was.
+            named[self.subject] = copy(named[self.subject])
+            callbacks.tell(partial(super().send_robust, sender, **named))
+            return []
+        return super().send_robust(sender, **named)
 
     @property
     def is_logged(self) -> bool:

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 
+from leasing.runtime import callbacks
 from leasing.runtime.event_logger import get_logger
 from leasing.validation.names import check_name
 from tasks.exceptions import UnknownTask
@@ -182,10 +184,13 @@ def heeded() -> list[str]:
 def tell_end(task: Ended) -> None:
     """Call the ``on_end`` of the handler of ``task``, which has ended. Raises nothing."""
     known = _handlers.get(task.name)
-    if known is None or known.on_end is None:
-        return
+    if known is not None and known.on_end is not None:
+        callbacks.tell(partial(_tell_end, known.on_end, task))
+
+
+def _tell_end(on_end: Callable[[Any], object], task: Ended) -> None:
     try:
-        known.on_end(task)
+        on_end(task)
     except Exception:  # as any receiver's: what has happened has happened
         logger.exception(
             "task %s: its end could not be told",

@@ -1,61 +1,161 @@
-"""Calls back: what users hear of their holds, apart from the threads that renew and watch."""
+"""Calls back: what users hear of their holds and tasks, apart from the threads that renew, claim
+and store.
+
+A thread of the engine works in ``apart``: whatever receivers are told there is told by a teller
+instead, so that one which hangs holds up none but those after it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from django.db import connections
 
+from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
 
 logger = get_logger("leasing.keeper")
 
 #: How many callbacks may run at a time: a slow one delays no other until so many are slow.
 MOST = 16
+#: With so many callbacks waiting, whoever causes more of them may wait until some are through.
+MANY = 1000
+#: Seconds after which a callback counts as one that hangs.
+HANGS = 1.0
+
+Tale = Callable[[], object]
 
 
 class Teller:
-    """Runs what it is told on daemon threads: one, and more while those before are busy."""
+    """Runs what it is told on daemon threads: one, and one more whenever those before have been
+    busy for ``patience`` seconds. With one at a time they are told in order. Of more than ``most``
+    that wait the newest are dropped, with a line in the log."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, name: str = "leasing-teller", patience: float = 0.0, most: float = math.inf
+    ) -> None:
+        self._name = name
+        self._patience = patience
+        self._most = most
         self._lock = threading.Lock()
-        self._tales: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._tales: queue.SimpleQueue[Tale | None] = queue.SimpleQueue()
         self._pending = 0
         self._threads: list[threading.Thread] = []
+        self._busy_since: dict[threading.Thread, float] = {}
+        self._told_at = float("-inf")
+        #: How many were dropped.
+        self.dropped = 0
 
-    def tell(self, tale: Callable[[], object]) -> None:
+    def tell(self, tale: Tale) -> None:
         """Run ``tale`` soon. Whatever it raises is logged."""
         with self._lock:
-            self._tales.put(tale)
-            self._pending += 1
-            if len(self._threads) < min(self._pending, MOST):
-                # At interpreter exit no thread can be started; nobody is left to be told either.
-                with contextlib.suppress(RuntimeError):
-                    self._start_thread()
+            if is_full := self._pending >= self._most:
+                self.dropped += 1
+            else:
+                self._tales.put(tale)
+                self._pending += 1
+            self._grow()
+        if is_full and self.dropped == 1:
+            logger.error(
+                "callbacks hang: what others were to hear is dropped from now on",
+                event="callbacks.dropped",
+                waiting=self._pending,
+            )
+
+    @property
+    def is_behind(self) -> bool:
+        """Return True if MANY wait and get on: not if they hang, for who knows how long."""
+        return self._pending >= MANY and clock() - self._told_at < HANGS
+
+    def tend(self) -> None:
+        """Let what waits go on: behind callbacks that hang, and after threads that have ended."""
+        with self._lock:
+            self._grow()
 
     def stop(self, patience: float) -> None:
         """Run what was told before, and end; wait for ``patience`` seconds at most."""
+        until = clock() + patience
         for _ in self._threads:
             self._tales.put(None)
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(patience)
+                thread.join(max(0.0, until - clock()))
 
-    def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._run, name="leasing-teller", daemon=True)
-        thread.start()
-        self._threads.append(thread)
+    def _grow(self) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if len(self._threads) >= min(self._pending, MOST):
+            return
+        latest = clock() - self._patience
+        busy = [self._busy_since.get(thread, math.inf) <= latest for thread in self._threads]
+        if not self._patience or all(busy):
+            # At interpreter exit no thread can be started; nobody is left to be told either.
+            with contextlib.suppress(RuntimeError):
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
 
     def _run(self) -> None:
+        me = threading.current_thread()
         while (tale := self._tales.get()) is not None:
+            self._busy_since[me] = clock()
+            try:
+                self._call(tale)
+            finally:
+                with self._lock:
+                    self._pending -= 1
+                    self._told_at = clock()
+                    del self._busy_since[me]
+
+    def _call(self, tale: Tale) -> None:
+        try:
             try:
                 tale()
-            except BaseException:  # sys.exit() too: it would end this thread, and no more
-                logger.exception("a callback on a hold failed", event="hold.callback_failed")
             finally:
-                connections.close_all()
-            with self._lock:
-                self._pending -= 1
+                self._tidy()
+        except BaseException:  # sys.exit() too: it would end this thread, and no more
+            logger.exception("a callback failed", event="hold.callback_failed")
+
+    def _tidy(self) -> None:
+        """Close the connections of this thread, unless there is more to tell."""
+        for connection in connections.all(initialized_only=True):
+            left_open = connection.in_atomic_block
+            if left_open or self._tales.empty():
+                connection.close()
+            if left_open:
+                del connections[connection.alias]  # or it would believe that it is still inside
+
+
+class _Here(threading.local):
+    teller: Teller | None = None
+
+
+_here = _Here()
+
+
+@contextmanager
+def apart(teller: Teller | None) -> Iterator[None]:
+    """A block in which ``teller`` tells what this thread has users told; None: the thread."""
+    before, _here.teller = _here.teller, teller
+    try:
+        yield
+    finally:
+        _here.teller = before
+
+
+def is_apart() -> bool:
+    """Return True if what this thread has users told is told by another."""
+    return _here.teller is not None
+
+
+def tell(tale: Tale) -> None:
+    """Run ``tale``, which calls users' code: now, or apart from this thread."""
+    teller = _here.teller
+    if teller is None:
+        tale()
+    else:
+        teller.tell(tale)

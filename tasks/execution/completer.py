@@ -6,9 +6,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
+from leasing.keeper import keeper
+from leasing.runtime.callbacks import Teller, apart
 from leasing.runtime.clock import clock
 from tasks.execution.attempt import Execution
 from tasks.execution.outcomes import Ending, settle
@@ -23,6 +25,8 @@ MOST_WAITING = 1000
 #: Seconds that a statement may take before another thread takes over what comes after it (it
 #: may wait for a lock on one of its rows), and how many may do so at a time.
 SLOW, MOST_STUCK = 1.0, 4
+#: After how many times the ttl of its task a result that is not stored is a reason to end.
+STUCK_AFTER = 3
 
 
 class State(Enum):
@@ -35,11 +39,15 @@ class State(Enum):
 
 class Settler:
     """Stores what it is given, on a thread of its own. ``is_busy`` says whether more is under
-    way, ``stored`` is called with what was just stored."""
+    way, ``stored`` is called with what was just stored. Receivers are called by ``teller``."""
 
     def __init__(
-        self, is_busy: Callable[[], bool], stored: Callable[[list[Ending]], object]
+        self,
+        is_busy: Callable[[], bool],
+        stored: Callable[[list[Ending]], object],
+        teller: Teller | None = None,
     ) -> None:
+        self._teller = teller
         self._is_busy = is_busy
         self._stored = stored
         self._wakes = threading.Condition()
@@ -50,6 +58,8 @@ class Settler:
         #: The thread that stores what comes; those before it are stuck.
         self._chief: threading.Thread | None = None
         self._is_away = False
+        #: When the database did not answer last.
+        self._away_at = float("-inf")
         self._closed = False
 
     @property
@@ -64,6 +74,25 @@ class Settler:
     def is_full(self) -> bool:
         """Whether nothing more should be begun: the database does not take what has ended."""
         return self._is_away or len(self._waiting) >= MOST_WAITING
+
+    def is_stuck(self) -> bool:
+        """Return True if a result whose task is renewed still has not been stored for 3 times
+        its ttl, though the database answered all the while."""
+        if self._is_away or keeper.draining:
+            self._away_at = clock()
+        return any(
+            map(self._waits_too_long, (*self._under_way.copy().values(), self._waiting.copy()))
+        )
+
+    def _waits_too_long(self, endings: Iterable[Ending]) -> bool:
+        now = clock()
+        for ending in endings:  # the oldest first
+            hold = ending.execution.hold
+            if now - max(ending.ended_at, self._away_at) <= STUCK_AFTER * hold.ttl:
+                return False
+            if not hold.is_lost:
+                return True
+        return False
 
     def put(self, ending: Ending) -> None:
         """Take ``ending`` over. It is stored after the next ``wake``."""
@@ -106,7 +135,7 @@ class Settler:
                 self._chief = chief
 
     def _work(self) -> None:
-        with lasting_connection():
+        with lasting_connection(), apart(self._teller):
             while batch := self._next():
                 settle(batch, self._hear)
                 with self._wakes:

@@ -43,7 +43,7 @@ class Ending:
     """What is to be stored of an attempt: the ``value`` of a result or an error, or else what
     ``store`` does. Without a ``verb`` there is nothing to store."""
 
-    __slots__ = ("dropped", "execution", "is_done", "store", "value", "verb")
+    __slots__ = ("dropped", "ended_at", "execution", "is_done", "store", "value", "verb")
 
     def __init__(
         self,
@@ -58,6 +58,8 @@ class Ending:
         self.store = store
         #: Whether it came too late: somebody else has ended the attempt.
         self.dropped = False
+        #: When it was handed in to be stored, on the holder's clock.
+        self.ended_at = 0.0
         #: Whether nothing more is to be done about it.
         self.is_done = not verb
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from leasing.runtime.callbacks import Teller
 from leasing.runtime.clock import clock
 from tasks import registry
 from tasks.execution.attempt import Execution
@@ -21,6 +22,10 @@ from tasks.worker.threads import Lane, Threads
 #: Seconds for which a kind that was looked for in vain is not looked for again, while there is
 #: work of another.
 EMPTY_FOR = 0.05
+
+#: Why a worker can do no more.
+EVERY_PLACE = "every place is at a task that is over"
+NO_RESULT = "results can't be stored, though the database answers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class Opening:
 class Places:
     """One lane for each kind of handler, and what stores what came of its tasks. ``wake`` is
     called when a lane has emptied as far as somebody wants to know; ``stored`` with what was
-    just stored."""
+    just stored. ``teller`` calls the receivers of what is stored."""
 
     def __init__(
         self,
@@ -48,8 +53,9 @@ class Places:
         wake: Callable[[], object],
         stored: Callable[[list[Ending]], object],
         chaos: Chaos | None = None,
+        teller: Teller | None = None,
     ) -> None:
-        self.settler = Settler(self._is_busy, stored)
+        self.settler = Settler(self._is_busy, stored, teller)
         self.lanes: dict[Kind, Lane] = {
             lane.kind: lane(places[lane.kind], self.settler, wake, chaos)
             for lane in (Threads, Coroutines, Processes)
@@ -79,9 +85,13 @@ class Places:
         """Whether there is room for a task that could come."""
         return any(self.lanes[kind].room > 0 for kind in self._kinds())
 
-    def is_stuck(self) -> bool:
-        """Whether a lane is: see ``Lane.is_stuck``."""
-        return any(lane.is_stuck() for lane in self.lanes.values())
+    @property
+    def stuck_reason(self) -> str:
+        """Why nothing helps but to start the whole process again; empty while there is no
+        reason to."""
+        if any(lane.is_stuck() for lane in self.lanes.values()):
+            return EVERY_PLACE
+        return NO_RESULT if self.settler.is_stuck() else ""
 
     def submit(self, executions: list[Execution]) -> None:
         """Run ``executions`` where they belong."""

@@ -12,12 +12,14 @@
     scheduler      enqueues what schedules say (``schedules``)
     sampler        notes what the charts show, in one of all workers (``sampling``)
     presence       keeps this worker's row up to date
+    receivers      call those who want to know of all this (``leasing.runtime.callbacks``)
 
 Asked to stop (SIGTERM, SIGINT) it claims nothing more and lets its tasks run on until a
 deadline; then coroutines are cancelled, processes killed, and all that is left is given back at
 once, with no attempt spent. Asked again it does not wait. Threads cannot be killed: what runs on
 in one ends with the process, and its result is refused. A worker all of whose threads are at
-tasks that were over long ago ends, to be started again by whoever supervises it.
+tasks that were over long ago ends, to be started again by whoever supervises it; and so does one
+that could store no result for long, though the database answers.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from enum import StrEnum
 from django.db import Error, close_old_connections, connections
 
 from leasing.keeper import keeper
+from leasing.runtime.callbacks import HANGS, Teller, apart
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
 from leasing.validation.names import default_holder
@@ -55,6 +58,8 @@ logger = get_logger("tasks.worker")
 
 #: Seconds between claims while the database is away.
 LONGEST_PAUSE = 15.0
+#: So much may wait to be told to receivers; what comes then, while they hang, is not told.
+MOST_UNTOLD = 10_000
 #: Why tasks that were claimed ahead go back.
 WAITED = "it waited for a place in its worker"
 
@@ -111,10 +116,11 @@ class WorkerProcess:
         self._more = False
         self._sampler: threading.Thread | None = None
         self._presence: threading.Thread | None = None
-        self._timekeeper = Timekeeper(time_out)
+        self._timekeeper = Timekeeper(self._time_out)
         self.waking = Waking(self.queues, self._ended, self._hurry)
         counts = {Kind.THREAD: threads, Kind.COROUTINE: coroutines, Kind.PROCESS: processes}
-        self.places = Places(counts, self.waking.wake, self._stored, chaos)
+        self._teller = Teller("receivers", HANGS, MOST_UNTOLD)
+        self.places = Places(counts, self.waking.wake, self._stored, chaos, self._teller)
 
     def run(self) -> None:
         """Work until ``stop`` is called, or the end is reached; then return when all is settled."""
@@ -129,7 +135,7 @@ class WorkerProcess:
             queues=queues,
         )
         failures = 0
-        with lasting_connection(), ringer.heard_by(self.waking.hear):
+        with lasting_connection(), apart(self._teller), ringer.heard_by(self.waking.hear):
             while not self.stopping.is_set():
                 self.waking.begin_look()
                 try:
@@ -150,12 +156,14 @@ class WorkerProcess:
                         pause_seconds=pause,
                         error=error,
                     )
-                if self.places.is_stuck():
+                if reason := self.places.stuck_reason:
                     logger.error(
-                        "every place is at a task that is over: %s ends",
+                        "%s: %s ends",
+                        reason,
                         self.name,
                         event="worker.stuck",
                         worker=self.name,
+                        reason=reason,
                     )
                     self.failed = True
                     self.stop()
@@ -191,7 +199,8 @@ class WorkerProcess:
         self._give_back_overdue()
         self.places.settler.take_over()
         more = emptied = self.places.saw_all = self._looked = False
-        self._is_blocked = self.places.settler.is_full
+        self._teller.tend()
+        self._is_blocked = self.places.settler.is_full or self._teller.is_behind
         if not (keeper.draining or self._closing or self._is_blocked):
             for opening in self.places.openings(self._busy):
                 asked, found = self._claim_for(opening)
@@ -295,6 +304,10 @@ class WorkerProcess:
         mine = rows.filter(queue__in=self.queues)
         return mine.running().exists() or mine.ready().exclude(queue__in=paused).exists()
 
+    def _time_out(self, execution: Execution) -> None:
+        with apart(self._teller):
+            time_out(execution)
+
     # Threads
 
     def _start_threads(self) -> None:
@@ -344,6 +357,7 @@ class WorkerProcess:
             self._sampler.join(PRESENCE_PATIENCE)  # it gives its lease back
         sign_off(self.name)
         keeper.stop()
+        self._teller.stop(PRESENCE_PATIENCE)
         logger.info("%s has stopped", self.name, event="worker.stopped", worker=self.name)
 
 

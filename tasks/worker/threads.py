@@ -141,7 +141,8 @@ class Lane:
         raise NotImplementedError
 
     def _end(self, ending: Ending, began_at: float) -> None:
-        took = clock() - began_at
+        ending.ended_at = clock()
+        took = ending.ended_at - began_at
         if probes.running:
             probes.running(ending.execution.taken.queue, took)
         if self._paced:

@@ -16,6 +16,7 @@ from leasing import keeper as keeper_module
 from leasing.hold import Hold
 from leasing.keeper import Keeper, keeper
 from leasing.models import Lease
+from leasing.runtime import callbacks
 from leasing.runtime.callbacks import MOST, Teller
 from leasing.signals import lost
 from tests.conftest import Spawn
@@ -160,6 +161,69 @@ def test_callbacks_one_after_the_other_share_a_thread() -> None:
     teller.stop(PATIENCE)
 
     assert len(threads) <= 2
+
+
+def test_a_patient_teller_tells_in_order_unless_a_callback_hangs() -> None:
+    told: list[int] = []
+    teller, let_go = Teller(patience=0.01), threading.Event()
+    for number in range(50):
+        teller.tell(partial(told.append, number))
+    wait_for(lambda: len(told) == 50)
+    teller.tell(partial(let_go.wait, PATIENCE))
+    wait_for(lambda: teller._busy_since)
+    teller.tell(partial(told.append, 50))
+
+    def look() -> bool:
+        teller.tend()
+        return len(told) == 51
+
+    wait_for(look)
+    let_go.set()
+    teller.stop(PATIENCE)
+
+    assert told == [*range(51)]
+
+
+def test_what_is_told_behind_callbacks_that_hang_is_dropped_in_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[int] = []
+    teller, let_go = Teller(patience=PATIENCE, most=3), threading.Event()
+    teller.tell(partial(let_go.wait, PATIENCE))
+    for number in range(4):
+        teller.tell(partial(told.append, number))
+    let_go.set()
+    teller.stop(PATIENCE)
+
+    assert told == [0, 1]
+    assert teller.dropped == 2
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_a_teller_is_behind_while_much_waits_and_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("leasing.runtime.callbacks.clock", lambda: now)
+    teller = Teller()
+    for pending, told_at, is_behind in (
+        (callbacks.MANY - 1, now, False),
+        (callbacks.MANY, now - callbacks.HANGS, False),
+        (callbacks.MANY, now - callbacks.HANGS + 0.1, True),
+    ):
+        teller._pending, teller._told_at = pending, told_at
+        assert teller.is_behind is is_behind
+
+
+def test_a_thread_of_a_teller_that_has_ended_is_replaced() -> None:
+    teller, told = Teller(patience=PATIENCE), threading.Event()
+    gone = threading.Thread(target=bool)
+    gone.start()
+    gone.join()
+    teller._threads.append(gone)
+    teller._busy_since[gone] = 0.0
+    teller.tell(told.set)
+
+    assert told.wait(PATIENCE)
+    teller.stop(PATIENCE)
 
 
 @pytest.mark.django_db

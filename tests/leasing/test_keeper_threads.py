@@ -140,7 +140,7 @@ def test_every_hold_of_a_silent_store_is_told_though_telling_the_ledger_fails(
         wait_for(lambda: len(told) == 3)
 
     assert sorted(told) == [0, 1, 2]
-    wait_for(lambda: "a callback on a hold failed" in caplog.text)
+    wait_for(lambda: "a callback failed" in caplog.text)
 
 
 def test_a_hold_outlives_a_store_that_is_away_for_a_while(

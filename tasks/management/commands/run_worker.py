@@ -91,7 +91,7 @@ class Command(BaseCommand):
             # A thread that cannot be ended must not keep the process from its end.
             _leave(worker)
         if worker.failed:
-            raise CommandError("Every place was stuck.")
+            raise CommandError("The worker was stuck.")
 
 
 def _check(options: dict[str, Any]) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from leasing.keeper import Keeper
 from tasks.execution import completer
 from tasks.execution.completer import Settler
 from tests.processes import wait_for
@@ -78,3 +81,62 @@ def test_a_result_whose_storing_begins_meanwhile_is_not_missed() -> None:
         storing.put(result)
 
         assert set(storing.executions) == {Result.execution}
+
+
+class Late(Result):
+    """A result that was handed in at 1000 seconds, of a task with a ttl of 30."""
+
+    ended_at = 1000.0
+
+    def __init__(self, is_lost: bool = False) -> None:
+        hold = SimpleNamespace(is_lost=is_lost, ttl=30.0)
+        self.execution: Any = SimpleNamespace(hold=hold)
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Asks whether a completer is stuck at a moment with a result that is under way, or waits."""
+
+    def is_stuck(now: float, result: Late, *, is_away: bool = False, waits: bool = False) -> bool:
+        storing = Settler(lambda: False, bool)
+        under_way: Any = {threading.current_thread(): [result]}
+        storing._waiting, storing._under_way = deque(), under_way
+        if waits:
+            storing._waiting, storing._under_way = deque([result]), {}  # type: ignore[list-item]
+        storing._hear(is_away)
+        with monkeypatch.context() as patched:
+            for moment in (1045.0, now):
+                patched.setattr(completer, "clock", lambda moment=moment: moment)
+                answer = storing.is_stuck()
+                storing._hear(False)
+        return answer
+
+    return is_stuck
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_is_not_stored_for_three_ttl_means_that_the_worker_is_stuck(
+    waits: bool, stuck: Any
+) -> None:
+    assert not stuck(1090.0, Late(), waits=waits)
+    assert stuck(1090.1, Late(), waits=waits)
+
+
+def test_what_is_not_stored_and_not_renewed_either_means_nothing(stuck: Any) -> None:
+    """Somebody may have locked its row."""
+    assert not stuck(9999.0, Late(is_lost=True))
+
+
+def test_the_time_without_a_database_does_not_count(stuck: Any) -> None:
+    assert not stuck(1045 + 90.0, Late(), is_away=True)
+    assert stuck(1045 + 90.1, Late(), is_away=True)
+
+
+def test_the_time_without_renewals_does_not_count(
+    stuck: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = count()
+    monkeypatch.setattr(Keeper, "draining", property(lambda self: next(looks) in (0, 2)))
+
+    assert not stuck(1045 + 90.0, Late())
+    assert stuck(1045 + 90.1, Late())

@@ -1,0 +1,129 @@
+"""Receivers of what happens in a worker: they hold up nothing of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.dispatch import Signal
+
+from tasks import registry, signals
+from tasks.models import Task
+from tasks.worker import process
+from tests.factories import TaskFactory
+from tests.processes import wait_for
+from tests.tasks.support import Handlers, row_of
+from tests.tasks.workers import PATIENCE, ended, states, working
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
+
+#: Connects a receiver for the time of a test.
+Connect = Callable[[Signal, Callable[..., Any]], None]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    connected: list[tuple[Signal, Callable[..., Any]]] = []
+
+    def connect(signal: Signal, receiver: Callable[..., Any]) -> None:
+        signal.connect(receiver)
+        connected.append((signal, receiver))
+
+    yield connect
+    for signal, receiver in connected:
+        signal.disconnect(receiver)
+
+
+class Hanging:
+    """A receiver without a time-out."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+        self.let_go = threading.Event()
+
+    def __call__(self, task: Task, **details: Any) -> None:
+        self.told.append(task.pk)
+        self.let_go.wait(PATIENCE)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    monkeypatch.setattr("tasks.execution.completer.SLOW", 0.01)
+    monkeypatch.setattr(process, "HANGS", 0.01)
+    hanging = Hanging()
+    yield hanging
+    hanging.let_go.set()
+
+
+@pytest.mark.parametrize("name", ["claimed", "completed"])
+def test_receivers_that_hang_hold_up_neither_claims_nor_results(
+    name: str, connect: Connect, hanging: Hanging
+) -> None:
+    connect(getattr(signals, name), hanging)
+
+    with working():
+        for number in range(6):  # more than threads that store
+            TaskFactory(name="jobs.echo", data={})
+            wait_for(lambda: states() == ["succeeded"] * (number + 1), timeout=8)  # noqa: B023
+        wait_for(lambda: len(hanging.told) == 6)
+        hanging.let_go.set()
+
+
+def test_what_hears_of_an_end_and_hangs_holds_up_no_results(
+    handlers: Handlers, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers["jobs.told"] = lambda ctx: None
+    told = replace(registry.find("jobs.told"), on_end=hanging)
+    monkeypatch.setitem(registry._handlers, "jobs.told", told)
+
+    with working():
+        for number in range(6):
+            TaskFactory(name="jobs.told", data={})
+            wait_for(lambda: states() == ["succeeded"] * (number + 1), timeout=8)  # noqa: B023
+        hanging.let_go.set()
+
+
+@pytest.mark.once
+def test_receivers_hear_of_a_task_in_order_and_as_it_was(connect: Connect) -> None:
+    told: list[tuple[int, str, str]] = []
+
+    def receiver(task: Task, signal: Signal, **details: Any) -> None:
+        name = "claimed" if signal is signals.claimed else "completed"
+        told.append((task.pk, name, task.status))
+
+    connect(signals.claimed, receiver)
+    connect(signals.completed, receiver)
+    tasks = TaskFactory.create_batch(20, name="jobs.echo", data={})
+    with working():
+        wait_for(lambda: states() == ["succeeded"] * 20)
+
+    for task in tasks:
+        mine = [(name, status) for key, name, status in told if key == task.pk]
+        assert mine == [("claimed", "running"), ("completed", "succeeded")]
+
+
+@pytest.mark.once
+def test_a_worker_that_cannot_store_ends_to_be_started_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it is that hangs."""
+    let_go = threading.Event()
+
+    def hang(endings: list[Any], _: Any) -> None:
+        let_go.wait(PATIENCE)
+        for ending in endings:
+            ending.execution.hold.drop()
+
+    monkeypatch.setattr("tasks.execution.completer.settle", hang)
+    monkeypatch.setattr("tasks.execution.completer.STUCK_AFTER", 0.01)
+    task = TaskFactory(name="jobs.echo", data={})
+    with working(stop_timeout=0) as worker:
+        wait_for(lambda: worker.failed)
+        let_go.set()
+        wait_for(ended(worker))
+
+    assert "results can't be stored, though the database answers" in caplog.text
+    assert row_of(task)["status"] == "running"
