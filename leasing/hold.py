@@ -160,13 +160,18 @@ class Hold:
     def _begin(self) -> Steps[Grant]:
         if self._acquire is None or self._in_use:
             raise RuntimeError("This hold is in use already.")
+        self._keeper.start()  # before anything is held that nobody would renew
         return self._acquire()
 
     def adopt(self, grant: Grant) -> None:
         """Keep ``grant``."""
         self.take_on(grant, margin(grant.ttl))
         self.due_at = self._keeper.next_due(grant.sent_at, self.interval)
-        self._keeper.add(self)
+        try:
+            self._keeper.add(self)
+        except RuntimeError:  # there can be no thread that would renew it
+            self._let_go()
+            raise
 
     def take_on(self, grant: Grant, margin: float) -> None:
         """Believe in ``grant``, but for its last ``margin`` seconds. Whoever calls this says
@@ -487,7 +492,12 @@ def adopt_together(holds: Sequence[tuple[Hold, Grant]], keeper: Keeper = keeper)
     for hold, grant in holds:
         hold.take_on(grant, lasting)
         hold.due_at = due_at
-    keeper.add_many([hold for hold, _ in holds])
+    try:
+        keeper.add_many([hold for hold, _ in holds])
+    except RuntimeError:  # there can be no thread that would renew them
+        for hold, _ in holds:
+            hold._let_go()
+        raise
 
 
 def leave_together(holds: Sequence[Hold], keeper: Keeper = keeper) -> None:

@@ -28,6 +28,7 @@ from leasing.db.routing import database_of
 from leasing.decorators import arguments_of, refuse_generators
 from leasing.exceptions import InvalidTTL, LeaseLost
 from leasing.hold import Hold
+from leasing.keeper import keeper
 from leasing.models import OnceKey
 from leasing.querysets.once import OnceTerms
 from leasing.runtime.aio import adrive, drive, in_thread
@@ -125,6 +126,7 @@ class once:
             window=window,
             payload_hash=_hash(self.payload),
         )
+        keeper.start()  # before anything is held that nobody would renew
         key = {"key": check_name(self.key, "key")}
         resource = OnceKey(**key).lease_resource
         return OnceKey.objects.home().acquiring(resource, asked, self.wait, key)

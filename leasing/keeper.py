@@ -8,11 +8,13 @@ Terms
               left by the store's clock at a later moment, so trust always ends first.
 
 Threads, all daemons, started when the first hold comes and never before
-    renewer   renews what is due, many holds in one statement, on a connection of its own
+    renewer   renews what is due, many holds in one statement, on a connection of its own. What
+              carried the work of a hold has to go on, or it is not renewed
     watchdog  declares holds lost whose trust has run out. It never touches a connection, so a
               renewal that hangs in the network delays nothing
     tellers   call ``on_lost`` and send signals, so that a slow callback delays nobody
               (``leasing.runtime.callbacks``)
+    Renewer and watchdog look after each other: one that has ended is started again.
 
 What happens when it fails
     A renewal that raises, or is answered slowly, opens the store's breaker: after a growing,
@@ -21,6 +23,7 @@ What happens when it fails
     A request that outlasts its limit is cut off by the watchdog, at this end of the line: a
     network that swallows everything would keep the renewer waiting for good. The limit is the
     shortest interval of all that is held, so that one table in trouble does not cost the others.
+    Where a thread can't be started nothing is taken on: acquiring raises RuntimeError.
     Rows that were locked by someone else count as neither renewed nor lost and are tried again
     shortly. A fork drops every hold in the child.
 """
@@ -34,7 +37,8 @@ import threading
 import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 from django.db import connections
@@ -45,6 +49,7 @@ from leasing.runtime.breaker import Breaker
 from leasing.runtime.callbacks import Teller
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.threads import note_replaced, start_thread
 from leasing.store import Renewal, Store
 
 logger = get_logger("leasing.keeper")
@@ -157,7 +162,10 @@ class Keeper:
         self._is_overdue = False
         self._breakers: defaultdict[Store, Breaker] = defaultdict(Breaker)
         self._open_stores: set[Store] = set()
+        #: Renewer and watchdog, as far as they were started.
         self._threads: list[threading.Thread] = []
+        #: Whether one of them could not be.
+        self._is_short = False
         self._notes_due_at = 0.0
         # The threads keep the event they were started with: one that outlasts the stop (its
         # renewal hangs) must not go on beside those of the next start.
@@ -176,8 +184,8 @@ class Keeper:
         due_at = min(hold.due_at for hold in holds)
         trusted_until = min(hold.trusted_until for hold in holds)
         with self._lock:
+            self.start()  # or nothing is held: nobody would renew it
             self._holds.update((id(hold), hold) for hold in holds)
-            self._start()
             self._renewer_wakes.set_for(due_at)
             self._watchdog_wakes.set_for(trusted_until)
 
@@ -214,7 +222,8 @@ class Keeper:
         database is away. ``abort`` lets one that hangs fail, from another thread."""
         with self._lock:
             self._notes.append((note, abort))
-            self._start()
+            with suppress(RuntimeError):  # it waits for the next try
+                self.start()
             self._renewer_wakes.notify()
 
     def tell(self, tale: Callable[[], object]) -> None:
@@ -226,10 +235,10 @@ class Keeper:
 
     @property
     def draining(self) -> bool:
-        """True from the first renewal that failed, or was slow, until one succeeds: start
-        nothing new."""
+        """True from the first renewal that failed, or was slow, until one succeeds, and while one
+        of the threads can't be started: start nothing new."""
         open_ones = (not breaker.is_closed for breaker in list(self._breakers.values()))
-        return self._is_overdue or any(open_ones)
+        return self._is_overdue or self._is_short or any(open_ones)
 
     def next_due(self, sent_at: float, interval: float) -> float:
         """When to renew what was granted or renewed by a request sent at ``sent_at``."""
@@ -385,28 +394,62 @@ class Keeper:
 
     # Threads
 
-    def _start(self) -> None:
-        if self._threads or not self._with_threads or self._stopped.is_set():
+    def start(self) -> None:
+        """Have both threads run, also in place of one that has ended. Whoever will hold something
+        calls it before. Raises RuntimeError where there can be no thread more."""
+        if not self._with_threads or self._stopped.is_set() or self._is_manned():
             return
-        self._start_thread("renewer", self._renewer, self._stopped)
-        self._start_thread("watchdog", self._watchdog, self._stopped)
+        with self._lock:
+            was_short, self._is_short = self._is_short, True
+            try:
+                self._start_thread(0, "leasing-renewer", self._renewer)
+                self._start_thread(1, "leasing-watchdog", self._watchdog)
+                self._is_short = False
+            except RuntimeError as error:
+                if not was_short:
+                    logger.error(
+                        "leases can't be renewed and watched: %s",
+                        error,
+                        event="keeper.not_started",
+                        error=error,
+                    )
+                raise
 
-    def _start_thread(self, name: str, work: Callable[..., None], *args: object) -> None:
-        thread = threading.Thread(target=work, args=args, name=f"leasing-{name}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+    def _is_manned(self) -> bool:
+        threads = self._threads
+        return len(threads) == 2 and threads[0].is_alive() and threads[1].is_alive()
+
+    def _start_thread(self, place: int, name: str, work: Callable[[Any], object]) -> None:
+        before = self._threads[place : place + 1]
+        if not (before and before[0].is_alive()):
+            self._threads[place : place + 1] = [start_thread(name, partial(work, self._stopped))]
+            if before:
+                note_replaced(name)
 
     def _renewer(self, stopped: threading.Event) -> None:
-        while self._wait_for_work(stopped):
-            try:
-                self.renew_due()
-                if self.clock() >= self._notes_due_at:
-                    self._write_notes()
-            except Exception:  # pragma: no cover - a fault of ours must not end all renewals
-                logger.exception("the keeper failed, and goes on", event="keeper.failed")
-        self._write_notes()
-        self._close_stores()
-        connections.close_all()
+        self._open_stores = set()  # those of this thread
+        try:
+            while self._wait_for_work(stopped):
+                self._try(stopped, self._renew_and_note)
+            self._write_notes()
+        finally:
+            self._close_stores()
+            connections.close_all()
+
+    def _renew_and_note(self) -> None:
+        self.renew_due()
+        if self.clock() >= self._notes_due_at:
+            self._write_notes()
+
+    def _try(self, stopped: threading.Event, work: Callable[[], object]) -> None:
+        """Do the ``work`` of one of the threads, which looks after the other besides."""
+        try:
+            work()
+            if not stopped.is_set():
+                with suppress(RuntimeError):
+                    self.start()
+        except Exception:  # a fault of ours must not end all renewals
+            logger.exception("the keeper failed, and goes on", event="keeper.failed")
 
     def _wait_for_work(self, stopped: threading.Event) -> bool:
         """Sleep until something is due or came new. False when the keeper was stopped."""
@@ -448,8 +491,11 @@ class Keeper:
                 wait = min(LOOK, max(0.0, min(ends) - self.clock())) if ends else None
                 if wait is None or wait > 0:
                     self._watchdog_wakes.sleep(self.clock(), wait)
-            self.declare_lost()
-            self.cut_off()
+            self._try(stopped, self._declare_and_cut_off)
+
+    def _declare_and_cut_off(self) -> None:
+        self.declare_lost()
+        self.cut_off()
 
     def stop(self) -> None:
         """End the threads; what is held runs out by itself. For exit, and for tests."""

@@ -70,7 +70,7 @@ def test_a_store_that_cannot_be_opened_counts_as_a_failed_renewal(
     store: FakeStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = Keeper(clock=clock)
-    monkeypatch.setattr(keeper, "_start", lambda: None)
+    monkeypatch.setattr(keeper, "start", lambda: None)
 
     def open_in_vain() -> None:
         raise ConnectionError("no route")

@@ -15,6 +15,7 @@ from leasing.exceptions import LeaseLost
 from leasing.hold import Hold, adopt_together
 from leasing.keeper import LOOK, Alarm, Keeper
 from leasing.runtime.clock import clock as holder_clock
+from leasing.runtime.threads import replaced
 from tests.leasing.support import (
     OFTEN,
     PATIENCE,
@@ -379,3 +380,119 @@ def test_a_thread_that_was_just_needed_lingers_for_a_look(monkeypatch: pytest.Mo
 
     assert slept == [None, 0.5, LOOK, None, 0.5]
     assert woken == [math.inf, math.inf]  # while it would sleep for ever
+
+
+# Threads that can't be started, and that end
+
+
+class Thin:
+    """A process that can start no thread of the names in ``without``."""
+
+    def __init__(self, *without: str) -> None:
+        self.without = set(without)
+        self._start = threading.Thread.start
+
+    def start(self, thread: threading.Thread) -> None:
+        if thread.name in self.without:
+            raise RuntimeError("can't start new thread")
+        self._start(thread)
+
+
+@pytest.mark.parametrize("name", ["leasing-renewer", "leasing-watchdog"])
+def test_without_its_threads_nothing_is_held_until_they_can_be_started(
+    name: str, store: FakeStore, live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    thin, begun = Thin(name), []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: thin.start(thread))
+
+    def acquire() -> Any:
+        begun.append(1)
+        return iter(())
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            Hold(store, acquire, keeper=live_keeper).__enter__()
+    assert not begun  # nothing was granted that nobody holds
+    late = Hold(store, keeper=live_keeper)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        late.adopt(granted("late", sent_at=holder_clock()))
+    assert live_keeper.draining and not live_keeper.holds and not late.valid
+    assert [record.levelname for record in caplog.records] == ["ERROR"]  # once
+
+    thin.without.clear()
+    with hold_of(store, live_keeper) as hold:
+        granted_until = hold.trusted_until
+        wait_for(lambda: hold.trusted_until > granted_until)
+        hold.trusted_until = 0.0
+        assert hold.lost.wait(PATIENCE)
+        hold.leave()
+
+
+def test_a_note_waits_until_there_can_be_a_thread(
+    live_keeper: Keeper, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = threading.Event()
+    with monkeypatch.context() as patched:
+        thin = Thin("leasing-renewer")
+        patched.setattr(threading.Thread, "start", lambda thread: thin.start(thread))
+        live_keeper.soon(noted.set)
+
+    with hold_of(store, live_keeper):
+        assert noted.wait(PATIENCE)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(("place", "fails"), [(0, "renew_due"), (1, "declare_lost")])
+def test_a_thread_of_the_keeper_that_ends_is_started_again_by_the_other(
+    place: int,
+    fails: str,
+    store: FakeStore,
+    live_keeper: Keeper,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("leasing.keeper.LOOK", 0.05)
+    real = getattr(live_keeper, fails)
+    exits = [SystemExit()]
+    count = replaced[("leasing-renewer", "leasing-watchdog")[place]]
+
+    def fail() -> None:
+        if exits and threading.current_thread() is ended:
+            raise exits.pop()
+        real()
+
+    with hold_of(store, live_keeper) as hold:
+        ended = live_keeper._threads[place]
+        wait_for(lambda: store.calls)
+        monkeypatch.setattr(live_keeper, fails, fail)
+        wait_for(lambda: live_keeper._threads[place] is not ended)
+        calls = len(store.calls)
+        wait_for(lambda: len(store.calls) > calls)
+        hold.trusted_until = 0.0
+        assert hold.lost.wait(PATIENCE)
+        hold.leave()
+
+    assert f"the thread {ended.name} had ended, and was started again" in caplog.text
+    assert replaced[ended.name] == count + 1
+    assert (ended in store.closed) is (place == 0)
+
+
+def test_a_fault_of_the_watchdogs_does_not_end_it(
+    store: FakeStore, live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = [ZeroDivisionError("ours")]
+    real = live_keeper.cut_off
+
+    def cut_off() -> None:
+        if faults:
+            raise faults.pop()
+        real()
+
+    monkeypatch.setattr(live_keeper, "cut_off", cut_off)
+    with hold_of(store, live_keeper) as hold:
+        watchdog = live_keeper._threads[1]
+        hold.trusted_until = 0.0
+        assert hold.lost.wait(PATIENCE)
+        wait_for(lambda: not faults)
+        assert live_keeper._threads[1] is watchdog
+        hold.leave()
