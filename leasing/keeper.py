@@ -21,8 +21,10 @@ What happens when it fails
     jittered pause one batch is tried, and the others follow if it succeeds. ``draining`` is true
     meanwhile, and whoever starts new work should not. Only an answer extends trust.
     A request that outlasts its limit is cut off by the watchdog, at this end of the line: a
-    network that swallows everything would keep the renewer waiting for good. The limit is the
-    shortest interval of all that is held, so that one table in trouble does not cost the others.
+    network that swallows everything would keep the renewer waiting for good. The limit is half of
+    the interval of what is renewed: holds of like intervals are renewed together, those of shorter
+    ones first. A request that hangs is cut off earlier where a shorter hold would have its last
+    chance meanwhile, so that one table in trouble does not cost the others.
     Where a thread can't be started nothing is taken on: acquiring raises RuntimeError.
     Rows that were locked by someone else count as neither renewed nor lost and are tried again
     shortly. A fork drops every hold in the child.
@@ -38,6 +40,7 @@ import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -104,8 +107,20 @@ class Renewable(Protocol):
     def give_back(self) -> None: ...
 
 
+#: Holds that are renewed together, and fail together: of one store and of like intervals.
+Group = tuple[Store, int]
 #: What to write into the ledger, and what lets that fail when it hangs.
 Note = tuple[Callable[[], object], Callable[[], object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request under way: how to cut it off, since when it is sent, and when it has taken too
+    long."""
+
+    abort: Callable[[], object]
+    began_at: float
+    ends_at: float
 
 
 class Alarm(threading.Condition):
@@ -157,10 +172,9 @@ class Keeper:
         self._holds: dict[int, Renewable] = {}
         self._notes: deque[Note] = deque(maxlen=MAX_NOTES)
         self._teller = Teller()
-        #: How to cut off the request under way, and when.
-        self._request: tuple[Callable[[], object], float] | None = None
+        self._request: Request | None = None
         self._is_overdue = False
-        self._breakers: defaultdict[Store, Breaker] = defaultdict(Breaker)
+        self._breakers: defaultdict[Group, Breaker] = defaultdict(Breaker)
         self._open_stores: set[Store] = set()
         #: Renewer and watchdog, as far as they were started.
         self._threads: list[threading.Thread] = []
@@ -212,10 +226,10 @@ class Keeper:
 
     def _forget_unheld(self) -> None:
         # What nobody holds any more is never renewed again: nothing else would close its breaker.
-        for store, breaker in list(self._breakers.items()):
+        for group, breaker in list(self._breakers.items()):
             holds = self._holds.values()
-            if not breaker.is_closed and not any(hold.store == store for hold in holds):
-                del self._breakers[store]
+            if not breaker.is_closed and not any(_group(hold) == group for hold in holds):
+                del self._breakers[group]
 
     def soon(self, note: Callable[[], object], abort: Callable[[], object] = bool) -> None:
         """Run ``note`` on the renewing thread, over its connection; tried again while the
@@ -251,13 +265,14 @@ class Keeper:
         now = self.clock()
         with self._lock:
             due = [h for h in self._holds.values() if h.due_at <= now + h.interval / 10]
-        limit = self._limit() if due else 0.0
-        for store, holds in _in_batches(due):
-            self._renew(store, holds, limit)
+        for group, holds in _in_batches(due):
+            self._renew(group, holds)
 
-    def _renew(self, store: Store, holds: dict[Any, Renewable], limit: float) -> None:
+    def _renew(self, group: Group, holds: dict[Any, Renewable]) -> None:
+        store, _ = group
         interval = min(hold.interval for hold in holds.values())
-        breaker = self._breakers[store]
+        limit = _limit(interval)
+        breaker = self._breakers[group]
         if not breaker.lets_pass(self.clock()):
             self._put_off(holds.values(), breaker.opens_again_at)
             return
@@ -320,17 +335,13 @@ class Keeper:
         for hold in holds:
             hold.due_at = until + hold.interval * random.uniform(0, SPREAD)
 
-    def _limit(self) -> float:
-        """Seconds that a request may take."""
-        intervals = [hold.interval for hold in self.holds]
-        return max(SHORTEST_LIMIT, min(intervals, default=NOTE_PAUSE) / 2)
-
     @contextmanager
     def _requesting(self, abort: Callable[[], object], limit: float) -> Iterator[None]:
         """A request that is cut off by ``abort`` when it takes longer than its ``limit``."""
+        began_at = self.clock()
         with self._lock:
-            self._request = abort, self.clock() + limit * CUT_OFF
-            self._watchdog_wakes.set_for(self._request[1])
+            self._request = Request(abort, began_at, began_at + limit * CUT_OFF)
+            self._watchdog_wakes.set_for(began_at + SHORTEST_LIMIT)
         try:
             yield
         finally:
@@ -383,14 +394,32 @@ class Keeper:
     def cut_off(self) -> None:
         """Let the request under way fail if it has taken too long."""
         with self._lock:
-            if self._request is None or self.clock() < self._request[1]:
+            request = self._request
+            if request is None or self.clock() < self._cut_off_at(request):
                 return
-            abort, _ = self._request
             self._request, self._is_overdue = None, True
         logger.warning(
             "the database does not answer: the connection is cut", event="keeper.cut_off"
         )
-        abort()
+        request.abort()
+
+    def _cut_off_at(self, request: Request) -> float:
+        """When ``request`` is to end: at its limit, or where it has taken a while, at the last
+        chance that it would cost another hold."""
+        if self.clock() < request.began_at + SHORTEST_LIMIT:
+            return request.ends_at
+        chances = [
+            chance
+            for hold in self._holds.values()
+            if max(hold.due_at, request.began_at) < (chance := _last_chance(hold))
+            and self._renews(hold)
+        ]
+        return min([request.ends_at, *chances])
+
+    def _renews(self, hold: Renewable) -> bool:
+        """Return True unless the latest renewal of holds like ``hold`` failed."""
+        breaker = self._breakers.get(_group(hold))
+        return breaker is None or breaker.is_closed
 
     # Threads
 
@@ -487,7 +516,8 @@ class Keeper:
                     return
                 ends = [hold.trusted_until for hold in self._holds.values()]
                 if self._request is not None:
-                    ends.append(self._request[1])
+                    soon = self.clock() + SHORTEST_LIMIT  # who comes meanwhile wakes nobody
+                    ends.append(min(soon, self._cut_off_at(self._request)))
                 wait = min(LOOK, max(0.0, min(ends) - self.clock())) if ends else None
                 if wait is None or wait > 0:
                     self._watchdog_wakes.sleep(self.clock(), wait)
@@ -557,17 +587,39 @@ class Keeper:
             hold.forget()
 
 
-def _in_batches(holds: Iterable[Renewable]) -> Iterator[tuple[Store, dict[Any, Renewable]]]:
-    """Group ``holds`` by store into batches in which each key stands once."""
-    batches: dict[Store, list[dict[Any, Renewable]]] = {}
+def _group(hold: Renewable) -> Group:
+    """Return what ``hold`` is renewed together with: intervals of one group are less than twice
+    as long as each other."""
+    _, octave = math.frexp(hold.interval)
+    return hold.store, octave
+
+
+def _limit(interval: float) -> float:
+    """Return the seconds that a request may take for holds with this ``interval``."""
+    return max(SHORTEST_LIMIT, interval / 2)
+
+
+def _last_chance(hold: Renewable) -> float:
+    """Return the latest moment at which a request for ``hold`` may begin, so that it has all of
+    its time before trust ends."""
+    return hold.trusted_until - _limit(hold.interval) * CUT_OFF
+
+
+def _in_batches(holds: Iterable[Renewable]) -> Iterator[tuple[Group, dict[Any, Renewable]]]:
+    """Group ``holds`` into batches in which each key stands once, short intervals first."""
+    groups: dict[Group, list[dict[Any, Renewable]]] = {}
     for hold in holds:
-        of_store = batches.setdefault(hold.store, [{}])
-        if len(of_store[-1]) >= BATCH or hold.key in of_store[-1]:
-            of_store.append({})
-        of_store[-1][hold.key] = hold
-    for store, parts in batches.items():
-        for part in parts:
-            yield store, part
+        batches = groups.setdefault(_group(hold), [{}])
+        if len(batches[-1]) >= BATCH or hold.key in batches[-1]:
+            batches.append({})
+        batches[-1][hold.key] = hold
+    for group in sorted(groups, key=_octave):
+        for batch in groups[group]:
+            yield group, batch
+
+
+def _octave(group: Group) -> int:
+    return group[1]
 
 
 keeper = Keeper()

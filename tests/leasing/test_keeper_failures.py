@@ -19,6 +19,11 @@ pytestmark = pytest.mark.usefixtures("without_jitter")
 # What fails
 
 
+def opens_again_at(keeper: Keeper) -> float:
+    (breaker,) = keeper._breakers.values()
+    return breaker.opens_again_at
+
+
 def test_a_failed_renewal_extends_nothing_and_is_tried_again_soon(
     store: FakeStore, manual_keeper: Keeper, clock: FakeClock
 ) -> None:
@@ -30,7 +35,7 @@ def test_a_failed_renewal_extends_nothing_and_is_tried_again_soon(
     manual_keeper.renew_due()
 
     assert hold.trusted_until == trusted_until
-    tried_at = manual_keeper._breakers[store].opens_again_at
+    tried_at = opens_again_at(manual_keeper)
     assert clock.now + 0.1 <= tried_at <= clock.now + 0.2
     assert tried_at <= hold.due_at <= tried_at + 0.02 * hold.interval
     assert hold.valid
@@ -45,7 +50,7 @@ def test_tries_after_failures_come_ever_later_but_twice_in_an_interval(
     for _ in range(10):
         clock.now = hold.due_at
         manual_keeper.renew_due()
-        pauses.append(manual_keeper._breakers[store].opens_again_at - clock.now)
+        pauses.append(opens_again_at(manual_keeper) - clock.now)
         assert clock.now + pauses[-1] <= hold.due_at <= clock.now + hold.interval / 2
 
     assert pauses[0] <= 0.2 < pauses[3] <= 1.6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from functools import partial
@@ -121,10 +122,100 @@ def test_a_hold_outlives_a_connection_whose_answers_never_come(
     proxy.close()
 
 
-def test_the_limit_of_a_request_is_never_too_short(manual_keeper: Keeper, store: FakeStore) -> None:
-    enter(store, manual_keeper, 1, ttl=0.1)
+# A short hold beside a long one
 
-    assert manual_keeper._limit() == keeper_module.SHORTEST_LIMIT
+
+def test_each_hold_has_the_limit_of_its_own_interval(
+    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
+) -> None:
+    enter(store, manual_keeper, 1, ttl=1)
+    enter(store, manual_keeper, 2, ttl=9)
+    enter(store, manual_keeper, 3, ttl=10)
+    for hold in manual_keeper.holds:
+        hold.due_at = clock.now
+
+    manual_keeper.renew_due()
+
+    assert [list(call) for call in store.calls] == [[1], [2, 3]]
+    assert store.timeouts == [keeper_module.SHORTEST_LIMIT, 1.5]
+
+
+def test_a_hold_lasts_on_a_slow_database_whatever_short_ones_are_taken_beside_it(
+    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
+) -> None:
+    (hold,) = enter(store, manual_keeper, "long", ttl=9)
+
+    def answer_slowly(grants: Any) -> Any:
+        limit = store.timeouts[-1]
+        clock.advance(min(limit, 0.4))
+        if limit < 0.4:
+            raise ConnectionError("it took too long")
+        return store.renew_all(grants)
+
+    store.answer = answer_slowly
+    ends_at = clock.now + 60
+    while clock.now < ends_at:
+        enter(store, manual_keeper, clock.now, ttl=1)
+        while any(each is not hold for each in manual_keeper.holds):
+            clock.advance(0.01)
+            manual_keeper.renew_due()
+            manual_keeper.declare_lost()
+
+    assert hold.valid
+
+
+def test_a_request_that_hangs_gives_way_to_the_last_chance_of_a_shorter_hold(
+    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
+) -> None:
+    hangs, fine = store, FakeStore()
+    (long,) = enter(hangs, manual_keeper, 1, ttl=9)
+    long.due_at = clock.now
+    (short,) = enter(fine, manual_keeper, 1, ttl=1)
+    began_at = clock.now
+
+    def hang(grants: Any) -> Any:
+        while not hangs.aborted:
+            clock.advance(0.01)
+            manual_keeper.cut_off()
+        raise ConnectionError("cut off")
+
+    hangs.answer = hang
+    manual_keeper.renew_due()
+    assert clock.now - began_at < 0.5 < 1.5 * keeper_module.CUT_OFF
+    clock.now = max(clock.now, short.due_at)
+    manual_keeper.renew_due()
+
+    assert short.valid
+    assert short.trusted_until > clock.now + 0.5
+
+
+@pytest.mark.parametrize("why_not", ["it had its chance", "it is not due", "its own renewals fail"])
+def test_a_request_gives_way_to_nobody_whom_that_would_not_help(
+    why_not: str, store: FakeStore, manual_keeper: Keeper, clock: FakeClock
+) -> None:
+    other = FakeStore()
+    (short,) = enter(other, manual_keeper, 1, ttl=1)
+    short.due_at = clock.now
+    other.answer = other.all_busy
+    if why_not == "it had its chance":
+        clock.now = short.trusted_until - 0.3
+    elif why_not == "it is not due":
+        short.due_at = math.inf
+    else:
+        other.answer = other.fail
+    enter(store, manual_keeper, 1, ttl=9)[0].due_at = clock.now
+    began_at = clock.now
+
+    def hang(grants: Any) -> Any:
+        while not store.aborted:
+            clock.advance(0.1)
+            manual_keeper.cut_off()
+        raise ConnectionError("cut off")
+
+    store.answer = hang
+    manual_keeper.renew_due()
+
+    assert clock.now - began_at >= 1.5 * keeper_module.CUT_OFF
 
 
 # Callbacks
