@@ -239,6 +239,15 @@ class Hold:
         self._let_go()
         self._keeper.discard(self)
 
+    def resume(self, trusted_until: float) -> None:
+        """Undo ``leave``: the row was not settled after all. It is believed in as before, until
+        ``trusted_until``."""
+        with self._lock:
+            if self._is_lost:
+                return
+            self._in_use, self.trusted_until = True, trusted_until
+        self._keeper.add(self)
+
     def _let_go(self) -> None:
         with self._lock:
             self._in_use = False

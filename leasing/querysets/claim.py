@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from weakref import WeakValueDictionary
 
+from leasing.db.dialects import after_commit, in_transaction
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold, Interrupt, adopt_together, leave_together
 from leasing.runtime.aio import in_thread
@@ -14,6 +20,10 @@ if TYPE_CHECKING:
     from leasing.models import Leasable
 
 Row = TypeVar("Row", bound="Leasable")
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+#: The holds of all blocks that run, by their grants.
+_in_blocks: WeakValueDictionary[uuid.UUID, Hold] = WeakValueDictionary()
 
 
 class Claim(list[Row]):
@@ -21,7 +31,9 @@ class Claim(list[Row]):
     they stay so.
 
     In the block each row's lease is renewed; at its end all are released. One that was lost
-    raises LeaseLost there, after the others were released, unless the block already failed.
+    raises LeaseLost there, after the others were released, unless the block already failed. What
+    the holder ends itself (a task that it completes, fails or gives back, a row that it
+    releases) leaves the block.
     """
 
     def __init__(self, rows: list[Row], store: RowStore) -> None:
@@ -40,6 +52,7 @@ class Claim(list[Row]):
         adopt_together(list(zip(self.holds, map(grant_of, self), strict=True)))
         for hold in self.holds:
             hold.follow(inside=False)
+            _in_blocks[hold.grant_id] = hold
         return self
 
     def __exit__(
@@ -49,6 +62,8 @@ class Claim(list[Row]):
         trace: TracebackType | None,
     ) -> None:
         holds, self.holds = self.holds, []
+        for hold in holds:
+            _in_blocks.pop(hold.grant_id, None)
         losses = self._release_together([hold for hold in holds if hold.valid])
         for hold in holds:
             if not (hold.is_kept or hold.trace):
@@ -105,9 +120,54 @@ class Claim(list[Row]):
         self._store.release_many([grant_of(row) for row in self])
 
     def ensure(self) -> None:
-        """Raise LeaseLost unless every row is surely still held."""
+        """Raise LeaseLost unless every row in the block is surely still held."""
         for hold in self.holds:
-            hold.ensure()
+            if hold.is_kept:
+                hold.ensure()
+
+
+@contextmanager
+def ending(using: str, rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """A block in which the grants of ``rows`` are ended by their holder: they leave the blocks
+    of claims in which they are, before the write, since a renewal may be under way that would
+    take their end for a loss. Those that are put into the list that it yields stay, as all do if
+    it fails, or is rolled back later."""
+    standing: list[Row] = []
+    left = [
+        (hold, hold.trusted_until)
+        for row in rows
+        if (hold := _in_blocks.get(cast("uuid.UUID", row.grant_id))) is not None and hold.is_kept
+    ]
+    leave_together([hold for hold, _ in left])
+    try:
+        yield standing
+    except BaseException:
+        _stay(left)
+        raise
+    kept = {row.grant_id for row in standing}
+    _stay([(hold, trusted) for hold, trusted in left if hold.grant_id in kept])
+    ended = [(hold, trusted) for hold, trusted in left if hold.grant_id not in kept]
+    if ended and in_transaction(using):
+        _stay(ended)
+        after_commit(using, lambda: leave_together([hold for hold, _ in ended]))
+
+
+def _stay(left: Iterable[tuple[Hold, float]]) -> None:
+    for hold, trusted_until in left:
+        hold.resume(trusted_until)
+
+
+def leaves_block(verb: Verb) -> Verb:
+    """Let the row that is the first argument of ``verb`` leave its block, unless it raises."""
+
+    @wraps(verb)
+    def leaving(rows: Any, row: Any, *args: Any, **options: Any) -> Any:
+        if not _in_blocks:
+            return verb(rows, row, *args, **options)
+        with ending(rows.home().db, [row]):
+            return verb(rows, row, *args, **options)
+
+    return cast("Verb", leaving)
 
 
 def _loss_of(hold: Hold) -> LeaseLost | None:

@@ -39,7 +39,7 @@ from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbMicroseconds, DbNow, after, next_token
 from leasing.hold import Hold
 from leasing.notifier import taking, timed
-from leasing.querysets.claim import Claim
+from leasing.querysets.claim import Claim, ending, leaves_block
 from leasing.runtime import probes
 from leasing.runtime.aio import Steps, Undoable, adrive, drive, in_thread
 from leasing.runtime.clock import clock
@@ -349,6 +349,7 @@ class LeasableQuerySet(RoutedQuerySet[Row]):
             points.tracer.releasing(row.lease_resource, release)
         return row
 
+    @leaves_block
     def _release_held(self, row: Row) -> None:
         if self._release_in_one([row]):
             return
@@ -365,8 +366,10 @@ class LeasableQuerySet(RoutedQuerySet[Row]):
         for row in left.values():
             rows.refuse_elsewhere(row, rows.db)
         if type(rows).release is LeasableQuerySet.release:
-            for row in rows._release_in_one(list(left.values())):
-                del left[row.pk]
+            with ending(rows.db, left.values()) as standing:
+                for row in rows._release_in_one(list(left.values())):
+                    del left[row.pk]
+                standing += left.values()
         losses = {}
         for row in left.values():
             try:

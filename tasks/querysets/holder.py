@@ -12,6 +12,7 @@ from django.db.models import F
 from django.dispatch import Signal
 
 from leasing.db.deletion import unprotected
+from leasing.querysets.claim import leaves_block
 from tasks import registry, signals
 from tasks.exceptions import GiveUp, Snooze, TaskError, UnknownTask
 from tasks.notifier import ring
@@ -46,6 +47,7 @@ class Holding(Progressing):
         """Move the deadline of a running task to its ttl from now. Raises LeaseLost."""
         return self.renew(task)
 
+    @leaves_block
     def complete(self, task: Task, output: Any = None, *, unexpired: bool = False) -> Task:
         """Store ``output`` and end the task well, as part of the caller's transaction if there
         is one. ``unexpired`` also demands that the deadline has not passed.
@@ -77,6 +79,7 @@ class Holding(Progressing):
         """
         return self.home(task)._fail_alone(task, Failure.of(task, error), unexpired=unexpired)
 
+    @leaves_block
     def _fail_alone(self, task: Task, failure: Failure, *, unexpired: bool = False) -> Task:
         with transaction.atomic(using=self.db):
             self._lock(task)
@@ -92,6 +95,7 @@ class Holding(Progressing):
             self._tell(told, task, error=failure.text)
         return task
 
+    @leaves_block
     def accept_cancel(self, task: Task, by: str = "") -> Task:
         """End a running task as cancelled: its holder heard that ``by`` asked for it, and
         stopped. Raises LeaseLost."""
@@ -128,6 +132,7 @@ class Holding(Progressing):
         dead = mine.update(status=TaskStatus.FAILED, **said, **ending())
         return signals.dead if dead else None
 
+    @leaves_block
     def give_back(self, task: Task, reason: str, *, delay: timedelta = timedelta(0)) -> Task:
         """Set a running task ready again, unfinished: the attempt is not counted, and it is not
         started before ``delay`` has passed. Raises LeaseLost.
@@ -147,6 +152,7 @@ class Holding(Progressing):
                 ring(rows.db, [task])
         return task
 
+    @leaves_block
     def snooze(self, task: Task, delay: float | timedelta, reason: str = "") -> Task:
         """Put a running task off for ``delay`` (seconds, or a timedelta), as its handler asked
         for: the attempt is not counted, checkpoint and steps stay. The history keeps the latest

@@ -15,6 +15,7 @@ from django.dispatch import Signal
 from leasing.db.dialects import after_commit, lock
 from leasing.exceptions import LeaseLost
 from leasing.functions import after
+from leasing.querysets.claim import ending as leaving_blocks
 from tasks import registry, signals
 from tasks.exceptions import NotSerializable
 from tasks.payload import dumped_json
@@ -136,17 +137,19 @@ class Batching(Holding):
     ) -> tuple[list[Task], Refused]:
         for task, _ in items:
             self.refuse_elsewhere(task, self.db)
-        try:
-            with transaction.atomic(using=self.db):
-                tellings = together(items)
-        except (DataError, IntegrityError):
-            tellings = []
+        with leaving_blocks(self.db, [task for task, _ in items]) as standing:
+            try:
+                with transaction.atomic(using=self.db):
+                    tellings = together(items)
+            except (DataError, IntegrityError):
+                tellings = []
+            done = {id(task) for task, _, _ in tellings}
+            standing += [task for task, _ in items if id(task) not in done]
         for task, signal, details in tellings:
             if task.status == TaskStatus.CANCELLED:
                 self._tell_cancelled(task)
             else:
                 self._tell(signal, task, **details)
-        done = {id(task) for task, _, _ in tellings}
         refused: Refused = []
         for task, result in items:
             if id(task) not in done and (error := self._refusal(alone, task, result)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -369,6 +370,33 @@ def test_a_row_that_was_given_back_by_hand_is_not_lost(clocks: ManualKeeper) -> 
         assert active() == [claimed[1].pk]
 
     assert active() == []
+
+
+@pytest.mark.parametrize(
+    "release",
+    [Order.objects.release, lambda order: Order.objects.release_many([order])],
+    ids=["one", "many"],
+)
+def test_a_row_that_was_released_by_a_verb_leaves_the_block(
+    release: Callable[[Order], Any], clocks: ManualKeeper
+) -> None:
+    orders(2)
+    with Order.objects.claim(2) as claimed:
+        release(claimed[0])
+        others = Order.objects.acquire(Order.objects.get(pk=claimed[0].pk), holder="next", ttl=90)
+        clocks.advance(60)
+        claimed.ensure()
+        assert active() == [order.pk for order in claimed]
+
+    assert active() == [others.pk]
+
+
+def test_a_row_whose_release_is_refused_is_lost_at_the_end(clocks: ManualKeeper) -> None:
+    orders(1)
+    with pytest.raises(LeaseLost), Order.objects.claim(1) as claimed:
+        usurp(claimed[0])
+        assert list(Order.objects.release_many(claimed)) == [claimed[0].pk]
+        claimed.ensure()
 
 
 def test_a_block_that_fails_keeps_its_error(clocks: ManualKeeper) -> None:
