@@ -56,6 +56,7 @@ class Processes(Threads):
         self._children: list[Child] = []
 
     def close(self) -> None:
+        super().close()
         for each in self._children:
             each.kill()
 

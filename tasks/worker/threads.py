@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
+from django.db import connections
+
 from leasing.runtime.clock import clock
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
@@ -189,6 +191,7 @@ class Threads(Lane):
         self._comes = threading.Condition()
         self._idle = 0
         self._started = False
+        self._closed = False
 
     def _begin(self, count: int) -> None:
         if not self._started:
@@ -206,6 +209,9 @@ class Threads(Lane):
             try:
                 execution = self._waiting.popleft()
             except IndexError:
+                if self._closed:
+                    connections.close_all()
+                    return
                 self._wait()
                 continue
             execution.carrier = me
@@ -221,12 +227,17 @@ class Threads(Lane):
     def _comes_within(self, seconds: float | None) -> bool:
         """Wait until something comes, for ``seconds`` at most. Returns whether it did."""
         with self._comes:
-            if self._waiting:
+            if self._waiting or self._closed:
                 return True
             self._idle += 1
             came = self._comes.wait(seconds)
             self._idle -= 1
             return came
+
+    def close(self) -> None:
+        with self._comes:
+            self._closed = True
+            self._comes.notify_all()
 
     def _caller(self) -> runner.Call | None:
         """What calls handlers on the thread that asks; None: the thread itself."""

@@ -26,15 +26,15 @@ PACE = 0.005
 def main(name: str, beats: str, ttl: float) -> None:
     file = os.open(beats, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     stopping = threading.Event()
-    on_stop_signal(stopping.set)
-    print("ready")
-    for term in Leader("race", ttl=ttl, holder=name).terms(stopping):
-        while not stopping.is_set():
-            now = clock()
-            if not term.valid:
-                break
-            os.write(file, f"{term.fencing_token} {name} {now:.6f}\n".encode())
-            term.lost.wait(PACE)
+    with on_stop_signal(stopping.set):
+        print("ready")
+        for term in Leader("race", ttl=ttl, holder=name).terms(stopping):
+            while not stopping.is_set():
+                now = clock()
+                if not term.valid:
+                    break
+                os.write(file, f"{term.fencing_token} {name} {now:.6f}\n".encode())
+                term.lost.wait(PACE)
 
 
 main(sys.argv[1], sys.argv[2], float(sys.argv[3]))

@@ -79,8 +79,7 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         port.serve(options)
         stopping = threading.Event()
-        on_stop_signal(stopping.set)
-        with closing(leader.terms(stopping)) as terms:
+        with on_stop_signal(stopping.set), closing(leader.terms(stopping)) as terms:
             for term in terms:
                 run = run_under(term, command, stopping, options["stop_timeout"])
                 logger.info(

@@ -54,8 +54,8 @@ class Command(BaseCommand):
             start_unless_asked()
         name = options["name"] or default_holder()
         stopping = threading.Event()
-        on_stop_signal(stopping.set)
-        with present_beside(name, stopping, WorkerRole.GENERATOR):
+        present = present_beside(name, stopping, WorkerRole.GENERATOR)
+        with on_stop_signal(stopping.set), present:
             Generator(
                 rate=options["rate"],
                 shortest=options["shortest"],

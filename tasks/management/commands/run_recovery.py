@@ -37,9 +37,8 @@ class Command(BaseCommand):
             raise CommandError("--dry-run and --json go with --once.")
         port.serve(options)
         stopping = threading.Event()
-        on_stop_signal(stopping.set)
-        name = default_holder()
-        with present_beside(name, stopping, WorkerRole.RECOVERY, sweeps=True):
+        present = present_beside(default_holder(), stopping, WorkerRole.RECOVERY, sweeps=True)
+        with on_stop_signal(stopping.set), present:
             threading.Thread(target=scheduler.run_until, args=(stopping,), daemon=True).start()
             recovery.run_until(stopping)
 

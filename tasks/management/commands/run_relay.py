@@ -47,6 +47,5 @@ class Command(BaseCommand):
             stopping.set()
             relay.wake()
 
-        on_stop_signal(stop)
-        with present_beside(name, stopping, WorkerRole.RELAY):
+        with on_stop_signal(stop), present_beside(name, stopping, WorkerRole.RELAY):
             relay.run(stopping)

@@ -6,6 +6,8 @@ import logging
 import os
 import sys
 from argparse import ArgumentParser
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -81,17 +83,25 @@ class Command(BaseCommand):
             autoreload.run_with_reloader(lambda: _reloaded(_measured(options)))
             return
         worker = _measured(options)
-        on_stop_signal(worker.stop)
-        # What was loaded until here stays: looking through it for garbage, again and again as
-        # tasks come and go, would take longer than short tasks.
-        gc.collect()
-        gc.freeze()
-        worker.run()
-        if worker.executions:
-            # A thread that cannot be ended must not keep the process from its end.
-            _leave(worker)
+        with on_stop_signal(worker.stop), _what_is_loaded_kept():
+            worker.run()
+            if worker.executions:
+                # A thread that cannot be ended must not keep the process from its end.
+                _leave(worker)
         if worker.failed:
             raise CommandError("The worker was stuck.")
+
+
+@contextmanager
+def _what_is_loaded_kept() -> Iterator[None]:
+    """A block in which what was loaded before stays: looking through it for garbage, again and
+    again as tasks come and go, would take longer than short tasks."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _check(options: dict[str, Any]) -> None:

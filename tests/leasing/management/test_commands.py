@@ -7,7 +7,8 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -295,8 +296,12 @@ class Stage:
         self.asides: list[float] = []
         self._stop: list[Any] = []
         monkeypatch.setattr(run_as_leader, "run_under", self._run)
-        monkeypatch.setattr(run_as_leader, "on_stop_signal", self._stop.append)
+        monkeypatch.setattr(run_as_leader, "on_stop_signal", self._signals)
         monkeypatch.setattr("leasing.leader.rest", lambda length, _: self.asides.append(length))
+
+    def _signals(self, stop: Callable[[], object]) -> AbstractContextManager[None]:
+        self._stop.append(stop)
+        return nullcontext()
 
     def _run(
         self, term: Any, command: list[str], stopping: threading.Event, stop_timeout: float
@@ -383,7 +388,7 @@ def test_a_stop_while_others_lead_ends_it_well(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     LeaseFactory(resource="race", ttl=600)
-    monkeypatch.setattr(run_as_leader, "on_stop_signal", lambda stop: stop())
+    monkeypatch.setattr(run_as_leader, "on_stop_signal", lambda stop: nullcontext(stop()))
 
     call_command("run_as_leader", "race", "--", "true")
     assert stage.runs == []

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -616,7 +617,7 @@ def test_recovery_that_runs_alone_serves_schedules_too(monkeypatch: pytest.Monke
         wait_for(Task.objects.exists)
         stopping.set()
 
-    monkeypatch.setattr(run_recovery, "on_stop_signal", lambda stop: None)
+    monkeypatch.setattr(run_recovery, "on_stop_signal", lambda stop: nullcontext())
     monkeypatch.setattr("tasks.maintenance.recovery.run_until", recover)
     call_command("run_recovery")
     assert ScheduleSlot.objects.count() == 1

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -45,7 +45,7 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_worker, "WorkerProcess", Noted)
     monkeypatch.setattr(run_generator, "Generator", Noted)
     for module in (run_worker, run_generator, run_recovery):
-        monkeypatch.setattr(module, "on_stop_signal", lambda stop: None)
+        monkeypatch.setattr(module, "on_stop_signal", lambda stop: nullcontext())
     monkeypatch.setattr(registration, "keep_present", lambda name, ended, **what: None)
     monkeypatch.setattr(registration, "sign_off", lambda name: None)
 
@@ -238,33 +238,60 @@ def test_a_generator_can_be_started_with_its_process() -> None:
 # Signals
 
 
-@pytest.fixture
-def signals_restored() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("signals_restored")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_each_signal_asks_once_on_a_thread_of_its_own(number: signal.Signals) -> None:
     asked: list[str] = []
-    shutdown.on_stop_signal(lambda: asked.append(threading.current_thread().name))
+    with shutdown.on_stop_signal(lambda: asked.append(threading.current_thread().name)):
+        os.kill(os.getpid(), number)
+        wait_for(lambda: asked == ["stop-signals"])
+        os.kill(os.getpid(), number)
+        wait_for(lambda: asked == ["stop-signals"] * 2)
 
-    os.kill(os.getpid(), number)
-    wait_for(lambda: asked == ["stop-signals"])
-    os.kill(os.getpid(), number)
-    wait_for(lambda: asked == ["stop-signals"] * 2)
+
+def test_signals_do_afterwards_what_they_did_before() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with pytest.raises(KeyError), shutdown.on_stop_signal(lambda: None):
+            raise KeyError
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_for(lambda: heard == [signal.SIGTERM])
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.usefixtures("signals_restored")
+def test_nothing_is_left_of_waiting_for_signals() -> None:
+    before = left_behind()
+    with shutdown.on_stop_signal(lambda: None):
+        assert left_behind() != before
+    wait_for(lambda: left_behind() == before)
+
+
+def left_behind() -> tuple[Any, ...]:
+    handlers = [signal.getsignal(number) for number in shutdown.SIGNALS]
+    descriptors = len(os.listdir("/proc/self/fd"))
+    return handlers, set(threading.enumerate()), descriptors
+
+
+def test_a_thread_that_gets_no_signals_handles_none() -> None:
+    handlers: list[Any] = []
+
+    def run() -> None:
+        with shutdown.on_stop_signal(lambda: None):
+            handlers.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+    assert handlers == [signal.getsignal(signal.SIGTERM)]
+
+
 def test_a_signal_can_stop_what_waits_for_the_lock_that_it_interrupted() -> None:
     """A handler that set the event itself could wait for ever for the lock inside it."""
     stopping = threading.Event()
-    shutdown.on_stop_signal(stopping.set)
+    with shutdown.on_stop_signal(stopping.set):
+        with stopping._cond:  # type: ignore[attr-defined]
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    with stopping._cond:  # type: ignore[attr-defined]
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    assert stopping.wait(20)
+        assert stopping.wait(20)

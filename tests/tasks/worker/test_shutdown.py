@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.core.management import call_command
+from django.db import connection
 
 from leasing.functions import DbNow
 from tasks.exceptions import Snooze, TaskCancelled
+from tasks.execution.context import Context
 from tasks.models import Queue, Task, TaskStatus, Worker
 from tasks.worker.process import Until
 from tests.factories import TaskFactory
@@ -48,6 +53,33 @@ def test_a_worker_that_runs_once_lets_its_tasks_end_however_long_they_take(
         wait_for(ended(worker))
 
     assert (row_of(task)["status"], row_of(task)["task_output"]) == ("succeeded", False)
+
+
+def test_nothing_of_a_worker_that_ran_once_is_left_in_its_process(handlers: Handlers) -> None:
+    """As a test or a script has it that calls the command: with its signals, its threads and its
+    descriptors as they were."""
+
+    async def wink(ctx: Context) -> None: ...
+
+    def run_once() -> None:
+        TaskFactory(name="jobs.echo", data={})
+        TaskFactory(name="jobs.wink", data={})
+        call_command("run_worker", once=True)
+
+    def descriptors() -> int:
+        connection.close()
+        return len(os.listdir("/proc/self/fd"))
+
+    handlers["jobs.wink"] = wink
+    signals = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    threads, opened = {*threading.enumerate()}, descriptors()
+    for _ in range(2):
+        run_once()
+
+    assert states() == ["succeeded"] * 4
+    assert signals == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    wait_for(lambda: {*threading.enumerate()} <= threads)
+    wait_for(lambda: descriptors() <= opened)
 
 
 def test_draining_waits_for_what_runs_elsewhere_and_takes_what_comes_of_it() -> None:
