@@ -180,7 +180,7 @@ def check_leasable_models(
                     f"The rows of {model._meta.label} cannot be leased: {reason}.",
                     hint="Lease a name instead: Lease.objects.hold(...).",
                     obj=model,
-                    id="leasing.E016",
+                    id="leasing.E018",
                 )
             )
         owner = model.leased_model()

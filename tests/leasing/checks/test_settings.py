@@ -248,7 +248,7 @@ def test_a_child_goes_by_the_key_of_the_table_that_has_its_lease(
 def _problem_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(apps, "get_models", lambda: [Lease, model])
     (message,) = checks.check_leasable_models()
-    assert message.id == "leasing.E016"
+    assert message.id == "leasing.E018"
     return str(message.msg)
 
 
