@@ -12,35 +12,36 @@ NEAREST: dict[str, tuple[str, ...]] = {
     "leasing/querysets/leasable.py": (
         "tests/leasing/querysets/test_conditions.py",
         "tests/leasing/querysets/",
+        "tests/leasing/contract/",
         "tests/leasing/test_prune.py",
-        "tests/leasing/contract/",
+        "tests/leasing/test_hold_rows.py",
+        "tests/leasing/test_keeper_failures.py",
         "tests/leasing/stores/",
-        "tests/leasing/",
-        "tests/tasks/querysets/",
+        "tests/tasks/querysets/test_conditions.py",
+        "tests/tasks/querysets/test_claim",
     ),
-    "leasing/querysets/lease.py": (
-        "tests/leasing/querysets/",
-        "tests/leasing/contract/",
-        "tests/leasing/",
-    ),
+    "leasing/querysets/lease.py": ("tests/leasing/querysets/", "tests/leasing/contract/"),
     "leasing/querysets/once.py": ("tests/leasing/test_once.py", "tests/leasing/querysets/"),
     "leasing/querysets/beats.py": ("tests/leasing/celery/",),
     "leasing/db/postgres.py": (
         "tests/leasing/querysets/",
         "tests/leasing/db/",
         "tests/leasing/contract/",
-        "tests/leasing/",
-        "tests/tasks/querysets/",
+        "tests/tasks/querysets/test_claim",
     ),
     "leasing/fencing.py": ("tests/leasing/test_fencing.py", "tests/leasing/querysets/"),
-    "leasing/functions.py": ("tests/leasing/test_functions.py", "tests/leasing/"),
+    "leasing/functions.py": (
+        "tests/leasing/test_functions.py",
+        "tests/leasing/querysets/",
+        "tests/leasing/test_prune.py",
+    ),
     **{
-        f"tasks/querysets/{name}.py": (*nearest, "tests/tasks/querysets/", "tests/tasks/")
+        f"tasks/querysets/{name}.py": (*nearest, "tests/tasks/querysets/")
         for name, nearest in {
-            "base": (),
+            "base": ("tests/tasks/querysets/test_conditions.py",),
             "cancel": ("tests/tasks/querysets/test_cancel.py",),
             "claim": ("tests/tasks/querysets/test_claim.py",),
-            "ended": (),
+            "ended": ("tests/tasks/querysets/test_states.py", "tests/tasks/management/"),
             "enqueue": ("tests/tasks/querysets/test_enqueue",),
             "holder": ("tests/tasks/querysets/test_conditions.py",),
             "many": (
@@ -63,10 +64,10 @@ NEAREST: dict[str, tuple[str, ...]] = {
 }
 #: What the verbs rest on beside the conditions of rows: bent by hand, below.
 NEAREST_BY_HAND: dict[str, tuple[str, ...]] = {
-    "leasing/hold.py": ("tests/leasing/test_hold", "tests/leasing/test_keeper", "tests/leasing/"),
-    "leasing/keeper.py": ("tests/leasing/test_keeper", "tests/leasing/test_hold", "tests/leasing/"),
-    "leasing/runtime/breaker.py": ("tests/leasing/test_keeper", "tests/leasing/"),
-    "leasing/stores/memory.py": ("tests/leasing/contract/", "tests/leasing/"),
+    "leasing/hold.py": ("tests/leasing/test_hold", "tests/leasing/test_keeper"),
+    "leasing/keeper.py": ("tests/leasing/test_keeper", "tests/leasing/test_hold"),
+    "leasing/runtime/breaker.py": ("tests/leasing/test_keeper",),
+    "leasing/stores/memory.py": ("tests/leasing/contract/", "tests/leasing/stores/"),
     "tasks/execution/outcomes.py": ("tests/tasks/execution/", "tests/tasks/worker/"),
 }
 #: Those that only PostgreSQL runs.
