@@ -107,15 +107,17 @@ def test_by_default_a_worker_serves_all_queues() -> None:
 
 
 def test_a_task_is_renewed_for_as_long_as_it_runs(gate: Gate, settings: Settings) -> None:
-    settings.LEASING = {"RENEW_EVERY": 0.3}
+    settings.LEASING = {"RENEW_EVERY": 0.1}
     task = TaskFactory(name="jobs.gate", data={})
 
     with working(ttl=60):
-        wait_for(lambda: row_of(task)["renewals"] >= 1)
+        wait_for(lambda: row_of(task)["renewals"] >= 3)
+        renewed = row_of(task)
         gate.open()
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
 
-    assert row_of(task)["ttl"] == timedelta(seconds=60)
+    assert renewed["ttl"] == timedelta(seconds=60)
+    assert renewed["expires_at"] > renewed["acquired_at"] + timedelta(seconds=60.2)
     assert attempts(task) == []
 
 
