@@ -110,7 +110,7 @@ def _finish(act: Act, error: str = "") -> None:
     if unsaid > 0 and not error:
         act.skipped[OTHER_STATE] = act.skipped.get(OTHER_STATE, 0) + unsaid
     # Once: an outcome that is there stays.
-    AuditEntry.objects.using(act.entry._state.db).filter(pk=act.entry.pk, finished_at=None).update(
+    AuditEntry.objects.using(act.entry._state.db).filter(pk=act.entry.pk, finished_at=None)._note(
         asked=asked,
         changed=act.changed,
         skipped=act.skipped,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from django.apps import apps
 from django.core.signals import setting_changed
@@ -13,7 +13,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from leasing.db.deletion import delete_batch, unprotected
-from leasing.db.routing import RoutedQuerySet, is_ours
+from leasing.db.routing import is_ours
 from leasing.functions import EPOCH, DbNow, after
 from leasing.hold import Hold
 from leasing.querysets.beats import BeatEntry
@@ -27,6 +27,7 @@ from leasing.querysets.leasable import (
     verbs_of,
 )
 from leasing.querysets.lease import LeaseQuerySet
+from leasing.querysets.ledger import LedgerQuerySet, refuse_change, refuse_deletion
 from leasing.querysets.once import OnceQuerySet
 from leasing.store import Renewal
 
@@ -36,7 +37,42 @@ MAX_LABEL = 201
 MAX_KEY = 400
 
 
-class Leasable(models.Model):
+class Guarded(models.Model):
+    """A row of which saving may not change everything, unless a fixture is loaded."""
+
+    #: True of what is saved as a fixture has it.
+    _is_fixture = False
+
+    class Meta:
+        abstract = True
+
+    def _save_table(self, raw: bool = False, *args: Any, **options: Any) -> Any:
+        self._is_fixture = raw
+        return super()._save_table(raw, *args, **options)  # type: ignore[misc]
+
+
+class Ledger(Guarded):
+    """A row that tells what happened: it is added, and neither changed nor deleted by hand."""
+
+    class Meta:
+        abstract = True
+
+    def save(self, *args: Any, **options: Any) -> None:
+        if not self._state.adding:
+            refuse_change(type(self))
+        super().save(*args, **options)
+
+    def _do_update(self, *args: Any) -> Any:
+        # Of an instance that was made with the key of a row.
+        if not self._is_fixture:
+            refuse_change(type(self))
+        return super()._do_update(*args)
+
+    def delete(self, *args: Any, **options: Any) -> NoReturn:
+        refuse_deletion(type(self))
+
+
+class Leasable(Guarded):
     """A row that one holder at a time may own, until a deadline.
 
     The row is *free* until it is acquired, then *active* until ``expires_at`` passes (expired)
@@ -96,9 +132,6 @@ class Leasable(models.Model):
     #: Of a row that was just taken over: when the term before it ran out.
     previous_expired_at: datetime | None = None
 
-    #: True of what is saved as a fixture has it.
-    _is_fixture = False
-
     if TYPE_CHECKING:
         # Annotated by with_state(); ``now`` on rows that were just granted, too.
         state: str
@@ -139,10 +172,6 @@ class Leasable(models.Model):
             update_fields = list(update_fields)
             refuse_verb_columns(type(self), update_fields)
         super().save(*args, update_fields=update_fields, **options)
-
-    def _save_table(self, raw: bool = False, *args: Any, **options: Any) -> Any:
-        self._is_fixture = raw
-        return super()._save_table(raw, *args, **options)  # type: ignore[misc]
 
     def _do_update(self, base_qs: Any, using: Any, pk_val: Any, values: Any, *rest: Any) -> Any:
         # Every way in which save() may update a row ends here.
@@ -282,7 +311,7 @@ class EventKind(models.TextChoices):
     REFUSED = "refused", "write refused"
 
 
-class LeaseEvent(models.Model):
+class LeaseEvent(Ledger):
     """What happened to a lease, in the order of ``id``. Rows are only ever added.
 
     Model and key stand as text, so that the history outlives the row.
@@ -332,13 +361,8 @@ class LeaseEvent(models.Model):
             **fields,
         )
 
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        if not self._state.adding:
-            raise TypeError("A lease event is never changed.")
-        super().save(*args, **kwargs)
 
-
-class AuditEntryQuerySet(RoutedQuerySet["AuditEntry"]):
+class AuditEntryQuerySet(LedgerQuerySet["AuditEntry"]):
     """What operators did: ``AuditEntry.objects``. Entries are written by ``leasing.audit``."""
 
     def about(self, row: models.Model) -> Self:
@@ -360,7 +384,7 @@ class AuditEntryQuerySet(RoutedQuerySet["AuditEntry"]):
             count, found = delete_batch(
                 prunable.filter(pk__gt=last),
                 batch,
-                lambda keys: entries.filter(pk__in=keys).delete()[0],
+                lambda keys: entries.filter(pk__in=keys)._forget(),
             )
             deleted += count
             if len(found) < batch:
@@ -368,7 +392,7 @@ class AuditEntryQuerySet(RoutedQuerySet["AuditEntry"]):
             last = found[-1].pk
 
 
-class AuditEntry(models.Model):
+class AuditEntry(Ledger):
     """Something that a person did to leases, tasks, queues or the generator.
 
     It is written before anything is changed, and its outcome once, afterwards: one without an
@@ -415,11 +439,6 @@ class AuditEntry(models.Model):
 
     def __str__(self) -> str:
         return f"{self.verb} by {self.by}"
-
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        if not self._state.adding:
-            raise TypeError("An audit entry is never changed.")
-        super().save(*args, **kwargs)
 
 
 class OnceKey(Leasable):

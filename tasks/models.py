@@ -13,8 +13,9 @@ from django.db.models import Case, F, Q, Value, When
 from leasing.db.dialects import take_write_lock
 from leasing.db.routing import RoutedManager, RoutedQuerySet
 from leasing.functions import DbNow
-from leasing.models import Leasable
+from leasing.models import Leasable, Ledger
 from leasing.querysets.leasable import LEASE_FIELDS
+from leasing.querysets.ledger import LedgerQuerySet
 from leasing.store import Renewal
 from tasks.constraints import UniqueWhereSet
 from tasks.querysets import (
@@ -331,7 +332,11 @@ class AttemptOutcome(models.TextChoices):
     CANCELLED = "cancelled"
 
 
-class TaskAttempt(models.Model):
+class AttemptQuerySet(LedgerQuerySet["TaskAttempt"]):
+    """Attempts that ended otherwise than well: ``TaskAttempt.objects``."""
+
+
+class TaskAttempt(Ledger):
     """An attempt that ended otherwise than well. The good one is the task's own row."""
 
     id = models.BigAutoField(primary_key=True)
@@ -351,7 +356,7 @@ class TaskAttempt(models.Model):
     refused_at = models.DateTimeField(null=True, default=None)
     refused_verb = models.CharField(max_length=20, blank=True, default="")
 
-    objects: ClassVar = RoutedManager()
+    objects: ClassVar = AttemptQuerySet.as_manager()
 
     class Meta:
         base_manager_name = "objects"

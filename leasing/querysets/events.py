@@ -18,7 +18,8 @@ from django.db.models.functions import Coalesce
 
 from leasing.db.deletion import unprotected
 from leasing.db.dialects import lock
-from leasing.db.routing import RoutedQuerySet, database_of
+from leasing.db.routing import database_of
+from leasing.querysets.ledger import LedgerQuerySet
 
 if TYPE_CHECKING:
     from leasing.models import Leasable
@@ -28,7 +29,7 @@ TURNS = (*BEGINNINGS, "released", "revoked")
 MICROSECOND = timedelta(microseconds=1)
 
 
-class LeaseEventQuerySet(RoutedQuerySet[Any]):
+class LeaseEventQuerySet(LedgerQuerySet[Any]):
     """The ledger: ``LeaseEvent.objects``."""
 
     def held_at(self, resource: str | Leasable, moment: datetime) -> Self:
@@ -138,7 +139,7 @@ class LeaseEventQuerySet(RoutedQuerySet[Any]):
         return turns.filter(pk__gt=event.pk).order_by("pk").first()
 
     def _delete(self, keys: Iterable[int]) -> int:
-        return unprotected(self.filter(pk__in=list(keys))).delete()[0]
+        return unprotected(self.filter(pk__in=list(keys)))._forget()
 
     def _home(self, about: Leasable | None = None) -> Self:
         """Every event; with ``about`` those beside that row, which is in a database with a ledger

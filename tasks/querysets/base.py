@@ -18,6 +18,7 @@ from leasing.db.dialects import after_commit
 from leasing.functions import DbNow, after
 from leasing.humanize import span
 from leasing.querysets.leasable import LeasableQuerySet
+from leasing.querysets.ledger import LedgerQuerySet
 from leasing.stores.reasons import Reason, Why
 from tasks import signals
 from tasks.conf import task_settings
@@ -108,8 +109,8 @@ class TaskRows(LeasableQuerySet["Task"]):
         by = task.cancel_requested_by
         self._tell(signals.cancelled, task, by=by, reason=reason or task.last_error)
 
-    def _attempts_of(self, task: Task) -> models.QuerySet[Any]:
-        attempts: models.QuerySet[Any] = attempt_model()._default_manager.using(self.db)
+    def _attempts_of(self, task: Task) -> LedgerQuerySet[Any]:
+        attempts: LedgerQuerySet[Any] = attempt_model()._default_manager.using(self.db)
         return attempts.filter(task_id=task.pk)
 
     def why_over(

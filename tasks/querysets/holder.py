@@ -181,7 +181,7 @@ class Holding(Progressing):
                 attempts=F("attempts") - 1, **waiting(delay, spent=False), **traced(task)
             )
             if given:
-                unprotected(self._attempts_of(task).filter(**like)).delete()
+                unprotected(self._attempts_of(task).filter(**like))._forget()
                 attempt.save(using=self.db, force_insert=True)
                 task.refresh_from_db(using=self.db)
         return bool(given)

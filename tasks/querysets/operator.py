@@ -264,7 +264,7 @@ class Operating(Cancelling):
         # before the task is taken from it.
         late = self._everything().filter(pk=row.pk, grant_id=row.grant_id)
         late._take(late.stuck, 1, overdue, "expired")
-        self._attempts_of(row).filter(grant_id=row.grant_id, refused_at=None).update(
+        self._attempts_of(row).filter(grant_id=row.grant_id, refused_at=None)._note(
             refused_at=DbNow(), refused_verb=verb
         )
 

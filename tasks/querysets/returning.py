@@ -43,7 +43,7 @@ class Returning(Batching):
         attempts = attempt_model()
         history = attempts._default_manager.using(self.db)
         alike = history.filter(outcome="returned", error=reason)
-        unprotected(alike.filter(task_id__in=[task.pk for task in given])).delete()
+        unprotected(alike.filter(task_id__in=[task.pk for task in given]))._forget()
         history.bulk_create([attempts.of(task, "returned", reason) for task in given])
         self._read_back(given)
         return [(task, signals.returned, {"reason": reason}) for task in given]

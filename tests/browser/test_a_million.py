@@ -154,7 +154,7 @@ def test_24_with_a_million_tasks_every_page_is_quick_and_its_queries_are_fixed(
     few = {name: len(sent) for name, sent in _statements(client, _addresses(client)).items()}
     harbour.clear()
     Lease.objects.all().delete()
-    LeaseEvent.objects.all().delete()
+    LeaseEvent._base_manager.all().delete()
     start = time.perf_counter()
     filling.fill()
     figure(f"{time.perf_counter() - start:.0f} s to fill")

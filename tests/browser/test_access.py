@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from leasing.models import AuditEntry, Lease
 from tasks.dashboard.operator_actions import VERBS
-from tasks.models import Queue, Schedule, Task
+from tasks.models import Queue, Schedule, Task, TaskAttempt
 from tasks.sample import SLEEP
 from tests.browser import harbour
 from tests.browser.conftest import Figure, Visit
@@ -136,7 +136,7 @@ def test_23_secrets_are_masked_and_script_in_any_text_is_inert(
         task_data={"password": "hunter2", "note": EVIL, "deep": [{"api_key": "sk-1"}]},
         last_error=f"ValueError: {EVIL}",
     )
-    task.attempt_set.update(error=EVIL, traceback=EVIL)
+    TaskAttempt._base_manager.filter(task=task).update(error=EVIL, traceback=EVIL)
     lease = LeaseFactory(resource=EVIL, holder=EVIL)
     Lease.objects.filter(pk=lease.pk).revoke(reason=EVIL, by=EVIL)
     Queue.objects.pause("default", by=EVIL, reason=EVIL)

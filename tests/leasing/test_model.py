@@ -65,7 +65,7 @@ class Leases(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        LeaseEvent.objects.all().delete()
+        LeaseEvent._base_manager.all().delete()
         Lease.objects.all().delete()
         self.rows: dict[str, Row] = {}
         self.all_tokens: dict[str, list[int]] = {"crane:1": [], "crane:2": []}

@@ -208,7 +208,7 @@ def test_the_page_of_a_lease_hears_of_events_and_of_takeovers_that_grow_old(
         assert page.hears()
     assert get(viewer, url).code == "flapping"
     assert not page.hears()
-    LeaseEvent.objects.update(at=database_clock.now)
+    LeaseEvent._base_manager.update(at=database_clock.now)
     page.hears()
     database_clock.advance(599)
     assert not page.hears()

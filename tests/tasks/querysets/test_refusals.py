@@ -14,7 +14,7 @@ from leasing.functions import database_now
 from leasing.keeper import Keeper
 from leasing.models import LeaseEvent
 from tasks.exceptions import GiveUp
-from tasks.models import Task
+from tasks.models import Task, TaskAttempt
 from tasks.querysets import TaskQuerySet
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
@@ -142,7 +142,7 @@ def test_only_the_attempt_of_its_grant_is_noted(lost: Task) -> None:
 def test_a_grant_of_another_task_is_not_mistaken(lost: Task) -> None:
     other = TaskFactory(state="stuck")
     Task.objects.recover()
-    other.attempt_set.update(grant_id=lost.grant_id)
+    TaskAttempt._base_manager.filter(task=other).update(grant_id=lost.grant_id)
 
     with pytest.raises(LeaseLost):
         Task.objects.complete(lost)
