@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
+from urllib.parse import unquote
 
 from django.db import models
 from django.db.models import Q
@@ -19,12 +21,12 @@ def find_row(lease_id: str) -> Leasable:
     """The row whose ``lease_id`` that is, with ``state`` and ``now``: "17" is a named lease,
     "task:17" a task, "shop.task:17" a row of another model of that name: see ``lease_kinds``.
     Raises Http404."""
-    kind, _, key = lease_id.rpartition(":")
+    kind, _, key = lease_id.partition(":") if ":" in lease_id else ("", "", lease_id)
     model = _model_of(kind)
     if model is None:
         raise Http404("There is no such lease.")
     try:
-        row: Leasable = rows_of(model).with_state().get(pk=key_of(model, key))
+        row: Leasable = rows_of(model).with_state().get(pk=key_of(model, unquote(key)))
     except (model.DoesNotExist, ValueError) as error:
         raise Http404("There is no such lease.") from error
     return row
@@ -73,8 +75,10 @@ def matching(model: type[Leasable], name: str) -> Q:
     begins, others by their key ("17", "task:17" or "/api/tasks/17")."""
     if model is Lease:
         return Q(resource__startswith=name)
-    key = name.rpartition(":")[2].rpartition("/")[2]
-    try:
-        return Q(pk=key_of(model, key))
-    except ValueError:
-        return Q(pk__in=[])
+    # A key may have the signs in it that stand between the parts of a name.
+    meant = {name, name.partition(":")[2], name.rpartition(":")[2].rpartition("/")[2]}
+    keys = []
+    for text in sorted(meant - {""}):
+        with suppress(ValueError):
+            keys.append(key_of(model, text))
+    return Q(pk__in=keys)

@@ -222,7 +222,9 @@ class Leasable(Guarded):
     def lease_id(self) -> str:
         """What the API and the pages call this row's lease."""
         model = self.leased_model()
-        return f"{lease_kinds().get(model, model._meta.model_name)}:{self.pk}"
+        # As it can stand in an address: what separates its parts is spelled otherwise.
+        key = str(self.pk).replace("%", "%25").replace("/", "%2F")
+        return f"{lease_kinds().get(model, model._meta.model_name)}:{key}"
 
     @property
     def lease_resource(self) -> str:

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from django.db import connections, models
 
@@ -36,11 +36,15 @@ class Code:
 class CodeField(models.BigIntegerField):  # type: ignore[type-arg]
     """A number in the database, and a Code in Python, as a hashid is."""
 
+    validators: ClassVar[list[Any]] = []  # numbers have bounds
+
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
         return self.to_python(value)
 
     def to_python(self, value: Any) -> Any:
-        return value if value is None or isinstance(value, Code) else Code(int(value))
+        if value is None or isinstance(value, Code):
+            return value
+        return Code(int(str(value).removeprefix("code-")))
 
     def get_prep_value(self, value: Any) -> Any:
         return value.number if isinstance(value, Code) else super().get_prep_value(value)

@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from django.db import connection, transaction
+from django.urls import resolve, reverse
 
+from leasing import leasables
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.models import LeaseEvent
 from leasing.testing import in_memory
 from leasing.testing.keeper import ManualKeeper
+from leasing.web.paging import chunks_of
 from tests.keys import models as keys
 from tests.leasing.support import grants, stored, usurp
 
@@ -70,7 +74,7 @@ CASES = [
     by(keys.ByAddress, "10.0.0.{}".format),
     by(keys.ByCode, keys.Code),
     by(keys.ByUlid, "{:032x}".format),
-    by(keys.ByLongText, lambda n: f'"{n}", \\ {{}} %s ' + "é" * 280),
+    by(keys.ByLongText, lambda n: f'"{n}", \\ {{}} %s /:?#' + "é" * 280),
     pytest.param(by_place, id="ByPlace"),
     pytest.param(by_row, id="ByRow"),
     pytest.param(of_code, id="OfCode"),
@@ -185,3 +189,25 @@ def test_a_row_and_its_child_have_one_lease_in_memory() -> None:
 
     with in_memory(), child.hold(), pytest.raises(LeaseHeld):
         keys.Parcel.objects.get().hold().__enter__()
+
+
+@pytest.mark.once
+def test_pages_list_and_find_rows_by_their_keys(
+    rows: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = rows[0].leased_model()
+    for row in rows:
+        model.objects.acquire(row)
+    kinds = {model: "row"}
+    monkeypatch.setattr("leasing.leasables.lease_kinds", lambda: kinds)
+    monkeypatch.setattr("leasing.models.lease_kinds", lambda: kinds)
+    listed = leasables.listed(model)
+
+    every = [row.pk for chunk in chunks_of(listed, size=1) for row in chunk]
+    assert every == [row.pk for row in reversed(rows)]
+    for row in rows:
+        address = reverse("leasing:detail", args=[row.lease_id])
+        found = resolve(unquote(address)).kwargs["lease_id"]
+        assert leasables.find_row(found).pk == row.pk
+        for name in (str(row.pk), row.lease_resource):
+            assert listed.get(leasables.matching(model, name)).pk == row.pk
