@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.core.exceptions import FieldError
 from django.db import connections, models
 from django.db.models.constants import LOOKUP_SEP
+from django.db.models.fields.related import ForeignObjectRel
 
 
 def spans(rows: models.QuerySet[Any]) -> bool:
@@ -22,31 +24,40 @@ def spans(rows: models.QuerySet[Any]) -> bool:
 def is_joined(rows: models.QuerySet[Any]) -> bool:
     """Return True if ``rows`` are not simply rows of their model's table."""
     query: Any = rows.query
-    return len(query.alias_map) > 1 or query.distinct or query.group_by is not None
+    return len(_tables(query)) > 1 or query.distinct or query.group_by is not None
 
 
 def repeats(rows: models.QuerySet[Any]) -> bool:
     """Return True if ``rows`` may bring a row several times, or are told not to."""
     query: Any = rows.query
-    return query.distinct or any(map(_is_to_many, query.alias_map.values()))
+    return query.distinct or any(map(_is_to_many, _tables(query)))
 
 
 def is_ordered_by_many(rows: models.QuerySet[Any]) -> bool:
     """Return True if the order of ``rows`` may bring a row several times."""
     query: Any = rows.query
-    return any(_leads_to_many(query, by) for by in query.order_by if isinstance(by, str))
+    order = query.order_by or (query.get_meta().ordering if query.default_ordering else ())
+    return any(_leads_to_many(query, by) for by in order if isinstance(by, str))
+
+
+def _tables(query: Any) -> list[Any]:
+    # Joins that were found to be needless stay in the map, and are counted no more.
+    return [table for alias, table in query.alias_map.items() if query.alias_refcount[alias]]
 
 
 def _is_to_many(join: Any) -> bool:
-    field = getattr(join, "join_field", None)
+    field: Any = getattr(join, "join_field", None)
+    if isinstance(field, ForeignObjectRel):  # seen from the other side, as a generic relation is
+        return bool(field.one_to_many or field.many_to_many or field.many_to_one)
     return field is not None and bool(field.one_to_many or field.many_to_many)
 
 
 def _leads_to_many(query: Any, by: str) -> bool:
     names = by.lstrip("+-").split(LOOKUP_SEP)
-    if len(names) == 1:
+    try:
+        path, *_ = query.names_to_path(names, query.get_meta())
+    except FieldError:  # by chance, or by what an extra() has named
         return False
-    path, *_ = query.names_to_path(names, query.get_meta())
     return any(step.m2m for step in path)
 
 

@@ -61,6 +61,13 @@ def test_rows_are_written_that_other_tables_choose(report: Report) -> None:
         Report.objects.filter(author__name="ann").fenced(29).update(text="low")
 
 
+def test_a_refusal_by_a_row_with_an_endless_key_is_noted() -> None:
+    fencing.BareToken(19, "press.report", "k" * 500).note("late")
+
+    event = LeaseEvent.objects.get(kind="refused")
+    assert (event.key, event.resource) == ("k" * 400, f"press.report:{'k' * 400}")
+
+
 def test_an_older_token_is_refused_and_nothing_is_written(report: Report) -> None:
     with pytest.raises(StaleToken, match="a row of press.Report refused the token 19, having"):
         rows(report).fenced(19).update(text="low")
