@@ -34,6 +34,9 @@ logger = get_logger("leasing")
 #: How often a renewal by hand that met a locked row is tried, and the seconds between.
 BUSY_TRIES, BUSY_PAUSE = 10, 0.05
 
+#: Why a hold is lost whose work nothing carries any more.
+ABANDONED = Reason(Why.ABANDONED, "what carried its work has ended")
+
 
 #: Begins to acquire: the steps that a driver does.
 Acquire = Callable[[], Steps[Grant]]
@@ -42,6 +45,7 @@ Acquire = Callable[[], Steps[Grant]]
 class Hold:
     """A grip on one lease, for ``with`` and ``async with``. Made by ``Lease.objects.hold(...)``.
 
+    It is renewed as long as ``proof``, if there is one, says that what carries the work goes on.
     ``on_lost`` and ``on_yield`` are called once, with the hold, on a thread of the keeper.
     """
 
@@ -59,6 +63,7 @@ class Hold:
         "_lost",
         "_on_lost",
         "_on_yield",
+        "_proof",
         "_reason",
         "_settling",
         "due_at",
@@ -75,6 +80,7 @@ class Hold:
         *,
         on_lost: Callable[[Hold], object] | None = None,
         on_yield: Callable[[Hold], object] | None = None,
+        proof: Callable[[], bool] | None = None,
         keeper: Keeper = keeper,
     ) -> None:
         self.store = store
@@ -89,6 +95,8 @@ class Hold:
         self._grant: Grant | None = None
         self._on_lost = on_lost
         self._on_yield = on_yield
+        #: Return True while what carries the work goes on: else it is not renewed.
+        self._proof = proof
         self._keeper = keeper
         self._reason = ""
         self._lock = threading.Lock()
@@ -257,7 +265,7 @@ class Hold:
         """``leave``, for good: nobody is called any more, and whom it would have called it does
         not keep."""
         self.leave()
-        self._on_lost = self._on_yield = None
+        self._on_lost = self._on_yield = self._proof = None
 
     def _log_unreleased(self, failure: Exception) -> None:
         # The work was done while the lease was held; the ttl frees what release could not.
@@ -361,6 +369,15 @@ class Hold:
             self.trace.renewed()
         if asked and self._on_yield is not None:
             self._keeper.tell(self._tell_asked)
+
+    def goes_on(self) -> bool:
+        """Return True unless it is known that what carries the work has ended."""
+        proof = self._proof
+        return proof is None or proof()
+
+    def give_up(self) -> None:
+        """What carries the work has ended."""
+        self.lose(ABANDONED)
 
     @property
     def overdue_reason(self) -> str:
@@ -521,7 +538,7 @@ def drop_together(holds: Sequence[Hold]) -> None:
     if holds:
         leave_together(holds, holds[0]._keeper)
     for hold in holds:
-        hold._on_lost = hold._on_yield = None
+        hold._on_lost = hold._on_yield = hold._proof = None
 
 
 def interval(ttl: float) -> float:

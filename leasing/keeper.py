@@ -100,6 +100,8 @@ class Renewable(Protocol):
     due_at: float
     trusted_until: float
 
+    def goes_on(self) -> bool: ...
+    def give_up(self) -> None: ...
     def renewed(self, sent_at: float, renewal: Renewal) -> None: ...
     def lose(self, reason: str) -> None: ...
     def forget(self) -> None: ...
@@ -265,6 +267,9 @@ class Keeper:
         now = self.clock()
         with self._lock:
             due = [h for h in self._holds.values() if h.due_at <= now + h.interval / 10]
+        for hold in [hold for hold in due if not hold.goes_on()]:
+            due.remove(hold)
+            hold.give_up()
         for group, holds in _in_batches(due):
             self._renew(group, holds)
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from leasing.conf import leasing_settings
@@ -23,6 +23,7 @@ from leasing.exceptions import LeaseHeld, LeaseTimeout
 from leasing.runtime import clock, probes
 from leasing.runtime.aio import Steps, Undoable
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.threads import start_thread
 from leasing.validation.names import check_duration
 from leasing.waiting import Waiter
 
@@ -53,11 +54,10 @@ class Bell:
     def add(self, resource: str, waiter: Waiter) -> None:
         with self._lock:
             self._waiters[resource].append(waiter)
-            if self._thread is None and self._hears and can_listen(self.using):
-                self._thread = threading.Thread(
-                    target=self._listen, name="leasing-bell", daemon=True
-                )
-                self._thread.start()
+            is_heard = self._thread is not None and self._thread.is_alive()
+            if not is_heard and self._hears and can_listen(self.using):
+                with suppress(RuntimeError):  # there can be no thread more: waiters look again
+                    self._thread = start_thread("leasing-bell", self._listen)
 
     def remove(self, resource: str, waiter: Waiter) -> None:
         with self._lock:

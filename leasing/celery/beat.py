@@ -94,7 +94,7 @@ class Campaign:
                 self._term = term
                 while term.valid and not self._stopping.wait(LOOK):
                     pass
-        except Exception as failure:
+        except BaseException as failure:  # whatever ends this thread, beat is to hear of
             self._failure = failure
         finally:
             connections.close_all()

@@ -22,6 +22,7 @@ from django.db import Error, OperationalError, connections
 from leasing.db.dialects import patience, use_private_connection
 from leasing.runtime.aio import Steps, Undoable
 from leasing.runtime.clock import system_clock
+from leasing.runtime.threads import start_thread
 
 Result = TypeVar("Result")
 
@@ -96,10 +97,7 @@ class Aside:
     def _begin(self) -> None:
         self._jobs = queue.SimpleQueue()
         # A daemon: the exit of the process must not wait for what will never be answered.
-        self._thread = threading.Thread(
-            target=_work, args=[self.using, self._jobs], name="leasing-aside", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("leasing-aside", partial(_work, self.using, self._jobs))
 
 
 def _work(using: str, jobs: queue.SimpleQueue[Job | None]) -> None:

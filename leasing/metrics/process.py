@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from leasing import signals
 from leasing.keeper import keeper
 from leasing.leader import leaders
 from leasing.runtime import probes
 from leasing.runtime.probes import Round
+from leasing.runtime.threads import replaced
 from leasing.stores.reasons import why_of
 
 #: Seconds, for what usually takes milliseconds and may take as long as a ttl.
@@ -223,6 +224,14 @@ class State:
             ),
         ):
             yield GaugeMetricFamily(name, help, value=float(value))
+        ended = CounterMetricFamily(
+            "leasing_threads_replaced_total",
+            "Threads that had ended before their work, and were started again.",
+            labels=["thread"],
+        )
+        for name, count in list(replaced.items()):
+            ended.add_metric([name], count)
+        yield ended
         if self._ahead is not None:
             yield GaugeMetricFamily(
                 "leasing_clock_offset_seconds",

@@ -23,6 +23,8 @@ class Why(StrEnum):
     LIMIT = "limit"
     #: Somebody of higher priority asked for it.
     PREEMPTED = "preempted"
+    #: What carried the work that it was for has ended.
+    ABANDONED = "abandoned"
     OTHER = "other"
 
 

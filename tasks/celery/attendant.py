@@ -9,7 +9,12 @@ from typing import Any
 
 from celery import signals
 
-_threads: list[threading.Thread] = []
+from leasing.runtime.threads import LastingThread
+
+#: Seconds between looks whether all threads go on.
+LOOK = 1.0
+
+_threads: list[LastingThread] = []
 _ended = threading.Event()
 _name = ""
 
@@ -35,6 +40,7 @@ def _begin(sender: Any, **kwargs: Any) -> None:
     # It may also serve queues with tasks of Celery's own.
     served = [q.name for q in sender.task_consumer.queues if q.name in task_settings.QUEUES]
     concurrency = sender.controller.concurrency
+    _start("caretaker", _look_after)
     _start("controller", lambda: recovery.run_until(_ended))
     _start("scheduler", lambda: scheduler.run_until(_ended))
     _start("sampler", lambda: sampling.run_until(_ended))
@@ -50,6 +56,13 @@ def _start(name: str, work: Callable[[], object]) -> None:
     from tasks.runtime.connection import lasting_thread
 
     _threads.append(lasting_thread(name, work))
+
+
+def _look_after() -> None:
+    """Start again whichever thread has ended before its work."""
+    while not _ended.wait(LOOK):
+        for thread in _threads:
+            thread.tend()
 
 
 def _stop(**kwargs: Any) -> None:

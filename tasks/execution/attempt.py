@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from leasing.hold import Hold, adopt_together
 from leasing.keeper import Keeper, keeper
@@ -28,6 +29,12 @@ Watch = Callable[["Execution"], object]
 
 #: The part of its time for progress that a task may wait for a place without a word.
 SILENCE = 0.1
+
+
+class Carrier(Protocol):
+    """What carries an attempt on."""
+
+    def is_alive(self) -> bool: ...
 
 
 class Execution:
@@ -65,8 +72,8 @@ class Execution:
         self.ended = Latch()
         #: Who ended it: "handler", "timeout" or "stop"; empty while nobody has.
         self.taken_by = ""
-        #: The thread that is at it; None while it waits for a place.
-        self.carrier: threading.Thread | None = None
+        #: What carries it now: a thread, a coroutine's loop; None while it waits for a place.
+        self.carrier: Carrier | None = None
         #: Ends what can be ended from outside: a coroutine. May be called on any thread.
         self.interrupt: Callable[[], object] | None = None
         #: Follows it from the call of its handler on, where tasks are traced.
@@ -74,7 +81,11 @@ class Execution:
         self._watch = watch
         self._lock = threading.Lock()
         self.hold = Hold(
-            store_in(taken.using), on_lost=self._lost, on_yield=self._cancelled, keeper=keeper
+            store_in(taken.using),
+            on_lost=self._lost,
+            on_yield=self._cancelled,
+            proof=self.goes_on,
+            keeper=keeper,
         )
         if keep:
             self.hold.adopt(grants_of([taken])[0])
@@ -122,6 +133,11 @@ class Execution:
     def is_over(self) -> bool:
         """Whether what the handler still does is in vain."""
         return self.hold.is_lost or self.taken_by in ("timeout", "stop")
+
+    def goes_on(self) -> bool:
+        """Return True unless what carried it has ended."""
+        carrier = self.carrier
+        return carrier is None or carrier.is_alive()
 
     def follow(self) -> None:
         """Let the attempt be traced from now on, where tasks are, with what this thread or

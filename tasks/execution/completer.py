@@ -12,6 +12,7 @@ from enum import Enum
 from leasing.keeper import keeper
 from leasing.runtime.callbacks import Teller, apart
 from leasing.runtime.clock import clock
+from leasing.runtime.threads import note_replaced
 from tasks.execution.attempt import Execution
 from tasks.execution.outcomes import Ending, settle
 from tasks.runtime.connection import lasting_connection
@@ -117,6 +118,32 @@ class Settler:
             if (stuck or gone) and self._waiting and len(self._under_way) < MOST_STUCK:
                 self._chief = None
                 self._start()
+
+    def is_alive(self) -> bool:
+        """Return True unless the thread that stores has ended."""
+        chief = self._chief
+        return chief is None or chief.is_alive()
+
+    def tend(self) -> None:
+        """Start again the thread that stores, if it has ended; what it and others that have ended
+        were at is stored by the next."""
+        with self._wakes:
+            for thread, batch in list(self._under_way.items()):
+                if not thread.is_alive():
+                    del self._under_way[thread]
+                    self._put_back(batch)
+            if not self.is_alive():
+                self._chief = None
+                self._start()
+                note_replaced("task-results")
+        self.take_over()
+
+    def _put_back(self, batch: list[Ending]) -> None:
+        waiting = {id(ending) for ending in self._waiting}
+        for ending in reversed(batch):
+            ending.is_unsure = True
+            if id(ending) not in waiting:
+                self._waiting.appendleft(ending)
 
     def close(self) -> None:
         """End the thread once all is stored."""

@@ -43,7 +43,16 @@ class Ending:
     """What is to be stored of an attempt: the ``value`` of a result or an error, or else what
     ``store`` does. Without a ``verb`` there is nothing to store."""
 
-    __slots__ = ("dropped", "ended_at", "execution", "is_done", "store", "value", "verb")
+    __slots__ = (
+        "dropped",
+        "ended_at",
+        "execution",
+        "is_done",
+        "is_unsure",
+        "store",
+        "value",
+        "verb",
+    )
 
     def __init__(
         self,
@@ -60,6 +69,8 @@ class Ending:
         self.dropped = False
         #: When it was handed in to be stored, on the holder's clock.
         self.ended_at = 0.0
+        #: Whether storing it was begun by a thread that has ended: nobody knows how far it came.
+        self.is_unsure = False
         #: Whether nothing more is to be done about it.
         self.is_done = not verb
 
@@ -115,7 +126,7 @@ def _drop(ending: Ending) -> None:
 
 
 def _settle(left: list[Ending], is_away: Callable[[bool], object]) -> None:
-    unsure = False
+    unsure = any(ending.is_unsure for ending in left)
     for pause in (*SETTLE_PAUSES, None):
         if not left:
             return

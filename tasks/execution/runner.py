@@ -58,7 +58,11 @@ def _note_connection(**_named: Any) -> None:
 
 def run(execution: Execution, call: Call | None = None, chaos: Chaos | None = None) -> None:
     """Run ``execution`` to its end on this thread, and store it. Raises nothing."""
-    settle([work(execution, call, chaos)])
+    execution.carrier = threading.current_thread()
+    try:
+        settle([work(execution, call, chaos)])
+    finally:
+        execution.hold.drop()  # whatever was raised into this thread: nobody carries it on
     tidy()
 
 

@@ -25,6 +25,7 @@ from typing import Any
 from django.db import Error, close_old_connections, connections
 
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.threads import LastingThread
 from tasks import signals
 from tasks.conf import task_settings
 from tasks.maintenance import housekeeping
@@ -180,13 +181,11 @@ def run_until(
     ``found`` is called after a sweep that recovered something. ``look_ahead`` asks what a sweep
     asks, and may ask more by the same statement; it is told when it will be called again.
     """
-    keeping = threading.Thread(
-        target=housekeeping.run_until, args=(stopping, examine), name="housekeeping", daemon=True
-    )
-    keeping.start()
+    keeping = LastingThread("housekeeping", lambda: housekeeping.run_until(stopping, examine))
     failures = 0
     while not stopping.is_set():
         try:
+            keeping.tend()
             close_old_connections()
             recovered, pause = _sweep(look_ahead)
             totals.succeeded_at = time.time()

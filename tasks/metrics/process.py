@@ -19,6 +19,7 @@ from tasks.outbox.totals import totals as relayed
 from tasks.querysets.claimed import Taken, waited
 from tasks.runtime import probes
 from tasks.worker.executors import Places
+from tasks.worker.hand_back import abandoned
 
 #: Seconds, for what may take a moment or an hour.
 LONG = (
@@ -181,10 +182,16 @@ class State:
                 "When this process last looked for stuck tasks without an error.",
                 value=totals.succeeded_at,
             )
-        for name, help, by_kind in (
+        counts: tuple[tuple[str, str, Mapping[str, int]], ...] = (
             ("tasks_repaired_total", "States put right.", totals.repaired),
             ("tasks_suspected_total", "States that are only reported.", totals.suspected),
-        ):
+            (
+                "tasks_abandoned_total",
+                "Tasks given back because what carried them had ended.",
+                abandoned,
+            ),
+        )
+        for name, help, by_kind in counts:
             yield _counted(name, help, "kind", by_kind)
         if self.places is not None:
             yield from _places(self.places)

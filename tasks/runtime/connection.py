@@ -18,6 +18,8 @@ from django.dispatch import receiver
 
 from leasing.conf import leasing_settings
 from leasing.db.dialects import patience, use_private_connection
+from leasing.runtime.callbacks import Teller, apart
+from leasing.runtime.threads import LastingThread
 
 #: Seconds for which a thread keeps a connection from task to task, and how long while none comes.
 KEPT, KEPT_IDLE = 10.0, 1.0
@@ -72,13 +74,16 @@ def lasting_connection() -> Iterator[None]:
         connections[using] = before
 
 
-def lasting_thread(name: str, work: Callable[[], object]) -> threading.Thread:
-    """A thread that has begun to ``work`` with a lasting connection, and keeps no process alive."""
+def lasting_thread(
+    name: str, work: Callable[[], object], teller: Teller | None = None
+) -> LastingThread:
+    """A thread that has begun to ``work`` with a lasting connection, and keeps no process alive.
+    Receivers of what it does are called by ``teller``."""
 
     def with_connection() -> None:
-        with lasting_connection():
+        with lasting_connection(), apart(teller):
             work()
 
-    thread = threading.Thread(target=with_connection, name=name, daemon=True)
-    thread.start()
+    thread = LastingThread(name, with_connection)
+    thread.tend()
     return thread

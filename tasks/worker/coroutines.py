@@ -8,8 +8,7 @@ is stored beside the loop, so that a slow database delays no coroutine.
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
@@ -17,6 +16,7 @@ from django.db import connections
 
 from leasing.hold import Hold
 from leasing.runtime.clock import clock
+from leasing.runtime.threads import LastingThread
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
@@ -28,6 +28,26 @@ from tasks.worker.threads import Lane
 
 #: Seconds without an answer after which the loop counts as blocked, and gets nothing more to do.
 BLOCKED_AFTER = 1.0
+#: After how many times the ttl of its tasks a loop that is blocked counts as ended.
+HOPELESS_AFTER = 3
+
+
+class Coroutine:
+    """Carries an attempt on the loop of ``lane``."""
+
+    __slots__ = ("_lane", "task")
+
+    def __init__(self, lane: Coroutines) -> None:
+        self._lane = lane
+        self.task: asyncio.Task[None] | None = None
+
+    def is_alive(self) -> bool:
+        """Return True until it, or its loop, has ended in whatever way."""
+        return self._lane.is_alive() and not self.is_done()
+
+    def is_done(self) -> bool:
+        """Return True once it has ended in whatever way."""
+        return self.task is not None and self.task.done()
 
 
 class Coroutines(Lane):
@@ -44,8 +64,11 @@ class Coroutines(Lane):
     ) -> None:
         super().__init__(places, settler, wake, chaos)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread = LastingThread("event-loop", self._run_loop)
+        self._closed = False
         self._pinged_at: float | None = None
+        #: The ttl of the tasks that are kept.
+        self._ttl = 0.0
         #: How many run. Only the loop's thread writes it.
         self._active = 0
 
@@ -71,32 +94,65 @@ class Coroutines(Lane):
     def _answer(self) -> None:
         self._pinged_at = None
 
+    def is_alive(self) -> bool:
+        """Return True while the loop goes on, as far as is known: it may be blocked, but not for
+        longer than tasks are kept from others without it."""
+        pinged_at = self._pinged_at
+        is_blocked = pinged_at is not None and clock() - pinged_at > HOPELESS_AFTER * self._ttl
+        return self._thread.is_alive() and not is_blocked
+
+    def is_stuck(self) -> bool:
+        is_hopeless = self._is_blocked() and self._thread.is_alive() and not self.is_alive()
+        return super().is_stuck() or is_hopeless
+
+    def submit(self, executions: Iterable[Execution]) -> None:
+        executions = list(executions)
+        self._ttl = max((each.hold.ttl for each in executions), default=self._ttl)
+        super().submit(executions)
+
     def _begin(self, count: int) -> None:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._run_loop, name="event-loop", daemon=True)
-            self._thread.start()
+            self._thread.tend()
         self._loop.call_soon_threadsafe(self._fill)
 
     def _run_loop(self) -> None:
         assert self._loop is not None
-        self._loop.run_forever()
+        while not self._closed:  # a coroutine may have stopped it
+            self._loop.run_forever()
         if not self._running:
             self._loop.close()
+
+    def _restart(self) -> None:
+        if self._loop is not None:
+            self._thread.tend()
+
+    def _goes_on(self, execution: Execution, waiting: set[int]) -> bool:
+        carrier = execution.carrier
+        if isinstance(carrier, Coroutine):  # whose loop goes on with what it had
+            return not carrier.is_done()
+        return super()._goes_on(execution, waiting)
 
     def _fill(self) -> None:
         """Begin what waits, as far as there are places."""
         assert self._loop is not None
-        while self._active < self.places:
+        while self._active < self.places and not self._closed:
             try:
                 execution = self._waiting.popleft()
             except IndexError:
                 return
             self._active += 1
-            execution.carrier = self._thread
-            _kept(self._loop.create_task(self._run(execution)))
+            execution.carrier = carrier = Coroutine(self)
+            carrier.task = _kept(self._loop.create_task(self._run(execution)))
 
     async def _run(self, execution: Execution) -> None:
+        try:
+            await self._run_to_its_end(execution)
+        finally:
+            self._active -= 1
+            self._fill()
+
+    async def _run_to_its_end(self, execution: Execution) -> None:
         began_at = clock()
         ending = runner.before(execution)
         stalled = False
@@ -109,9 +165,7 @@ class Coroutines(Lane):
         ending.close("handler")
         if execution.trace is not None:
             execution.trace.leave(ending)
-        self._active -= 1
         self._end(ending, began_at)
-        self._fill()
 
     def _run_late(self, hold: Hold) -> None:
         assert self.chaos is not None
@@ -156,6 +210,7 @@ class Coroutines(Lane):
             execution.interrupt = None  # or each would keep the other
 
     def close(self) -> None:
+        self._closed = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -182,6 +237,7 @@ def _tidy() -> bool:
 _tasks: set[asyncio.Task[None]] = set()
 
 
-def _kept(task: asyncio.Task[None]) -> None:
+def _kept(task: asyncio.Task[None]) -> asyncio.Task[None]:
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
+    return task

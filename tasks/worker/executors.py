@@ -93,6 +93,12 @@ class Places:
             return EVERY_PLACE
         return NO_RESULT if self.settler.is_stuck() else ""
 
+    def tend(self) -> list[Execution]:
+        """Start again what has ended of that which runs and stores tasks. Return those that were
+        carried by it, and are given up; they are in no lane any more."""
+        self.settler.tend()
+        return [each for lane in self.lanes.values() for each in lane.tend()]
+
     def submit(self, executions: list[Execution]) -> None:
         """Run ``executions`` where they belong."""
         by_kind: dict[Kind, list[Execution]] = {}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 from django.db import Error
 
+from leasing.hold import ABANDONED
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
 from tasks.execution.attempt import Execution
@@ -16,6 +18,8 @@ from tasks.registry import Kind
 
 logger = get_logger("tasks.runner")
 
+#: How often a task of this process was given back because what carried it had ended, by kind.
+abandoned: Counter[str] = Counter()
 #: Seconds between looks whether what has ended is stored.
 TICK = 0.02
 
@@ -37,6 +41,22 @@ def give_back_all(left: list[Execution]) -> None:
     pause = threading.Event()
     while clock() < patience and any(each.hold.is_kept for each in ending):
         pause.wait(TICK)
+
+
+def give_up(executions: list[Execution]) -> None:
+    """Give back tasks that nothing here carries on any more. Raises nothing."""
+    for execution in executions:
+        abandoned[execution.kind] += 1
+        logger.error(
+            "task %s: what carried it has ended, and it is given back",
+            execution.taken.id,
+            event="task.abandoned",
+            **said_of(execution.taken),
+        )
+    # What timed out is stored as that.
+    left = [each for each in executions if each.take("stop") or each.taken_by != "timeout"]
+    if left:
+        give_back(left, ABANDONED)
 
 
 def give_back(executions: list[Execution], reason: str) -> None:

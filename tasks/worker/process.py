@@ -12,6 +12,8 @@
     scheduler      enqueues what schedules say (``schedules``)
     sampler        notes what the charts show, in one of all workers (``sampling``)
     presence       keeps this worker's row up to date
+    caretaker      starts again whichever of these has ended, and gives back what it carried; the
+                   main thread looks after it
     receivers      call those who want to know of all this (``leasing.runtime.callbacks``)
 
 Asked to stop (SIGTERM, SIGINT) it claims nothing more and lets its tasks run on until a
@@ -25,7 +27,8 @@ that could store no result for long, though the database answers.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from enum import StrEnum
 
@@ -35,6 +38,7 @@ from leasing.keeper import keeper
 from leasing.runtime.callbacks import HANGS, Teller, apart
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.threads import LastingThread
 from leasing.validation.names import default_holder
 from tasks.conf import task_settings
 from tasks.execution.attempt import Execution
@@ -50,7 +54,7 @@ from tasks.querysets.claimed import Taken
 from tasks.registry import Kind
 from tasks.runtime.connection import lasting_connection, lasting_thread
 from tasks.worker.executors import EMPTY_FOR, Opening, Places
-from tasks.worker.hand_back import give_back, give_back_all
+from tasks.worker.hand_back import give_back, give_back_all, give_up
 from tasks.worker.registration import PRESENCE_PATIENCE, keep_present, sign_off
 from tasks.worker.timeouts import Timekeeper
 
@@ -58,6 +62,10 @@ logger = get_logger("tasks.worker")
 
 #: Seconds between claims while the database is away.
 LONGEST_PAUSE = 15.0
+#: Seconds between looks whether all threads go on.
+LOOK = 1.0
+#: The threads that are waited for at the end.
+PRESENCE, SAMPLER = "presence", "sampler"
 #: So much may wait to be told to receivers; what comes then, while they hang, is not told.
 MOST_UNTOLD = 10_000
 #: Why tasks that were claimed ahead go back.
@@ -114,8 +122,9 @@ class WorkerProcess:
         self._is_blocked = False
         #: Whether the latest claim found all it asked for: then more is ready.
         self._more = False
-        self._sampler: threading.Thread | None = None
-        self._presence: threading.Thread | None = None
+        #: What goes on beside the tasks.
+        self._threads: list[LastingThread] = []
+        self._caretaker = LastingThread("caretaker", self._look_after)
         self._timekeeper = Timekeeper(self._time_out)
         self.waking = Waking(self.queues, self._ended, self._hurry)
         counts = {Kind.THREAD: threads, Kind.COROUTINE: coroutines, Kind.PROCESS: processes}
@@ -134,42 +143,47 @@ class WorkerProcess:
             worker=self.name,
             queues=queues,
         )
-        failures = 0
         with lasting_connection(), apart(self._teller), ringer.heard_by(self.waking.hear):
-            while not self.stopping.is_set():
-                self.waking.begin_look()
-                try:
-                    more = self._claim()
-                    if not more and self._is_finished():
-                        break
-                    pause = 0.0 if more else self._pause()
-                    failures = 0
-                except Error as error:
-                    failures += 1
-                    pause = min(LONGEST_PAUSE, task_settings.POLL_EVERY * 2.0 ** min(failures, 10))
-                    connections.close_all()
-                    logger.warning(
-                        "claiming failed, and is tried again: %s",
-                        error,
-                        event="worker.claim_failed",
-                        worker=self.name,
-                        pause_seconds=pause,
-                        error=error,
-                    )
-                if reason := self.places.stuck_reason:
-                    logger.error(
-                        "%s: %s ends",
-                        reason,
-                        self.name,
-                        event="worker.stuck",
-                        worker=self.name,
-                        reason=reason,
-                    )
-                    self.failed = True
-                    self.stop()
-                elif pause:
-                    self.waking.rest(pause, self._is_idle)
-            self._wind_up()
+            try:
+                self._serve()
+            finally:  # whatever ends it: what it has is not to be renewed for ever
+                self._wind_up()
+
+    def _serve(self) -> None:
+        failures = 0
+        while not self.stopping.is_set():
+            self.waking.begin_look()
+            try:
+                more = self._claim()
+                if not more and self._is_finished():
+                    break
+                pause = 0.0 if more else self._pause()
+                failures = 0
+            except Error as error:
+                failures += 1
+                pause = min(LONGEST_PAUSE, task_settings.POLL_EVERY * 2.0 ** min(failures, 10))
+                connections.close_all()
+                logger.warning(
+                    "claiming failed, and is tried again: %s",
+                    error,
+                    event="worker.claim_failed",
+                    worker=self.name,
+                    pause_seconds=pause,
+                    error=error,
+                )
+            if reason := self.places.stuck_reason:
+                logger.error(
+                    "%s: %s ends",
+                    reason,
+                    self.name,
+                    event="worker.stuck",
+                    worker=self.name,
+                    reason=reason,
+                )
+                self.failed = True
+                self.stop()
+            elif pause:
+                self.waking.rest(pause, self._is_idle)
 
     def stop(self) -> None:
         """Claim nothing more; a second call does not wait for running tasks either."""
@@ -199,8 +213,10 @@ class WorkerProcess:
         self._give_back_overdue()
         self.places.settler.take_over()
         more = emptied = self.places.saw_all = self._looked = False
-        self._teller.tend()
+        self._caretaker.tend()
         self._is_blocked = self.places.settler.is_full or self._teller.is_behind
+        with suppress(RuntimeError):  # where nothing can be renewed it drains
+            keeper.start()
         if not (keeper.draining or self._closing or self._is_blocked):
             for opening in self.places.openings(self._busy):
                 asked, found = self._claim_for(opening)
@@ -237,11 +253,13 @@ class WorkerProcess:
             return
         try:
             load([each.taken for each in executions if each.kind is Kind.COROUTINE])
-        except Error:
+            self.places.submit(executions)
+        except BaseException:
             # Kept and not run they would be nobody's.
-            give_back(executions, "its row could not be read")
+            submitted = {id(each) for each in self.executions}
+            left = [each for each in executions if id(each) not in submitted]
+            give_back(left, "its row could not be read")
             raise
-        self.places.submit(executions)
         if self._tasks_left is not None:
             self._tasks_left -= len(taken)
             self._closing = self._closing or self._tasks_left <= 0
@@ -311,14 +329,42 @@ class WorkerProcess:
     # Threads
 
     def _start_threads(self) -> None:
-        lasting_thread("bell", self.waking.listener.listen)
-        lasting_thread(
-            "controller",
-            lambda: recovery.run_until(self._ended, self.waking.wake, self.waking.look_ahead),
-        )
-        lasting_thread("scheduler", lambda: scheduler.run_until(self._ended, self.waking.wake))
-        self._sampler = lasting_thread("sampler", lambda: sampling.run_until(self._ended))
-        self._presence = lasting_thread("presence", self._keep_present)
+        duties: dict[str, Callable[[], object]] = {
+            "bell": self.waking.listener.listen,
+            "controller": lambda: recovery.run_until(
+                self._ended, self.waking.wake, self.waking.look_ahead
+            ),
+            "scheduler": lambda: scheduler.run_until(self._ended, self.waking.wake),
+            SAMPLER: lambda: sampling.run_until(self._ended),
+            PRESENCE: self._keep_present,
+        }
+        self._threads = [lasting_thread(name, duty, self._teller) for name, duty in duties.items()]
+        self._caretaker.tend()
+
+    def _look_after(self) -> None:
+        """Start again whichever thread has ended before its work, and give back what it carried;
+        the main thread sees to it that this one goes on."""
+        while not self._ended.wait(LOOK):
+            try:
+                self._tend()
+            except Exception as error:
+                logger.exception(
+                    "looking after threads failed, and is tried again",
+                    event="worker.tending_failed",
+                    worker=self.name,
+                    error=error,
+                )
+
+    def _tend(self) -> None:
+        for thread in self._threads:
+            thread.tend()
+        self._timekeeper.tend()
+        self._teller.tend()
+        if given_up := self.places.tend():
+            with apart(self._teller):
+                give_up(given_up)
+            connections.close_all()
+            self.waking.wake()
 
     def _keep_present(self) -> None:
         keep_present(
@@ -350,11 +396,11 @@ class WorkerProcess:
         self._timekeeper.close()
         self.places.close()
         self._ended.set()
-        if self._presence is not None:
-            # A sign of life that is under way would undo the signing off.
-            self._presence.join(PRESENCE_PATIENCE)
-        if self._sampler is not None:
-            self._sampler.join(PRESENCE_PATIENCE)  # it gives its lease back
+        for thread in self._threads:
+            # A sign of life that is under way would undo the signing off; and the sampler gives
+            # its lease back.
+            if thread.name in (PRESENCE, SAMPLER):
+                thread.join(PRESENCE_PATIENCE)
         sign_off(self.name)
         keeper.stop()
         self._teller.stop(PRESENCE_PATIENCE)

@@ -14,7 +14,8 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from leasing.exceptions import LeaseLost
@@ -46,10 +47,15 @@ class Processes(Threads):
 
     kind = Kind.PROCESS
 
-    def _caller(self) -> runner.Call | None:
+    @contextmanager
+    def _caller(self) -> Iterator[runner.Call | None]:
         mine = Child()
         self._children.append(mine)
-        return mine.call
+        try:
+            yield mine.call
+        finally:
+            self._children.remove(mine)
+            mine.kill()
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 from django.db import connections
 
 from leasing.runtime.clock import clock
+from leasing.runtime.threads import LastingThread
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
@@ -29,6 +31,8 @@ from tasks.runtime import connection, probes
 AHEAD, MOST_AHEAD = 0.1, 250
 #: Seconds after its claim until a task that has not begun is given back.
 LONGEST_WAIT = 1.0
+#: Seconds after its claim until a task that neither waits nor has begun is nobody's.
+FORGOTTEN_AFTER = 10.0
 #: The weight of the latest task in the mean of the time that one takes.
 WEIGHT = 0.1
 
@@ -154,7 +158,8 @@ class Lane:
         self._paced += 1
         # In this order: what has not been stored is always to be found in one of the two.
         self._settler.put(ending)
-        del self._running[id(ending.execution)]
+        self._running.pop(id(ending.execution), None)
+        ending.execution.carrier = self._settler
         self._settler.wake()
         if len(self._running) <= self.look_at:
             self.look_at = -1
@@ -174,6 +179,30 @@ class Lane:
     def close(self) -> None:
         """End what can be ended: the process is about to."""
 
+    # Watching
+
+    def tend(self) -> list[Execution]:
+        """Start again what has ended of that which carries tasks here. Return what it carried and
+        nobody stores; it is no longer in the lane."""
+        self._restart()
+        waiting = {id(each) for each in self._waiting.copy()}
+        carried = [each for each in self.executions if not self._goes_on(each, waiting)]
+        # In this order: what is handed in meanwhile is no longer carried here.
+        stored = {id(each) for each in self._settler.executions}
+        for each in carried:
+            self._running.pop(id(each), None)
+        return [each for each in carried if id(each) not in stored]
+
+    def _goes_on(self, execution: Execution, waiting: set[int]) -> bool:
+        if execution.carrier is not None:
+            return execution.goes_on()
+        # Neither waits nor has begun: whoever took it to begin has ended.
+        is_fresh = clock() - execution.taken.sent_at < FORGOTTEN_AFTER
+        return is_fresh or id(execution) in waiting
+
+    def _restart(self) -> None:
+        """Start again what has ended of that which carries tasks here."""
+
 
 class Threads(Lane):
     """Runs each task on a thread, which cannot be ended from outside."""
@@ -190,33 +219,37 @@ class Threads(Lane):
         super().__init__(places, settler, wake, chaos)
         self._comes = threading.Condition()
         self._idle = 0
-        self._started = False
+        self._threads: list[LastingThread] = []
         self._closed = False
 
     def _begin(self, count: int) -> None:
-        if not self._started:
-            self._started = True
-            for number in range(self.places):
-                name = f"task-{self.kind}-{number + 1}"
-                threading.Thread(target=self._work, name=name, daemon=True).start()
+        if not self._threads:
+            names = [f"task-{self.kind}-{number + 1}" for number in range(self.places)]
+            self._threads = [LastingThread(name, self._work) for name in names]
+            self._restart()
         with self._comes:
             self._comes.notify(min(count, self._idle))
 
+    def _restart(self) -> None:
+        for thread in self._threads:
+            thread.tend()
+
     def _work(self) -> None:
         connection.keep_connections()
-        me, call = threading.current_thread(), self._caller()
-        while True:
-            try:
-                execution = self._waiting.popleft()
-            except IndexError:
-                if self._closed:
-                    connections.close_all()
-                    return
-                self._wait()
-                continue
-            execution.carrier = me
-            began_at = clock()
-            self._end(runner.work(execution, call, self.chaos), began_at)
+        me = threading.current_thread()
+        with self._caller() as call:
+            while True:
+                try:
+                    execution = self._waiting.popleft()
+                except IndexError:
+                    if self._closed:
+                        connections.close_all()
+                        return
+                    self._wait()
+                    continue
+                execution.carrier = me
+                began_at = clock()
+                self._end(runner.work(execution, call, self.chaos), began_at)
 
     def _wait(self) -> None:
         runner.tidy()
@@ -230,15 +263,17 @@ class Threads(Lane):
             if self._waiting or self._closed:
                 return True
             self._idle += 1
-            came = self._comes.wait(seconds)
-            self._idle -= 1
-            return came
+            try:
+                return self._comes.wait(seconds)
+            finally:
+                self._idle -= 1
 
     def close(self) -> None:
         with self._comes:
             self._closed = True
             self._comes.notify_all()
 
-    def _caller(self) -> runner.Call | None:
-        """What calls handlers on the thread that asks; None: the thread itself."""
-        return None
+    @contextmanager
+    def _caller(self) -> Iterator[runner.Call | None]:
+        """What calls handlers for the thread that enters; None: the thread itself."""
+        yield None

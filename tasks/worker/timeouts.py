@@ -10,8 +10,10 @@ import heapq
 import itertools
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from leasing.runtime.clock import clock
+from leasing.runtime.threads import note_replaced, start_thread
 from tasks.execution.attempt import Execution
 
 
@@ -39,10 +41,18 @@ class Timekeeper:
                 self._tidy_at = max(64, 2 * len(self._heap))
             heapq.heappush(self._heap, (deadline, next(self._order), execution))
             if self._thread is None:
-                thread = threading.Thread(target=self._watch, name="timeouts", daemon=True)
-                thread.start()  # where there can be none more the next call tries again
-                self._thread = thread
+                # Where there can be none more the next call tries again.
+                self._thread = start_thread("timeouts", self._watch)
             self._wakes.notify()
+
+    def tend(self) -> None:
+        """Start its thread again, if that has ended."""
+        with self._wakes:
+            if self._closed or self._thread is None or self._thread.is_alive():
+                return
+            with suppress(RuntimeError):  # the next call tries again
+                self._thread = start_thread("timeouts", self._watch)
+                note_replaced("timeouts")
 
     def close(self) -> None:
         """End the thread."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -166,7 +167,7 @@ def lane_of(places: int, *seconds: float) -> Threads:
         def wake(self) -> None: ...
 
     class Ended:
-        execution = object()
+        execution = SimpleNamespace()
 
     lane = Threads(places, Settled(), lambda: None)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:

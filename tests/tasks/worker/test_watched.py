@@ -1,0 +1,331 @@
+"""Threads of a worker that end: they are started again, and nothing they carried is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from pytest_django import Settings
+
+from leasing.keeper import Keeper, keeper
+from leasing.runtime.threads import LastingThread, replaced
+from tasks.execution import runner
+from tasks.execution.attempt import Execution
+from tasks.execution.completer import Settler
+from tasks.maintenance import housekeeping, recovery
+from tasks.models import Task, TaskStatus, Worker
+from tasks.registry import Kind
+from tasks.worker import coroutines, process
+from tasks.worker.coroutines import Coroutines
+from tasks.worker.executors import Places
+from tasks.worker.hand_back import abandoned
+from tasks.worker.process import WorkerProcess
+from tasks.worker.timeouts import Timekeeper
+from tests.factories import TaskFactory
+from tests.processes import wait_for
+from tests.tasks.support import Handlers, attempts, row_of
+from tests.tasks.workers import PATIENCE, states, working
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("quick", "_looks_often"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+]
+
+
+@pytest.fixture
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "LOOK", 0.02)
+
+
+def once(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, error: BaseException) -> None:
+    """Let the first call of the function raise ``error``."""
+    real = getattr(where, name)
+    errors = [error]
+
+    def first(*args: Any, **named: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return real(*args, **named)
+
+    monkeypatch.setattr(where, name, first)
+
+
+@pytest.mark.parametrize("name", ["jobs.thread", "jobs.coroutine"])
+@pytest.mark.parametrize("error", [SystemExit(), MemoryError()], ids=repr)
+@pytest.mark.parametrize(
+    "where", [(runner, "before"), (runner, "judge"), (Settler, "put")], ids=lambda each: each[1]
+)
+def test_what_escapes_a_place_ends_neither_it_nor_its_task(
+    name: str,
+    error: BaseException,
+    where: tuple[Any, str],
+    handlers: Handlers,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def answer(ctx: Any) -> str:
+        return "done"
+
+    handlers["jobs.thread"], handlers["jobs.coroutine"] = lambda ctx: "done", answer
+    kind = Kind.THREAD if name == "jobs.thread" else Kind.COROUTINE
+    count = abandoned[kind]
+    once(monkeypatch, *where, error)
+    task = TaskFactory(name=name, data={}, max_attempts=1)
+
+    with working(threads=1, coroutines=1):
+        wait_for(lambda: states() == ["succeeded"])
+
+    assert attempts(task) == [(1, "returned")]
+    assert abandoned[kind] == count + 1
+    assert f"task {task.pk}: what carried it has ended, and it is given back" in caplog.text
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("how", ["exits", "stops"])
+def test_a_loop_that_ends_goes_on_with_what_it_had(how: str, handlers: Handlers) -> None:
+    began = asyncio.Event()
+
+    async def exits() -> None:
+        raise SystemExit
+
+    async def ends(ctx: Any) -> str:
+        if how == "stops":
+            asyncio.get_running_loop().stop()
+        else:
+            asyncio.create_task(exits())
+        await asyncio.sleep(0.01)
+        began.set()
+        return "ended"
+
+    async def waits(ctx: Any) -> str:
+        await began.wait()
+        return "waited"
+
+    handlers["jobs.ends"], handlers["jobs.waits"] = ends, waits
+    tasks = [
+        TaskFactory(name=name, data={}, max_attempts=1) for name in ("jobs.waits", "jobs.ends")
+    ]
+    with working(coroutines=2):
+        wait_for(lambda: states() == ["succeeded"] * 2)
+
+    assert [row_of(task)["task_output"] for task in tasks] == ["waited", "ended"]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("controller", (recovery, "_sweep")),
+        ("housekeeping", (housekeeping, "_once")),
+        ("presence", (Worker.objects, "register")),
+        ("task-results", (process.WorkerProcess, "_stored")),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_a_thread_of_a_worker_that_ends_is_started_again(
+    name: str, where: tuple[Any, str], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.TASK_QUEUE = {**settings.TASK_QUEUE, "EXAMINE_EVERY": 0.01}
+    count = replaced[name]
+    once(monkeypatch, *where, SystemExit())
+
+    with working() as worker:
+        for number in range(2):
+            TaskFactory(name="jobs.echo", data={})
+            wait_for(lambda: states() == ["succeeded"] * (number + 1))  # noqa: B023
+        wait_for(lambda: replaced[name] == count + 1)
+        wait_for(lambda: Worker.objects.filter(name=worker.name).exists())
+
+
+@pytest.mark.once
+def test_who_looks_after_threads_is_looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = replaced["caretaker"]
+    once(monkeypatch, WorkerProcess, "_tend", SystemExit())
+    with working():
+        wait_for(lambda: replaced["caretaker"] == count + 1)
+
+
+@pytest.mark.once
+def test_timeouts_are_watched_again_when_their_thread_has_ended(
+    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = threading.Event()
+    handlers["jobs.long"] = lambda ctx: let_go.wait(PATIENCE)
+    once(monkeypatch, Timekeeper, "due", SystemExit())
+    task = TaskFactory(name="jobs.long", data={}, max_attempts=1, timeout=0.05)
+    with working():
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.FAILED)
+        let_go.set()
+
+
+@pytest.mark.parametrize("error", [SystemExit(), ValueError("ours")], ids=repr)
+def test_what_escapes_the_main_thread_ends_the_worker_in_good_order(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = WorkerProcess(stop_timeout=0)
+    raised: list[BaseException] = []
+    once(monkeypatch, worker.places, "submit", error)
+    task = TaskFactory(name="jobs.echo", data={})
+
+    def run() -> None:
+        try:
+            worker.run()
+        except BaseException as failure:
+            raised.append(failure)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(PATIENCE)
+
+    assert raised == [error]
+    assert attempts(task) == [(1, "returned")]
+    assert keeper.holds == []
+    assert Worker.objects.get(name=worker.name).stopped_at is not None
+
+
+# The proof
+
+
+class Carrier:
+    """What carries a task, as long as it is said to."""
+
+    alive = True
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+
+@pytest.mark.django_db
+def test_a_task_is_renewed_as_long_as_what_carries_it_goes_on(manual_keeper: Keeper) -> None:
+    task: Task = TaskFactory(name="jobs.echo", data={}, state="running")
+    execution = Execution(task, threading.Event(), keeper=manual_keeper)
+    execution.carrier = carrier = Carrier()
+    execution.hold.due_at = 0.0
+    manual_keeper.renew_due()
+    assert manual_keeper.renewals == 1
+
+    carrier.alive = False
+    execution.hold.due_at = 0.0
+    manual_keeper.renew_due()
+
+    assert manual_keeper.renewals == 1
+    assert execution.is_over
+    assert manual_keeper.holds == []
+
+
+@pytest.mark.once
+def test_what_is_raised_into_the_thread_of_one_task_ends_its_renewals(
+    manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task: Task = TaskFactory(name="jobs.echo", data={}, state="running")
+    once(monkeypatch, runner, "settle", SystemExit())
+
+    with pytest.raises(SystemExit):
+        runner.run(Execution(task, threading.Event(), keeper=manual_keeper))
+
+    assert manual_keeper.holds == []
+
+
+@pytest.mark.once
+def test_a_loop_that_is_blocked_for_three_ttl_carries_nothing_and_ends_its_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(coroutines, "clock", lambda: now)
+    lane = Coroutines(2, cast(Any, None), print)
+    monkeypatch.setattr(lane, "_thread", SimpleNamespace(is_alive=lambda: True))
+    lane._loop = cast(Any, SimpleNamespace(call_soon_threadsafe=lambda call: None))
+    lane._ttl = 10.0
+    carrier = coroutines.Coroutine(lane)
+    execution: Any = SimpleNamespace(is_over=False, carrier=carrier)
+    lane._running[id(execution)] = execution
+
+    assert not lane.is_stuck()  # and asks the loop
+    now += 30
+    assert carrier.is_alive() and not lane.is_stuck()
+    now += 0.1
+    assert lane.is_stuck() and not carrier.is_alive()
+    lane._answer()
+    assert carrier.is_alive() and not lane.is_stuck()
+
+
+@pytest.mark.once
+def test_a_task_that_neither_waits_nor_has_begun_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("tasks.worker.threads.clock", lambda: now)
+    lane = Places(dict.fromkeys(Kind, 1), bool, bool).lanes[Kind.THREAD]
+    taken = SimpleNamespace(sent_at=now)
+    executions: list[Any] = [SimpleNamespace(carrier=None, taken=taken) for _ in range(2)]
+    lane._running.update((id(each), each) for each in executions)
+    lane._waiting.append(executions[0])
+
+    now += 9.9
+    assert lane.tend() == []
+    now += 0.1
+    assert lane.tend() == executions[1:]
+    assert lane.executions == executions[:1]
+
+
+def test_a_result_that_was_stored_as_its_thread_ended_is_not_stored_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    once_more: list[bool] = []
+    real = Settler._put_back
+
+    def put_back(storing: Settler, batch: list[Any]) -> None:
+        once_more.append(True)
+        real(storing, batch)
+
+    monkeypatch.setattr(Settler, "_put_back", put_back)
+    once(monkeypatch, Settler, "_hear", SystemExit())
+    task = TaskFactory(name="jobs.echo", data={"x": 1})
+
+    with working() as worker:
+        wait_for(lambda: once_more and not worker.executions)
+
+    assert (row_of(task)["status"], row_of(task)["task_output"]) == ("succeeded", {"x": 1})
+    assert attempts(task) == []
+
+
+# A thread that is to last
+
+
+def test_a_lasting_thread_ends_with_its_work_and_not_before() -> None:
+    steps: list[Callable[[], object]] = [lambda: _raise(SystemExit()), lambda: None]
+    thread = LastingThread("work", lambda: steps.pop(0)())
+
+    def tend() -> bool:
+        thread.tend()
+        return not steps and not thread.is_alive()
+
+    wait_for(tend)
+    thread.tend()
+    assert not thread.is_alive()
+
+
+def test_a_lasting_thread_that_cannot_be_started_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = threading.Event()
+    thread = LastingThread("work", done.set)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", lambda each: _raise(RuntimeError("no more")))
+        for _ in range(3):
+            thread.tend()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+    thread.tend()
+
+    assert done.wait(PATIENCE)
+    thread.join(PATIENCE)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
