@@ -39,6 +39,11 @@ class TaskQueueSettings(AppSettings):
     POLL_EVERY: float = 1.0
     #: How long a worker that was asked to stop lets its tasks run on.
     STOP_TIMEOUT: float = 30.0
+    #: How long a statement of a worker's own may take until its connection is cut off, for a
+    #: network that has swallowed the answer.
+    ANSWER_TIMEOUT: float = 15.0
+    #: How long a statement may take that is a handler's, or housekeeping's; None: for ever.
+    HANDLER_ANSWER_TIMEOUT: float | None = 300.0
     #: Where the Celery application is found ("project.celery.app"), for the relay.
     CELERY_APP: str | None = None
     #: The queues whose tasks a relay also publishes to the broker, for Celery workers.

@@ -21,6 +21,8 @@ class Proxy:
         self._swallowed: set[socket.socket] = set()
         self._swallows = threading.Event()
         self._ends: list[socket.socket] = []
+        #: How many requests more are answered that come from there.
+        self._answered: dict[socket.socket, int] = {}
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(folder / SOCKET))
         self._listener.listen()
@@ -37,6 +39,11 @@ class Proxy:
     def swallow_so_far(self) -> None:
         """From now on nothing arrives over the connections that there are; new ones work."""
         self._swallowed.update(self._ends)
+
+    def swallow_replies(self, passed: int = 0) -> None:
+        """Let ``passed`` more requests of each connection that there is be answered; from then on
+        they arrive, and the answers do not. New connections work."""
+        self._answered.update(dict.fromkeys(self._ends[::2], passed))
 
     def close(self) -> None:
         """Cut every connection and take no more."""
@@ -58,6 +65,10 @@ class Proxy:
     def _pass(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
+                if source in self._answered:
+                    self._answered[source] -= 1
+                    if self._answered[source] < 0:
+                        self._swallowed.add(target)
                 if self._passes(source):
                     target.sendall(data)
             if self._passes(source):

@@ -167,8 +167,8 @@ def _check_patience(database: dict[str, Any]) -> list[CheckMessage]:
         Warning(
             "A connect to the database of leases may take longer than leases last.",
             hint=f'Set OPTIONS["connect_timeout"] to some seconds, below the ttl of {ttl:g} s, '
-            'and OPTIONS["tcp_user_timeout"] (milliseconds) alike: a network that swallows '
-            "packets holds a worker up for minutes otherwise.",
+            'and OPTIONS["tcp_user_timeout"] (milliseconds) and "keepalives_idle" alike: a '
+            "network that swallows packets holds a worker up for minutes otherwise.",
             id="leasing.W104",
         )
     ]

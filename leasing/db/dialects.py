@@ -14,6 +14,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseInTransaction
 
+#: How many packets that ask whether the server is there may stay unanswered.
+KEEPALIVES = 3
+
 Rows = TypeVar("Rows", bound="models.QuerySet[Any, Any]")
 
 
@@ -161,14 +164,24 @@ def private_connection(using: str, patience: float) -> BaseDatabaseWrapper:
     if connection.vendor == "postgresql":
         options.setdefault("connect_timeout", max(2, int(patience)))
         options.setdefault("tcp_user_timeout", max(1000, int(patience * 1000)))
+        # What waits has sent nothing that could go unanswered: a server that is gone for good is
+        # found out by asking.
+        options.setdefault("keepalives_idle", max(1, int(patience)))
+        options.setdefault("keepalives_interval", max(1, int(patience / KEEPALIVES)))
+        options.setdefault("keepalives_count", KEEPALIVES)
     return connection
 
 
 def hang_up(connection: BaseDatabaseWrapper) -> None:
     """End what ``connection`` waits for, from another thread: it gets an error instead of an
     answer. Only where answers come over a network."""
-    raw: Any = connection.connection
-    if connection.vendor != "postgresql" or raw is None:
+    if connection.vendor == "postgresql":
+        hang_up_raw(connection.connection)
+
+
+def hang_up_raw(raw: Any) -> None:
+    """``hang_up``, for a connection of the driver's; None: it is closed."""
+    if raw is None:
         return
     with (
         contextlib.suppress(Exception),  # closed meanwhile

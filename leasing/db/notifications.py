@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing.conf import leasing_settings
+from leasing.db.answers import watch_answers, watch_raw
 from leasing.db.dialects import private_connection
 from leasing.runtime import clock
 
@@ -22,6 +24,9 @@ from leasing.runtime import clock
 CHANNEL = "leasing_released"
 #: Seconds that a connect, an unanswered packet or a trial of a listener may take.
 PATIENCE = 1.0
+#: Seconds until a listener is cut off whose statement is not answered.
+ANSWERED_WITHIN = 15.0
+LIMITED_BY = "a listener's"
 
 
 def announce(using: str, resource: str) -> None:
@@ -51,10 +56,11 @@ def listening(using: str, channel: str) -> Iterator[Any]:
         patience: Any = {"connect_timeout": 2, "tcp_user_timeout": int(1000 * PATIENCE)}
         connected: Any = psycopg.connect(url, autocommit=True, **patience)
         with connected as raw:
+            watch_raw(raw, _limit, LIMITED_BY)
             raw.execute(f"LISTEN {channel}")
             yield raw
         return
-    connection = private_connection(using, PATIENCE)
+    connection = _private_connection(using)
     try:
         connection.set_autocommit(True)
         with connection.cursor() as cursor:
@@ -62,6 +68,16 @@ def listening(using: str, channel: str) -> Iterator[Any]:
         yield connection.connection
     finally:
         connection.close()
+
+
+def _private_connection(using: str) -> BaseDatabaseWrapper:
+    connection = private_connection(using, PATIENCE)
+    watch_answers(connection, _limit, LIMITED_BY)
+    return connection
+
+
+def _limit() -> float:
+    return ANSWERED_WITHIN
 
 
 class Notes:
@@ -96,7 +112,7 @@ def notify_trial(using: str, channel: str) -> str:
     """Notify ``channel`` of something that begins with a space, as nothing else does, and return
     it. Over another connection: one's own arrive where those of others do not."""
     trial = f" {uuid.uuid4()}"
-    connection = private_connection(using, PATIENCE)
+    connection = _private_connection(using)
     try:
         connection.set_autocommit(True)
         with connection.cursor() as cursor:

@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 
 from django.db import Error, OperationalError, connections
 
+from leasing.db.answers import watch_answers
 from leasing.db.dialects import patience, use_private_connection
 from leasing.runtime.aio import Steps, Undoable
 from leasing.runtime.clock import system_clock
@@ -97,11 +98,14 @@ class Aside:
     def _begin(self) -> None:
         self._jobs = queue.SimpleQueue()
         # A daemon: the exit of the process must not wait for what will never be answered.
-        self._thread = start_thread("leasing-aside", partial(_work, self.using, self._jobs))
+        work = partial(_work, self.using, self._jobs, self._seconds + LAST_CALL)
+        self._thread = start_thread("leasing-aside", work)
 
 
-def _work(using: str, jobs: queue.SimpleQueue[Job | None]) -> None:
+def _work(using: str, jobs: queue.SimpleQueue[Job | None], limit: float) -> None:
     use_private_connection(using, patience())
+    # Nobody waits for it any more by then: it is to end, and not to hang for good.
+    watch_answers(connections[using], lambda: limit, "twice the patience of the connection")
     try:
         while (job := jobs.get()) is not None:
             future, call = job

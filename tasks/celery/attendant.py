@@ -55,7 +55,7 @@ def _begin(sender: Any, **kwargs: Any) -> None:
 def _start(name: str, work: Callable[[], object]) -> None:
     from tasks.runtime.connection import lasting_thread
 
-    _threads.append(lasting_thread(name, work))
+    _threads.append(lasting_thread(name, work, _ended))
 
 
 def _look_after() -> None:

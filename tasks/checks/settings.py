@@ -45,8 +45,9 @@ def check_settings(
 def _check_numbers() -> list[CheckMessage]:
     messages: list[CheckMessage] = [
         Error(f"TASK_QUEUE[{key!r}] must be more than 0 seconds.", id="leasing_tasks.E002")
-        for key in ("SWEEP_EVERY", "POLL_EVERY")
-        if not _is_number(getattr(task_settings, key)) or getattr(task_settings, key) <= 0
+        for key in ("SWEEP_EVERY", "POLL_EVERY", "ANSWER_TIMEOUT", "HANDLER_ANSWER_TIMEOUT")
+        if not (_is_number(value := getattr(task_settings, key)) and value > 0)
+        and (key, value) != ("HANDLER_ANSWER_TIMEOUT", None)
     ]
     if not _is_number(task_settings.STOP_TIMEOUT) or task_settings.STOP_TIMEOUT < 0:
         messages.append(

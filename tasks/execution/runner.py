@@ -29,6 +29,7 @@ from tasks.execution.outcomes import COMPLETE, FAIL, Ending, settle
 from tasks.log import said_of
 from tasks.models import Task
 from tasks.registry import UNKNOWN_DELAY, Handler, Kind
+from tasks.runtime.connection import lasting_connection
 
 logger = get_logger("tasks.runner")
 
@@ -143,12 +144,12 @@ def time_out(execution: Execution) -> None:
         event="task.timed_out",
         **said_of(execution.taken, error=error),
     )
-    close_old_connections()
-    ending = judge(execution, execution.context(), error=error)
-    ending.close("timeout")
-    if execution.trace is not None:
-        execution.trace.over(ending)
-    settle([ending])
+    with lasting_connection():
+        ending = judge(execution, execution.context(), error=error)
+        ending.close("timeout")
+        if execution.trace is not None:
+            execution.trace.over(ending)
+        settle([ending])
     connections.close_all()
 
 

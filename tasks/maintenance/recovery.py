@@ -25,7 +25,6 @@ from typing import Any
 from django.db import Error, close_old_connections, connections
 
 from leasing.runtime.event_logger import get_logger
-from leasing.runtime.threads import LastingThread
 from tasks import signals
 from tasks.conf import task_settings
 from tasks.maintenance import housekeeping
@@ -39,6 +38,7 @@ from tasks.maintenance.invariants import (
     is_anything_amiss,
 )
 from tasks.models import Task
+from tasks.runtime.connection import HANDLERS_LIMIT, lasting_thread
 
 logger = get_logger("tasks.recovery")
 
@@ -181,7 +181,12 @@ def run_until(
     ``found`` is called after a sweep that recovered something. ``look_ahead`` asks what a sweep
     asks, and may ask more by the same statement; it is told when it will be called again.
     """
-    keeping = LastingThread("housekeeping", lambda: housekeeping.run_until(stopping, examine))
+    keeping = lasting_thread(
+        "housekeeping",
+        lambda: housekeeping.run_until(stopping, examine),
+        stopping,
+        limited_by=HANDLERS_LIMIT,  # it goes through whole tables
+    )
     failures = 0
     while not stopping.is_set():
         try:

@@ -96,7 +96,7 @@ class Relay:
         listening = threading.Thread(target=self.waking.listener.listen, daemon=True)
         listening.start()
         try:
-            with lasting_connection(), ringer.heard_by(self.waking.hear):
+            with lasting_connection(stopping), ringer.heard_by(self.waking.hear):
                 for term in self.leader.terms(stopping):
                     logger.info(
                         "%s publishes", term.holder, event="relay.leads", holder=term.holder

@@ -1,4 +1,5 @@
-"""Connections that outlast CONN_MAX_AGE, for what a worker asks again and again.
+"""Connections that outlast CONN_MAX_AGE, for what a worker asks again and again, and how long an
+answer may take: the network may have swallowed it.
 
 CONN_MAX_AGE is 0 unless the project says otherwise: a connection for each request. A task is no
 request; to connect for each would cost short ones a third of their time.
@@ -13,16 +14,24 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 
 from leasing.conf import leasing_settings
+from leasing.db.answers import watch_answers, watch_raw
 from leasing.db.dialects import patience, use_private_connection
 from leasing.runtime.callbacks import Teller, apart
 from leasing.runtime.threads import LastingThread
+from tasks.conf import task_settings
 
 #: Seconds for which a thread keeps a connection from task to task, and how long while none comes.
 KEPT, KEPT_IDLE = 10.0, 1.0
+#: Seconds that an answer may take once its thread was asked to stop.
+LAST_CALL = 2.0
+LIMIT, HANDLERS_LIMIT = "ANSWER_TIMEOUT", "HANDLER_ANSWER_TIMEOUT"
+
+_never = threading.Event()
 
 
 class _Thread(threading.local):
@@ -59,14 +68,27 @@ def _is_for_one_request(connection: Any) -> bool:
 
 
 @contextmanager
-def lasting_connection() -> Iterator[None]:
-    """In this block the thread keeps one connection, whatever CONN_MAX_AGE says."""
+def lasting_connection(
+    stopping: threading.Event = _never, *, limited_by: str = LIMIT
+) -> Iterator[None]:
+    """In this block the thread keeps one connection, whatever CONN_MAX_AGE says. It is cut off
+    where an answer takes longer than the setting ``limited_by`` says, or than LAST_CALL once
+    ``stopping`` is set."""
     using = leasing_settings.DATABASE
     before = connections[using]
     if before.in_atomic_block:  # a test's, which sees what others do not
         yield
         return
     use_private_connection(using, patience())
+
+    def limit() -> float | None:
+        given: float | None = getattr(task_settings, limited_by)
+        if not stopping.is_set():
+            return given
+        return LAST_CALL if given is None else min(LAST_CALL, given)
+
+    if connections[using] is not before:
+        watch_answers(connections[using], limit, _setting(limited_by))
     try:
         yield
     finally:
@@ -75,15 +97,45 @@ def lasting_connection() -> Iterator[None]:
 
 
 def lasting_thread(
-    name: str, work: Callable[[], object], teller: Teller | None = None
+    name: str,
+    work: Callable[[], object],
+    stopping: threading.Event = _never,
+    *,
+    limited_by: str = LIMIT,
+    teller: Teller | None = None,
 ) -> LastingThread:
     """A thread that has begun to ``work`` with a lasting connection, and keeps no process alive.
     Receivers of what it does are called by ``teller``."""
 
     def with_connection() -> None:
-        with lasting_connection(), apart(teller):
+        with lasting_connection(stopping, limited_by=limited_by), apart(teller):
             work()
 
     thread = LastingThread(name, with_connection)
     thread.tend()
     return thread
+
+
+@contextmanager
+def handlers_limited() -> Iterator[None]:
+    """A block in which the connections that handlers open, and whatever else runs in this
+    process, are cut off where an answer takes longer than HANDLER_ANSWER_TIMEOUT."""
+    connection_created.connect(_limit_handlers)
+    try:
+        yield
+    finally:
+        connection_created.disconnect(_limit_handlers)
+
+
+def _limit_handlers(connection: BaseDatabaseWrapper, **_named: Any) -> None:
+    is_private = getattr(connection, "is_private_to_keeper", False)
+    if connection.vendor == "postgresql" and not is_private:
+        watch_raw(
+            connection.connection,
+            lambda: task_settings.HANDLER_ANSWER_TIMEOUT,
+            _setting(HANDLERS_LIMIT),
+        )
+
+
+def _setting(setting: str) -> str:
+    return f"TASK_QUEUE[{setting!r}]"

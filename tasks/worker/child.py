@@ -33,6 +33,7 @@ from tasks.execution.context import Context
 from tasks.execution.runner import call_handler
 from tasks.models import Task
 from tasks.payload import check_json
+from tasks.runtime.connection import handlers_limited
 
 
 @dataclass
@@ -173,8 +174,9 @@ def serve(descriptor: int) -> None:
     jobs: queue.SimpleQueue[Attempt] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, jobs), name="worker-news", daemon=True).start()
     pipe.send(None)
-    while True:
-        pipe.send(jobs.get().run())
+    with handlers_limited():
+        while True:
+            pipe.send(jobs.get().run())
 
 
 def _listen(pipe: Connection[Any, Any], jobs: queue.SimpleQueue[Attempt]) -> None:

@@ -52,7 +52,7 @@ from tasks.notifier import ringer
 from tasks.poller import Waking
 from tasks.querysets.claimed import Taken
 from tasks.registry import Kind
-from tasks.runtime.connection import lasting_connection, lasting_thread
+from tasks.runtime.connection import handlers_limited, lasting_connection, lasting_thread
 from tasks.worker.executors import EMPTY_FOR, Opening, Places
 from tasks.worker.hand_back import give_back, give_back_all, give_up
 from tasks.worker.registration import PRESENCE_PATIENCE, keep_present, sign_off
@@ -143,7 +143,9 @@ class WorkerProcess:
             worker=self.name,
             queues=queues,
         )
-        with lasting_connection(), apart(self._teller), ringer.heard_by(self.waking.hear):
+        ours = lasting_connection(self.stopping)
+        hearing = ringer.heard_by(self.waking.hear)
+        with handlers_limited(), ours, apart(self._teller), hearing:
             try:
                 self._serve()
             finally:  # whatever ends it: what it has is not to be renewed for ever
@@ -330,7 +332,6 @@ class WorkerProcess:
 
     def _start_threads(self) -> None:
         duties: dict[str, Callable[[], object]] = {
-            "bell": self.waking.listener.listen,
             "controller": lambda: recovery.run_until(
                 self._ended, self.waking.wake, self.waking.look_ahead
             ),
@@ -338,7 +339,13 @@ class WorkerProcess:
             SAMPLER: lambda: sampling.run_until(self._ended),
             PRESENCE: self._keep_present,
         }
-        self._threads = [lasting_thread(name, duty, self._teller) for name, duty in duties.items()]
+        self._threads = [
+            lasting_thread("bell", self.waking.listener.listen, teller=self._teller),
+            *(
+                lasting_thread(name, duty, self._ended, teller=self._teller)
+                for name, duty in duties.items()
+            ),
+        ]
         self._caretaker.tend()
 
     def _look_after(self) -> None:

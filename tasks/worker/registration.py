@@ -18,6 +18,7 @@ from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
 from tasks import registry
 from tasks.models import Worker
+from tasks.runtime.connection import lasting_thread
 
 logger = get_logger("tasks.worker")
 
@@ -54,10 +55,7 @@ def present_beside(name: str, ended: threading.Event, role: str, **what: Any) ->
     """A block in which the process called ``name`` is shown, which runs no tasks; leaving it sets
     ``ended``."""
     what = {"queues": [], "handlers": [], "concurrency": 0, "sweeps": False, "role": role} | what
-    presence = threading.Thread(
-        target=keep_present, args=(name, ended), kwargs=what, name="presence", daemon=True
-    )
-    presence.start()
+    presence = lasting_thread("presence", lambda: keep_present(name, ended, **what), ended)
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import default_holder
 from tasks.maintenance import recovery, scheduler
 from tasks.models import WorkerRole
+from tasks.runtime.connection import lasting_connection, lasting_thread
 from tasks.worker.registration import present_beside
 
 
@@ -38,8 +39,8 @@ class Command(BaseCommand):
         port.serve(options)
         stopping = threading.Event()
         present = present_beside(default_holder(), stopping, WorkerRole.RECOVERY, sweeps=True)
-        with on_stop_signal(stopping.set), present:
-            threading.Thread(target=scheduler.run_until, args=(stopping,), daemon=True).start()
+        with on_stop_signal(stopping.set), lasting_connection(stopping), present:
+            lasting_thread("scheduler", lambda: scheduler.run_until(stopping), stopping)
             recovery.run_until(stopping)
 
     def _print(self, report: recovery.Report, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import default_holder
 from tasks.models import WorkerRole
 from tasks.outbox.relay import Relay
+from tasks.runtime.connection import lasting_connection
 from tasks.worker.registration import present_beside
 
 
@@ -47,5 +48,6 @@ class Command(BaseCommand):
             stopping.set()
             relay.wake()
 
-        with on_stop_signal(stop), present_beside(name, stopping, WorkerRole.RELAY):
+        present = present_beside(name, stopping, WorkerRole.RELAY)
+        with on_stop_signal(stop), lasting_connection(stopping), present:
             relay.run(stopping)

@@ -62,7 +62,10 @@ def test_a_private_connection_is_kept_and_gives_up_on_a_dead_network() -> None:
     assert private.settings_dict["CONN_HEALTH_CHECKS"] is False
     if connection.vendor == "postgresql":
         assert private.settings_dict["OPTIONS"]["connect_timeout"] == 4
-        assert private.settings_dict["OPTIONS"]["tcp_user_timeout"] == 4000
+        options = private.settings_dict["OPTIONS"]
+        assert options["tcp_user_timeout"] == 4000
+        assert options["keepalives_idle"] == 4
+        assert options["keepalives_interval"] * options["keepalives_count"] <= 4
     assert "connect_timeout" not in connection.settings_dict.get("OPTIONS", {})
 
 

@@ -39,6 +39,8 @@ def test_a_full_set_is_in_order(settings: Settings) -> None:
         SWEEP_EVERY=0.1,
         POLL_EVERY=5,
         STOP_TIMEOUT=0,
+        ANSWER_TIMEOUT=0.5,
+        HANDLER_ANSWER_TIMEOUT=None,
     )
 
 
@@ -57,6 +59,10 @@ WRONG: list[tuple[str, Any, str]] = [
     ("SWEEP_EVERY", "1", "leasing_tasks.E002"),
     ("POLL_EVERY", None, "leasing_tasks.E002"),
     ("POLL_EVERY", True, "leasing_tasks.E002"),
+    ("ANSWER_TIMEOUT", 0, "leasing_tasks.E002"),
+    ("ANSWER_TIMEOUT", None, "leasing_tasks.E002"),
+    ("HANDLER_ANSWER_TIMEOUT", -1, "leasing_tasks.E002"),
+    ("HANDLER_ANSWER_TIMEOUT", "1", "leasing_tasks.E002"),
     ("STOP_TIMEOUT", -1, "leasing_tasks.E003"),
     ("STOP_TIMEOUT", "soon", "leasing_tasks.E003"),
     ("MAX_ATTEMPTS", 0, "leasing_tasks.E004"),

@@ -1,0 +1,151 @@
+"""Cuts off connections whose answers do not come.
+
+A network that swallows a reply has acknowledged the request, so neither the server's timeouts nor
+those of TCP end the wait: the thread that sent it would wait for good. A watched connection notes
+since when it waits, and one thread of the process hangs up those that wait for longer than they
+may, at this end of the line. Whoever waits gets an OperationalError, as from any connection that
+broke.
+
+The keeper's requests are cut off in the same way, by its own watchdog, which knows what else
+depends on them (``leasing.keeper``). Connections of psycopg 3 alone can be watched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet, ref
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from leasing.db.dialects import hang_up_raw
+from leasing.runtime.clock import system_clock
+from leasing.runtime.event_logger import get_logger
+
+logger = get_logger("leasing")
+
+#: Seconds that an answer may take now; None: as long as it likes.
+Limit = Callable[[], float | None]
+
+#: How often the thread looks in the time of the shortest limit, and in seconds at the latest.
+LOOKS, LONGEST_LOOK = 4, 5.0
+
+
+class Line:
+    """A connection of psycopg's, and since when it waits for an answer."""
+
+    __slots__ = ("__weakref__", "_raw", "_waits_since", "limit", "setting")
+
+    def __init__(self, raw: Any, limit: Limit, setting: str) -> None:
+        # The connection has the line, and not the line the connection, which nobody else closes.
+        self._raw = ref(raw)
+        self._waits_since: float | None = None
+        self.limit = limit
+        self.setting = setting
+        wait = type(raw).wait
+
+        def wait_watched(*args: Any, **options: Any) -> Any:
+            self._waits_since = system_clock()
+            try:
+                return wait(self._raw(), *args, **options)
+            finally:
+                self._waits_since = None
+
+        raw.wait = wait_watched
+
+    @property
+    def is_closed(self) -> bool:
+        raw = self._raw()
+        return raw is None or bool(raw.closed)
+
+    def look(self) -> None:
+        """Hang up, if it has waited too long."""
+        limit, since = self.limit(), self._waits_since
+        if limit is None or since is None or system_clock() - since < limit:
+            return
+        self._waits_since = None
+        logger.warning(
+            "an answer of the database did not come within %.1f s (%s): the connection is cut",
+            limit,
+            self.setting,
+            event="connection.cut_off",
+            seconds=limit,
+        )
+        hang_up_raw(self._raw())
+
+
+class AnswerWatch:
+    """Looks after the lines of this process, on a thread that there is while there are any."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin again. In a forked child: the connections are the parent's."""
+        self._wakes = threading.Condition()
+        self._lines: WeakSet[Line] = WeakSet()
+        self._thread: threading.Thread | None = None
+
+    def add(self, line: Line) -> None:
+        """Look after ``line`` for as long as its connection is there."""
+        with self._wakes:
+            self._lines.add(line)
+            self._wakes.notify()
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="leasing-answers", daemon=True)
+                # Where there can be no thread more the next connection tries again.
+                with contextlib.suppress(RuntimeError):
+                    thread.start()
+                    self._thread = thread
+
+    def _work(self) -> None:
+        while self._look():
+            pass
+
+    def _look(self) -> bool:
+        with self._wakes:
+            lines = [line for line in self._lines if not line.is_closed]
+            if not lines:
+                self._thread = None
+                return False
+        pause = LONGEST_LOOK
+        for line in lines:
+            line.look()
+            pause = min(pause, (line.limit() or math.inf) / LOOKS)
+        del line, lines  # or they would outlast their connections
+        with self._wakes:
+            self._wakes.wait(pause)
+        return True
+
+
+answers = AnswerWatch()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=answers.forget)
+
+
+def watch_answers(connection: BaseDatabaseWrapper, limit: Limit, setting: str) -> None:
+    """Cut ``connection`` off whenever an answer takes longer than ``limit``, which ``setting``
+    names to whoever reads the log. It may be open, or be opened later."""
+    if connection.vendor != "postgresql":
+        return  # no network is between
+    connect = connection.get_new_connection
+
+    def connect_watched(params: dict[str, Any]) -> Any:
+        raw = connect(params)
+        watch_raw(raw, limit, setting)
+        return raw
+
+    connection.get_new_connection = connect_watched  # type: ignore[method-assign, assignment]
+    if connection.connection is not None:
+        watch_raw(connection.connection, limit, setting)
+
+
+def watch_raw(raw: Any, limit: Limit, setting: str) -> None:
+    """``watch_answers``, of an open connection of the driver's."""
+    if hasattr(raw, "wait"):
+        answers.add(Line(raw, limit, setting))

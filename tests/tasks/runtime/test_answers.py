@@ -1,0 +1,233 @@
+"""Answers of the database that never come: no thread of a worker waits for good."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, connections, transaction
+from pytest_django import Settings
+
+from leasing.db.answers import answers
+from leasing.db.side_connection import Aside
+from leasing.models import Lease
+from tasks.generator import Generator
+from tasks.maintenance import recovery, sampling, scheduler
+from tasks.models import OutboxMessage, Schedule, Task, Worker
+from tasks.outbox import publish
+from tasks.poller import Waking
+from tasks.runtime.connection import handlers_limited, lasting_connection
+from tests.factories import TaskFactory
+from tests.plugin import DATABASE
+from tests.processes import wait_for
+from tests.proxy import Proxy
+from tests.races.test_losing import socket_folder
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="there is no network to SQLite"),
+]
+
+PATIENCE = 20.0
+#: Of a statement that is to be cut off, and of one that is not.
+SHORT, LONG = {"ANSWER_TIMEOUT": 0.05, "HANDLER_ANSWER_TIMEOUT": 0.05}, {"ANSWER_TIMEOUT": PATIENCE}
+
+
+@pytest.fixture
+def network(
+    request: pytest.FixtureRequest,
+    thread: ThreadPoolExecutor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Proxy]:
+    """Between the database and connections that are still to be made. Its end ends what waits."""
+    monkeypatch.setattr("leasing.db.answers.LONGEST_LOOK", 0.01)
+    folder = socket_folder(request.config.stash[DATABASE].url)
+    if not folder:
+        pytest.skip("the server that was given has no socket here")
+    proxy = Proxy(tmp_path, Path(folder))
+    monkeypatch.setitem(connections.settings["default"], "HOST", str(proxy.folder))
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def thread() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+        pool.submit(connections.close_all).result(PATIENCE)
+
+
+def claim() -> list[Any]:
+    return Task.objects.take("ann", limit=9)
+
+
+def complete(taken: list[Any]) -> None:
+    Task.objects.complete_taken([(each, 1) for each in taken])
+
+
+def fail(taken: list[Any]) -> None:
+    Task.objects.fail_many([(each.task, "no paper") for each in taken])
+
+
+def hand_back(taken: list[Any]) -> None:
+    Task.objects.give_back_many([each.task for each in taken], "no paper")
+
+
+def recover(taken: list[Any]) -> None:
+    Task.objects.update(expires_at="2020-01-01T00:00Z")
+    recovery.sweep()
+
+
+def generate(taken: list[Any]) -> None:
+    with Lease.objects.hold("leasing_tasks.generator") as hold:
+        Generator(name="ann").batch(hold, 1)
+
+
+def sample(taken: list[Any]) -> None:
+    sampling.Sampler().turn()
+
+
+def look_ahead(taken: list[Any]) -> None:
+    Waking(["default"], threading.Event(), print).look_ahead(1)
+
+
+def register(taken: list[Any]) -> None:
+    Worker.objects.register("ann", hostname="here", pid=1, handlers=[], queues=[], concurrency=1)
+    Worker.objects.seen("ann")
+    Worker.objects.sign_off("ann")
+
+
+def relay(taken: list[Any]) -> None:
+    Task.objects.mark_published(Task.objects.window("default", 9, 60).keys, 60)
+    messages = OutboxMessage.objects.next(9)
+    with transaction.atomic():
+        OutboxMessage.objects.mark_published([each.pk for each in messages])
+
+
+#: What threads of a worker, a generator and a relay send, given tasks that were just claimed.
+WORK: dict[str, Callable[[list[Any]], object]] = {
+    "claim": lambda taken: claim(),
+    "complete": complete,
+    "fail": fail,
+    "give back": hand_back,
+    "recover": recover,
+    "examine": lambda taken: recovery.examine(),
+    "schedule": lambda taken: scheduler.serve_due(),
+    "sample": sample,
+    "look ahead": look_ahead,
+    "register": register,
+    "generate": generate,
+    "relay": relay,
+}
+
+
+@pytest.mark.parametrize("work", WORK.values(), ids=list(WORK))
+def test_no_statement_waits_for_good_whose_answer_never_comes(
+    work: Callable[[list[Any]], object],
+    network: Proxy,
+    thread: ThreadPoolExecutor,
+    settings: Settings,
+) -> None:
+    """Whichever of its statements it is: the answers to so many come, and then no more."""
+
+    def run(answered: int) -> bool:
+        settings.TASK_QUEUE = LONG
+        with lasting_connection():
+            Task.objects.all().delete()
+            TaskFactory.create_batch(2, name="jobs.echo", data={})
+            publish("mails", {})
+            Schedule.objects.update(next_at="2020-01-01T00:00Z")
+            taken = claim()
+            network.swallow_replies(answered)
+            settings.TASK_QUEUE = SHORT
+            try:
+                work(taken)
+            except OperationalError:
+                return True
+            return False
+
+    cut_off = takewhile(bool, (thread.submit(run, n).result(PATIENCE) for n in range(50)))
+    assert 0 < len(list(cut_off)) < 50
+
+
+def test_a_thread_that_is_to_stop_has_a_last_call(
+    network: Proxy, thread: ThreadPoolExecutor, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.runtime.connection.LAST_CALL", 0.05)
+    settings.TASK_QUEUE = LONG
+    stopping, sent = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with lasting_connection(stopping):
+            claim()
+            network.swallow_replies()
+            sent.set()
+            claim()
+
+    working = thread.submit(work)
+    assert sent.wait(PATIENCE)
+    assert not working.done()
+    stopping.set()
+
+    with pytest.raises(OperationalError):
+        working.result(PATIENCE)
+
+
+def test_what_a_handler_waits_for_is_cut_off_too(
+    network: Proxy, thread: ThreadPoolExecutor, settings: Settings
+) -> None:
+    settings.TASK_QUEUE = SHORT
+
+    def handle() -> None:
+        with transaction.atomic():
+            Lease.objects.exists()
+            network.swallow_replies()
+
+    with handlers_limited(), pytest.raises(OperationalError):
+        thread.submit(handle).result(PATIENCE)
+
+
+def test_a_handler_may_wait_for_as_long_as_it_likes_where_the_setting_says_so(
+    thread: ThreadPoolExecutor, settings: Settings
+) -> None:
+    settings.TASK_QUEUE = SHORT | {"HANDLER_ANSWER_TIMEOUT": None}
+
+    def handle() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(0.3)")
+
+    with handlers_limited():
+        thread.submit(handle).result(PATIENCE)
+
+
+def test_a_call_aside_ends_though_nobody_waits_for_it_any_more(network: Proxy) -> None:
+    ended = threading.Event()
+
+    def call() -> None:
+        try:
+            Lease.objects.exists()
+            network.swallow_replies()
+            Lease.objects.exists()
+        finally:
+            ended.set()
+
+    with Aside("default", seconds=0.05) as aside, pytest.raises(OperationalError):
+        aside.run(call)
+
+    assert ended.wait(PATIENCE)
+
+
+def test_nobody_looks_after_connections_that_are_closed(thread: ThreadPoolExecutor) -> None:
+    def work() -> None:
+        with lasting_connection():
+            claim()
+            assert answers._thread is not None
+
+    thread.submit(work).result(PATIENCE)
+    wait_for(lambda: answers._thread is None)
