@@ -296,9 +296,7 @@ class Keeper:
             if probes.renewing:
                 took = self.clock() - sent_at
                 probes.measure_renewal(store, holds.values(), None, took, self.clock())
-            pause = breaker.failed(self.clock(), interval * (0.5 - SPREAD))
-            with self._lock:
-                self._forget_unheld()
+            pause = self._open_breaker(breaker, interval)
             logger.warning(
                 "a renewal failed, again in about %.1f s: %s",
                 pause,
@@ -314,7 +312,7 @@ class Keeper:
         if probes.renewing:
             probes.measure_renewal(store, holds.values(), answer, took, self.clock())
         if took > interval / 2:
-            breaker.failed(self.clock(), interval * (0.5 - SPREAD))
+            self._open_breaker(breaker, interval)
             logger.warning(
                 "a renewal took %.1f s, nearly too long",
                 took,
@@ -334,6 +332,13 @@ class Keeper:
                 hold.lose(answer.lost[key])
             else:
                 hold.due_at = self.clock() + hold.interval * random.uniform(0.02, 0.05)
+
+    def _open_breaker(self, breaker: Breaker, interval: float) -> float:
+        """Let nothing pass for a while. Returns for how many seconds."""
+        pause = breaker.failed(self.clock(), interval * (0.5 - SPREAD))
+        with self._lock:
+            self._forget_unheld()  # what it was about may have been let go meanwhile
+        return pause
 
     def _put_off(self, holds: Iterable[Renewable], until: float) -> None:
         """Renew ``holds`` shortly after ``until``, the moment at which one more try may pass."""

@@ -281,3 +281,22 @@ def test_a_renewal_that_fails_after_its_hold_was_left_keeps_nobody_from_work(
     manual_keeper.renew_due()
 
     assert not manual_keeper.draining
+
+
+def test_a_renewal_that_is_slow_and_whose_hold_was_left_keeps_nobody_from_work(
+    manual_keeper: Keeper, clock: FakeClock
+) -> None:
+    """Nobody would renew anything, and so find out that renewals succeed."""
+    store = FakeStore()
+    (hold,) = enter(store, manual_keeper, 1)
+
+    def leave_and_take_long(grants: Any) -> Any:
+        hold.leave()
+        clock.advance(hold.interval / 2 + 0.1)
+        return store.renew_all(grants)
+
+    store.answer = leave_and_take_long
+    clock.advance(11)
+    manual_keeper.renew_due()
+
+    assert store.calls and not manual_keeper.draining
