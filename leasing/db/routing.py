@@ -31,9 +31,10 @@ class RoutedQuerySet(models.QuerySet[Row]):
 
     @property
     def db(self) -> str:
-        if self._db is None and is_ours(self.model):  # type: ignore[attr-defined]
-            return where_ours_are(self._hints)  # type: ignore[attr-defined]
-        return super().db
+        chosen: str | None = self._db  # type: ignore[attr-defined]
+        if chosen is not None:
+            return chosen
+        return where_ours_are(self._hints) if is_ours(self.model) else super().db  # type: ignore[attr-defined]
 
     def home(self, row: Row | None = None) -> Self:
         """These rows in the database that they, and ``row`` of them, are written to. Raises
@@ -57,10 +58,9 @@ class RoutedQuerySet(models.QuerySet[Row]):
         if not fits:
             raise ValueError(
                 f"{row._meta.label} {row.pk} was read from the database {read!r}, and cannot be "
-                f"leased in {using!r}. "
-                "Name its own database with using(), or let a router's db_for_write say it for "
-                "this row. Of a replica a router's allow_relation says that it belongs to its "
-                "primary."
+                f"leased in {using!r}. Name its own database with using(), or let a router's "
+                "db_for_write say it for this row. Of a replica a router's allow_relation says "
+                "that it belongs to its primary."
             )
 
 
