@@ -21,7 +21,7 @@ test: $(VENV)/test.stamp
 	@$(RUN) -m tests.suite
 
 # What `make test` runs on SQLite alone, on PostgreSQL: what is marked `once`, or lies in a folder that
-# ONCE in tests/plugin.py names; and what needs a message broker.
+# ONCE in tests/plugin.py names. And what it leaves out: what is marked `rest`, or needs a broker.
 rest: $(VENV)/test.stamp
 	@$(RUN) -m tests.suite rest
 

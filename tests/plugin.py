@@ -51,7 +51,7 @@ ONCE = (
 #: A fixture of tests that concern PostgreSQL alone.
 FOR_POSTGRESQL = "on_postgresql"
 
-#: Fixtures that start a server for the whole run. Their tests count as marked `broker`.
+#: Fixtures that start a server for the whole run. Their tests count as marked `rest`.
 BROKERS = {"redis_broker", "rabbitmq_broker"}
 
 
@@ -89,7 +89,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the tests marked `once` as well, leave them out, or run nothing else",
     )
     group.addoption(
-        "--no-broker", action="store_true", help="leave out the tests that need a message broker"
+        "--no-rest",
+        action="store_true",
+        help="leave out the tests marked `rest`, and those that need a message broker",
     )
     group.addoption("--counts", metavar="FILE", help="write what passed and failed, as JSON")
 
@@ -127,21 +129,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _place(item: pytest.Item) -> tuple[bool, bool]:
     """Return what puts the tests of brokers first, so that one worker has them and starts each
     broker once, and after them what lasts long: at the end nobody could share it."""
-    return not _needs_broker(item), "process_env" not in _fixtures(item)
+    return not _fixtures(item) & BROKERS, "process_env" not in _fixtures(item)
 
 
 def _fixtures(item: pytest.Item) -> set[str]:
     return set(getattr(item, "fixturenames", ()))
 
 
-def _needs_broker(item: pytest.Item) -> bool:
-    return item.get_closest_marker("broker") is not None or bool(_fixtures(item) & BROKERS)
+def _is_left_to_rest(item: pytest.Item) -> bool:
+    return item.get_closest_marker("rest") is not None or bool(_fixtures(item) & BROKERS)
 
 
 def _is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
     """Return False if this run leaves the test to the run on the other database."""
-    if _needs_broker(item):
-        return not config.getoption("no_broker") and config.getoption("once") != "not"
+    if _is_left_to_rest(item):
+        return not config.getoption("no_rest") and config.getoption("once") != "not"
     if not _touches_a_database(item):
         return not config.getoption("only_db") and config.getoption("once") != "only"
     once = _is_once(item)

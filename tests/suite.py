@@ -1,7 +1,7 @@
 """Runs the suite for make: ``python -m tests.suite [rest | wheel | matrix [3.12/6.1 ...]]``.
 
 Without arguments on SQLite, on PostgreSQL and on the wheel, where SQLite alone gets what is marked
-`once`, and none what needs a message broker; ``rest`` these two on PostgreSQL; ``wheel`` the wheel
+`once`, and none what is marked `rest`; ``rest`` these two on PostgreSQL; ``wheel`` the wheel
 alone; ``matrix`` everything on both databases under each pair of Python and Django that is found
 here. Tests that touch no database run once. The last line printed is the summary. Needs nothing
 but the standard library, since ``matrix`` builds the environments.
@@ -33,7 +33,7 @@ POSTGRESQL = ["--db", "postgresql", "--only-db", *WORKERS, "2"]
 #: time there, and the tests that touch no database: with them both runs last equally long.
 TEST = {
     "PostgreSQL": [*POSTGRESQL, "--once", "not"],
-    "SQLite": [*SQLITE, "--no-broker"],
+    "SQLite": [*SQLITE, "--no-rest"],
     "the wheel": ["-m", "packaging", "tests/test_packaging.py"],
 }
 REST = {"PostgreSQL": [*POSTGRESQL, "--once", "only"]}
