@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from leasing.runtime.event_logger import get_logger
 
 logger = get_logger("leasing.threads")
 
+#: Seconds between looks whether threads go on.
+LOOK = 1.0
 #: How often a thread of this process had ended before its work had, by its name.
 replaced: Counter[str] = Counter()
 
@@ -30,6 +32,13 @@ def note_replaced(name: str) -> None:
         event="thread.replaced",
         thread_name=name,
     )
+
+
+def look_after(threads: Sequence[LastingThread], ended: threading.Event) -> None:
+    """Start again whichever of ``threads`` has ended before its work, until ``ended``."""
+    while not ended.wait(LOOK):
+        for thread in threads:
+            thread.tend()
 
 
 class LastingThread:

@@ -9,10 +9,7 @@ from typing import Any
 
 from celery import signals
 
-from leasing.runtime.threads import LastingThread
-
-#: Seconds between looks whether all threads go on.
-LOOK = 1.0
+from leasing.runtime.threads import LastingThread, look_after
 
 _threads: list[LastingThread] = []
 _ended = threading.Event()
@@ -40,7 +37,7 @@ def _begin(sender: Any, **kwargs: Any) -> None:
     # It may also serve queues with tasks of Celery's own.
     served = [q.name for q in sender.task_consumer.queues if q.name in task_settings.QUEUES]
     concurrency = sender.controller.concurrency
-    _start("caretaker", _look_after)
+    _start("caretaker", lambda: look_after(_threads, _ended))
     _start("controller", lambda: recovery.run_until(_ended))
     _start("scheduler", lambda: scheduler.run_until(_ended))
     _start("sampler", lambda: sampling.run_until(_ended))
@@ -56,13 +53,6 @@ def _start(name: str, work: Callable[[], object]) -> None:
     from tasks.runtime.connection import lasting_thread
 
     _threads.append(lasting_thread(name, work, _ended))
-
-
-def _look_after() -> None:
-    """Start again whichever thread has ended before its work."""
-    while not _ended.wait(LOOK):
-        for thread in _threads:
-            thread.tend()
 
 
 def _stop(**kwargs: Any) -> None:

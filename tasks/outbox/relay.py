@@ -29,6 +29,7 @@ from leasing.hold import Hold
 from leasing.leader import Leader
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.threads import LastingThread, look_after
 from tasks.conf import task_settings
 from tasks.models import OutboxMessage, Task
 from tasks.notifier import ringer
@@ -93,8 +94,9 @@ class Relay:
 
     def run(self, stopping: threading.Event) -> None:
         """Publish, or wait for the lease, until ``stopping``; then ``wake`` ends it at once."""
-        listening = threading.Thread(target=self.waking.listener.listen, daemon=True)
-        listening.start()
+        listening = LastingThread("bell", self.waking.listener.listen)
+        LastingThread("caretaker", lambda: look_after([listening], self._ended)).tend()
+        listening.tend()
         try:
             with lasting_connection(stopping), ringer.heard_by(self.waking.hear):
                 for term in self.leader.terms(stopping):

@@ -38,7 +38,7 @@ from leasing.keeper import keeper
 from leasing.runtime.callbacks import HANGS, Teller, apart
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
-from leasing.runtime.threads import LastingThread
+from leasing.runtime.threads import LOOK, LastingThread
 from leasing.validation.names import default_holder
 from tasks.conf import task_settings
 from tasks.execution.attempt import Execution
@@ -62,8 +62,6 @@ logger = get_logger("tasks.worker")
 
 #: Seconds between claims while the database is away.
 LONGEST_PAUSE = 15.0
-#: Seconds between looks whether all threads go on.
-LOOK = 1.0
 #: The threads that are waited for at the end.
 PRESENCE, SAMPLER = "presence", "sampler"
 #: So much may wait to be told to receivers; what comes then, while they hang, is not told.

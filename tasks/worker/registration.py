@@ -16,6 +16,7 @@ from leasing.functions import database_now
 from leasing.runtime import probes
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.threads import LastingThread, look_after
 from tasks import registry
 from tasks.models import Worker
 from tasks.runtime.connection import lasting_thread
@@ -51,11 +52,15 @@ def keep_present(name: str, ended: threading.Event, **what: Any) -> None:
 
 
 @contextmanager
-def present_beside(name: str, ended: threading.Event, role: str, **what: Any) -> Iterator[None]:
-    """A block in which the process called ``name`` is shown, which runs no tasks; leaving it sets
-    ``ended``."""
+def present_beside(
+    name: str, ended: threading.Event, role: str, *beside: LastingThread, **what: Any
+) -> Iterator[None]:
+    """A block in which the process called ``name`` is shown, which runs no tasks, and in which the
+    threads ``beside`` it go on; leaving it sets ``ended``."""
     what = {"queues": [], "handlers": [], "concurrency": 0, "sweeps": False, "role": role} | what
     presence = lasting_thread("presence", lambda: keep_present(name, ended, **what), ended)
+    threads = [presence, *beside]
+    LastingThread("caretaker", lambda: look_after(threads, ended)).tend()
     try:
         yield
     finally:

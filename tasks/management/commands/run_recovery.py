@@ -38,10 +38,11 @@ class Command(BaseCommand):
             raise CommandError("--dry-run and --json go with --once.")
         port.serve(options)
         stopping = threading.Event()
-        present = present_beside(default_holder(), stopping, WorkerRole.RECOVERY, sweeps=True)
-        with on_stop_signal(stopping.set), lasting_connection(stopping), present:
-            lasting_thread("scheduler", lambda: scheduler.run_until(stopping), stopping)
-            recovery.run_until(stopping)
+        with on_stop_signal(stopping.set), lasting_connection(stopping):
+            beside = lasting_thread("scheduler", lambda: scheduler.run_until(stopping), stopping)
+            name = default_holder()
+            with present_beside(name, stopping, WorkerRole.RECOVERY, beside, sweeps=True):
+                recovery.run_until(stopping)
 
     def _print(self, report: recovery.Report, as_json: bool) -> None:
         if as_json:

@@ -17,13 +17,14 @@ from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.completer import Settler
 from tasks.maintenance import housekeeping, recovery
-from tasks.models import Task, TaskStatus, Worker
+from tasks.models import Task, TaskStatus, Worker, WorkerRole
 from tasks.registry import Kind
 from tasks.worker import coroutines, process
 from tasks.worker.coroutines import Coroutines
 from tasks.worker.executors import Places
 from tasks.worker.hand_back import abandoned
 from tasks.worker.process import WorkerProcess
+from tasks.worker.registration import present_beside
 from tasks.worker.timeouts import Timekeeper
 from tests.factories import TaskFactory
 from tests.processes import wait_for
@@ -325,6 +326,21 @@ def test_a_lasting_thread_that_cannot_be_started_is_tried_again(
 
     assert done.wait(PATIENCE)
     thread.join(PATIENCE)
+
+
+@pytest.mark.once
+def test_beside_a_process_that_runs_no_tasks_threads_go_on_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("leasing.runtime.threads.LOOK", 0.02)
+    went_on, over = threading.Event(), threading.Event()
+    steps: list[Callable[[], object]] = [lambda: _raise(SystemExit()), went_on.set]
+    beside = LastingThread("beside", lambda: steps.pop(0)())
+    once(monkeypatch, Worker.objects, "register", SystemExit())
+
+    with present_beside("relay", over, WorkerRole.RELAY, beside):
+        assert went_on.wait(PATIENCE)
+        wait_for(lambda: Worker.objects.filter(name="relay").exists())
 
 
 def _raise(error: BaseException) -> None:
