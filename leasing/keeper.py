@@ -32,6 +32,7 @@ What happens when it fails
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import random
@@ -52,6 +53,7 @@ from leasing.runtime.breaker import Breaker
 from leasing.runtime.callbacks import Teller
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.outage import Streak
 from leasing.runtime.threads import note_replaced, start_thread
 from leasing.store import Renewal, Store
 
@@ -183,6 +185,7 @@ class Keeper:
         #: Whether one of them could not be.
         self._is_short = False
         self._notes_due_at = 0.0
+        self._note_failures = Streak(NOTE_PAUSE, NOTE_PAUSE)
         # The threads keep the event they were started with: one that outlasts the stop (its
         # renewal hangs) must not go on beside those of the next start.
         self._stopped = threading.Event()
@@ -296,8 +299,10 @@ class Keeper:
             if probes.renewing:
                 took = self.clock() - sent_at
                 probes.measure_renewal(store, holds.values(), None, took, self.clock())
+            level = logging.WARNING if breaker.is_closed else logging.DEBUG  # it is told once
             pause = self._open_breaker(breaker, interval)
-            logger.warning(
+            logger.log(
+                level,
                 "a renewal failed, again in about %.1f s: %s",
                 pause,
                 error,
@@ -381,12 +386,18 @@ class Keeper:
                 with self._requesting(abort, NOTE_LIMIT):
                     note()
             except Exception as error:
-                logger.warning(
-                    "a note for the ledger waits: %s", error, event="keeper.note_waits", error=error
+                self._note_failures.failed(error)
+                logger.log(
+                    self._note_failures.level,
+                    "a note for the ledger waits: %s",
+                    error,
+                    event="keeper.note_waits",
+                    error=error,
                 )
                 self._notes_due_at = self.clock() + NOTE_PAUSE
                 connections.close_all()
                 return False
+            self._note_failures.succeeded()
             if self._notes and self._notes[0][0] is note:
                 self._notes.popleft()
         return True

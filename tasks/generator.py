@@ -25,6 +25,7 @@ from leasing.functions import DbNow
 from leasing.hold import Hold
 from leasing.models import Lease, LeaseState
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.outage import Streak
 from tasks.models import GeneratorWish, Task
 from tasks.sample import LONGEST, SHORTEST, SLEEP
 
@@ -151,22 +152,24 @@ class Generator:
 
     def run(self, stopping: threading.Event) -> None:
         """Stand by, or generate, until ``stopping``."""
-        failures = 0
+        failures = Streak(2 * TICK, LONGEST_PAUSE)
         while not stopping.is_set():
             try:
                 close_old_connections()
                 self._take_turn(stopping)
-                failures = 0
+                failures.succeeded()
+                pause = TICK
             except Error as error:
-                failures += 1
+                pause = failures.failed(error)
                 connections.close_all()
-                logger.warning(
+                logger.log(
+                    failures.level,
                     "the database did not answer, again: %s",
                     error,
                     event="generator.failed",
                     error=error,
                 )
-            stopping.wait(min(LONGEST_PAUSE, TICK * 2.0 ** min(failures, 6)))
+            stopping.wait(pause)
         connections.close_all()
 
     def _take_turn(self, stopping: threading.Event) -> None:

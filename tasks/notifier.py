@@ -21,6 +21,7 @@ from leasing.db.dialects import after_commit
 from leasing.db.notifications import Notes, can_listen, listening, notify_trial
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.outage import Streak
 
 logger = get_logger("tasks.worker")
 
@@ -182,25 +183,28 @@ class Listener:
 
     def listen(self) -> None:
         """Listen until ``ended``; return at once where there is nothing to listen to."""
-        failures = 0
+        failures, deaf = Streak(2 * TICK, LONGEST_PAUSE), 0
         while can_listen(self.using) and not self._ended.is_set():
             try:
-                failures = 0 if self._listen_once() else failures + 1
+                deaf = 0 if self._listen_once(failures) else deaf + 1
+                pause = min(LONGEST_PAUSE, TICK * 2.0 ** min(deaf, 10))
             except Exception as error:
-                failures += 1
-                logger.warning(
+                pause = failures.failed(error)
+                logger.log(
+                    failures.level,
                     "tasks are polled for, notifications are not heard: %s",
                     error,
                     event="notifications.failed",
                     error=error,
                 )
             self.hears = False
-            self._ended.wait(min(LONGEST_PAUSE, TICK * 2.0 ** min(failures, 10)))
+            self._ended.wait(pause)
         connections.close_all()
 
-    def _listen_once(self) -> bool:
+    def _listen_once(self, failures: Streak) -> bool:
         """Listen for as long as the connection does its duty. Whether it ever did."""
         with listening(self.using, CHANNEL) as raw, Notes(raw) as notes:
+            failures.succeeded()
             # What came while nobody listened.
             self._hear("all")
             while self._prove(notes):

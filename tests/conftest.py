@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from leasing.dashboard import lease_lists
 from leasing.keeper import keeper
 from leasing.runtime import aio
+from leasing.runtime.outage import outage
 from tasks.dashboard import listing, overview, queue_rows
 from tasks.diagnosis import surroundings
 from tests.brokers import Broker, NoBroker, serve_rabbitmq, serve_redis
@@ -94,6 +95,12 @@ def _no_shared_reading() -> Iterator[None]:
         for tallies in TALLIES:
             patch.setattr(tallies, "room", 0)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_outage() -> None:
+    """Nothing fails already: what a test has let fail may never succeed any more."""
+    outage.forget()
 
 
 @pytest.fixture(autouse=True)

@@ -134,7 +134,7 @@ def _settle(left: list[Ending], is_away: Callable[[bool], object]) -> None:
             _store(_not_arrived(left) if unsure else left)
             return
         except Error as error:
-            failure, unsure = error, True
+            failure, is_first, unsure = error, not unsure, True
         using = left[0].execution.using
         connections[using].close()
         answers = _answers(using)
@@ -142,7 +142,8 @@ def _settle(left: list[Ending], is_away: Callable[[bool], object]) -> None:
             _each_alone(left)
         left = _left(left)
         is_away(not answers)
-        _say_again(left, failure, last=pause is None)
+        if is_first or pause is None:
+            _say_again(left, failure, last=pause is None)
         if left and pause is not None:
             threading.Event().wait(pause)
 

@@ -20,6 +20,7 @@ from leasing.idempotency import once
 from leasing.pruning import prune_audit
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.outage import Streak
 from tasks.conf import Age, task_settings
 from tasks.models import Task, TaskStatus
 from tasks.querysets import BULK_BATCH
@@ -89,14 +90,19 @@ def run_until(stopping: threading.Event, examine: Callable[[], object]) -> None:
     # Workers that start together begin apart.
     stopping.wait(task_settings.EXAMINE_EVERY * random.uniform(0.75, 1.0))
     asked_at = float("-inf")
+    failures = Streak(task_settings.EXAMINE_EVERY, task_settings.EXAMINE_EVERY)
     while not stopping.is_set():
         _once(
-            "leasing_tasks:examine", task_settings.EXAMINE_EVERY, lambda: bool(examine()), stopping
+            "leasing_tasks:examine",
+            task_settings.EXAMINE_EVERY,
+            lambda: bool(examine()),
+            stopping,
+            failures,
         )
         every = task_settings.PRUNE_EVERY
         if every is not None and clock() - asked_at >= every / PRUNE_LOOKS:
             asked_at = clock()
-            _once("leasing_tasks:prune", every, lambda: _prune_all(stopping), stopping)
+            _once("leasing_tasks:prune", every, lambda: _prune_all(stopping), stopping, failures)
         connections.close_all()  # or it would idle until the next time
         stopping.wait(task_settings.EXAMINE_EVERY * random.uniform(0.8, 1.0))
 
@@ -106,14 +112,22 @@ def _prune_all(stopping: threading.Event) -> None:
     prune_audit()
 
 
-def _once(key: str, window: float, work: Callable[[], Any], stopping: threading.Event) -> None:
+def _once(
+    key: str,
+    window: float,
+    work: Callable[[], Any],
+    stopping: threading.Event,
+    failures: Streak,
+) -> None:
     """Do ``work`` unless it was done within the last ``window`` seconds, or is being done."""
     if stopping.is_set():
         return
     try:
         close_old_connections()
         once(key, window, ttl=min(leasing_settings.TTL, window / 2), wait=0).run(work)
+        failures.succeeded()
     except (LeaseError, Stopped) as reason:
+        failures.succeeded()
         logger.debug(
             "%s is left to another: %s",
             key,
@@ -123,8 +137,10 @@ def _once(key: str, window: float, work: Callable[[], Any], stopping: threading.
             reason=reason,
         )
     except Error as error:
+        failures.failed(error)
         connections.close_all()
-        logger.warning(
+        logger.log(
+            failures.level,
             "%s failed, and is tried again: %s",
             key,
             error,

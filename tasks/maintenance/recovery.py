@@ -25,6 +25,7 @@ from typing import Any
 from django.db import Error, close_old_connections, connections
 
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.outage import Streak
 from tasks import signals
 from tasks.conf import task_settings
 from tasks.maintenance import housekeeping
@@ -42,8 +43,8 @@ from tasks.runtime.connection import HANDLERS_LIMIT, lasting_thread
 
 logger = get_logger("tasks.recovery")
 
-#: Seconds between sweeps while the database is away.
-LONGEST_PAUSE = 30.0
+#: Seconds between sweeps while the database is away: the first, and at most.
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
 #: Seconds until the next sweep where there was something to recover: others may be at it.
 SHORT_PAUSE = 0.5
 #: By so many seconds at most do sweepers miss a deadline for which all of them wake up.
@@ -187,7 +188,7 @@ def run_until(
         stopping,
         limited_by=HANDLERS_LIMIT,  # it goes through whole tables
     )
-    failures = 0
+    failures = Streak(FIRST_PAUSE, LONGEST_PAUSE)
     while not stopping.is_set():
         try:
             keeping.tend()
@@ -196,20 +197,23 @@ def run_until(
             totals.succeeded_at = time.time()
             if recovered and found is not None:
                 found()
-            failures = 0
+            failures.succeeded()
         except Exception as error:
-            failures += 1
-            pause = min(LONGEST_PAUSE, 2.0 ** min(failures, 10)) * random.uniform(0.8, 1.0)
-            _complain(error)
+            pause = failures.failed(error)
+            _complain(error, failures.level)
         stopping.wait(pause)
     connections.close_all()
 
 
-def _complain(error: Exception) -> None:
+def _complain(error: Exception, level: int) -> None:
     if isinstance(error, Error):
         connections.close_all()
-        logger.warning(
-            "a sweep failed, and is tried again: %s", error, event="recovery.failed", error=error
+        logger.log(
+            level,
+            "a sweep failed, and is tried again: %s",
+            error,
+            event="recovery.failed",
+            error=error,
         )
     else:
         logger.error(

@@ -30,6 +30,7 @@ from leasing.keeper import Keeper, keeper
 from leasing.models import Lease
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.outage import Streak
 from tasks.conf import task_settings
 from tasks.maintenance.counting import RESOURCE, Outlook, Slot, count, depths
 from tasks.models import Queue, Sample
@@ -178,12 +179,15 @@ def run_until(stopping: threading.Event) -> None:
     sampler = Sampler()
     # Workers that start together begin apart.
     pause = Sample.SLOT * random.uniform(0.1, 0.6)
+    failures = Streak(Sample.SLOT, Sample.SLOT)
     while not stopping.wait(pause) and task_settings.SAMPLES:
         pause = Sample.SLOT * random.uniform(0.8, 1.0)
         try:
             close_old_connections()
             pause = sampler.turn()
+            failures.succeeded()
         except LeaseError as reason:
+            failures.succeeded()
             sampler.drop()
             logger.debug(
                 "sampling is left to another: %s",
@@ -192,8 +196,10 @@ def run_until(stopping: threading.Event) -> None:
                 reason=reason,
             )
         except Error as error:
+            pause = failures.failed(error)
             connections.close_all()
-            logger.warning(
+            logger.log(
+                failures.level,
                 "sampling failed, and is tried again: %s",
                 error,
                 event="sampling.failed",

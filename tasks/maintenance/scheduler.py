@@ -19,6 +19,7 @@ from django.db.models import F
 from leasing.functions import DbNow
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.outage import Streak
 from tasks.models import Schedule, ScheduleSlot
 from tasks.querysets.schedule import SLOT_BATCH
 from tasks.scheduling import declarations
@@ -30,8 +31,8 @@ logger = get_logger("tasks.schedules")
 LOOK_EVERY = 15.0
 #: Seconds after which to look again at what was due, and others were at.
 PATIENCE = 1.0
-#: Seconds between two looks while the database is away.
-LONGEST_PAUSE = 30.0
+#: Seconds between two looks while the database is away: the first, and at most.
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
 #: Seconds between two rounds of housekeeping.
 KEEP_HOUSE_EVERY = 1800.0
 #: What was last said of a schedule that cannot be served, by key.
@@ -66,7 +67,7 @@ def run_until(stopping: threading.Event, found: Callable[[], object] | None = No
 
     ``found`` is called when something was enqueued.
     """
-    failures = 0
+    failures = Streak(FIRST_PAUSE, LONGEST_PAUSE)
     declared = False
     kept_at = clock()
     while not stopping.is_set():
@@ -81,19 +82,19 @@ def run_until(stopping: threading.Event, found: Callable[[], object] | None = No
             if clock() - kept_at > KEEP_HOUSE_EVERY * random.uniform(0.8, 1.0):
                 kept_at = clock()
                 keep_house()
-            failures = 0
+            failures.succeeded()
         except Exception as error:
-            failures += 1
-            pause = min(LONGEST_PAUSE, 2.0 ** min(failures, 10)) * random.uniform(0.8, 1.0)
-            _complain(error)
+            pause = failures.failed(error)
+            _complain(error, failures.level)
         stopping.wait(pause)
     connections.close_all()
 
 
-def _complain(error: Exception) -> None:
+def _complain(error: Exception, level: int) -> None:
     if isinstance(error, Error):
         connections.close_all()
-        logger.warning(
+        logger.log(
+            level,
             "looking for what is due failed, and is tried again: %s",
             error,
             event="schedules.failed",

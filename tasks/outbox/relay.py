@@ -29,6 +29,7 @@ from leasing.hold import Hold
 from leasing.leader import Leader
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.outage import Streak
 from leasing.runtime.threads import LastingThread, look_after
 from tasks.conf import task_settings
 from tasks.models import OutboxMessage, Task
@@ -46,7 +47,8 @@ logger = get_logger("tasks.relay")
 BATCH: Final = 100
 #: Seconds until the next look while more is ready than may be at the broker.
 SHORT_PAUSE: Final = 0.1
-#: Seconds between tries while the broker or the database is away, at most.
+#: Seconds between tries while the broker or the database is away: the first, and at most.
+FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 15.0
 #: How many published messages are deleted after a look that found little to do.
 PRUNED: Final = 500
@@ -114,22 +116,25 @@ class Relay:
         self.waking.wake()
 
     def _lead(self, term: Hold, stopping: threading.Event) -> None:
-        failures = 0
+        failures = Streak(FIRST_PAUSE, LONGEST_PAUSE)
         while term.valid and not stopping.is_set():
             self.waking.begin_look()
             try:
                 pause = SHORT_PAUSE if self.look(term) else self.waking.pause()
-                failures = 0
+                failures.succeeded()
                 totals.succeeded_at = time.time()
             except LeaseLost as loss:
                 logger.warning("publishing is left to another: %s", loss, event="relay.lost")
                 return
             except (Error, BrokerAway) as error:
-                failures += 1
                 totals.failures += 1
-                pause = min(LONGEST_PAUSE, 2.0 ** min(failures, 10) / 4)
-                logger.warning(
-                    "publishing goes on in %.1f s: %s", pause, error, event="relay.failed"
+                pause = failures.failed(error)
+                logger.log(
+                    failures.level,
+                    "publishing goes on in %.1f s: %s",
+                    pause,
+                    error,
+                    event="relay.failed",
                 )
                 if isinstance(error, Error):
                     connections.close_all()

@@ -38,6 +38,7 @@ from leasing.keeper import keeper
 from leasing.runtime.callbacks import HANGS, Teller, apart
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.outage import Streak
 from leasing.runtime.threads import LOOK, LastingThread
 from leasing.validation.names import default_holder
 from tasks.conf import task_settings
@@ -150,7 +151,7 @@ class WorkerProcess:
                 self._wind_up()
 
     def _serve(self) -> None:
-        failures = 0
+        failures = Streak(2 * task_settings.POLL_EVERY, LONGEST_PAUSE)
         while not self.stopping.is_set():
             self.waking.begin_look()
             try:
@@ -158,12 +159,12 @@ class WorkerProcess:
                 if not more and self._is_finished():
                     break
                 pause = 0.0 if more else self._pause()
-                failures = 0
+                failures.succeeded()
             except Error as error:
-                failures += 1
-                pause = min(LONGEST_PAUSE, task_settings.POLL_EVERY * 2.0 ** min(failures, 10))
+                pause = failures.failed(error)
                 connections.close_all()
-                logger.warning(
+                logger.log(
+                    failures.level,
                     "claiming failed, and is tried again: %s",
                     error,
                     event="worker.claim_failed",

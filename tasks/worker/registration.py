@@ -16,6 +16,7 @@ from leasing.functions import database_now
 from leasing.runtime import probes
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.outage import Streak
 from leasing.runtime.threads import LastingThread, look_after
 from tasks import registry
 from tasks.models import Worker
@@ -31,15 +32,21 @@ def keep_present(name: str, ended: threading.Event, **what: Any) -> None:
     """Show signs of life of the worker called ``name``, with the ``what`` columns, until
     ``ended``; then note that it has stopped, if the database is there."""
     known = False
+    every = Worker.SEEN_EVERY.total_seconds()
+    failures = Streak(every / 2, every)
     while not ended.is_set():
         try:
             close_old_connections()
             known = (known and bool(Worker.objects.seen(name))) or _register(name, what)
             if probes.comparing:
                 _compare_clocks()
+            failures.succeeded()
+            pause = every
         except Error as error:
+            pause = failures.failed(error)
             connections.close_all()
-            logger.warning(
+            logger.log(
+                failures.level,
                 "the row of %s could not be kept up to date: %s",
                 name,
                 error,
@@ -47,7 +54,7 @@ def keep_present(name: str, ended: threading.Event, **what: Any) -> None:
                 worker=name,
                 error=error,
             )
-        ended.wait(Worker.SEEN_EVERY.total_seconds())
+        ended.wait(pause)
     connections.close_all()
 
 

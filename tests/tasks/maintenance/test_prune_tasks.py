@@ -337,7 +337,7 @@ def test_whether_it_is_time_to_prune_is_asked_less_often_than_to_examine(
     asked: list[str] = []
     monkeypatch.setattr(housekeeping, "clock", own)
 
-    def note(key: str, window: float, work: object, stopping: object) -> None:
+    def note(key: str, window: float, *options: object) -> None:
         asked.append(key)
         own.advance(window if key == "leasing_tasks:examine" else 0)
 

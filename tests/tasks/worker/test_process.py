@@ -306,7 +306,9 @@ def test_a_claim_that_fails_is_tried_again(
     with working():
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
 
-    assert caplog.text.count("claiming failed, and is tried again") == 3
+    events = [getattr(each, "event", "") for each in caplog.records]
+    assert events.count("worker.claim_failed") == 1, "an outage is told once"
+    assert events.count("outage.ended") == 1
 
 
 def test_a_worker_whose_renewals_fail_claims_nothing_until_one_succeeds(
