@@ -146,13 +146,13 @@ def _fork(question: Mapping[str, Any]) -> int:
         return pid
     os.close(readable)
     os.setsid()
-    _die_with(parent)
+    die_with(parent)
     _redirect(question["log"])
     os.close(writable)
     return 0
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Have the system kill this process when its parent has ended, where it knows how."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

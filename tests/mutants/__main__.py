@@ -29,6 +29,7 @@ from tests.mutants.explained import EXPLAINED
 from tests.mutants.making import ROOT, Mutant
 from tests.mutants.server import SOCKET
 from tests.mutants.shelf import ON_POSTGRESQL, all_mutants, nearest_of
+from tests.processes import BOUND
 
 #: Where the tests are that look at the verbs.
 TESTS = ("tests/leasing", "tests/tasks")
@@ -40,7 +41,7 @@ class Database:
 
     def __init__(self, name: str) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.server"]
+        command = [*BOUND, sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.server"]
         options = ["-p", "no:xdist", "-p", "no:cacheprovider", "--db", name, *TESTS]
         with theirs:
             self._process = subprocess.Popen(

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.mutants import making, shelf
+from tests.preloaded import die_with
 
 #: The variable that names the socket.
 SOCKET = "MUTANTS_SOCKET"
@@ -73,8 +74,9 @@ class Server:
         """Run the tests on the mutant of that name, or on the code as it is, in a child. Returns
         the first that fails."""
         readable, writable = os.pipe()
-        pid = os.fork()
+        parent, pid = os.getpid(), os.fork()
         if not pid:
+            die_with(parent)
             os.close(readable)
             killer = self._killer_of(mutant, nearest, writable)
             os.write(writable, (killer or "").encode())
