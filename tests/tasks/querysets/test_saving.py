@@ -229,7 +229,26 @@ def test_a_task_that_is_gone_is_not_saved_back() -> None:
     assert not Task.objects.exists()
 
 
+def test_a_task_of_another_database_is_inserted_in_this_one() -> None:
+    task = TaskFactory(state="running")
+    Task.objects.all().delete()
+    task._state.db = "elsewhere"
+
+    task.save(using="default")
+
+    assert (row_of(task)["status"], row_of(task)["holder"]) == ("ready", "")
+
+
 # Copies
+
+
+def test_a_copy_needs_no_more_than_another_key() -> None:
+    task = TaskFactory(state="running")
+
+    task.pk = None
+    task.save()
+
+    assert sorted(Task.objects.values_list("status", flat=True)) == ["ready", "running"]
 
 
 def copied(task: Task) -> Task:
