@@ -13,7 +13,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from leasing.db.deletion import delete_batch, unprotected
-from leasing.db.routing import is_ours
+from leasing.db.routing import RoutedManager, is_ours
 from leasing.functions import EPOCH, DbNow, after
 from leasing.hold import Hold
 from leasing.querysets.beats import BeatEntry
@@ -335,9 +335,11 @@ class LeaseEvent(Ledger):
     actor = models.CharField(max_length=200, blank=True, default="")
 
     objects: ClassVar = LeaseEventQuerySet.as_manager()
+    #: Django itself goes by these, and whoever must rewrite what was told all the same.
+    base_objects: ClassVar = RoutedManager()
 
     class Meta:
-        base_manager_name = "objects"
+        base_manager_name = "base_objects"
         indexes: ClassVar = [
             models.Index("resource", F("id").desc(), name="leasing_event_of_resource")
         ]
@@ -426,9 +428,11 @@ class AuditEntry(Ledger):
     finished_at = models.DateTimeField(null=True, default=None)
 
     objects: ClassVar = AuditEntryQuerySet.as_manager()
+    #: Django itself goes by these, and whoever must rewrite what was told all the same.
+    base_objects: ClassVar = RoutedManager()
 
     class Meta:
-        base_manager_name = "objects"
+        base_manager_name = "base_objects"
         verbose_name_plural = "audit entries"
         # What a user is given for the model: to look. Nobody adds, changes or deletes.
         default_permissions = ("view",)

@@ -357,9 +357,11 @@ class TaskAttempt(Ledger):
     refused_verb = models.CharField(max_length=20, blank=True, default="")
 
     objects: ClassVar = AttemptQuerySet.as_manager()
+    #: Django itself goes by these, and whoever must rewrite what was told all the same.
+    base_objects: ClassVar = RoutedManager()
 
     class Meta:
-        base_manager_name = "objects"
+        base_manager_name = "base_objects"
         ordering: ClassVar = ["id"]
         constraints: ClassVar = [
             models.UniqueConstraint(

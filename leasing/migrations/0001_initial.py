@@ -2,6 +2,7 @@
 
 import datetime
 import leasing.functions
+import django.db.models.manager
 from django.db import migrations, models
 
 
@@ -32,12 +33,16 @@ class Migration(migrations.Migration):
                 ('finished_at', models.DateTimeField(default=None, null=True)),
             ],
             options={
-                'base_manager_name': 'objects',
+                'base_manager_name': 'base_objects',
                 'verbose_name_plural': 'audit entries',
                 'ordering': ['-id'],
                 'default_permissions': ('view',),
                 'indexes': [models.Index(models.F('model'), models.F('key'), models.OrderBy(models.F('id'), descending=True), name='leasing_audit_of_row'), models.Index(models.F('by'), models.OrderBy(models.F('id'), descending=True), name='leasing_audit_by_whom'), models.Index(models.F('verb'), models.OrderBy(models.F('id'), descending=True), name='leasing_audit_of_verb')],
             },
+            managers=[
+                ('objects', django.db.models.manager.Manager()),
+                ('base_objects', django.db.models.manager.Manager()),
+            ],
         ),
         migrations.CreateModel(
             name='BeatEntry',
@@ -105,10 +110,14 @@ class Migration(migrations.Migration):
                 ('actor', models.CharField(blank=True, default='', max_length=200)),
             ],
             options={
-                'base_manager_name': 'objects',
+                'base_manager_name': 'base_objects',
                 'ordering': ['-id'],
                 'indexes': [models.Index(models.F('resource'), models.OrderBy(models.F('id'), descending=True), name='leasing_event_of_resource')],
             },
+            managers=[
+                ('objects', django.db.models.manager.Manager()),
+                ('base_objects', django.db.models.manager.Manager()),
+            ],
         ),
         migrations.CreateModel(
             name='OnceKey',

@@ -53,7 +53,7 @@ def stamp() -> None:
     for rows, column in (
         (Task.objects.all(), "created_at"),
         (Task.objects.all(), "scheduled_at"),
-        (TaskAttempt.objects.all(), "ended_at"),
+        (TaskAttempt._base_manager.all(), "ended_at"),
     ):
         rows.filter(**{f"{column}__lt": BEGIN}).update(**{column: DbNow()})
 
