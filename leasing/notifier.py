@@ -23,14 +23,16 @@ from leasing.exceptions import LeaseHeld, LeaseTimeout
 from leasing.runtime import clock, probes
 from leasing.runtime.aio import Steps, Undoable
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.outage import Streak
 from leasing.runtime.threads import start_thread
 from leasing.validation.names import check_duration
 from leasing.waiting import Waiter
 
 logger = get_logger("leasing")
 
-#: Seconds between looks whether anybody still waits, and the pause after a failure.
-TICK = 1.0
+#: Seconds between looks whether anybody still waits, and of the first pause after a failure; of
+#: the longest one.
+TICK, LONGEST_PAUSE = 1.0, 5.0
 #: Seconds in which what was sent to try a connection out has to arrive, and for which nobody
 #: listens when it did not.
 ARRIVAL, DEAFNESS = 5.0, 300.0
@@ -81,20 +83,24 @@ class Bell:
         return clock.system_clock() >= self._deaf_until
 
     def _listen(self) -> None:
+        failures = Streak(TICK, LONGEST_PAUSE)
         while self._is_wanted():
             try:
-                self._listen_once()
+                self._listen_once(failures)
             except Exception as error:
-                logger.warning(
+                pause = failures.failed(error)
+                logger.log(
+                    failures.level,
                     "releases are not heard for a moment: %s",
                     error,
                     event="notifications.failed",
                     error=error,
                 )
-                time.sleep(TICK)
+                time.sleep(pause)
 
-    def _listen_once(self) -> None:
+    def _listen_once(self, failures: Streak) -> None:
         with listening(self.using, CHANNEL) as raw, Notes(raw) as notes:
+            failures.succeeded()
             trial = notify_trial(self.using, CHANNEL)
             arrives_by = clock.system_clock() + ARRIVAL
             while self._is_wanted(end=False):

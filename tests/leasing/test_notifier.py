@@ -22,6 +22,7 @@ from leasing.models import Lease
 from leasing.notifier import Bell, bell
 from leasing.notifier import waiting as waiting_for
 from leasing.runtime import clock
+from leasing.runtime.outage import Streak
 from leasing.testing.keeper import manual_keeper
 from leasing.waiting import LONGEST, Waiter
 from tests.conftest import Spawn
@@ -278,10 +279,10 @@ def test_a_connection_that_cannot_be_made_is_tried_again(
     listen = Bell._listen_once
     failures = iter([psycopg.OperationalError("no such server")] * 2)
 
-    def refusing(own: Bell) -> None:
+    def refusing(own: Bell, streak: Streak) -> None:
         for failure in failures:
             raise failure
-        listen(own)
+        listen(own, streak)
 
     monkeypatch.setattr(Bell, "_listen_once", refusing)
     waiter = FakeWaiter()
@@ -289,7 +290,8 @@ def test_a_connection_that_cannot_be_made_is_tried_again(
     wait_for(listeners)
     bell("default").remove("crane:1", waiter)
 
-    assert caplog.text.count("no such server") == 2
+    assert caplog.text.count("no such server") == 1, "an outage is told once"
+    assert "outage.ended" in [getattr(each, "event", "") for each in caplog.records]
 
 
 @transactional
