@@ -81,7 +81,7 @@ def test_those_who_let_it_expire_are_named() -> None:
 
 def test_takeovers_of_long_ago_are_no_flapping() -> None:
     lease = flapping()
-    long_ago = LeaseEvent.objects.filter(kind=EventKind.TAKEN_OVER)
+    long_ago = LeaseEvent._base_manager.filter(kind=EventKind.TAKEN_OVER)
     long_ago.update(at=after(-timedelta(minutes=10)))
 
     assert explained(lease).code == "running_ok"
