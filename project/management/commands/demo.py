@@ -66,8 +66,8 @@ class Command(BaseCommand):
             out=sys.stdout,
         )
         self._greet(address, password)
-        on_stop_signal(demo.stop)
-        demo.run()
+        with on_stop_signal(demo.stop):
+            demo.run()
         self.stdout.write("The demo has stopped.")
 
     def _make_user(self) -> str:
