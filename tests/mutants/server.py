@@ -139,9 +139,14 @@ def _make_database(items: list[pytest.Item]) -> None:
     from django.db import connections
 
     first = next(item for item in items if item.get_closest_marker("django_db"))
-    other = next(item for item in items if item.path != first.path)
+    # Of another folder, so that nothing is left set up but what all have in common.
+    other = next(item for item in items if _folder(item) != _folder(first))
     first.config.hook.pytest_runtest_protocol(item=first, nextitem=other)
     connections.close_all()
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(making.ROOT / "tests").parts[0]
 
 
 def _distance(item: pytest.Item, nearest: list[str]) -> int:
