@@ -71,6 +71,11 @@ def test_the_margin_can_be_configured() -> None:
         assert margin(30) == 3
 
 
+def test_no_margin_takes_more_than_a_third_of_the_ttl() -> None:
+    with override_settings(LEASING={"MARGIN": 3}):
+        assert margin(3) == 1
+
+
 def test_ensure_raises_and_loses_the_hold_when_its_trust_has_run_out(
     hold: Hold, clock: FakeClock
 ) -> None:
@@ -110,6 +115,18 @@ def test_the_time_that_a_renewal_by_hand_took_is_not_trusted(
         hold.renew()
 
         assert hold.trusted_until == sent_at + 30 - margin(30)
+
+
+def test_a_renewal_by_hand_that_is_answered_too_late_is_a_loss(
+    hold: Hold, store: FakeStore, clock: FakeClock
+) -> None:
+    def answer_too_late(grants: Mapping[Any, uuid.UUID]) -> Renewals:
+        clock.advance(30)
+        return FakeStore.renew_all(grants)
+
+    store.answer = answer_too_late
+    with pytest.raises(LeaseLost), hold, pytest.raises(LeaseLost):
+        hold.renew()
 
 
 def test_a_renewal_by_hand_tells_what_was_lost(hold: Hold, store: FakeStore) -> None:

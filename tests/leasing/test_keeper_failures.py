@@ -12,6 +12,7 @@ import pytest
 from leasing import keeper as keeper_module
 from leasing.hold import Hold, margin
 from leasing.keeper import Keeper
+from leasing.runtime.breaker import Breaker
 from tests.leasing.support import FakeClock, FakeStore, enter
 
 pytestmark = pytest.mark.usefixtures("without_jitter")
@@ -300,3 +301,16 @@ def test_a_renewal_that_is_slow_and_whose_hold_was_left_keeps_nobody_from_work(
     manual_keeper.renew_due()
 
     assert store.calls and not manual_keeper.draining
+
+
+def test_nothing_passes_an_open_breaker_until_its_pause_is_over() -> None:
+    breaker = Breaker()
+    assert breaker.lets_pass(100.0)
+
+    pause = breaker.failed(100.0, longest=5.0)
+    assert not breaker.lets_pass(100.0)
+    assert not breaker.lets_pass(100.0 + 0.99 * pause)
+    assert breaker.lets_pass(100.0 + pause)
+
+    assert breaker.succeeded()
+    assert breaker.lets_pass(100.0)

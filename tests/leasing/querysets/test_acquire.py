@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import override_settings
 
 from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import InvalidTTL, LeaseHeld
-from leasing.models import Lease, LeaseEvent
+from leasing.models import Leasable, Lease, LeaseEvent, LeaseState
 from leasing.querysets import leasable
+from leasing.runtime.clock import clock
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import events, just_before_the_update, stored, usurp
+from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db
 
@@ -281,3 +285,32 @@ def test_the_deadline_is_the_databases(database_clock: DatabaseClock) -> None:
     lease = Lease.objects.acquire("crane:1", ttl=30)
 
     assert lease.acquired_at == database_clock.now
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        pytest.param(lambda: [Lease.objects.acquire("crane:1")], id="one by name"),
+        pytest.param(lambda: Lease.objects.acquire_many(["crane:1", "crane:2"]), id="many"),
+        pytest.param(lambda: [Order.objects.acquire(Order.objects.get())], id="one row"),
+        pytest.param(lambda: Order.objects.claim(), id="whatever is free"),
+    ],
+)
+def test_trust_counts_from_before_the_statement_that_grants(
+    take: Callable[[], list[Leasable]],
+) -> None:
+    """Or it would outlast the database's term by the time that the answer took."""
+    for name in ("crane:1", "crane:2"):
+        LeaseFactory(resource=name, state=LeaseState.RELEASED)
+    Order.objects.create(article="anchor")
+    sent: list[float] = []
+
+    def note(execute: Any, sql: str, *rest: Any) -> Any:
+        if "acquired_at" in sql:
+            sent.append(clock())
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(note):
+        taken = take()
+
+    assert {row.sent_at <= sent[-1] for row in taken} == {True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -259,3 +260,12 @@ def test_a_child_begins_with_nothing_and_its_parent_keeps_all(clocks: ManualKeep
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert_held("berth:1")
     assert_free("berth:1")
+
+
+def test_trust_counts_from_before_the_lease_was_granted() -> None:
+    readings = itertools.count(1.0)
+    store = MemoryStore(lambda: next(readings))
+
+    grant = store.acquire(Lease(resource="crane:1"), Terms.check(ttl=30))
+
+    assert grant.sent_at == 1.0

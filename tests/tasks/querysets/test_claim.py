@@ -421,3 +421,17 @@ def test_a_row_that_has_come_by_the_same_grant_is_not_answered(
     monkeypatch.setattr("uuid.uuid4", lambda: other.grant_id)
 
     assert [task.pk for task in Task.objects.claim("ann")] == [mine.pk]
+
+
+def test_trust_in_a_claim_counts_from_before_its_statement() -> None:
+    TaskFactory()
+    sent: list[float] = []
+
+    def note(execute: Any, *args: Any) -> Any:
+        sent.append(clock())
+        return execute(*args)
+
+    with connection.execute_wrapper(note):
+        (task,) = Task.objects.claim("ann")
+
+    assert task.sent_at <= sent[-1]
