@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,7 @@ from tasks.exceptions import GiveUp, NotSerializable
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tasks.retry import Fixed
+from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import just_before_the_update
 from tests.tasks.support import (
@@ -102,6 +104,19 @@ def test_rows_are_locked_in_the_order_of_their_keys(monkeypatch: pytest.MonkeyPa
     Task.objects.fail_many([(tasks[1], "no luck")])
 
     assert orders == [("pk",), ("pk",)]
+
+
+@pytest.mark.usefixtures("on_postgresql")
+def test_what_one_statement_completes_is_locked_in_the_order_of_keys() -> None:
+    """Two that complete the same tasks could wait for each other."""
+    TaskFactory.create_batch(2)
+    taken = Task.objects.take("ann", limit=2)
+
+    with CaptureQueriesContext(connection) as queries:
+        assert Task.objects.complete_taken([(each, None) for each in reversed(taken)]) == []
+
+    (statement,) = [query["sql"] for query in queries if "FOR NO KEY UPDATE" in query["sql"]]
+    assert re.search(r'ORDER BY [^ ]*"id" ASC\s+FOR NO KEY UPDATE', statement)
 
 
 def test_what_cannot_be_taken_sinks_no_neighbour(told: Told) -> None:
