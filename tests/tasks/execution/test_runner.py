@@ -482,6 +482,27 @@ def test_a_result_is_stored_when_the_database_comes_back(
 
 
 @transactional
+def test_a_result_is_stored_over_a_new_connection_where_the_old_one_broke(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = TaskQuerySet.complete_taken
+    tries: list[Any] = []
+
+    def break_first(rows: Any, results: Any) -> Any:
+        connections[rows.db].ensure_connection()
+        tries.append(connections[rows.db].connection)
+        if len(tries) == 1:
+            tries[0].close()
+        return complete(rows, results)
+
+    monkeypatch.setattr(TaskQuerySet, "complete_taken", break_first)
+    task = run(lambda ctx, **data: {"kept": True})
+
+    assert len(tries) == 2
+    assert (task.status, task.task_output) == (TaskStatus.SUCCEEDED, {"kept": True})
+
+
+@transactional
 @pytest.mark.parametrize(
     ("verb", "handler", "status"),
     [
