@@ -49,14 +49,22 @@ class LastingThread:
         self.name = name
         self._work = work
         self._thread: threading.Thread | None = None
+        self._starts = threading.Lock()
         self._is_done = self._is_short = False
 
     def tend(self) -> None:
         """Start it if it does not run, unless its work is done. Where there can be no thread more
-        the next call tries again."""
+        the next call tries again. Any thread may call this."""
+        if self._is_wanting():
+            with self._starts:
+                if self._is_wanting():  # still: another may have started it meanwhile
+                    self._start()
+
+    def _is_wanting(self) -> bool:
+        return not (self._is_done or self.is_alive())
+
+    def _start(self) -> None:
         thread = self._thread
-        if self._is_done or (thread is not None and thread.is_alive()):
-            return
         try:
             self._thread = start_thread(self.name, self._run)
         except RuntimeError as error:
@@ -77,7 +85,8 @@ class LastingThread:
 
     def is_alive(self) -> bool:
         """Return True while it runs."""
-        return self._thread is not None and self._thread.is_alive()
+        thread = self._thread
+        return thread is not None and thread.is_alive()
 
     def join(self, patience: float) -> None:
         """Wait for its end, for ``patience`` seconds at most."""

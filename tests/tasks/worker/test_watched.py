@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import pytest
 from pytest_django import Settings
 
 from leasing.keeper import Keeper, keeper
-from leasing.runtime.threads import LastingThread, replaced
+from leasing.runtime.threads import LastingThread, replaced, start_thread
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.completer import Settler
@@ -326,6 +327,32 @@ def test_a_lasting_thread_that_cannot_be_started_is_tried_again(
 
     assert done.wait(PATIENCE)
     thread.join(PATIENCE)
+
+
+@pytest.mark.once
+def test_a_lasting_thread_that_two_tend_at_a_time_runs_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both, over = threading.Barrier(2), threading.Event()
+    started: list[str] = []
+
+    def start(name: str, work: Callable[[], object]) -> threading.Thread:
+        started.append(name)
+        with suppress(threading.BrokenBarrierError):  # none other comes here
+            both.wait(0.05)
+        return start_thread(name, work)
+
+    monkeypatch.setattr("leasing.runtime.threads.start_thread", start)
+    thread = LastingThread("work", lambda: over.wait(PATIENCE))
+    tending = [threading.Thread(target=thread.tend) for _ in range(2)]
+    for each in tending:
+        each.start()
+    for each in tending:
+        each.join(PATIENCE)
+    over.set()
+    thread.join(PATIENCE)
+
+    assert started == ["work"]
 
 
 @pytest.mark.once
