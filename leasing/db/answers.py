@@ -13,7 +13,6 @@ depends on them (``leasing.keeper``). Connections of psycopg 3 alone can be watc
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from leasing.db.dialects import hang_up_raw
 from leasing.runtime.clock import system_clock
 from leasing.runtime.event_logger import get_logger
+from leasing.runtime.threads import note_replaced, start_thread
 
 logger = get_logger("leasing")
 
@@ -33,19 +33,21 @@ Limit = Callable[[], float | None]
 
 #: How often the thread looks in the time of the shortest limit, and in seconds at the latest.
 LOOKS, LONGEST_LOOK = 4, 5.0
+THREAD = "leasing-answers"
 
 
 class Line:
     """A connection of psycopg's, and since when it waits for an answer."""
 
-    __slots__ = ("__weakref__", "_raw", "_waits_since", "limit", "setting")
+    __slots__ = ("__weakref__", "_is_unlimited", "_limit", "_raw", "_setting", "_waits_since")
 
     def __init__(self, raw: Any, limit: Limit, setting: str) -> None:
         # The connection has the line, and not the line the connection, which nobody else closes.
         self._raw = ref(raw)
         self._waits_since: float | None = None
-        self.limit = limit
-        self.setting = setting
+        self._limit = limit
+        self._setting = setting
+        self._is_unlimited = False
         wait = type(raw).wait
 
         def wait_watched(*args: Any, **options: Any) -> Any:
@@ -62,16 +64,37 @@ class Line:
         raw = self._raw()
         return raw is None or bool(raw.closed)
 
-    def look(self) -> None:
-        """Hang up, if it has waited too long."""
-        limit, since = self.limit(), self._waits_since
-        if limit is None or since is None or system_clock() - since < limit:
-            return
-        self._waits_since = None
+    def look(self) -> float:
+        """Hang up, if it has waited too long. Return the seconds until the next look."""
+        limit, since = self._read_limit(), self._waits_since
+        if limit is None:
+            return LONGEST_LOOK
+        if since is not None and system_clock() - since >= limit:
+            self._waits_since = None
+            self._hang_up(limit)
+        return limit / LOOKS
+
+    def _read_limit(self) -> float | None:
+        try:
+            limit = self._limit()
+        except Exception:  # of this line alone: the others are looked after all the same
+            if not self._is_unlimited:
+                logger.exception(
+                    "%s can't be read: connections are not cut off meanwhile",
+                    self._setting,
+                    event="connection.unlimited",
+                    setting=self._setting,
+                )
+            self._is_unlimited = True
+            return None
+        self._is_unlimited = False
+        return limit
+
+    def _hang_up(self, limit: float) -> None:
         logger.warning(
             "an answer of the database did not come within %.1f s (%s): the connection is cut",
             limit,
-            self.setting,
+            self._setting,
             event="connection.cut_off",
             seconds=limit,
         )
@@ -95,12 +118,23 @@ class AnswerWatch:
         with self._wakes:
             self._lines.add(line)
             self._wakes.notify()
-            if self._thread is None:
-                thread = threading.Thread(target=self._work, name="leasing-answers", daemon=True)
-                # Where there can be no thread more the next connection tries again.
-                with contextlib.suppress(RuntimeError):
-                    thread.start()
-                    self._thread = thread
+            self._start()
+
+    def tend(self) -> None:
+        """Start its thread again, if that has ended before its work."""
+        with self._wakes:
+            if self._lines:
+                self._start()
+
+    def _start(self) -> None:
+        before = self._thread
+        if before is not None and before.is_alive():
+            return
+        # Where there can be no thread more the next call tries again.
+        with contextlib.suppress(RuntimeError):
+            self._thread = start_thread(THREAD, self._work)
+            if before is not None:
+                note_replaced(THREAD)
 
     def _work(self) -> None:
         while self._look():
@@ -114,8 +148,7 @@ class AnswerWatch:
                 return False
         pause = LONGEST_LOOK
         for line in lines:
-            line.look()
-            pause = min(pause, (line.limit() or math.inf) / LOOKS)
+            pause = min(pause, line.look())
         del line, lines  # or they would outlast their connections
         with self._wakes:
             self._wakes.wait(pause)

@@ -34,6 +34,7 @@ from enum import StrEnum
 
 from django.db import Error, close_old_connections, connections
 
+from leasing.db.answers import answers
 from leasing.keeper import keeper
 from leasing.runtime.callbacks import HANGS, Teller, apart
 from leasing.runtime.clock import clock
@@ -366,6 +367,7 @@ class WorkerProcess:
             thread.tend()
         self._timekeeper.tend()
         self._teller.tend()
+        answers.tend()
         if given_up := self.places.tend():
             with apart(self._teller):
                 give_up(given_up)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 from pytest_django import Settings
 
-from leasing.db.answers import answers
+from leasing.db.answers import Line, answers, watch_answers
 from leasing.db.side_connection import Aside
 from leasing.models import Lease
 from tasks.generator import Generator
@@ -221,6 +222,67 @@ def test_a_call_aside_ends_though_nobody_waits_for_it_any_more(network: Proxy) -
         aside.run(call)
 
     assert ended.wait(PATIENCE)
+
+
+def unreadable() -> float:
+    raise ValueError("no number")
+
+
+def test_a_limit_that_cannot_be_read_costs_no_other_connection(
+    thread: ThreadPoolExecutor,
+    request: pytest.FixtureRequest,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings.TASK_QUEUE = SHORT
+    broken = connections.create_connection("default")
+    watch_answers(broken, unreadable, "LIMIT")
+    broken.ensure_connection()
+    request.addfinalizer(broken.close)
+    network: Proxy = request.getfixturevalue("network")
+
+    def wait() -> None:
+        with lasting_connection():
+            claim()
+            network.swallow_replies()
+            claim()
+
+    for _ in range(2):
+        with pytest.raises(OperationalError):
+            thread.submit(wait).result(PATIENCE)
+    assert caplog.text.count("LIMIT can't be read") == 1
+
+
+def connect() -> None:
+    other = connections.create_connection("default")
+    watch_answers(other, lambda: None, "LIMIT")
+    other.ensure_connection()
+    other.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("tend", [lambda: answers.tend(), connect], ids=["tended", "connected"])
+def test_connections_are_looked_after_again_when_their_thread_has_ended(
+    tend: Callable[[], object],
+    thread: ThreadPoolExecutor,
+    network: Proxy,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings.TASK_QUEUE = SHORT
+
+    def wait() -> None:
+        with lasting_connection():
+            with monkeypatch.context() as patched:
+                patched.setattr(Line, "look", lambda line: sys.exit())
+                claim()
+                wait_for(lambda: answers._thread and not answers._thread.is_alive())
+            tend()
+            network.swallow_replies()
+            claim()
+
+    with pytest.raises(OperationalError):
+        thread.submit(wait).result(PATIENCE)
 
 
 def test_nobody_looks_after_connections_that_are_closed(thread: ThreadPoolExecutor) -> None:
