@@ -124,7 +124,7 @@ class WorkerProcess:
         self._more = False
         #: What goes on beside the tasks.
         self._threads: list[LastingThread] = []
-        self._caretaker = LastingThread("caretaker", self._look_after)
+        self._caretaker: LastingThread | None = None
         self._timekeeper = Timekeeper(self._time_out)
         self.waking = Waking(self.queues, self._ended, self._hurry)
         counts = {Kind.THREAD: threads, Kind.COROUTINE: coroutines, Kind.PROCESS: processes}
@@ -215,7 +215,8 @@ class WorkerProcess:
         self._give_back_overdue()
         self.places.settler.take_over()
         more = emptied = self.places.saw_all = self._looked = False
-        self._caretaker.tend()
+        if self._caretaker is not None:
+            self._caretaker.tend()
         self._is_blocked = self.places.settler.is_full or self._teller.is_behind
         with suppress(RuntimeError):  # where nothing can be renewed it drains
             keeper.start()
@@ -346,7 +347,9 @@ class WorkerProcess:
                 for name, duty in duties.items()
             ),
         ]
-        self._caretaker.tend()
+        self._caretaker = lasting_thread(
+            "caretaker", self._look_after, self._ended, teller=self._teller
+        )
 
     def _look_after(self) -> None:
         """Start again whichever thread has ended before its work, and give back what it carried;
@@ -361,6 +364,7 @@ class WorkerProcess:
                     worker=self.name,
                     error=error,
                 )
+                connections.close_all()
 
     def _tend(self) -> None:
         for thread in self._threads:
@@ -369,8 +373,7 @@ class WorkerProcess:
         self._teller.tend()
         answers.tend()
         if given_up := self.places.tend():
-            with apart(self._teller):
-                give_up(given_up)
+            give_up(given_up)
             connections.close_all()
             self.waking.wake()
 

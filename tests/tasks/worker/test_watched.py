@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from django.db import connection
 from pytest_django import Settings
 
 from leasing.keeper import Keeper, keeper
@@ -150,6 +151,28 @@ def test_who_looks_after_threads_is_looked_after(monkeypatch: pytest.MonkeyPatch
     once(monkeypatch, WorkerProcess, "_tend", SystemExit())
     with working():
         wait_for(lambda: replaced["caretaker"] == count + 1)
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="there is no network to SQLite")
+def test_what_is_given_up_waits_no_longer_for_an_answer_than_the_engine_does(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.TASK_QUEUE |= {"ANSWER_TIMEOUT": 0.1, "HANDLER_ANSWER_TIMEOUT": None}
+    monkeypatch.setattr("leasing.db.answers.LONGEST_LOOK", 0.01)
+    given_up: list[Any] = [["a task"]]
+    monkeypatch.setattr(Places, "tend", lambda places: given_up.pop() if given_up else [])
+    asked = threading.Event()
+
+    def give_up(executions: list[Any]) -> None:
+        with connection.cursor() as cursor:
+            asked.set()
+            cursor.execute("SELECT pg_sleep(%s)", [PATIENCE])
+
+    monkeypatch.setattr(process, "give_up", give_up)
+    with working():
+        assert asked.wait(PATIENCE)
+        wait_for(lambda: "looking after threads failed" in caplog.text)
+    assert "(TASK_QUEUE['ANSWER_TIMEOUT']): the connection is cut" in caplog.text
 
 
 @pytest.mark.once
