@@ -270,7 +270,7 @@ class Keeper:
         now = self.clock()
         with self._lock:
             due = [h for h in self._holds.values() if h.due_at <= now + h.interval / 10]
-        for hold in [hold for hold in due if not hold.goes_on()]:
+        for hold in [hold for hold in due if not _goes_on(hold)]:
             due.remove(hold)
             hold.give_up()
         for group, holds in _in_batches(due):
@@ -613,6 +613,19 @@ def _group(hold: Renewable) -> Group:
     as long as each other."""
     _, octave = math.frexp(hold.interval)
     return hold.store, octave
+
+
+def _goes_on(hold: Renewable) -> bool:
+    try:
+        return hold.goes_on()
+    except BaseException:  # of this hold alone: the others are renewed all the same
+        logger.exception(
+            "what carries the work of %s can't be asked, and counts as ended",
+            hold.key,
+            event="keeper.proof_failed",
+            key=hold.key,
+        )
+        return False
 
 
 def _limit(interval: float) -> float:

@@ -13,7 +13,7 @@ from leasing import keeper as keeper_module
 from leasing.hold import Hold, margin
 from leasing.keeper import Keeper
 from leasing.runtime.breaker import Breaker
-from tests.leasing.support import FakeClock, FakeStore, enter
+from tests.leasing.support import FakeClock, FakeStore, at_once, enter, granted
 
 pytestmark = pytest.mark.usefixtures("without_jitter")
 
@@ -70,6 +70,31 @@ def test_a_store_that_fails_does_not_keep_others_from_being_renewed(
     manual_keeper.renew_due()
 
     assert hold.trusted_until == clock.now + 30 - margin(30)
+
+
+@pytest.mark.parametrize("error", [ValueError("no proof"), SystemExit()], ids=repr)
+def test_a_proof_that_raises_ends_its_own_hold_and_no_other(
+    error: BaseException,
+    store: FakeStore,
+    manual_keeper: Keeper,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def prove() -> bool:
+        raise error
+
+    acquire = at_once(lambda: granted("doubted", 30, clock.now))
+    doubted = Hold(store, acquire, proof=prove, keeper=manual_keeper)
+    doubted.__enter__()
+    (other,) = enter(store, manual_keeper, 1, ttl=30)
+
+    clock.advance(10)
+    manual_keeper.renew_due()
+
+    assert doubted.is_lost
+    assert other.trusted_until == clock.now + 30 - margin(30)
+    assert manual_keeper.holds == [other]
+    assert "what carries the work of doubted can't be asked" in caplog.text
 
 
 def test_a_store_that_cannot_be_opened_counts_as_a_failed_renewal(
