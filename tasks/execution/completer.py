@@ -134,8 +134,8 @@ class Settler:
                     self._put_back(batch)
             if not self.is_alive():
                 self._chief = None
-                self._start()
-                note_replaced("task-results")
+                if self._start():
+                    note_replaced("task-results")
         self.take_over()
 
     def _put_back(self, batch: list[Ending]) -> None:
@@ -151,7 +151,8 @@ class Settler:
             self._closed = True
             self._wakes.notify_all()
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """Return True if there is a thread that stores."""
         if self._chief is None:
             self._state = State.IDLE
             chief = threading.Thread(target=self._work, name="task-results", daemon=True)
@@ -160,6 +161,7 @@ class Settler:
             with contextlib.suppress(RuntimeError):
                 chief.start()
                 self._chief = chief
+        return self._chief is not None
 
     def _work(self) -> None:
         with lasting_connection(), apart(self._teller):

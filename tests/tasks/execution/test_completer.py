@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from itertools import count
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from leasing.keeper import Keeper
+from leasing.runtime.threads import replaced
 from tasks.execution import completer
 from tasks.execution.completer import Settler
 from tests.processes import wait_for
@@ -30,14 +32,15 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
+def refuse(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 @pytest.mark.django_db
 @pytest.mark.parametrize("again", ["wake", "take_over"])
 def test_results_wait_while_there_can_be_no_thread_more(
     again: str, stored: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     storing = Settler(lambda: False, bool)
     result: Any = Result()
     with monkeypatch.context() as patched:
@@ -49,6 +52,28 @@ def test_results_wait_while_there_can_be_no_thread_more(
     getattr(storing, again)()
 
     wait_for(lambda: stored == [result] and not storing.executions)
+    storing.close()
+
+
+@pytest.mark.django_db
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("can_start", [True, False])
+def test_a_thread_that_cannot_be_started_again_is_not_said_to_have_been(
+    can_start: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storing = Settler(lambda: False, bool)
+    with monkeypatch.context() as patched:
+        patched.setattr(Settler, "_next", lambda storing: sys.exit())
+        storing.wake()
+        wait_for(lambda: not storing.is_alive())
+    count = replaced["task-results"]
+
+    with monkeypatch.context() as patched:
+        if not can_start:
+            patched.setattr(threading.Thread, "start", refuse)
+        storing.tend()
+
+    assert replaced["task-results"] == count + can_start
     storing.close()
 
 
