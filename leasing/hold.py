@@ -46,12 +46,14 @@ class Hold:
     """A grip on one lease, for ``with`` and ``async with``. Made by ``Lease.objects.hold(...)``.
 
     It is renewed as long as ``proof``, if there is one, says that what carries the work goes on.
-    ``on_lost`` and ``on_yield`` are called once, with the hold, on a thread of the keeper.
+    ``on_lost`` and ``on_yield`` are called once, with the hold, on a thread of the keeper. Those
+    that ``are_prompt`` end at once, and wait for no others that hang.
     """
 
     __slots__ = (
         "__weakref__",
         "_acquire",
+        "_are_prompt",
         "_grant",
         "_in_use",
         "_interrupt",
@@ -81,6 +83,7 @@ class Hold:
         on_lost: Callable[[Hold], object] | None = None,
         on_yield: Callable[[Hold], object] | None = None,
         proof: Callable[[], bool] | None = None,
+        are_prompt: bool = False,
         keeper: Keeper = keeper,
     ) -> None:
         self.store = store
@@ -95,6 +98,7 @@ class Hold:
         self._grant: Grant | None = None
         self._on_lost = on_lost
         self._on_yield = on_yield
+        self._are_prompt = are_prompt
         #: Return True while what carries the work goes on: else it is not renewed.
         self._proof = proof
         self._keeper = keeper
@@ -368,7 +372,7 @@ class Hold:
         if self.trace is not None:
             self.trace.renewed()
         if asked and self._on_yield is not None:
-            self._keeper.tell(self._tell_asked)
+            self._keeper.tell(self._tell_asked, is_prompt=self._are_prompt)
 
     def goes_on(self) -> bool:
         """Return True unless it is known that what carries the work has ended."""
@@ -407,8 +411,7 @@ class Hold:
         if interrupt is not None:
             interrupt()
         if not self._settling:
-            # Of this term: by the time it is told the hold may have been entered again.
-            self._keeper.tell(partial(self._tell, self._granted, reason))
+            self._say_lost(self._granted, reason)
 
     def forget(self) -> None:
         """In a forked child: not ours, and nobody is told."""
@@ -422,13 +425,24 @@ class Hold:
         if on_yield is not None:
             on_yield(self)
 
+    def _say_lost(self, grant: Grant, reason: str) -> None:
+        # Of this term: by the time it is told the hold may have been entered again.
+        if self._are_prompt:
+            self._keeper.tell(self._tell_lost, is_prompt=True)
+            self._keeper.tell(partial(self.store.lost, grant, reason))
+        else:
+            self._keeper.tell(partial(self._tell, grant, reason))
+
     def _tell(self, grant: Grant, reason: str) -> None:
         try:
-            on_lost = self._on_lost
-            if on_lost is not None:
-                on_lost(self)
+            self._tell_lost()
         finally:
             self.store.lost(grant, reason)
+
+    def _tell_lost(self) -> None:
+        on_lost = self._on_lost  # which may be dropped meanwhile
+        if on_lost is not None:
+            on_lost(self)
 
     # What is held
 

@@ -13,7 +13,8 @@ Threads, all daemons, started when the first hold comes and never before
     watchdog  declares holds lost whose trust has run out. It never touches a connection, so a
               renewal that hangs in the network delays nothing
     tellers   call ``on_lost`` and send signals, so that a slow callback delays nobody
-              (``leasing.runtime.callbacks``)
+              (``leasing.runtime.callbacks``); prompt callbacks, which are not users', have
+              tellers of their own
     Renewer and watchdog look after each other: one that has ended is started again.
 
 What happens when it fails
@@ -176,6 +177,7 @@ class Keeper:
         self._holds: dict[int, Renewable] = {}
         self._notes: deque[Note] = deque(maxlen=MAX_NOTES)
         self._teller = Teller()
+        self._prompt_teller = Teller()
         self._request: Request | None = None
         self._is_overdue = False
         self._breakers: defaultdict[Group, Breaker] = defaultdict(Breaker)
@@ -245,12 +247,15 @@ class Keeper:
                 self.start()
             self._renewer_wakes.notify()
 
-    def tell(self, tale: Callable[[], object]) -> None:
-        """Run ``tale`` apart from renewing and watching."""
-        if self._with_threads:
-            self._teller.tell(tale)
-        else:
+    def tell(self, tale: Callable[[], object], *, is_prompt: bool = False) -> None:
+        """Run ``tale`` apart from renewing and watching. One that ``is_prompt`` ends at once, and
+        waits for no users' code that hangs."""
+        if not self._with_threads:
             tale()
+        elif is_prompt:
+            self._prompt_teller.tell(tale)
+        else:
+            self._teller.tell(tale)
 
     @property
     def draining(self) -> bool:
@@ -557,6 +562,7 @@ class Keeper:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(EXIT_PATIENCE)
+        self._prompt_teller.stop(EXIT_PATIENCE)
         self._teller.stop(EXIT_PATIENCE)
         self._reset()
 

@@ -85,6 +85,7 @@ class Execution:
             on_lost=self._lost,
             on_yield=self._cancelled,
             proof=self.goes_on,
+            are_prompt=True,
             keeper=keeper,
         )
         if keep:

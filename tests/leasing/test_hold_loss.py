@@ -9,7 +9,7 @@ import pytest
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.keeper import Keeper
-from tests.leasing.support import FakeClock, FakeStore, hold_of
+from tests.leasing.support import FakeClock, FakeStore, at_once, granted, hold_of
 
 
 def test_on_lost_is_called_once_with_the_hold(
@@ -25,6 +25,18 @@ def test_on_lost_is_called_once_with_the_hold(
 
     assert told == [hold]
     assert store.losses == ["first"]
+
+
+def test_the_store_hears_of_a_loss_that_is_told_promptly(
+    store: FakeStore, manual_keeper: Keeper
+) -> None:
+    told: list[Hold] = []
+    acquire = at_once(lambda: granted(1, 30, manual_keeper.clock()))
+    hold = Hold(store, acquire, on_lost=told.append, are_prompt=True, keeper=manual_keeper)
+    hold.__enter__()
+    hold.lose("thief has it")
+
+    assert (told, store.losses) == ([hold], ["thief has it"])
 
 
 def test_on_lost_is_called_once_when_many_find_out_together(

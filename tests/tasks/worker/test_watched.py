@@ -6,15 +6,20 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from django.db import connection
+from django.utils import timezone
 from pytest_django import Settings
 
 from leasing.keeper import Keeper, keeper
+from leasing.runtime.callbacks import MOST
+from leasing.runtime.clock import clock
 from leasing.runtime.threads import LastingThread, replaced, start_thread
+from leasing.store import Renewal
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.completer import Settler
@@ -241,6 +246,27 @@ def test_a_task_is_renewed_as_long_as_what_carries_it_goes_on(manual_keeper: Kee
     assert manual_keeper.renewals == 1
     assert execution.is_over
     assert manual_keeper.holds == []
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("heard", ["loss", "cancellation"])
+def test_a_task_hears_of_its_end_though_receivers_of_users_hang(heard: str) -> None:
+    threaded, let_go = Keeper(), threading.Event()
+    task: Task = TaskFactory(name="jobs.echo", data={}, state="running")
+    execution = Execution(task, threading.Event(), keeper=threaded)
+    for _ in range(MOST + 2):
+        threaded.tell(partial(let_go.wait, PATIENCE))
+
+    if heard == "loss":
+        execution.hold.lose("somebody took it")
+    else:
+        execution.hold.renewed(clock(), Renewal(timezone.now(), 30.0, "ann"))
+
+    try:
+        wait_for(execution.interruption.stirred.is_set, timeout=5)
+    finally:
+        let_go.set()
+        threaded.stop()
 
 
 @pytest.mark.once
