@@ -300,6 +300,8 @@ class WorkerProcess:
 
     def _is_idle(self) -> bool:
         """Whether there is nothing to be done but to wait for tasks."""
+        if self._caretaker is not None and not self._caretaker.is_alive():
+            return False  # the next look starts it again
         return self.until is Until.STOPPED and not (self.executions or self._closing)
 
     def _hurry(self, key: str) -> None:

@@ -158,6 +158,21 @@ def test_who_looks_after_threads_is_looked_after(monkeypatch: pytest.MonkeyPatch
         wait_for(lambda: replaced["caretaker"] == count + 1)
 
 
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no notifications")
+def test_who_looks_after_threads_is_looked_after_while_there_is_nothing_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count = replaced["caretaker"]
+
+    def tend(worker: WorkerProcess) -> None:
+        if worker.waking._rests and replaced["caretaker"] == count:
+            raise SystemExit
+
+    monkeypatch.setattr(WorkerProcess, "_tend", tend)
+    with working():
+        wait_for(lambda: replaced["caretaker"] == count + 1, timeout=5)
+
+
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="there is no network to SQLite")
 def test_what_is_given_up_waits_no_longer_for_an_answer_than_the_engine_does(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
