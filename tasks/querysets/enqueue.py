@@ -176,10 +176,10 @@ class Enqueuing(Meeting):
         if not with_keys and insert.serves(self.model, connection):
             return self._store_plain(connection, new)
         rows, stored = self.home(), True
-        task = rows.model(**columns)
         if with_keys:
-            task, stored = rows._store_unless_present(task, on_duplicate)
+            task, stored = rows._store_unless_present(new, on_duplicate)
         else:
+            task = rows.model(**columns)
             task.save(using=rows.db, force_insert=True)
         if stored:
             _read_back_later(task)

@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from django.apps import apps
-from django.db import IntegrityError, transaction
-from django.db.models import F
+from django.db import IntegrityError, connections, transaction
+from django.db.models import F, Q
 from django.db.models.expressions import DatabaseDefault
 from django.db.models.functions import Greatest
 
@@ -20,6 +20,8 @@ from tasks.exceptions import KeyBusy
 from tasks.notifier import ring
 from tasks.payload import is_same_json
 from tasks.querysets.base import TaskRows, TaskStatus
+from tasks.querysets.columns import NewTask
+from tasks.querysets.sql import insert
 from tasks.querysets.unique import OnDuplicate
 from tasks.runtime.tracepoints import points
 
@@ -51,25 +53,54 @@ class Meeting(TaskRows):
     #: How often to try while the task that has the key comes and goes.
     TRIES = 3
 
-    def _store_unless_present(self, task: Task, on_duplicate: str) -> tuple[Task, bool]:
-        """Store ``task``, or return the one that has its key; and whether it was stored.
+    def _store_unless_present(self, new: NewTask, on_duplicate: str) -> tuple[Task, bool]:
+        """Store a ``new`` task, or return the one that has its key; and whether it was stored.
 
         The unique columns decide who is stored: of two that come at once the second waits for
-        what becomes of the first. The look beforehand is for the others: an INSERT would wait for
-        whoever is writing to the row that it meets, such as a handler in its transaction.
+        what becomes of the first.
         """
         for _ in range(self.TRIES):
+            stored = self._store_if_new(new)
+            if stored is not None:
+                return stored, True
+            task = self.model(**new.columns)
             present = self._same_enqueue(task) or self._with_unique_key(task, on_duplicate)
             if present is not None:
                 present.is_duplicate = True
                 return present, False
-            try:
-                with transaction.atomic(using=self.db):
-                    task.save(using=self.db, force_insert=True)
-                return task, True
-            except IntegrityError as error:
-                refused = error
-        raise refused
+            # It ended in between, or its window is over: its key is free again.
+        return self._save_new(new), True  # or tell what refuses it
+
+    def _store_if_new(self, new: NewTask) -> Task | None:
+        """The ``new`` task, stored; None where it met a key of its own. An INSERT alone would wait
+        for whoever is writing to the row that it meets, such as a handler in its transaction."""
+        connection = connections[self.db]
+        if insert.serves(self.model, connection):
+            inserted = insert.insert_unless_present(self.model, connection, new.columns, new.data)
+            if inserted is None:
+                return None
+            key, moments = inserted
+            return insert.instance(self.model, self.db, {**new.columns, "id": key, **moments})
+        # Where rows have no locks, the INSERT waits for whoever writes at all, as it would anyway.
+        if connection.features.has_select_for_update and self._with_a_key_of(new).exists():
+            return None
+        with suppress(IntegrityError):
+            return self._save_new(new)
+        return None
+
+    def _save_new(self, new: NewTask) -> Task:
+        task = self.model(**new.columns)
+        with transaction.atomic(using=self.db):
+            task.save(using=self.db, force_insert=True)
+        return task
+
+    def _with_a_key_of(self, new: NewTask) -> Self:
+        has_key = [
+            Q((key, new.columns[key]))
+            for key in ("unique_key", "idempotency_key")
+            if key in new.columns
+        ]
+        return self._everything().filter(Q(*has_key, _connector=Q.OR))
 
     def _same_enqueue(self, task: Task) -> Task | None:
         """What was stored under the idempotency key. Raises PayloadMismatch."""

@@ -1,4 +1,4 @@
-"""PostgreSQL's own statements for new tasks without keys: for one, or many with different data.
+"""PostgreSQL's own statements for new tasks: for one, or many with different data.
 
 Django's INSERT names all columns and prepares a value for each, which takes longer than storing
 them. These name those that are not null, and have in their text, which is kept, what is the same
@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 Cells = tuple[tuple[str, str], ...]
 
 _ONE = "INSERT INTO {table} ({columns}) VALUES ({values}) RETURNING id, {created}, {start}"
+# An INSERT that met a row would wait for whoever is writing to it; the look sees what was
+# committed. Who comes between them, or has not committed yet, is left to the conflict.
+_UNLESS_PRESENT = (
+    "INSERT INTO {table} ({columns}) SELECT {values} WHERE {is_new}"
+    " ON CONFLICT DO NOTHING RETURNING id, {created}, {start}"
+)
+_IS_NEW = "NOT EXISTS (SELECT 1 FROM {table} WHERE {key} = %s)"
 _RINGING = (
     f"WITH new (id, created, start) AS ({_ONE})"
     " SELECT id, created, start, pg_notify({channel}, {message}) FROM new"
@@ -50,6 +57,8 @@ _LIMITS = {
     "concurrency_key": "unnest(%s::text[])",
     "concurrency_limit": "unnest(%s::smallint[])",
 }
+#: The columns of which no two rows have the same value.
+_KEYS = ("unique_key", "idempotency_key")
 #: The columns whose values are few: their literals are part of a statement's text.
 _NAMES = ("name", "queue")
 
@@ -93,6 +102,22 @@ def insert(
     return key, _moments(columns, *moments[:2])
 
 
+def insert_unless_present(
+    model: type[Task], connection: BaseDatabaseWrapper, columns: dict[str, Any], data: str
+) -> Inserted | None:
+    """Store a task with ``columns``, keys among them, and the JSON text ``data``, unless a row has
+    one of its keys. It waits for none but those who are storing the same key."""
+    cells, params = _cells(model, connection, columns)
+    names = columns["name"], columns["queue"]
+    keys = tuple(key for key in _KEYS if key in columns)
+    statement = _for_one_unless_present(model, connection.alias, names, cells, keys)
+    row = _ask(connection, statement, [*params, data, *(columns[key] for key in keys)])
+    if row is None:
+        return None
+    key, *moments = row
+    return key, _moments(columns, *moments)
+
+
 def insert_many(
     model: type[Task],
     connection: BaseDatabaseWrapper,
@@ -110,8 +135,8 @@ def insert_many(
     return keys, _moments(columns, *moments)
 
 
-def _ask(connection: Any, statement: str, params: list[Any]) -> tuple[Any, ...]:
-    """The one row that ``statement`` answers."""
+def _ask(connection: Any, statement: str, params: list[Any]) -> Any:
+    """The one row that ``statement`` answers, if any."""
     guard = (
         transaction.mark_for_rollback_on_error(connection.alias)
         if connection.in_atomic_block
@@ -119,8 +144,7 @@ def _ask(connection: Any, statement: str, params: list[Any]) -> tuple[Any, ...]:
     )
     with guard, connection.cursor() as cursor:
         cursor.execute(statement, params)
-        row: tuple[Any, ...] = cursor.fetchone()
-        return row
+        return cursor.fetchone()
 
 
 def _moments(
@@ -176,6 +200,15 @@ def _for_one(
         return _ONE.format(**parts)
     channel, said = _literal(using, CHANNEL), _literal(using, message)
     return _RINGING.format(**parts, channel=channel, message=said)
+
+
+@lru_cache(maxsize=256)
+def _for_one_unless_present(
+    model: type[Task], using: str, names: tuple[str, ...], cells: Cells, keys: tuple[str, ...]
+) -> str:
+    parts = _parts(model, using, names, {**dict(cells), "task_data": "%s::jsonb"})
+    is_new = " AND ".join(_IS_NEW.format(table=parts["table"], key=key) for key in keys)
+    return _UNLESS_PRESENT.format(**parts, is_new=is_new)
 
 
 @lru_cache(maxsize=256)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
+from django.db.models.signals import pre_save
 from pytest_django import Settings
 
 from leasing.exceptions import InvalidResource
@@ -398,19 +399,33 @@ def test_a_key_that_is_freed_meanwhile_is_used(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.django_db
 def test_an_insert_that_is_refused_for_other_reasons_says_so(
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     tries = []
 
-    def save(task: Task, **options: Any) -> None:
-        tries.append(task)
+    def refuse(**said: Any) -> None:
+        tries.append(said["instance"])
         raise IntegrityError("another constraint")
 
-    monkeypatch.setattr(Task, "save", save)
+    pre_save.connect(refuse, sender=Task)
+    request.addfinalizer(lambda: pre_save.disconnect(refuse, sender=Task))
     with pytest.raises(IntegrityError, match="another constraint"):
         Task.objects.enqueue(SLEEP, DATA, unique_key="k")
 
-    assert len(tries) == 3
+    assert len(tries) == TaskQuerySet.TRIES + 1
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("on_postgresql")
+def test_a_sequence_that_is_behind_its_table_is_told_of() -> None:
+    """Neither is a key to blame, nor is nothing stored without a word."""
+    first, *_ = [TaskFactory() for _ in range(TaskQuerySet.TRIES + 1)]
+    put_back = "SELECT setval(pg_get_serial_sequence(%s, 'id'), %s, false)"
+    with connection.cursor() as cursor:
+        cursor.execute(put_back, [Task._meta.db_table, first.pk])
+
+    with pytest.raises(IntegrityError, match="leasing_tasks_task_pkey"):
+        Task.objects.enqueue(SLEEP, DATA, unique_key="k")
 
 
 @pytest.mark.django_db(transaction=True)

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
+from django.db.models.signals import pre_save
 
 from leasing.functions import after
 from tasks.exceptions import GiveUp, KeyBusy
@@ -153,10 +154,25 @@ def test_skip_leaves_the_present_task_as_it_is(told: Told) -> None:
     assert told == [("duplicate", task.pk, {})]
 
 
-def test_a_duplicate_costs_a_look_and_a_count(django_assert_num_queries: Any) -> None:
+@pytest.mark.parametrize("keys", [{}, {"idempotency_key": "i"}], ids=["one key", "both"])
+def test_a_new_key_costs_an_insert_and_no_look(
+    keys: dict[str, Any], django_assert_num_queries: Any
+) -> None:
+    # PostgreSQL needs no SAVEPOINT, since nothing is refused.
+    with django_assert_num_queries(1 if connection.vendor == "postgresql" else 3):
+        task = again(unique_for=HOUR, **keys)
+
+    assert row_of(task) == {**row_of(task), "unique_key": "k", "task_data": {"n": 2}, **keys}
+    assert task.unique_until == row_of(task)["unique_until"]
+
+
+@pytest.mark.usefixtures("on_postgresql")
+def test_a_duplicate_costs_an_insert_of_nothing_a_look_and_a_count(
+    django_assert_num_queries: Any,
+) -> None:
     TaskFactory(unique_key="k")
 
-    with django_assert_num_queries(5):  # SELECT; SAVEPOINT, SELECT, UPDATE, RELEASE
+    with django_assert_num_queries(6):  # INSERT, SELECT; SAVEPOINT, SELECT, UPDATE, RELEASE
         again()
 
 
@@ -313,6 +329,28 @@ def test_a_duplicate_does_not_wait_for_a_handler_that_has_its_row_locked(
     assert told[-1] == ("duplicate", task.pk, {})
     again()
     assert row_of(task)["duplicates"] == 1
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("on_postgresql")
+@pytest.mark.parametrize("key", ["unique_key", "idempotency_key"])
+def test_a_duplicate_does_not_wait_either_where_each_instance_that_is_saved_is_told(
+    key: str, other_session: OtherSession, request: pytest.FixtureRequest
+) -> None:
+    keys: dict[str, Any] = {key: "k"}
+    task = TaskFactory(name=ECHO, data={"n": 2}, state="running", **keys)
+
+    def hear(**said: object) -> None:
+        """Be there: then Django's own save stores the tasks."""
+
+    pre_save.connect(hear, sender=Task)
+    request.addfinalizer(lambda: pre_save.disconnect(hear, sender=Task))
+
+    with transaction.atomic():
+        Task.objects.checkpoint(task, {"page": 3})
+        present = other_session.run(partial(Task.objects.enqueue, ECHO, {"n": 2}, **keys))
+
+    assert present.pk == task.pk
 
 
 @pytest.mark.django_db(transaction=True)
