@@ -48,7 +48,7 @@ def take_write_lock(rows: models.QuerySet[Any]) -> None:
     if connection.vendor != "sqlite" or connection.transaction_mode not in (None, "DEFERRED"):
         return
     quote, meta = connection.ops.quote_name, rows.model._meta
-    table, key = quote(meta.db_table), quote(meta.pk.column)
+    table, key = quote(meta.db_table), quote(meta.pk_fields[0].column)
     with connection.cursor() as cursor:
         cursor.execute(f"UPDATE {table} SET {key} = {key} WHERE 0")
 

@@ -6,12 +6,14 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
-from django.db import IntegrityError, connection, models, transaction
+from django.db import IntegrityError, connection, connections, models, transaction
 from django.db.models import F
 from django.db.models.signals import post_save
+from django.test.utils import isolate_apps
 
 from leasing import fencing
 from leasing.exceptions import LeaseLost, StaleToken
+from leasing.fencing import FencedModel
 from leasing.keeper import Keeper
 from leasing.models import Lease, LeaseEvent
 from leasing.testing.keeper import ManualKeeper
@@ -43,6 +45,34 @@ def rows(report: Report) -> Any:
 
 
 # Updates
+
+
+@isolate_apps("tests.press")
+def test_rows_with_a_key_of_several_columns_are_fenced_by_sqlites_defaults_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Page(FencedModel):
+        pk = models.CompositePrimaryKey("report_id", "number")
+        report_id = models.IntegerField()
+        number = models.IntegerField()
+
+        class Meta:
+            app_label = "press"
+
+    columns = "report_id int, number int, fence bigint DEFAULT 0, PRIMARY KEY (report_id, number)"
+    with connection.cursor() as cursor:
+        cursor.execute(f"CREATE TEMPORARY TABLE press_page ({columns})")
+    if connection.vendor == "sqlite":
+        monkeypatch.setattr(connections["default"], "transaction_mode", None)
+    pages: Any = Page.objects
+    page, other = (pages.create(report_id=1, number=number) for number in (1, 2))
+
+    assert page.advance_fence(20).fence == 20
+    assert page.save_fenced(21).fence == 21
+    with pytest.raises(StaleToken):
+        page.advance_fence(20)
+    other.refresh_from_db()
+    assert other.fence == 0
 
 
 @pytest.mark.parametrize("token", [20, 21])
