@@ -553,17 +553,28 @@ class Keeper:
         self.declare_lost()
         self.cut_off()
 
+    def rest(self) -> None:
+        """End the threads, unless something is held: it goes on, and the threads with it."""
+        with self._lock:
+            if self._holds:
+                return
+            # Who holds something from now on has threads of its own.
+            threads, self._threads = self._threads, []
+            stopped, self._stopped = self._stopped, threading.Event()
+            tellers = self._prompt_teller, self._teller
+            self._prompt_teller, self._teller = Teller(), Teller()
+            stopped.set()
+            self._renewer_wakes.notify_all()
+            self._watchdog_wakes.notify_all()
+        _end(threads, *tellers)
+
     def stop(self) -> None:
         """End the threads; what is held runs out by itself. For exit, and for tests."""
         with self._lock:
             self._stopped.set()
             self._renewer_wakes.notify_all()
             self._watchdog_wakes.notify_all()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(EXIT_PATIENCE)
-        self._prompt_teller.stop(EXIT_PATIENCE)
-        self._teller.stop(EXIT_PATIENCE)
+        _end(self._threads, self._prompt_teller, self._teller)
         self._reset()
 
     def give_back_all(self) -> None:
@@ -612,6 +623,15 @@ class Keeper:
         self._reset()
         for hold in holds:
             hold.forget()
+
+
+def _end(threads: Iterable[threading.Thread], *tellers: Teller) -> None:
+    """Wait for what was told to end, for a moment each."""
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(EXIT_PATIENCE)
+    for teller in tellers:
+        teller.stop(EXIT_PATIENCE)
 
 
 def _group(hold: Renewable) -> Group:

@@ -415,7 +415,9 @@ class WorkerProcess:
             if thread.name in (PRESENCE, SAMPLER):
                 thread.join(PRESENCE_PATIENCE)
         sign_off(self.name)
-        keeper.stop()
+        # What its tasks left goes on no longer; what others in this process hold does.
+        keeper.discard_many(each.hold for each in self.executions)
+        keeper.rest()
         self._teller.stop(PRESENCE_PATIENCE)
         logger.info("%s has stopped", self.name, event="worker.stopped", worker=self.name)
 

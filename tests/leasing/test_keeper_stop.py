@@ -97,3 +97,54 @@ def test_stopping_from_a_callback_does_not_wait_for_itself(store: FakeStore) -> 
     hold.lose("thief has it")
 
     assert done.wait(PATIENCE)
+
+
+# At rest
+
+
+def test_a_keeper_that_holds_nothing_rests_and_starts_again_with_the_next_hold(
+    store: FakeStore,
+) -> None:
+    keeper = Keeper()
+    with hold_of(store, keeper):
+        threads = list(keeper._threads)
+    noted, told = threading.Event(), threading.Event()
+    keeper.soon(noted.set)
+    keeper.tell(told.set)
+
+    keeper.rest()
+
+    assert have_ended(threads) and noted.is_set() and told.is_set()
+    with hold_of(store, keeper):
+        calls = len(store.calls)
+        wait_for(lambda: len(store.calls) > calls)
+    keeper.stop()
+
+
+def test_a_keeper_that_holds_something_does_not_rest(store: FakeStore) -> None:
+    keeper = Keeper()
+    with hold_of(store, keeper) as hold:
+        threads = list(keeper._threads)
+
+        keeper.rest()
+
+        assert keeper.holds == [hold] and keeper._threads == threads
+        calls = len(store.calls)
+        wait_for(lambda: len(store.calls) > calls)
+    keeper.stop()
+
+
+def test_what_is_held_while_a_keeper_goes_to_rest_is_renewed(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper()
+    with hold_of(store, keeper):
+        pass
+    hold = hold_of(store, keeper)
+    with monkeypatch.context() as patch:
+        patch.setattr("leasing.keeper._end", lambda threads, teller: hold.__enter__())
+        keeper.rest()
+
+    wait_for(lambda: store.calls)
+    assert keeper.holds == [hold]
+    keeper.stop()

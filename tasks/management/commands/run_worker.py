@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.utils import autoreload
 
 from leasing.exceptions import InvalidResource, InvalidTTL
+from leasing.keeper import keeper
 from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import check_name, check_ttl
@@ -145,6 +146,7 @@ def _reloaded(worker: WorkerProcess) -> None:
 
 
 def _leave(worker: WorkerProcess) -> None:
+    keeper.stop()  # what it has noted is written
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

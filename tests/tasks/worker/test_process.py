@@ -13,10 +13,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from django.core.management import call_command
 from django.db import InterfaceError, OperationalError
 from pytest_django import Settings
 
 from leasing.keeper import Keeper, keeper
+from leasing.models import Lease
 from tasks import registry
 from tasks.models import Task, TaskStatus, Worker, WorkerQuerySet
 from tasks.querysets import TaskQuerySet
@@ -470,6 +472,19 @@ def test_a_workers_threads_leave_no_renewals_behind() -> None:
     assert keeper._holds == {}
     theirs = {"leasing-renewer", "leasing-watchdog", "leasing-teller"}
     wait_for(lambda: not {thread.name for thread in threading.enumerate()} & theirs)
+
+
+def test_a_worker_that_ends_leaves_alone_what_others_in_its_process_hold() -> None:
+    TaskFactory(name="jobs.echo", data={})
+
+    with Lease.objects.hold("crane:1", ttl=2) as outer:
+        call_command("run_worker", once=True)
+        assert states() == ["succeeded"]
+        assert keeper.holds == [outer]
+        trusted_until = outer.trusted_until
+        wait_for(lambda: outer.trusted_until > trusted_until)
+
+    assert keeper.holds == []
 
 
 @dataclass(eq=False)
