@@ -103,11 +103,11 @@ def where_ours_are(hints: Mapping[str, Any]) -> str:
 
 
 def _is_replica(row: models.Model, written: str, *, surely: bool = False) -> bool:
-    """Return True if ``row`` was read from a replica of ``written``, as far as routers tell."""
+    """Return True if ``row`` was read from a replica of ``written``, as far as routers tell: they
+    read such rows from there, or relate the two databases."""
     twin = copy.copy(row)  # as if it had been read from there
     twin._state.db = written
     reads = router.db_for_read(type(row), instance=twin)
-    are_related = router.allow_relation(row, twin)
-    if surely:
-        return reads == row._state.db or (are_related and reads != written)
-    return are_related or reads != written
+    if reads == row._state.db:
+        return True
+    return router.allow_relation(row, twin) and not (surely and reads == written)

@@ -203,6 +203,19 @@ def test_a_router_that_sends_a_row_elsewhere_is_not_followed(order: Order) -> No
 
 
 @with_shard
+def test_a_row_of_another_database_is_none_of_the_replica_that_is_read(order: Order) -> None:
+    """The one with its key in the primary is somebody else's."""
+    with routed(PrimaryAndReplica()):
+        with pytest.raises(ValueError, match="cannot be leased in 'default'"):
+            order.hold()
+        with pytest.raises(ValueError, match="cannot be leased in 'default'"):
+            Order.objects.acquire(order)
+        with Order.objects.using("shard").hold(order, holder="ann"):
+            assert_held(order, by="ann")
+    assert list(Order.objects.values_list("grants", flat=True)) == [0]
+
+
+@with_shard
 def test_rows_that_were_never_read_are_where_the_router_says(order: Order) -> None:
     with routed(Shards()):
         assert Order.objects.acquire(Order(pk=order.pk, article="shard"))._state.db == "shard"
