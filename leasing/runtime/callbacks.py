@@ -147,6 +147,11 @@ def apart(teller: Teller | None) -> Iterator[None]:
         _here.teller = before
 
 
+def teller_here() -> Teller | None:
+    """The one that tells what this thread has users told; None: the thread does."""
+    return _here.teller
+
+
 def is_apart() -> bool:
     """Return True if what this thread has users told is told by another."""
     return _here.teller is not None

@@ -21,7 +21,7 @@ from django.dispatch import receiver
 from leasing.conf import leasing_settings
 from leasing.db.answers import watch_answers, watch_raw
 from leasing.db.dialects import patience, use_private_connection
-from leasing.runtime.callbacks import Teller, apart
+from leasing.runtime.callbacks import apart, teller_here
 from leasing.runtime.threads import LastingThread
 from tasks.conf import task_settings
 
@@ -102,10 +102,10 @@ def lasting_thread(
     stopping: threading.Event = _never,
     *,
     limited_by: str = LIMIT,
-    teller: Teller | None = None,
 ) -> LastingThread:
     """A thread that has begun to ``work`` with a lasting connection, and keeps no process alive.
-    Receivers of what it does are called by ``teller``."""
+    Who calls the receivers of what the calling thread does calls those of what it does."""
+    teller = teller_here()
 
     def with_connection() -> None:
         with lasting_connection(stopping, limited_by=limited_by), apart(teller):

@@ -133,7 +133,8 @@ class WorkerProcess:
 
     def run(self) -> None:
         """Work until ``stop`` is called, or the end is reached; then return when all is settled."""
-        self._start_threads()
+        with apart(self._teller):
+            self._start_threads()
         queues = ", ".join(self.queues)
         logger.info(
             "%s serves %s",
@@ -343,11 +344,8 @@ class WorkerProcess:
             PRESENCE: self._keep_present,
         }
         self._threads = [
-            lasting_thread("bell", self.waking.listener.listen, teller=self._teller),
-            *(
-                lasting_thread(name, duty, self._ended, teller=self._teller)
-                for name, duty in duties.items()
-            ),
+            lasting_thread("bell", self.waking.listener.listen),
+            *(lasting_thread(name, duty, self._ended) for name, duty in duties.items()),
         ]
         self._caretaker = lasting_thread(
             "caretaker", self._look_after, self._ended, teller=self._teller

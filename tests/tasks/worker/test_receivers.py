@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.dispatch import Signal
+from pytest_django import Settings
 
 from tasks import registry, signals
 from tasks.models import Task
@@ -69,6 +70,20 @@ def test_receivers_that_hang_hold_up_neither_claims_nor_results(
             TaskFactory(name="jobs.echo", data={})
             wait_for(lambda: states() == ["succeeded"] * (number + 1), timeout=8)  # noqa: B023
         wait_for(lambda: len(hanging.told) == 6)
+        hanging.let_go.set()
+
+
+def test_receivers_that_hang_hold_up_no_examination(
+    connect: Connect, hanging: Hanging, settings: Settings
+) -> None:
+    settings.LEASING = {**settings.LEASING, "MIN_TTL": 0.1}
+    settings.TASK_QUEUE = {**settings.TASK_QUEUE, "EXAMINE_EVERY": 0.2}
+    connect(signals.suspected, hanging)
+
+    with working(queues=["default"]):
+        for number in range(3):
+            TaskFactory(queue="mail")  # which nobody serves
+            wait_for(lambda: len(hanging.told) == number + 1, timeout=8)  # noqa: B023
         hanging.let_go.set()
 
 
