@@ -1,10 +1,10 @@
 """What happens to tasks, for code that wants to know.
 
 Each is sent after the change is written, with ``sender=Task`` and the row as ``task``. A
-receiver that raises is logged by Django and harms nobody. In a worker receivers are called apart
-from the threads that claim, store and recover, one after the other: one that hangs holds up none
-of these. A late write that was turned away
-sends ``leasing.signals.refused``.
+receiver that raises is logged by Django and harms nobody. In a worker, and in ``run_recovery``,
+receivers are called apart from the threads that claim, store and recover, one after the other:
+one that hangs holds up none of these. A late write that was turned away sends
+``leasing.signals.refused``.
 
     enqueued, claimed, completed
     failed       error: this attempt failed, and the task will be tried again

@@ -27,6 +27,8 @@ MOST = 16
 MANY = 1000
 #: Seconds after which a callback counts as one that hangs.
 HANGS = 1.0
+#: So much may wait to be told to receivers; what comes then, while they hang, is not told.
+MOST_UNTOLD = 10_000
 
 Tale = Callable[[], object]
 
@@ -128,6 +130,11 @@ class Teller:
                 connection.close()
             if left_open:
                 del connections[connection.alias]  # or it would believe that it is still inside
+
+
+def patient_teller() -> Teller:
+    """The teller of a process, for receivers: in order, unless one hangs."""
+    return Teller("receivers", HANGS, MOST_UNTOLD)
 
 
 class _Here(threading.local):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from leasing.runtime.event_logger import get_logger
 
@@ -34,11 +35,18 @@ def note_replaced(name: str) -> None:
     )
 
 
-def look_after(threads: Sequence[LastingThread], ended: threading.Event) -> None:
-    """Start again whichever of ``threads`` has ended before its work, until ``ended``."""
+class Tended(Protocol):
+    """A thread, or threads, that somebody looks after."""
+
+    def tend(self) -> None:
+        """Start again what has ended before its work."""
+
+
+def look_after(tended: Sequence[Tended], ended: threading.Event) -> None:
+    """Start again whichever of ``tended`` has ended before its work, until ``ended``."""
     while not ended.wait(LOOK):
-        for thread in threads:
-            thread.tend()
+        for each in tended:
+            each.tend()
 
 
 class LastingThread:

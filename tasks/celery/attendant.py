@@ -9,10 +9,13 @@ from typing import Any
 
 from celery import signals
 
+from leasing.runtime.callbacks import apart, patient_teller
 from leasing.runtime.threads import LastingThread, look_after
 
 _threads: list[LastingThread] = []
 _ended = threading.Event()
+#: Calls receivers of what these threads do.
+_teller = patient_teller()
 _name = ""
 
 
@@ -24,7 +27,7 @@ def attend() -> None:
 
 
 def _begin(sender: Any, **kwargs: Any) -> None:
-    global _name
+    global _name, _teller
     from tasks.celery import consuming
     from tasks.conf import task_settings
     from tasks.maintenance import recovery, sampling, scheduler
@@ -34,10 +37,10 @@ def _begin(sender: Any, **kwargs: Any) -> None:
     consuming.stopping.clear()
     _ended.clear()
     _name = sender.hostname
+    _teller = patient_teller()
     # It may also serve queues with tasks of Celery's own.
     served = [q.name for q in sender.task_consumer.queues if q.name in task_settings.QUEUES]
     concurrency = sender.controller.concurrency
-    _start("caretaker", lambda: look_after(_threads, _ended))
     _start("controller", lambda: recovery.run_until(_ended))
     _start("scheduler", lambda: scheduler.run_until(_ended))
     _start("sampler", lambda: sampling.run_until(_ended))
@@ -47,12 +50,14 @@ def _begin(sender: Any, **kwargs: Any) -> None:
             _name, _ended, role=WorkerRole.CELERY, queues=served, concurrency=concurrency
         ),
     )
+    _start("caretaker", lambda: look_after([_teller, *_threads], _ended))
 
 
 def _start(name: str, work: Callable[[], object]) -> None:
     from tasks.runtime.connection import lasting_thread
 
-    _threads.append(lasting_thread(name, work, _ended))
+    with apart(_teller):
+        _threads.append(lasting_thread(name, work, _ended))
 
 
 def _stop(**kwargs: Any) -> None:
@@ -71,3 +76,4 @@ def _end(**kwargs: Any) -> None:
         thread.join(PRESENCE_PATIENCE)  # a sign of life under way would undo the signing off
     _threads.clear()
     sign_off(_name)
+    _teller.stop(PRESENCE_PATIENCE)

@@ -36,7 +36,7 @@ from django.db import Error, close_old_connections, connections
 
 from leasing.db.answers import answers
 from leasing.keeper import keeper
-from leasing.runtime.callbacks import HANGS, Teller, apart
+from leasing.runtime.callbacks import apart, patient_teller
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
 from leasing.runtime.outage import Streak
@@ -66,8 +66,6 @@ logger = get_logger("tasks.worker")
 LONGEST_PAUSE = 15.0
 #: The threads that are waited for at the end.
 PRESENCE, SAMPLER = "presence", "sampler"
-#: So much may wait to be told to receivers; what comes then, while they hang, is not told.
-MOST_UNTOLD = 10_000
 #: Why tasks that were claimed ahead go back.
 WAITED = "it waited for a place in its worker"
 
@@ -128,7 +126,7 @@ class WorkerProcess:
         self._timekeeper = Timekeeper(self._time_out)
         self.waking = Waking(self.queues, self._ended, self._hurry)
         counts = {Kind.THREAD: threads, Kind.COROUTINE: coroutines, Kind.PROCESS: processes}
-        self._teller = Teller("receivers", HANGS, MOST_UNTOLD)
+        self._teller = patient_teller()
         self.places = Places(counts, self.waking.wake, self._stored, chaos, self._teller)
 
     def run(self) -> None:

@@ -17,7 +17,7 @@ from leasing.runtime import probes
 from leasing.runtime.clock import clock
 from leasing.runtime.event_logger import get_logger
 from leasing.runtime.outage import Streak
-from leasing.runtime.threads import LastingThread, look_after
+from leasing.runtime.threads import LastingThread, Tended, look_after
 from tasks import registry
 from tasks.models import Worker
 from tasks.runtime.connection import lasting_thread
@@ -60,14 +60,14 @@ def keep_present(name: str, ended: threading.Event, **what: Any) -> None:
 
 @contextmanager
 def present_beside(
-    name: str, ended: threading.Event, role: str, *beside: LastingThread, **what: Any
+    name: str, ended: threading.Event, role: str, *beside: Tended, **what: Any
 ) -> Iterator[None]:
     """A block in which the process called ``name`` is shown, which runs no tasks, and in which the
     threads ``beside`` it go on; leaving it sets ``ended``."""
     what = {"queues": [], "handlers": [], "concurrency": 0, "sweeps": False, "role": role} | what
     presence = lasting_thread("presence", lambda: keep_present(name, ended, **what), ended)
-    threads = [presence, *beside]
-    LastingThread("caretaker", lambda: look_after(threads, ended)).tend()
+    tended: list[Tended] = [presence, *beside]
+    LastingThread("caretaker", lambda: look_after(tended, ended)).tend()
     try:
         yield
     finally:

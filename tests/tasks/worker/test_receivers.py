@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.core.management import call_command
+from django.db import connections
 from django.dispatch import Signal
 from pytest_django import Settings
 
+from leasing.runtime import callbacks
 from tasks import registry, signals
+from tasks.celery import attendant
+from tasks.management.commands import run_recovery
 from tasks.models import Task
-from tasks.worker import process
 from tests.factories import TaskFactory
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, row_of
-from tests.tasks.workers import PATIENCE, ended, states, working
+from tests.tasks.workers import DUTIES, PATIENCE, ended, states, working
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
 
@@ -53,7 +59,7 @@ class Hanging:
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
     monkeypatch.setattr("tasks.execution.completer.SLOW", 0.01)
-    monkeypatch.setattr(process, "HANGS", 0.01)
+    monkeypatch.setattr(callbacks, "HANGS", 0.01)
     hanging = Hanging()
     yield hanging
     hanging.let_go.set()
@@ -85,6 +91,64 @@ def test_receivers_that_hang_hold_up_no_examination(
             TaskFactory(queue="mail")  # which nobody serves
             wait_for(lambda: len(hanging.told) == number + 1, timeout=8)  # noqa: B023
         hanging.let_go.set()
+
+
+@contextmanager
+def recovery_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    stops: list[Callable[[], object]] = []
+
+    def on_stop_signal(stop: Callable[[], object]) -> AbstractContextManager[None]:
+        stops.append(stop)
+        return nullcontext()
+
+    def work() -> None:
+        call_command("run_recovery")
+        connections.close_all()
+
+    monkeypatch.setattr(run_recovery, "on_stop_signal", on_stop_signal)
+    thread = threading.Thread(target=work)
+    thread.start()
+    wait_for(lambda: stops)
+    try:
+        yield
+    finally:
+        stops[0]()
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+@contextmanager
+def beside_celery(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    consumer, controller = SimpleNamespace(queues=[]), SimpleNamespace(concurrency=1)
+    attendant._begin(
+        SimpleNamespace(hostname="celery@here", task_consumer=consumer, controller=controller)
+    )
+    try:
+        yield
+    finally:
+        attendant._end()
+
+
+@pytest.mark.parametrize("recovering", [recovery_alone, beside_celery])
+def test_receivers_that_hang_hold_up_no_recovery(
+    recovering: Callable[[pytest.MonkeyPatch], AbstractContextManager[None]],
+    connect: Connect,
+    hanging: Hanging,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("leasing.runtime.threads.LOOK", 0.01)
+    connect(signals.recovered, hanging)
+
+    with recovering(monkeypatch):
+        try:
+            for number in range(2):
+                TaskFactory.create_batch(3, state="stuck")
+                wait_for(lambda: states() == ["ready"] * 3 * (number + 1), timeout=8)  # noqa: B023
+            # Those that wait are told though nothing more happens.
+            wait_for(lambda: len(hanging.told) == 6, timeout=8)
+        finally:
+            hanging.let_go.set()
+    wait_for(lambda: not {each.name for each in threading.enumerate()} & {*DUTIES, "sampler"})
 
 
 def test_what_hears_of_an_end_and_hangs_holds_up_no_results(
