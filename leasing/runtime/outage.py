@@ -23,8 +23,16 @@ logger = get_logger("leasing")
 AWAY = frozenset({"OperationalError", "InterfaceError", "ConnectionError", "TimeoutError"})
 
 
+#: In so many seconds all services have met an outage: the slowest looks about once a minute.
+TOGETHER = 90.0
+
+
 class Outage:
-    """From the first failure of a service to the success of the last that failed."""
+    """From the first failure of a service to the success of the last that failed.
+
+    Who fails later than TOGETHER after the first, or after another has succeeded, begins another:
+    one service that keeps failing, for a reason of its own, mutes none of these.
+    """
 
     def __init__(self, log: EventLogger = logger) -> None:
         self._log = log
@@ -33,36 +41,62 @@ class Outage:
     def forget(self) -> None:
         """Begin again. In a forked child: the services are the parent's."""
         self._lock = threading.Lock()
-        # Weak: a service that ended while it failed keeps none from being over.
-        self._failing: WeakSet[Streak] = WeakSet()
-        self._kinds: set[str] = set()
-        self._since = 0.0
+        self._spells: list[_Spell] = []
 
     def failed(self, service: Streak, error: BaseException) -> bool:
         """Note a failure. Return True if nothing of its kind failed in this outage before."""
         kind = _kind(error)
         with self._lock:
-            if not self._failing:
-                self._since = system_clock()
-                self._kinds.clear()
-            is_news = kind not in self._kinds
-            self._failing.add(service)
-            self._kinds.add(kind)
+            spell = self._spell_of(service) or self._latest() or self._begin()
+            is_news = kind not in spell.kinds
+            spell.failing.add(service)
+            spell.kinds.add(kind)
             return is_news
 
     def succeeded(self, service: Streak) -> None:
         """Note a success after failures."""
         with self._lock:
-            self._failing.discard(service)
-            if self._failing:
+            spell = self._spell_of(service)
+            if spell is None:  # the failures were the parent's, before a fork
                 return
-            lasted = system_clock() - self._since
+            spell.failing.discard(service)
+            spell.is_closed = True
+            if spell.failing:
+                return
+            lasted = system_clock() - spell.since
         self._log.info(
             "what failed succeeds again, after %.1f s",
             lasted,
             event="outage.ended",
             seconds=lasted,
         )
+
+    def _spell_of(self, service: Streak) -> _Spell | None:
+        return next((each for each in self._spells if service in each.failing), None)
+
+    def _latest(self) -> _Spell | None:
+        """The one that a service which begins to fail has part in."""
+        self._spells = [each for each in self._spells if each.failing]
+        latest = self._spells[-1] if self._spells else None
+        if latest is None or latest.is_closed or system_clock() - latest.since >= TOGETHER:
+            return None
+        return latest
+
+    def _begin(self) -> _Spell:
+        self._spells.append(_Spell(system_clock()))
+        return self._spells[-1]
+
+
+class _Spell:
+    """One outage, while it lasts."""
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        # Weak: a service that ended while it failed keeps none from being over.
+        self.failing: WeakSet[Streak] = WeakSet()
+        self.kinds: set[str] = set()
+        #: Whether a service has succeeded again.
+        self.is_closed = False
 
 
 #: That of this process.

@@ -7,11 +7,26 @@ import logging
 import pytest
 from django.db import InterfaceError, OperationalError, ProgrammingError
 
-from leasing.runtime.outage import Outage, Streak
+from leasing.runtime import outage as module
+from leasing.runtime.outage import TOGETHER, Outage, Streak
 
 pytestmark = pytest.mark.once
 
 AWAY = OperationalError("no route")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "system_clock", clock)
+    return clock
 
 
 @pytest.fixture
@@ -72,6 +87,59 @@ def test_a_service_that_ended_while_it_failed_makes_no_outage_last(outage: Outag
     streak(outage).failed(AWAY)  # and nobody has it any more
 
     assert is_told(streak(outage))
+
+
+@pytest.mark.parametrize("error", [AWAY, ProgrammingError("no such column")])
+def test_a_service_that_keeps_failing_mutes_no_later_outage(
+    error: Exception, outage: Outage, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    stuck, *services = [streak(outage) for _ in range(3)]
+    assert is_told(stuck, error)
+
+    for _ in range(2):
+        clock.now += 2 * TOGETHER
+        caplog.clear()
+        assert not is_told(stuck, error)
+        assert [is_told(each) for each in services * 2] == [True, False, False, False]
+        clock.now += 5
+        with caplog.at_level(logging.INFO, "leasing"):
+            for each in services:
+                each.succeeded()
+        assert [each.seconds for each in caplog.records] == [5]  # type: ignore[attr-defined]
+
+
+def test_what_fails_again_after_a_success_is_another_outage(outage: Outage) -> None:
+    services = [streak(outage) for _ in range(3)]
+    for each in services:
+        each.failed(AWAY)
+    services[0].succeeded()
+
+    assert not is_told(services[1]), "of the first"
+    assert is_told(services[0])
+    assert not is_told(services[2])
+
+
+def test_a_service_that_looks_seldom_has_part_in_the_outage(outage: Outage, clock: Clock) -> None:
+    services = [streak(outage) for _ in range(3)]
+    services[0].failed(AWAY)
+
+    clock.now += TOGETHER - 1
+    assert not is_told(services[1])
+    clock.now += 1
+    assert is_told(services[2])
+
+
+def test_a_forked_child_tells_of_no_end_of_what_its_parent_met(
+    outage: Outage, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = streak(outage)
+    service.failed(AWAY)
+    outage.forget()
+
+    with caplog.at_level(logging.INFO, "leasing"):
+        service.succeeded()
+
+    assert not caplog.records
 
 
 def test_services_that_fail_together_come_back_apart(outage: Outage) -> None:
