@@ -143,24 +143,26 @@ def _settle(left: list[Ending], is_away: Callable[[bool], object]) -> None:
         left = _left(left)
         is_away(not answers)
         if is_first or pause is None:
-            _say_again(left, failure, last=pause is None)
+            _say_again(left, failure, is_last=pause is None)
         if left and pause is not None:
             threading.Event().wait(pause)
 
 
-def _say_again(left: list[Ending], failure: Error, last: bool) -> None:
-    for ending in left:
-        taken = ending.execution.taken
-        if last:
-            _not_stored(taken, failure)
-        else:
-            logger.warning(
-                "task %s: storing the result failed, again: %s",
-                taken.id,
-                failure,
-                event="task.result_delayed",
-                **said_of(taken, error=failure),
-            )
+def _say_again(left: list[Ending], failure: Error, is_last: bool) -> None:
+    if is_last:
+        for ending in left:
+            _not_stored(ending.execution.taken, failure)
+    elif left:
+        first = left[0].execution.taken
+        logger.warning(
+            "task %s%s: storing the result failed, again: %s",
+            first.id,
+            f" and {len(left) - 1} more" if left[1:] else "",
+            failure,
+            event="task.result_delayed",
+            **said_of(first, error=failure),
+            waiting=len(left),
+        )
 
 
 def _not_stored(taken: Taken, failure: BaseException) -> None:

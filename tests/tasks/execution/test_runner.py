@@ -503,6 +503,27 @@ def test_a_result_is_stored_over_a_new_connection_where_the_old_one_broke(
 
 
 @transactional
+@pytest.mark.once
+def test_that_many_results_wait_is_told_in_one_line(
+    manual_keeper: Keeper, handlers: Handlers, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    handlers["jobs.echo"] = lambda ctx, **data: None
+    running = Running(manual_keeper)
+    tasks = [TaskFactory(name="jobs.echo", state="running", holder="ann") for _ in range(3)]
+    endings = [runner.work(running.execution(task)) for task in tasks]
+
+    with away(monkeypatch, "complete_taken", 1, GONE):
+        monkeypatch.setattr(outcomes, "_answers", lambda using: False)
+        outcomes.settle(endings)
+
+    said = [each for each in caplog.records if each.event == "task.result_delayed"]
+    assert [(each.levelname, each.task_id, each.waiting) for each in said] == [
+        ("WARNING", tasks[0].pk, 3)
+    ]
+    assert said[0].message.startswith(f"task {tasks[0].pk} and 2 more: storing")
+
+
+@transactional
 @pytest.mark.parametrize(
     ("verb", "handler", "status"),
     [
