@@ -116,15 +116,31 @@ def lasting_thread(
     return thread
 
 
+_limiting = threading.Lock()
+#: How many blocks of ``handlers_limited`` this process is in.
+_limited = 0
+
+
 @contextmanager
 def handlers_limited() -> Iterator[None]:
     """A block in which the connections that handlers open, and whatever else runs in this
-    process, are cut off where an answer takes longer than HANDLER_ANSWER_TIMEOUT."""
-    connection_created.connect(_limit_handlers)
+    process, are cut off where an answer takes longer than HANDLER_ANSWER_TIMEOUT. A process may
+    be in several at once, of as many workers."""
+    _count_limited(1)
     try:
         yield
     finally:
-        connection_created.disconnect(_limit_handlers)
+        _count_limited(-1)
+
+
+def _count_limited(change: int) -> None:
+    global _limited
+    with _limiting:
+        _limited += change
+        if _limited:
+            connection_created.connect(_limit_handlers)  # which is connected once at most
+        else:
+            connection_created.disconnect(_limit_handlers)
 
 
 def _limit_handlers(connection: BaseDatabaseWrapper, **_named: Any) -> None:

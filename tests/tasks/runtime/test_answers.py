@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, connections, transaction
+from django.db.backends.signals import connection_created
 from pytest_django import Settings
 
 from leasing.db.answers import Line, answers, watch_answers
@@ -22,7 +23,7 @@ from tasks.maintenance import recovery, sampling, scheduler
 from tasks.models import OutboxMessage, Schedule, Task, Worker
 from tasks.outbox import publish
 from tasks.poller import Waking
-from tasks.runtime.connection import handlers_limited, lasting_connection
+from tasks.runtime.connection import _limit_handlers, handlers_limited, lasting_connection
 from tests.factories import TaskFactory
 from tests.plugin import DATABASE
 from tests.processes import wait_for
@@ -192,6 +193,25 @@ def test_what_a_handler_waits_for_is_cut_off_too(
 
     with handlers_limited(), pytest.raises(OperationalError):
         thread.submit(handle).result(PATIENCE)
+
+
+def test_of_two_workers_the_first_to_end_leaves_the_other_its_limit(
+    network: Proxy, thread: ThreadPoolExecutor, settings: Settings
+) -> None:
+    settings.TASK_QUEUE = SHORT
+
+    def handle() -> None:
+        Lease.objects.exists()
+        network.swallow_replies()
+        Lease.objects.exists()
+
+    with handlers_limited():
+        with handlers_limited():
+            pass
+        with pytest.raises(OperationalError):
+            thread.submit(handle).result(PATIENCE)
+
+    assert not connection_created.disconnect(_limit_handlers), "nobody is left"
 
 
 def test_a_handler_may_wait_for_as_long_as_it_likes_where_the_setting_says_so(
