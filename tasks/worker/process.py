@@ -345,9 +345,7 @@ class WorkerProcess:
             lasting_thread("bell", self.waking.listener.listen),
             *(lasting_thread(name, duty, self._ended) for name, duty in duties.items()),
         ]
-        self._caretaker = lasting_thread(
-            "caretaker", self._look_after, self._ended, teller=self._teller
-        )
+        self._caretaker = lasting_thread("caretaker", self._look_after, self._ended)
 
     def _look_after(self) -> None:
         """Start again whichever thread has ended before its work, and give back what it carried;
