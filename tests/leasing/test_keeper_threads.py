@@ -274,7 +274,10 @@ def asleep(
         override_settings(LEASING={"MAX_TTL": 1e6}),
         hold_of(store, live_keeper, "long", ttl=1e5) as hold,
     ):
-        wait_for(lambda: sleep_of(live_keeper) > 5 * PATIENCE)
+        # Before it was held they slept for as long as nothing comes.
+        wait_for(
+            lambda: sleep_of(live_keeper) > 5 * PATIENCE and latest_look(live_keeper) < math.inf
+        )
         yield hold
 
 
@@ -282,6 +285,10 @@ def sleep_of(keeper: Keeper) -> float:
     """For how many seconds both threads would sleep from now on."""
     alarms = (keeper._renewer_wakes, keeper._watchdog_wakes)
     return min(alarm._looks_at for alarm in alarms) - holder_clock()
+
+
+def latest_look(keeper: Keeper) -> float:
+    return max(keeper._renewer_wakes._looks_at, keeper._watchdog_wakes._looks_at)
 
 
 def test_a_hold_that_is_due_before_the_renewer_would_look_is_renewed_in_time(
