@@ -142,7 +142,7 @@ def test_what_is_held_while_a_keeper_goes_to_rest_is_renewed(
         pass
     hold = hold_of(store, keeper)
     with monkeypatch.context() as patch:
-        patch.setattr("leasing.keeper._end", lambda threads, teller: hold.__enter__())
+        patch.setattr("leasing.keeper._end", lambda *ended: hold.__enter__())
         keeper.rest()
 
     wait_for(lambda: store.calls)

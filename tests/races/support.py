@@ -93,9 +93,11 @@ def nobody_writes() -> bool:
 
 
 def _can_lock(file: str) -> bool:
+    """Return True if nobody has a lock on ``file``: who reads lets others begin to write, and lets
+    none commit."""
     other = sqlite3.connect(file, timeout=0.1, isolation_level=None)
     try:
-        other.execute("BEGIN IMMEDIATE")
+        other.execute("BEGIN EXCLUSIVE")
         other.execute("ROLLBACK")
     except sqlite3.OperationalError:
         return False
