@@ -24,7 +24,7 @@ from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.completer import Settler
 from tasks.maintenance import housekeeping, recovery
-from tasks.models import Task, TaskStatus, Worker, WorkerRole
+from tasks.models import Task, TaskStatus, Worker, WorkerQuerySet, WorkerRole
 from tasks.registry import Kind
 from tasks.worker import coroutines, process
 from tasks.worker.coroutines import Coroutines
@@ -130,7 +130,7 @@ def test_a_loop_that_ends_goes_on_with_what_it_had(how: str, handlers: Handlers)
     [
         ("controller", (recovery, "_sweep")),
         ("housekeeping", (housekeeping, "_once")),
-        ("presence", (Worker.objects, "register")),
+        ("presence", (WorkerQuerySet, "register")),
         ("task-results", (process.WorkerProcess, "_stored")),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
