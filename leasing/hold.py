@@ -380,7 +380,7 @@ class Hold:
         return proof is None or proof()
 
     def give_up(self) -> None:
-        """What carries the work has ended."""
+        """Lose the hold: that which carries its work has ended."""
         self.lose(ABANDONED)
 
     @property

@@ -8,7 +8,7 @@ from typing import Any, Final
 from django.contrib.admin import ListFilter, widgets
 from django.db.models import Model
 
-#: What Django's own filters say of the column that they filter.
+#: Lookups by which Django's own filters ask for the column that they filter.
 _SAID_OF_COLUMNS: Final = (
     *("", "__exact", "__isnull", "__isempty", "__gte", "__lt"),
     *("__id__exact", "__pk__exact"),

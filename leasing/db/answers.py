@@ -31,7 +31,7 @@ logger = get_logger("leasing")
 #: Seconds that an answer may take now; None: as long as it likes.
 Limit = Callable[[], float | None]
 
-#: How often the thread looks in the time of the shortest limit, and in seconds at the latest.
+#: Looks of the thread in the time of the shortest limit; the longest pause between two, in seconds.
 LOOKS, LONGEST_LOOK = 4, 5.0
 THREAD = "leasing-answers"
 

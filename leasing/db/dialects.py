@@ -14,7 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseInTransaction
 
-#: How many packets that ask whether the server is there may stay unanswered.
+#: Packets that ask whether the server is there and may stay unanswered.
 KEEPALIVES = 3
 
 Rows = TypeVar("Rows", bound="models.QuerySet[Any, Any]")

@@ -62,8 +62,8 @@ def _leads_to_many(query: Any, by: str) -> bool:
 
 
 def lock_of(model: Any, using: str) -> tuple[str, ...]:
-    """What ``select_for_update(of=...)`` is to lock of rows of ``model``: the table of the lease.
-    Nothing where it can't be told, and whatever is read is locked."""
+    """Arguments of ``select_for_update(of=...)`` that lock the table of the lease alone, of rows of
+    ``model``. Empty where these can't be told: all that is read is locked then."""
     if not connections[using].features.has_select_for_update_of:
         return ()
     owner = model.leased_model()

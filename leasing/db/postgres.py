@@ -473,7 +473,7 @@ def _table(rows: Any) -> str:
 
 
 def alias_of(rows: Any) -> str:
-    """What the table of ``rows`` is called in a statement: never by its schema."""
+    """Name of the table of ``rows`` in a statement: never with its schema."""
     *_, name = _table(rows).strip('"').split('"."')
     return _quoted(name)
 

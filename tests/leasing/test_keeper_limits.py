@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,20 @@ def test_a_hold_lasts_on_a_slow_database_whatever_short_ones_are_taken_beside_it
     assert hold.valid
 
 
+def hanging(
+    store: FakeStore, keeper: Keeper, clock: FakeClock, step: float
+) -> Callable[[Any], Any]:
+    """An answer that never comes: the keeper looks every ``step`` seconds until it is cut off."""
+
+    def answer(grants: Any) -> Any:
+        while not store.aborted:
+            clock.advance(step)
+            keeper.cut_off()
+        raise ConnectionError("cut off")
+
+    return answer
+
+
 def test_a_request_that_hangs_gives_way_to_the_last_chance_of_a_shorter_hold(
     store: FakeStore, manual_keeper: Keeper, clock: FakeClock
 ) -> None:
@@ -173,13 +188,7 @@ def test_a_request_that_hangs_gives_way_to_the_last_chance_of_a_shorter_hold(
     (short,) = enter(fine, manual_keeper, 1, ttl=1)
     began_at = clock.now
 
-    def hang(grants: Any) -> Any:
-        while not hangs.aborted:
-            clock.advance(0.01)
-            manual_keeper.cut_off()
-        raise ConnectionError("cut off")
-
-    hangs.answer = hang
+    hangs.answer = hanging(hangs, manual_keeper, clock, 0.01)
     manual_keeper.renew_due()
     assert clock.now - began_at < 0.5 < 1.5 * keeper_module.CUT_OFF
     clock.now = max(clock.now, short.due_at)
@@ -206,13 +215,7 @@ def test_a_request_gives_way_to_nobody_whom_that_would_not_help(
     enter(store, manual_keeper, 1, ttl=9)[0].due_at = clock.now
     began_at = clock.now
 
-    def hang(grants: Any) -> Any:
-        while not store.aborted:
-            clock.advance(0.1)
-            manual_keeper.cut_off()
-        raise ConnectionError("cut off")
-
-    store.answer = hang
+    store.answer = hanging(store, manual_keeper, clock, 0.1)
     manual_keeper.renew_due()
 
     assert clock.now - began_at >= 1.5 * keeper_module.CUT_OFF

@@ -90,8 +90,7 @@ class Server:
         try:
             if mutant is not None:
                 apply(self._mutants[mutant])
-            near = [item for item in self._items if _distance(item, nearest) < len(nearest)]
-            near.sort(key=lambda item: _distance(item, nearest))
+            near = _nearest_first(self._items, nearest)
             for item, following in zip(near, [*near[1:], None], strict=True):
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
                 if self._killer is not None:
@@ -149,12 +148,12 @@ def _folder(item: pytest.Item) -> str:
     return item.path.relative_to(making.ROOT / "tests").parts[0]
 
 
-def _distance(item: pytest.Item, nearest: list[str]) -> int:
-    """The place of the test's file or folder in ``nearest``; its length if it is not there."""
-    for number, place in enumerate(nearest):
-        if item.nodeid.startswith(place):
-            return number
-    return len(nearest)
+def _nearest_first(items: list[pytest.Item], nearest: list[str]) -> list[pytest.Item]:
+    """The ``items`` of the files and folders ``nearest``, in the order of these."""
+    near: dict[pytest.Item, None] = {}
+    for place in nearest:
+        near |= dict.fromkeys(item for item in items if item.nodeid.startswith(place))
+    return list(near)
 
 
 def _killer_told(readable: int, pid: int) -> str | None:
@@ -172,8 +171,11 @@ def _killer_told(readable: int, pid: int) -> str | None:
     os.close(readable)
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return told.lstrip(PASSED).decode() or None
+    _, status = os.waitpid(pid, 0)
+    killer = told.lstrip(PASSED).decode()
+    if not killer and os.WIFSIGNALED(status):
+        killer = f"a crash by signal {os.WTERMSIG(status)}"
+    return killer or None
 
 
 def _questions(connection: socket.socket) -> Iterator[dict[str, Any]]:

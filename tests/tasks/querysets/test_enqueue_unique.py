@@ -385,6 +385,14 @@ WANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+def with_key(**terms: Any) -> Task:
+    """A task that has the key, which is overdue if it has it for a time."""
+    task: Task = TaskFactory(unique_key="k", **terms)
+    if terms:
+        Task.objects.filter(pk=task.pk).update(unique_until=after(timedelta(seconds=-1)))
+    return task
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("on_postgresql")
 @pytest.mark.parametrize("wants", WANTS)
@@ -393,9 +401,7 @@ def test_an_enqueue_that_cannot_do_without_a_locked_row_says_so(
 ) -> None:
     monkeypatch.setattr(meeting, "pause_shortly", lambda: None)
     first, second = WANTS[wants]
-    task = TaskFactory(unique_key="k", **first)
-    if first:
-        Task.objects.filter(pk=task.pk).update(unique_until=after(timedelta(seconds=-1)))
+    task = with_key(**first)
     before = row_of(task)
     keep_locked(other_session, task)
 
@@ -412,9 +418,7 @@ def test_an_enqueue_waits_a_little_for_the_row_that_it_needs(
     wants: str, other_session: OtherSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = WANTS[wants]
-    task = TaskFactory(unique_key="k", **first)
-    if first:
-        Task.objects.filter(pk=task.pk).update(unique_until=after(timedelta(seconds=-1)))
+    task = with_key(**first)
     monkeypatch.setattr(meeting, "pause_shortly", other_session.commit)
     keep_locked(other_session, task)
 
