@@ -145,7 +145,7 @@ class Leasable(Guarded):
         # these bound, have none of their own, as positive fields would.
         constraints: ClassVar = [
             models.CheckConstraint(
-                name="%(app_label)s_%(class)s_granted_or_never",
+                name="%(app_label)s_%(class)s_granted",
                 condition=Q(grants=0, holder="", grant_id=None, acquired_at=None, expires_at=EPOCH)
                 | (
                     Q(grants__gt=0, grant_id__isnull=False, acquired_at__isnull=False)
@@ -153,16 +153,16 @@ class Leasable(Guarded):
                 ),
             ),
             models.CheckConstraint(
-                name="%(app_label)s_%(class)s_renewed_or_not",
+                name="%(app_label)s_%(class)s_renewed",
                 condition=Q(renewals=0, renewed_at=None)
                 | Q(renewals__gt=0, renewed_at__isnull=False, grants__gt=0),
             ),
             models.CheckConstraint(
-                name="%(app_label)s_%(class)s_released_is_over",
+                name="%(app_label)s_%(class)s_released",
                 condition=Q(released_at=None) | Q(released_at__gte=F("expires_at"), grants__gt=0),
             ),
             models.CheckConstraint(
-                name="%(app_label)s_%(class)s_ttl_is_positive",
+                name="%(app_label)s_%(class)s_ttl",
                 condition=Q(ttl__gt=timedelta(0)),
             ),
         ]
@@ -469,7 +469,7 @@ class OnceKey(Leasable):
         constraints: ClassVar = [
             *Leasable.Meta.constraints,
             models.CheckConstraint(
-                name="leasing_oncekey_finished_is_released",
+                name="leasing_oncekey_finished",
                 condition=Q(finished_at=None) | Q(released_at__isnull=False),
             ),
         ]

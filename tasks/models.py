@@ -160,12 +160,12 @@ class Task(Leasable):
         # INSERT that is most of its time. So they are few and short, and lean on one another.
         constraints: ClassVar = [
             *Leasable.Meta.constraints,
-            UniqueWhereSet(field="unique_key", name="leasing_tasks_task_one_of_a_key"),
-            UniqueWhereSet(field="idempotency_key", name="leasing_tasks_task_one_of_an_enqueue"),
-            UniqueWhereSet(field="slot", name="leasing_tasks_task_one_in_a_slot"),
+            UniqueWhereSet(field="unique_key", name="leasing_tasks_task_unique_key"),
+            UniqueWhereSet(field="idempotency_key", name="leasing_tasks_task_idempotency"),
+            UniqueWhereSet(field="slot", name="leasing_tasks_task_slot"),
             # Ended is what has a date of its end.
             models.CheckConstraint(
-                name="leasing_tasks_task_state_is_whole",
+                name="leasing_tasks_task_state",
                 condition=Q(status__in=TaskStatus.ended(), processed_at__isnull=False)
                 | Q(processed_at=None)
                 & (
@@ -180,18 +180,18 @@ class Task(Leasable):
                 ),
             ),
             models.CheckConstraint(
-                name="leasing_tasks_task_counts_are_whole",
+                name="leasing_tasks_task_counts",
                 condition=Q(attempts__gte=0, duplicates__gte=0, checkpoints__gte=0),
             ),
             models.CheckConstraint(
-                name="leasing_tasks_task_attempts_are_limited",
+                name="leasing_tasks_task_attempts",
                 condition=Q(attempts__lt=F("max_attempts"))
                 | Q(attempts=F("max_attempts")) & ~Q(status=TaskStatus.READY),
             ),
             # A window, which alone has an end, has its key until then, whatever becomes of it;
             # others not once they have ended. What runs has attempts and grants.
             models.CheckConstraint(
-                name="leasing_tasks_task_key_is_in_its_time",
+                name="leasing_tasks_task_key_period",
                 condition=Q(unique_key=None)
                 | Q(unique_until__isnull=False)
                 | Q(processed_at=None)
@@ -203,16 +203,16 @@ class Task(Leasable):
                 ),
             ),
             models.CheckConstraint(
-                name="leasing_tasks_task_window_has_an_end",
+                name="leasing_tasks_task_window_end",
                 condition=Q(unique_for=UniqueFor.WINDOW, unique_until__isnull=False)
                 | Q(unique_until=None) & ~Q(unique_for=UniqueFor.WINDOW),
             ),
             models.CheckConstraint(
-                name="leasing_tasks_task_slot_is_of_the_running",
+                name="leasing_tasks_task_slot_state",
                 condition=Q(slot=None) | Q(status=TaskStatus.RUNNING),
             ),
             models.CheckConstraint(
-                name="leasing_tasks_task_limit_has_a_key",
+                name="leasing_tasks_task_limit_key",
                 condition=Q(concurrency_key="", concurrency_limit=None)
                 | ~Q(concurrency_key="")
                 & Q(concurrency_limit__isnull=False, concurrency_limit__gt=0),
@@ -368,7 +368,7 @@ class TaskAttempt(Ledger):
                 fields=["task", "grant_id"], name="leasing_tasks_attempt_of_grant"
             ),
             models.CheckConstraint(
-                name="leasing_tasks_attempt_refusal_is_whole",
+                name="leasing_tasks_attempt_refusal",
                 condition=Q(refused_at=None, refused_verb="")
                 | Q(refused_at__isnull=False) & ~Q(refused_verb=""),
             ),
@@ -460,7 +460,7 @@ class Schedule(models.Model):
         base_manager_name = "objects"
         constraints: ClassVar = [
             models.CheckConstraint(
-                name="leasing_tasks_schedule_has_one_rule",
+                name="leasing_tasks_schedule_rule",
                 condition=~Q(cron="") & Q(every=None) | Q(cron="", every__isnull=False),
                 violation_error_message="Say when: by cron or by an interval, and not both.",
             ),
@@ -508,7 +508,7 @@ class ScheduleSlot(models.Model):
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["schedule", "at"], name="leasing_tasks_slot_once"),
             models.CheckConstraint(
-                name="leasing_tasks_slot_skipped_has_no_task",
+                name="leasing_tasks_slot_skipped",
                 condition=Q(skipped=False) | Q(task=None),
             ),
         ]
@@ -649,9 +649,9 @@ class GeneratorWish(models.Model):
         verbose_name_plural = "generator wishes"
         permissions: ClassVar = [("control_generator", "Can start and stop the generator")]
         constraints: ClassVar = [
-            models.CheckConstraint(name="leasing_tasks_generator_wish_is_one", condition=Q(id=1)),
+            models.CheckConstraint(name="leasing_tasks_generator_single", condition=Q(id=1)),
             models.CheckConstraint(
-                name="leasing_tasks_generator_wish_acknowledged_is_made",
+                name="leasing_tasks_generator_acked",
                 condition=Q(acknowledged_revision__lte=F("revision")),
             ),
         ]

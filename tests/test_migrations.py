@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.db import models
 from django.db.migrations import operations as ops
 from django.db.migrations.loader import MigrationLoader
@@ -73,3 +74,11 @@ def test_what_would_break_it_is_recognised(operation: Any, is_safe: bool) -> Non
     new = ops.CreateModel("New", [("id", models.BigAutoField(primary_key=True))])
 
     assert unsafe([new, operation]) == ([] if is_safe else [operation.describe()])
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("label", APPS)
+def test_names_of_indexes_and_constraints_fit_every_database(label: str) -> None:
+    for model in apps.get_app_config(label).get_models():
+        for named in (*model._meta.constraints, *model._meta.indexes):
+            assert len(named.name) <= 30, named.name

@@ -186,7 +186,7 @@ def check_leasable_models(
         owner = model.leased_model()
         names = {constraint.name for constraint in owner._meta.constraints}
         prefix = f"{owner._meta.app_label}_{owner._meta.model_name}"
-        if f"{prefix}_granted_or_never" not in names:
+        if f"{prefix}_granted" not in names:
             messages.append(
                 Error(
                     f"{model._meta.label} lacks the constraints of Leasable.",

@@ -83,7 +83,7 @@ class BeatEntry(models.Model):
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["beat", "name"], name="leasing_beat_entry_once"),
             models.CheckConstraint(
-                name="leasing_beat_entry_claimed_or_never",
+                name="leasing_beat_entry_claimed",
                 condition=Q(runs=0, task_id=None, sent_at=None)
                 | Q(runs__gt=0, task_id__isnull=False),
             ),

@@ -147,7 +147,7 @@ class KeptSlot(Ailment):
     kind = "kept_slot"
     what = "not running, and in the way of others with its concurrency key"
     remedy = "its slot was freed"
-    guard = "leasing_tasks_task_slot_is_of_the_running"
+    guard = "leasing_tasks_task_slot_state"
 
     def rows(self) -> TaskQuerySet:
         return _tasks().filter(slot__isnull=False).exclude(status=TaskStatus.RUNNING)
@@ -162,7 +162,7 @@ class KeptKey(Ailment):
     kind = "kept_key"
     what = "has a unique key that it should have given up"
     remedy = "its unique key was freed"
-    guard = "leasing_tasks_task_key_is_in_its_time"
+    guard = "leasing_tasks_task_key_period"
 
     def rows(self) -> TaskQuerySet:
         too_long = (

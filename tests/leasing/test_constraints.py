@@ -24,34 +24,34 @@ BEFORE = after(timedelta(seconds=-60))
 
 IMPOSSIBLE: list[tuple[str, str, str, dict[str, Any]]] = [
     # constraint, what would be wrong, the state to begin with, the update that must fail
-    ("granted_or_never", "held by nobody", "active", {"holder": ""}),
-    ("granted_or_never", "granted without a proof", "active", {"grant_id": None}),
-    ("granted_or_never", "granted at no time", "active", {"acquired_at": None}),
-    ("granted_or_never", "held but never granted", "active", {"grants": 0}),
-    ("granted_or_never", "granted once, to nobody", "free", {"grants": 1}),
-    ("granted_or_never", "a holder who was never granted", "free", {"holder": "ann"}),
-    ("granted_or_never", "a grant that never was", "free", {"grant_id": uuid.uuid4()}),
-    ("granted_or_never", "acquired but never granted", "free", {"acquired_at": DbNow()}),
-    ("granted_or_never", "a deadline of nobody", "free", {"expires_at": LATER}),
-    ("renewed_or_not", "renewed at no time", "active", {"renewals": 1}),
-    ("renewed_or_not", "renewed no times", "active", {"renewed_at": DbNow()}),
-    ("renewed_or_not", "renewed but never granted", "free", {"renewals": 1, "renewed_at": DbNow()}),
-    ("released_is_over", "released and held", "active", {"released_at": DbNow()}),
+    ("granted", "held by nobody", "active", {"holder": ""}),
+    ("granted", "granted without a proof", "active", {"grant_id": None}),
+    ("granted", "granted at no time", "active", {"acquired_at": None}),
+    ("granted", "held but never granted", "active", {"grants": 0}),
+    ("granted", "granted once, to nobody", "free", {"grants": 1}),
+    ("granted", "a holder who was never granted", "free", {"holder": "ann"}),
+    ("granted", "a grant that never was", "free", {"grant_id": uuid.uuid4()}),
+    ("granted", "acquired but never granted", "free", {"acquired_at": DbNow()}),
+    ("granted", "a deadline of nobody", "free", {"expires_at": LATER}),
+    ("renewed", "renewed at no time", "active", {"renewals": 1}),
+    ("renewed", "renewed no times", "active", {"renewed_at": DbNow()}),
+    ("renewed", "renewed but never granted", "free", {"renewals": 1, "renewed_at": DbNow()}),
+    ("released", "released and held", "active", {"released_at": DbNow()}),
     (
-        "released_is_over",
+        "released",
         "released, then held longer",
         "released",
         {"expires_at": F("released_at") + timedelta(seconds=1)},
     ),
-    ("released_is_over", "released but never granted", "free", {"released_at": DbNow()}),
+    ("released", "released but never granted", "free", {"released_at": DbNow()}),
     (
-        "released_is_over",
+        "released",
         "released before it expired",
         "active",
         {"released_at": BEFORE, "expires_at": DbNow()},
     ),
-    ("ttl_is_positive", "no time at all", "active", {"ttl": timedelta(0)}),
-    ("ttl_is_positive", "less than no time", "free", {"ttl": timedelta(seconds=-1)}),
+    ("ttl", "no time at all", "active", {"ttl": timedelta(0)}),
+    ("ttl", "less than no time", "free", {"ttl": timedelta(seconds=-1)}),
 ]
 
 
@@ -64,7 +64,10 @@ def test_an_impossible_state_cannot_be_written(
 ) -> None:
     lease = LeaseFactory(state=state)
 
-    with pytest.raises(IntegrityError, match=f"leasing_lease_{constraint}"), transaction.atomic():
+    with (
+        pytest.raises(IntegrityError, match=rf"leasing_lease_{constraint}\b"),
+        transaction.atomic(),
+    ):
         Lease.objects.filter(pk=lease.pk).update(**update)
 
 

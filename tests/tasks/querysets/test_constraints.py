@@ -23,100 +23,100 @@ LATER = after(timedelta(seconds=60))
 
 IMPOSSIBLE: list[tuple[str, str, str, dict[str, Any]]] = [
     # constraint, what would be wrong, the state to begin with, the update that must fail
-    ("state_is_whole", "a state that nobody knows", "ready", {"status": "paused"}),
-    ("state_is_whole", "no state", "ready", {"status": ""}),
+    ("state", "a state that nobody knows", "ready", {"status": "paused"}),
+    ("state", "no state", "ready", {"status": ""}),
     (
-        "state_is_whole",
+        "state",
         "running and never leased",
         "ready",
         {"status": "running", "attempts": 1, "started_at": DbNow()},
     ),
     (
-        "state_is_whole",
+        "state",
         "running and given back",
         "returned",
         {"status": "running", "attempts": 1},
     ),
-    ("state_is_whole", "running in no attempt", "running", {"attempts": 0}),
-    ("state_is_whole", "running and never started", "running", {"started_at": None}),
-    ("state_is_whole", "ended at no time", "succeeded", {"processed_at": None}),
-    ("state_is_whole", "failed at no time", "running", {"status": "failed"}),
-    ("state_is_whole", "cancelled at no time", "ready", {"status": "cancelled"}),
-    ("state_is_whole", "ended and ready", "ready", {"processed_at": DbNow()}),
-    ("state_is_whole", "ended and running", "running", {"processed_at": DbNow()}),
-    ("counts_are_whole", "fewer than no attempts", "ready", {"attempts": -1}),
-    ("counts_are_whole", "fewer than no duplicates", "ready", {"duplicates": -1}),
-    ("counts_are_whole", "fewer than no checkpoints", "ready", {"checkpoints": -1}),
-    ("attempts_are_limited", "fewer than no attempts allowed", "ready", {"max_attempts": -1}),
-    ("attempts_are_limited", "more attempts than allowed", "running", {"attempts": 11}),
-    ("attempts_are_limited", "fewer allowed than were made", "dead", {"max_attempts": 0}),
-    ("attempts_are_limited", "ready with no attempt left", "retrying", {"max_attempts": 1}),
-    ("key_is_in_its_time", "ended and in the way of others", "succeeded", {"unique_key": "k"}),
-    ("key_is_in_its_time", "dead and in the way of others", "dead", {"unique_key": "k"}),
+    ("state", "running in no attempt", "running", {"attempts": 0}),
+    ("state", "running and never started", "running", {"started_at": None}),
+    ("state", "ended at no time", "succeeded", {"processed_at": None}),
+    ("state", "failed at no time", "running", {"status": "failed"}),
+    ("state", "cancelled at no time", "ready", {"status": "cancelled"}),
+    ("state", "ended and ready", "ready", {"processed_at": DbNow()}),
+    ("state", "ended and running", "running", {"processed_at": DbNow()}),
+    ("counts", "fewer than no attempts", "ready", {"attempts": -1}),
+    ("counts", "fewer than no duplicates", "ready", {"duplicates": -1}),
+    ("counts", "fewer than no checkpoints", "ready", {"checkpoints": -1}),
+    ("attempts", "fewer than no attempts allowed", "ready", {"max_attempts": -1}),
+    ("attempts", "more attempts than allowed", "running", {"attempts": 11}),
+    ("attempts", "fewer allowed than were made", "dead", {"max_attempts": 0}),
+    ("attempts", "ready with no attempt left", "retrying", {"max_attempts": 1}),
+    ("key_period", "ended and in the way of others", "succeeded", {"unique_key": "k"}),
+    ("key_period", "dead and in the way of others", "dead", {"unique_key": "k"}),
     (
-        "key_is_in_its_time",
+        "key_period",
         "claimed, with the key of one that waits",
         "running",
         {"unique_key": "k", "unique_for": "waiting"},
     ),
     (
-        "key_is_in_its_time",
+        "key_period",
         "claimed once, with the key of one that waits",
         "retrying",
         {"unique_key": "k", "unique_for": "waiting"},
     ),
     (
-        "key_is_in_its_time",
+        "key_period",
         "in its second attempt, with the key of the first",
         "retrying",
         {"unique_key": "k", "unique_for": "running"},
     ),
     (
-        "key_is_in_its_time",
+        "key_period",
         "ended, with the key of one that runs",
         "succeeded",
         {"unique_key": "k", "unique_for": "running"},
     ),
-    ("window_has_an_end", "a window for ever", "ready", {"unique_for": "window"}),
+    ("window_end", "a window for ever", "ready", {"unique_for": "window"}),
     (
-        "key_is_in_its_time",
+        "key_period",
         "ended, with the key of a window for ever",
         "succeeded",
         {"unique_key": "k", "unique_for": "window"},
     ),
-    ("window_has_an_end", "an end of no window", "ready", {"unique_until": LATER}),
-    ("slot_is_of_the_running", "waiting and in a slot", "ready", {"slot": "k:0"}),
-    ("slot_is_of_the_running", "ended and in a slot", "succeeded", {"slot": "k:0"}),
-    ("limit_has_a_key", "a limit of nothing", "ready", {"concurrency_limit": 1}),
-    ("limit_has_a_key", "a key without a limit", "ready", {"concurrency_key": "k"}),
+    ("window_end", "an end of no window", "ready", {"unique_until": LATER}),
+    ("slot_state", "waiting and in a slot", "ready", {"slot": "k:0"}),
+    ("slot_state", "ended and in a slot", "succeeded", {"slot": "k:0"}),
+    ("limit_key", "a limit of nothing", "ready", {"concurrency_limit": 1}),
+    ("limit_key", "a key without a limit", "ready", {"concurrency_key": "k"}),
     (
-        "limit_has_a_key",
+        "limit_key",
         "a limit that lets nothing run",
         "ready",
         {"concurrency_key": "k", "concurrency_limit": 0},
     ),
     (
-        "limit_has_a_key",
+        "limit_key",
         "a limit of less than nothing",
         "ready",
         {"concurrency_key": "k", "concurrency_limit": -1},
     ),
     (
-        "key_is_in_its_time",
+        "key_period",
         "waiting, with a key of nobody knows what",
         "ready",
         {"unique_key": "k", "unique_for": "always"},
     ),
-    ("granted_or_never", "held by nobody", "running", {"holder": ""}),
-    ("granted_or_never", "running without a proof", "running", {"grant_id": None}),
-    ("granted_or_never", "granted at no time", "running", {"acquired_at": None}),
-    ("granted_or_never", "a deadline of nobody", "ready", {"expires_at": LATER}),
-    ("granted_or_never", "a grant that never was", "ready", {"grant_id": uuid.uuid4()}),
-    ("renewed_or_not", "renewed at no time", "running", {"renewals": 1}),
-    ("renewed_or_not", "renewed no times", "running", {"renewed_at": DbNow()}),
-    ("released_is_over", "given back and held", "returned", {"expires_at": LATER}),
-    ("released_is_over", "given back, never taken", "ready", {"released_at": DbNow()}),
-    ("ttl_is_positive", "held for no time", "running", {"ttl": timedelta(0)}),
+    ("granted", "held by nobody", "running", {"holder": ""}),
+    ("granted", "running without a proof", "running", {"grant_id": None}),
+    ("granted", "granted at no time", "running", {"acquired_at": None}),
+    ("granted", "a deadline of nobody", "ready", {"expires_at": LATER}),
+    ("granted", "a grant that never was", "ready", {"grant_id": uuid.uuid4()}),
+    ("renewed", "renewed at no time", "running", {"renewals": 1}),
+    ("renewed", "renewed no times", "running", {"renewed_at": DbNow()}),
+    ("released", "given back and held", "returned", {"expires_at": LATER}),
+    ("released", "given back, never taken", "ready", {"released_at": DbNow()}),
+    ("ttl", "held for no time", "running", {"ttl": timedelta(0)}),
 ]
 
 #: Columns that no two tasks may share, and the state in which they can be set.
@@ -134,7 +134,7 @@ def test_an_impossible_state_cannot_be_written(
     task = TaskFactory(state=state)
 
     with (
-        pytest.raises(IntegrityError, match=f"leasing_tasks_task_{constraint}"),
+        pytest.raises(IntegrityError, match=rf"leasing_tasks_task_{constraint}\b"),
         transaction.atomic(),
     ):
         Task.objects.filter(pk=task.pk).update(**update)
@@ -260,7 +260,7 @@ def test_a_refusal_is_noted_whole_or_not(update: dict[str, Any]) -> None:
     TaskFactory(state="recovered")
 
     with (
-        pytest.raises(IntegrityError, match="leasing_tasks_attempt_refusal_is_whole"),
+        pytest.raises(IntegrityError, match="leasing_tasks_attempt_refusal"),
         transaction.atomic(),
     ):
         TaskAttempt._base_manager.update(**update)
@@ -281,7 +281,7 @@ def test_there_is_one_wish() -> None:
     start_generator()
 
     with (
-        pytest.raises(IntegrityError, match="leasing_tasks_generator_wish_is_one"),
+        pytest.raises(IntegrityError, match="leasing_tasks_generator_single"),
         transaction.atomic(),
     ):
         GeneratorWish.objects.create(id=2)
@@ -291,7 +291,7 @@ def test_nothing_is_acknowledged_that_was_not_wished() -> None:
     start_generator()
 
     with (
-        pytest.raises(IntegrityError, match="leasing_tasks_generator_wish_acknowledged_is_made"),
+        pytest.raises(IntegrityError, match="leasing_tasks_generator_acked"),
         transaction.atomic(),
     ):
         GeneratorWish.objects.update(acknowledged_revision=F("revision") + 1)
