@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 from django.apps import AppConfig
 
 
@@ -7,6 +9,13 @@ class LeasingConfig(AppConfig):
     name = "leasing"
     verbose_name = "Leasing"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def __init__(self, app_name: str, app_module: Any) -> None:
+        super().__init__(app_name, app_module)
+        from leasing.checks import refuse_missing_apps
+
+        # Django imports "tasks.apps" next, and would say only that it is not there.
+        refuse_missing_apps()
 
     def ready(self) -> None:
         import atexit

@@ -328,6 +328,7 @@ CHECKS = """
     """
 
 BOTH, LEASING, TASKS = '["leasing", "tasks"]', '["leasing"]', '["tasks"]'
+CONFIG = '["leasing", "tasks.apps.TasksConfig"]'
 INVOKE = {"tasks.py": "def build(context):\n    context.run('make')\n"}
 EMAILS = {"tasks/__init__.py": "", "tasks/emails.py": "def send():\n    ..."}
 APP = {
@@ -350,6 +351,8 @@ PROJECTS: dict[str, tuple[dict[str, str], str, str]] = {
     "invoke": (INVOKE, BOTH, QUEUE),
     "invoke, no settings": (INVOKE, BOTH, ""),
     "invoke, a backend": (INVOKE, BOTH, BACKEND),
+    "invoke, a configuration": (INVOKE, CONFIG, ""),
+    "the queue, a configuration": ({}, CONFIG, ""),
     "invoke, leasing alone": (INVOKE, LEASING, ""),
     "invoke, a setting of that name": (INVOKE, LEASING, OTHER_QUEUE),
     "a package, the queue wanted": (EMAILS, LEASING, QUEUE),
@@ -409,10 +412,11 @@ def test_a_module_that_is_installed_and_is_no_app_is_warned_of(
     assert "leasing.W008" in text and f"Python imports {found} as `tasks`" in text
 
 
-def test_a_backend_that_is_hidden_stops_every_command_with_the_reason(
-    checked: dict[str, Said],
+@pytest.mark.parametrize("project", ["invoke, a backend", "invoke, a configuration"])
+def test_what_the_settings_name_and_is_hidden_stops_every_command_with_the_reason(
+    checked: dict[str, Said], project: str
 ) -> None:
-    code, text = checked["invoke, a backend"]
+    code, text = checked[project]
 
     last = text.splitlines()[-1]
     assert code == 1
@@ -423,6 +427,7 @@ def test_a_backend_that_is_hidden_stops_every_command_with_the_reason(
     "project",
     [
         "the queue",
+        "the queue, a configuration",
         "invoke, leasing alone",
         "invoke, a setting of that name",
         "a package, leasing alone",

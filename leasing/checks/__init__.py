@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from leasing.checks import deploy, queue_module, settings
-from leasing.checks.queue_module import refuse_missing_backends
+from leasing.checks.queue_module import refuse_missing_apps, refuse_missing_backends
 
-__all__ = ["refuse_missing_backends", "register_all"]
+__all__ = ["refuse_missing_apps", "refuse_missing_backends", "register_all"]
 
 
 def register_all() -> None:

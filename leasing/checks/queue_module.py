@@ -7,7 +7,7 @@ an app: nothing fails until a command is unknown. ``leasing`` has a name of its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -61,21 +61,30 @@ def check_queue_module(
 def refuse_missing_backends() -> None:
     """Raise ImproperlyConfigured where TASKS names a backend of the queue, and another module is
     in its place. No check could say so: Django's own checks import the backend, and fail."""
-    found = _module_in_the_way()
-    if found is not None and missing_backends():
-        raise ImproperlyConfigured(f"{_sentence(found)} {REMEDY}")
+    _refuse(missing_backends())
+
+
+def refuse_missing_apps() -> None:
+    """Raise ImproperlyConfigured where INSTALLED_APPS names the configuration of the queue's app,
+    and another module is in its place. No check could say so: Django fails at the import."""
+    _refuse(_missing(settings.INSTALLED_APPS))
 
 
 def missing_backends() -> list[str]:
     """The backends in TASKS that are under ``tasks`` and are not there."""
     chosen = getattr(settings, "TASKS", None)
     entries = chosen.values() if isinstance(chosen, Mapping) else ()
-    named = [entry.get("BACKEND") for entry in entries if isinstance(entry, Mapping)]
-    return [
-        path
-        for path in named
-        if isinstance(path, str) and path.startswith(f"{QUEUE}.") and not _exists(path)
-    ]
+    return _missing(entry.get("BACKEND") for entry in entries if isinstance(entry, Mapping))
+
+
+def _missing(paths: Iterable[Any]) -> list[str]:
+    under = [path for path in paths if isinstance(path, str) and path.startswith(f"{QUEUE}.")]
+    return [path for path in under if not _exists(path)]
+
+
+def _refuse(missing: Sequence[str]) -> None:
+    if missing and (found := _module_in_the_way()):
+        raise ImproperlyConfigured(f"{_sentence(found)} {REMEDY}")
 
 
 def _exists(path: str) -> bool:
