@@ -153,10 +153,10 @@ class OtherSession:
             self.run(self._transaction.__exit__, None, None, None)
             self._transaction = None
 
-    def lock(self, lease: Lease) -> None:
-        """Begin a transaction and lock the row of ``lease`` in it."""
+    def lock(self, row: Leasable) -> None:
+        """Begin a transaction and lock ``row`` in it."""
         self.begin()
-        rows = Lease.objects.filter(pk=lease.pk).select_for_update()
+        rows = type(row)._default_manager.filter(pk=row.pk).select_for_update()
         self.run(lambda: list(rows))
 
     def close(self) -> None:

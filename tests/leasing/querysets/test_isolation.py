@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -12,11 +12,12 @@ from django.db import connection, transaction
 from leasing.db.dialects import lock
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import after
-from leasing.models import Lease
+from leasing.models import Leasable, Lease
 from tests.factories import LeaseFactory
 from tests.leasing.locks import someone_waits
 from tests.leasing.support import OtherSession, events, expire, grants, stored, usurp
 from tests.processes import wait_for
+from tests.shop.models import Order
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("on_postgresql")]
 
@@ -36,28 +37,42 @@ def impatience(on_postgresql: None, transactional_db: None) -> Iterator[None]:
     _execute("RESET lock_timeout")
 
 
-def deadline_in(lease: Lease, seconds: float) -> None:
-    Lease.objects.filter(pk=lease.pk).update(expires_at=after(timedelta(seconds=seconds)))
+def deadline_in(row: Leasable, seconds: float) -> None:
+    rows = type(row)._default_manager.filter(pk=row.pk)
+    rows.update(expires_at=after(timedelta(seconds=seconds)))
 
 
-@pytest.mark.parametrize("verb", ["renew", "release"])
+def an_order() -> Order:
+    return Order.objects.acquire(Order.objects.create(article="crane"), holder="ann")
+
+
+#: What holds a row, and the verb by which it is kept or ended.
+HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "renew": (LeaseFactory, Lease.objects.renew),
+    "release": (LeaseFactory, Lease.objects.release),
+    "release of a row that nobody waits for": (an_order, Order.objects.release),
+}
+
+
+@pytest.mark.parametrize("verb", HELD)
 def test_a_verb_that_waited_past_the_deadline_is_refused(
     verb: str, other_session: OtherSession, third_session: OtherSession
 ) -> None:
     """A statement that judged before it waited would revive the lease, or end it twice."""
-    lease = LeaseFactory(resource="crane:1", holder="ann")
-    deadline_in(lease, 2)  # the verb is to wait by then
-    other_session.lock(lease)
+    make, act = HELD[verb]
+    row = make()
+    deadline_in(row, 2)  # the verb is to wait by then
+    other_session.lock(row)
 
-    waiting = third_session.start(getattr(Lease.objects, verb), lease)
+    waiting = third_session.start(act, row)
     wait_for(someone_waits)
-    wait_for(Lease.objects.expired().exists)
-    before = stored(lease)
+    wait_for(type(row)._default_manager.all().expired().exists)
+    before = stored(row)
     other_session.commit()
 
     with pytest.raises(LeaseLost, match="it expired at"):
         waiting.result(20)
-    assert stored(lease) == before
+    assert stored(row) == before
 
 
 def test_a_renewal_that_waited_behind_a_takeover_is_refused(
