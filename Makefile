@@ -38,11 +38,11 @@ check: $(VENV)/dev.stamp
 	@echo "check: style, types, layers, migrations and system checks are in order"
 
 # Each condition of the verbs is bent in turn, and a test must notice. SHORT=1 tries as many as fit
-# in three minutes, in an order that SEED=7 draws; ONLY=once picks by name, TABLE=FILE keeps who
-# noticed what.
+# in three minutes, in an order that SEED=7 draws; ONLY=once picks by name, KEEP=1 writes the
+# table of mutants and of the tests that noticed them.
 mutants: $(VENV)/test.stamp
 	@$(RUN) -m tests.mutants $(if $(SHORT),--minutes 3) $(if $(SEED),--seed $(SEED)) \
-		$(if $(ONLY),--only $(ONLY)) $(if $(TABLE),--table $(TABLE))
+		$(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep)
 
 # The suite under each pair of Python and Django; COMBOS="3.12/6.1" picks some.
 matrix:

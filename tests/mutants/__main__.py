@@ -1,11 +1,12 @@
 """Bends each condition of the verbs in turn, and prints which test notices: ``make mutants``.
 
-    python -m tests.mutants [--minutes 3] [--seed 7] [--only NAME] [--table FILE]
+    python -m tests.mutants [--minutes 3] [--seed 7] [--only NAME] [--keep]
 
 A mutant is tried on SQLite, in the portable form, and when nobody notices it there on PostgreSQL,
 in the form of one statement; what only PostgreSQL runs, there alone. The two databases work side
 by side. With ``--minutes`` as many are tried as fit, in an order drawn by ``--seed``. Exits with 1
 when one survives that ``explained`` does not name, or the tests fail on the code as it is.
+``--keep`` writes what noticed which into the table.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
 from tests.mutants.explained import EXPLAINED
+from tests.mutants.killers import Killers
 from tests.mutants.making import ROOT, Mutant
 from tests.mutants.server import SOCKET
 from tests.mutants.shelf import ON_POSTGRESQL, all_mutants, nearest_of
@@ -79,8 +80,9 @@ class Database:
 class Round:
     """Deals the mutants out to both databases, and keeps what came of each."""
 
-    def __init__(self, mutants: Sequence[Mutant], ends_at: float) -> None:
+    def __init__(self, mutants: Sequence[Mutant], killers: Killers, ends_at: float) -> None:
         self.outcomes: dict[Mutant, str] = {}
+        self._killers = killers
         self._ends_at = ends_at
         self._lock = Lock()
         self._on_postgresql = deque(m for m in mutants if m.path.startswith(ON_POSTGRESQL))
@@ -93,13 +95,14 @@ class Round:
         while time.monotonic() < self._ends_at:
             with self._lock:
                 mutant = take()
+                likely = self._killers.likely(mutant) if mutant else []
                 busy = self._at_work
             if mutant is None:
                 if not busy:
                     return
                 time.sleep(0.1)  # what SQLite lets pass comes here
                 continue
-            killer = database.try_on(mutant, nearest_of(mutant.path))
+            killer = database.try_on(mutant, [*likely, *nearest_of(mutant.path)])
             with self._lock:
                 self._note(mutant, database, killer)
 
@@ -119,12 +122,15 @@ class Round:
                 self._on_postgresql.append(mutant)
                 return
         self.outcomes[mutant] = f"{killer} ({database.name})" if killer else SURVIVED
+        if killer and killer.startswith("tests/"):
+            self._killers.add(mutant, killer)
         print(f"{mutant.path}:{mutant.line} {mutant.name}\n    {self.outcomes[mutant]}", flush=True)
 
 
 def main(args: Sequence[str]) -> int:
     """Try them, print the table, and sum up."""
     asked = _parser().parse_args(args)
+    killers = Killers().learn(all_mutants())
     mutants = [m for m in all_mutants() if asked.only in m.name and m.name not in EXPLAINED]
     unknown = EXPLAINED.keys() - {mutant.name for mutant in all_mutants()}
     for name in sorted(unknown):
@@ -136,7 +142,7 @@ def main(args: Sequence[str]) -> int:
     for database in databases:
         database.wait_until_ready()
     ends_at = began + asked.minutes * 60 if asked.minutes else float("inf")
-    trial = Round(mutants, ends_at)
+    trial = Round(mutants, killers, ends_at)
     threads = [Thread(target=trial.work, args=[database]) for database in databases]
     for thread in threads:
         thread.start()
@@ -145,8 +151,8 @@ def main(args: Sequence[str]) -> int:
     for database in databases:
         database.close()
 
-    if asked.table:
-        asked.table.write_text(table_of(trial.outcomes))
+    if asked.keep:
+        killers.keep(all_mutants())
     counts = Counter("survived" if o == SURVIVED else "killed" for o in trial.outcomes.values())
     for mutant, outcome in trial.outcomes.items():
         if outcome == SURVIVED:
@@ -159,19 +165,12 @@ def main(args: Sequence[str]) -> int:
     return bool(counts["survived"] or unknown)
 
 
-def table_of(outcomes: dict[Mutant, str]) -> str:
-    """Mutants and killers, in the order of the files."""
-    rows = sorted(outcomes.items(), key=lambda row: (row[0].path, row[0].line, row[0].bent))
-    lines = [f"| {m.name.replace('|', '&#124;')} | {killer} |" for m, killer in rows]
-    return "\n".join(["| mutant | noticed by |", "|---|---|", *lines, ""])
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--minutes", type=float, help="try as many as fit")
     parser.add_argument("--seed", type=int, default=int(time.time() // 86_400))
     parser.add_argument("--only", default="", help="a part of the names")
-    parser.add_argument("--table", type=Path, help="write mutants and killers, as Markdown")
+    parser.add_argument("--keep", action="store_true", help="write the table of killers")
     return parser
 
 
