@@ -11,6 +11,7 @@ from django.apps import AppConfig
 from django.core.checks import CheckMessage, Error, Tags, register
 
 from leasing.checks.settings import unknown_settings
+from leasing.conf import leasing_settings
 from leasing.exceptions import InvalidResource
 from leasing.validation.names import check_name
 from tasks import registry
@@ -110,7 +111,7 @@ def _check_queues() -> list[CheckMessage]:
 def _check_housekeeping() -> list[CheckMessage]:
     messages: list[CheckMessage] = [
         Error(
-            f"TASK_QUEUE[{key!r}] must be at least {SHORTEST_WINDOW} seconds.",
+            f"TASK_QUEUE[{key!r}] must be at least {_shortest_window():g} seconds.",
             id="leasing_tasks.E009",
         )
         for key in ("EXAMINE_EVERY", "PRUNE_EVERY")
@@ -140,10 +141,15 @@ def _check_housekeeping() -> list[CheckMessage]:
     return messages
 
 
+def _shortest_window() -> float:
+    # The lease that the work is done under takes half of it.
+    return max(SHORTEST_WINDOW, 2 * leasing_settings.MIN_TTL)
+
+
 def _is_window(value: object, optional: bool) -> bool:
     if value is None:
         return optional
-    return isinstance(value, int | float) and _is_number(value) and value >= SHORTEST_WINDOW
+    return isinstance(value, int | float) and _is_number(value) and value >= _shortest_window()
 
 
 def _is_age(value: object) -> bool:

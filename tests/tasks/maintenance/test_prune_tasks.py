@@ -293,6 +293,15 @@ def test_settings_that_cannot_be_meant_are_refused(
     assert [message.id for message in checks.check_settings()] == [code]
 
 
+def test_a_window_leaves_room_for_the_lease_of_its_work(settings: Settings) -> None:
+    settings.LEASING = {"MIN_TTL": 20.0}
+    settings.TASK_QUEUE = {"EXAMINE_EVERY": 39.0}
+    assert "at least 40 seconds" in checks.check_settings()[0].msg
+
+    settings.TASK_QUEUE = {"EXAMINE_EVERY": 40.0}
+    assert checks.check_settings() == []
+
+
 @pytest.mark.parametrize("given", [{"PRUNE_EVERY": None}, {"RETENTION": {"failed": DAY}}])
 def test_settings_that_can_be_meant_are_not(given: dict[str, Any], settings: Settings) -> None:
     settings.TASK_QUEUE = given
