@@ -29,12 +29,14 @@ from tests.mutants.explained import EXPLAINED
 from tests.mutants.killers import Killers
 from tests.mutants.making import ROOT, Mutant
 from tests.mutants.server import SOCKET
-from tests.mutants.shelf import ON_POSTGRESQL, all_mutants, nearest_of
+from tests.mutants.shelf import ON_POSTGRESQL, PATHS, all_mutants, nearest_of
 from tests.processes import BOUND
 
 #: Where the tests are that look at the verbs.
 TESTS = ("tests/leasing", "tests/tasks")
 SURVIVED = "survived"
+#: With fewer mutants than this, the nearest tests are faster than finding out who reaches what.
+REACH_PAYS_FROM = 40
 
 
 class Database:
@@ -58,17 +60,25 @@ class Database:
     def wait_until_ready(self) -> None:
         self._answer()
 
-    def try_on(self, mutant: Mutant, nearest: Sequence[str]) -> str | None:
+    def measure_reach(self) -> None:
+        """Let it learn which test runs which function: minutes, that a full round saves."""
+        self._ask({"reach": sorted({place for path in PATHS for place in nearest_of(path)})})
+
+    def try_on(self, mutant: Mutant, likely: Sequence[str]) -> str | None:
         """Return which test notices ``mutant``; None if none."""
-        question = {"mutant": mutant.name, "nearest": list(nearest)}
-        self._socket.sendall(json.dumps(question).encode() + b"\n")
-        killer: str | None = self._answer()["killer"]
+        nearest = nearest_of(mutant.path)
+        answer = self._ask({"mutant": mutant.name, "likely": [*likely], "nearest": [*nearest]})
+        killer: str | None = answer["killer"]
         return killer
 
     def close(self) -> None:
         self._answers.close()
         self._socket.close()
         self._process.wait()
+
+    def _ask(self, question: dict[str, Any]) -> Any:
+        self._socket.sendall(json.dumps(question).encode() + b"\n")
+        return self._answer()
 
     def _answer(self) -> Any:
         line = self._answers.readline()
@@ -84,6 +94,7 @@ class Round:
         self.outcomes: dict[Mutant, str] = {}
         self._killers = killers
         self._ends_at = ends_at
+        self._knows_reach = ends_at == float("inf") and len(mutants) > REACH_PAYS_FROM
         self._lock = Lock()
         self._on_postgresql = deque(m for m in mutants if m.path.startswith(ON_POSTGRESQL))
         self._portable = deque(m for m in mutants if not m.path.startswith(ON_POSTGRESQL))
@@ -91,6 +102,8 @@ class Round:
 
     def work(self, database: Database) -> None:
         """Try one after the other, until all are tried or the time is over."""
+        if self._knows_reach:
+            database.measure_reach()
         take = self._next_portable if database.name == "sqlite" else self._next_for_postgresql
         while time.monotonic() < self._ends_at:
             with self._lock:
@@ -102,7 +115,7 @@ class Round:
                     return
                 time.sleep(0.1)  # what SQLite lets pass comes here
                 continue
-            killer = database.try_on(mutant, [*likely, *nearest_of(mutant.path)])
+            killer = database.try_on(mutant, likely)
             with self._lock:
                 self._note(mutant, database, killer)
 

@@ -124,17 +124,17 @@ def of_text(path: str, place: str, before: str, after: str, bent: str) -> Mutant
     if source.count(before) != 1:
         raise ValueError(f"{path} has {source.count(before)} times {before!r}, not once")
     line = source[: source.index(before)].count("\n") + 1
-    code = _code_of(compile(source.replace(before, after), path, "exec"), place)
+    code = code_of(compile(source.replace(before, after), path, "exec"), place)
     return Mutant(path, place, line, bent, code)
 
 
 def _of_tree(path: str, tree: ast.Module) -> Iterator[Mutant]:
-    for place, function in _functions(tree):
+    for place, function in functions(tree):
         for parent, name, index, child in _nodes(function):
             for after, bent in _changes(child):
                 line = getattr(child, "lineno", function.lineno)
                 restore = _exchange(parent, name, index, after)
-                code = _code_of(compile(ast.fix_missing_locations(tree), path, "exec"), place)
+                code = code_of(compile(ast.fix_missing_locations(tree), path, "exec"), place)
                 restore()
                 yield Mutant(path, place, line, bent, code)
     for statement in tree.body:
@@ -146,13 +146,13 @@ def _of_tree(path: str, tree: ast.Module) -> Iterator[Mutant]:
                 yield Mutant(path, target.id, statement.lineno, bent, value=after.value)
 
 
-def _functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
     """The outermost functions of modules and classes, by their qualified names."""
     for node in getattr(tree, "body", ()):
         if isinstance(node, ast.FunctionDef):
             yield f"{within}{node.name}", node
         elif isinstance(node, ast.ClassDef):
-            yield from _functions(node, f"{within}{node.name}.")
+            yield from functions(node, f"{within}{node.name}.")
 
 
 def _nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
@@ -183,13 +183,14 @@ def _exchange(parent: ast.AST, name: str, index: int | None, node: ast.AST) -> C
     return restore
 
 
-def _code_of(code: CodeType, place: str) -> CodeType:
+def code_of(code: CodeType, place: str) -> CodeType:
+    """The code of the function of that qualified name, within that of its module."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             if constant.co_qualname == place:
                 return constant
             if place.startswith(f"{constant.co_qualname}."):
-                return _code_of(constant, place)
+                return code_of(constant, place)
     raise ValueError(f"no function {place}")
 
 

@@ -8,7 +8,6 @@ connection and starts no thread once the database is made.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import select
@@ -16,12 +15,14 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from types import FunctionType
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
 
-from tests.mutants import making, shelf
+from tests.mutants import making, reach, shelf
+from tests.mutants.running import apply
 from tests.preloaded import die_with
 
 #: The variable that names the socket.
@@ -43,6 +44,8 @@ class Server:
         self._killer: str | None = None
         #: Tests that pass in a child, on the code as it is.
         self._trusted: set[str] = set()
+        #: The tests that reach each function, where a full round has asked for that.
+        self._reach: reach.Reach | None = None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -52,15 +55,43 @@ class Server:
         with socket.socket(fileno=int(os.environ[SOCKET])) as connection:
             _send(connection, {"ready": len(self._items)})
             for question in _questions(connection):
-                _send(connection, {"killer": self._killer_on(**question)})
+                if "reach" in question:
+                    self._measure_reach(question["reach"])
+                    _send(connection, {})
+                else:
+                    _send(connection, {"killer": self._killer_on(**question)})
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and self._killer is None:
             self._killer = report.nodeid
 
-    def _killer_on(self, mutant: str, nearest: list[str]) -> str | None:
+    def _measure_reach(self, places: list[str]) -> None:
+        """Run all tests of ``places`` once, in a child, and note which functions they run."""
+        with NamedTemporaryFile() as file:
+            pid = os.fork()
+            if not pid:
+                os.setpgid(0, 0)
+                try:
+                    recorder = reach.Recorder(shelf.PATHS)
+                    near = _nearest_first(self._items, places)
+                    for item, following in zip(near, [*near[1:], None], strict=True):
+                        with recorder.test(item.nodeid):
+                            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                    reach.dump(recorder.tests, Path(file.name))
+                finally:
+                    os._exit(0)
+            os.waitpid(pid, 0)
+            with suppress(ValueError):
+                self._reach = reach.load(Path(file.name))
+
+    def _killer_on(self, mutant: str, likely: list[str], nearest: list[str]) -> str | None:
         """Return the first test that fails on the mutant of that name, and not without it."""
+        if self._reach is not None:
+            reaching = self._reach.tests_of(self._mutants[mutant])
+            nearest = [*(test for test in likely if test in set(reaching)), *reaching]
+        else:
+            nearest = [*likely, *nearest]
         while True:
             killer = self._try(mutant, nearest)
             if killer == HANG:
@@ -105,30 +136,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Server(), "mutants-server")
 
 
-def apply(mutant: making.Mutant) -> None:
-    """Give the living function the mutant's code, or the module the mutant's constant."""
-    module = importlib.import_module(mutant.module)
-    if mutant.code is None:
-        setattr(module, mutant.place, mutant.value)
-    else:
-        function_of(module, mutant.place).__code__ = mutant.code
-
-
-def function_of(module: Any, place: str) -> FunctionType:
-    """The function of that qualified name, from under its decorators."""
-    found = module
-    for name in place.split("."):
-        found = vars(found)[name]
-    while not isinstance(found, FunctionType) or hasattr(found, "__wrapped__"):
-        for attribute in ("__wrapped__", "__func__", "fget", "func"):
-            if hasattr(found, attribute):
-                found = getattr(found, attribute)
-                break
-        else:
-            raise TypeError(f"{place} is no function")
-    return found
-
-
 def _is_inside(item: pytest.Item) -> bool:
     return not OUTSIDE & set(getattr(item, "fixturenames", ()))
 
@@ -151,8 +158,12 @@ def _folder(item: pytest.Item) -> str:
 def _nearest_first(items: list[pytest.Item], nearest: list[str]) -> list[pytest.Item]:
     """The ``items`` of the files and folders ``nearest``, in the order of these."""
     near: dict[pytest.Item, None] = {}
+    by_id = {item.nodeid: item for item in items}
     for place in nearest:
-        near |= dict.fromkeys(item for item in items if item.nodeid.startswith(place))
+        if place in by_id:
+            near[by_id[place]] = None
+        else:
+            near |= dict.fromkeys(item for item in items if item.nodeid.startswith(place))
     return list(near)
 
 

@@ -70,6 +70,8 @@ NEAREST_BY_HAND: dict[str, tuple[str, ...]] = {
     "leasing/stores/memory.py": ("tests/leasing/contract/", "tests/leasing/stores/"),
     "tasks/execution/outcomes.py": ("tests/tasks/execution/", "tests/tasks/worker/"),
 }
+#: All these files.
+PATHS = (*NEAREST, *NEAREST_BY_HAND)
 #: Functions that choose between two forms of one verb, or whether a compiled text is kept: what is
 #: bent there makes the verb slower, and no row what it must not be.
 CHOOSING = frozenset(
