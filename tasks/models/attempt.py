@@ -1,0 +1,116 @@
+"""The ledger of attempts that ended otherwise than well, and the steps that attempts finished."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import Q
+
+from leasing.db.routing import RoutedManager
+from leasing.functions import DbNow
+from leasing.models import Ledger
+from leasing.querysets.ledger import LedgerQuerySet
+from tasks.models.task import Task
+
+
+class AttemptOutcome(models.TextChoices):
+    """How an attempt ended that did not end well."""
+
+    FAILED = "failed"
+    LOST = "lost"
+    RETURNED = "returned"
+    SNOOZED = "snoozed"
+    CANCELLED = "cancelled"
+
+
+class AttemptQuerySet(LedgerQuerySet["TaskAttempt"]):
+    """Attempts that ended otherwise than well: ``TaskAttempt.objects``."""
+
+
+class TaskAttempt(Ledger):
+    """An attempt that ended otherwise than well. The good one is the task's own row."""
+
+    id = models.BigAutoField(primary_key=True)
+    task = models.ForeignKey(Task, on_delete=models.CASCADE, related_name="attempt_set")
+    number = models.PositiveIntegerField()
+    grant_id = models.UUIDField()
+    fencing_token = models.BigIntegerField()
+    holder = models.CharField(max_length=200)
+    started_at = models.DateTimeField()
+    ended_at = models.DateTimeField(db_default=DbNow())
+    outcome = models.CharField(max_length=9, choices=AttemptOutcome)
+    error = models.TextField(blank=True, default="")
+    #: Where the class of what was raised is found, and how it came to be raised.
+    exception = models.TextField(blank=True, default="")
+    traceback = models.TextField(blank=True, default="")
+    #: When a late write of this attempt was refused, and which.
+    refused_at = models.DateTimeField(null=True, default=None)
+    refused_verb = models.CharField(max_length=20, blank=True, default="")
+
+    objects: ClassVar = AttemptQuerySet.as_manager()
+    #: Django itself goes by these, and whoever must rewrite what was told all the same.
+    base_objects: ClassVar = RoutedManager()
+
+    class Meta:
+        base_manager_name = "base_objects"
+        ordering: ClassVar = ["id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["task", "grant_id"], name="leasing_tasks_attempt_of_grant"
+            ),
+            models.CheckConstraint(
+                name="leasing_tasks_attempt_refusal",
+                condition=Q(refused_at=None, refused_verb="")
+                | Q(refused_at__isnull=False) & ~Q(refused_verb=""),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"attempt {self.number} of task {self.task_id}"
+
+    @classmethod
+    def of(
+        cls,
+        task: Task,
+        outcome: str,
+        error: str = "",
+        traceback: str = "",
+        exception: str = "",
+    ) -> TaskAttempt:
+        """An unsaved record of the attempt whose grant ``task`` carries."""
+        assert task.grant_id is not None and task.acquired_at is not None
+        return cls(
+            task_id=task.pk,
+            number=task.attempts,
+            grant_id=task.grant_id,
+            fencing_token=task.fencing_token,
+            holder=task.holder,
+            started_at=task.acquired_at,
+            outcome=outcome,
+            error=error,
+            exception=exception,
+            traceback=traceback,
+        )
+
+
+class TaskStep(models.Model):
+    """A part of a task that was done, and is not done again by later attempts."""
+
+    id = models.BigAutoField(primary_key=True)
+    task = models.ForeignKey(Task, on_delete=models.CASCADE, related_name="step_set")
+    name = models.CharField(max_length=200)
+    output = models.JSONField(null=True, default=None)
+    finished_at = models.DateTimeField(db_default=DbNow())
+
+    objects: ClassVar = RoutedManager()
+
+    class Meta:
+        base_manager_name = "objects"
+        ordering: ClassVar = ["id"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["task", "name"], name="leasing_tasks_step_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} of task {self.task_id}"

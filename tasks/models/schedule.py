@@ -1,0 +1,113 @@
+"""Schedules, and the moments of each that were served."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import Q
+
+from leasing.functions import DbNow
+from tasks.models.task import Task
+from tasks.querysets import ScheduleQuerySet, SlotQuerySet
+from tasks.querysets.schedule_validation import clean_schedule
+from tasks.scheduling.declarations import LONGEST_NAME
+from tasks.scheduling.rules import MissedSlots, Rule, rule_of
+
+
+class Schedule(models.Model):
+    """A task that is enqueued at moments: by a cron expression, or every so often."""
+
+    #: Declared in code, and not by any that ran for so long: it looks abandoned.
+    ORPHANED_AFTER = timedelta(days=1)
+    #: How late the next moment is before it looks as if nobody served it.
+    OVERDUE_AFTER = timedelta(minutes=1)
+
+    id = models.BigAutoField(primary_key=True)
+    name = models.CharField(max_length=LONGEST_NAME, unique=True)
+    #: What is enqueued.
+    task_name = models.CharField(max_length=200)
+    task_data = models.JSONField(default=dict, blank=True)
+    queue = models.CharField(max_length=200, blank=True, default="")
+    priority = models.SmallIntegerField(default=0)
+    #: When: one of the two.
+    cron = models.CharField(max_length=200, blank=True, default="")
+    every = models.DurationField(null=True, default=None, blank=True)
+    #: In which time zone the cron expression is meant.
+    timezone = models.CharField(max_length=64, default="UTC")
+    missed = models.CharField(max_length=6, choices=MissedSlots, default=MissedSlots.LATEST.value)
+    #: Whether it enqueues while its previous task has not ended.
+    overlap = models.BooleanField(default=True)
+    #: Whether code declares it; what code declares, the admin pauses but does not change.
+    declared = models.BooleanField(default=False, editable=False)
+    #: When a scheduler whose code declares it last said so.
+    declared_at = models.DateTimeField(null=True, default=None, editable=False)
+    paused_at = models.DateTimeField(null=True, default=None, editable=False)
+    paused_by = models.CharField(max_length=200, blank=True, default="", editable=False)
+    #: The next moment that has no slot yet; null until a scheduler or the admin works it out.
+    next_at = models.DateTimeField(null=True, default=None, editable=False)
+    created_at = models.DateTimeField(db_default=DbNow(), editable=False)
+
+    objects: ClassVar = ScheduleQuerySet.as_manager()
+
+    class Meta:
+        base_manager_name = "objects"
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="leasing_tasks_schedule_rule",
+                condition=~Q(cron="") & Q(every=None) | Q(cron="", every__isnull=False),
+                violation_error_message="Say when: by cron or by an interval, and not both.",
+            ),
+        ]
+        indexes: ClassVar = [models.Index(fields=["next_at"], name="leasing_tasks_schedule_due")]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def rule(self) -> Rule:
+        """Raises InvalidSchedule for what did not come in through code or forms."""
+        return rule_of(self.cron, self.every, self.timezone)
+
+    @property
+    def unique_key(self) -> str | None:
+        """Of the tasks it enqueues."""
+        return None if self.overlap else f"schedule:{self.name}"
+
+    def clean(self) -> None:
+        """Refuse what could never be enqueued. Raises ValidationError, by field."""
+        clean_schedule(self)
+
+
+class ScheduleSlot(models.Model):
+    """A moment of a schedule that was served, once, by whichever scheduler came first."""
+
+    id = models.BigAutoField(primary_key=True)
+    schedule = models.ForeignKey(Schedule, on_delete=models.CASCADE, related_name="slot_set")
+    at = models.DateTimeField()
+    #: What was enqueued; null where it was pruned since, and where nothing was.
+    task = models.ForeignKey(
+        Task, on_delete=models.SET_NULL, null=True, default=None, related_name="+"
+    )
+    #: Nothing was enqueued: the previous task had not ended.
+    skipped = models.BooleanField(default=False)
+    #: Who had it run beside the plan; empty: it is of the plan.
+    run_by = models.CharField(max_length=200, blank=True, default="")
+    enqueued_at = models.DateTimeField(db_default=DbNow())
+
+    objects: ClassVar = SlotQuerySet.as_manager()
+
+    class Meta:
+        base_manager_name = "objects"
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["schedule", "at"], name="leasing_tasks_slot_once"),
+            models.CheckConstraint(
+                name="leasing_tasks_slot_skipped",
+                condition=Q(skipped=False) | Q(task=None),
+            ),
+        ]
+        indexes: ClassVar = [models.Index(fields=["at"], name="leasing_tasks_slot_by_time")]
+
+    def __str__(self) -> str:
+        return f"{self.schedule_id} at {self.at}"

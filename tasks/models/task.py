@@ -1,0 +1,285 @@
+"""Tasks: rows with work, that a worker holds while they run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+from django.db import models
+from django.db.models import F, Q
+
+from leasing.functions import DbNow
+from leasing.models import Leasable
+from leasing.querysets.leasable import LEASE_FIELDS
+from leasing.store import Renewal
+from tasks.constraints import UniqueWhereSet
+from tasks.querysets import TaskQuerySet, TaskStatus, UniqueFor
+from tasks.querysets.claimed import resource_of
+
+
+class Task(Leasable):
+    """A piece of work for one worker at a time.
+
+    While it is running, the row's own lease says who works on it and until when; a worker that
+    is gone stops renewing, and recovery sets the task ready again.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    #: Which handler runs it; looked up in the registry, never imported.
+    name = models.CharField(max_length=200)
+    queue = models.CharField(max_length=200, default="default")
+    task_data = models.JSONField(default=dict, blank=True)
+    #: Higher goes first.
+    priority = models.SmallIntegerField(default=0)
+    status = models.CharField(max_length=10, choices=TaskStatus, default=TaskStatus.READY)
+    #: Not before this moment: when it was enqueued, delayed until, or is to be retried.
+    scheduled_at = models.DateTimeField(db_default=DbNow())
+    created_at = models.DateTimeField(db_default=DbNow())
+    #: The first claim.
+    started_at = models.DateTimeField(null=True, default=None)
+    #: When it ended, in whatever way.
+    processed_at = models.DateTimeField(null=True, default=None)
+    #: Counted at the claim, and nowhere else.
+    attempts = models.IntegerField(default=0)
+    max_attempts = models.IntegerField(default=10)
+    task_output = models.JSONField(null=True, default=None, blank=True)
+    last_error = models.TextField(blank=True, default="")
+    #: At most one task has it at a time, for as long as ``unique_for`` says; then it is null.
+    unique_key = models.CharField(max_length=200, null=True, default=None)
+    unique_for = models.CharField(max_length=8, choices=UniqueFor, default=UniqueFor.FINISHED.value)
+    #: The end of the window for which it keeps its key.
+    unique_until = models.DateTimeField(null=True, default=None)
+    #: The unique key it was enqueued with, which a retry needs again.
+    enqueued_key = models.CharField(max_length=200, null=True, default=None)
+    #: The client's name for this enqueue: sent again, it meets this row, ended or not.
+    idempotency_key = models.CharField(max_length=200, null=True, default=None)
+    #: How many enqueues its unique key turned away.
+    duplicates = models.IntegerField(default=0)
+
+    #: How long one attempt may run; null is the handler's, or for ever.
+    timeout = models.DurationField(null=True, default=None)
+    #: What the handler last said of how far it is, and when; set anew at each claim.
+    progress = models.JSONField(null=True, default=None, blank=True)
+    progressed_at = models.DateTimeField(null=True, default=None)
+    #: Without progress for so long while running it is taken from its holder, heartbeats or not.
+    progress_timeout = models.DurationField(null=True, default=None)
+    #: What the next attempt goes on from, and how often it was written: it never falls.
+    checkpoint = models.JSONField(null=True, default=None, blank=True)
+    checkpoints = models.IntegerField(default=0)
+    #: Someone asked the holder to stop; it hears of it with its next heartbeat.
+    cancel_requested_at = models.DateTimeField(null=True, default=None)
+    cancel_requested_by = models.CharField(max_length=200, blank=True, default="")
+    #: At most ``concurrency_limit`` tasks of one key run at a time, each in a ``slot`` of its own
+    #: ("key:0", "key:1", ...), which it has while it is running.
+    concurrency_key = models.CharField(max_length=200, blank=True, default="")
+    concurrency_limit = models.SmallIntegerField(null=True, default=None)
+    slot = models.CharField(max_length=210, null=True, default=None)
+    #: What traces go on from: W3C's headers of the span that enqueued it, as JSON, and as
+    #: ``previous`` that of the attempt before. Null where nobody traced it.
+    trace_context = models.TextField(null=True, default=None, blank=True)
+    #: When a relay last took it to give its key to a broker; null: it is to be given. Only tasks of
+    #: TASK_QUEUE["CELERY_QUEUES"] ever are.
+    published_at = models.DateTimeField(null=True, default=None)
+
+    # Before the tasks that were claimed may come a million that never were.
+    leases_listed_by = "acquired_at"
+    held_is_indexed = True
+    leases_told_by = frozenset[str]()
+    renewal_columns = frozenset(
+        {"grant_id", "expires_at", "cancel_requested_at", "cancel_requested_by"}
+    )
+    verb_columns = LEASE_FIELDS | {"cancel_requested_at", "cancel_requested_by"}
+    #: Written by the verbs of attempts.
+    attempt_columns: ClassVar[frozenset[str]] = frozenset(
+        {
+            "status",
+            "started_at",
+            "processed_at",
+            "attempts",
+            "task_output",
+            "last_error",
+            "duplicates",
+            "progress",
+            "progressed_at",
+            "checkpoint",
+            "checkpoints",
+            "slot",
+            "published_at",
+        }
+    )
+    state_columns = attempt_columns | {
+        "queue",
+        "scheduled_at",
+        "created_at",
+        "max_attempts",
+        "unique_key",
+        "unique_for",
+        "unique_until",
+        "enqueued_key",
+        "idempotency_key",
+        "concurrency_key",
+        "concurrency_limit",
+        "trace_context",
+    }
+
+    #: Set on what ``enqueue`` returns: a task with the same key was there before.
+    is_duplicate = False
+    #: Set by ``fail``: what its handler raised, for the receivers of its signals.
+    raised: BaseException | None = None
+    #: What of the trace of this attempt its end is to leave in the row, for the next attempt.
+    traced: str | None = None
+
+    objects: ClassVar = TaskQuerySet.as_manager()
+
+    class Meta(Leasable.Meta):
+        base_manager_name = "objects"
+        permissions: ClassVar = [
+            ("retry_task", "Can set a failed task ready again"),
+            ("cancel_task", "Can cancel a task"),
+            ("discard_task", "Can delete a task that has ended"),
+            ("reschedule_task", "Can move a task to another time or queue"),
+            ("view_payload", "Can see what tasks were given, and what they gave back"),
+        ]
+        # PostgreSQL reads and compiles every check for each statement that writes: for a single
+        # INSERT that is most of its time. So they are few and short, and lean on one another.
+        constraints: ClassVar = [
+            *Leasable.Meta.constraints,
+            UniqueWhereSet(field="unique_key", name="leasing_tasks_task_unique_key"),
+            UniqueWhereSet(field="idempotency_key", name="leasing_tasks_task_idempotency"),
+            UniqueWhereSet(field="slot", name="leasing_tasks_task_slot"),
+            # Ended is what has a date of its end.
+            models.CheckConstraint(
+                name="leasing_tasks_task_state",
+                condition=Q(status__in=TaskStatus.ended(), processed_at__isnull=False)
+                | Q(processed_at=None)
+                & (
+                    Q(status=TaskStatus.READY)
+                    | Q(
+                        status=TaskStatus.RUNNING,
+                        grants__gt=0,
+                        released_at=None,
+                        started_at__isnull=False,
+                        attempts__gt=0,
+                    )
+                ),
+            ),
+            models.CheckConstraint(
+                name="leasing_tasks_task_counts",
+                condition=Q(attempts__gte=0, duplicates__gte=0, checkpoints__gte=0),
+            ),
+            models.CheckConstraint(
+                name="leasing_tasks_task_attempts",
+                condition=Q(attempts__lt=F("max_attempts"))
+                | Q(attempts=F("max_attempts")) & ~Q(status=TaskStatus.READY),
+            ),
+            # A window, which alone has an end, has its key until then, whatever becomes of it;
+            # others not once they have ended. What runs has attempts and grants.
+            models.CheckConstraint(
+                name="leasing_tasks_task_key_period",
+                condition=Q(unique_key=None)
+                | Q(unique_until__isnull=False)
+                | Q(processed_at=None)
+                & (
+                    Q(unique_for=UniqueFor.FINISHED)
+                    | Q(unique_for=UniqueFor.RUNNING)
+                    & (Q(attempts=0) | Q(status=TaskStatus.RUNNING))
+                    | Q(unique_for=UniqueFor.WAITING, grants=0)
+                ),
+            ),
+            models.CheckConstraint(
+                name="leasing_tasks_task_window_end",
+                condition=Q(unique_for=UniqueFor.WINDOW, unique_until__isnull=False)
+                | Q(unique_until=None) & ~Q(unique_for=UniqueFor.WINDOW),
+            ),
+            models.CheckConstraint(
+                name="leasing_tasks_task_slot_state",
+                condition=Q(slot=None) | Q(status=TaskStatus.RUNNING),
+            ),
+            models.CheckConstraint(
+                name="leasing_tasks_task_limit_key",
+                condition=Q(concurrency_key="", concurrency_limit=None)
+                | ~Q(concurrency_key="")
+                & Q(concurrency_limit__isnull=False, concurrency_limit__gt=0),
+            ),
+        ]
+        # Nothing that a heartbeat writes stands in an index or its condition. And a task stands in
+        # few: each change of its state writes to every index that it stands in.
+        indexes: ClassVar = [
+            models.Index(
+                F("queue"),
+                F("priority").desc(),
+                F("scheduled_at"),
+                F("id"),
+                name="leasing_tasks_task_to_claim",
+                condition=Q(status=TaskStatus.READY),
+            ),
+            models.Index(
+                fields=["acquired_at", "id"],
+                name="leasing_tasks_task_by_claim",
+                condition=Q(acquired_at__isnull=False),
+            ),
+            models.Index(
+                fields=["id"],
+                name="leasing_tasks_task_running",
+                condition=Q(status=TaskStatus.RUNNING),
+            ),
+            # The lists of the pages, in their order.
+            models.Index(
+                fields=["scheduled_at", "id"],
+                name="leasing_tasks_task_waiting",
+                condition=Q(status=TaskStatus.READY),
+            ),
+            models.Index(
+                fields=["scheduled_at", "id"],
+                name="leasing_tasks_task_retrying",
+                condition=Q(status=TaskStatus.READY, attempts__gt=0),
+            ),
+            # One for all ends, each in its order: a task that completes writes to no more.
+            models.Index(
+                fields=["status", "processed_at", "id"],
+                name="leasing_tasks_task_ended",
+                condition=Q(processed_at__isnull=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.pk}"
+
+    def _do_insert(self, manager: Any, using: Any, *args: Any) -> Any:
+        if not (self._is_fixture or self._state.adding) and self.pk and using == self._state.db:
+            # What has ended, and was pruned, would be ready again.
+            raise self.DoesNotExist(f"Task {self.pk} is gone, and is not saved back.")
+        return super()._do_insert(manager, using, *args)
+
+    def begin_free(self) -> None:
+        super().begin_free()
+        if self.status == TaskStatus.RUNNING:
+            self._reset(self.attempt_columns)
+
+    def stalled_for(self, now: datetime) -> timedelta | None:
+        """How long nothing has moved at ``now``, which is the database's clock, if that is longer
+        than it may be; None otherwise."""
+        if self.status != TaskStatus.RUNNING or not (self.progress_timeout and self.progressed_at):
+            return None
+        silent = now - self.progressed_at
+        return silent if silent >= self.progress_timeout else None
+
+    @property
+    def has_message(self) -> bool:
+        """Whether a message to workers behind a broker tells of it, as far as is known here: see
+        ``tasks.querysets.publishing``."""
+        told_at = self.published_at
+        if told_at is None or told_at < self.scheduled_at:
+            return False
+        return self.acquired_at is None or told_at > self.acquired_at
+
+    @property
+    def lease_resource(self) -> str:
+        return resource_of(self.pk)
+
+    def renewal_now(self) -> Renewal:
+        renewal = super().renewal_now()
+        if self.cancel_requested_at is None:
+            return renewal
+        return replace(renewal, yield_to=self.cancel_requested_by or "an operator")

@@ -1,0 +1,123 @@
+"""Worker processes, and those that stand beside them: when each was last seen."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.db import models, transaction
+from django.db.models import Case, Value, When
+
+from leasing.db.dialects import take_write_lock
+from leasing.db.routing import RoutedQuerySet
+from leasing.functions import DbNow
+from tasks.models.queue import Queue
+
+
+class WorkerState(models.TextChoices):
+    """What a worker's last sign of life says."""
+
+    LIVE = "live"
+    LATE = "late"
+    GONE = "gone"
+    STOPPED = "stopped"
+
+
+class WorkerRole(models.TextChoices):
+    """What a process is there for that shows signs of life."""
+
+    WORKER = "worker"
+    RECOVERY = "recovery"
+    GENERATOR = "generator"
+    #: A worker that runs what a broker's messages tell of, and nothing else.
+    CELERY = "celery"
+    RELAY = "relay"
+
+    @classmethod
+    def running(cls) -> tuple[WorkerRole, ...]:
+        """Of those that run tasks."""
+        return (cls.WORKER, cls.CELERY)
+
+
+class WorkerQuerySet(RoutedQuerySet["Worker"]):
+    """Worker processes, and those that stand beside them."""
+
+    def generators(self) -> WorkerQuerySet:
+        """Those that generate, or stand by to."""
+        return self.filter(role=WorkerRole.GENERATOR)
+
+    def with_state(self) -> WorkerQuerySet:
+        """Annotate ``state`` (a WorkerState) and ``now`` by the database's clock."""
+        return self.annotate(
+            now=DbNow(),
+            state=Case(
+                When(stopped_at__isnull=False, then=Value(WorkerState.STOPPED.value)),
+                When(last_seen_at__lt=DbNow() - Worker.GONE_AFTER, then=Value("gone")),
+                When(last_seen_at__lt=DbNow() - Worker.LATE_AFTER, then=Value("late")),
+                default=Value(WorkerState.LIVE.value),
+                output_field=models.CharField(),
+            ),
+        )
+
+    def present(self) -> WorkerQuerySet:
+        """Workers that were seen lately and have not stopped."""
+        return self.filter(stopped_at=None, last_seen_at__gte=DbNow() - Worker.GONE_AFTER)
+
+    def register(self, name: str, **what: Any) -> None:
+        """Note that a worker called ``name`` has started, as the ``what`` columns say."""
+        started = {"started_at": DbNow(), "last_seen_at": DbNow(), "stopped_at": None}
+        with transaction.atomic(using=self.db):
+            take_write_lock(self)
+            self.update_or_create(name=name, defaults=what | started)
+        Queue.objects.using(self.db).declare(what.get("queues", ()))
+
+    def forget_gone(self) -> None:
+        """Delete workers that have not been seen for a day."""
+        self.filter(last_seen_at__lt=DbNow() - Worker.FORGOTTEN_AFTER).delete()
+
+    def seen(self, name: str) -> int:
+        """Note a sign of life of the worker called ``name``."""
+        return self.filter(name=name).update(last_seen_at=DbNow(), stopped_at=None)
+
+    def sign_off(self, name: str) -> int:
+        """Note that the worker called ``name`` has stopped."""
+        return self.filter(name=name).update(last_seen_at=DbNow(), stopped_at=DbNow())
+
+
+class Worker(models.Model):
+    """A worker process: what it serves, and when it was last seen."""
+
+    SEEN_EVERY = timedelta(seconds=6)
+    LATE_AFTER = timedelta(seconds=14)
+    GONE_AFTER = timedelta(seconds=30)
+    FORGOTTEN_AFTER = timedelta(days=1)
+
+    id = models.BigAutoField(primary_key=True)
+    #: The holder's name on its tasks.
+    name = models.CharField(max_length=200, unique=True)
+    role = models.CharField(
+        max_length=9, choices=WorkerRole, default=WorkerRole.WORKER.value, db_default="worker"
+    )
+    hostname = models.CharField(max_length=255)
+    pid = models.PositiveIntegerField()
+    queues = models.JSONField(default=list)
+    #: The names of the tasks it has code for.
+    handlers = models.JSONField(default=list)
+    concurrency = models.PositiveIntegerField(default=0)
+    #: Whether it runs recovery.
+    sweeps = models.BooleanField(default=True)
+    started_at = models.DateTimeField(db_default=DbNow())
+    last_seen_at = models.DateTimeField(db_default=DbNow())
+    stopped_at = models.DateTimeField(null=True, default=None)
+
+    objects = WorkerQuerySet.as_manager()
+
+    class Meta:
+        base_manager_name = "objects"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def runs_tasks(self) -> bool:
+        return self.role in WorkerRole.running()
