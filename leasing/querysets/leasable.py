@@ -38,13 +38,13 @@ from leasing.db.routing import RoutedQuerySet
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbMicroseconds, DbNow, after, next_token
 from leasing.hold import Hold
-from leasing.notifier import taking, timed
 from leasing.querysets.claim import Claim, ending, leaves_block
 from leasing.runtime import probes
 from leasing.runtime.aio import Steps, Undoable, adrive, drive, in_thread
 from leasing.runtime.clock import clock
 from leasing.runtime.tracepoints import points
 from leasing.store import Grant, Renewals
+from leasing.stores.acquiring import taking, timed
 from leasing.stores.memory import memory
 from leasing.stores.reasons import Reason, Why
 from leasing.stores.rows import RowStore, grant_of, row_store, write_apart

@@ -26,10 +26,11 @@ from leasing import signals
 from leasing.conf import leasing_settings
 from leasing.db.dialects import refuse_transaction
 from leasing.exceptions import LeaseHeld, LeaseLost
-from leasing.notifier import bell, taking
+from leasing.notifier import bell
 from leasing.runtime import clock as clocks
 from leasing.runtime.aio import Steps, Undoable
 from leasing.store import Grant, Renewals
+from leasing.stores.acquiring import taking
 from leasing.stores.rows import grant_of
 from leasing.validation.terms import Terms
 

@@ -32,7 +32,7 @@ def waiters() -> int:
 def child() -> None:
     for name in connections:
         connections[name].connection = None  # the parent's: not ours to close
-    found = {"waiters": waiters(), "listens": bell("default")._thread is not None}
+    found = {"waiters": waiters(), "listens": bell("default")._listener.is_running}
     held = Lease.objects.acquire("crane:2", ttl=60)
     threading.Timer(0.1, lambda: Lease.objects.release(held)).start()
     waited = Lease.objects.acquire("crane:2", wait=20)

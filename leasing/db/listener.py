@@ -1,0 +1,107 @@
+"""Listens on PostgreSQL's channel of releases: one thread and one connection of its own.
+
+The connection is opened when the first caller waits and closed soon after the last stopped. A
+notification that is missed meanwhile costs a poll. Behind a pooler in transaction mode LISTEN
+succeeds and nothing ever arrives: so each connection is tried out first, over another one, and
+without an answer the polls alone serve for a while.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from leasing.db.notifications import CHANNEL, Notes, can_listen, listening, notify_trial
+from leasing.runtime import clock
+from leasing.runtime.event_logger import get_logger
+from leasing.runtime.outage import Streak
+from leasing.runtime.threads import start_thread
+
+logger = get_logger("leasing")
+
+#: Seconds between looks whether anybody still waits, and of the first pause after a failure; of
+#: the longest one.
+TICK, LONGEST_PAUSE = 1.0, 5.0
+#: Seconds in which what was sent to try a connection out has to arrive, and for which nobody
+#: listens when it did not.
+ARRIVAL, DEAFNESS = 5.0, 300.0
+
+
+class Listener:
+    """Passes the notifications of the database ``using`` to ``hear`` while ``is_wanted``, which
+    is asked under ``lock``."""
+
+    def __init__(
+        self,
+        using: str,
+        hear: Callable[[str], object],
+        is_wanted: Callable[[], bool],
+        lock: threading.Lock,
+    ) -> None:
+        self.using = using
+        self._hear = hear
+        self._is_wanted = is_wanted
+        self._lock = lock
+        self._thread: threading.Thread | None = None
+        #: Until when nobody listens, since nothing arrives.
+        self._deaf_until = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None
+
+    def start(self) -> None:
+        """Listen from now on, where that is possible. To be called under the lock."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if self._hears and can_listen(self.using):
+            with suppress(RuntimeError):  # there can be no thread more: waiters poll
+                self._thread = start_thread("leasing-listener", self._listen)
+
+    @property
+    def _hears(self) -> bool:
+        return clock.system_clock() >= self._deaf_until
+
+    def _listen(self) -> None:
+        failures = Streak(TICK, LONGEST_PAUSE)
+        while self._goes_on():
+            try:
+                self._listen_once(failures)
+            except Exception as error:
+                pause = failures.failed(error)
+                text = "LISTEN connection failed; waiting callers poll until it is back: %s"
+                logger.log(failures.level, text, error, event="notifications.failed", error=error)
+                time.sleep(pause)
+
+    def _listen_once(self, failures: Streak) -> None:
+        with listening(self.using, CHANNEL) as raw, Notes(raw) as notes:
+            failures.succeeded()
+            trial = notify_trial(self.using, CHANNEL)
+            arrives_by = clock.system_clock() + ARRIVAL
+            while self._goes_on(end=False):
+                for payload in notes.within(TICK):
+                    if payload == trial:
+                        arrives_by = math.inf
+                    self._hear(payload)
+                if clock.system_clock() > arrives_by:
+                    self._give_up()
+                    return
+
+    def _give_up(self) -> None:
+        if not self._deaf_until:
+            logger.warning(
+                "PostgreSQL's notifications do not arrive; callers that wait for a lease poll for"
+                " it. Is there a pooler in transaction mode? LEASING['LISTEN_URL'] bypasses it",
+                event="notifications.swallowed",
+            )
+        self._deaf_until = clock.system_clock() + DEAFNESS
+
+    def _goes_on(self, end: bool = True) -> bool:
+        with self._lock:
+            wanted = self._is_wanted() and self._hears
+            if not wanted and end:
+                self._thread = None
+            return wanted

@@ -1,0 +1,74 @@
+"""The acquire loop, written once for threads and coroutines and for every store: an attempt, then
+a wait for the holder and another attempt, until the lease is granted or the wait is over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from leasing.conf import leasing_settings
+from leasing.exceptions import LeaseHeld, LeaseTimeout
+from leasing.notifier import waiting
+from leasing.runtime import clock, probes
+from leasing.runtime.aio import Steps, Undoable
+from leasing.validation.names import check_duration
+
+
+def taking(
+    using: str,
+    resource: str,
+    wait: float | None,
+    attempt: Undoable,
+    *,
+    say_wanted: Callable[[], object] = lambda: None,
+    stopping: threading.Event | None = None,
+) -> Steps[Any]:
+    """Steps that acquire ``resource``, for a driver.
+
+    Args:
+        using: the database whose releases wake a waiter.
+        resource: the name that is waited for.
+        wait: seconds to wait for the holder; None is the setting WAIT.
+        attempt: acquires at once, or raises LeaseHeld.
+        say_wanted: marks the resource as waited for, before each pause.
+        stopping: event that ends the wait with LeaseTimeout.
+    """
+    if wait is None:
+        wait = leasing_settings.WAIT
+    patience = check_duration(wait, "wait").total_seconds()
+    try:
+        taken = yield attempt
+        return taken
+    except LeaseHeld:
+        if not patience:
+            raise
+    with waiting(using, resource, clock.clock() + patience, stopping) as waiter:
+        while True:
+            yield say_wanted
+            yield waiter
+            if waiter.stopped:
+                raise LeaseTimeout(resource)
+            try:
+                taken = yield attempt
+                return taken
+            except LeaseHeld as held:
+                if not waiter.left:
+                    raise LeaseTimeout(resource, held.holder, held.expires_at) from held
+
+
+def timed(model: type[Any], steps: Steps[Any]) -> Steps[Any]:
+    """The same ``steps`` of acquiring a row of ``model``; probes are told how long they took."""
+    began_at, outcome = clock.clock(), "other"
+    try:
+        taken = yield from steps
+        outcome = "acquired" if taken.previous_expired_at is None else "taken_over"
+        return taken
+    except LeaseTimeout:
+        outcome = "timed_out"
+        raise
+    except LeaseHeld:
+        outcome = "held"
+        raise
+    finally:
+        probes.acquiring(model, outcome, clock.clock() - began_at)
