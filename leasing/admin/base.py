@@ -67,8 +67,8 @@ class Panel:
     def instead(self) -> str:
         """What is said where there is no act."""
         if self.diagnosis and self.diagnosis.actions:
-            return why_not("What could be done")
-        return "Nothing needs doing."
+            return why_not("Acting on this")
+        return "No action needed."
 
 
 class ReadOnlyAdmin(AdminOfAny):

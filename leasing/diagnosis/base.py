@@ -51,11 +51,11 @@ class Diagnosis:
         """The five questions in their order, each with its answer."""
         doable = " ".join(f"{each.label}: {each.consequence}" for each in self.actions)
         return [
-            ("Why", self.headline),
-            ("Who holds it", self.who),
-            ("Until when", self.until or "Nothing says."),
+            ("Status", self.headline),
+            ("Held by", self.who),
+            ("Until", self.until or "No deadline."),
             ("What happens next", self.next),
-            ("What you can do", doable or "Nothing needs doing."),
+            ("What you can do", doable or "No action needed."),
         ]
 
     def live_marks(self) -> list[object]:

@@ -51,15 +51,15 @@ def explain(
     sign = lease_sign(row, now)
     state = row.lease_state(now)
     if state == LeaseState.FREE:
-        next_ = "The first to ask for it gets it."
-        return Explanation("free", "ok", "Nobody has ever held it.", next_, sign=sign)
+        next_ = "The next acquire gets it."
+        return Explanation("free", "ok", "Never held.", next_, sign=sign)
     if state == LeaseState.RELEASED:
         return Explanation(
             "released",
             "ok",
             _ended(row, ending),
-            "Nobody holds it. The next to ask for it gets it.",
-            until=f"It ended at {stamp(row.released_at or row.expires_at)}.",
+            "The next acquire gets it.",
+            until=f"Ended at {stamp(row.released_at or row.expires_at)}.",
             facts=_facts(row),
             sign=sign,
         )
@@ -69,50 +69,50 @@ def explain(
 
 
 def _expired(row: Leasable, now: datetime, sign: Sign) -> Explanation:
-    headline = f"{row.holder} neither renewed it nor gave it back in time."
+    headline = f"Expired: {row.holder} neither renewed nor released it in time."
     next_ = (
-        "Nobody holds it. The next to ask takes it over under a greater token, and a late "
-        f"write by {row.holder} is refused."
+        "The next acquire takes it over with a higher fencing token. From then on, late writes "
+        f"by {row.holder} are refused."
     )
     found = _told(row, now, "expired_unclaimed", "warning", headline, next_, sign)
     refusing = (
-        f"What {row.holder} still writes under its token is refused from now on, and not only once "
-        "another has taken the lease. What it has already done elsewhere is not undone."
+        f"Writes by {row.holder} under its token are refused from now on, not only after the next "
+        "takeover. Work it has already done elsewhere is not undone."
     )
     return replace(
         found,
-        who=f"Nobody any more; {row.holder} did.",
-        actions=[Action("revoke", "Refuse its late writes", refusing, REVOKE)],
+        who=f"Nobody. Last holder: {row.holder}.",
+        actions=[Action("revoke", "Refuse late writes", refusing, REVOKE)],
         revoking=refusing,
     )
 
 
 def _held(row: Leasable, now: datetime, sign: Sign) -> Explanation:
     next_ = (
-        "While its holder renews it, it stays held. Otherwise it expires at that time, and "
-        "the next to ask takes it over."
+        "It stays held while its holder renews it. Otherwise it expires, and the next acquire "
+        "takes it over."
     )
     if is_skewed(now, row.acquired_at, row.renewed_at):
         ahead = max(m for m in (row.acquired_at, row.renewed_at) if m is not None) - now
         headline = (
-            f"{row.holder} holds it. The database's clock is {span(ahead)} behind what it was "
-            "then: it was set back, or another server took over."
+            f"Held by {row.holder}. The database clock is {span(ahead)} behind the time recorded "
+            "here: it was set back, or another server took over."
         )
-        next_ = f"If its holder dies, nobody else gets it for {span(ahead)} longer. {next_}"
+        next_ = f"If its holder dies, it stays taken {span(ahead)} longer. {next_}"
         return _told(row, now, "clock_skew", "warning", headline, next_, sign)
     if sign is LATE:
-        headline = f"{row.holder} has missed a renewal."
+        headline = f"{row.holder} missed a renewal."
         return _told(row, now, "late", "warning", headline, next_, sign)
-    return _told(row, now, "running_ok", "ok", f"{row.holder} holds it.", next_, sign)
+    return _told(row, now, "running_ok", "ok", f"Held by {row.holder}.", next_, sign)
 
 
 def _told(
     row: Leasable, now: datetime, code: str, severity: str, headline: str, next_: str, sign: Sign
 ) -> Explanation:
     revoking = (
-        f"{row.holder} loses it at once, and what it still writes under the old token is "
-        "refused. What it has already done elsewhere is not undone, and another may begin "
-        "while it still runs."
+        f"{row.holder} loses the lease immediately, and its writes under the old token are "
+        "refused. Work it has already done elsewhere is not undone, and another holder may start "
+        "while it is still running."
     )
     return Explanation(
         code,
@@ -122,7 +122,7 @@ def _told(
         who=f"{row.holder}.",
         until=f"{stamp(row.expires_at)}, {until(row.expires_at, now)}.",
         facts=_facts(row),
-        actions=[Action("revoke", "Take it from its holder", revoking, REVOKE)],
+        actions=[Action("revoke", "Revoke lease", revoking, REVOKE)],
         sign=sign,
         revoking=revoking,
     )
@@ -155,17 +155,17 @@ def _flapping(found: Explanation, takeovers: list[LeaseEvent]) -> Explanation:
         found,
         code="flapping",
         severity="warning",
-        headline=f"{found.headline} It goes from holder to holder: {len(takeovers)} let it expire "
-        f"within {span(FLAPPING_WITHIN)}.",
-        next=f"{found.next} Holders that die, or cannot reach the database in time, go on so: a "
-        "longer ttl helps the slow ones.",
+        headline=f"{found.headline} Unstable: {len(takeovers)} holders let it expire within "
+        f"{span(FLAPPING_WITHIN)}.",
+        next=f"{found.next} This repeats while holders die or cannot reach the database in time; "
+        "a longer ttl helps slow holders.",
         facts=[*found.facts, ("Lost by", holders)],
     )
 
 
 def _ended(row: Leasable, ending: LeaseEvent | None) -> str:
     if ending is None or ending.kind != EventKind.REVOKED:
-        return f"{row.holder} gave it back."
+        return f"Released by {row.holder}."
     by = f" by {ending.actor}" if ending.actor else ""
     why = f": {ending.reason}" if ending.reason else ""
-    return f"It was taken from {row.holder}{by}{why}{'' if why.endswith('.') else '.'}"
+    return f"Revoked from {row.holder}{by}{why}{'' if why.endswith('.') else '.'}"

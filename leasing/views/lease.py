@@ -44,7 +44,7 @@ def event_export(request: HttpRequest, lease_id: str, form: str) -> HttpResponse
     """What happened to one lease, as a file."""
     row = find_row(lease_id)
     if form not in FORMATS:
-        raise Http404("Nothing is exported so.")
+        raise Http404(f"There is no export format {form}.")
     return export(request, _events(row), EVENTS, form, f"lease-{row.pk}-events")
 
 
@@ -62,9 +62,9 @@ def revoke(request: HttpRequest, lease_id: str) -> HttpResponse:
     ) as act:
         act.changed = rows_of(type(row)).filter(pk=row.pk).revoke(reason=reason, by=act.by)
     if act.changed:
-        messages.success(request, f"Taken from {row.holder}.", fail_silently=True)
+        messages.success(request, f"Lease revoked from {row.holder}.", fail_silently=True)
     else:
-        messages.warning(request, "Nothing changed: nobody holds it.", fail_silently=True)
+        messages.warning(request, "Nothing changed: the lease is not held.", fail_silently=True)
     back = request.POST.get("next", "")
     if url_has_allowed_host_and_scheme(back, {request.get_host()}, request.is_secure()):
         return redirect(back)

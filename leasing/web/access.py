@@ -70,8 +70,8 @@ def may(request: HttpRequest, permission: str) -> bool:
 def why_not(what: str) -> str:
     """Why ``what`` cannot be done now by who lacks its control: see ``may``."""
     if is_read_only():
-        return "Nobody changes anything now: this site is read-only."
-    return f"{what} needs a permission that you do not have."
+        return "This site is read-only: no changes are possible."
+    return f"{what} requires a permission that you do not have."
 
 
 def is_live(request: HttpRequest) -> bool:

@@ -63,7 +63,7 @@ def export(
     chunks of rows, for lists in another order. Raises ValueError for another form.
     """
     if form not in FORMATS:
-        raise ValueError(f"Nothing is exported as {form!r}.")
+        raise ValueError(f"There is no export format {form!r}.")
     allowed = [c for c in columns if not c.permission or request.user.has_perm(c.permission)]
     chunks = in_chunks(rows) if isinstance(rows, models.QuerySet) else rows
     parts = (_as_csv if form == "csv" else _as_json)(chunks, allowed)

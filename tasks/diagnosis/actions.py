@@ -8,39 +8,39 @@ from leasing.diagnosis.base import Action
 
 REVOKE: Final = Action(
     "revoke",
-    "Take it from its holder",
-    "Another worker may start while this one still runs. Its result will be refused, its side "
-    "effects will not be undone.",
+    "Revoke lease",
+    "Another worker may start the task while this one is still running it. The result of this one "
+    "will be refused; its side effects are not undone.",
     "leasing.revoke_lease",
 )
 RETRY: Final = Action(
     "retry",
     "Retry",
-    "It is set ready now, with one attempt more if they were used up.",
+    "The task becomes ready now, with one extra attempt if all were used.",
     "leasing_tasks.retry_task",
 )
 CANCEL: Final = Action(
     "cancel",
     "Cancel",
-    "While it waits, it ends at once. While it runs, it is asked to: a handler that does not look "
-    "may still complete it. It is not tried again either way.",
+    "A waiting task ends immediately. A running task is asked to stop; a handler that never checks "
+    "may still complete it. It is not retried either way.",
     "leasing_tasks.cancel_task",
 )
 DISCARD: Final = Action(
     "discard",
     "Discard",
-    "It is deleted with its payload, its result and its attempts. Nothing brings it back.",
+    "The task is deleted with its payload, result and attempts. This cannot be undone.",
     "leasing_tasks.discard_task",
 )
 RESCHEDULE: Final = Action(
     "reschedule",
     "Reschedule",
-    "It is moved to the queue you name, and starts at the time you name or later.",
+    "The task moves to the chosen queue and starts no earlier than the chosen time.",
     "leasing_tasks.reschedule_task",
 )
 RESUME: Final = Action(
     "resume",
-    "Resume the queue",
-    "What has waited in the queue is claimed at once, in its order: this task and all others.",
+    "Resume queue",
+    "Workers claim its waiting tasks again, in order: this one and all others.",
     "leasing_tasks.pause_queue",
 )

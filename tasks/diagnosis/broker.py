@@ -11,32 +11,35 @@ from tasks.diagnosis.surroundings import Surroundings
 from tasks.diagnosis.unclaimed import told
 from tasks.models import Task
 
-START_A_RELAY = "It waits until one is started: manage.py run_relay; or a worker: run_worker."
+START_A_RELAY = (
+    "It waits until a relay (manage.py run_relay) or a worker (manage.py run_worker) is started."
+)
 
 
 def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) -> Diagnosis | None:
     """No message tells of it; None: one does."""
     if task.queue not in task_settings.CELERY_QUEUES:
         headline = (
-            f"Only Celery workers serve the queue {task.queue}, and no message tells them of its "
-            "tasks: TASK_QUEUE['CELERY_QUEUES'] does not name it."
+            f"Only Celery workers serve the queue {task.queue}, and its tasks are not published to "
+            "them: TASK_QUEUE['CELERY_QUEUES'] does not list it."
         )
-        next_ = "It waits until it does, or another worker serves the queue: manage.py run_worker."
-        return told("no_worker", "critical", headline, next_, "Until then.", facts)
+        next_ = "It waits until the queue is listed, or a worker serves it: manage.py run_worker."
+        until = "Until the queue is published or served."
+        return told("no_worker", "critical", headline, next_, until, facts)
     if task.has_message:
         return None
     if not around.relays:
         headline = (
-            f"Only Celery workers serve the queue {task.queue}, and no relay shows a sign of life "
-            "that would publish its tasks to them."
+            f"Only Celery workers serve the queue {task.queue}, and no relay is running to publish "
+            "its tasks to them."
         )
         until = "Until a relay publishes it."
         return told("no_relay", "critical", headline, START_A_RELAY, until, facts)
-    headline = "It is due, and not published to Celery's broker yet."
+    headline = "Due, but not yet published to the Celery broker."
     window = task_settings.CELERY_WINDOW
     next_ = (
-        f"The relay publishes it at its next look, or when it is among the first {window:,} of its "
-        "queue. If that lasts, the relay's log says why: the broker may be away."
+        f"The relay publishes it at its next poll, or when it is among the first {window:,} of its "
+        "queue. If that does not happen, check the relay's log: the broker may be down."
     )
     return told("unpublished", "info", headline, next_, "Until the relay publishes it.", facts)
 
@@ -50,9 +53,9 @@ def published(task: Task, now: datetime, facts: list[tuple[str, str]]) -> Diagno
     return Diagnosis(
         "published",
         "ok",
-        f"It is due, and was published to Celery's broker {span(since)} ago.",
-        f"The worker that gets the message claims it. If the broker lost it, it is published again "
-        f"after {patience}.",
-        until="Until a worker gets its message.",
+        f"Due. Published to the Celery broker {span(since)} ago.",
+        f"The worker that receives the message claims the task. If the broker lost the message, it "
+        f"is published again after {patience}.",
+        until="Until a worker receives its message.",
         facts=facts,
     )

@@ -8,28 +8,30 @@ from tasks.diagnosis.facts import attempt_facts, stamped
 from tasks.models import Task
 from tasks.querysets import TaskStatus
 
+OVER = "Nothing. The task has ended."
+
 
 def ended(task: Task) -> Diagnosis:
     """It ended, in whatever way."""
-    until = f"It ended at {stamped(task.processed_at)}."
+    until = f"Ended at {stamped(task.processed_at)}."
     facts = [("Ended", stamped(task.processed_at)), *attempt_facts(task)]
     if task.status == TaskStatus.SUCCEEDED:
-        headline = f"It was completed by {task.holder}."
-        return Diagnosis("done", "ok", headline, "Nothing more.", until=until, facts=facts)
+        headline = f"Completed by {task.holder}."
+        return Diagnosis("done", "ok", headline, OVER, until=until, facts=facts)
     if task.status == TaskStatus.CANCELLED:
         by = f" by {task.cancel_requested_by}" if task.cancel_requested_by else ""
-        code, severity, headline = "cancelled", "info", f"It was cancelled{by}."
-        next_ = "Nothing more."
+        code, severity, headline = "cancelled", "info", f"Cancelled{by}."
+        next_ = OVER
     else:
         facts.append(("Last error", task.last_error))
-        next_ = "Nothing, until someone retries it."
+        next_ = "Nothing until someone retries it."
         code, severity = "given_up", "critical"
-        headline = "Its handler gave up: the error is not one that another attempt would mend."
+        headline = "Failed without further attempts: the error is not one to retry."
         if task.attempts >= task.max_attempts:
             code = "exhausted"
-            headline = f"All of its {task.max_attempts} attempts went wrong."
+            headline = f"All {task.max_attempts} attempts failed."
             if task.max_attempts == 1:
-                headline = "Its only attempt went wrong."
+                headline = "Its only attempt failed."
     return Diagnosis(
         code, severity, headline, next_, until=until, facts=facts, actions=[RETRY, DISCARD]
     )

@@ -39,4 +39,4 @@ def _progress_facts(task: Task, now: datetime) -> list[tuple[str, str]]:
     if task.progress_timeout is None or task.progressed_at is None:
         return []
     silent, allowed = span(now - task.progressed_at), span(task.progress_timeout)
-    return [("Last progress", f"{silent} ago; taken from its holder after {allowed}")]
+    return [("Last progress", f"{silent} ago (limit: {allowed})")]

@@ -8,12 +8,13 @@ from datetime import datetime, timedelta
 from leasing.diagnosis.base import Diagnosis
 from leasing.humanize import left, span
 from leasing.web.badges import is_late
+from tasks.conf import task_settings
 from tasks.diagnosis.actions import CANCEL, REVOKE
 from tasks.diagnosis.facts import holder_facts, until
 from tasks.diagnosis.surroundings import Surroundings
 from tasks.models import Task
 
-START_ONE = "start a worker (manage.py run_worker), or a controller (manage.py run_recovery)."
+START_ONE = "Start a worker (manage.py run_worker) or a recovery process (manage.py run_recovery)."
 
 
 def held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
@@ -21,34 +22,34 @@ def held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     silent = now - (task.renewed_at or task.acquired_at or now)
     if not is_late(task, now):
         return _on_time(task, now)
-    next_ = f"If no heartbeat comes within {left(task.expires_at - now)}, it is recovered."
+    next_ = f"If no heartbeat arrives within {left(task.expires_at - now)}, the task is recovered."
     if task.holder in around.workers:
-        headline = f"{task.holder} was seen a moment ago, but its last heartbeat for this was "
+        headline = f"{task.holder} was seen recently, but its last heartbeat for this task was "
         headline += f"{span(silent)} ago."
         if not around.is_live(task.holder):
             headline = (
-                f"{task.holder} has sent no heartbeat for {span(silent)}, and its sign of life is "
-                "missing too."
+                f"{task.holder} has sent no heartbeat for this task for {span(silent)}, and the "
+                "worker itself is late."
             )
         return _told(task, now, "late", "warning", headline, next_)
     headline = (
-        f"{task.holder} has sent no heartbeat for {span(silent)}, and is no worker that was "
-        "seen lately."
+        f"{task.holder} has sent no heartbeat for {span(silent)} and is not a worker that was "
+        "seen recently."
     )
     return _told(task, now, "holder_gone", "warning", headline, next_)
 
 
 def _on_time(task: Task, now: datetime) -> Diagnosis:
     if task.cancel_requested_at is None:
-        headline = f"{task.holder} is working on it, and its heartbeats arrive."
+        headline = f"Running on {task.holder}. Heartbeats arrive on time."
         next_ = "It ends when its handler returns."
         return _told(task, now, "running_ok", "ok", headline, next_)
-    by = task.cancel_requested_by or "An operator"
+    by = task.cancel_requested_by or "an operator"
     wait = span(now - task.cancel_requested_at)
-    headline = f"{by} asked {wait} ago for it to be cancelled, and it still runs."
+    headline = f"Still running: {by} requested cancellation {wait} ago."
     next_ = (
-        "Its holder hears of it with the next heartbeat, its handler at its next ensure() or "
-        "await. A handler that does neither may complete it; it is not tried again."
+        "The worker sees the request at its next heartbeat, the handler at its next ensure() or "
+        "await. A handler that does neither may still complete the task. It is not retried."
     )
     found = _told(task, now, "cancel_pending", "info", headline, next_)
     return replace(found, actions=[REVOKE])
@@ -56,10 +57,10 @@ def _on_time(task: Task, now: datetime) -> Diagnosis:
 
 def stalled(task: Task, now: datetime, idle: timedelta, around: Surroundings) -> Diagnosis:
     """Its heartbeats arrive, and nothing else."""
-    headline = f"{task.holder}'s heartbeats arrive, but nothing has moved for {span(idle)}."
+    headline = f"Stalled: {task.holder} sends heartbeats, but no progress for {span(idle)}."
     if around.someone_sweeps:
         return _told(task, now, "zombie", "warning", headline, _after_the_sweep(task))
-    next_ = f"No worker runs that would take it from its holder: {START_ONE}"
+    next_ = f"This will not recover automatically: no worker runs recovery. {START_ONE}"
     return _told(task, now, "zombie", "critical", headline, next_)
 
 
@@ -68,10 +69,10 @@ def expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     since = span(now - task.expires_at)
     if not around.someone_sweeps:
         headline = (
-            f"{task.holder} let its lease expire {since} ago, and no worker runs that would "
-            "recover the task."
+            f"The lease of {task.holder} expired {since} ago, and no worker is running that "
+            "recovers tasks."
         )
-        next_ = f"This will not heal by itself: {START_ONE}"
+        next_ = f"This will not recover automatically. {START_ONE}"
         return _told(task, now, "no_recoverer", "critical", headline, next_)
     next_ = _after_the_sweep(task)
     if around.is_live(task.holder):
@@ -84,12 +85,13 @@ def expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
 
 
 def _after_the_sweep(task: Task) -> str:
-    end = "dead: it was its last attempt" if task.attempts >= task.max_attempts else "ready again"
+    end = "makes it ready again"
+    if task.attempts >= task.max_attempts:
+        end = "sets it to failed, since this was its last attempt"
     if task.cancel_requested_at is not None:
-        end = "cancelled, as someone asked"
-    return (
-        f"The next sweep, about a second away, makes it {end}. After that a late result is refused."
-    )
+        end = "cancels it, as requested"
+    within = span(task_settings.SWEEP_EVERY)
+    return f"The next recovery sweep (within {within}) {end}. After that a late result is refused."
 
 
 def _told(
@@ -101,8 +103,8 @@ def _told(
         severity,
         headline,
         next_,
-        who=f"Nobody any more; {task.holder} did." if is_over else f"{task.holder}.",
-        until=("It was until " if is_over else "Unless it is renewed: ") + f"{until(task, now)}.",
+        who=f"Nobody. Last holder: {task.holder}." if is_over else f"{task.holder}.",
+        until=("Expired: " if is_over else "Unless renewed: ") + f"{until(task, now)}.",
         facts=holder_facts(task, now),
         actions=[REVOKE] if task.cancel_requested_at is not None else [REVOKE, CANCEL],
     )

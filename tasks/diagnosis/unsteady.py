@@ -21,7 +21,7 @@ def flapping(task: Task, losses: list[str], found: Diagnosis) -> Diagnosis:
     named = ", ".join(dict.fromkeys(losses[:NAMED]))
     left = task.max_attempts - task.attempts
     then = (
-        f"After {plural(left, 'more attempt')} it is dead."
+        f"It fails after {plural(left, 'more attempt')}."
         if left > 0
         else "This is its last attempt."
     )
@@ -29,10 +29,10 @@ def flapping(task: Task, losses: list[str], found: Diagnosis) -> Diagnosis:
         found,
         code="flapping",
         severity="warning",
-        headline=f"It goes from worker to worker: {len(losses)} lost it or gave it back within "
-        f"{span(FLAPPING_WITHIN)}, and it ended with none.",
-        next=f"{found.next} {then} It may be what ends them: look at its memory, its time and "
-        "its attempts.",
+        headline=f"Unstable: lost or given back {len(losses)} times within "
+        f"{span(FLAPPING_WITHIN)}, and never completed.",
+        next=f"{found.next} {then} The task itself may be killing its workers: check its memory "
+        "use, its run time and its attempts.",
         facts=[*found.facts, ("Lost by", named)],
         actions=found.actions or [RESCHEDULE, CANCEL],
     )
@@ -51,21 +51,21 @@ def skewed(task: Task, now: datetime) -> Diagnosis:
         if moment is not None and is_skewed(now, moment)
     }
     furthest = max(ahead.values()) - now
-    facts = [(f"{name} at", f"{stamped(moment)}, ahead") for name, moment in ahead.items()]
-    facts.append(("Now, by the database", stamped(now)))
+    facts = [(f"{name} at", f"{stamped(moment)}, in the future") for name, moment in ahead.items()]
+    facts.append(("Database time", stamped(now)))
     headline = (
-        f"The database's clock is {span(furthest)} behind what it was when this was written: it "
-        "was set back, or another server took over."
+        f"The database clock is {span(furthest)} behind the time recorded here: it was set back, "
+        "or another server took over."
     )
     if task.status == TaskStatus.RUNNING:
         return Diagnosis(
             "clock_skew",
             "warning",
             headline,
-            "Its lease lasts longer by as much: if its holder dies, it is recovered that much "
-            "later. Heartbeats set it right.",
+            f"Its lease lasts {span(furthest)} longer: if its holder dies, recovery is delayed by "
+            "as much. The next heartbeat corrects it.",
             who=f"{task.holder}.",
-            until=f"Unless it is renewed: {until(task, now)}.",
+            until=f"Unless renewed: {until(task, now)}.",
             facts=[*facts, *holder_facts(task, now)],
             actions=[REVOKE, CANCEL],
         )
@@ -73,7 +73,7 @@ def skewed(task: Task, now: datetime) -> Diagnosis:
         "clock_skew",
         "warning",
         headline,
-        "It is claimed when the clock has come to the time it is scheduled for.",
+        "It is claimed when the clock reaches its scheduled time.",
         until=f"{stamped(task.scheduled_at)}.",
         facts=[*facts, *attempt_facts(task)],
         actions=[RESCHEDULE, CANCEL],

@@ -24,26 +24,26 @@ def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     facts = [("Not before", stamped(task.scheduled_at)), *attempt_facts(task)]
     until = f"{stamped(task.scheduled_at)}, in {wait}."
     if not task.last_error:
-        headline = f"It was enqueued to start in {wait}."
+        headline = f"Scheduled to start in {wait}."
         if task.started_at:
-            headline = f"It was put off, no attempt spent, and goes on in {wait}."
-        next_ = "Then a worker may claim it."
+            headline = f"Postponed without using an attempt. Runs again in {wait}."
+        next_ = "A worker claims it then."
         return told("scheduled", "info", headline, next_, until, facts)
-    headline = f"Its last attempt ended badly, and it waits {wait} for the next."
-    next_ = f"Attempt {task.attempts + 1} of {task.max_attempts} follows then."
+    headline = f"The last attempt failed. Next retry in {wait}."
+    next_ = f"Attempt {task.attempts + 1} of {task.max_attempts} starts then."
     facts.append(("Last error", task.last_error))
     return told("backoff", "info", headline, next_, until, facts)
 
 
 def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     """It could be claimed."""
-    facts = [("Due since", span(now - task.scheduled_at)), *attempt_facts(task)]
+    facts = [("Due for", span(now - task.scheduled_at)), *attempt_facts(task)]
     if task.queue in around.paused:
         return _paused(around.paused[task.queue], facts)
     serving = around.serving(task.queue)
     able = [worker for worker in serving if task.name in worker.handlers]
     if not serving:
-        headline = f"No worker was seen lately that serves the queue {task.queue}."
+        headline = f"No worker that serves the queue {task.queue} was seen recently."
         or_celery = f", or celery worker -Q {task.queue}"
         if task.queue not in task_settings.CELERY_QUEUES:
             or_celery = ""
@@ -51,28 +51,28 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         until = "Until a worker serves the queue."
         return told("no_worker", "critical", headline, next_, until, facts)
     if not able:
-        headline = f"No worker of the queue {task.queue} has code for {task.name}."
-        next_ = "Each worker that claims it gives it back for a minute, until one has the code."
-        until = "Until a worker has the code."
+        headline = f"No worker serving the queue {task.queue} has a handler for {task.name}."
+        next_ = "Each worker that claims it gives it back for a minute, until one has the handler."
+        until = "Until a worker has the handler."
         return told("unknown_task", "critical", headline, next_, until, facts)
     holders = around.by_key.get(task.concurrency_key, {}) if task.concurrency_key else {}
     if sum(holders.values()) >= (task.concurrency_limit or 1):
         return _key_held(task, holders, facts)
     awake = [worker for worker in able if around.is_live(worker.name)]
     if not awake:
-        headline = "No worker that could run it shows a sign of life."
-        next_ = "It starts when one comes back, or another is started: manage.py run_worker."
+        headline = "No worker that can run it is sending heartbeats."
+        next_ = "It starts when one recovers, or another is started: manage.py run_worker."
         return told("no_worker", "warning", headline, next_, "Until a worker is back.", facts)
     by_message = all(worker.role == WorkerRole.CELERY for worker in awake)
     if by_message and (found := unpublished(task, around, facts)):
         return found
     if not around.free_threads(awake):
-        headline = f"Every place of {plural(len(able), 'worker')} that could run it is taken."
-        next_ = "It starts when one of them is free; tasks of higher priority go first."
-        return told("saturated", "info", headline, next_, "Until a place is free.", facts)
+        headline = f"All slots of the {plural(len(able), 'worker')} that can run it are busy."
+        next_ = "It starts when a slot becomes free; tasks of higher priority go first."
+        return told("saturated", "info", headline, next_, "Until a slot is free.", facts)
     if by_message:
         return published(task, now, facts)
-    headline = "It is due, and a worker is free to take it."
+    headline = "Due. A worker is free to claim it."
     next_ = "It is claimed at the next poll."
     return Diagnosis("due", "ok", headline, next_, until="Until the next poll.", facts=facts)
 
@@ -84,10 +84,10 @@ def _key_held(task: Task, holders: dict[str, int], facts: list[tuple[str, str]])
     return Diagnosis(
         "key_held",
         "info",
-        f"As many tasks of {task.concurrency_key} run as may: {limit}.",
-        "It starts when one of them ends or is recovered, in its turn.",
-        who=f"Nobody; its key is with {named}.",
-        until="Until one of them ends.",
+        f"The concurrency key {task.concurrency_key} is at its limit of {limit}.",
+        "It starts in its turn, when one of those tasks ends or is recovered.",
+        who=f"Nobody. Its key is held by {named}.",
+        until="Until one of those tasks ends.",
         facts=facts,
         actions=[RESCHEDULE, CANCEL],
     )

@@ -40,7 +40,7 @@ TOLD = {
     "Last error",
     "Ended",
     "Not before",
-    "Due since",
+    "Due for",
 }
 
 

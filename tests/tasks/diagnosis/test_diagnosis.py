@@ -225,18 +225,18 @@ def test_what_does_not_heal_by_itself_says_so() -> None:
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    ("attempts", "end"), [(1, "dead"), (3, "ready"), (3, "cancelled"), (1, "cancelled")]
+    ("attempts", "end"), [(1, "failed"), (3, "ready"), (3, "cancel"), (1, "cancel")]
 )
 def test_a_stuck_task_says_what_recovery_will_make_of_it(attempts: int, end: str) -> None:
     WorkerFactory()
     task = TaskFactory(state="stuck", max_attempts=attempts)
-    if end == "cancelled":
+    if end == "cancel":
         Task.objects.filter(pk=task.pk).cancel()
         task.refresh_from_db()
 
     said = diagnose(task).next
 
-    assert [each for each in ("dead", "ready", "cancelled") if each in said] == [end]
+    assert [each for each in ("failed", "ready", "cancel") if each in said] == [end]
 
 
 @pytest.mark.once

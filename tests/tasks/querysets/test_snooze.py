@@ -105,4 +105,4 @@ def test_its_page_says_that_it_was_put_off() -> None:
     ).text
 
     assert "Attempt 1 was put off by its handler, and does not count" in text
-    assert diagnose(task).headline.startswith("It was put off, no attempt spent, and goes on in")
+    assert diagnose(task).headline.startswith("Postponed without using an attempt. Runs again in")

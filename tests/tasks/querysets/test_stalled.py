@@ -242,15 +242,13 @@ def test_its_diagnosis_says_that_nothing_moves(task: Task, database_clock: Datab
     answer = diagnose(task)
 
     assert (answer.code, answer.severity) == ("zombie", "warning")
-    assert answer.headline == ("ann's heartbeats arrive, but nothing has moved for 1 min 1 s.")
+    assert answer.headline == "Stalled: ann sends heartbeats, but no progress for 1 min 1 s."
     assert "makes it ready again" in answer.next
-    assert dict(answer.facts)["Last progress"] == (
-        "1 min 1 s ago; taken from its holder after 1 min"
-    )
+    assert dict(answer.facts)["Last progress"] == "1 min 1 s ago (limit: 1 min)"
     assert [action.name for action in answer.actions] == ["revoke", "cancel"]
 
 
-def test_where_nobody_sweeps_it_does_not_heal_by_itself(
+def test_where_nobody_sweeps_it_does_not_recover_automatically(
     task: Task, database_clock: DatabaseClock
 ) -> None:
     database_clock.advance(61)
@@ -268,4 +266,4 @@ def test_the_stuck_list_and_the_overview_have_it(task: Task, database_clock: Dat
     page = get(viewer, reverse("leasing_tasks:stuck"))
 
     assert reverse("leasing_tasks:detail", args=[task.pk]) in page.links
-    assert "nothing has moved for 1 min 1 s" in page.text
+    assert "no progress for 1 min 1 s" in page.text
