@@ -70,7 +70,7 @@ def generator_status() -> GeneratorStatus:
     if holder and seen:
         message = f"The generator is running on {holder}."
         return GeneratorStatus(True, "RUNNING", message, wish, lease)
-    message = "The generator is started, and no instance has taken it up yet."
+    message = "The generator is started, but no instance has picked it up yet."
     return GeneratorStatus(True, "STARTED", message, wish, lease)
 
 

@@ -96,7 +96,7 @@ class RevokeForm(ReasonForm):
         max_length=REASON_LENGTH,
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
         help_text="It is kept with the lease's events, beside your name.",
-        error_messages={"required": "Say why: whoever looks at this next wants to know."},
+        error_messages={"required": "Give a reason for whoever looks at this next."},
     )
 
 

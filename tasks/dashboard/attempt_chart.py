@@ -51,7 +51,7 @@ def _wait(wait: Stretch, timeline: Timeline) -> Span:
         return Span(wait.began_at, end, "mute", f"Waited {span(end - wait.began_at)}", thin=True)
     if wait.due_at is not None and wait.due_at > timeline.now:
         end = wait.due_at
-    return Span(wait.began_at, end, "mute", "Waits for another attempt", thin=True)
+    return Span(wait.began_at, end, "mute", "Waiting for the next attempt", thin=True)
 
 
 def _attempt(attempt: Stretch, sign: Sign) -> Lane:

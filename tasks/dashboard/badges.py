@@ -10,7 +10,7 @@ from tasks.models import AttemptOutcome, OutboxMessage, Queue, Task, TaskStatus,
 
 READY: Final = Sign("ready", "mute", "circle", "○")
 SCHEDULED: Final = Sign("scheduled", "mute", "clock", "◷")
-RETRYING: Final = Sign("waits to retry", "warn", "retry", "↻")
+RETRYING: Final = Sign("retrying", "warn", "retry", "↻")
 RUNNING: Final = Sign("running", "info", "play", "▶")
 STUCK: Final = Sign("stuck", "crit", "alert", "▲")
 SUCCEEDED: Final = Sign("succeeded", "ok", "check", "✓")
@@ -29,7 +29,7 @@ ATTEMPT_SIGNS: Final = {
     AttemptOutcome.FAILED: Sign("failed", "crit", "cross", "✕"),
     AttemptOutcome.LOST: Sign("lost", "warn", "alert", "▲"),
     AttemptOutcome.RETURNED: Sign("given back", "mute", "unlock", "◌"),
-    AttemptOutcome.SNOOZED: Sign("put off", "mute", "clock", "◷"),
+    AttemptOutcome.SNOOZED: Sign("postponed", "mute", "clock", "◷"),
     AttemptOutcome.CANCELLED: CANCELLED,
 }
 
@@ -42,13 +42,13 @@ WORKER_SIGNS: Final = {
 
 GENERATOR_SIGNS: Final = {
     "RUNNING": Sign("running", "ok", "play", "▶"),
-    "STARTED": Sign("started, not yet producing", "info", "clock", "◷"),
+    "STARTED": Sign("starting", "info", "clock", "◷"),
     "STOPPED": Sign("stopped", "mute", "stop", "■"),
 }
 
 OPEN: Final = Sign("open", "ok", "check", "●")
 PAUSED: Final = Sign("paused", "warn", "pause", "‖")
-UNSERVED: Final = Sign("nobody serves it", "crit", "alert", "▲")
+UNSERVED: Final = Sign("no worker", "crit", "alert", "▲")
 
 PENDING: Final = Sign("pending", "mute", "circle", "○")
 REFUSED: Final = Sign("refused", "crit", "cross", "✕")
@@ -56,8 +56,8 @@ PUBLISHED: Final = Sign("published", "ok", "check", "✓")
 
 #: How grave a diagnosis is.
 SEVERITY_SIGNS: Final = {
-    "ok": Sign("all is well", "ok", "check", "✓"),
-    "info": Sign("for information", "info", "info", "i"),
+    "ok": Sign("OK", "ok", "check", "✓"),
+    "info": Sign("info", "info", "info", "i"),
     "warning": Sign("warning", "warn", "alert", "!"),
     "critical": Sign("critical", "crit", "alert", "▲"),
 }

@@ -83,8 +83,8 @@ def series(
     return [
         Chart(
             "rate",
-            "Tasks a minute",
-            "a minute",
+            "Tasks per minute",
+            "per minute",
             moments,
             [
                 line(name, name)
@@ -101,8 +101,8 @@ def series(
         ),
         Chart(
             "leases",
-            "Leases a minute",
-            "a minute",
+            "Leases per minute",
+            "per minute",
             moments,
             [line(name, name) for name in ("renewals", "expirations", "releases")],
         ),

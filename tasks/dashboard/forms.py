@@ -13,7 +13,7 @@ from leasing.validation.moments import check_moment
 from tasks.conf import task_settings
 from tasks.dashboard.listing import STATES
 
-_UNKNOWN_STATE = {"invalid_choice": "There is no state “%(value)s”. Choose one of the tabs."}
+_UNKNOWN_STATE = {"invalid_choice": "Unknown state “%(value)s”. Choose one of the tabs."}
 
 
 class StateFilter(forms.Form):
@@ -40,7 +40,7 @@ class MomentField(forms.DateTimeField):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.widget.format = "%Y-%m-%dT%H:%M:%S"
-        self.error_messages["invalid"] = "This is no time. Write it as 2030-01-31T18:30."
+        self.error_messages["invalid"] = "Not a valid time. Use the form 2030-01-31T18:30."
 
     def to_python(self, value: Any) -> Any:
         try:
@@ -74,10 +74,10 @@ class TaskFilter(StateFilter):
 
     STATES = tuple((state.name, state.label) for state in STATES.values())
 
-    q = forms.CharField(max_length=200, required=False, label="Id, or how the name begins")
+    q = forms.CharField(max_length=200, required=False, label="ID or start of name")
     name = forms.CharField(max_length=200, required=False, label="Exact name")
     queue = forms.CharField(max_length=200, required=False)
-    holder = forms.CharField(max_length=200, required=False, label="Held by, now or last")
+    holder = forms.CharField(max_length=200, required=False, label="Worker (current or last)")
     since = MomentField(required=False, label="Enqueued from")
     until = MomentField(required=False, label="Enqueued before")
 
@@ -85,7 +85,7 @@ class TaskFilter(StateFilter):
 class WorkerFilter(StateFilter):
     """Which workers to list."""
 
-    STATES = (("present", "Present"), ("gone", "Gone"), ("stopped", "Stopped"))
+    STATES = (("present", "Running"), ("gone", "Gone"), ("stopped", "Stopped"))
 
 
 class OverviewForm(forms.Form):
@@ -98,7 +98,7 @@ class OverviewForm(forms.Form):
         choices=SPANS,
         required=False,
         error_messages={
-            "invalid_choice": "The charts look back 10m, 1h, 6h or 24h, not “%(value)s”."
+            "invalid_choice": "Unknown time range “%(value)s”. Choose 10m, 1h, 6h or 24h."
         },
     )
 
@@ -130,7 +130,7 @@ class PauseForm(RevokeForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fields["reason"].help_text = "It is shown with every task that waits for the queue."
+        self.fields["reason"].help_text = "Shown on every task waiting in the queue."
 
 
 class ResumeForm(forms.Form):
@@ -155,8 +155,8 @@ class CancelForm(ReasonForm):
     reason = forms.CharField(
         max_length=REASON_LENGTH,
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
-        help_text="It is kept with the task, beside your name.",
-        error_messages={"required": "Say why: whoever looks at this next wants to know."},
+        help_text="Stored with the task, together with your name.",
+        error_messages={"required": "Give a reason for whoever looks at this next."},
     )
 
 
@@ -167,24 +167,24 @@ class DiscardForm(ReasonForm):
 class RescheduleForm(ReasonForm):
     """Move waiting tasks to another queue, another time, or both."""
 
-    queue = forms.ChoiceField(required=False, label="To the queue")
+    queue = forms.ChoiceField(required=False, label="Queue")
     scheduled_at = MomentField(required=False, label="Not before")
-    at_once = forms.BooleanField(required=False, label="May start at once")
+    at_once = forms.BooleanField(required=False, label="As soon as possible")
     field_order = ("queue", "scheduled_at", "at_once", "reason")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         names = [(name, name) for name in task_settings.QUEUES]
-        self.fields["queue"].choices = [("", "as it is"), *names]  # type: ignore[attr-defined]
+        self.fields["queue"].choices = [("", "unchanged"), *names]  # type: ignore[attr-defined]
         zone = timezone.get_current_timezone_name()
-        self.fields["scheduled_at"].help_text = f"In the time zone {zone}."
+        self.fields["scheduled_at"].help_text = f"Time zone: {zone}."
 
     def clean(self) -> dict[str, Any]:
         said = super().clean() or {}
         if said.get("at_once") and said.get("scheduled_at"):
-            raise forms.ValidationError("Say a time, or at once: not both.")
+            raise forms.ValidationError("Choose a time or “as soon as possible”, not both.")
         if not (self.errors or said["queue"] or said["scheduled_at"] or said["at_once"]):
-            raise forms.ValidationError("Where to? Choose a queue, a time, or both.")
+            raise forms.ValidationError("Choose a queue, a time, or both.")
         return said
 
 

@@ -109,9 +109,9 @@ def assess(figures: Figures, unread: Sequence[str] = ()) -> Health:
         key=lambda need: -SEVERITIES.index(need.severity),
     )
     if not needs:
-        return Health("ok", f"All is well. {_at_work(figures)}")
+        return Health("ok", f"No issues. {_at_work(figures)}")
     count = len(needs)
-    sentence = "1 thing needs you." if count == 1 else f"{count} things need you."
+    sentence = "1 issue needs attention." if count == 1 else f"{count} issues need attention."
     return Health(needs[0].severity, sentence, needs)
 
 
@@ -121,8 +121,8 @@ def _unread(parts: Sequence[str]) -> Need | None:
     return Need(
         "unread",
         "warning",
-        f"Not all could be read: {_and(parts)}.",
-        "What is shown of it here is missing, and may be bad. The log of the web process says why.",
+        f"Could not read: {_and(parts)}.",
+        "These parts are missing here and may hide issues. The log of the web process says why.",
         "leasing_tasks:overview",
         "Try again",
     )
@@ -132,8 +132,8 @@ def _unserved(line: QueueLine) -> Need:
     return Need(
         "unserved",
         "critical",
-        f"Nobody serves the queue {line.name}, and {_tasks(line.ready, 'waits', 'wait')} there.",
-        "The workers that run serve other queues. Start one that serves it: "
+        f"No worker serves the queue {line.name}; {_waiting_tasks(line.ready)}.",
+        "The running workers serve other queues. Start one for this queue: "
         f"manage.py run_worker --queue {line.name}.",
         "leasing_tasks:queues",
         "Queues",
@@ -144,8 +144,8 @@ def _unpublished(line: QueueLine) -> Need:
     return Need(
         "unpublished",
         "critical",
-        f"Nobody publishes the queue {line.name}, and {_tasks(line.ready, 'waits', 'wait')} there.",
-        "Only Celery workers serve it, and no relay was seen lately. Start one: "
+        f"No relay publishes the queue {line.name}; {_waiting_tasks(line.ready)}.",
+        "Only Celery workers serve it, and no relay was seen recently. Start one: "
         "manage.py run_relay.",
         "leasing_tasks:workers",
         "Workers",
@@ -154,26 +154,22 @@ def _unpublished(line: QueueLine) -> Need:
 
 def _vanished(figures: Figures) -> Need | None:
     if figures.gone:
-        one = len(figures.gone) == 1
+        its = "its" if len(figures.gone) == 1 else "their"
         return Need(
             "gone",
             "warning",
-            f"{_and(figures.gone)} vanished without signing off."
-            if len(figures.gone) <= NAMED
-            else f"{len(figures.gone)} workers vanished without signing off.",
-            f"What {'it' if one else 'they'} held goes on elsewhere once its leases have expired.",
+            f"{_named(figures.gone)} stopped sending heartbeats without shutting down.",
+            f"Other workers take over {its} tasks when the leases expire.",
             "leasing_tasks:workers",
-            "Workers that are gone",
+            "Gone workers",
             "?state=gone",
         )
     if figures.late:
         return Need(
             "late",
             "info",
-            f"{_and(figures.late)} {'is' if len(figures.late) == 1 else 'are'} late."
-            if len(figures.late) <= NAMED
-            else f"{len(figures.late)} workers are late.",
-            "A sign of life is missing. Wait a moment: it comes back, or it is gone.",
+            f"{_named(figures.late)} {'is' if len(figures.late) == 1 else 'are'} late.",
+            "A heartbeat is overdue. It arrives soon, or the worker is reported as gone.",
             "leasing_tasks:workers",
             "Workers",
         )
@@ -187,8 +183,8 @@ def _paused(line: QueueLine) -> Need:
     return Need(
         "paused",
         "info",
-        f"The queue {line.name} is paused{by}, and {_tasks(line.ready, 'waits', 'wait')} there.",
-        f"Nothing of it is claimed until somebody resumes it.{why}",
+        f"The queue {line.name} is paused{by}; {_waiting_tasks(line.ready)}.",
+        f"No task of it is claimed until someone resumes it.{why}",
         "leasing_tasks:queues",
         "Queues",
     )
@@ -201,8 +197,8 @@ def _waiting(figures: Figures) -> Need | None:
     return Need(
         "waits_long",
         "warning",
-        f"The longest waiting task has been due for {span(wait)}.",
-        "Workers serve its queue, and are busy with others. More of them, or more threads, help.",
+        f"The oldest waiting task has been due for {span(wait)}.",
+        "Workers serve its queue but are busy with other tasks. Add workers or threads.",
         "leasing_tasks:queues",
         "Queues",
     )
@@ -216,18 +212,15 @@ def _schedules(figures: Figures) -> Need | None:
         "overdue_schedule",
         "warning",
         "1 schedule is overdue." if count.value == 1 else f"{count} schedules are overdue.",
-        "No worker runs that has code for it, or its task cannot be enqueued.",
+        "No running worker has its handler, or enqueueing fails: see the workers' logs.",
         "leasing_tasks:schedules",
         "Schedules",
     )
 
 
 def _at_work(figures: Figures) -> str:
-    doing = _tasks(figures.running, "runs", "run") if figures.running else "Nothing runs"
-    waiting = f"{figures.ready} wait" if figures.ready else "nothing waits"
-    if figures.ready and figures.ready.value == 1:
-        waiting = "1 waits"
-    return f"{doing} on {plural(figures.workers, 'worker')}, {waiting}."
+    doing = _tasks(figures.running, "running", "running") if figures.running else "No tasks running"
+    return f"{doing} on {plural(figures.workers, 'worker')}, {figures.ready or 'none'} waiting."
 
 
 def _stuck(figures: Figures) -> Need | None:
@@ -236,11 +229,13 @@ def _stuck(figures: Figures) -> Need | None:
     if not stuck:
         return None
     heals = (
-        f"Recovery should have taken {'it' if stuck.value == 1 else 'them'} back by now."
+        f"Recovery should have found {'it' if stuck.value == 1 else 'them'} by now: see the "
+        "workers' logs."
         if figures.sweepers
-        else "No worker that recovers tasks is alive: this will not heal by itself."
+        else "This will not recover automatically: no running worker recovers tasks. Start one: "
+        "manage.py run_worker."
     )
-    headline = f"{_tasks(stuck, 'is', 'are')} stuck: nobody renews the lease."
+    headline = f"{_tasks(stuck, 'is', 'are')} stuck: deadline passed."
     code = "stuck" if figures.sweepers else "no_recoverer"
     return Need(code, "critical", headline, heals, "leasing_tasks:stuck", "Stuck tasks")
 
@@ -254,16 +249,16 @@ def _workers(figures: Figures, unread: Sequence[str]) -> Need | None:
         return Need(
             "nobody_works",
             "info",
-            "Nobody works.",
-            "Nothing waits either. Start a worker: manage.py run_worker.",
+            "No workers are running. No tasks are waiting.",
+            "Start a worker: manage.py run_worker.",
             "leasing_tasks:workers",
             "Workers",
         )
     return Need(
         "no_worker",
         "critical",
-        f"Nobody works, and {_tasks(figures.ready or Capped(0), 'waits', 'wait')}.",
-        "No worker was seen lately. Start one: manage.py run_worker.",
+        f"No workers are running; {_waiting_tasks(figures.ready or Capped(0))}.",
+        "No worker was seen recently. Start one: manage.py run_worker.",
         "leasing_tasks:workers",
         "Workers",
     )
@@ -275,8 +270,8 @@ def _failed(figures: Figures) -> Need | None:
     return Need(
         "failed",
         "warning",
-        f"{_tasks(figures.failed, 'has', 'have')} failed for good.",
-        "A failed task stays as it is until somebody sets it ready again, or discards it.",
+        f"{_tasks(figures.failed, 'has', 'have')} failed.",
+        "A failed task stays failed until someone retries or discards it.",
         "leasing_tasks:list",
         "Failed tasks",
         "?state=failed",
@@ -288,8 +283,8 @@ def _generator(figures: Figures) -> Need | None:
         return Need(
             "start_unheard",
             "warning",
-            f"The generator was started {span(figures.start_unheard)} ago, and does not run.",
-            "No generator process has taken it up. Start one: manage.py run_generator.",
+            f"The generator was started {span(figures.start_unheard)} ago but is not running.",
+            "No generator process has picked it up. Start one: manage.py run_generator.",
             "leasing_tasks:generator",
             "Generator",
         )
@@ -297,13 +292,23 @@ def _generator(figures: Figures) -> Need | None:
         return Need(
             "stop_unheard",
             "warning",
-            f"The generator was stopped {span(figures.stop_unheard)} ago, and its holder has "
+            f"The generator was stopped {span(figures.stop_unheard)} ago, but its holder has "
             "not acknowledged it.",
-            "Nothing more is generated all the same: each batch asks first.",
+            "Nothing is generated in the meantime: every batch checks first.",
             "leasing_tasks:generator",
             "Generator",
         )
     return None
+
+
+def _named(workers: Sequence[str]) -> str:
+    if len(workers) > NAMED:
+        return f"{len(workers)} workers"
+    return f"Worker{'s' * (len(workers) > 1)} {_and(workers)}"
+
+
+def _waiting_tasks(count: Capped) -> str:
+    return _tasks(count, "is waiting", "are waiting")
 
 
 def _and(names: Sequence[str]) -> str:

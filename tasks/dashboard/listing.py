@@ -38,34 +38,32 @@ class State:
 
     name: str
     label: str
-    #: What is said where it is empty: "No task ...".
-    words: str
     order: Order = NEWEST_FIRST
     #: How the list is sorted, in words.
-    sorted: str = "the newest first"
+    sorted: str = "newest first"
     #: Which list this is a part of; such a state has no tab.
     within: str = ""
 
 
-def _waiting(name: str, label: str, words: str, within: str = "") -> State:
-    return State(name, label, words, SOONEST_FIRST, "what may start first on top", within)
+def _waiting(name: str, label: str, within: str = "") -> State:
+    return State(name, label, SOONEST_FIRST, "next to start first", within)
 
 
-def _ended(name: str, label: str, words: str) -> State:
-    return State(name, label, words, LATEST_ENDED_FIRST, "the latest to end on top")
+def _ended(name: str, label: str) -> State:
+    return State(name, label, LATEST_ENDED_FIRST, "last ended first")
 
 
 _STATES = (
-    State("all", "All", "is there"),
-    State("stuck", "Stuck", "is stuck"),
-    State("running", "Running", "is running"),
-    _waiting("waiting", "Waiting", "waits"),
-    _waiting("retrying", "Retrying", "waits for another attempt"),
-    _ended("failed", "Failed", "has failed"),
-    _ended("succeeded", "Done", "is done"),
-    _ended("cancelled", "Cancelled", "was cancelled"),
-    _waiting("ready", "Ready", "is ready to start", within="waiting"),
-    _waiting("scheduled", "Scheduled", "is scheduled for later", within="waiting"),
+    State("all", "All"),
+    State("stuck", "Stuck"),
+    State("running", "Running"),
+    _waiting("waiting", "Waiting"),
+    _waiting("retrying", "Retrying"),
+    _ended("failed", "Failed"),
+    _ended("succeeded", "Succeeded"),
+    _ended("cancelled", "Cancelled"),
+    _waiting("ready", "Ready", within="waiting"),
+    _waiting("scheduled", "Scheduled", within="waiting"),
 )
 STATES: Final[Mapping[str, State]] = {state.name: state for state in _STATES}
 TABS: Final = tuple(state for state in _STATES if not state.within)
@@ -169,6 +167,6 @@ def _by_id(rows: Any, wanted: Mapping[str, Any]) -> Any:
 
 
 def _id(wanted: Mapping[str, Any]) -> int | None:
-    """The id that was searched for: "17" or "#17"."""
-    number = wanted["q"].removeprefix("#")
+    """The id that was searched for: "17" or "task:17"."""
+    number = wanted["q"].removeprefix("task:").removeprefix("#")
     return int(number) if number.isascii() and number.isdigit() and len(number) < 20 else None

@@ -32,7 +32,7 @@ STANDING: Final = ("pk", "status", "grants", "cancel_requested_at", "queue", "sc
 _IS: Final = {
     TaskStatus.READY: "waiting",
     TaskStatus.RUNNING: "running",
-    TaskStatus.SUCCEEDED: "done",
+    TaskStatus.SUCCEEDED: "succeeded",
     TaskStatus.FAILED: "failed",
     TaskStatus.CANCELLED: "cancelled",
 }
@@ -77,8 +77,8 @@ class Verb:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a verb would do to the tasks that were picked. A reason to skip one completes the
-    sentence "it is ..."."""
+    """What a verb would do to the tasks that were picked. A reason to skip one follows
+    a colon or a number: "3 running"."""
 
     fitting: list[int]
     skipped: Counter[str]
@@ -94,12 +94,12 @@ class Outcome:
 
 
 def _is_asked(task: Standing, said: Said, now: datetime) -> str:
-    return "asked to stop already" if task["cancel_requested_at"] else ""
+    return "already asked to stop" if task["cancel_requested_at"] else ""
 
 
 def _is_without_its_key(task: Standing, said: Said, now: datetime) -> str:
     taken = task.get("is_without_its_key")
-    return "without its unique key, which another task has" if taken else ""
+    return "unique key taken by another task" if taken else ""
 
 
 def _is_protected(task: Standing, said: Said, now: datetime) -> str:
@@ -113,7 +113,7 @@ def _is_there(task: Standing, said: Said, now: datetime) -> str:
     else:
         is_timed = start is None or start == task["scheduled_at"]
     is_placed = not said.get("queue") or said["queue"] == task["queue"]
-    return "there already" if said and is_timed and is_placed else ""
+    return "already there" if said and is_timed and is_placed else ""
 
 
 def _reschedule(rows: Any, said: Said, by: str) -> int:
@@ -134,11 +134,11 @@ VERBS: Final[Mapping[str, Verb]] = {
             "retry",
             "Retry",
             "retry",
-            "Set ready again",
+            "Retried",
             "retried",
             "leasing_tasks.retry_task",
             RETRY.consequence,
-            "Each is set ready now, with one attempt more where they were used up.",
+            "The tasks become ready now, with one extra attempt where all were used.",
             RetryForm,
             frozenset((TaskStatus.FAILED, TaskStatus.CANCELLED)),
             frozenset(("all", "failed", "cancelled")),
@@ -153,7 +153,7 @@ VERBS: Final[Mapping[str, Verb]] = {
             "rescheduled",
             "leasing_tasks.reschedule_task",
             RESCHEDULE.consequence,
-            "Each is moved to the queue you name, and starts at the time you name or later.",
+            "The tasks move to the chosen queue and start no earlier than the chosen time.",
             RescheduleForm,
             frozenset((TaskStatus.READY,)),
             frozenset(("all", "waiting", "retrying", "ready", "scheduled")),
@@ -164,12 +164,12 @@ VERBS: Final[Mapping[str, Verb]] = {
             "cancel",
             "Cancel",
             "slash",
-            "Cancelled, or asked to stop",
+            "Cancelled or asked to stop",
             "cancelled",
             "leasing_tasks.cancel_task",
             CANCEL.consequence,
-            "What waits ends at once. What runs is asked to: a handler that does not look may "
-            "still complete its task. None of them is tried again either way.",
+            "Waiting tasks end immediately. Running tasks are asked to stop; a handler that never "
+            "checks may still complete its task. None of them is retried either way.",
             CancelForm,
             frozenset((TaskStatus.READY, TaskStatus.RUNNING)),
             frozenset(("all", "stuck", "running", "waiting", "retrying", "ready", "scheduled")),
@@ -181,11 +181,12 @@ VERBS: Final[Mapping[str, Verb]] = {
             "discard",
             "Discard",
             "cross",
-            "Deleted",
+            "Discarded",
             "discarded",
             "leasing_tasks.discard_task",
             DISCARD.consequence,
-            "They are deleted with their payloads, results and attempts. Nothing brings them back.",
+            "The tasks are deleted with their payloads, results and attempts. This cannot be "
+            "undone.",
             DiscardForm,
             frozenset(TaskStatus.ended()),
             frozenset(("all", "failed", "succeeded", "cancelled")),
@@ -227,7 +228,7 @@ def outlook(verb: Verb, picked: Mapping[int, int | None], said: Said) -> Outlook
         if task is None:
             why = "gone"
         elif grants is not None and grants != task["grants"]:
-            why = "claimed by now"
+            why = "claimed meanwhile"
         else:
             why = verb.why_not(task, said, now)
         if why:
@@ -261,6 +262,6 @@ def perform(
         rows = tasks().filter(pk__in=view.fitting)
         act.changed = verb.apply(rows, said, act.by) if view.fitting else 0
         if act.changed < len(view.fitting):
-            view.skipped["changed by now"] += len(view.fitting) - act.changed
+            view.skipped["changed meanwhile"] += len(view.fitting) - act.changed
         act.skipped = dict(view.skipped)
     return Outcome(len(picked), act.changed, view.skipped)

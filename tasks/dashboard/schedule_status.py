@@ -20,7 +20,7 @@ PAUSED: Final = Sign("paused", "warn", "pause", "‖")
 OVERDUE: Final = Sign("overdue", "crit", "alert", "▲")
 ORPHANED: Final = Sign("orphaned", "warn", "info", "?")
 UNKNOWN_TASK: Final = Sign("unknown task", "crit", "cross", "✕")
-BROKEN: Final = Sign("no rule", "crit", "cross", "✕")
+BROKEN: Final = Sign("invalid rule", "crit", "cross", "✕")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def standing_of(schedule: Schedule, now: datetime) -> Standing:
     try:
         rule = schedule.rule
     except InvalidSchedule as error:
-        return Standing(BROKEN, f"It does not say when: {error}")
+        return Standing(BROKEN, f"The rule is not valid: {error}")
     sign, why = _state(schedule, now)
     if sign is ACTIVE or sign is OVERDUE:
         begin = schedule.next_at or rule.first(now)
@@ -54,25 +54,24 @@ def _state(schedule: Schedule, now: datetime) -> tuple[Sign, str]:
     if schedule.paused_at is not None:
         by = f" by {schedule.paused_by}" if schedule.paused_by else ""
         return PAUSED, (
-            f"Paused{by} {ago(schedule.paused_at, now)}. The moments until it is resumed are "
-            "skipped."
+            f"Paused{by} {ago(schedule.paused_at, now)}. Due times until it is resumed are skipped."
         )
     if is_orphaned(schedule, now):
         return ORPHANED, (
-            f"No running code has declared it since {stamp(schedule.declared_at)}: nothing is "
-            "enqueued, and it can be deleted."
+            f"Not declared by any running code since {stamp(schedule.declared_at)}. Nothing is "
+            "enqueued; it can be deleted."
             if schedule.declared_at
-            else "No running code declares it."
+            else "Not declared by any running code."
         )
     if schedule.task_name not in registry.names():
         return UNKNOWN_TASK, (
-            f"No handler is registered here for {schedule.task_name}: only a worker that has "
+            f"No handler is registered here for {schedule.task_name}. Only a worker that has "
             "one enqueues it."
         )
     if schedule.next_at is not None and now - schedule.next_at > schedule.OVERDUE_AFTER:
         return OVERDUE, (
-            f"It was due at {stamp(schedule.next_at)}: no worker runs that has code for it, or "
-            "they cannot enqueue it, and their logs say why."
+            f"Due since {stamp(schedule.next_at)}. No running worker has its handler, or "
+            "enqueueing fails: see the workers' logs."
         )
     return ACTIVE, ""
 

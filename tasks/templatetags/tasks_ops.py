@@ -91,7 +91,7 @@ def progress_line(task: Task) -> str:
     """How far ``task`` said it is: "3 of 10"."""
     done, total = _progress(task)
     if done is None:
-        return "It moves."
+        return "In progress"
     return f"{done:,}" if total is None else f"{done:,} of {total:,}"
 
 
@@ -103,7 +103,7 @@ def progress_bar(task: Task, tone: str = "info") -> SafeString | str:
         return ""
     share = max(0.0, min(100.0, 100 * (done / total)))
     return format_html(
-        '<svg class="remaining tone-{}" role="img" aria-label="{} % is done">'
+        '<svg class="remaining tone-{}" role="img" aria-label="{} % done">'
         '<rect width="{}%" height="100%" rx="3"/></svg>',
         tone,
         round(share),

@@ -96,7 +96,7 @@ def _verb(name: str) -> Verb:
     try:
         return VERBS[name]
     except KeyError as error:
-        raise Http404("Nobody can do that to a task.") from error
+        raise Http404("There is no such action.") from error
 
 
 def _list(asked: Mapping[str, str]) -> str:
@@ -108,14 +108,14 @@ def _tell_one(request: HttpRequest, chosen: Verb, outcome: Outcome) -> None:
     if outcome.changed:
         messages.success(request, f"{chosen.done}.", fail_silently=True)
         return
-    why = next(iter(outcome.skipped), "changed by now")
-    messages.warning(request, f"Nothing changed: it is {why}.", fail_silently=True)
+    why = next(iter(outcome.skipped), "changed meanwhile")
+    messages.warning(request, f"Nothing changed: {why}.", fail_silently=True)
 
 
 def _tell_many(request: HttpRequest, chosen: Verb, outcome: Outcome) -> None:
     text = f"{chosen.done}: {outcome.changed:,} of {plural(outcome.asked, 'task')}."
     if outcome.skipped:
-        text += f" Left as they were: {_reasons(outcome.skipped)}."
+        text += f" Not changed: {_reasons(outcome.skipped)}."
     level = messages.WARNING if outcome.skipped else messages.SUCCESS
     messages.add_message(request, level, text, fail_silently=True)
 

@@ -48,8 +48,8 @@ def pause(request: HttpRequest) -> HttpResponse:
     return _said(
         request,
         paused,
-        f"The queue {name} is paused. What runs there runs on.",
-        f"Nothing changed: the queue {name} was paused already.",
+        f"The queue {name} is paused. Running tasks continue.",
+        f"Nothing changed: the queue {name} is already paused.",
     )
 
 
@@ -65,8 +65,8 @@ def resume(request: HttpRequest) -> HttpResponse:
     return _said(
         request,
         bool(act.changed),
-        f"The queue {name} goes on.",
-        f"Nothing changed: the queue {name} was not paused.",
+        f"The queue {name} is resumed.",
+        f"Nothing changed: the queue {name} is not paused.",
     )
 
 

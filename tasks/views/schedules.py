@@ -24,10 +24,10 @@ VIEW, CHANGE = "leasing_tasks.view_schedule", "leasing_tasks.change_schedule"
 
 #: What became of a button, where it did nothing.
 NOTHING = {
-    "pause": "Nothing changed: it was paused already.",
-    "resume": "Nothing changed: it was not paused.",
-    "run": "Nothing was enqueued: its previous task has not ended and must not be overlapped, "
-    "or no handler is registered here for it.",
+    "pause": "Nothing changed: the schedule is already paused.",
+    "resume": "Nothing changed: the schedule is not paused.",
+    "run": "Nothing enqueued: the previous task has not ended and overlap is off, or no handler "
+    "is registered here.",
 }
 
 
@@ -60,7 +60,7 @@ def pause(request: HttpRequest, pk: int) -> HttpResponse:
     """Enqueue nothing of it from now on."""
     with _recorded(request, "pause", pk) as act:
         act.changed = _one(pk).pause(by=user_name(request))
-    return _answer(request, act.changed, "It is paused.", NOTHING["pause"])
+    return _answer(request, act.changed, "Schedule paused.", NOTHING["pause"])
 
 
 @verb(CHANGE)
@@ -68,7 +68,7 @@ def resume(request: HttpRequest, pk: int) -> HttpResponse:
     """Go on with its next moment."""
     with _recorded(request, "resume", pk) as act:
         act.changed = _one(pk).resume()
-    return _answer(request, act.changed, "It goes on.", NOTHING["resume"])
+    return _answer(request, act.changed, "Schedule resumed.", NOTHING["resume"])
 
 
 @verb(CHANGE)
@@ -78,8 +78,8 @@ def run_now(request: HttpRequest, pk: int) -> HttpResponse:
         with _recorded(request, "run", pk) as act:
             act.changed = _one(pk).run_now(by=user_name(request))
     except (TaskError, ValueError) as error:
-        return _answer(request, 0, "", f"Nothing was enqueued: {error}")
-    return _answer(request, act.changed, "Its task is enqueued.", NOTHING["run"])
+        return _answer(request, 0, "", f"Nothing enqueued: {error}")
+    return _answer(request, act.changed, "Task enqueued.", NOTHING["run"])
 
 
 def _recorded(request: HttpRequest, verb: str, pk: int) -> AbstractContextManager[audit.Act]:

@@ -22,13 +22,12 @@ VIEW = "leasing_tasks.view_worker"
 
 #: What a state means, and what follows from it.
 NEXT = {
-    WorkerState.LIVE: "It claims what is due in its queues as its threads become free.",
-    WorkerState.LATE: "A sign of life is missing. It comes back, or after "
-    f"{span(Worker.GONE_AFTER)} it is said to be gone; what it holds is its own until the leases "
-    "expire.",
-    WorkerState.GONE: "What it held is given to others as its leases expire. Should it come back "
-    "all the same, its late results are refused.",
-    WorkerState.STOPPED: "Nothing: it signed off, and gave back what it could not finish.",
+    WorkerState.LIVE: "It claims due tasks of its queues as slots become free.",
+    WorkerState.LATE: "It sends a heartbeat soon, or is reported as gone after "
+    f"{span(Worker.GONE_AFTER)}. It keeps its tasks until their leases expire.",
+    WorkerState.GONE: "Other workers take over its tasks when their leases expire. If it comes "
+    "back, its late results are refused.",
+    WorkerState.STOPPED: "Nothing. It gave back the tasks that it could not finish.",
 }
 
 

@@ -41,9 +41,9 @@ def test_19_a_bulk_retry_of_mixed_states_reports_what_changed_and_what_was_skipp
         page.locator(f"#pick{task.pk}").check()
     page.get_by_role("button", name="Retry…").click()
     main = page.locator("main")
-    expect(main).to_contain_text("2 of 4 would change.")
+    expect(main).to_contain_text("2 of 4 will be changed.")
     page.get_by_role("button", name="Retry 2 tasks").click()
-    report = "Set ready again: 2 of 4 tasks. Left as they were: 1 running, 1 done."
+    report = "Retried: 2 of 4 tasks. Not changed: 1 running, 1 succeeded."
     expect(main).to_contain_text(report)
     ready = Task.objects.filter(status="ready").values_list("pk", flat=True)
     assert set(ready) == {task.pk for task in tasks[:2]}
@@ -58,10 +58,10 @@ def test_21_a_pause_with_its_reason_shows_on_queue_overview_and_each_waiting_tas
     page.goto(reverse("leasing_tasks:queues"))
     row = page.locator("tr[data-key=queue-default]")
     row.locator("summary").click()
-    row.get_by_role("button", name="Pause it").click()
+    row.get_by_role("button", name="Pause queue", exact=True).click()
     assert page.evaluate("document.querySelector(':invalid') !== null")  # no pause without reason
     row.get_by_label("Reason").fill("the printer burns")
-    row.get_by_role("button", name="Pause it").click()
+    row.get_by_role("button", name="Pause queue", exact=True).click()
     expect(row).to_contain_text("the printer burns")
     expect(row).to_contain_text("olga")
     page.goto(reverse("leasing_tasks:overview"))

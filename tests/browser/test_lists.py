@@ -55,9 +55,9 @@ def test_26_a_copied_address_reproduces_the_view(page: Page, visit: Visit, figur
     page.goto(reverse("leasing_tasks:list"))
     page.get_by_role("navigation", name="State").get_by_role("link", name="Done").click()
     page.locator("summary", has_text="filters").click()
-    page.get_by_label("Held by, now or last").fill("dora")
-    page.get_by_role("button", name="Show these").click()
-    page.get_by_label("Id, or how the name begins").fill("sample")
+    page.get_by_label("Worker (current or last)").fill("dora")
+    page.get_by_role("button", name="Apply").click()
+    page.get_by_label("ID or start of name").fill("sample")
     page.get_by_role("button", name="Search").click()
     page.get_by_role("link", name="Older").click()
     page.wait_for_url("**at=**")
@@ -66,7 +66,7 @@ def test_26_a_copied_address_reproduces_the_view(page: Page, visit: Visit, figur
     assert shown(other) == shown(page) and len(shown(page)) == 15
     for part in ("[data-live=tabs]", ".narrow .pick-chip"):
         assert other.locator(part).all_inner_texts() == page.locator(part).all_inner_texts()
-    expect(other.get_by_label("Id, or how the name begins")).to_have_value("sample")
+    expect(other.get_by_label("ID or start of name")).to_have_value("sample")
     figure(f"state, filter, search and place: {len(shown(page))} rows the same")
 
 

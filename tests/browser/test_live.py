@@ -45,7 +45,7 @@ def test_06_through_five_polls_what_one_does_on_a_page_survives(page: Page, figu
     page.goto(reverse("leasing_tasks:list"))
     page.locator(f"#pick{ticked.pk}").check()
     page.locator("summary", has_text="filters").click()
-    holder = page.get_by_label("Held by, now or last")
+    holder = page.get_by_label("Worker (current or last)")
     holder.fill("do")
     page.evaluate("scrollTo(0, 210)")
     for number in range(5):

@@ -60,8 +60,8 @@ def test_03_without_javascript_one_lists_filters_pages_retries_and_stops(
     page.get_by_role("navigation", name="State").get_by_role("link", name="Failed").click()
     expect(page.locator("tr[data-key]")).to_have_count(1)
     page.locator("summary", has_text="filters").click()
-    page.get_by_label("Held by, now or last").fill("nobody")
-    page.get_by_role("button", name="Show these").click()
+    page.get_by_label("Worker (current or last)").fill("nobody")
+    page.get_by_role("button", name="Apply").click()
     expect(page.locator("tr[data-key]")).to_have_count(0)
 
     page.goto(reverse("leasing:list"))
@@ -71,7 +71,7 @@ def test_03_without_javascript_one_lists_filters_pages_retries_and_stops(
 
     page.goto(reverse("leasing_tasks:detail", args=[dead.pk]))
     page.get_by_role("button", name="Retry").click()
-    expect(page.get_by_text("Set ready again")).to_be_visible()
+    expect(page.get_by_text("Retried.")).to_be_visible()
     assert Task.objects.get(pk=dead.pk).status == "ready"
 
     page.goto(reverse("leasing_tasks:detail", args=[running.pk]))

@@ -303,7 +303,7 @@ def test_an_act_asks_first_and_then_calls_the_service_of_the_pages(operator: Cli
 
     entry = AuditEntry.objects.get()
     assert (entry.by, entry.verb, entry.via) == ("olga", "retry", "admin")
-    assert (entry.asked, entry.changed, entry.skipped) == (2, 1, {"done": 1})
+    assert (entry.asked, entry.changed, entry.skipped) == (2, 1, {"succeeded": 1})
 
 
 @pytest.mark.once

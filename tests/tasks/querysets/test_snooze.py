@@ -104,5 +104,5 @@ def test_its_page_says_that_it_was_put_off() -> None:
         signed_in("leasing_tasks.view_task"), reverse("leasing_tasks:detail", args=[task.pk])
     ).text
 
-    assert "Attempt 1 was put off by its handler, and does not count" in text
+    assert "Attempt 1 was postponed by its handler (not counted)" in text
     assert diagnose(task).headline.startswith("Postponed without using an attempt. Runs again in")

@@ -141,7 +141,7 @@ def test_a_selection_is_asked_about_and_the_outcome_is_reported(operator: Client
     assert [row_of(task)["status"] for task in (dead, cancelled)] == ["ready", "ready"]
     entry = AuditEntry.objects.get()
     assert (entry.by, entry.verb, entry.via) == ("olga", "retry", "page")
-    assert (entry.asked, entry.changed, entry.skipped) == (4, 2, {"running": 1, "done": 1})
+    assert (entry.asked, entry.changed, entry.skipped) == (4, 2, {"running": 1, "succeeded": 1})
 
 
 def test_all_that_match_the_filter_are_taken(operator: Client) -> None:
@@ -263,7 +263,7 @@ def test_a_deletion_says_that_a_row_protects_the_task(operator: Client) -> None:
 def test_a_retry_says_that_another_task_has_the_key(operator: Client) -> None:
     task = TaskFactory(state="dead", unique_key="k")
     TaskFactory(unique_key="k")
-    why = "without its unique key, which another task has"
+    why = "unique key taken by another task"
 
     assert act(operator, task, "retry").notice.tone == "warn"
 
