@@ -20,14 +20,13 @@ class LeasingConfig(AppConfig):
     def ready(self) -> None:
         import atexit
 
-        from leasing import checks, event_lines
+        from leasing import checks
         from leasing.conf import leasing_settings
         from leasing.keeper import keeper
         from leasing.metrics import registry
 
         checks.register_all()
         checks.refuse_missing_backends()
-        event_lines.connect()
         atexit.register(keeper.give_back_all)
         if leasing_settings.METRICS:
             registry.connect()

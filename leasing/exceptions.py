@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from leasing.runtime.labels import label
+
 
 class LeaseError(Exception):
     """Something is wrong with a lease."""
@@ -32,7 +34,7 @@ class LeaseHeld(LeaseError):
         self.expires_at = expires_at
         who = f"held by {holder}" if holder else "being acquired by someone else"
         until = f" until {expires_at.isoformat()}" if expires_at else ""
-        super().__init__(f"{resource} is {who}{until}.")
+        super().__init__(f"{label(resource)} is {who}{until}.")
 
     def __reduce__(self) -> tuple[type[LeaseHeld], tuple[str, str, datetime | None]]:
         return type(self), (self.resource, self.holder, self.expires_at)
@@ -48,7 +50,7 @@ class LeaseLost(LeaseError):
     def __init__(self, resource: str, reason: str) -> None:
         self.resource = resource
         self.reason = reason
-        super().__init__(f"{resource} was lost: {reason}.")
+        super().__init__(f"{label(resource)} was lost: {reason}.")
 
     def __reduce__(self) -> tuple[type[LeaseLost], tuple[str, str]]:
         return type(self), (self.resource, self.reason)

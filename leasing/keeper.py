@@ -53,12 +53,10 @@ from leasing.runtime import probes
 from leasing.runtime.breaker import Breaker
 from leasing.runtime.callbacks import Teller
 from leasing.runtime.clock import clock as holder_clock
-from leasing.runtime.event_logger import get_logger
+from leasing.runtime.event_lines import log
 from leasing.runtime.outage import Streak
 from leasing.runtime.threads import note_replaced, start_thread
 from leasing.store import Renewal, Store
-
-logger = get_logger("leasing.keeper")
 
 #: Holds renewed by one statement.
 BATCH = 1000
@@ -306,15 +304,8 @@ class Keeper:
                 probes.measure_renewal(store, holds.values(), None, took, self.clock())
             level = logging.WARNING if breaker.is_closed else logging.DEBUG  # it is told once
             pause = self._open_breaker(breaker, interval)
-            logger.log(
-                level,
-                "a renewal failed, again in about %.1f s: %s",
-                pause,
-                error,
-                event="keeper.renewal_failed",
-                holds=len(holds),
-                pause_seconds=pause,
-                error=error,
+            log.keeper_renewal_failed(
+                level=level, holds=len(holds), pause_seconds=pause, error=error
             )
             self._put_off(holds.values(), breaker.opens_again_at)
             return
@@ -323,15 +314,9 @@ class Keeper:
             probes.measure_renewal(store, holds.values(), answer, took, self.clock())
         if took > interval / 2:
             self._open_breaker(breaker, interval)
-            logger.warning(
-                "a renewal took %.1f s, nearly too long",
-                took,
-                event="keeper.renewal_slow",
-                holds=len(holds),
-                seconds=took,
-            )
+            log.keeper_renewal_slow(holds=len(holds), seconds=took)
         elif breaker.succeeded():
-            logger.info("renewals succeed again", event="keeper.renewals_resumed")
+            log.keeper_renewals_resumed()
         for key, hold in holds.items():
             if hold.grant_id != grants[key]:
                 continue  # left and entered again meanwhile: the answer is about another term
@@ -392,13 +377,7 @@ class Keeper:
                     note()
             except Exception as error:
                 self._note_failures.failed(error)
-                logger.log(
-                    self._note_failures.level,
-                    "a note for the ledger waits: %s",
-                    error,
-                    event="keeper.note_waits",
-                    error=error,
-                )
+                log.keeper_note_waits(level=self._note_failures.level, error=error)
                 self._notes_due_at = self.clock() + NOTE_PAUSE
                 connections.close_all()
                 return False
@@ -424,9 +403,7 @@ class Keeper:
             if request is None or self.clock() < self._cut_off_at(request):
                 return
             self._request, self._is_overdue = None, True
-        logger.warning(
-            "the database does not answer: the connection is cut", event="keeper.cut_off"
-        )
+        log.keeper_cut_off()
         request.abort()
 
     def _cut_off_at(self, request: Request) -> float:
@@ -462,12 +439,7 @@ class Keeper:
                 self._is_short = False
             except RuntimeError as error:
                 if not was_short:
-                    logger.error(
-                        "leases can't be renewed and watched: %s",
-                        error,
-                        event="keeper.not_started",
-                        error=error,
-                    )
+                    log.keeper_not_started(error=error)
                 raise
 
     def _is_manned(self) -> bool:
@@ -504,7 +476,7 @@ class Keeper:
                 with suppress(RuntimeError):
                     self.start()
         except Exception:  # a fault of ours must not end all renewals
-            logger.exception("the keeper failed, and goes on", event="keeper.failed")
+            log.keeper_failed(exc_info=True)
 
     def _wait_for_work(self, stopped: threading.Event) -> bool:
         """Sleep until something is due or came new. False when the keeper was stopped."""
@@ -645,12 +617,7 @@ def _goes_on(hold: Renewable) -> bool:
     try:
         return hold.goes_on()
     except BaseException:  # of this hold alone: the others are renewed all the same
-        logger.exception(
-            "what carries the work of %s can't be asked, and counts as ended",
-            hold.key,
-            event="keeper.proof_failed",
-            key=hold.key,
-        )
+        log.keeper_proof_failed(key=hold.key, exc_info=True)
         return False
 
 

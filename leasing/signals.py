@@ -17,32 +17,23 @@ of these.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from django.dispatch import Signal
 
 from leasing.runtime import callbacks
-from leasing.runtime.event_logger import EventLogger, get_logger
-
-logger = get_logger("leasing")
-
-#: What a line of the log says where a field says nothing.
-NOT_SAID: Final = {
-    "holder": "somebody",
-    "actor": "an operator",
-    "reason": "no reason given",
-}
+from leasing.runtime.event_lines import log
+from leasing.runtime.event_logger import Event
 
 #: Is called with rows that something happened to, and what is told of it.
 Count = Callable[[Sequence[Any], Mapping[str, Any]], object]
 
 
 class Logged(Signal):
-    """A signal that is also written to the log, where that has its level on, and counted, where
+    """A signal that is also logged, as ``event``, where that has its level on, and counted, where
     somebody counts. ``has_listeners`` says whether anybody would hear of it, these included.
 
     Log and counters need less of a row than a receiver may: see ``note``."""
@@ -50,26 +41,10 @@ class Logged(Signal):
     #: What the argument is called that brings the row.
     subject = "lease"
 
-    def __init__(self) -> None:
+    def __init__(self, event: Event | None = None) -> None:
         super().__init__()
         self._counts: tuple[Count, ...] = ()
-        self._logger: EventLogger | None = None
-        self._level = logging.NOTSET
-        self._event = self._text = ""
-        self._fields: Callable[..., dict[str, Any]] = dict
-
-    def log_to(
-        self,
-        logger: EventLogger,
-        level: int,
-        event: str,
-        text: str,
-        fields: Callable[..., dict[str, Any]],
-    ) -> None:
-        """Write to ``logger``, at ``level``, a record of this ``event`` with the ``fields`` that
-        are made of the arguments it is sent with. ``text`` makes its line of them."""
-        self._logger, self._level = logger, level
-        self._event, self._text, self._fields = event, text, fields
+        self._event = event
 
     def count_by(self, count: Count) -> None:
         """Call ``count`` with what this is told of: with many rows at once where many are."""
@@ -104,7 +79,8 @@ class Logged(Signal):
     @property
     def is_logged(self) -> bool:
         """Whether the log has its level on."""
-        return self._logger is not None and self._logger.logger.isEnabledFor(self._level)
+        event = self._event
+        return event is not None and event.logger.isEnabledFor(event.level)
 
     @property
     def is_counted(self) -> bool:
@@ -122,7 +98,7 @@ class Logged(Signal):
         self.count(rows, **details)
         if self.is_logged:
             for row in rows:
-                self._log(**{self.subject: row}, **details)
+                self._log(row, **details)
 
     def count(self, rows: Sequence[Any], **details: Any) -> None:
         """Count it of ``rows``, and tell nobody else."""
@@ -130,27 +106,25 @@ class Logged(Signal):
             try:
                 count(rows, details)
             except Exception:  # as any receiver's: what has happened has happened
-                logger.exception("what happened could not be counted", event="metrics.failed")
+                log.metrics_failed(exc_info=True)
 
-    def _log(self, **named: Any) -> None:
-        if self._logger is None:
+    def _log(self, row: Any, by: Any = None, **details: Any) -> None:
+        if self._event is None:
             return
         try:
-            fields = self._fields(**named)
-            said = fields | {name: fields.get(name) or text for name, text in NOT_SAID.items()}
-            self._logger.log(self._level, self._text, said, event=self._event, **fields)
+            self._event(row, actor=by, **details)
         except Exception:
-            self._logger.exception("what happened could not be logged", event="log.failed")
+            log.log_failed(exc_info=True)
 
 
-acquired = Logged()
-taken_over = Logged()
-renewed = Logged()
-released = Logged()
-revoked = Logged()
-preempted = Logged()
-lost = Logged()
-refused = Logged()
+acquired = Logged(log.lease_acquired)
+taken_over = Logged(log.lease_taken_over)
+renewed = Logged(log.lease_renewed)
+released = Logged(log.lease_released)
+revoked = Logged(log.lease_revoked)
+preempted = Logged(log.lease_preempted)
+lost = Logged(log.lease_lost)
+refused = Logged(log.lease_refused)
 
 
 def send_each(signal: Signal, leases: Sequence[Any]) -> None:

@@ -18,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.runtime.aio import Steps
-from leasing.runtime.event_logger import get_logger
+from leasing.runtime.event_lines import log
 from leasing.runtime.tracepoints import Held, points
 
 try:
@@ -29,8 +29,6 @@ except ImportError as missing:
     raise ImproperlyConfigured(
         "Traces need OpenTelemetry, which is not installed: pip install 'django-leasing[otel]'."
     ) from missing
-
-logger = get_logger("leasing.tracing")
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -73,7 +71,7 @@ def harmless(method: Callable[P, Result]) -> Callable[P, Result | None]:
         except Exception:
             if method.__qualname__ not in _said:
                 _said.add(method.__qualname__)
-                logger.exception("tracing failed; it is said once", event="tracing.failed")
+                log.tracing_failed(exc_info=True)
             return None
 
     return guarded

@@ -24,12 +24,10 @@ class TasksConfig(AppConfig):
         from tasks import (
             checks,
             discovery,
-            log,
             sample,  # noqa: F401 - it registers
         )
 
         checks.register_all()
-        log.connect()
         discovery.discover()
         registry.add(counting="tasks.metrics.process", reading="tasks.metrics.database")
         if leasing_settings.METRICS:

@@ -1,14 +1,16 @@
-"""What the log says of what happens to tasks. Connected when the app is ready."""
+"""The events that ``tasks`` logs: level, line and fields of each, one row an event.
+
+The flow writes one with ``log.task_lost(task, reason=reason)``: its name is ``task.lost``, the
+task's own fields come first, and the keywords are the other fields.
+"""
 
 from __future__ import annotations
 
-import logging
+from functools import partial
+from logging import DEBUG, ERROR, INFO, WARNING
 from typing import Any, Final
 
-from leasing.runtime.event_logger import get_logger
-from tasks import signals
-
-logger = get_logger("tasks")
+from leasing.runtime.event_logger import Event
 
 #: The columns that are fields, by the names they have there.
 COLUMNS: Final = {
@@ -21,82 +23,176 @@ COLUMNS: Final = {
     "fencing_token": "fencing_token",
     "scheduled_at": "scheduled_at",
 }
-#: The details of signals that are.
-DETAILS: Final = ("holder", "error", "reason", "kind", "remedy")
 
 
-def said_of(task: Any, **details: Any) -> dict[str, Any]:
-    """The fields of a record about ``task``, a row or what a worker carries."""
-    said = {name: _known(task, column) for name, column in COLUMNS.items()}
-    said |= {name: details[name] for name in DETAILS if details.get(name)}
-    return said | {"actor": details.get("by")}
-
-
-def said_of_queue(queue: str, by: str = "", reason: str = "", **details: Any) -> dict[str, Any]:
-    """The fields of a record about the queue of that name."""
-    return {"queue": queue, "actor": by, "reason": reason}
-
-
-def _known(task: Any, column: str) -> Any:
+def task_fields(task: Any) -> dict[str, Any]:
+    """Return the fields of a record about ``task``, a row or what a worker carries."""
     # A column that was not read is not worth a query.
     read = getattr(task, "__dict__", None)
-    return getattr(task, column, None) if read is None else read.get(column)
+    if read is None:
+        return {name: getattr(task, column, None) for name, column in COLUMNS.items()}
+    return {name: read.get(column) for name, column in COLUMNS.items()}
 
 
-_LINES = {
-    signals.enqueued: (logging.DEBUG, "task.enqueued", "enqueued: %(task_name)s"),
-    signals.claimed: (
-        logging.INFO,
-        "task.claimed",
-        "claimed by %(holder)s: %(task_name)s, attempt %(attempt)s of %(max_attempts)s",
-    ),
-    signals.completed: (logging.INFO, "task.completed", "completed by %(holder)s"),
-    signals.failed: (
-        logging.WARNING,
-        "task.failed",
-        "failed in attempt %(attempt)s of %(max_attempts)s, again at %(scheduled_at)s: %(error)s",
-    ),
-    signals.dead: (
-        logging.ERROR,
-        "task.dead",
-        "is dead after attempt %(attempt)s of %(max_attempts)s: %(error)s",
-    ),
-    signals.recovered: (
-        logging.WARNING,
-        "task.recovered",
-        "recovered from %(holder)s: %(reason)s",
-    ),
-    signals.returned: (logging.INFO, "task.returned", "given back by %(holder)s: %(reason)s"),
-    signals.snoozed: (logging.INFO, "task.snoozed", "put off until %(scheduled_at)s: %(reason)s"),
-    signals.cancelled: (logging.INFO, "task.cancelled", "cancelled: %(reason)s"),
-    signals.retried: (logging.INFO, "task.retried", "set ready again by %(actor)s"),
-    signals.duplicate: (
-        logging.INFO,
-        "task.duplicate",
-        "stands for another enqueue under its unique key",
-    ),
-    signals.rescheduled: (
-        logging.INFO,
-        "task.rescheduled",
-        "moved by %(actor)s, to be run at %(scheduled_at)s",
-    ),
-    signals.discarded: (logging.INFO, "task.discarded", "deleted by %(actor)s: %(task_name)s"),
-    signals.repaired: (logging.WARNING, "task.repaired", "repaired (%(kind)s): %(remedy)s"),
-    signals.replaced: (
-        logging.INFO,
-        "task.replaced",
-        "is now what another enqueue under its unique key said",
-    ),
-}
-_LINES_OF_QUEUES = {
-    signals.paused: (logging.WARNING, "queue.paused", "paused by %(actor)s: %(reason)s"),
-    signals.resumed: (logging.INFO, "queue.resumed", "resumed by %(actor)s"),
-}
+def queue_fields(queue: str) -> dict[str, Any]:
+    """Return the fields of a record about the queue of that name."""
+    return {"queue": queue}
 
 
-def connect() -> None:
-    """Start logging."""
-    for signal, (level, event, text) in _LINES.items():
-        signal.log_to(logger, level, event, "task %(task_id)s " + text, said_of)
-    for of_queue, (level, event, text) in _LINES_OF_QUEUES.items():
-        of_queue.log_to(logger, level, event, "queue %(queue)s " + text, said_of_queue)
+_task = partial(Event, "tasks", about=task_fields)
+_queue = partial(Event, "tasks", about=queue_fields)
+_attempt = partial(Event, "tasks.runner", about=task_fields)
+_chaos = partial(Event, "tasks.chaos")
+_worker = partial(Event, "tasks.worker")
+_recovery = partial(Event, "tasks.recovery")
+_schedules = partial(Event, "tasks.schedules")
+_housekeeping = partial(Event, "tasks.housekeeping")
+_sampling = partial(Event, "tasks.sampling")
+_generator = partial(Event, "tasks.generator")
+_relay = partial(Event, "tasks.relay")
+
+
+class Log:
+    """One attribute an event."""
+
+    # Signals of tasks
+    task_enqueued = _task(DEBUG, "task:%(task_id)s enqueued: %(task_name)s")
+    task_claimed = _task(
+        INFO,
+        "task:%(task_id)s claimed by %(holder)s: %(task_name)s, "
+        "attempt %(attempt)s of %(max_attempts)s",
+    )
+    task_completed = _task(INFO, "task:%(task_id)s completed by %(holder)s")
+    task_failed = _task(
+        WARNING,
+        "task:%(task_id)s failed in attempt %(attempt)s of %(max_attempts)s; "
+        "next attempt at %(scheduled_at)s: %(error)s",
+    )
+    task_dead = _task(
+        ERROR,
+        "task:%(task_id)s failed for good after attempt %(attempt)s of %(max_attempts)s: %(error)s",
+    )
+    task_recovered = _task(WARNING, "task:%(task_id)s recovered from %(holder)s: %(reason)s")
+    task_returned = _task(INFO, "task:%(task_id)s given back by %(holder)s: %(reason)s")
+    task_snoozed = _task(
+        INFO, "task:%(task_id)s postponed by its handler until %(scheduled_at)s: %(reason)s"
+    )
+    task_cancelled = _task(INFO, "task:%(task_id)s cancelled: %(reason)s")
+    task_retried = _task(INFO, "task:%(task_id)s set ready again by %(actor)s")
+    task_duplicate = _task(INFO, "Duplicate enqueue of task:%(task_id)s ignored (unique key)")
+    task_rescheduled = _task(INFO, "task:%(task_id)s rescheduled by %(actor)s to %(scheduled_at)s")
+    task_discarded = _task(INFO, "task:%(task_id)s deleted by %(actor)s: %(task_name)s")
+    task_repaired = _task(WARNING, "task:%(task_id)s repaired (%(kind)s): %(remedy)s")
+    task_replaced = _task(INFO, "task:%(task_id)s replaced by a later enqueue (unique key)")
+
+    # Signals of queues
+    queue_paused = _queue(WARNING, "Queue %(queue)s paused by %(actor)s: %(reason)s")
+    queue_resumed = _queue(INFO, "Queue %(queue)s resumed by %(actor)s")
+
+    # One attempt
+    task_not_begun = _attempt(ERROR, "task:%(task_id)s could not start: %(error)s")
+    task_no_handler = _attempt(ERROR, "task:%(task_id)s: %(reason)s")
+    task_lost = _attempt(WARNING, "Stopped task:%(task_id)s: lease lost (%(reason)s)")
+    task_timed_out = _attempt(WARNING, "task:%(task_id)s timed out: %(error)s")
+    task_failed_after_end = _attempt(
+        WARNING, "task:%(task_id)s: its handler failed after completing it: %(error)s"
+    )
+    task_progress_dropped = Event(
+        "tasks.progress",
+        WARNING,
+        "Discarded the last progress of task:%(task_id)s: %(error)s",
+        about=task_fields,
+    )
+    task_result_dropped = _attempt(WARNING, "Discarded the result of task:%(task_id)s: %(reason)s")
+    task_note_failed = _attempt(
+        WARNING, "Refused result of task:%(task_id)s not written to its history: %(error)s"
+    )
+    task_result_delayed = _attempt(
+        WARNING,
+        "Storing results failed (%(waiting)s waiting, the first of task:%(task_id)s); "
+        "will retry: %(error)s",
+    )
+    task_result_not_stored = _attempt(
+        ERROR,
+        "Result of task:%(task_id)s could not be stored; recovery will retry the task: %(error)s",
+    )
+    task_result_failed = _attempt(ERROR, "Storing results failed unexpectedly")
+    task_abandoned = _attempt(
+        ERROR, "Gave back task:%(task_id)s: the thread or process that ran it ended"
+    )
+    task_return_failed = _attempt(WARNING, "task:%(task_id)s could not be given back: %(error)s")
+    task_return_needless = _attempt(INFO, "task:%(task_id)s was not given back: %(reason)s")
+    task_end_not_told = _task(ERROR, "on_end of task:%(task_id)s failed")
+    task_policy_failed = Event(
+        "tasks.retry", ERROR, "Retry policy %(policy)s failed; using the default policy"
+    )
+    chaos_stall = _chaos(WARNING, "Chaos: stalling the renewals of %(resource)s")
+    chaos_crash = _chaos(
+        WARNING, "Chaos: this process crashes in %(seconds).1f s, during %(resource)s"
+    )
+
+    # Workers
+    worker_started = _worker(INFO, "%(worker)s started; queues: %(queues)s")
+    worker_claim_failed = _worker(WARNING, "Claim failed; will retry: %(error)s")
+    worker_stuck = _worker(ERROR, "Stopping %(worker)s: %(reason)s")
+    worker_tending_failed = _worker(
+        ERROR, "Check of the threads of %(worker)s failed; will retry: %(error)s"
+    )
+    worker_stopping = _worker(INFO, "%(worker)s stopping; tasks still running: %(running)s")
+    worker_stopped = _worker(INFO, "%(worker)s stopped")
+    worker_unseen = _worker(WARNING, "Heartbeat of %(worker)s failed; will retry: %(error)s")
+    worker_sign_off_failed = _worker(
+        WARNING, "%(worker)s could not record that it stopped: %(error)s"
+    )
+    notifications_unsent = _worker(WARNING, "Notification of %(message)s failed: %(error)s")
+    notifications_failed = _worker(
+        WARNING, "LISTEN connection failed; falling back to polling: %(error)s"
+    )
+    notifications_swallowed = _worker(
+        WARNING,
+        "Notifications do not arrive (a pooler in transaction mode?); falling back to polling",
+    )
+
+    # Services
+    recovery_failed = _recovery(WARNING, "Recovery sweep failed; will retry: %(error)s")
+    recovery_suspected = _recovery(
+        WARNING, "Inconsistent rows found (%(kind)s): %(what)s: %(rows)s"
+    )
+    schedules_failed = _schedules(WARNING, "Check for due schedules failed; will retry: %(error)s")
+    schedule_failed = _schedules(ERROR, "Schedule %(schedule)s could not run: %(error)s")
+    schedule_fired = _schedules(INFO, "Schedule %(schedule)s: %(outcome)s for %(slot)s")
+    schedule_declared = _schedules(INFO, "Schedule %(schedule)s updated from code")
+    tasks_pruned = _housekeeping(INFO, "Pruned: %(pruned)s")
+    housekeeping_left_to_another = _housekeeping(
+        DEBUG, "%(duty)s is done by another process: %(reason)s"
+    )
+    housekeeping_failed = _housekeeping(WARNING, "%(duty)s failed; will retry: %(error)s")
+    sampling_left_to_another = _sampling(DEBUG, "Sampling is done by another process: %(reason)s")
+    sampling_left_to_its_end = _sampling(
+        DEBUG, "Lease of sampling was not released; it expires by itself: %(reason)s"
+    )
+    sampling_failed = _sampling(WARNING, "Sampling failed; will retry: %(error)s")
+    generator_leads = _generator(INFO, "%(holder)s generates tasks")
+    generator_stands_by = _generator(DEBUG, "Generator on standby: %(reason)s")
+    generator_failed = _generator(WARNING, "Generator failed; will retry: %(error)s")
+
+    # The outbox and brokers
+    relay_leads = _relay(INFO, "%(holder)s publishes messages")
+    relay_lost = _relay(WARNING, "Relay stopped publishing: %(reason)s")
+    relay_failed = _relay(
+        WARNING, "Publishing failed; will retry in %(pause_seconds).1f s: %(error)s"
+    )
+    message_failed = _relay(
+        ERROR, "Message %(message_id)s could not be sent; will retry: %(error)s"
+    )
+    broker_silent = _relay(DEBUG, "Length of the broker's queue %(queue)s is unknown: %(error)s")
+    broker_lost = _relay(DEBUG, "Connection to the broker lost: %(error)s")
+    message_dropped = _worker(ERROR, "Discarded the message of task:%(task_id)s: %(error)s")
+    claim_failed = _worker(WARNING, "task:%(task_id)s could not be claimed; will retry: %(error)s")
+    task_unclaimed = _worker(INFO, "task:%(task_id)s not claimed; it stays ready: %(reason)s")
+
+    # Pages
+    page_failed = Event("tasks.pages", ERROR, "Overview could not read its %(part)s")
+
+
+log = Log()

@@ -16,9 +16,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from asgiref.sync import iscoroutinefunction
 
 from leasing.runtime import callbacks
-from leasing.runtime.event_logger import get_logger
 from leasing.validation.names import check_name
 from tasks.exceptions import UnknownTask
+from tasks.log import log
 from tasks.retry import RetryPolicy
 
 #: How long a task whose handler is missing here waits for a worker that has it.
@@ -83,8 +83,6 @@ class Handler:
         object.__setattr__(self, "is_async", is_async)
         object.__setattr__(self, "kind", Kind.PROCESS if self.process else kind)
 
-
-logger = get_logger("tasks")
 
 _handlers: dict[str, Handler] = {}
 
@@ -192,13 +190,7 @@ def _tell_end(on_end: Callable[[Any], object], task: Ended) -> None:
     try:
         on_end(task)
     except Exception:  # as any receiver's: what has happened has happened
-        logger.exception(
-            "task %s: its end could not be told",
-            task.pk,
-            event="task.end_not_told",
-            task_id=task.pk,
-            task_name=task.name,
-        )
+        log.task_end_not_told(task, exc_info=True)
 
 
 def names() -> list[str]:

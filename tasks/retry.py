@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
-from leasing.runtime.event_logger import get_logger
 from tasks.conf import task_settings
 from tasks.delays import check_delay
-
-logger = get_logger("tasks.retry")
+from tasks.log import log
 
 
 class RetryPolicy(Protocol):
@@ -124,10 +122,5 @@ def decide(policy: RetryPolicy, error: BaseException, attempt: int) -> timedelta
         answer = policy(error, attempt)
         return None if answer is None else check_delay(answer)
     except (Exception, SystemExit):  # which would end a thread that others rely on
-        logger.exception(
-            "the retry policy %r failed; the usual one decides",
-            policy,
-            event="task.policy_failed",
-            attempt=attempt,
-        )
+        log.task_policy_failed(policy=repr(policy), attempt=attempt, exc_info=True)
         return timedelta(seconds=usual(error, attempt))

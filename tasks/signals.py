@@ -38,6 +38,7 @@ from django.dispatch import Signal
 
 from leasing.signals import Logged
 from tasks import registry
+from tasks.log import log
 
 
 class Told(Logged):
@@ -52,24 +53,24 @@ class ToldOfQueue(Logged):
     subject = "queue"
 
 
-enqueued = Told()
-claimed = Told()
-completed = Told()
-failed = Told()
-dead = Told()
-recovered = Told()
-returned = Told()
-snoozed = Told()
-cancelled = Told()
-retried = Told()
-duplicate = Told()
-rescheduled = Told()
-discarded = Told()
-repaired = Told()
+enqueued = Told(log.task_enqueued)
+claimed = Told(log.task_claimed)
+completed = Told(log.task_completed)
+failed = Told(log.task_failed)
+dead = Told(log.task_dead)
+recovered = Told(log.task_recovered)
+returned = Told(log.task_returned)
+snoozed = Told(log.task_snoozed)
+cancelled = Told(log.task_cancelled)
+retried = Told(log.task_retried)
+duplicate = Told(log.task_duplicate)
+rescheduled = Told(log.task_rescheduled)
+discarded = Told(log.task_discarded)
+repaired = Told(log.task_repaired)
 suspected = Told()
-replaced = Told()
-paused = ToldOfQueue()
-resumed = ToldOfQueue()
+replaced = Told(log.task_replaced)
+paused = ToldOfQueue(log.queue_paused)
+resumed = ToldOfQueue(log.queue_resumed)
 
 
 #: What tells that a task has ended.

@@ -29,10 +29,11 @@ from leasing.exceptions import LeaseLost
 from leasing.functions import EPOCH
 from leasing.leasables import find_row, in_state, listed
 from leasing.models import Leasable, Lease, leasable_models
+from leasing.runtime.labels import TASKS
 from leasing.validation.names import check_name
 
 #: Names that belong to leases of other models: nobody takes them through these routes.
-RESERVED = ("/api/tasks/", "leasing_tasks.")
+RESERVED = (TASKS, "leasing_tasks.")
 
 may_see, may_change = Access("leasing.view_lease"), Access("leasing.change_lease")
 

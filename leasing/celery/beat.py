@@ -40,14 +40,12 @@ from kombu.exceptions import OperationalError
 from leasing.celery.slots import marked, slot_of, zoned
 from leasing.exceptions import LeaseLost
 from leasing.runtime.clock import clock
-from leasing.runtime.event_logger import get_logger
+from leasing.runtime.event_lines import log
 
 if TYPE_CHECKING:
     from leasing.hold import Hold
     from leasing.leader import Leader
     from leasing.querysets.beats import BeatEntry
-
-logger = get_logger("leasing.celery")
 
 #: Seconds between looks of a beat that stands by whether it leads now.
 LOOK = 0.25
@@ -84,13 +82,7 @@ class Campaign:
     def _run(self) -> None:
         try:
             for term in self._leader.terms(self._stopping):
-                logger.info(
-                    "this beat leads %s until it is lost",
-                    term.resource,
-                    event="beat.leads",
-                    resource=term.resource,
-                    holder=term.holder,
-                )
+                log.beat_leads(resource=term.resource, holder=term.holder)
                 self._term = term
                 while term.valid and not self._stopping.wait(LOOK):
                     pass
@@ -154,9 +146,9 @@ class LeaderMixin:
             self._send_unsure(term)
             pause: float = super().tick(*args, **kwargs)  # type: ignore[misc]
         except LeaseLost as loss:
-            logger.warning("this beat sends no more: %s", loss, event="beat.lost")
+            log.beat_lost(reason=loss)
         except (Error, OperationalError, OSError) as error:
-            logger.warning("beat goes on in %.1f s: %s", PAUSE, error, event="beat.failed")
+            log.beat_failed(pause_seconds=PAUSE, error=error)
             connections.close_all()
         else:
             return min(pause, PAUSE) if self._unsure() else pause
@@ -203,7 +195,7 @@ class LeaderMixin:
         """Send the slot of ``entry`` that was claimed last."""
         row = self._rows[entry.name]
         if self._campaign is None or self._campaign.term is None:
-            logger.warning("%s is left to the beat that leads now", entry.name, event="beat.left")
+            log.beat_left(entry=entry.name)
             return None
         try:
             sent = super().apply_async(marked(entry, row), *args, **kwargs)  # type: ignore[misc]
@@ -269,9 +261,7 @@ class LeaderMixin:
                 del self._rows[name]  # it was taken off the schedule
                 continue
             term.ensure()
-            logger.info(
-                "%s was not known to be sent, and is sent again", name, event="beat.sent_again"
-            )
+            log.beat_sent_again(entry=name)
             self.apply_entry(entry, producer=self.producer)
             self._heap = None  # its next slot may have come meanwhile
 
@@ -282,9 +272,7 @@ class LeaderMixin:
         try:
             BeatEntry.objects.confirm(row)
         except Error as error:
-            logger.warning(
-                "%s was sent, and that could not be noted: %s", row, error, event="beat.unnoted"
-            )
+            log.beat_unnoted(entry=row, error=error)
             connections.close_all()
 
     if TYPE_CHECKING:

@@ -35,13 +35,11 @@ from django.db import Error
 
 from leasing.decorators import arguments_of, refuse_generators
 from leasing.exceptions import InvalidResource, LeaseError, LeaseHeld
-from leasing.runtime.event_logger import get_logger
+from leasing.runtime.event_lines import log
 from leasing.validation.names import check_name
 
 if TYPE_CHECKING:
     from leasing.hold import Hold
-
-logger = get_logger("leasing.celery")
 
 #: What becomes of a call that finds the lease held.
 WhenHeld = Literal["skip", "retry", "wait"]
@@ -185,15 +183,12 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
         if self.when_held == "wait" or request.called_directly:
             raise held
         if self.when_held == "skip" and not self._is_retry_of_holder(request, held.resource):
-            logger.info(
-                "%s[%s] is skipped: %s",
-                self.name,
-                request.id,
-                held,
-                event="celery.skipped",
+            log.celery_skipped(
                 resource=held.resource,
                 holder=held.holder,
                 task_name=self.name,
+                celery_id=request.id,
+                reason=held,
             )
             if self._is_double_of_holder(request, held.resource):
                 raise Ignore(str(held))  # its result would take the place of the other's

@@ -23,10 +23,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing.db.dialects import hang_up_raw
 from leasing.runtime.clock import system_clock
-from leasing.runtime.event_logger import get_logger
+from leasing.runtime.event_lines import log
 from leasing.runtime.threads import note_replaced, start_thread
-
-logger = get_logger("leasing")
 
 #: Seconds that an answer may take now; None: as long as it likes.
 Limit = Callable[[], float | None]
@@ -79,25 +77,14 @@ class Line:
             limit = self._limit()
         except Exception:  # of this line alone: the others are looked after all the same
             if not self._is_unlimited:
-                logger.exception(
-                    "%s can't be read: connections are not cut off meanwhile",
-                    self._setting,
-                    event="connection.unlimited",
-                    setting=self._setting,
-                )
+                log.connection_unlimited(setting=self._setting, exc_info=True)
             self._is_unlimited = True
             return None
         self._is_unlimited = False
         return limit
 
     def _hang_up(self, limit: float) -> None:
-        logger.warning(
-            "an answer of the database did not come within %.1f s (%s): the connection is cut",
-            limit,
-            self._setting,
-            event="connection.cut_off",
-            seconds=limit,
-        )
+        log.connection_cut_off(seconds=limit, setting=self._setting)
         hang_up_raw(self._raw())
 
 

@@ -17,9 +17,7 @@ from django.db import connections, models, transaction
 from leasing.conf import leasing_settings
 from leasing.db.dialects import limit_waiting
 from leasing.runtime.clock import system_clock
-from leasing.runtime.event_logger import get_logger
-
-logger = get_logger("leasing")
+from leasing.runtime.event_lines import log
 
 #: A figure is shown again for so many times as long as it took to read.
 SHOWN_FOR = 100
@@ -86,12 +84,7 @@ class Figure:
             self.up = None
         except Exception:
             self.up = 0
-            logger.exception(
-                "the figures of %s could not be read",
-                self.name,
-                event="metrics.unread",
-                figure=self.name,
-            )
+            log.metrics_unread(figure=self.name, exc_info=True)
         self._shown_until = system_clock() + SHOWN_FOR * (system_clock() - self._read_at)
 
 

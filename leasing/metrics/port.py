@@ -10,9 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from leasing.metrics import registry
-from leasing.runtime.event_logger import get_logger
-
-logger = get_logger("leasing")
+from leasing.runtime.event_lines import log
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -57,5 +55,5 @@ def serve_at(address: str, port: int) -> int:
 
     server, _ = start_http_server(port, address, registry_of_process())
     at: int = server.server_port
-    logger.info("metrics at http://%s:%s/metrics", address, at, event="metrics.served", port=at)
+    log.metrics_served(address=address, port=at)
     return at

@@ -32,9 +32,7 @@ from leasing.conf import leasing_settings
 from leasing.hold import Hold, margin
 from leasing.process import deadman
 from leasing.runtime.clock import clock
-from leasing.runtime.event_logger import get_logger
-
-logger = get_logger("leasing")
+from leasing.runtime.event_lines import log
 
 #: Seconds between looks at the term and at whether to stop.
 TICK = 0.1
@@ -182,14 +180,8 @@ def run_under(
             child.run_until(look())
             if oversight.asked != asked:
                 asked = oversight.asked
-                logger.warning(
-                    "%s is asked to end: %s",
-                    command[0],
-                    asked,
-                    event="leader.command_asked_to_end",
-                    resource=term.resource,
-                    holder=term.holder,
-                    reason=asked,
+                log.leader_command_asked_to_end(
+                    command=command[0], resource=term.resource, holder=term.holder, reason=asked
                 )
                 child.ask_to_end()
             child.wait(TICK)

@@ -17,9 +17,7 @@ from contextlib import contextmanager
 from django.db import connections
 
 from leasing.runtime.clock import clock
-from leasing.runtime.event_logger import get_logger
-
-logger = get_logger("leasing.keeper")
+from leasing.runtime.event_lines import log
 
 #: How many callbacks may run at a time: a slow one delays no other until so many are slow.
 MOST = 16
@@ -63,11 +61,7 @@ class Teller:
                 self._pending += 1
             self._grow()
         if is_full and self.dropped == 1:
-            logger.error(
-                "callbacks hang: what others were to hear is dropped from now on",
-                event="callbacks.dropped",
-                waiting=self._pending,
-            )
+            log.callbacks_dropped(waiting=self._pending)
 
     @property
     def is_behind(self) -> bool:
@@ -120,7 +114,7 @@ class Teller:
             finally:
                 self._tidy()
         except BaseException:  # sys.exit() too: it would end this thread, and no more
-            logger.exception("a callback failed", event="hold.callback_failed")
+            log.hold_callback_failed(exc_info=True)
 
     def _tidy(self) -> None:
         """Close the connections of this thread, unless there is more to tell."""

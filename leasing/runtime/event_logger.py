@@ -1,23 +1,88 @@
-"""Loggers whose records say in fields what their line says in words.
+"""Events: records of the log that say in fields what their line says in words.
 
-Each record names its ``event`` and what it is about: ``resource``, ``holder``, ``fencing_token``,
-``task_id``, ``queue``, ``attempt`` and so on; ``leasing.logs`` writes them as JSON, and any other
-formatter finds them on the record. No payload is among them, and no grant: it proves a term.
+The tables of events are ``leasing.runtime.event_lines`` and ``tasks.log``. Each record names its
+``event`` and its subject: ``resource``, ``holder``, ``fencing_token``, ``task_id``, ``queue``,
+``attempt`` and so on; ``leasing.logs`` writes them as JSON, and any other formatter finds them on
+the record. No payload is among them, and no grant: it proves a term.
 
-What is logged comes from strangers: errors, reasons, names. Whatever could begin a line of its
-own, or steer a terminal, is escaped here, so that no formatter can be made to forge a line.
+Errors, reasons and names are other people's text. Whatever could begin a line of its own, or steer
+a terminal, is escaped here, so that no formatter can be made to forge a line.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
+from leasing.runtime.labels import label
 from leasing.runtime.terminal import plain
+
+#: Texts of a line for fields that are empty.
+UNKNOWN: Final = {
+    "holder": "somebody",
+    "actor": "an operator",
+    "reason": "no reason given",
+}
 
 #: Keywords of a logging call that are no fields.
 _OF_LOGGING = ("exc_info", "stack_info")
+
+
+def _no_fields(row: Any) -> dict[str, Any]:
+    return {}
+
+
+class Event:
+    """A kind of record, a row of a table of events. Its name is that of the attribute:
+    ``task_lost`` is ``task.lost``. A call writes one record, with its fields as keywords; a field
+    that is None or empty is left out. With the level off a call costs one comparison.
+
+    Args:
+        logger: the name of the logger
+        level: unless a call gives another
+        message: the line, a template of the fields: ``"Claim failed: %(error)s"``
+        about: returns the fields of the row that is the first argument of a call
+    """
+
+    __slots__ = ("about", "level", "logger", "message", "name")
+
+    def __init__(
+        self,
+        logger: str,
+        level: int,
+        message: str,
+        about: Callable[[Any], dict[str, Any]] = _no_fields,
+    ) -> None:
+        self.logger = logging.getLogger(logger)
+        self.level = level
+        self.message = message
+        self.about = about
+        self.name = ""
+
+    def __set_name__(self, table: type, name: str) -> None:
+        self.name = name.replace("_", ".", 1)
+
+    def __call__(
+        self,
+        row: Any = None,
+        /,
+        *,
+        level: int | None = None,
+        exc_info: BaseException | bool | None = None,
+        **details: Any,
+    ) -> None:
+        level = self.level if level is None else level
+        if not self.logger.isEnabledFor(level):
+            return
+        given = self.about(row) | details
+        if "resource" in given:
+            given["resource"] = label(given["resource"])
+        said = fields(given)
+        words = dict.fromkeys(given, "unknown") | UNKNOWN | said
+        extra = {"event": self.name} | said
+        # The caller of this method is whose line it is.
+        self.logger.log(level, self.message, words, extra=extra, exc_info=exc_info, stacklevel=2)
 
 
 class EventLogger(logging.LoggerAdapter[logging.Logger]):

@@ -15,9 +15,7 @@ from collections.abc import Callable
 from weakref import WeakSet
 
 from leasing.runtime.clock import system_clock
-from leasing.runtime.event_logger import EventLogger, get_logger
-
-logger = get_logger("leasing")
+from leasing.runtime.event_lines import log
 
 #: What errors are called that say that the database is away, in Django and in drivers.
 AWAY = frozenset({"OperationalError", "InterfaceError", "ConnectionError", "TimeoutError"})
@@ -34,8 +32,7 @@ class Outage:
     one service that keeps failing, for a reason of its own, mutes none of these.
     """
 
-    def __init__(self, log: EventLogger = logger) -> None:
-        self._log = log
+    def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
@@ -64,12 +61,7 @@ class Outage:
             if spell.failing:
                 return
             lasted = system_clock() - spell.since
-        self._log.info(
-            "what failed succeeds again, after %.1f s",
-            lasted,
-            event="outage.ended",
-            seconds=lasted,
-        )
+        log.outage_ended(seconds=lasted)
 
     def _spell_of(self, service: Streak) -> _Spell | None:
         return next((each for each in self._spells if service in each.failing), None)

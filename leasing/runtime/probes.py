@@ -17,9 +17,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from leasing.runtime.clock import clock
-from leasing.runtime.event_logger import get_logger
-
-logger = get_logger("leasing")
+from leasing.runtime.event_lines import log
 
 Ear = Callable[..., object]
 
@@ -50,7 +48,7 @@ class Probe:
             try:
                 ear(*measured)
             except Exception:
-                logger.exception("what was measured could not be noted", event="metrics.failed")
+                log.metrics_failed(exc_info=True)
 
 
 class Round(NamedTuple):

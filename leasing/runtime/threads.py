@@ -7,9 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from leasing.runtime.event_logger import get_logger
-
-logger = get_logger("leasing.threads")
+from leasing.runtime.event_lines import log
 
 #: Seconds between looks whether threads go on.
 LOOK = 1.0
@@ -27,12 +25,7 @@ def start_thread(name: str, work: Callable[[], object]) -> threading.Thread:
 def note_replaced(name: str) -> None:
     """Log and count that the thread called ``name`` had ended, and was started again."""
     replaced[name] += 1
-    logger.error(
-        "the thread %s had ended, and was started again",
-        name,
-        event="thread.replaced",
-        thread_name=name,
-    )
+    log.thread_replaced(thread_name=name)
 
 
 class Tended(Protocol):
@@ -77,14 +70,7 @@ class LastingThread:
             self._thread = start_thread(self.name, self._run)
         except RuntimeError as error:
             if not self._is_short:
-                logger.error(
-                    "the thread %s can't be started: %s",
-                    self.name,
-                    error,
-                    event="thread.not_started",
-                    thread_name=self.name,
-                    error=error,
-                )
+                log.thread_not_started(thread_name=self.name, error=error)
             self._is_short = True
         else:
             self._is_short = False

@@ -19,11 +19,9 @@ from leasing.db.dialects import after_commit, in_transaction
 from leasing.db.side_connection import Aside, moved
 from leasing.exceptions import LeaseInTransaction, LeaseLost
 from leasing.runtime.aio import Steps
-from leasing.runtime.event_logger import get_logger
+from leasing.runtime.event_lines import log
 from leasing.store import Grant, Renewals
 from leasing.stores.rows import RowStore
-
-logger = get_logger("leasing")
 
 
 @dataclass(frozen=True)
@@ -47,13 +45,7 @@ class SeparateRowStore(RowStore):
             super().release(grant)
         except LeaseLost as loss:
             # Too late to roll back. What was written may have met what the next holder wrote.
-            logger.error(
-                "a transaction was committed after its lease had ended: %s",
-                loss,
-                event="lease.outlived",
-                resource=loss.resource,
-                error=loss,
-            )
+            log.lease_outlived(resource=loss.resource, error=loss)
 
 
 def taking_separately(using: str, steps: Steps[Any]) -> Steps[Any]:

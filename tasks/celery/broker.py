@@ -11,13 +11,11 @@ from django.utils.module_loading import import_string
 from kombu import Exchange, Producer
 from kombu.exceptions import OperationalError
 
-from leasing.runtime.event_logger import get_logger
 from tasks.celery import RUN
 from tasks.conf import task_settings
+from tasks.log import log
 from tasks.models import OutboxMessage
 from tasks.outbox.relay import BrokerAway, QueueRefused
-
-logger = get_logger("tasks.relay")
 
 #: Seconds that a connect, and an answer of the broker, may take.
 PATIENCE = 10.0
@@ -109,13 +107,7 @@ class CeleryBroker:
                 count: int = channel.queue_declare(queue, passive=True).message_count
                 return count
         except Exception as error:
-            logger.debug(
-                "the broker does not tell of its queue %s: %s",
-                queue,
-                error,
-                event="broker.silent",
-                queue=queue,
-            )
+            log.broker_silent(queue=queue, error=error)
             self.close()
             return None
 
@@ -132,7 +124,7 @@ class CeleryBroker:
             send(self._open())
             return
         except self._breaks as error:
-            logger.debug("the connection to the broker broke: %s", error, event="broker.lost")
+            log.broker_lost(error=error)
             self.close()
         try:
             send(self._open())

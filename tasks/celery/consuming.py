@@ -7,26 +7,25 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from logging import ERROR
 from typing import Any
 
 from django.db import Error, connections
 
 from leasing.runtime.clock import clock
-from leasing.runtime.event_logger import get_logger
 from leasing.validation.names import default_holder
 from tasks.exceptions import UnknownQueue
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.execution.context import Context
+from tasks.log import log
 from tasks.models import Task
 from tasks.notifier import ring_now
 from tasks.querysets.claimed import Taken
 from tasks.registry import Kind
 from tasks.runtime import probes
 from tasks.worker.timeouts import Timekeeper
-
-logger = get_logger("tasks.worker")
 
 #: Seconds between tries to claim while the database is away.
 CLAIM_PAUSES = (0.2, 0.5, 1, 2, 4)
@@ -58,44 +57,17 @@ def _claim(key: int, queue: str, holder: str) -> Taken | None:
             taken = Task.objects.take_one(key, holder, queue=queue)
             if taken is None and Task.objects.unpublish([key]):
                 # It cannot be run now: the relay decides anew when it is published.
-                logger.info(
-                    "task %s could not be claimed now, and waits",
-                    key,
-                    event="task.unclaimed",
-                    task_id=key,
-                    queue=queue,
-                )
+                log.task_unclaimed(task_id=key, queue=queue, reason="not ready")
             return taken
         except UnknownQueue as error:
-            logger.error(
-                "the message of task %s is dropped: %s",
-                key,
-                error,
-                event="message.dropped",
-                task_id=key,
-                queue=queue,
-            )
+            log.message_dropped(task_id=key, queue=queue, error=error)
             return None
         except Error as error:
             connections.close_all()
             if pause is None:
-                logger.error(
-                    "task %s could not be claimed, and waits: %s",
-                    key,
-                    error,
-                    event="task.unclaimed",
-                    task_id=key,
-                    queue=queue,
-                )
+                log.task_unclaimed(level=ERROR, task_id=key, queue=queue, reason=error)
                 return None
-            logger.warning(
-                "task %s could not be claimed, again: %s",
-                key,
-                error,
-                event="claim.failed",
-                task_id=key,
-                queue=queue,
-            )
+            log.claim_failed(task_id=key, queue=queue, error=error)
             stopping.wait(pause)
     raise AssertionError("the last pause is None")
 

@@ -7,10 +7,6 @@ from typing import Any
 from celery import signals
 from django.core.exceptions import ImproperlyConfigured
 
-from leasing.runtime.event_logger import get_logger
-
-logger = get_logger("tasks.worker")
-
 _port, _address = 0, ""
 
 

@@ -15,7 +15,6 @@ from django.http import HttpRequest
 
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow, database_now
-from leasing.runtime.event_logger import get_logger
 from leasing.web.access import is_live, may
 from leasing.web.cache import SHARED_FOR, Kept
 from leasing.web.paging import COUNT_CAP, Capped, capped_count
@@ -26,10 +25,9 @@ from tasks.dashboard.health import SWEPT_WITHIN, Figures, assess
 from tasks.dashboard.line_chart import trimmed
 from tasks.dashboard.queue_rows import Queues, read_queues
 from tasks.generator import GeneratorStatus, generator_status
+from tasks.log import log
 from tasks.models import Sample, Schedule, Task, Worker, WorkerRole, WorkerState
 from tasks.querysets.base import lapse
-
-logger = get_logger("tasks.pages")
 
 #: A worker that vanished is shown here for as long.
 MOURNED = timedelta(minutes=10)
@@ -93,9 +91,7 @@ def _snapshot(anew: bool) -> Snapshot:
             with _apart():
                 return read_part()
         except Exception:
-            logger.exception(
-                "the overview could not read its %s", name, event="page.failed", part=name
-            )
+            log.page_failed(part=name, exc_info=True)
             failed.append(name)
             return otherwise
 
@@ -150,9 +146,7 @@ def read_charts(now: datetime, span: str) -> dict[str, Any]:
         with _apart():
             return {"charts": trimmed(series(begin, until, points=POINTS))}
     except Exception:
-        logger.exception(
-            "the overview could not read its charts", event="page.failed", part="charts"
-        )
+        log.page_failed(part="charts", exc_info=True)
         return {"charts": None}
 
 

@@ -14,9 +14,7 @@ import threading
 from dataclasses import dataclass, field
 
 from leasing.hold import Hold
-from leasing.runtime.event_logger import get_logger
-
-logger = get_logger("tasks.chaos")
+from tasks.log import log
 
 #: How long after the loss the late result comes, in seconds.
 LATENESS = 3.0
@@ -37,25 +35,14 @@ class Chaos:
         if drawn < self.crashes:
             self._crash_soon(hold)
         elif drawn < self.crashes + self.spikes:
-            logger.warning(
-                "chaos: the renewals of %s stall",
-                hold.resource,
-                event="chaos.stall",
-                resource=hold.resource,
-            )
+            log.chaos_stall(resource=hold.resource)
             hold.due_at = float("inf")
             return True
         return False
 
     def _crash_soon(self, hold: Hold) -> None:
         delay = self.random.uniform(0.1, 2.0)
-        logger.warning(
-            "chaos: this process will crash in %.1f s, in %s",
-            delay,
-            hold.resource,
-            event="chaos.crash",
-            resource=hold.resource,
-        )
+        log.chaos_crash(resource=hold.resource, seconds=delay)
         crash = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL))
         crash.daemon = True
         crash.start()

@@ -17,16 +17,13 @@ from django.db import Error, connections
 
 from leasing.exceptions import LeaseLost
 from leasing.hold import drop_together
-from leasing.runtime.event_logger import get_logger
 from tasks.exceptions import NotSerializable
 from tasks.execution.attempt import Execution
-from tasks.log import said_of
+from tasks.log import log
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet, TaskStatus
 from tasks.querysets.claimed import Taken
 from tasks.runtime.tracepoints import points
-
-logger = get_logger("tasks.runner")
 
 #: Pauses between the tries to store a result, in seconds.
 SETTLE_PAUSES = (0.1, 0.3, 1, 2, 4, 8, 15)
@@ -91,7 +88,7 @@ def settle(endings: list[Ending], is_away: Callable[[bool], object] = bool) -> N
                 _drop(ending)
         _settle(_left(endings), is_away)
     except BaseException:  # pragma: no cover - a fault of ours must reach no worker
-        logger.exception("results could not be settled", event="task.result_failed")
+        log.task_result_failed(exc_info=True)
     finally:
         is_away(False)
         drop_together([ending.execution.hold for ending in endings])
@@ -100,29 +97,12 @@ def settle(endings: list[Ending], is_away: Callable[[bool], object] = bool) -> N
 def _drop(ending: Ending) -> None:
     execution, ending.is_done = ending.execution, True
     reason = f"it had been ended by its {execution.taken_by}"
-    said = said_of(execution.taken)
-    logger.warning(
-        "task %s: a late %s is dropped: %s",
-        execution.taken.id,
-        ending.verb,
-        reason,
-        event="task.result_dropped",
-        **said,
-        verb=ending.verb,
-        reason=reason,
-    )
+    log.task_result_dropped(execution.taken, verb=ending.verb, reason=reason)
     if ending.verb == COMPLETE:
         try:
             execution.hold.refused(ending.verb, reason)
         except Exception as error:
-            logger.warning(
-                "task %s: that could not be noted: %s",
-                execution.taken.id,
-                error,
-                event="task.note_failed",
-                **said,
-                error=error,
-            )
+            log.task_note_failed(execution.taken, error=error)
 
 
 def _settle(left: list[Ending], is_away: Callable[[bool], object]) -> None:
@@ -153,26 +133,11 @@ def _say_again(left: list[Ending], failure: Error, is_last: bool) -> None:
         for ending in left:
             _not_stored(ending.execution.taken, failure)
     elif left:
-        first = left[0].execution.taken
-        logger.warning(
-            "task %s%s: storing the result failed, again: %s",
-            first.id,
-            f" and {len(left) - 1} more" if left[1:] else "",
-            failure,
-            event="task.result_delayed",
-            **said_of(first, error=failure),
-            waiting=len(left),
-        )
+        log.task_result_delayed(left[0].execution.taken, error=failure, waiting=len(left))
 
 
 def _not_stored(taken: Taken, failure: BaseException) -> None:
-    logger.error(
-        "task %s: the result could not be stored; it will be recovered",
-        taken.id,
-        event="task.result_not_stored",
-        exc_info=failure,
-        **said_of(taken, error=failure),
-    )
+    log.task_result_not_stored(taken, error=failure, exc_info=failure)
 
 
 def _each_alone(endings: list[Ending]) -> None:
@@ -216,13 +181,7 @@ def _store_many(endings: list[Ending], store: Callable[[list[Ending]], Refused])
         if isinstance(error, NotSerializable) and ending.verb == COMPLETE:
             ending.verb, ending.value, ending.is_done = FAIL, error, False
         elif isinstance(error, LeaseLost):
-            logger.warning(
-                "task %s: the result is dropped: %s",
-                taken.id,
-                error,
-                event="task.result_dropped",
-                **said_of(taken, reason=error),
-            )
+            log.task_result_dropped(taken, reason=f"lease lost ({error.reason})")
         else:
             _not_stored(taken, error)
 

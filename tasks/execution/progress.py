@@ -8,6 +8,7 @@ locked until the commit, could not be renewed.
 
 from __future__ import annotations
 
+from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error
@@ -16,14 +17,11 @@ from leasing.db.dialects import in_transaction
 from leasing.db.routing import database_of
 from leasing.exceptions import LeaseLost
 from leasing.runtime.clock import clock
-from leasing.runtime.event_logger import get_logger
-from tasks.log import said_of
+from tasks.log import log
 from tasks.payload import check_json
 
 if TYPE_CHECKING:
     from tasks.models import Task
-
-logger = get_logger("tasks.progress")
 
 #: Seconds between writes.
 EVERY = 1.0
@@ -68,22 +66,10 @@ class Progress:
             return
         try:
             self._write()
-        except LeaseLost as loss:
-            logger.info(
-                "task %s: its last progress is dropped: %s",
-                self._task.pk,
-                loss,
-                event="task.progress_dropped",
-                **said_of(self._task, reason=loss),
-            )
-        except Error as error:
-            logger.warning(
-                "task %s: its last progress is dropped: %s",
-                self._task.pk,
-                error,
-                event="task.progress_dropped",
-                **said_of(self._task, reason=error),
-            )
+        except (LeaseLost, Error) as error:
+            # Of a loss there is a line already.
+            level = INFO if isinstance(error, LeaseLost) else WARNING
+            log.task_progress_dropped(self._task, level=level, error=error)
 
     def _write(self) -> None:
         rows = type(self._task).objects.using(self._using)

@@ -20,18 +20,15 @@ from django.dispatch import receiver
 
 from leasing.db.dialects import in_transaction
 from leasing.exceptions import LeaseLost
-from leasing.runtime.event_logger import get_logger
 from tasks.exceptions import Snooze, TaskCancelled
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.execution.context import Context
 from tasks.execution.outcomes import COMPLETE, FAIL, Ending, settle
-from tasks.log import said_of
+from tasks.log import log
 from tasks.models import Task
 from tasks.registry import UNKNOWN_DELAY, Handler, Kind
 from tasks.runtime.connection import lasting_connection
-
-logger = get_logger("tasks.runner")
 
 #: Seconds that a handler which was interrupted has to end before its task is settled without it.
 END_PATIENCE = 1.0
@@ -97,12 +94,7 @@ def before(execution: Execution) -> Ending | None:
     try:
         return _hindrance(execution)
     except Exception as error:  # there can be no thread more that would watch its timeout
-        logger.exception(
-            "task %s could not begin",
-            execution.taken.id,
-            event="task.not_begun",
-            **said_of(execution.taken, error=error),
-        )
+        log.task_not_begun(execution.taken, error=error, exc_info=True)
         execution.ended.set()
         return Ending(execution, FAIL, error)
 
@@ -115,12 +107,7 @@ def _hindrance(execution: Execution) -> Ending | None:
         return _returned(execution, STOPPED)
     hold, by = execution.hold, execution.interruption.cancelled_by
     if not hold.valid:  # also where nobody had the time to say so: the machine was suspended
-        logger.warning(
-            "task %s was lost before it began",
-            execution.taken.id,
-            event="task.lost",
-            **said_of(execution.taken),
-        )
+        log.task_lost(execution.taken, reason="before it started")
         return Ending(execution)
     if by:
         return _cancelled(execution, by)
@@ -137,13 +124,7 @@ def time_out(execution: Execution) -> None:
     if execution.kind is not Kind.THREAD:
         execution.ended.wait(END_PATIENCE)
     error = execution.interruption.timeout_error()
-    logger.warning(
-        "task %s: %s",
-        execution.taken.id,
-        error,
-        event="task.timed_out",
-        **said_of(execution.taken, error=error),
-    )
+    log.task_timed_out(execution.taken, error=error)
     with lasting_connection():
         ending = judge(execution, execution.context(), error=error)
         ending.close("timeout")
@@ -178,13 +159,7 @@ def judge(
     ``error``."""
     if context.completed:
         if error is not None:
-            logger.warning(
-                "task %s: its handler failed after it ended: %r",
-                execution.taken.id,
-                error,
-                event="task.failed_after_end",
-                **said_of(execution.taken, error=repr(error)),
-            )
+            log.task_failed_after_end(execution.taken, error=repr(error))
         return Ending(execution)
     if error is None and context.given_back is not None:
         reason, delay = context.given_back
@@ -200,12 +175,8 @@ def _judge_error(execution: Execution, error: BaseException) -> Ending:
     if (ours and hold.is_lost) or (
         isinstance(error, LeaseLost) and error.resource == hold.resource and not hold.valid
     ):
-        logger.warning(
-            "task %s: the handler stopped: %s",
-            execution.taken.id,
-            error,
-            event="task.lost",
-            **said_of(execution.taken, reason=error),
+        log.task_lost(
+            execution.taken, reason=getattr(error, "reason", "its coroutine was cancelled")
         )
         return Ending(execution)
     by = execution.interruption.cancelled_by
@@ -235,13 +206,7 @@ def _unknown(execution: Execution) -> Ending:
     reason = (
         f"No handler is registered for {name!r}. Its module is missing here, or was after a deploy."
     )
-    logger.error(
-        "task %s: %s",
-        execution.taken.id,
-        reason,
-        event="task.no_handler",
-        **said_of(execution.taken, reason=reason),
-    )
+    log.task_no_handler(execution.taken, reason=reason)
     return _returned(execution, reason, UNKNOWN_DELAY)
 
 

@@ -19,13 +19,12 @@ from django.db import Error
 
 from leasing.db.routing import database_of
 from leasing.functions import EPOCH
-from leasing.runtime.event_logger import get_logger
+from leasing.runtime.labels import TASKS
+from tasks.log import log
 from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task
-
-logger = get_logger("tasks.worker")
 
 #: The columns that a claim brings for each task beside its data, in their order.
 COLUMNS = (
@@ -82,14 +81,12 @@ def keeping(granted: Sized) -> Iterator[None]:
     except Error as error:
         if not len(granted):
             raise
-        logger.warning(
-            "looking for more tasks failed: %s", error, event="worker.claim_failed", error=error
-        )
+        log.worker_claim_failed(error=error)
 
 
 def resource_of(key: int) -> str:
     """What the API and the pages say is leased with the task of this ``key``."""
-    return f"/api/tasks/{key}"
+    return f"{TASKS}{key}"
 
 
 def waited(task: Task) -> float | None:

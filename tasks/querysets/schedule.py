@@ -25,17 +25,15 @@ from leasing.db.deletion import delete_up_to, unprotected
 from leasing.db.dialects import lock
 from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow, after, database_now
-from leasing.runtime.event_logger import get_logger
 from tasks import registry
 from tasks.exceptions import InvalidSchedule
+from tasks.log import log
 from tasks.scheduling import declarations
 from tasks.scheduling.declarations import Declaration
 from tasks.scheduling.rules import due_slots, rule_of
 
 if TYPE_CHECKING:
     from tasks.models import Schedule, ScheduleSlot, Task
-
-logger = get_logger("tasks.schedules")
 
 #: How many slots one transaction takes at most.
 SLOT_BATCH = 100
@@ -104,15 +102,7 @@ class ScheduleQuerySet(RoutedQuerySet["Schedule"]):
                 return 0
             taken = rows._fill(schedule, slots)
         for slot in taken:
-            logger.info(
-                "schedule %s: %s for %s",
-                schedule,
-                _became(slot),
-                slot.at,
-                event="schedule.fired",
-                schedule=schedule,
-                slot=slot.at,
-            )
+            log.schedule_fired(schedule=schedule, outcome=_became(slot), slot=slot.at)
         return len(taken)
 
     def _fill(
@@ -181,12 +171,7 @@ class ScheduleQuerySet(RoutedQuerySet["Schedule"]):
         moved = {"next_at": rule.first(now)} if changed.keys() & set(RULE) else {}
         self.filter(pk=present.pk).update(**changed, **moved, **said)
         if changed or not present.declared:
-            logger.info(
-                "schedule %s is now as code declares it",
-                present,
-                event="schedule.declared",
-                schedule=present,
-            )
+            log.schedule_declared(schedule=present)
         return bool(changed) or not present.declared
 
     def confirm(self) -> int:
@@ -275,4 +260,4 @@ def slot_rows() -> SlotQuerySet:
 
 
 def _became(slot: ScheduleSlot) -> str:
-    return "skipped, its previous task has not ended," if slot.skipped else f"task {slot.task_id}"
+    return "skipped, its previous task has not ended," if slot.skipped else f"task:{slot.task_id}"

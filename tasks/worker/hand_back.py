@@ -9,14 +9,11 @@ from django.db import Error
 
 from leasing.hold import ABANDONED
 from leasing.runtime.clock import clock
-from leasing.runtime.event_logger import get_logger
 from tasks.execution.attempt import Execution
 from tasks.execution.runner import END_PATIENCE, STOPPED
-from tasks.log import said_of
+from tasks.log import log
 from tasks.models import Task
 from tasks.registry import Kind
-
-logger = get_logger("tasks.runner")
 
 #: How often a task of this process was given back because what carried it had ended, by kind.
 abandoned: Counter[str] = Counter()
@@ -47,12 +44,7 @@ def give_up(executions: list[Execution]) -> None:
     """Give back tasks that nothing here carries on any more. Raises nothing."""
     for execution in executions:
         abandoned[execution.kind] += 1
-        logger.error(
-            "task %s: what carried it has ended, and it is given back",
-            execution.taken.id,
-            event="task.abandoned",
-            **said_of(execution.taken),
-        )
+        log.task_abandoned(execution.taken)
     # What timed out is stored as that.
     left = [each for each in executions if each.take("stop") or each.taken_by != "timeout"]
     if left:
@@ -71,19 +63,7 @@ def give_back(executions: list[Execution], reason: str) -> None:
             _, refused = Task.objects.using(using).give_back_many(tasks, reason)
         except Error as error:
             for task in tasks:
-                logger.warning(
-                    "task %s could not be given back: %s",
-                    task.pk,
-                    error,
-                    event="task.return_failed",
-                    **said_of(task, error=error),
-                )
+                log.task_return_failed(task, error=error)
         else:
             for task, loss in refused:
-                logger.info(
-                    "task %s needed no giving back: %s",
-                    task.pk,
-                    loss,
-                    event="task.return_needless",
-                    **said_of(task, reason=loss),
-                )
+                log.task_return_needless(task, reason=loss)

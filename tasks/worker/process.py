@@ -38,7 +38,6 @@ from leasing.db.answers import answers
 from leasing.keeper import keeper
 from leasing.runtime.callbacks import apart, patient_teller
 from leasing.runtime.clock import clock
-from leasing.runtime.event_logger import get_logger
 from leasing.runtime.outage import Streak
 from leasing.runtime.threads import LOOK, LastingThread
 from leasing.validation.names import default_holder
@@ -48,6 +47,7 @@ from tasks.execution.chaos import Chaos
 from tasks.execution.claimed_store import load
 from tasks.execution.outcomes import COMPLETE, Ending
 from tasks.execution.runner import STOPPED, time_out
+from tasks.log import log
 from tasks.maintenance import recovery, sampling, scheduler
 from tasks.models import Queue, Task
 from tasks.notifier import ringer
@@ -59,8 +59,6 @@ from tasks.worker.executors import EMPTY_FOR, Opening, Places
 from tasks.worker.hand_back import give_back, give_back_all, give_up
 from tasks.worker.registration import PRESENCE_PATIENCE, keep_present, sign_off
 from tasks.worker.timeouts import Timekeeper
-
-logger = get_logger("tasks.worker")
 
 #: Seconds between claims while the database is away.
 LONGEST_PAUSE = 15.0
@@ -133,15 +131,7 @@ class WorkerProcess:
         """Work until ``stop`` is called, or the end is reached; then return when all is settled."""
         with apart(self._teller):
             self._start_threads()
-        queues = ", ".join(self.queues)
-        logger.info(
-            "%s serves %s",
-            self.name,
-            queues,
-            event="worker.started",
-            worker=self.name,
-            queues=queues,
-        )
+        log.worker_started(worker=self.name, queues=", ".join(self.queues))
         ours = lasting_connection(self.stopping)
         hearing = ringer.heard_by(self.waking.hear)
         with handlers_limited(), ours, apart(self._teller), hearing:
@@ -163,24 +153,11 @@ class WorkerProcess:
             except Error as error:
                 pause = failures.failed(error)
                 connections.close_all()
-                logger.log(
-                    failures.level,
-                    "claiming failed, and is tried again: %s",
-                    error,
-                    event="worker.claim_failed",
-                    worker=self.name,
-                    pause_seconds=pause,
-                    error=error,
+                log.worker_claim_failed(
+                    level=failures.level, worker=self.name, pause_seconds=pause, error=error
                 )
             if reason := self.places.stuck_reason:
-                logger.error(
-                    "%s: %s ends",
-                    reason,
-                    self.name,
-                    event="worker.stuck",
-                    worker=self.name,
-                    reason=reason,
-                )
+                log.worker_stuck(worker=self.name, reason=reason)
                 self.failed = True
                 self.stop()
             elif pause:
@@ -354,12 +331,7 @@ class WorkerProcess:
             try:
                 self._tend()
             except Exception as error:
-                logger.exception(
-                    "looking after threads failed, and is tried again",
-                    event="worker.tending_failed",
-                    worker=self.name,
-                    error=error,
-                )
+                log.worker_tending_failed(worker=self.name, error=error, exc_info=True)
                 connections.close_all()
 
     def _tend(self) -> None:
@@ -382,14 +354,7 @@ class WorkerProcess:
 
     def _wind_up(self) -> None:
         deadline = clock() + self.stop_timeout
-        logger.info(
-            "%s stops; %s tasks run on",
-            self.name,
-            len(self.executions),
-            event="worker.stopping",
-            worker=self.name,
-            running=len(self.executions),
-        )
+        log.worker_stopping(worker=self.name, running=len(self.executions))
         # What has not begun goes back at once.
         waiting = self.places.withdraw()
         if waiting:
@@ -413,7 +378,7 @@ class WorkerProcess:
         keeper.discard_many(each.hold for each in self.executions)
         keeper.rest()
         self._teller.stop(PRESENCE_PATIENCE)
-        logger.info("%s has stopped", self.name, event="worker.stopped", worker=self.name)
+        log.worker_stopped(worker=self.name)
 
 
 def _makes_ready(ending: Ending) -> bool:

@@ -454,7 +454,7 @@ def test_a_write_under_a_bare_token_is_noted_by_the_row_that_refused(
     ((name, lease, details),) = sent
     assert (name, lease.lease_resource, lease.fencing_token) == ("refused", resource, 19)
     assert details == {"verb": "guarded write", "reason": refusal.value.reason}
-    assert f"refused guarded write of {resource} by somebody" in caplog.text
+    assert f"Refused guarded write of {resource} by somebody" in caplog.text
 
 
 def test_of_several_rows_the_first_that_refused_is_named(report: Report) -> None:

@@ -14,6 +14,7 @@ from leasing.hold import Hold, margin
 from leasing.keeper import Keeper
 from leasing.runtime.breaker import Breaker
 from tests.leasing.support import FakeClock, FakeStore, at_once, enter, granted
+from tests.logs import logged
 
 pytestmark = pytest.mark.usefixtures("without_jitter")
 
@@ -94,7 +95,7 @@ def test_a_proof_that_raises_ends_its_own_hold_and_no_other(
     assert doubted.is_lost
     assert other.trusted_until == clock.now + 30 - margin(30)
     assert manual_keeper.holds == [other]
-    assert "what carries the work of doubted can't be asked" in caplog.text
+    assert "keeper.proof_failed" in logged(caplog, key="doubted")
 
 
 def test_a_store_that_cannot_be_opened_counts_as_a_failed_renewal(
@@ -128,7 +129,7 @@ def test_the_keeper_drains_from_the_first_failure_until_a_success(
     clock.advance(10)
     manual_keeper.renew_due()
     assert manual_keeper.draining
-    told = r"a renewal failed, again in about 0\.[12] s: the database is away"
+    told = r"Renewal failed; will retry in about 0\.[12] s: the database is away"
     assert re.search(told, caplog.text)
 
     store.answer = store.renew_all
@@ -136,7 +137,7 @@ def test_the_keeper_drains_from_the_first_failure_until_a_success(
     with caplog.at_level(logging.INFO, "leasing.keeper"):
         manual_keeper.renew_due()
     assert not manual_keeper.draining
-    assert "renewals succeed again" in caplog.text
+    assert "keeper.renewals_resumed" in logged(caplog)
 
 
 def test_the_keeper_ends_draining_when_nothing_is_left_to_renew(
@@ -259,7 +260,7 @@ def test_a_note_that_fails_waits_with_all_behind_it_and_is_tried_again(
 
     assert not manual_keeper._write_notes()
     assert written == []
-    assert "a note for the ledger waits: the database is away" in caplog.text
+    assert "keeper.note_waits" in logged(caplog, error="the database is away")
 
     away[0] = False
     assert manual_keeper._write_notes()

@@ -31,6 +31,7 @@ from tests.leasing.support import (
     hold_of,
     row_hold,
 )
+from tests.logs import logged
 from tests.plugin import DATABASE
 from tests.processes import wait_for
 from tests.proxy import Proxy
@@ -114,7 +115,7 @@ def test_a_hold_outlives_a_connection_whose_answers_never_come(
         caplog.clear()
         proxy.swallow_so_far()
         # It drains for moments only, which a loaded machine may look away for: the log stays.
-        wait_for(lambda: "the connection is cut" in caplog.text)
+        wait_for(lambda: "keeper.cut_off" in logged(caplog))
         count = renewals()
         wait_for(lambda: renewals() > count)
         wait_for(lambda: not keeper.draining)

@@ -26,6 +26,7 @@ from tests.leasing.support import (
     have_ended,
     hold_of,
 )
+from tests.logs import logged
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.usefixtures("often")
@@ -141,7 +142,7 @@ def test_every_hold_of_a_silent_store_is_told_though_telling_the_ledger_fails(
         wait_for(lambda: len(told) == 3)
 
     assert sorted(told) == [0, 1, 2]
-    wait_for(lambda: "a callback failed" in caplog.text)
+    wait_for(lambda: "hold.callback_failed" in logged(caplog))
 
 
 def test_a_hold_outlives_a_store_that_is_away_for_a_while(
@@ -258,7 +259,7 @@ def test_a_fault_in_one_round_is_logged_and_the_keeper_goes_on(
     with caplog.at_level(logging.ERROR), hold_of(store, live_keeper):
         wait_for(lambda: store.calls)
 
-    assert "the keeper failed, and goes on" in caplog.text
+    assert "keeper.failed" in logged(caplog)
 
 
 # Wake-ups
@@ -479,7 +480,7 @@ def test_a_thread_of_the_keeper_that_ends_is_started_again_by_the_other(
         assert hold.lost.wait(PATIENCE)
         hold.leave()
 
-    assert f"the thread {ended.name} had ended, and was started again" in caplog.text
+    assert "thread.replaced" in logged(caplog, thread_name=ended.name)
     assert replaced[ended.name] == count + 1
     assert (ended in store.closed) is (place == 0)
 

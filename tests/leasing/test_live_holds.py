@@ -19,6 +19,7 @@ from leasing.querysets.leasable import LeasableQuerySet
 from leasing.stores.rows import RowStore
 from tests.factories import LeaseFactory
 from tests.leasing.support import OFTEN, PATIENCE, OtherSession, events, usurp
+from tests.logs import logged
 from tests.processes import wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("often")]
@@ -112,7 +113,7 @@ def test_a_silent_database_loses_the_hold_and_the_ledger_hears_of_it_later(
         with pytest.raises(LeaseLost, match="it was not renewed in time"), hold:
             assert hold.lost.wait(PATIENCE)
 
-    wait_for(lambda: "a note for the ledger waits" in caplog.text)
+    wait_for(lambda: "keeper.note_waits" in logged(caplog))
     assert told == [hold]
     assert events("crane:1") == ["acquired"]
     away.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import logging
+import re
 import sys
 from typing import Any, TypeGuard
 
@@ -13,8 +14,11 @@ import pytest
 from leasing.exceptions import LeaseLost
 from leasing.logs import LONGEST, JSONFormatter, LineFormatter
 from leasing.models import Lease
-from leasing.runtime.event_logger import EventLogger, get_logger
+from leasing.runtime.event_lines import log as lease_log
+from leasing.runtime.event_logger import UNKNOWN, Event
 from tasks.exceptions import GiveUp
+from tasks.log import COLUMNS, task_fields
+from tasks.log import log as task_log
 from tasks.models import Queue, Task
 from tests.factories import LeaseFactory, TaskFactory
 from tests.leasing.support import expire
@@ -31,9 +35,11 @@ def written(record: logging.LogRecord) -> dict[str, Any]:
     return said
 
 
-@pytest.fixture
-def log() -> EventLogger:
-    return get_logger("leasing.trial")
+class Trial:
+    trial_event = Event("leasing.trial", logging.WARNING, "It failed: %(error)s, %(error)r")
+
+
+log = Trial()
 
 
 # Fields
@@ -144,72 +150,79 @@ def test_a_queue_is_logged_by_name(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_column_that_was_not_read_costs_no_query(
     django_assert_num_queries: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from tasks.log import said_of
-
     TaskFactory()
     task = Task.objects.only("id", "name").get()
 
     with django_assert_num_queries(0):
-        said = said_of(task)
+        said = task_fields(task)
 
     assert said["queue"] is None
 
 
-def test_every_line_of_the_packages_names_its_event() -> None:
-    """By the source, as most lines are of rare misfortunes."""
-    unnamed = []
-    for package in ("leasing", "tasks"):
-        for file in (ROOT / package).rglob("*.py"):
-            for call in ast.walk(ast.parse(file.read_text())):
-                if is_logging(call) and "event" not in {word.arg for word in call.keywords}:
-                    unnamed.append(f"{file.name}:{call.lineno}")
+#: What of a message a row brings, and what has a text where a field is empty.
+OF_ROWS = {*COLUMNS, "resource", "fencing_token", *UNKNOWN}
 
-    assert unnamed == []
+
+def test_each_call_brings_the_fields_of_its_message() -> None:
+    """By the source, as most lines are of rare misfortunes."""
+    wrong, tables = [], {"leasing": lease_log, "tasks": task_log}
+    for package, table in tables.items():
+        for file in (ROOT / package).rglob("*.py"):
+            for call in filter(is_logging, ast.walk(ast.parse(file.read_text()))):
+                event: Event = getattr(table, ast.unparse(call.func).removeprefix("log."))
+                brought = {word.arg for word in call.keywords} | (OF_ROWS if call.args else set())
+                if missing := set(re.findall(r"%\((\w+)\)", event.message)) - brought:
+                    wrong.append((file.name, call.lineno, missing))
+
+    assert wrong == []
 
 
 def is_logging(node: ast.AST) -> TypeGuard[ast.Call]:
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("debug", "info", "warning", "error", "exception")
         and isinstance(node.func.value, ast.Name)
-        and node.func.value.id == "logger"
+        and node.func.value.id == "log"
     )
 
 
-# The logger
+def test_an_event_is_named_as_the_flow_calls_it() -> None:
+    assert log.trial_event.name == "trial.event"
 
 
-def test_with_the_level_off_nothing_is_made_of_what_is_said(
-    log: EventLogger, caplog: pytest.LogCaptureFixture
-) -> None:
+# A call
+
+
+def test_with_the_level_off_nothing_is_made_of_the_fields(caplog: pytest.LogCaptureFixture) -> None:
     class Dear:
         def __str__(self) -> str:
             raise AssertionError("formatted")
 
     with caplog.at_level(logging.WARNING, "leasing"):
-        log.info("%s", Dear(), event="dear", thing=Dear())
+        log.trial_event(level=logging.INFO, error=Dear())
 
     assert caplog.records == []
 
 
-def test_a_field_that_says_nothing_is_left_out(
-    log: EventLogger, caplog: pytest.LogCaptureFixture
-) -> None:
-    log.warning("so", event="so", holder="", reason=None, attempt=0)
+def test_a_field_that_says_nothing_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    log.trial_event(error="so", holder="", reason=None, attempt=0)
 
     assert written(caplog.records[-1]).keys() == {
-        *("time", "level", "logger", "message", "event", "attempt")
+        *("time", "level", "logger", "message", "event", "error", "attempt")
     }
 
 
-def test_a_record_names_the_line_that_logged(
-    log: EventLogger, caplog: pytest.LogCaptureFixture
-) -> None:
-    log.warning("here", event="here")
+def test_a_record_names_the_line_that_logged(caplog: pytest.LogCaptureFixture) -> None:
+    log.trial_event(error="here")
 
     record = caplog.records[-1]
     assert record.funcName == "test_a_record_names_the_line_that_logged"
+
+
+def test_a_task_is_logged_by_its_short_name(caplog: pytest.LogCaptureFixture) -> None:
+    log.trial_event(error="so", resource="/api/tasks/17")
+
+    assert written(caplog.records[-1])["resource"] == "task:17"
 
 
 # Hostile text
@@ -217,9 +230,9 @@ def test_a_record_names_the_line_that_logged(
 
 @pytest.mark.parametrize("said", [FORGED, ValueError(FORGED)], ids=["text", "error"])
 def test_whatever_formats_it_a_record_stays_in_its_line(
-    said: object, log: EventLogger, caplog: pytest.LogCaptureFixture
+    said: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log.warning("it failed: %s, %r", said, said, event="it", error=said)
+    log.trial_event(error=said)
 
     record = caplog.records[-1]
     lines = logging.Formatter("%(levelname)s %(message)s %(error)s").format(record)

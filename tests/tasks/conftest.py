@@ -88,7 +88,7 @@ def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
     left to the collector of garbage."""
     for signal in (signals.enqueued, signals.claimed, signals.completed):
         monkeypatch.setattr(signal, "receivers", [])
-        monkeypatch.setattr(signal, "_logger", None)
+        monkeypatch.setattr(signal, "_event", None)
 
 
 @pytest.fixture

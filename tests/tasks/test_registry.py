@@ -17,6 +17,7 @@ from tasks.exceptions import TaskError, UnknownTask
 from tasks.models import Task
 from tests.factories import TaskFactory, claimed
 from tests.jobs import tasks as jobs
+from tests.logs import logged
 from tests.plugin import ROOT
 
 pytestmark = pytest.mark.usefixtures("handlers")
@@ -172,4 +173,4 @@ def test_who_fails_to_hear_of_an_end_harms_nobody(caplog: pytest.LogCaptureFixtu
     task = claimed(Task.objects.enqueue("jobs.heeded", {"report_id": 1}), "ann")
 
     assert Task.objects.complete_many([(task, None)]) == ([task], [])
-    assert "could not be told" in caplog.text
+    assert "task.end_not_told" in logged(caplog)

@@ -27,12 +27,12 @@ LINES: dict[str, tuple[Callable[[Task], object], int, str]] = {
     "failed": (
         lambda task: Task.objects.fail(task, "no luck"),
         logging.WARNING,
-        "failed in attempt 1 of 10, again at {scheduled_at}: no luck",
+        "failed in attempt 1 of 10; next attempt at {scheduled_at}: no luck",
     ),
     "dead": (
         lambda task: Task.objects.fail(task, GiveUp("no hope")),
         logging.ERROR,
-        "is dead after attempt 1 of 10: GiveUp: no hope",
+        "failed for good after attempt 1 of 10: GiveUp: no hope",
     ),
     "recovered": (
         lose,
@@ -57,7 +57,7 @@ LINES: dict[str, tuple[Callable[[Task], object], int, str]] = {
     "snoozed": (
         lambda task: Task.objects.snooze(task, 60, "the box is locked"),
         logging.INFO,
-        "put off until {scheduled_at}: the box is locked",
+        "postponed by its handler until {scheduled_at}: the box is locked",
     ),
 }
 
@@ -72,7 +72,7 @@ def test_what_happens_to_a_running_task_is_logged(
 
     do(task)
 
-    line = f"task {task.pk} {says}".format(**row_of(task))
+    line = f"task:{task.pk} {says}".format(**row_of(task))
     assert [(r.levelno, r.getMessage()) for r in caplog.records] == [(level, line)]
 
 
@@ -85,8 +85,8 @@ def test_a_retry_is_logged_with_the_operators_name(caplog: pytest.LogCaptureFixt
     Task.objects.filter(pk=other.pk).retry()
 
     assert [record.getMessage() for record in caplog.records] == [
-        f"task {task.pk} set ready again by root",
-        f"task {other.pk} set ready again by an operator",
+        f"task:{task.pk} set ready again by root",
+        f"task:{other.pk} set ready again by an operator",
     ]
 
 
@@ -97,7 +97,7 @@ def test_an_enqueue_that_met_another_is_logged(caplog: pytest.LogCaptureFixture)
     Task.objects.enqueue("jobs.echo", unique_key="k")
 
     (record,) = caplog.records
-    assert record.getMessage() == f"task {task.pk} stands for another enqueue under its unique key"
+    assert record.getMessage() == f"Duplicate enqueue of task:{task.pk} ignored (unique key)"
 
 
 @pytest.mark.once

@@ -15,10 +15,8 @@ from leasing.leader import Leader
 from leasing.metrics import port
 from leasing.process.deadman import KILLED_BY
 from leasing.process.supervisor import Run, run_under
-from leasing.runtime.event_logger import get_logger
+from leasing.runtime.event_lines import log
 from leasing.runtime.shutdown import on_stop_signal
-
-logger = get_logger("leasing")
 
 #: EX_TEMPFAIL: try again later.
 TERM_ENDED = 75
@@ -82,11 +80,8 @@ class Command(BaseCommand):
         with on_stop_signal(stopping.set), closing(leader.terms(stopping)) as terms:
             for term in terms:
                 run = run_under(term, command, stopping, options["stop_timeout"])
-                logger.info(
-                    "%s ended with exit code %s",
-                    command[0],
-                    run.code,
-                    event="leader.command_ended",
+                log.leader_command_ended(
+                    command=command[0],
                     resource=term.resource,
                     holder=term.holder,
                     exit_code=run.code,

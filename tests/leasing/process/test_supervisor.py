@@ -30,6 +30,7 @@ from leasing.process.supervisor import (
 )
 from leasing.runtime import clock as clocks
 from tests.leasing.support import PATIENCE, FakeStore, hold_of
+from tests.logs import logged
 from tests.processes import wait_for
 from tests.test_processes import is_running
 
@@ -419,7 +420,8 @@ def test_a_command_is_asked_to_end_when_its_term_is_lost(
 
     lose.join()
     assert run == Run(3, "its term was lost", term_ended=True)
-    assert "is asked to end: its term was lost" in caplog.text
+    assert "leader.command_asked_to_end" in logged(caplog)
+    assert "its term was lost" in caplog.text
 
 
 def test_a_deaf_command_is_killed_a_second_after_its_term_was_lost(

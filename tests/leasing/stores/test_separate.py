@@ -17,6 +17,7 @@ from leasing.keeper import keeper
 from leasing.models import Lease
 from leasing.testing import in_memory
 from tests.leasing.support import OtherSession, events, expire, held_names
+from tests.logs import logged
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -74,9 +75,8 @@ def test_a_lease_that_ended_before_the_commit_is_told_in_the_log(
             pass
         other_session.run(lambda: expire(Lease.objects.get()))
 
-    ((_, level, text),) = [told for told in caplog.record_tuples if "was committed" in told[2]]
-    assert level == logging.ERROR
-    assert "after its lease had ended: crane:1 was lost: it expired at" in text
+    assert "lease.outlived" in logged(caplog, levelno=logging.ERROR, resource="crane:1")
+    assert "crane:1 was lost: it expired at" in caplog.text
 
 
 @on_postgresql

@@ -28,6 +28,7 @@ from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tests.factories import TaskFactory, claimed
 from tests.leasing.support import FakeClock, expire
+from tests.logs import logged
 from tests.tasks.support import (
     Handlers,
     Told,
@@ -259,7 +260,7 @@ def test_a_task_whose_handler_is_missing_waits_and_spends_no_attempt(
     assert attempts(task) == [(1, "returned")]
     assert "No handler is registered for 'jobs.echo'" in attempt(task).error
     assert "deploy" in attempt(task).error
-    assert f"task {task.pk}: No handler is registered" in caplog.text
+    assert "task.no_handler" in logged(caplog, task_id=task.pk)
     assert names_of(told)[-1] == "returned"
     assert Task.objects.claim("old") == []
 
@@ -312,7 +313,7 @@ def test_a_handler_that_asks_stops_when_its_task_is_lost(
     assert steps == [0, 1]
     assert (task.status, attempts(task)) == (TaskStatus.READY, [(1, "lost")])
     assert names_of(told)[-3:] == ["claimed", "recovered", "lost"]
-    assert "the handler stopped" in caplog.text
+    assert "task.lost" in logged(caplog, task_id=task.pk)
     assert refusals(task) == [""]
 
 
@@ -330,7 +331,7 @@ def test_the_result_of_a_task_that_was_lost_is_refused_and_noted(
     assert (task.status, task.task_output) == (TaskStatus.READY, None)
     assert refusals(task) == ["complete"]
     assert names_of(told)[-3:] == ["recovered", "lost", "refused"]
-    assert "the result is dropped" in caplog.text
+    assert f"Discarded the result of task:{task.pk}: lease lost (" in caplog.text
 
 
 def test_the_failure_of_a_task_that_was_lost_is_refused_and_noted(run: Run) -> None:
@@ -477,7 +478,7 @@ def test_a_result_is_stored_when_the_database_comes_back(
 
     assert len(tries) == 6
     assert (task.status, task.task_output) == (TaskStatus.SUCCEEDED, {"kept": True})
-    assert caplog.text.count("storing the result failed, again") == 1, "that it waits is told once"
+    assert logged(caplog).count("task.result_delayed") == 1, "that it waits is told once"
     assert refusals(task) == []
 
 
@@ -520,7 +521,6 @@ def test_that_many_results_wait_is_told_in_one_line(
     assert [(each.levelname, each.task_id, each.waiting) for each in said] == [
         ("WARNING", tasks[0].pk, 3)
     ]
-    assert said[0].message.startswith(f"task {tasks[0].pk} and 2 more: storing")
 
 
 @transactional
@@ -590,7 +590,7 @@ def test_a_result_that_cannot_be_stored_is_left_to_recovery(
 
     assert len(tries) == len(PAUSES) + 1
     assert task.status == TaskStatus.RUNNING
-    assert "could not be stored; it will be recovered" in caplog.text
+    assert "task.result_not_stored" in logged(caplog)
     expire(task)
     assert Task.objects.recover() == 1
 
@@ -609,7 +609,7 @@ def test_an_error_of_our_own_while_storing_reaches_no_worker(
 
     assert len(tries) == 1
     assert task.status == TaskStatus.RUNNING
-    assert "could not be stored" in caplog.text
+    assert "task.result_not_stored" in logged(caplog)
 
 
 @transactional
@@ -743,7 +743,7 @@ def test_what_happens_to_a_task_is_logged(run: Run, caplog: pytest.LogCaptureFix
 
     lines = [record.getMessage() for record in caplog.records if record.name == "tasks"]
     assert lines == [
-        f"task {task.pk} enqueued: jobs.echo",
-        f"task {task.pk} claimed by ann: jobs.echo, attempt 1 of 10",
-        f"task {task.pk} completed by ann",
+        f"task:{task.pk} enqueued: jobs.echo",
+        f"task:{task.pk} claimed by ann: jobs.echo, attempt 1 of 10",
+        f"task:{task.pk} completed by ann",
     ]

@@ -93,7 +93,7 @@ def test_no_instance_is_made_where_nobody_but_the_log_listens(
         post_init.disconnect(dispatch_uid="made")
 
     assert made == []
-    said = [f"task {each.id} completed by {each.holder}" for each in taken]
+    said = [f"task:{each.id} completed by {each.holder}" for each in taken]
     assert caplog.messages[3:] == (said if level == logging.INFO else [])
     assert set(Task.objects.succeeded().values_list("pk", "task_output")) == {
         (each.id, each.id) for each in taken

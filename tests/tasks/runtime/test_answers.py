@@ -25,6 +25,7 @@ from tasks.outbox import publish
 from tasks.poller import Waking
 from tasks.runtime.connection import _limit_handlers, handlers_limited, lasting_connection
 from tests.factories import TaskFactory
+from tests.logs import logged
 from tests.plugin import DATABASE
 from tests.processes import wait_for
 from tests.proxy import Proxy
@@ -270,7 +271,7 @@ def test_a_limit_that_cannot_be_read_costs_no_other_connection(
     for _ in range(2):
         with pytest.raises(OperationalError):
             thread.submit(wait).result(PATIENCE)
-    assert caplog.text.count("LIMIT can't be read") == 1
+    assert logged(caplog).count("connection.unlimited") == 1
 
 
 def connect() -> None:

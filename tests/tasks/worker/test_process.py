@@ -27,6 +27,7 @@ from tasks.worker.process import WorkerProcess
 from tasks.worker.threads import Lane, Threads
 from tests.factories import TaskFactory, WorkerFactory
 from tests.leasing.support import expire
+from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempt, attempts, make_due, refusals, row_of
 from tests.tasks.workers import PATIENCE, ended, states, working
@@ -281,8 +282,8 @@ def test_what_cannot_be_given_back_does_not_keep_a_worker_from_stopping(
         worker.stop()
         wait_for(ended(worker))
 
-    assert f"task {task.pk} could not be given back" in caplog.text
-    assert "could not sign off" in caplog.text
+    assert "task.return_failed" in logged(caplog, task_id=task.pk)
+    assert "worker.sign_off_failed" in logged(caplog)
 
 
 # Trouble
@@ -421,7 +422,7 @@ def test_a_worker_that_could_not_say_so_works_all_the_same(
 
     with working() as worker:
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
-        wait_for(lambda: "could not be kept up to date" in caplog.text)
+        wait_for(lambda: "worker.unseen" in logged(caplog))
         monkeypatch.setattr(WorkerQuerySet, "register", register)
         wait_for(known(worker))
 

@@ -21,6 +21,7 @@ from tasks.celery import attendant
 from tasks.management.commands import run_recovery
 from tasks.models import Task
 from tests.factories import TaskFactory
+from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, row_of
 from tests.tasks.workers import DUTIES, PATIENCE, ended, states, working
@@ -204,5 +205,6 @@ def test_a_worker_that_cannot_store_ends_to_be_started_again(
         let_go.set()
         wait_for(ended(worker))
 
+    assert "worker.stuck" in logged(caplog)
     assert "results can't be stored, though the database answers" in caplog.text
     assert row_of(task)["status"] == "running"

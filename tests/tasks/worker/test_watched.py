@@ -34,6 +34,7 @@ from tasks.worker.process import WorkerProcess
 from tasks.worker.registration import present_beside
 from tasks.worker.timeouts import Timekeeper
 from tests.factories import TaskFactory
+from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempts, row_of
 from tests.tasks.workers import PATIENCE, states, working
@@ -90,7 +91,7 @@ def test_what_escapes_a_place_ends_neither_it_nor_its_task(
 
     assert attempts(task) == [(1, "returned")]
     assert abandoned[kind] == count + 1
-    assert f"task {task.pk}: what carried it has ended, and it is given back" in caplog.text
+    assert "task.abandoned" in logged(caplog, task_id=task.pk)
 
 
 @pytest.mark.once
@@ -191,8 +192,8 @@ def test_what_is_given_up_waits_no_longer_for_an_answer_than_the_engine_does(
     monkeypatch.setattr(process, "give_up", give_up)
     with working():
         assert asked.wait(PATIENCE)
-        wait_for(lambda: "looking after threads failed" in caplog.text)
-    assert "(TASK_QUEUE['ANSWER_TIMEOUT']): the connection is cut" in caplog.text
+        wait_for(lambda: "worker.tending_failed" in logged(caplog))
+    assert "connection.cut_off" in logged(caplog, setting="TASK_QUEUE['ANSWER_TIMEOUT']")
 
 
 @pytest.mark.once
