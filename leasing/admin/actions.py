@@ -54,7 +54,7 @@ class Picked:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What an act would do. A reason to skip a row completes the sentence "it is ..."."""
+    """What an act would do. A reason to skip a row follows a number: "3 running"."""
 
     fitting: list[Any]
     skipped: Mapping[str, int]
@@ -131,7 +131,7 @@ class Act:
             if row is None:
                 why = "gone"
             elif grants is not None and grants != row.grants:
-                why = "in other hands by now"
+                why = "granted again meanwhile"
             else:
                 why = self.idle(row)
             if why:
@@ -160,7 +160,7 @@ class Act:
             rows = site.rows().filter(pk__in=view.fitting)
             act.changed = self.apply(rows, said, act.by) if view.fitting else 0
             if act.changed < len(view.fitting):
-                skipped["changed by now"] += len(view.fitting) - act.changed
+                skipped["changed meanwhile"] += len(view.fitting) - act.changed
             act.skipped = dict(skipped)
         return act.changed, skipped
 
@@ -197,7 +197,7 @@ class Act:
         try:
             changed, skipped = self.perform(site, request, picked.keys, said, by_filter)
         except self.refusals as error:
-            site.message_user(request, f"Not all was done: {error}", messages.ERROR)
+            site.message_user(request, f"Not completed: {error}", messages.ERROR)
             return None
         reason = said.get("reason", "")
         message = f"{self.done}: {reason}" if reason else self.done
@@ -206,7 +206,7 @@ class Act:
             LogEntry.objects.log_actions(user_key, logged, self.flag, message)
         text = f"{self.done}: {changed:,} of {site.counted(len(picked.keys))}."
         if skipped:
-            text += f" Left as they were: {Outlook([], skipped).reasons}."
+            text += f" Not changed: {Outlook([], skipped).reasons}."
         site.message_user(request, text, messages.WARNING if skipped else messages.SUCCESS)
         back = _row_url(site, picked) if "from_row" in request.POST else None
         return HttpResponseRedirect(back) if back else None
@@ -231,7 +231,9 @@ def _sent(site: ReadOnlyAdmin, text: str) -> Picked:
             for key, grants in pairs[:MOST]
         }
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise PermissionDenied("This is not what the page that asks had picked.") from error
+        raise PermissionDenied(
+            "The selection is not valid: go back to the list and select again."
+        ) from error
     return Picked(keys)
 
 

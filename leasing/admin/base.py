@@ -150,9 +150,11 @@ class ReadOnlyAdmin(AdminOfAny):
             raise PermissionDenied(READ_ONLY)
         asked = {name for name in request.POST.getlist("action") if name}
         if asked - self.get_actions(request).keys():
-            raise PermissionDenied("You may not do that.")
+            raise PermissionDenied("You do not have the permission for this action.")
         if not all(map(self._is_key, request.POST.getlist(ACTION_CHECKBOX_NAME))):
-            raise PermissionDenied("This is not what the list has shown.")
+            raise PermissionDenied(
+                "The selection is not valid: go back to the list and select again."
+            )
 
     def _is_key(self, text: str) -> bool:
         try:
@@ -275,7 +277,7 @@ class ReadOnlyAdmin(AdminOfAny):
 
     def _audit_of(self, request: HttpRequest, row: Any) -> SafeString | str:
         about = {"model__exact": row._meta.label_lower, "key__exact": row.pk}
-        return related(request, "What operators did", AuditEntry, about)
+        return related(request, "Operator actions", AuditEntry, about)
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None

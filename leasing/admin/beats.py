@@ -19,7 +19,7 @@ class BeatEntryAdmin(ReadOnlyAdmin):
     list_display = ("called", "badge", "beat", "last_run_at", "sent_at", "runs")
     exact_search = ("id",)
     recent_search = ("name", "beat")
-    search_help_text = "The exact name of an entry, or of its beat."
+    search_help_text = "Exact name of an entry or of its beat"
     fields = (
         ("name", "badge"),
         "beat",
@@ -32,7 +32,7 @@ class BeatEntryAdmin(ReadOnlyAdmin):
     )
 
     def links(self, request: HttpRequest, entry: Any) -> list[SafeString | str]:
-        return [related(request, "The lease of who leads", Lease, {"q": entry.beat})]
+        return [related(request, "Lease of the leader", Lease, {"q": entry.beat})]
 
     @admin.display(description="name")
     def called(self, entry: BeatEntry) -> str:

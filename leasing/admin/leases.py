@@ -31,7 +31,7 @@ class ForceReleaseManyForm(ForceReleaseForm):
     def clean_typed(self) -> str:
         typed: str = self.cleaned_data["typed"]
         if typed != self._name:
-            raise forms.ValidationError("That is not how many there are.", code="mismatch")
+            raise forms.ValidationError("This is not the number of rows.", code="mismatch")
         return typed
 
 
@@ -48,22 +48,22 @@ class RevokeAct(Act):
 
 def is_nobodys(row: Any) -> str:
     """Why there is nothing to take from a holder."""
-    states = {LeaseState.FREE: "held by nobody", LeaseState.RELEASED: "given back"}
+    states = {LeaseState.FREE: "never held", LeaseState.RELEASED: "released"}
     return states.get(row.lease_state(row.now), "")
 
 
 REVOKE_LEASES = RevokeAct(
     "revoke",
-    "Take from their holders…",
-    "Taken from their holders",
-    "Take these leases from their holders?",
-    "They lose them at once, and what they still write under the old tokens is refused. What "
-    "they have already done elsewhere is not undone, and others may begin while they still run.",
+    "Revoke leases…",
+    "Revoked",
+    "Revoke these leases?",
+    "The holders lose them immediately, and their writes under the old tokens are refused. Work "
+    "already done elsewhere is not undone, and others may start while they are still running.",
     REVOKE,
     ForceReleaseForm,
     lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
     is_nobodys,
-    of_one="Take from its holder…",
+    of_one="Revoke lease…",
 )
 
 
@@ -109,7 +109,7 @@ class LeasableAdmin(ReadOnlyAdmin):
         return names
 
     def links(self, request: HttpRequest, row: Any) -> list[SafeString | str]:
-        return [related(request, "What happened to it", LeaseEvent, {"q": row.lease_resource})]
+        return [related(request, "Events", LeaseEvent, {"q": row.lease_resource})]
 
     def diagnosis(self, row: Any) -> tuple[Sign | None, Diagnosis | None]:
         events = LeaseEvent.objects.using(leasing_settings.DATABASE).filter(
@@ -141,7 +141,7 @@ class LeaseAdmin(LeasableAdmin):
     sortable_by = ("name",)
     list_filter = (StateFilter,)
     exact_search = ("resource", "id")
-    search_help_text = "The exact name, or an id."
+    search_help_text = "Exact name or ID"
     large = ("metadata",)
     list_page = "leasing:list"
     fieldsets = (
@@ -165,7 +165,7 @@ class OnceKeyAdmin(LeasableAdmin):
     list_display = ("name", "badge", "held_by", "ends", "finished_at", "window_ends_at")
     list_filter = (StateFilter,)
     exact_search = ("key", "id")
-    search_help_text = "The exact key, or an id."
+    search_help_text = "Exact key or ID"
     #: What the work gave back is its caller's business: no page shows it.
     large = payload = ("result",)
     fieldsets = (

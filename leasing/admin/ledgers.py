@@ -19,7 +19,7 @@ class LeaseEventAdmin(ReadOnlyAdmin):
     list_display = ("at", "badge", "leased", "held_by", "fencing_token", "actor", "why")
     list_filter = ("kind",)
     exact_search = ("resource", "id")
-    search_help_text = "The exact name of a resource, or the id of an event."
+    search_help_text = "Exact name of a resource, or ID of an event"
     fields = (
         "at",
         "badge",
@@ -55,7 +55,7 @@ class LeaseEventAdmin(ReadOnlyAdmin):
 class AuditEntryAdmin(ReadOnlyAdmin):
     list_display = ("at", "by", "verb", "done_to", "badge", "asked", "changed", "via", "why")
     exact_search = ("by", "verb", "id")
-    search_help_text = "The exact name of a user, a verb, or the id of an entry."
+    search_help_text = "Exact name of a user or an action, or ID of an entry"
     #: An index begins with each of them.
     indexed_filters = frozenset({"model__exact", "key__exact", "by__exact", "verb__exact"})
     large = ("target",)
@@ -83,7 +83,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
     def badge(self, entry: AuditEntry) -> SafeString:
         return badge(audit_sign(entry))
 
-    @admin.display(description="done to")
+    @admin.display(description="object")
     def done_to(self, entry: AuditEntry) -> SafeString | str:
         if not entry.key:
             return entry.model

@@ -16,7 +16,7 @@ class CursorField(forms.CharField):
     """The place in a list, as ``Cursor.encode`` wrote it."""
 
     default_error_messages = {
-        "invalid": "This address names no page of the list. Begin at the newest."
+        "invalid": "This link points to no page of this list. Start at the first page."
     }
 
     def clean(self, value: Any) -> Cursor | None:
@@ -46,8 +46,8 @@ class LeaseFilter(forms.Form):
         choices=(*STATES, (RENEWED, "Renewed")),
         required=False,
         error_messages={
-            "invalid_choice": "There is no state “%(value)s”. "
-            "The states are active, expired, released and free; and renewed."
+            "invalid_choice": "Unknown state “%(value)s”. "
+            "Choose active, expired, released, free or renewed."
         },
     )
     renewed = forms.BooleanField(required=False)
@@ -95,7 +95,7 @@ class RevokeForm(ReasonForm):
     reason = forms.CharField(
         max_length=REASON_LENGTH,
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
-        help_text="It is kept with the lease's events, beside your name.",
+        help_text="Stored with the lease's events, together with your name.",
         error_messages={"required": "Give a reason for whoever looks at this next."},
     )
 
@@ -108,7 +108,7 @@ class ForceReleaseForm(RevokeForm):
         max_length=250,
         strip=True,
         widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
-        error_messages={"required": "Type the name, to be sure that it is the one you mean."},
+        error_messages={"required": "Type the name to confirm."},
     )
 
     def __init__(self, name: str, *args: Any, **kwargs: Any) -> None:
@@ -119,5 +119,5 @@ class ForceReleaseForm(RevokeForm):
     def clean_typed(self) -> str:
         typed: str = self.cleaned_data["typed"]
         if typed != self._name:
-            raise forms.ValidationError("That is not its name.", code="mismatch")
+            raise forms.ValidationError("This is not the name.", code="mismatch")
         return typed

@@ -14,7 +14,7 @@ from leasing.web.timeline_chart import Drawing, Lane, Mark, Span, draw
 
 #: How many terms a drawing shows.
 MOST: Final = 12
-UNTOLD: Final = Sign("ended, nobody noted when", "mute", "circle", "?")
+UNTOLD: Final = Sign("ended, time unknown", "mute", "circle", "?")
 
 
 def drawing_of(row: Leasable, timeline: Timeline) -> Drawing:
@@ -81,6 +81,6 @@ def _marks(term: Term) -> Iterable[Mark]:
     if term.asked_at:
         yield Mark(term.asked_at, "warn", "Asked to yield")
     if term.lost_at:
-        yield Mark(term.lost_at, "crit", "Its holder heard that it was over")
+        yield Mark(term.lost_at, "crit", "Holder noticed the loss")
     for at, what in term.refused:
-        yield Mark(at, "crit", f"A late write was refused: {what}")
+        yield Mark(at, "crit", f"Late write refused: {what}")

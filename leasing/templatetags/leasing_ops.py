@@ -72,7 +72,7 @@ def remaining_bar(row: Leasable, now: datetime, tone: str = "ok") -> SafeString:
     """How much of the ttl of an active ``row`` is left, as a bar that shrinks."""
     share = max(0.0, min(100.0, 100 * ((row.expires_at - now) / row.ttl)))
     return format_html(
-        '<svg class="remaining tone-{}" role="img" aria-label="{} % of its time is left">'
+        '<svg class="remaining tone-{}" role="img" aria-label="{} % of the lease time left">'
         '<rect width="{}%" height="100%" rx="3" data-until="{}" data-ttl="{}"/></svg>',
         tone,
         round(share),
@@ -174,7 +174,7 @@ def pretty_json(value: Any) -> str:
     or a name and its value would change places."""
     text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
     if len(text) > JSON_SHOWN:
-        text = f"{text[:JSON_SHOWN]}\n… cut: {len(text) - JSON_SHOWN:,} more characters"
+        text = f"{text[:JSON_SHOWN]}\n… truncated: {len(text) - JSON_SHOWN:,} more characters"
     if not _LEFTWARD.search(text):
         return text  # which the template escapes
     return format_html_join(
@@ -223,7 +223,7 @@ def in_admin(context: RequestContext, row: Model | None) -> SafeString | str:
         return ""
     if not request.user.has_perm(f"{app}.view_{name}"):
         return ""
-    return format_html('<a class="aside" href="{}">In the admin</a>', url)
+    return format_html('<a class="aside" href="{}">Open in admin</a>', url)
 
 
 def _nothing() -> SafeString:

@@ -42,6 +42,6 @@ def _refusal(request: HttpRequest) -> HttpResponse | None:
                 return None
             says = f"You do not have the permission {VIEW}."
             return HttpResponse(says, status=403, content_type=PLAIN)
-    response = HttpResponse("Metrics want a token.", status=401, content_type=PLAIN)
+    response = HttpResponse("Metrics require a token.", status=401, content_type=PLAIN)
     response["WWW-Authenticate"] = 'Bearer realm="metrics"'
     return response

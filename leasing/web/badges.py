@@ -27,7 +27,7 @@ class Sign:
 
 NOT_YET: Final = Sign("none yet", "mute", "circle", "○")
 SENT: Final = Sign("sent", "ok", "check", "✓")
-UNSURE: Final = Sign("not known to be sent", "warn", "alert", "!")
+UNSURE: Final = Sign("possibly not sent", "warn", "alert", "!")
 FREE: Final = Sign("free", "mute", "circle", "○")
 ACTIVE: Final = Sign("active", "ok", "lock", "●")
 LATE: Final = Sign("late", "warn", "clock", "◔")
@@ -51,10 +51,10 @@ EVENT_SIGNS: Final = {
 }
 
 DONE: Final = Sign("done", "ok", "check", "✓")
-PARTLY: Final = Sign("done in part", "warn", "info", "◐")
-NO_CHANGE: Final = Sign("changed nothing", "mute", "circle", "○")
+PARTLY: Final = Sign("partly done", "warn", "info", "◐")
+NO_CHANGE: Final = Sign("no change", "mute", "circle", "○")
 REFUSED: Final = Sign("failed", "crit", "cross", "✕")
-BROKEN_OFF: Final = Sign("broken off", "warn", "alert", "?")
+BROKEN_OFF: Final = Sign("unfinished", "warn", "alert", "?")
 
 UNKNOWN: Final = Sign("unknown", "mute", "circle", "?")
 

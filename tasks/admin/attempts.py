@@ -34,14 +34,14 @@ class OfTaskAdmin(ReadOnlyAdmin):
     indexed_filters = frozenset({"task__id__exact"})
 
     def links(self, request: HttpRequest, row: Any) -> list[SafeString | str]:
-        return [related(request, f"Task {row.task_id}", Task, row.task_id)]
+        return [related(request, f"task:{row.task_id}", Task, row.task_id)]
 
     def view_on_site(self, row: Any) -> str | None:
         return site_url("leasing_tasks:detail", row.task_id)
 
     @admin.display(description="task")
     def of_task(self, row: Any) -> SafeString | str:
-        return link(f"task {row.task_id}", "admin:leasing_tasks_task_change", row.task_id)
+        return link(f"task:{row.task_id}", "admin:leasing_tasks_task_change", row.task_id)
 
 
 @admin.register(TaskAttempt)
@@ -52,7 +52,7 @@ class TaskAttemptAdmin(OfTaskAdmin):
     list_filter = ("outcome",)
     exact_search = ("id",)
     recent_search = ("grant_id",)
-    search_help_text = "The id of an attempt, or of its grant."
+    search_help_text = "ID of an attempt or of its grant"
     large = ("error", "exception", "traceback")
     fields = (
         ("of_task", "number", "badge"),
@@ -87,7 +87,7 @@ class TaskStepAdmin(OfTaskAdmin):
     list_display = ("id", "of_task", "called", "finished_at")
     exact_search = ("id",)
     recent_search = ("name",)
-    search_help_text = "The id of a step, or its exact name."
+    search_help_text = "ID or exact name of a step"
     large = payload = ("output",)
     payload_permission = VIEW_PAYLOAD
     fields = ("of_task", "name", "finished_at", "shown_output")

@@ -49,7 +49,7 @@ def _is_published(message: OutboxMessage) -> str:
 
 
 def _does_not_wait(message: OutboxMessage) -> str:
-    return _is_published(message) or ("" if message.due_at else "not put off")
+    return _is_published(message) or ("" if message.due_at else "not postponed")
 
 
 @admin.register(OutboxMessage)
@@ -58,7 +58,7 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
     list_filter = (MessageStateFilter,)
     exact_search = ("uid", "id")
     recent_search = ("key", "topic")
-    search_help_text = "A message's id, or the exact key or topic."
+    search_help_text = "ID, exact key or exact topic of a message"
     indexed_filters = frozenset({"state=pending", "state=refused"})
     payload = ("payload",)
     payload_permission = VIEW_PAYLOAD
@@ -79,9 +79,9 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
         Act(
             "retry",
             "Retry…",
-            "To be tried now",
+            "Retried",
             "Retry these messages?",
-            "The relay tries them at its next look, and then goes on with those of their keys.",
+            "The relay retries them at its next poll, then sends the later messages of their keys.",
             "leasing_tasks.retry_outboxmessage",
             RetryForm,
             lambda rows, said, by: rows.retry(),
@@ -92,8 +92,8 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
             "Discard…",
             "Discarded",
             "Discard these messages?",
-            "They are never sent, and nothing brings them back. Those of their keys go on without "
-            "them: consumers find a gap.",
+            "They are never sent. This cannot be undone. Later messages of their keys are sent "
+            "without them: consumers see a gap.",
             "leasing_tasks.discard_outboxmessage",
             DiscardForm,
             lambda rows, said, by: rows.discard(),
@@ -103,7 +103,7 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
     )
 
     def links(self, request: HttpRequest, message: Any) -> list[SafeString | str]:
-        return [related(request, "The lease of the relay", Lease, {"q": RELAY})]
+        return [related(request, "Lease of the relay", Lease, {"q": RELAY})]
 
     @admin.display(description="topic")
     def called(self, message: OutboxMessage) -> str:

@@ -35,7 +35,7 @@ class QueueAdmin(ReadOnlyAdmin):
     sortable_by = ("name",)
     ordering = ("name",)
     exact_search = ("name",)
-    search_help_text = "The exact name of a queue."
+    search_help_text = "Exact name of a queue"
     list_page = "leasing_tasks:queues"
     fields = ("name", "badge", ("paused_at", "paused_by"), "reason")
     readonly_fields = ("name", "badge", "paused_at", "paused_by", "reason")
@@ -45,11 +45,11 @@ class QueueAdmin(ReadOnlyAdmin):
             "Pause…",
             "Paused",
             "Pause these queues?",
-            "Nothing of theirs is claimed from then on. What runs, runs to its end.",
+            "No more of their tasks are claimed. Running tasks continue.",
             "leasing_tasks.pause_queue",
             PauseForm,
             _pause,
-            lambda queue: "paused already" if queue.paused_at else "",
+            lambda queue: "already paused" if queue.paused_at else "",
             refusals=(UnknownQueue,),
         ),
         Act(
@@ -57,7 +57,7 @@ class QueueAdmin(ReadOnlyAdmin):
             "Resume…",
             "Resumed",
             "Resume these queues?",
-            "What has waited is claimed at once, in its order.",
+            "Workers claim their waiting tasks again, in order.",
             RESUME.permission,
             ResumeForm,
             _resume,
@@ -75,9 +75,9 @@ class QueueAdmin(ReadOnlyAdmin):
             )
 
         return [
-            tasks("Tasks that wait", "ready"),
-            tasks("Tasks that run", "running"),
-            tasks("Tasks that failed", "failed"),
+            tasks("Waiting tasks", "ready"),
+            tasks("Running tasks", "running"),
+            tasks("Failed tasks", "failed"),
         ]
 
     @admin.display(description="state")
@@ -106,7 +106,7 @@ class WorkerAdmin(ReadOnlyAdmin):
     list_display = ("called", "badge", "role", "hostname", "pid", "concurrency", "last_seen_at")
     list_filter = (WorkerStateFilter, "role")
     exact_search = ("name", "id")
-    search_help_text = "The exact name of a worker, or an id."
+    search_help_text = "Exact name or ID of a worker"
     large = ("handlers",)
     list_page = "leasing_tasks:workers"
     fields = (
@@ -132,7 +132,7 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     def links(self, request: HttpRequest, worker: Any) -> list[SafeString | str]:
         holds = {"holder__exact": worker.name, "status__exact": "running"}
-        return [related(request, "What it does now", Task, holds)]
+        return [related(request, "Current tasks", Task, holds)]
 
     @admin.display(description="name")
     def called(self, worker: Worker) -> str:
@@ -163,7 +163,7 @@ class GeneratorWishAdmin(ReadOnlyAdmin):
         return site_url("leasing_tasks:generator")
 
     def links(self, request: HttpRequest, wish: Any) -> list[SafeString | str]:
-        return [related(request, "The lease of who generates", Lease, {"q": RESOURCE})]
+        return [related(request, "Lease of the generator", Lease, {"q": RESOURCE})]
 
 
 @admin.register(Sample)
@@ -174,7 +174,7 @@ class SampleAdmin(ReadOnlyAdmin):
     )
     exact_search = ("id",)
     recent_search = ("queue",)
-    search_help_text = "The exact name of a queue, or the id of a sample."
+    search_help_text = "Exact name of a queue, or ID of a sample"
     list_page = "leasing_tasks:overview"
     fields = (
         ("at", "queue"),

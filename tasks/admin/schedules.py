@@ -54,19 +54,19 @@ ACTS = (
         "Pause…",
         "Paused",
         "Pause these schedules?",
-        "Nothing is enqueued until they are resumed, and those moments are skipped. Tasks that "
-        "exist are worked as before.",
+        "Nothing is enqueued until they are resumed; due times until then are skipped. Existing "
+        "tasks run as usual.",
         CHANGE,
         forms.Form,
         lambda rows, said, by: rows.pause(by=by),
-        lambda schedule: "paused already" if schedule.paused_at else "",
+        lambda schedule: "already paused" if schedule.paused_at else "",
     ),
     Act(
         "resume",
         "Resume…",
         "Resumed",
         "Resume these schedules?",
-        "They go on with their next moments; those of the pause are skipped.",
+        "They continue at their next due times; those of the pause are skipped.",
         CHANGE,
         forms.Form,
         lambda rows, said, by: rows.resume(),
@@ -75,10 +75,10 @@ ACTS = (
     Act(
         "run_now",
         "Run now…",
-        "Run now",
+        "Enqueued",
         "Enqueue the tasks of these schedules now?",
-        "Each is enqueued once, beside its plan, which stays as it is; none whose previous task "
-        "has not ended and must not be overlapped.",
+        "Each task is enqueued once; the schedule itself does not change. Skipped where the "
+        "previous task has not ended and overlap is off.",
         CHANGE,
         forms.Form,
         lambda rows, said, by: rows.run_now(by=by),
@@ -96,15 +96,15 @@ class ScheduleForm(FormOfSchedule):
         fields = EDITED
         field_classes: ClassVar = {"task_data": DataField}
         help_texts: ClassVar = {
-            "task_name": "What is enqueued: the name of a handler.",
-            "task_data": "The handler's keyword arguments, as JSON.",
-            "queue": "Empty: the handler's own.",
-            "priority": "Higher goes first.",
+            "task_name": "Name of the handler to enqueue.",
+            "task_data": "Keyword arguments of the handler, as JSON.",
+            "queue": "Leave empty for the handler's own queue.",
+            "priority": "Higher runs first.",
             "cron": "Five fields: minute, hour, day of month, month, day of week.",
-            "every": "Instead of cron: hours:minutes:seconds, counted from its own moments.",
-            "timezone": "In which the cron expression is meant, such as Europe/Berlin.",
-            "missed": "What is made up for of the moments at which no worker ran.",
-            "overlap": "Otherwise a moment is skipped while the previous task has not ended.",
+            "every": "Instead of cron: an interval as hours:minutes:seconds.",
+            "timezone": "Time zone of the cron expression, such as Europe/Berlin.",
+            "missed": "Due times to catch up on after no worker was running.",
+            "overlap": "If off, a due time is skipped while the previous task has not ended.",
         }
 
 
@@ -116,7 +116,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
     list_display = ("name", "task_name", "when", "badge", "next_at", "declared")
     list_filter = ("declared",)
     exact_search = ("id", "name", "task_name")
-    search_help_text = "An id, or the exact name of a schedule or of its task."
+    search_help_text = "ID, or exact name of a schedule or of its task"
     indexed_filters = frozenset({"declared__exact"})  # people write schedules: they are few
     large = payload = ("task_data",)
     payload_permission = "leasing_tasks.view_payload"
@@ -189,8 +189,8 @@ class ScheduleAdmin(ReadOnlyAdmin):
     def links(self, request: HttpRequest, schedule: Any) -> list[SafeString | str]:
         of_schedule = {"schedule__id__exact": schedule.pk}
         return [
-            related(request, "What was enqueued", ScheduleSlot, of_schedule),
-            related(request, "Its queue", Queue, {"q": schedule.queue}) if schedule.queue else "",
+            related(request, "Enqueued tasks", ScheduleSlot, of_schedule),
+            related(request, "Queue", Queue, {"q": schedule.queue}) if schedule.queue else "",
         ]
 
     def view_on_site(self, schedule: Schedule) -> str | None:
@@ -208,11 +208,11 @@ class ScheduleAdmin(ReadOnlyAdmin):
     def why(self, schedule: Schedule) -> str:
         return self._standing(schedule).why or "–"
 
-    @admin.display(description="task data")
+    @admin.display(description="arguments")
     def shown_task_data(self, schedule: Schedule) -> SafeString | str:
         return json_of(schedule.task_data)
 
-    @admin.display(description="next moments")
+    @admin.display(description="next due times")
     def moments(self, schedule: Schedule) -> SafeString:
         upcoming = self._standing(schedule).upcoming
         return format_html_join("", "{}<br>", ((stamp(each),) for each in upcoming))
@@ -229,7 +229,7 @@ class ScheduleSlotAdmin(ReadOnlyAdmin):
     list_select_related = ("schedule",)
     large = ("schedule__task_data",)
     exact_search = ("id",)
-    search_help_text = "The id of a slot."
+    search_help_text = "ID of a slot"
     #: An index serves each of them.
     indexed_filters = frozenset({"schedule__id__exact", "task__id__exact"})
     fields = ("of_schedule", "at", "of_task", "skipped", "run_by", "enqueued_at")
@@ -245,7 +245,7 @@ class ScheduleSlotAdmin(ReadOnlyAdmin):
     def of_task(self, slot: ScheduleSlot) -> SafeString | str:
         if slot.task_id is None:
             return "–"
-        return link(f"task {slot.task_id}", "admin:leasing_tasks_task_change", slot.task_id)
+        return link(f"task:{slot.task_id}", "admin:leasing_tasks_task_change", slot.task_id)
 
 
 def _note(request: HttpRequest, verb: str, rows: list[Schedule]) -> None:

@@ -83,7 +83,7 @@ class TaskAdmin(LeasableAdmin):
     list_filter = ("status",)
     exact_search = ("id", "unique_key", "idempotency_key")
     recent_search = ("name",)
-    search_help_text = "An id, an exact unique or idempotency key, or the exact name."
+    search_help_text = "ID, exact unique or idempotency key, or exact name"
     #: Tasks that succeeded are most of them, and in no index by their state.
     indexed_filters = frozenset(
         f"status__exact={status}" for status in TaskStatus if status != TaskStatus.SUCCEEDED
@@ -97,15 +97,15 @@ class TaskAdmin(LeasableAdmin):
         *(TaskAct.of(verb) for verb in operator_actions.VERBS.values()),
         RevokeAct(
             "revoke",
-            "Take from their holders…",
-            "Taken from their holders",
-            "Take these tasks from their holders?",
+            "Revoke leases…",
+            "Revoked",
+            "Revoke the leases of these tasks?",
             REVOKE.consequence,
             REVOKE.permission,
             ForceReleaseForm,
             lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
             _not_running,
-            of_one="Take from its holder…",
+            of_one="Revoke lease…",
         ),
     )
     fieldsets = (
@@ -122,11 +122,11 @@ class TaskAdmin(LeasableAdmin):
             },
         ),
         (
-            "What it was given, and what it gave back",
+            "Arguments and result",
             {"fields": ["shown_task_data", "shown_task_output", "shown_progress"]},
         ),
         (
-            "When",
+            "Times",
             {
                 "fields": [
                     ("created_at", "scheduled_at"),
@@ -159,12 +159,12 @@ class TaskAdmin(LeasableAdmin):
         lease = site_url("leasing:detail", task.lease_id)
         may_see_lease = lease and request.user.has_perm("leasing.view_lease")
         return [
-            related(request, "Attempts that did not end well", TaskAttempt, of_task),
-            related(request, "Steps that are done", TaskStep, of_task),
-            related(request, "The moment of its schedule", ScheduleSlot, of_task),
-            related(request, "Its queue", Queue, {"q": task.queue}),
-            related(request, "Its worker", Worker, {"q": task.holder}) if task.holder else "",
-            format_html('<a href="{}">Its lease</a>', lease) if may_see_lease else "",
+            related(request, "Unsuccessful attempts", TaskAttempt, of_task),
+            related(request, "Completed steps", TaskStep, of_task),
+            related(request, "Slot of its schedule", ScheduleSlot, of_task),
+            related(request, "Queue", Queue, {"q": task.queue}),
+            related(request, "Worker", Worker, {"q": task.holder}) if task.holder else "",
+            format_html('<a href="{}">Lease</a>', lease) if may_see_lease else "",
         ]
 
     def view_on_site(self, task: Task) -> str | None:
@@ -186,7 +186,7 @@ class TaskAdmin(LeasableAdmin):
     def in_queue(self, task: Task) -> SafeString | str:
         return related_to("leasing_tasks_queue", task.queue)
 
-    @admin.display(description="payload")
+    @admin.display(description="arguments")
     def shown_task_data(self, task: Task) -> SafeString | str:
         return json_of(task.task_data)
 

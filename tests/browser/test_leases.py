@@ -62,7 +62,7 @@ def test_14_the_timeline_of_a_lease_shows_rising_tokens_at_takeover(
     expect(lanes).to_have_count(3)
     for number, holder in enumerate(("ann", "bea", "cid")):
         expect(lanes.nth(number)).to_contain_text(holder)
-    page.locator("summary", has_text="As a table").click()
+    page.locator("summary", has_text="Show as table").click()
     tokens = [int(text) for text in page.locator(".plain-table td.mono").all_inner_texts()]
     assert len(tokens) == 3 and tokens == sorted(set(tokens)) and tokens[-1] == lease.fencing_token
     told = page.locator(".timeline li", has_text="Taken over")
@@ -92,7 +92,7 @@ def test_15_force_release_needs_permission_reason_and_the_typed_name(
     page.get_by_label("Reason").fill("ann is unwell")
     page.get_by_label("Type berth:7 to confirm").fill("berth:8")
     take.click()
-    expect(page.get_by_text("That is not its name.")).to_be_visible()
+    expect(page.get_by_text("This is not the name.")).to_be_visible()
     assert Lease.objects.active().filter(pk=lease.pk).exists()
     page.get_by_label("Type berth:7 to confirm").fill("berth:7")
     take.click()

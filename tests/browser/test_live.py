@@ -119,9 +119,9 @@ def test_08_on_a_500_the_old_data_stays_with_its_age_and_recovers_alone(
         polls.until(lambda: [a.status for a in polls.answers].count(500) >= 2)
         toast = page.locator("[data-toast]")
         polls.until(toast.is_visible)
-        expect(toast).to_contain_text("The server does not answer.")
+        expect(toast).to_contain_text("The server does not respond.")
         expect(toast).to_contain_text("ago.")
-        expect(page.locator("[data-live-word]")).to_have_text("No answer")
+        expect(page.locator("[data-live-word]")).to_have_text("No response")
         assert page.locator("tr[data-key]").count() == rows == 2
     polls.until(page.locator(f"[data-key=task{new.pk}]").count)
     expect(toast).to_be_hidden()
@@ -143,7 +143,7 @@ def test_09_the_end_of_the_session_stops_polling_and_offers_to_sign_in(
     polls.now()
     Session.objects.all().delete()
     polls.until(page.locator("[data-toast]").is_visible)
-    expect(page.locator("[data-toast]")).to_contain_text("You are no longer signed in.")
+    expect(page.locator("[data-toast]")).to_contain_text("You are signed out.")
     sent = len(polls.asked)
     page.clock.run_for(120_000)
     assert len(polls.asked) == sent

@@ -143,13 +143,13 @@
         toggle.dataset.liveState = state;
         toggle.setAttribute("aria-pressed", String(state === "paused"));
         find("[data-live-word]", toggle).textContent =
-            { live: "Live", paused: "Paused", stale: "No answer", ended: "Stopped" }[state];
+            { live: "Live", paused: "Paused", stale: "No response", ended: "Stopped" }[state];
         if (state === "live" || state === "paused") toast.hidden = true;
     }
     function tellAge() {
         const age = performance.now() - answeredAt;
         if (state !== "stale" || age < 1000 * TOLERATED_AGE) return;
-        say("The server does not answer. This page shows how things were", "");
+        say("The server does not respond. This page shows the state of", "");
         find("[data-toast-age]", toast).textContent = `${span(age)} ago.`;
     }
     function say(words, link) {
@@ -190,8 +190,8 @@
             const { type, status } = response;
             if (state === "paused") return;
             if (type === "opaqueredirect" || status === 401)
-                return end("You are no longer signed in. This page has stopped.", "Sign in again");
-            if (status === 403) return end("You may no longer see this page.", "Open it again");
+                return end("You are signed out. Live updates have stopped.", "Sign in again");
+            if (status === 403) return end("You no longer have access to this page.", "Reload");
             if (status === 404 || status === 410) return end("This no longer exists.", "");
             if (status === 304) return heard(askedAt);
             if (!response.ok) throw new Error(`status ${status}`);

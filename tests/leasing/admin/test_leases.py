@@ -130,7 +130,7 @@ def test_the_audit_leads_to_what_was_done_and_back(viewer: Client) -> None:
     lease = LeaseFactory(resource="berth")
     entry = noted(lease)
     noted(LeaseFactory())
-    about = get(viewer, f"{LEASES}{lease.pk}/change/").link_called("What operators did")
+    about = get(viewer, f"{LEASES}{lease.pk}/change/").link_called("Operator actions")
     found = get(viewer, about)
     (row,) = found.rows
     assert "olga" in row.values() and row.badges == [badges.DONE.word]
