@@ -1,27 +1,46 @@
-"""The documentation: its Python runs, its commands exist, its links lead somewhere."""
+"""The documentation: its code runs, its commands exist, its links lead somewhere, its figures are
+those of the code."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
+import tomllib
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import click
 import pytest
+from celery.bin import beat, worker
 from django.core.management import get_commands, load_command_class
+from django.template import engines
 from django.test import Client
 
 from leasing.conf import leasing_settings
 from leasing.runtime.tracepoints import points as leases
 from tasks import registry
 from tasks.conf import task_settings
+from tasks.maintenance import housekeeping
+from tasks.models import Schedule, Worker
 from tasks.runtime.tracepoints import points as tasks
 from tasks.scheduling import declarations
 from tests.plugin import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RECORDS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
+
+#: The languages of fenced blocks. Those that no test here runs: `py` needs the models of
+#: tests/leasing/views/test_pages.py, `text` is the output that tests/tasks/test_tracing.py
+#: compares, `sql` is an example of what not to do, `yaml` is a file of Prometheus's.
+LANGUAGES = {"python", "console", "html", "py", "text", "sql", "yaml"}
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -30,14 +49,25 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(start: str) -> list[tuple[str, str]]:
-    """(page, command line) of every documented command that begins with ``start``."""
-    return [
-        (page.name, line)
+    """(page, command line) of every documented command that begins with ``start``, after the
+    variables that are set for it."""
+    found = (
+        (name_of(page), command)
         for page in PAGES
         for block in blocks(page, "console")
         for line in block.splitlines()
-        if line.startswith(start)
-    ]
+        if (command := re.sub(r"""^([A-Z_]+=("[^"]*"|\S+) )+""", "", line)).startswith(start)
+    )
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_of_a_page_has_a_language_that_is_tested(page: Path) -> None:
+    fences = re.findall(r"^ *```(.*)$", page.read_text(), re.MULTILINE)
+
+    assert set(fences[::2]) <= LANGUAGES
+    assert set(fences[1::2]) <= {""}
+    assert not re.search(r"^ +```", page.read_text(), re.MULTILINE)  # no test would find it
 
 
 @pytest.fixture
@@ -52,9 +82,7 @@ def own_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.once
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("own_handlers")
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path) -> None:
     namespace: dict[str, Any] = {"INSTALLED_APPS": []}
 
@@ -72,13 +100,49 @@ def test_a_documented_command_is_understood(page: str, line: str) -> None:
 
 @pytest.mark.parametrize(("page", "line"), commands("make"))
 def test_a_documented_target_is_made(page: str, line: str) -> None:
-    _, target, *_ = line.split()
+    _, *targets = (word for word in line.split() if "=" not in word and word != "-s")
 
-    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    made = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(targets) <= set(made)
+
+
+@pytest.mark.parametrize(("page", "line"), commands("celery"))
+def test_a_documented_command_of_celery_is_understood(page: str, line: str) -> None:
+    _, _, _, name, *arguments = shlex.split(line)
+
+    command: click.Command = {"worker": worker.worker, "beat": beat.beat}[name]
+    command.make_parser(click.Context(command)).parse_args(arguments)
+
+
+@pytest.mark.parametrize(("page", "line"), commands("pip install"))
+def test_a_documented_extra_exists(page: str, line: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (extras,) = re.findall(r"django-leasing\[([a-z,]+)\]", line)
+
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+
+
+@pytest.mark.parametrize(("page", "line"), commands(".venv/bin/"))
+def test_a_documented_test_run_names_tests_that_are_there(page: str, line: str) -> None:
+    words = shlex.split(line, comments=True)
+    (named,) = [ROOT / word for word in words if word.startswith("tests/")]
+    sources = named.rglob("test_*.py") if named.is_dir() else [named]
+    text = "".join(source.read_text() for source in sources)
+    picked = words[words.index("-k") + 1].split(" and ") if "-k" in words else []
+
+    assert named.exists()
+    # A test of a page has its name.
+    assert all(each in text or (ROOT / "docs" / each).exists() for each in picked)
+
+
+@pytest.mark.parametrize("page", [each for each in PAGES if blocks(each, "html")], ids=name_of)
+def test_the_templates_of_a_page_are_understood(page: Path) -> None:
+    for block in blocks(page, "html"):
+        engines["django"].from_string(block)
 
 
 def test_every_documented_command_is_tried_by_a_test() -> None:
-    tried = ("python manage.py", "make", "curl", "pip install 'django-leasing[", "celery -A ")
+    tried = ("python manage.py", "make", "curl", "pip install '", "celery -A ", ".venv/bin/")
 
     assert [line for line in commands("") if not line[1].startswith(tried)] == []
 
@@ -130,12 +194,50 @@ def test_every_test_that_the_page_of_features_names_is_there() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+?)\)", page.read_text())
+    links = re.findall(r"\]\(([^) ]+)\)", page.read_text())
 
-    missing = [to for to in links if "://" not in to and not (page.parent / to).exists()]
+    missing = [
+        link
+        for link in links
+        if "://" not in link
+        for to, _, anchor in [link.partition("#")]
+        for target in [page.parent / to if to else page]
+        if not target.exists() or (anchor and anchor not in anchors(target))
+    ]
     assert missing == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the headings on ``page``, as code hosts make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+def test_the_readme_has_no_link_that_the_package_index_could_not_follow() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+
+    assert [link for link in links if "://" not in link] == []
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    reached, waiting = set(), [ROOT / "docs" / "index.md"]
+    while waiting:
+        if (page := waiting.pop()) not in reached and page.suffix == ".md":
+            reached.add(page)
+            links = re.findall(r"\]\(([^)#]+)", page.read_text())
+            waiting += [(page.parent / link).resolve() for link in links if "://" not in link]
+
+    assert [name_of(page) for page in PAGES if page not in reached] == []
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=name_of)
+def test_a_decision_record_has_the_form_of_all(record: Path) -> None:
+    text = record.read_text()
+
+    assert text.startswith(f"# {int(record.name[:4])}. ")
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences"]
 
 
 @pytest.mark.parametrize("settings_of", [leasing_settings, task_settings])
@@ -143,3 +245,58 @@ def test_every_setting_is_documented(settings_of: Any) -> None:
     page = (ROOT / "docs" / "settings.md").read_text()
 
     assert [name for name in settings_of.known() if f"`{name}`" not in page] == []
+
+
+#: Defaults that the page describes instead.
+DESCRIBED = {"API_COMPATIBLE_HOSTS"}
+
+
+@pytest.mark.parametrize("settings_of", [leasing_settings, task_settings])
+def test_a_documented_default_is_that_of_the_code(settings_of: Any) -> None:
+    page = (ROOT / "docs" / "settings.md").read_text()
+    defaults = {name: getattr(type(settings_of), name) for name in settings_of.known()}
+    shown = dict(re.findall(r"^\| `([A-Z_]+)` \| (.+?) \|", page, re.MULTILINE))
+
+    assert {
+        name: (shown[name], default)
+        for name, default in defaults.items()
+        if default is not None and name not in DESCRIBED and value_of(shown[name]) != default
+    } == {}
+
+
+def value_of(shown: str) -> Any:
+    """The value of a default that the page shows."""
+    if days := re.fullmatch(r"(\d+) days?", shown):
+        return 86_400 * int(days[1])
+    return ast.literal_eval(shown.strip("`"))
+
+
+def seconds(of: timedelta | float) -> str:
+    return f"{of.total_seconds() if isinstance(of, timedelta) else of:g}"
+
+
+def days(state: str) -> int:
+    kept = housekeeping.KEPT[state]
+    assert isinstance(kept, timedelta)
+    return kept.days
+
+
+#: What pages say of figures that are no settings.
+FIGURES = {
+    "dashboard.md": (
+        f"late (no heartbeat for {seconds(Worker.LATE_AFTER)} s)",
+        f"gone ({seconds(Worker.GONE_AFTER)} s)",
+    ),
+    "housekeeping.md": (
+        f"kept for {days('succeeded')} days",
+        f"failed ones for {days('failed')} days",
+    ),
+    "schedules.md": (f"passed more than {seconds(Schedule.OVERDUE_AFTER)} s ago",),
+}
+
+
+@pytest.mark.parametrize("page", FIGURES)
+def test_a_documented_figure_is_that_of_the_code(page: str) -> None:
+    text = " ".join((ROOT / "docs" / page).read_text().split())
+
+    assert [figure for figure in FIGURES[page] if figure not in text] == []
