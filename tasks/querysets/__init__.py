@@ -29,15 +29,15 @@ from __future__ import annotations
 from tasks.querysets.base import TaskStatus, check_between, check_queue
 from tasks.querysets.ended import BULK_BATCH
 from tasks.querysets.enqueue import Enqueuing
+from tasks.querysets.holder import Holding
 from tasks.querysets.operator import SWEEP_BATCH
 from tasks.querysets.publishing import Publishing
 from tasks.querysets.queues import QueueQuerySet
-from tasks.querysets.returning import Returning
 from tasks.querysets.schedule import ScheduleQuerySet, SlotQuerySet
 from tasks.querysets.unique import OnDuplicate, UniqueFor
 
 
-class TaskQuerySet(Enqueuing, Publishing, Returning):  # type: ignore[override]
+class TaskQuerySet(Enqueuing, Publishing, Holding):  # type: ignore[override]
     """Tasks: ``Task.objects``."""
 
 

@@ -70,6 +70,8 @@ class TaskRows(LeasableQuerySet["Task"]):
         """Tasks that a worker has claimed; stuck ones too."""
         return self.filter(status=TaskStatus.RUNNING)
 
+    holding = running
+
     def stuck(self) -> Self:
         """Running tasks whose holder let the deadline pass."""
         return self.running().filter(expires_at__lte=DbNow())
@@ -195,6 +197,11 @@ def closing() -> dict[str, Any]:
 def ending() -> dict[str, Any]:
     """The columns of a running task that ends."""
     return {**closing(), **over()}
+
+
+def completing() -> dict[str, Any]:
+    """The columns of a task that ends well, beside its output."""
+    return {"status": TaskStatus.SUCCEEDED, **ending()}
 
 
 def traced(task: Task) -> dict[str, Any]:

@@ -43,8 +43,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
             "claim": ("tests/tasks/querysets/test_claim.py",),
             "ended": ("tests/tasks/querysets/test_states.py", "tests/tasks/management/"),
             "enqueue": ("tests/tasks/querysets/test_enqueue",),
-            "holder": ("tests/tasks/querysets/test_conditions.py",),
-            "many": (
+            "ends": (
                 "tests/tasks/querysets/test_many.py",
                 "tests/tasks/querysets/test_conditions.py",
             ),
@@ -53,7 +52,6 @@ NEAREST: dict[str, tuple[str, ...]] = {
             "progress": ("tests/tasks/querysets/test_conditions.py",),
             "publishing": ("tests/tasks/celery/",),
             "queues": (),
-            "returning": ("tests/tasks/querysets/test_conditions.py",),
             "schedule": ("tests/tasks/maintenance/test_scheduler.py", "tests/tasks/scheduling/"),
             "slots": ("tests/tasks/querysets/test_slots.py",),
             "unique": ("tests/tasks/querysets/test_enqueue_unique.py",),
@@ -182,8 +180,8 @@ def _of_outcomes() -> Iterator[Mutant]:
     )
     unordered = "locks in no order"
     yield of_text(
-        "tasks/querysets/many.py",
-        "Batching._lock_all",
+        "tasks/querysets/ends.py",
+        "_lock",
         'first.values()]).order_by("pk"))',
         "first.values()]))",
         unordered,

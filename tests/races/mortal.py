@@ -22,7 +22,7 @@ from django.test.utils import override_settings  # noqa: E402
 from tasks import signals  # noqa: E402
 from tasks.execution import completer, outcomes, runner  # noqa: E402
 from tasks.models import Task  # noqa: E402
-from tasks.querysets import TaskQuerySet  # noqa: E402
+from tasks.querysets import ends  # noqa: E402
 from tasks.worker import threads  # noqa: E402
 from tasks.worker.process import Until, WorkerProcess  # noqa: E402
 from tests.races.support import STAGES  # noqa: E402
@@ -47,7 +47,7 @@ class Doom:
 
     def install(self) -> None:
         """Look in at each stage."""
-        store, call, read_back = outcomes.settle, runner.call_handler, TaskQuerySet._read_back
+        store, call, read_back = outcomes.settle, runner.call_handler, ends._written
 
         def calling(*args: Any) -> Any:
             self.at("running")
@@ -57,10 +57,10 @@ class Doom:
             self.at("before completing")
             store(*args)
 
-        def reading(*args: Any) -> None:
+        def reading(*args: Any) -> Any:
             # Between the update and the commit.
             self.at("while completing")
-            read_back(*args)
+            return read_back(*args)
 
         def claimed(**details: Any) -> None:
             self.at("claimed")
@@ -72,7 +72,7 @@ class Doom:
         for place, name, stand_in in (
             (runner, "call_handler", calling),
             (completer, "settle", storing),
-            (TaskQuerySet, "_read_back", reading),
+            (ends, "_written", reading),
         ):
             setattr(place, name, stand_in)
         signals.claimed.connect(claimed, weak=False)

@@ -28,14 +28,15 @@ from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.runtime.clock import clock
 from leasing.validation.terms import Terms
 from tasks import registry, signals
+from tasks.querysets.base import completing
 from tasks.querysets.claimed import COLUMNS, TOLD_COLUMNS, TRACED_COLUMNS, Taken, Term, keeping
 from tasks.querysets.sql.cursors import Trail, trail_of
 from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task
+    from tasks.querysets.base import TaskRows
     from tasks.querysets.claim import Claiming
-    from tasks.querysets.many import Batching
 
 #: Several queues are one look: one after the other in the order they are given, each by the
 #: index, until there are enough. Tasks with a concurrency key are locked in their turn, but need
@@ -423,7 +424,7 @@ def _plan_took(seconds: float, found: int) -> None:
 
 
 def complete(
-    rows: Batching, mine: Sequence[Taken], outputs: str, *, timed: bool = False
+    rows: TaskRows, mine: Sequence[Taken], outputs: str, *, timed: bool = False
 ) -> dict[int, int | None]:
     """End well each task of ``mine``, which come in the order of their keys and none twice, that
     its grant still holds. ``outputs`` is a list of theirs in JSON. Returns the keys of those that
@@ -444,11 +445,11 @@ def complete(
         return dict(cursor.fetchall())
 
 
-def _complete_statement(rows: Batching) -> str:
+def _complete_statement(rows: TaskRows) -> str:
     table = _table(rows)
     marks = {"table": table, "place": _PLACE.format(table=table, **_MARKS), **_MARKS}
     given: Any = RawSQL(_GIVEN.format(**marks), [], output_field=BooleanField())
-    columns = {**rows.completing(), "task_output": RawSQL(_OUTPUT.format(**marks), [])}
+    columns = {**completing(), "task_output": RawSQL(_OUTPUT.format(**marks), [])}
     update = _update(rows.holding(), _OF_GRANT.format(**marks), columns)
     locked = rows.holding().filter(given).order_by("pk").only("pk")
     return _COMPLETE.format(locked=_inlined(rows, locked.query), update=update, table=table)

@@ -16,7 +16,7 @@ from leasing.functions import EPOCH
 from leasing.runtime.clock import clock
 from tasks.exceptions import NotSerializable
 from tasks.models import Queue, Task, TaskStatus
-from tasks.querysets import many
+from tasks.querysets import completions, ends
 from tasks.querysets.claimed import Taken
 from tasks.querysets.sql import claim
 from tests.factories import TaskFactory
@@ -270,11 +270,16 @@ def test_an_output_that_is_not_json_sinks_no_neighbour(bad: Any) -> None:
 def test_what_the_database_refuses_together_is_tried_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    complete = ends._complete
+
     def refuse(*arguments: Any, **options: Any) -> Any:
         raise DataError("too large a number")
 
+    def refuse_many(rows: Any, locked: Any, **options: Any) -> Any:
+        return (complete if len(locked) == 1 else refuse)(rows, locked, **options)
+
     monkeypatch.setattr(claim, "complete", refuse)
-    monkeypatch.setattr(many.Batching, "_complete_all", refuse)
+    monkeypatch.setattr(ends, "_complete", refuse_many)
     TaskFactory.create_batch(2)
     taken = take()
 
@@ -287,7 +292,7 @@ def test_outputs_too_large_for_one_statement_are_stored_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     outputs = ["x" * 10, "y" * 30, "z" * 10]
-    monkeypatch.setattr(many, "LARGEST", len(json.dumps(outputs[0])) * 2)
+    monkeypatch.setattr(completions, "LARGEST", len(json.dumps(outputs[0])) * 2)
     TaskFactory.create_batch(3)
     taken = take()
 

@@ -219,7 +219,7 @@ def test_every_verb_locks_its_row_before_it_judges(
         return lock(rows, skip_locked=skip_locked)
 
     monkeypatch.setattr("leasing.querysets.leasable.lock", noting)
-    monkeypatch.setattr("tasks.querysets.many.lock", noting)
+    monkeypatch.setattr("tasks.querysets.ends.lock", noting)
     monkeypatch.setattr("leasing.db.postgres.serves", lambda using: False)
 
     with just_before_the_update(lambda: locked.append(["update"])):

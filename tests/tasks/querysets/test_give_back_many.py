@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from leasing.exceptions import LeaseLost
 from tasks.models import Task, TaskStatus
 from tests.factories import claimed
 from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import just_before_the_update
 from tests.tasks.support import Told, attempts, copy_of, refusals, row_of, running, take_over
 
 pytestmark = pytest.mark.django_db
@@ -30,7 +29,7 @@ def rung(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def ring(using: str, tasks: list[Task]) -> None:
         found.extend(task.pk for task in tasks)
 
-    monkeypatch.setattr("tasks.querysets.returning.ring", ring)
+    monkeypatch.setattr("tasks.querysets.ends.ring", ring)
     return found
 
 
@@ -82,19 +81,11 @@ def test_those_whose_term_is_over_are_refused_alone_and_others_hear(
     assert rung == [first.pk, last.pk]
 
 
-def test_what_came_between_lock_and_update_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_came_between_lock_and_update_is_refused() -> None:
     """As could be without row locks."""
     task, neighbour = running(2)
-    lock_all = type(Task.objects.all())._lock_all
-
-    def late(rows: Any, items: Any) -> Any:
-        locked = lock_all(rows, items)
-        take_over(copy_of(task))
-        return locked
-
-    monkeypatch.setattr(type(Task.objects.all()), "_lock_all", late)
-
-    given, ((refused, _),) = Task.objects.give_back_many([task, neighbour], WHY)
+    with just_before_the_update(lambda: take_over(copy_of(task))):
+        given, ((refused, _),) = Task.objects.give_back_many([task, neighbour], WHY)
 
     assert (given, refused) == ([neighbour], task)
     assert row_of(task)["holder"] == "thief"

@@ -16,7 +16,7 @@ from leasing.exceptions import LeaseLost
 from tasks import registry
 from tasks.exceptions import GiveUp, NotSerializable
 from tasks.models import Task, TaskStatus
-from tasks.querysets import TaskQuerySet
+from tasks.querysets import ends
 from tasks.retry import Fixed
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
@@ -97,13 +97,14 @@ def test_rows_are_locked_in_the_order_of_their_keys(monkeypatch: pytest.MonkeyPa
         orders.append(rows.query.order_by)
         return dialects.lock(rows)
 
-    monkeypatch.setattr("tasks.querysets.many.lock", noting)
-    tasks = running(2)
+    monkeypatch.setattr("tasks.querysets.ends.lock", noting)
+    tasks = running(6)
 
-    Task.objects.complete_many([(task, None) for task in reversed(tasks[:1])])
-    Task.objects.fail_many([(tasks[1], "no luck")])
+    Task.objects.complete_many([(task, None) for task in reversed(tasks[:2])])
+    Task.objects.fail_many([(task, "no luck") for task in reversed(tasks[2:4])])
+    Task.objects.give_back_many(tasks[:3:-1], "no paper")
 
-    assert orders == [("pk",), ("pk",)]
+    assert orders == [("pk",)] * 3
 
 
 @pytest.mark.usefixtures("on_postgresql")
@@ -142,18 +143,14 @@ def test_an_output_that_only_the_database_refuses_sinks_no_neighbour(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     good, bad = running(2)
-    complete = TaskQuerySet.complete
+    complete = ends._complete
 
-    def refuse_together(*arguments: Any) -> Any:
-        raise DataError("too large a number")
-
-    def refuse_the_bad(rows: Any, task: Task, output: Any) -> Task:
-        if task is bad:
+    def refuse_the_bad(rows: Any, locked: Any, **options: Any) -> Any:
+        if bad.pk in locked:
             raise DataError("too large a number")
-        return complete(rows, task, output)
+        return complete(rows, locked, **options)
 
-    monkeypatch.setattr(TaskQuerySet, "_complete_all", refuse_together)
-    monkeypatch.setattr(TaskQuerySet, "complete", refuse_the_bad)
+    monkeypatch.setattr(ends, "_complete", refuse_the_bad)
 
     done, refused = Task.objects.complete_many([(bad, 1), (good, 2)])
 
@@ -167,7 +164,7 @@ def test_a_database_that_is_away_is_no_refusal(monkeypatch: pytest.MonkeyPatch) 
     def away(*arguments: Any) -> Any:
         raise OperationalError("the database is away")
 
-    monkeypatch.setattr(TaskQuerySet, "_lock_all", away)
+    monkeypatch.setattr(ends, "_lock", away)
 
     with pytest.raises(OperationalError):
         Task.objects.complete_many([(task, 1)])

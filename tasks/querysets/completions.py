@@ -1,0 +1,131 @@
+"""Completions of what workers took, on PostgreSQL by one statement for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from django.db import DataError, IntegrityError, connections, transaction
+
+from leasing.db.dialects import after_commit
+from tasks import registry, signals
+from tasks.exceptions import NotSerializable
+from tasks.payload import dumped_json
+from tasks.querysets import ends
+from tasks.querysets.base import TaskRows
+from tasks.querysets.claimed import Completed, Taken
+from tasks.querysets.sql import claim
+
+#: Outputs of more characters than this go to the database one by one.
+LARGEST = 16_000_000
+
+Refused = list[tuple[Taken, Exception]]
+
+
+def complete_taken(rows: TaskRows, results: Iterable[tuple[Taken, Any]]) -> Refused:
+    """End each well with the output beside it. Returns those that are not, each with its error."""
+    results = list(results)
+    if signals.completed.has_receivers(rows.model) or not claim.serves(rows.db):
+        return _by_instances(rows, results)
+    done, told = _in_one_statement(rows, results)
+    _tell([each for each, _ in results if id(each) in done], told, rows.db)
+    left = [result for result in results if id(result[0]) not in done]
+    return [refusal for result in left for refusal in _by_instances(rows, [result])]
+
+
+def _by_instances(rows: TaskRows, results: list[tuple[Taken, Any]]) -> Refused:
+    taken = {id(each.task): each for each, _ in results}
+    _, refused = ends.complete(rows, [(each.task, output) for each, output in results])
+    return [(taken[id(task)], error) for task, error in refused]
+
+
+def _in_one_statement(
+    rows: TaskRows, results: list[tuple[Taken, Any]]
+) -> tuple[set[int], list[Completed]]:
+    """Complete what can be completed so. Returns the ``id()`` of each that is, and those of
+    them whose end is to be told."""
+    asked, outputs, told = _asked_together(results)
+    if not asked:
+        return set(), []
+    try:
+        with _statement(rows.db):
+            done = claim.complete(
+                rows, [each for each, _ in asked.values()], outputs, timed=bool(told)
+            )
+    except (DataError, IntegrityError):
+        return set(), []
+    completed = [
+        Completed(asked[key][0], _as_json(asked[key][1]) or "null", at)
+        for key in told
+        if (at := done.get(key))
+    ]
+    return {id(asked[key][0]) for key in done}, completed
+
+
+def _tell(done: list[Taken], completed: list[Completed], using: str) -> None:
+    """Log and count what is ``done``, and tell of those ``completed`` that somebody waits for."""
+
+    def tell() -> None:
+        if done and signals.completed.is_noted:
+            signals.completed.note(done)
+        for each in completed:
+            registry.tell_end(each)
+
+    if completed or signals.completed.is_noted:
+        after_commit(using, tell)
+
+
+def _asked_together(
+    results: list[tuple[Taken, Any]],
+) -> tuple[dict[int, tuple[Taken, Any]], str, list[int]]:
+    """Those of ``results`` that one statement may store, by their keys and in their order; all
+    their outputs as one text of JSON; and the keys of those whose end is to be told."""
+    asked: dict[int, tuple[Taken, Any]] = {}
+    told: list[int] = []
+    for result in sorted(results, key=_key):
+        each = result[0]
+        if each.id in asked:
+            continue
+        handler = registry.get(each.name)
+        if handler is not None and handler.on_end is not None:
+            if not each.can_be_told:
+                continue
+            told.append(each.id)
+        asked[each.id] = result
+    # Together they take half as long as one by one, and are seldom refused.
+    text = _as_json([output for _, output in asked.values()])
+    if text is None or len(text) > LARGEST:
+        asked, text = _small_enough(asked)
+    return asked, text, [key for key in told if key in asked]
+
+
+def _small_enough(asked: dict[int, tuple[Taken, Any]]) -> tuple[dict[int, tuple[Taken, Any]], str]:
+    """Those of ``asked`` whose output may be stored, as far as they fit into one statement, and
+    their outputs as JSON."""
+    texts: dict[int, str] = {}
+    room = LARGEST
+    for key, (_, output) in asked.items():
+        text = _as_json(output)
+        if text is not None and len(text) <= room:
+            texts[key] = text
+            room -= len(text)
+    return {key: asked[key] for key in texts}, f"[{','.join(texts.values())}]"
+
+
+def _key(result: tuple[Taken, Any]) -> int:
+    return result[0].id
+
+
+def _as_json(output: Any) -> str | None:
+    """``output`` as text, if it may be stored."""
+    try:
+        return dumped_json(output, "output")
+    except NotSerializable:
+        return None
+
+
+def _statement(using: str) -> AbstractContextManager[object]:
+    """Around one statement: within a transaction an error of it is to harm nothing else."""
+    inside = connections[using].in_atomic_block
+    return transaction.atomic(using=using) if inside else nullcontext()

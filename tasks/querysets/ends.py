@@ -1,0 +1,336 @@
+"""Ends of attempts, as their holder writes them: many in one short transaction, or one alone.
+
+The verb for one task is the verb for many, given one. What the database refuses of many is tried
+again one by one, so that none sinks its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sized
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django.apps import apps
+from django.db import DataError, IntegrityError, models, transaction
+from django.db.models import Case, F, Q, Value, When
+from django.dispatch import Signal
+
+from leasing.db.deletion import unprotected
+from leasing.db.dialects import lock
+from leasing.functions import after
+from leasing.querysets.claim import ending as leaving_blocks
+from tasks import signals
+from tasks.exceptions import NotSerializable, Snooze
+from tasks.notifier import ring
+from tasks.payload import check_json, is_same_json
+from tasks.querysets.base import (
+    CANCEL_REQUESTED,
+    TaskRows,
+    TaskStatus,
+    attempt_model,
+    completing,
+    ending,
+    waiting,
+)
+from tasks.querysets.cancel import said
+from tasks.querysets.failure import Failure, storable
+
+if TYPE_CHECKING:
+    from tasks.models import Task, TaskAttempt
+
+Result = TypeVar("Result")
+#: Locked tasks by their keys, each with what is to be stored of it.
+Locked = dict[Any, tuple["Task", Result]]
+#: Tasks that have ended so, each with the signal that tells of it, and what that says.
+Told = list[tuple["Task", Signal, dict[str, Any]]]
+Refused = list[tuple["Task", Exception]]
+#: The tasks that a verb has served, and the others, each with its error.
+Answer = tuple[list["Task"], Refused]
+
+NOTHING: Mapping[int, Exception] = {}
+
+#: What tells of an attempt that failed, by the state of its task afterwards.
+FAILURES = {
+    TaskStatus.READY: signals.failed,
+    TaskStatus.FAILED: signals.dead,
+    TaskStatus.CANCELLED: signals.cancelled,
+}
+
+
+def complete(rows: TaskRows, results: list[tuple[Task, Any]], *, unexpired: bool = False) -> Answer:
+    """End each task well, with the output beside it."""
+    unfit = {id(task): error for task, output in results if (error := _refusal(output))}
+    return _end(rows, results, "complete", partial(_complete, unexpired=unexpired), unfit)
+
+
+def fail(
+    rows: TaskRows, errors: list[tuple[Task, BaseException | str]], *, unexpired: bool = False
+) -> Answer:
+    """End each task's attempt with the error beside it."""
+    # Policies are asked before the transaction begins, which on SQLite is a lock already.
+    failures = [(task, Failure.of(task, error)) for task, error in errors]
+    return _end(rows, failures, "fail", partial(_fail, unexpired=unexpired))
+
+
+def give_back(
+    rows: TaskRows, tasks: list[Task], reason: str, delay: timedelta = timedelta(0)
+) -> Answer:
+    """Set each task ready again with its attempt uncounted, to start after ``delay``."""
+    of = attempt_model().of
+    attempts = [(task, of(task, "returned", reason)) for task in tasks]
+    like = {"outcome": "returned", "error": reason}
+    refund = partial(_refund, delay=delay, signal=signals.returned, like=like)
+    given, refused = _end(rows, attempts, "give back", refund)
+    if not delay:
+        ring(rows.db, [task for task in given if task.status == TaskStatus.READY])
+    return given, refused
+
+
+def snooze(rows: TaskRows, task: Task, nap: Snooze) -> Answer:
+    """Put ``task`` off, with its attempt uncounted."""
+    attempts = [(task, attempt_model().of(task, "snoozed", storable(str(nap))))]
+    refund = partial(_refund, delay=nap.delay, signal=signals.snoozed, like={"outcome": "snoozed"})
+    return _end(rows, attempts, "snooze", refund)
+
+
+def accept_cancel(rows: TaskRows, task: Task, text: str) -> Answer:
+    """End ``task`` as cancelled."""
+    attempts = [(task, attempt_model().of(task, "cancelled"))]
+    return _end(rows, attempts, "cancel", partial(_cancel, text=text))
+
+
+def alone(answer: Answer) -> Task:
+    """The one task that was asked for. Raises what it was refused with."""
+    served, refused = answer
+    for _, error in refused:
+        raise error
+    return served[0]
+
+
+def _end(
+    rows: TaskRows,
+    items: list[tuple[Task, Result]],
+    verb: str,
+    write: Callable[[TaskRows, Locked[Result]], Told],
+    unfit: Mapping[int, Exception] = NOTHING,
+) -> Answer:
+    """``write`` what is to be stored of each task, but of the ``unfit``."""
+    refused = dict(unfit)
+    refused |= _end_together(
+        rows, [item for item in items if id(item[0]) not in refused], verb, write
+    )
+    return (
+        [task for task, _ in items if id(task) not in refused],
+        [(task, refused[id(task)]) for task, _ in items if id(task) in refused],
+    )
+
+
+def _end_together(
+    rows: TaskRows,
+    items: list[tuple[Task, Result]],
+    verb: str,
+    write: Callable[[TaskRows, Locked[Result]], Told],
+) -> dict[int, Exception]:
+    """``write`` in a transaction, and tell of it. Returns the errors of those that are refused, by
+    the ``id()`` of the task."""
+    if not items:
+        return {}
+    for task, _ in items:
+        rows.refuse_elsewhere(task, rows.db)
+    told: Told = []
+    failure: Exception | None = None
+    with leaving_blocks(rows.db, [task for task, _ in items]) as standing:
+        try:
+            with transaction.atomic(using=rows.db):
+                told = write(rows, _lock(rows, items))
+        except (DataError, IntegrityError) as error:
+            failure = error
+        ended = {id(task) for task, _, _ in told}
+        left = [item for item in items if id(item[0]) not in ended]
+        standing += [task for task, _ in left]
+    for task, signal, details in told:
+        if task.status == TaskStatus.CANCELLED:
+            rows._tell_cancelled(task)
+        else:
+            rows._tell(signal, task, **details)
+    refused: dict[int, Exception] = {}
+    for item in left:
+        if failure is not None and len(items) > 1:
+            refused |= _end_together(rows, [item], verb, write)
+        else:
+            refused[id(item[0])] = failure or rows._refuse(item[0], verb)
+    return refused
+
+
+def _lock(rows: TaskRows, items: list[tuple[Task, Result]]) -> Locked[Result]:
+    """Lock the rows, in the order of their keys, and return the items whose grant stands. Of one
+    alone the update that follows says so."""
+    if len(items) == 1:
+        rows._lock(items[0][0])
+        return {items[0][0].pk: items[0]}
+    # Of one task named twice the first counts.
+    first = {task.pk: (task, result) for task, result in reversed(items)}
+    found = lock(_of_grants(rows, [task for task, _ in first.values()]).order_by("pk"))
+    grants = dict(found.values_list("pk", "grant_id"))
+    return {key: first[key] for key, grant in grants.items() if first[key][0].grant_id == grant}
+
+
+def _of_grants(rows: TaskRows, tasks: list[Task], *, unexpired: bool = False) -> TaskRows:
+    """Those of ``tasks`` that run under their grant."""
+    if len(tasks) == 1:
+        held = rows._of_grant(tasks[0])
+    else:
+        mine = Q(pk__in=[t.pk for t in tasks], grant_id__in=[t.grant_id for t in tasks])
+        held = rows._everything().filter(mine).holding()
+    return held.unexpired() if unexpired else held
+
+
+def _written(
+    rows: TaskRows, locked: Locked[Result], count: int, is_so: Callable[[Task, Result], bool]
+) -> list[tuple[Task, Result]]:
+    """Read the tasks back, of which ``count`` were updated. Returns those that are as their holder
+    wrote them: fewer than were locked only where a deadline had passed, or where there are no row
+    locks and somebody came between."""
+    if not count:
+        return []
+    everyone = count == len(locked)
+    found = {row.pk: row for row in rows._everything().filter(pk__in=list(locked))}
+    written = []
+    for key, (task, result) in locked.items():
+        row = found.get(key)
+        if row is not None and (everyone or _ended_by(row, task) and is_so(row, result)):
+            for field in row._meta.concrete_fields:
+                setattr(task, field.attname, getattr(row, field.attname))
+            written.append((task, result))
+    return written
+
+
+def _ended_by(row: Task, task: Task) -> bool:
+    """Return True if the attempt that has ended in ``row`` is that of ``task``."""
+    return row.grant_id == task.grant_id and row.released_at is not None
+
+
+def _complete(rows: TaskRows, locked: Locked[Any], *, unexpired: bool) -> Told:
+    outputs = {key: output for key, (_, output) in locked.items()}
+    mine = _of_grants(rows, _tasks(locked), unexpired=unexpired)
+    count = mine.update(**_by_task("task_output", outputs, locked), **completing())
+
+    def is_so(row: Task, output: Any) -> bool:
+        return row.status == TaskStatus.SUCCEEDED and is_same_json(row.task_output, output)
+
+    return [(task, signals.completed, {}) for task, _ in _written(rows, locked, count, is_so)]
+
+
+def _fail(rows: TaskRows, locked: Locked[Failure], *, unexpired: bool) -> Told:
+    failures = {key: failure for key, (_, failure) in locked.items()}
+    mine = _of_grants(rows, _tasks(locked), unexpired=unexpired)
+    count = _write_failures(mine, failures) if failures else 0
+
+    def is_so(row: Task, failure: Failure) -> bool:
+        return row.status in FAILURES and row.last_error == failure.text
+
+    failed = _written(rows, locked, count, is_so)
+    _note(rows, [failure.attempt for _, failure in failed])
+    for task, failure in failed:
+        task.raised = failure.raised
+    return [
+        (task, FAILURES[TaskStatus(task.status)], {"error": failure.text})
+        for task, failure in failed
+    ]
+
+
+def _write_failures(mine: TaskRows, failures: dict[Any, Failure]) -> int:
+    """End the attempts of these locked rows, those that end alike by one statement. Returns
+    how many it were."""
+    texts = {key: each.text for key, each in failures.items()}
+    said = {
+        **_by_task("last_error", texts, failures),
+        **_traces([each.task for each in failures.values()]),
+    }
+    cancelled = mine.filter(CANCEL_REQUESTED).update(
+        status=TaskStatus.CANCELLED, **said, **ending()
+    )
+    delays = {key: each.delay for key, each in failures.items() if each.delay is not None}
+    again = 0
+    if delays:
+        starts = {key: after(delay) for key, delay in delays.items() if delay}
+        left = mine.filter(pk__in=list(delays), attempts__lt=F("max_attempts"))
+        due = _by_task("scheduled_at", starts, delays)
+        again = left.update(**said, **waiting(timedelta(0)), **due)
+    dead = 0
+    if cancelled + again < len(failures):
+        dead = mine.update(status=TaskStatus.FAILED, **said, **ending())
+    return cancelled + again + dead
+
+
+def _refund(
+    rows: TaskRows,
+    locked: Locked[TaskAttempt],
+    *,
+    delay: timedelta,
+    signal: Signal,
+    like: dict[str, str],
+) -> Told:
+    """Let the tasks wait for ``delay`` with their attempts uncounted, and put the records of these
+    in place of those ``like`` them."""
+    tasks = _tasks(locked)
+    columns = {"attempts": F("attempts") - 1, **waiting(delay, spent=False), **_traces(tasks)}
+    count = _of_grants(rows, tasks).update(**columns)
+    waits = (TaskStatus.READY, TaskStatus.CANCELLED)
+    given = _written(rows, locked, count, lambda row, _: row.status in waits)
+    alike = attempt_model()._default_manager.using(rows.db).filter(**like)
+    unprotected(alike.filter(task_id__in=[task.pk for task, _ in given]))._forget()
+    _note(rows, [attempt for _, attempt in given])
+    return [(task, signal, {"reason": attempt.error}) for task, attempt in given]
+
+
+def _cancel(rows: TaskRows, locked: Locked[TaskAttempt], *, text: str) -> Told:
+    tasks = _tasks(locked)
+    columns = {"status": TaskStatus.CANCELLED, "last_error": said(text), **ending()}
+    count = _of_grants(rows, tasks).update(**columns, **_traces(tasks))
+    ended = _written(rows, locked, count, lambda row, _: row.status == TaskStatus.CANCELLED)
+    for task, attempt in ended:
+        attempt.error = task.last_error
+    _note(rows, [attempt for _, attempt in ended])
+    return [(task, signals.cancelled, {}) for task, _ in ended]
+
+
+def _note(rows: TaskRows, attempts: list[TaskAttempt]) -> None:
+    attempt_model()._default_manager.using(rows.db).bulk_create(attempts)
+
+
+def _traces(tasks: list[Task]) -> dict[str, Any]:
+    """The columns of the traces that next attempts go on from."""
+    traces = {task.pk: task.traced for task in tasks if task.traced}
+    return _by_task("trace_context", traces, tasks)
+
+
+def _by_task(column: str, values: Mapping[Any, Any], among: Sized) -> dict[str, Any]:
+    """The columns of an update that writes each of ``values`` to its task, by their keys, and
+    leaves what others ``among`` them have."""
+    if len(values) == len(among) == 1:
+        return {column: next(iter(values.values()))}
+    if not values:
+        return {}
+    field: Any = apps.get_model("leasing_tasks", "Task")._meta.get_field(column)
+    whens = [When(pk=key, then=_expression(value, field)) for key, value in values.items()]
+    return {column: Case(*whens, default=F(column), output_field=field)}
+
+
+def _expression(value: Any, field: models.Field[Any, Any]) -> Any:
+    if hasattr(value, "resolve_expression"):
+        return value
+    return Value(value, None if value is None else field)  # of JSON a null would be no NULL
+
+
+def _tasks(locked: Locked[Any]) -> list[Task]:
+    return [task for task, _ in locked.values()]
+
+
+def _refusal(output: Any) -> NotSerializable | None:
+    try:
+        check_json(output, "output")
+    except NotSerializable as error:
+        return error
+    return None
