@@ -14,7 +14,8 @@ from leasing.runtime.callbacks import Teller, apart
 from leasing.runtime.clock import clock
 from leasing.runtime.threads import note_replaced
 from tasks.execution.attempt import Execution
-from tasks.execution.outcomes import Ending, settle
+from tasks.execution.outcome_store import settle
+from tasks.execution.outcomes import Ending
 from tasks.runtime.connection import lasting_connection
 
 #: How many are stored by one statement at most, and from how many on none is waited for.

@@ -1,7 +1,7 @@
 """Run one claimed task: call its handler, and judge what came of it.
 
 What a handler does wrong never reaches the worker: whatever it raises fails its attempt. What is
-to be stored of it is stored by ``tasks.execution.outcomes``, for many together.
+to be stored of it is stored by ``tasks.execution.outcome_store``, for many together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from tasks.exceptions import Snooze, TaskCancelled
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.execution.context import Context
-from tasks.execution.outcomes import COMPLETE, FAIL, Ending, settle
+from tasks.execution.outcome_store import settle
+from tasks.execution.outcomes import COMPLETE, FAIL, Ending
 from tasks.log import log
 from tasks.models import Task
 from tasks.registry import UNKNOWN_DELAY, Handler, Kind

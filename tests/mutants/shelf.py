@@ -66,7 +66,7 @@ NEAREST_BY_HAND: dict[str, tuple[str, ...]] = {
     "leasing/keeper.py": ("tests/leasing/test_keeper", "tests/leasing/test_hold"),
     "leasing/runtime/breaker.py": ("tests/leasing/test_keeper",),
     "leasing/stores/memory.py": ("tests/leasing/contract/", "tests/leasing/stores/"),
-    "tasks/execution/outcomes.py": ("tests/tasks/execution/", "tests/tasks/worker/"),
+    "tasks/execution/outcome_store.py": ("tests/tasks/execution/", "tests/tasks/worker/"),
 }
 #: All these files.
 PATHS = (*NEAREST, *NEAREST_BY_HAND)
@@ -172,7 +172,7 @@ def _of_trust() -> Iterator[Mutant]:
 def _of_outcomes() -> Iterator[Mutant]:
     """Outcomes are stored in the order of their keys, on a connection that works."""
     yield of_text(
-        "tasks/execution/outcomes.py",
+        "tasks/execution/outcome_store.py",
         "_settle",
         "connections[using].close()\n        answers",
         "answers",

@@ -20,7 +20,7 @@ django.setup()
 from django.test.utils import override_settings  # noqa: E402
 
 from tasks import signals  # noqa: E402
-from tasks.execution import completer, outcomes, runner  # noqa: E402
+from tasks.execution import completer, outcome_store, runner  # noqa: E402
 from tasks.models import Task  # noqa: E402
 from tasks.querysets import ends  # noqa: E402
 from tasks.worker import threads  # noqa: E402
@@ -47,7 +47,7 @@ class Doom:
 
     def install(self) -> None:
         """Look in at each stage."""
-        store, call, read_back = outcomes.settle, runner.call_handler, ends._written
+        store, call, read_back = outcome_store.settle, runner.call_handler, ends._written
 
         def calling(*args: Any) -> Any:
             self.at("running")

@@ -22,7 +22,7 @@ from tasks import registry
 from tasks.exceptions import NotSerializable, Snooze
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
-from tasks.execution.outcomes import settle
+from tasks.execution.outcome_store import settle
 from tasks.models import Task, TaskStatus
 from tasks.runtime.tracepoints import points
 from tasks.worker.child import Answer, Attempt, Job

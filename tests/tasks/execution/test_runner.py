@@ -20,7 +20,7 @@ from leasing.keeper import Keeper
 from leasing.runtime.clock import clock as holder_clock
 from tasks import registry
 from tasks.exceptions import GiveUp, UnknownTask
-from tasks.execution import outcomes, runner
+from tasks.execution import outcome_store, runner
 from tasks.execution.attempt import Execution
 from tasks.execution.claimed_store import store_in
 from tasks.execution.context import Context
@@ -48,12 +48,12 @@ transactional = pytest.mark.django_db(transaction=True)
 Run = Callable[..., Task]
 
 
-PAUSES = outcomes.SETTLE_PAUSES
+PAUSES = outcome_store.SETTLE_PAUSES
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcomes, "SETTLE_PAUSES", (0,) * len(PAUSES))
+    monkeypatch.setattr(outcome_store, "SETTLE_PAUSES", (0,) * len(PAUSES))
 
 
 @pytest.fixture(autouse=True)
@@ -514,8 +514,8 @@ def test_that_many_results_wait_is_told_in_one_line(
     endings = [runner.work(running.execution(task)) for task in tasks]
 
     with away(monkeypatch, "complete_taken", 1, GONE):
-        monkeypatch.setattr(outcomes, "_answers", lambda using: False)
-        outcomes.settle(endings)
+        monkeypatch.setattr(outcome_store, "_answers", lambda using: False)
+        outcome_store.settle(endings)
 
     said = [each for each in caplog.records if each.event == "task.result_delayed"]
     assert [(each.levelname, each.task_id, each.waiting) for each in said] == [

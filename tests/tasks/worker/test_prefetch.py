@@ -14,7 +14,7 @@ from pytest_django import Settings
 
 from leasing.keeper import keeper
 from leasing.runtime.clock import clock
-from tasks.execution import outcomes
+from tasks.execution import outcome_store
 from tasks.models import Task, TaskAttempt, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tasks.registry import Kind
@@ -400,7 +400,7 @@ def test_a_result_that_the_database_never_takes_sinks_none_of_its_neighbours(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.execution.completer.LINGER", PATIENCE)
-    monkeypatch.setattr(outcomes, "SETTLE_PAUSES", (0, 0))
+    monkeypatch.setattr(outcome_store, "SETTLE_PAUSES", (0, 0))
     complete = TaskQuerySet.complete_taken
 
     def choking(rows: Any, results: Any) -> Any:
@@ -437,8 +437,8 @@ def test_while_results_cannot_be_stored_nothing_is_claimed_and_none_is_lost(
         return complete(rows, results)
 
     monkeypatch.setattr(TaskQuerySet, "complete_taken", storing)
-    monkeypatch.setattr(outcomes, "SETTLE_PAUSES", (0.01,) * 5000)
-    monkeypatch.setattr(outcomes, "_answers", lambda using: not away.is_set())
+    monkeypatch.setattr(outcome_store, "SETTLE_PAUSES", (0.01,) * 5000)
+    monkeypatch.setattr(outcome_store, "_answers", lambda using: not away.is_set())
     first = TaskFactory(name="jobs.echo", data={})
 
     with working() as worker:
