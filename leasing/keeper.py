@@ -29,6 +29,10 @@ What happens when it fails
     Where a thread can't be started nothing is taken on: acquiring raises RuntimeError.
     Rows that were locked by someone else count as neither renewed nor lost and are tried again
     shortly. A fork drops every hold in the child.
+
+Longer than other files: holds, breakers, the request under way and both threads change under one
+lock, and each of them is read by the others. Apart are ``leasing.renewable`` (what is renewed
+together), ``runtime.alarm`` (waking the threads) and ``runtime.notes`` (entries for the ledger).
 """
 
 from __future__ import annotations
@@ -38,36 +42,29 @@ import math
 import os
 import random
 import threading
-import uuid
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from django.db import connections
 
 from leasing.conf import leasing_settings
+from leasing.renewable import Group, Renewable, group_of, in_batches
 from leasing.runtime import probes
+from leasing.runtime.alarm import LOOK, Alarm
 from leasing.runtime.breaker import Breaker
 from leasing.runtime.callbacks import Teller
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.event_lines import log
-from leasing.runtime.outage import Streak
+from leasing.runtime.notes import Notes
 from leasing.runtime.threads import note_replaced, start_thread
-from leasing.store import Renewal, Store
+from leasing.store import Store
 
-#: Holds renewed by one statement.
-BATCH = 1000
 #: The part of their interval that holds are spread over after a pause.
 SPREAD = 0.02
-#: Notes for the ledger that wait while the database is away; the oldest give way.
-MAX_NOTES = 1000
-#: Seconds until notes that the database did not take are tried again.
-NOTE_PAUSE = 1.0
-#: Seconds that writing one note may take; it waits no longer than this for locks.
-NOTE_LIMIT = 1.0
 #: Seconds that interpreter exit waits for a renewal under way.
 EXIT_PATIENCE = 1.0
 #: Seconds that a request may take at least, however short the intervals are.
@@ -75,45 +72,6 @@ SHORTEST_LIMIT = 0.25
 #: A request is cut off when it has taken so many times its limit, which the store itself keeps
 #: unless it cannot be reached.
 CUT_OFF = 1.5
-#: The threads look at the clock so often, in seconds, while something is held: their waiting
-#: does not count the time for which the machine was suspended, and trust does.
-LOOK = 1.0
-
-
-class Renewable(Protocol):
-    """What the keeper sees of a hold."""
-
-    @property
-    def store(self) -> Store: ...
-    @property
-    def key(self) -> Any: ...
-    @property
-    def grant_id(self) -> uuid.UUID: ...
-    @property
-    def interval(self) -> float: ...
-    @property
-    def ttl(self) -> float: ...
-    @property
-    def is_kept(self) -> bool: ...
-    @property
-    def overdue_reason(self) -> str: ...
-
-    due_at: float
-    trusted_until: float
-
-    def goes_on(self) -> bool: ...
-    def give_up(self) -> None: ...
-    def renewed(self, sent_at: float, renewal: Renewal) -> None: ...
-    def lose(self, reason: str) -> None: ...
-    def forget(self) -> None: ...
-    def settle(self) -> None: ...
-    def give_back(self) -> None: ...
-
-
-#: Holds that are renewed together, and fail together: of one store and of like intervals.
-Group = tuple[Store, int]
-#: What to write into the ledger, and what lets that fail when it hangs.
-Note = tuple[Callable[[], object], Callable[[], object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,34 +82,6 @@ class Request:
     abort: Callable[[], object]
     began_at: float
     ends_at: float
-
-
-class Alarm(threading.Condition):
-    """Wakes a thread for what comes before it would have looked by itself, and for nothing
-    else. All of it under the lock."""
-
-    def __init__(self, lock: Any) -> None:
-        super().__init__(lock)
-        self._looks_at = -math.inf
-        self._lingers = False
-
-    def sleep(self, now: float, seconds: float | None) -> None:
-        """Sleep for ``seconds``; None: until something comes. What comes within a LOOK of the last
-        need not wake it: else whoever holds something for moments would do so each time."""
-        lingers, self._lingers = self._lingers, seconds is not None
-        if seconds is None and lingers:
-            seconds = LOOK
-        self._looks_at = math.inf if seconds is None else now + seconds
-        try:
-            self.wait(seconds)
-        finally:
-            # Awake: it looks at everything before it sleeps again.
-            self._looks_at = -math.inf
-
-    def set_for(self, moment: float) -> None:
-        """There is something to do at ``moment``."""
-        if moment < self._looks_at:
-            self.notify()
 
 
 class Keeper:
@@ -173,7 +103,7 @@ class Keeper:
         self._renewer_wakes = Alarm(self._lock)
         self._watchdog_wakes = Alarm(self._lock)
         self._holds: dict[int, Renewable] = {}
-        self._notes: deque[Note] = deque(maxlen=MAX_NOTES)
+        self._notes = Notes(self.clock)
         self._teller = Teller()
         self._prompt_teller = Teller()
         self._request: Request | None = None
@@ -184,8 +114,6 @@ class Keeper:
         self._threads: list[threading.Thread] = []
         #: Whether one of them could not be.
         self._is_short = False
-        self._notes_due_at = 0.0
-        self._note_failures = Streak(NOTE_PAUSE, NOTE_PAUSE)
         # The threads keep the event they were started with: one that outlasts the stop (its
         # renewal hangs) must not go on beside those of the next start.
         self._stopped = threading.Event()
@@ -233,14 +161,14 @@ class Keeper:
         # What nobody holds any more is never renewed again: nothing else would close its breaker.
         for group, breaker in list(self._breakers.items()):
             holds = self._holds.values()
-            if not breaker.is_closed and not any(_group(hold) == group for hold in holds):
+            if not breaker.is_closed and not any(group_of(hold) == group for hold in holds):
                 del self._breakers[group]
 
     def soon(self, note: Callable[[], object], abort: Callable[[], object] = bool) -> None:
         """Run ``note`` on the renewing thread, over its connection; tried again while the
         database is away. ``abort`` lets one that hangs fail, from another thread."""
         with self._lock:
-            self._notes.append((note, abort))
+            self._notes.put(note, abort)
             with suppress(RuntimeError):  # it waits for the next try
                 self.start()
             self._renewer_wakes.notify()
@@ -276,7 +204,7 @@ class Keeper:
         for hold in [hold for hold in due if not _goes_on(hold)]:
             due.remove(hold)
             hold.give_up()
-        for group, holds in _in_batches(due):
+        for group, holds in in_batches(due):
             self._renew(group, holds)
 
     def _renew(self, group: Group, holds: dict[Any, Renewable]) -> None:
@@ -368,23 +296,12 @@ class Keeper:
             store.close()
 
     def _write_notes(self) -> bool:
-        """Write what waits for the ledger, until a renewal is due. False when the database did
+        """Write what waits for the ledger, until a renewal is due. Return False if the database did
         not take it."""
-        while self._notes and (self._stopped.is_set() or self._renewal_due_at() > self.clock()):
-            note, abort = self._notes[0]
-            try:
-                with self._requesting(abort, NOTE_LIMIT):
-                    note()
-            except Exception as error:
-                self._note_failures.failed(error)
-                log.keeper_note_waits(level=self._note_failures.level, error=error)
-                self._notes_due_at = self.clock() + NOTE_PAUSE
-                connections.close_all()
-                return False
-            self._note_failures.succeeded()
-            if self._notes and self._notes[0][0] is note:
-                self._notes.popleft()
-        return True
+        return self._notes.write(
+            lambda: self._stopped.is_set() or self._renewal_due_at() > self.clock(),
+            self._requesting,
+        )
 
     # Watching
 
@@ -421,7 +338,7 @@ class Keeper:
 
     def _renews(self, hold: Renewable) -> bool:
         """Return True unless the latest renewal of holds like ``hold`` failed."""
-        breaker = self._breakers.get(_group(hold))
+        breaker = self._breakers.get(group_of(hold))
         return breaker is None or breaker.is_closed
 
     # Threads
@@ -465,7 +382,7 @@ class Keeper:
 
     def _renew_and_note(self) -> None:
         self.renew_due()
-        if self.clock() >= self._notes_due_at:
+        if self.clock() >= self._notes.due_at:
             self._write_notes()
 
     def _try(self, stopped: threading.Event, work: Callable[[], object]) -> None:
@@ -497,7 +414,7 @@ class Keeper:
         """Seconds until a renewal or a note is due; None when there is nothing to do."""
         due_at = self._renewal_due_at()
         if self._notes:
-            due_at = min(due_at, self._notes_due_at)
+            due_at = min(due_at, self._notes.due_at)
         if due_at == math.inf and not self._holds:
             return None
         return min(LOOK, max(0.0, due_at - self.clock()))
@@ -586,8 +503,7 @@ class Keeper:
     def take_notes(self) -> list[Callable[[], object]]:
         """The notes that wait for the ledger: whoever takes them writes them."""
         with self._lock:
-            notes, self._notes = list(self._notes), deque(maxlen=MAX_NOTES)
-        return [note for note, _ in notes]
+            return self._notes.take()
 
     def after_fork(self) -> None:
         """In a child: the parent's holds are not ours, and its locks may be held for ever."""
@@ -604,13 +520,6 @@ def _end(threads: Iterable[threading.Thread], *tellers: Teller) -> None:
             thread.join(EXIT_PATIENCE)
     for teller in tellers:
         teller.stop(EXIT_PATIENCE)
-
-
-def _group(hold: Renewable) -> Group:
-    """Return what ``hold`` is renewed together with: intervals of one group are less than twice
-    as long as each other."""
-    _, octave = math.frexp(hold.interval)
-    return hold.store, octave
 
 
 def _goes_on(hold: Renewable) -> bool:
@@ -630,23 +539,6 @@ def _last_chance(hold: Renewable) -> float:
     """Return the latest moment at which a request for ``hold`` may begin, so that it has all of
     its time before trust ends."""
     return hold.trusted_until - _limit(hold.interval) * CUT_OFF
-
-
-def _in_batches(holds: Iterable[Renewable]) -> Iterator[tuple[Group, dict[Any, Renewable]]]:
-    """Group ``holds`` into batches in which each key stands once, short intervals first."""
-    groups: dict[Group, list[dict[Any, Renewable]]] = {}
-    for hold in holds:
-        batches = groups.setdefault(_group(hold), [{}])
-        if len(batches[-1]) >= BATCH or hold.key in batches[-1]:
-            batches.append({})
-        batches[-1][hold.key] = hold
-    for group in sorted(groups, key=_octave):
-        for batch in groups[group]:
-            yield group, batch
-
-
-def _octave(group: Group) -> int:
-    return group[1]
 
 
 keeper = Keeper()

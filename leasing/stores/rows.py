@@ -22,7 +22,8 @@ from leasing.db.dialects import (
     use_private_connection,
 )
 from leasing.exceptions import LeaseLost
-from leasing.keeper import NOTE_LIMIT, keeper
+from leasing.keeper import keeper
+from leasing.runtime.notes import NOTE_LIMIT
 from leasing.store import Grant, Renewals
 
 #: For how many times its ttl a holder may say nothing to the server within its proof. Its term is

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from leasing import keeper as keeper_module
 from leasing.hold import Hold, margin
 from leasing.keeper import Keeper
+from leasing.runtime import notes
 from leasing.runtime.breaker import Breaker
 from tests.leasing.support import FakeClock, FakeStore, at_once, enter, granted
 from tests.logs import logged
@@ -220,7 +220,7 @@ def test_a_batch_is_never_larger_than_the_limit(
     clock: FakeClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(keeper_module, "BATCH", 2)
+    monkeypatch.setattr("leasing.renewable.BATCH", 2)
     enter(store, manual_keeper, 1, 2, 1, 3, 2)
 
     clock.advance(10)
@@ -246,7 +246,7 @@ def test_notes_are_written_in_order(manual_keeper: Keeper) -> None:
 def test_a_note_that_fails_waits_with_all_behind_it_and_is_tried_again(
     manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("leasing.keeper.connections.close_all", lambda: None)
+    monkeypatch.setattr("leasing.runtime.notes.connections.close_all", lambda: None)
     away = [True]
     written: list[str] = []
 
@@ -269,11 +269,11 @@ def test_a_note_that_fails_waits_with_all_behind_it_and_is_tried_again(
 
 def test_of_too_many_notes_the_oldest_give_way(manual_keeper: Keeper) -> None:
     written: list[int] = []
-    for number in range(keeper_module.MAX_NOTES + 10):
+    for number in range(notes.MAX_NOTES + 10):
         manual_keeper.soon(partial(written.append, number))
     manual_keeper._write_notes()
 
-    assert len(written) == keeper_module.MAX_NOTES
+    assert len(written) == notes.MAX_NOTES
     assert written[0] == 10
 
 

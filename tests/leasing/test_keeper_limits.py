@@ -18,7 +18,7 @@ from leasing import keeper as keeper_module
 from leasing.hold import Hold
 from leasing.keeper import Keeper, keeper
 from leasing.models import Lease
-from leasing.runtime import callbacks
+from leasing.runtime import callbacks, notes
 from leasing.runtime.callbacks import MOST, Teller
 from leasing.signals import lost
 from tests.conftest import Spawn
@@ -66,7 +66,7 @@ def test_a_note_that_hangs_is_cut_off_too(manual_keeper: Keeper, clock: FakeCloc
     aborted: list[bool] = []
 
     def hang() -> None:
-        clock.advance(keeper_module.NOTE_LIMIT * keeper_module.CUT_OFF)
+        clock.advance(notes.NOTE_LIMIT * keeper_module.CUT_OFF)
         manual_keeper.cut_off()
 
     manual_keeper.soon(hang, lambda: aborted.append(True))

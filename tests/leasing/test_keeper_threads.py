@@ -13,7 +13,8 @@ from django.test import override_settings
 
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold, adopt_together
-from leasing.keeper import LOOK, Alarm, Keeper
+from leasing.keeper import Keeper
+from leasing.runtime.alarm import LOOK, Alarm
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.threads import replaced
 from tests.leasing.support import (
@@ -209,7 +210,7 @@ def test_notes_that_wait_do_not_hold_up_renewals(
     store: FakeStore, live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database that does not take notes may still renew."""
-    monkeypatch.setattr("leasing.keeper.NOTE_PAUSE", 10 * PATIENCE)
+    monkeypatch.setattr("leasing.runtime.notes.NOTE_PAUSE", 10 * PATIENCE)
     slow, tried = threading.Event(), threading.Event()
 
     def note() -> None:
@@ -228,7 +229,7 @@ def test_notes_that_wait_do_not_hold_up_renewals(
 def test_a_note_is_tried_again_until_the_database_takes_it(
     live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasing.keeper.NOTE_PAUSE", 0.05)
+    monkeypatch.setattr("leasing.runtime.notes.NOTE_PAUSE", 0.05)
     tries: list[int] = []
 
     def note() -> None:

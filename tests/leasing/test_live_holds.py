@@ -106,7 +106,7 @@ def test_a_silent_database_loses_the_hold_and_the_ledger_hears_of_it_later(
 
     monkeypatch.setattr(LeasableQuerySet, "record", record)
     monkeypatch.setattr(LeasableQuerySet, "renew_many", renew)
-    monkeypatch.setattr("leasing.keeper.NOTE_PAUSE", 0.05)
+    monkeypatch.setattr("leasing.runtime.notes.NOTE_PAUSE", 0.05)
     told: list[Hold] = []
     with override_settings(LEASING={**OFTEN, "MARGIN": 0.8}):
         hold = Lease.objects.hold("crane:1", ttl=1, on_lost=told.append)

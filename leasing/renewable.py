@@ -1,0 +1,71 @@
+"""What the keeper renews: holds, as it sees them, in groups that one statement renews."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from leasing.store import Renewal, Store
+
+#: Holds renewed by one statement.
+BATCH = 1000
+
+
+class Renewable(Protocol):
+    """What the keeper sees of a hold."""
+
+    @property
+    def store(self) -> Store: ...
+    @property
+    def key(self) -> Any: ...
+    @property
+    def grant_id(self) -> uuid.UUID: ...
+    @property
+    def interval(self) -> float: ...
+    @property
+    def ttl(self) -> float: ...
+    @property
+    def is_kept(self) -> bool: ...
+    @property
+    def overdue_reason(self) -> str: ...
+
+    due_at: float
+    trusted_until: float
+
+    def goes_on(self) -> bool: ...
+    def give_up(self) -> None: ...
+    def renewed(self, sent_at: float, renewal: Renewal) -> None: ...
+    def lose(self, reason: str) -> None: ...
+    def forget(self) -> None: ...
+    def settle(self) -> None: ...
+    def give_back(self) -> None: ...
+
+
+#: Holds that are renewed together, and fail together: of one store and of like intervals.
+Group = tuple[Store, int]
+
+
+def group_of(hold: Renewable) -> Group:
+    """Return what ``hold`` is renewed together with: intervals of one group are less than twice
+    as long as each other."""
+    _, octave = math.frexp(hold.interval)
+    return hold.store, octave
+
+
+def in_batches(holds: Iterable[Renewable]) -> Iterator[tuple[Group, dict[Any, Renewable]]]:
+    """Group ``holds`` into batches in which each key stands once, short intervals first."""
+    groups: dict[Group, list[dict[Any, Renewable]]] = {}
+    for hold in holds:
+        batches = groups.setdefault(group_of(hold), [{}])
+        if len(batches[-1]) >= BATCH or hold.key in batches[-1]:
+            batches.append({})
+        batches[-1][hold.key] = hold
+    for group in sorted(groups, key=_octave):
+        for batch in groups[group]:
+            yield group, batch
+
+
+def _octave(group: Group) -> int:
+    return group[1]

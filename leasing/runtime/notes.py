@@ -1,0 +1,68 @@
+"""Entries for the audit ledger, written by a thread that does something else besides."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from django.db import connections
+
+from leasing.runtime.event_lines import log
+from leasing.runtime.outage import Streak
+
+#: Notes for the ledger that wait while the database is away; the oldest give way.
+MAX_NOTES = 1000
+#: Seconds until notes that the database did not take are tried again.
+NOTE_PAUSE = 1.0
+#: Seconds that writing one note may take; it waits no longer than this for locks.
+NOTE_LIMIT = 1.0
+#: What to write into the ledger, and what lets that fail when it hangs.
+Note = tuple[Callable[[], object], Callable[[], object]]
+
+
+class Notes:
+    """Notes that wait, in their order; of too many the oldest give way. ``due_at`` is the moment
+    of the next try, on the ``clock``."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.due_at = 0.0
+        self._clock = clock
+        self._notes: deque[Note] = deque(maxlen=MAX_NOTES)
+        self._failures = Streak(NOTE_PAUSE, NOTE_PAUSE)
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    def put(self, note: Callable[[], object], abort: Callable[[], object]) -> None:
+        """Let ``note`` wait. ``abort`` lets it fail where it hangs, from another thread."""
+        self._notes.append((note, abort))
+
+    def take(self) -> list[Callable[[], object]]:
+        """Return all that wait; they do so no longer."""
+        notes = [note for note, _ in self._notes]
+        self._notes.clear()
+        return notes
+
+    def write(
+        self,
+        has_time: Callable[[], bool],
+        requesting: Callable[[Callable[[], object], float], AbstractContextManager[None]],
+    ) -> bool:
+        """Write what waits while ``has_time``, each inside ``requesting`` with its ``abort`` and
+        its limit. Return False if the database did not take one."""
+        while self._notes and has_time():
+            note, abort = self._notes[0]
+            try:
+                with requesting(abort, NOTE_LIMIT):
+                    note()
+            except Exception as error:
+                self._failures.failed(error)
+                log.keeper_note_waits(level=self._failures.level, error=error)
+                self.due_at = self._clock() + NOTE_PAUSE
+                connections.close_all()
+                return False
+            self._failures.succeeded()
+            if self._notes and self._notes[0][0] is note:
+                self._notes.popleft()
+        return True
