@@ -27,7 +27,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from leasing.db.routing import database_of
 from leasing.decorators import arguments_of, refuse_generators
 from leasing.exceptions import InvalidTTL, LeaseLost
-from leasing.hold import Hold
+from leasing.hold.held_grant import HeldGrant
 from leasing.keeper import keeper
 from leasing.models import OnceKey
 from leasing.querysets.once import OnceTerms
@@ -67,13 +67,13 @@ class once:
         row = drive(self._steps())
         if row.finished_at is not None:
             return row.result
-        hold = self._hold(row)
+        held = self._keep(row)
         try:
             result = body()
         except BaseException as error:
-            hold.__exit__(type(error), error, error.__traceback__)
+            held.end(error)
             raise
-        return self._finish(row, hold, result)
+        return self._finish(row, held, result)
 
     async def arun(self, body: Callable[[], Awaitable[Any]]) -> Any:
         """``run``, for async code. The body is not cancelled when the lease is lost; its result
@@ -81,13 +81,13 @@ class once:
         row = await adrive(self._steps())
         if row.finished_at is not None:
             return row.result
-        hold = self._hold(row)
+        held = self._keep(row)
         try:
             result = await body()
         except BaseException as error:
-            await in_thread(hold.__exit__, type(error), error, error.__traceback__)
+            await in_thread(held.end, error)
             raise
-        return await in_thread(self._finish, row, hold, result)
+        return await in_thread(self._finish, row, held, result)
 
     def __call__(self, function: Function) -> Function:
         """As a decorator. The key is a format string over the call's arguments, and they are
@@ -131,23 +131,23 @@ class once:
         resource = OnceKey(**key).lease_resource
         return OnceKey.objects.home().acquiring(resource, asked, self.wait, key)
 
-    def _hold(self, row: OnceKey) -> Hold:
-        hold = Hold(RowStore(OnceKey, database_of(row)))
-        hold.adopt(grant_of(row))
-        return hold
+    def _keep(self, row: OnceKey) -> HeldGrant:
+        held = HeldGrant(RowStore(OnceKey, database_of(row)), grant_of(row))
+        held.keep()
+        return held
 
-    def _finish(self, row: OnceKey, hold: Hold, result: Any) -> Any:
-        hold.settle()
+    def _finish(self, row: OnceKey, held: HeldGrant, result: Any) -> Any:
+        held.expect_end()
         try:
             check_json(result, "result")
             OnceKey.objects.using(database_of(row)).finish(row, result)
         except LeaseLost:
-            hold.leave()  # there is nothing to give back, and it was told already
+            held.abandon()  # there is nothing to give back, and it was told already
             raise
         except BaseException as error:
-            hold.__exit__(type(error), error, error.__traceback__)
+            held.end(error)
             raise
-        hold.leave()
+        held.abandon()
         return result
 
 

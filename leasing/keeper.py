@@ -252,7 +252,7 @@ class Keeper:
                 self.renewals += 1
                 hold.renewed(sent_at, answer.renewed[key])
             elif key in answer.lost:
-                hold.lose(answer.lost[key])
+                hold.mark_lost(answer.lost[key])
             else:
                 hold.due_at = self.clock() + hold.interval * random.uniform(0.02, 0.05)
 
@@ -311,7 +311,7 @@ class Keeper:
         with self._lock:
             over = [hold for hold in self._holds.values() if hold.trusted_until <= now]
         for hold in over:
-            hold.lose(hold.overdue_reason)
+            hold.mark_lost(hold.overdue_reason)
 
     def cut_off(self) -> None:
         """Let the request under way fail if it has taken too long."""
@@ -470,8 +470,8 @@ class Keeper:
         """Give back what is still held, as far as that goes within EXIT_PATIENCE, and stop. For
         interpreter exit: whatever threads go on for a moment find their holds lost."""
         for hold in self.holds:
-            hold.settle()
-            hold.lose("its process ended")
+            hold.expect_end()
+            hold.mark_lost("its process ended")
             self.soon(hold.give_back)
         self.stop()
 

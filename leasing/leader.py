@@ -261,8 +261,8 @@ class Leader:
         term = self._term
         if term is not None and term.valid:
             self._resigned = True
-            term.settle()
-            term.lose("its leader resigned")
+            term.held.expect_end()
+            term.held.mark_lost("its leader resigned")
 
     # Looking
 
@@ -400,7 +400,7 @@ class Leader:
         """A term that was resigned stands in the store still."""
         if self._resigned:
             with suppress(LeaseLost, Error):
-                term.give_back()
+                term.held.give_back()
 
     @contextmanager
     def _campaign(self) -> Iterator[None]:
@@ -436,11 +436,11 @@ def leaders() -> list[Leader]:
 def _enter(term: Hold, stopping: threading.Event) -> None:
     """``term.__enter__()``, but it goes on when the network swallows what the database answers,
     and ends soon after ``stopping`` is set."""
-    steps = term._begin()
+    steps = term.entering()
     using = _apart_in(term)
     if using is not None:
         steps = moved(Aside(using, stopping=stopping), steps)
-    term.adopt(drive(steps))
+    drive(steps)
 
 
 @contextmanager

@@ -29,7 +29,8 @@ from types import TracebackType
 from typing import Self
 
 from leasing.conf import leasing_settings
-from leasing.hold import Hold, margin
+from leasing.hold import Hold
+from leasing.hold.trust import margin
 from leasing.process import deadman
 from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log

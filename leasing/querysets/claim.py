@@ -12,7 +12,9 @@ from weakref import WeakValueDictionary
 
 from leasing.db.dialects import after_commit, in_transaction
 from leasing.exceptions import LeaseLost
-from leasing.hold import Hold, Interrupt, adopt_together, leave_together
+from leasing.hold import Hold
+from leasing.hold.held_grant import HeldGrant, abandon_all, keep_all
+from leasing.hold.interrupt import Interrupt
 from leasing.runtime.aio import in_thread
 from leasing.stores.rows import RowStore, grant_of
 
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 Row = TypeVar("Row", bound="Leasable")
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
-#: The holds of all blocks that run, by their grants.
-_in_blocks: WeakValueDictionary[uuid.UUID, Hold] = WeakValueDictionary()
+#: What is held in the blocks that run, by grant_id.
+_in_blocks: WeakValueDictionary[uuid.UUID, HeldGrant] = WeakValueDictionary()
 
 
 class Claim(list[Row]):
@@ -49,10 +51,12 @@ class Claim(list[Row]):
             raise RuntimeError("These rows were held already: their terms are used up.")
         self._entered = True
         self.holds = [Hold(self._store) for _ in self]
-        adopt_together(list(zip(self.holds, map(grant_of, self), strict=True)))
-        for hold in self.holds:
-            hold.follow(inside=False)
-            _in_blocks[hold.grant_id] = hold
+        grants = map(grant_of, self)
+        kept = [hold.begin_term(grant) for hold, grant in zip(self.holds, grants, strict=True)]
+        keep_all(kept)
+        for held in kept:
+            held.follow(inside=False)
+            _in_blocks[held.grant_id] = held
         return self
 
     def __exit__(
@@ -64,9 +68,9 @@ class Claim(list[Row]):
         holds, self.holds = self.holds, []
         for hold in holds:
             _in_blocks.pop(hold.grant_id, None)
-        losses = self._release_together([hold for hold in holds if hold.valid])
+        losses = self._release_together([hold.held for hold in holds if hold.valid])
         for hold in holds:
-            if not (hold.is_kept or hold.trace):
+            if not (hold.held.is_kept or hold.held.trace):
                 continue  # it is given back, and nobody follows it
             try:
                 hold.__exit__(kind, error, trace)  # of those that were lost before
@@ -75,19 +79,18 @@ class Claim(list[Row]):
         if losses and error is None:
             raise next(losses[hold.key] for hold in holds if hold.key in losses)
 
-    def _release_together(self, holds: list[Hold]) -> dict[Any, LeaseLost]:
+    def _release_together(self, kept: list[HeldGrant]) -> dict[Any, LeaseLost]:
         """Give back what is held. Returns how those were lost that were, by their keys."""
-        leave_together(holds)  # first: a renewal would find the row released
+        abandon_all(kept)  # first: a renewal would find the row released
         try:
-            losses = self._store.release_many([hold._granted for hold in holds])
+            losses = self._store.release_many([held.grant for held in kept])
         except Exception as failure:
-            for hold in holds:
-                hold._is_unreleased = True  # a release by hand tries again
-                hold._log_unreleased(failure)
+            for held in kept:
+                held.note_unreleased(failure)
             return {}
-        for hold in holds:
-            if hold.key in losses:
-                hold._lose_late(losses[hold.key].reason)
+        for held in kept:
+            if held.key in losses:
+                held.lose_late(losses[held.key].reason)
         return losses
 
     async def __aenter__(self) -> Self:
@@ -95,7 +98,7 @@ class Claim(list[Row]):
         self.__enter__()
         self._interrupt = interrupt = Interrupt()
         for hold in self.holds:
-            hold._interrupt = interrupt
+            hold.held.interrupt = interrupt
         if not all(hold.valid for hold in self.holds):
             interrupt()  # one was lost before it could tell
         return self
@@ -109,7 +112,7 @@ class Claim(list[Row]):
         interrupt, self._interrupt = self._interrupt, None
         holds = self.holds
         for hold in holds:
-            hold._interrupt = None
+            hold.held.interrupt = None
         ours = interrupt is not None and interrupt.explains(error)
         await in_thread(self.__exit__, kind, error, trace)
         if ours:
@@ -122,7 +125,7 @@ class Claim(list[Row]):
     def ensure(self) -> None:
         """Raise LeaseLost unless every row in the block is surely still held."""
         for hold in self.holds:
-            if hold.is_kept:
+            if hold.held.is_kept:
                 hold.ensure()
 
 
@@ -134,27 +137,27 @@ def ending(using: str, rows: Iterable[Row]) -> Iterator[list[Row]]:
     it fails, or is rolled back later."""
     standing: list[Row] = []
     left = [
-        (hold, hold.trusted_until)
+        (held, held.trusted_until)
         for row in rows
-        if (hold := _in_blocks.get(cast("uuid.UUID", row.grant_id))) is not None and hold.is_kept
+        if (held := _in_blocks.get(cast("uuid.UUID", row.grant_id))) is not None and held.is_kept
     ]
-    leave_together([hold for hold, _ in left])
+    abandon_all([held for held, _ in left])
     try:
         yield standing
     except BaseException:
         _stay(left)
         raise
     kept = {row.grant_id for row in standing}
-    _stay([(hold, trusted) for hold, trusted in left if hold.grant_id in kept])
-    ended = [(hold, trusted) for hold, trusted in left if hold.grant_id not in kept]
+    _stay([(held, trusted) for held, trusted in left if held.grant_id in kept])
+    ended = [(held, trusted) for held, trusted in left if held.grant_id not in kept]
     if ended and in_transaction(using):
         _stay(ended)
-        after_commit(using, lambda: leave_together([hold for hold, _ in ended]))
+        after_commit(using, lambda: abandon_all([held for held, _ in ended]))
 
 
-def _stay(left: Iterable[tuple[Hold, float]]) -> None:
-    for hold, trusted_until in left:
-        hold.resume(trusted_until)
+def _stay(left: Iterable[tuple[HeldGrant, float]]) -> None:
+    for held, trusted_until in left:
+        held.resume(trusted_until)
 
 
 def leaves_block(verb: Verb) -> Verb:

@@ -47,7 +47,7 @@ def expire(what: What, *, ago: float = 0.0) -> None:
         times = {name: getattr(row, name) for name in names if name in row.verb_columns}
         place.change({name: time - back for name, time in times.items() if time is not None})
     if isinstance(what, Hold):
-        what.lose(what.overdue_reason)
+        what.held.mark_lost(what.held.overdue_reason)
     _write_notes()
 
 

@@ -127,7 +127,8 @@ class ManualKeeper:
         """Waiting is over at once, and ``seconds`` later for all leases. Only for what this
         process holds itself, and may release, it is waited in earnest."""
         self.advance(seconds)
-        ours = resource in (getattr(hold, "resource", None) for hold in self._keeper.holds)
+        grants = (getattr(held, "grant", None) for held in self._keeper.holds)
+        ours = resource in (grant.resource for grant in grants if grant)
         return seconds if ours else 0.0
 
 

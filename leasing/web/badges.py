@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from leasing.conf import leasing_settings
-from leasing.hold import margin
+from leasing.hold.trust import margin
 from leasing.models import AuditEntry, BeatEntry, EventKind, Leasable, Lease, LeaseState
 
 

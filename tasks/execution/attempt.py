@@ -13,9 +13,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from leasing.hold import Hold, adopt_together
+from leasing.hold.held_grant import HeldGrant, keep_all
 from leasing.keeper import Keeper, keeper
 from leasing.runtime.clock import clock
+from leasing.store import Grant
 from tasks import registry
 from tasks.execution.cancellation import Interruption
 from tasks.execution.claimed_store import grants_of, store_in
@@ -38,8 +39,8 @@ class Carrier(Protocol):
 
 
 class Execution:
-    """One attempt at ``task``, which was just claimed: it is kept from now on. ``watch`` is
-    called as its timeout begins."""
+    """One attempt at ``task``, which was just claimed: it is kept from now on, unless its
+    ``grant`` is given, which the caller keeps. ``watch`` is called as its timeout begins."""
 
     __slots__ = (
         "_lock",
@@ -62,7 +63,7 @@ class Execution:
         *,
         keeper: Keeper = keeper,
         watch: Watch | None = None,
-        keep: bool = True,
+        grant: Grant | None = None,
     ) -> None:
         self.taken = taken = task if isinstance(task, Taken) else Taken.of(task)
         self.handler = registry.get(taken.name)
@@ -80,25 +81,28 @@ class Execution:
         self.trace: AttemptTrace | None = None
         self._watch = watch
         self._lock = threading.Lock()
-        self.hold = Hold(
+        self.hold = HeldGrant(
             store_in(taken.using),
+            grant or grants_of([taken])[0],
             on_lost=self._lost,
             on_yield=self._cancelled,
             proof=self.goes_on,
             are_prompt=True,
             keeper=keeper,
         )
-        if keep:
-            self.hold.adopt(grants_of([taken])[0])
+        if grant is None:
+            self.hold.keep()
 
     @classmethod
     def of_claim(
         cls, claimed: Sequence[Taken], stopping: threading.Event, watch: Watch
     ) -> list[Execution]:
         """One for each of the tasks that were ``claimed`` by one request, all of them kept."""
-        executions = [cls(taken, stopping, watch=watch, keep=False) for taken in claimed]
-        holds = [execution.hold for execution in executions]
-        adopt_together(list(zip(holds, grants_of(claimed), strict=True)))
+        executions = [
+            cls(taken, stopping, watch=watch, grant=grant)
+            for taken, grant in zip(claimed, grants_of(claimed), strict=True)
+        ]
+        keep_all([execution.hold for execution in executions])
         return executions
 
     @property
@@ -164,9 +168,9 @@ class Execution:
         if self.interrupt is not None:
             self.interrupt()
 
-    def _lost(self, hold: Hold) -> None:
+    def _lost(self, hold: HeldGrant) -> None:
         self.end_work()
 
-    def _cancelled(self, hold: Hold) -> None:
+    def _cancelled(self, hold: HeldGrant) -> None:
         self.interruption.cancel(hold.yield_to)
         self.end_work()

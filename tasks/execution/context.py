@@ -12,7 +12,7 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 
 from leasing.db.dialects import durable
 from leasing.exceptions import LeaseLost
-from leasing.hold import Hold
+from leasing.hold.held_grant import HeldGrant
 from leasing.runtime.clock import clock
 from tasks.execution.cancellation import Interruption
 from tasks.execution.completing import Completing
@@ -33,7 +33,7 @@ class Context:
     def __init__(
         self,
         task: Task | Taken,
-        hold: Hold,
+        hold: HeldGrant,
         stopping: threading.Event,
         interruption: Interruption | None = None,
     ) -> None:
@@ -64,7 +64,7 @@ class Context:
     @property
     def fencing_token(self) -> int:
         """Greater than the token of any attempt before: let what you write to refuse less."""
-        return self._hold.fencing_token
+        return self._hold.grant.fencing_token
 
     @property
     def stopping(self) -> bool:
@@ -200,10 +200,10 @@ class Context:
             if self._words is not None and self._words.waits:
                 self._rows.progress(self.task, self._progress.take())
             # The keeper may find the task ended before this thread can say that it let go.
-            self._hold.settle()
+            self._hold.expect_end()
             self._rows.complete(self.task, end.output)
         self.completed = True
-        self._hold.leave()
+        self._hold.abandon()
 
     def flush(self) -> None:
         """Write what was said of the progress and waits. The worker calls it as the handler
@@ -234,6 +234,6 @@ class Context:
         try:
             yield
         except LeaseLost as loss:
-            if loss.resource == self._hold.resource:
-                self._hold.lose(loss.reason)
+            if loss.resource == self._hold.grant.resource:
+                self._hold.mark_lost(loss.reason)
             raise

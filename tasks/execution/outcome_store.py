@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from django.db import Error, connections
 
 from leasing.exceptions import LeaseLost
-from leasing.hold import drop_together
+from leasing.hold.held_grant import detach_all
 from tasks.exceptions import NotSerializable
 from tasks.execution.outcomes import COMPLETE, FAIL, Ending, Refused
 from tasks.log import log
@@ -40,7 +40,7 @@ def settle(endings: list[Ending], is_away: Callable[[bool], object] = bool) -> N
         log.task_result_failed(exc_info=True)
     finally:
         is_away(False)
-        drop_together([ending.execution.hold for ending in endings])
+        detach_all([ending.execution.hold for ending in endings])
 
 
 def _drop(ending: Ending) -> None:

@@ -52,6 +52,6 @@ class Ending:
     def close(self, by: str) -> None:
         """The attempt is over, and nobody but ``by`` ends it from now on, unless somebody else
         was first."""
-        self.execution.hold.settle()
+        self.execution.hold.expect_end()
         if self.verb:
             self.dropped = not (self.execution.take(by) or self.execution.taken_by == by)

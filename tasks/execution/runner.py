@@ -61,7 +61,7 @@ def run(execution: Execution, call: Call | None = None, chaos: Chaos | None = No
     try:
         settle([work(execution, call, chaos)])
     finally:
-        execution.hold.drop()  # whatever was raised into this thread: nobody carries it on
+        execution.hold.detach()  # whatever was raised into this thread: nobody carries it on
     tidy()
 
 
@@ -174,7 +174,7 @@ def _judge_error(execution: Execution, error: BaseException) -> Ending:
     hold = execution.hold
     ours = isinstance(error, asyncio.CancelledError)
     if (ours and hold.is_lost) or (
-        isinstance(error, LeaseLost) and error.resource == hold.resource and not hold.valid
+        isinstance(error, LeaseLost) and error.resource == hold.grant.resource and not hold.valid
     ):
         log.task_lost(
             execution.taken, reason=getattr(error, "reason", "its coroutine was cancelled")

@@ -24,7 +24,7 @@ from typing import Any
 from django.db import close_old_connections
 
 from leasing.db.routing import database_of
-from leasing.hold import Hold
+from leasing.hold.held_grant import HeldGrant
 from leasing.keeper import Keeper
 from leasing.stores.rows import RowStore, grant_of
 from tasks import registry
@@ -78,15 +78,16 @@ class Attempt:
     """The child's side of one attempt."""
 
     task: Task
-    hold: Hold
+    hold: HeldGrant
     interruption: Interruption = field(default_factory=Interruption)
     trace: str | None = None
 
     @classmethod
     def of(cls, job: Job) -> Attempt:
-        hold = Hold(RowStore(Task, database_of(job.task)), keeper=Keeper(threads=False))
-        hold.adopt(grant_of(job.task))
-        hold.settle()  # the worker tells of a loss
+        store = RowStore(Task, database_of(job.task))
+        hold = HeldGrant(store, grant_of(job.task), keeper=Keeper(threads=False))
+        hold.keep()
+        hold.expect_end()  # the worker tells of a loss
         hold.trusted_until = job.trusted_until
         interruption = Interruption(timeout=job.timeout)
         interruption.start_timeout()

@@ -14,7 +14,7 @@ from typing import Any
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import connections
 
-from leasing.hold import Hold
+from leasing.hold.held_grant import HeldGrant
 from leasing.runtime.clock import clock
 from leasing.runtime.threads import LastingThread
 from tasks.execution import runner
@@ -167,7 +167,7 @@ class Coroutines(Lane):
             execution.trace.leave(ending)
         self._end(ending, began_at)
 
-    def _run_late(self, hold: Hold) -> None:
+    def _run_late(self, hold: HeldGrant) -> None:
         assert self.chaos is not None
         self.chaos.run_late(hold)
         connections.close_all()

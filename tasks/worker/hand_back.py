@@ -7,7 +7,7 @@ from collections import Counter
 
 from django.db import Error
 
-from leasing.hold import ABANDONED
+from leasing.hold.held_grant import ABANDONED
 from leasing.runtime.clock import clock
 from tasks.execution.attempt import Execution
 from tasks.execution.runner import END_PATIENCE, STOPPED
@@ -54,7 +54,7 @@ def give_up(executions: list[Execution]) -> None:
 def give_back(executions: list[Execution], reason: str) -> None:
     """Set tasks ready again at once, whatever their handlers still do. Raises nothing."""
     for execution in executions:
-        execution.hold.leave()
+        execution.hold.abandon()
         if execution.trace is not None:
             execution.trace.returned(reason)
     for using in {execution.using for execution in executions}:

@@ -171,7 +171,7 @@ class Watch:
         if self.execution.taken_by:
             raise ProcessDied(f"It was killed: ended by its {self.execution.taken_by}.")
         if hold.lost.is_set():
-            raise LeaseLost(hold.resource, hold.overdue_reason)
+            raise LeaseLost(hold.grant.resource, hold.overdue_reason)
         if interruption.cancelled_by:
             self._cancelled_at = self._cancelled_at or clock()
             if clock() - self._cancelled_at > CANCEL_GRACE:

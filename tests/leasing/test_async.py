@@ -20,6 +20,7 @@ from django.test import RequestFactory
 from leasing import leased
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.hold import Hold
+from leasing.hold.held_grant import HeldGrant
 from leasing.models import Lease
 from leasing.notifier import bell
 from leasing.runtime.aio import Undoable, adrive, in_thread
@@ -63,7 +64,7 @@ async def for_ever() -> None:
 
 def soon(hold: Hold) -> None:
     """Lose ``hold`` while its body awaits something."""
-    asyncio.get_running_loop().call_soon(hold.lose, REASON)
+    asyncio.get_running_loop().call_soon(hold.held.mark_lost, REASON)
 
 
 # The loss
@@ -84,7 +85,7 @@ def test_the_loss_names_what_was_lost_and_comes_from_the_cancellation() -> None:
 def test_a_loss_from_another_thread_reaches_the_loop() -> None:
     async def body() -> None:
         async with hold_of() as hold:
-            threading.Thread(target=hold.lose, args=[REASON]).start()
+            threading.Thread(target=hold.held.mark_lost, args=[REASON]).start()
             await for_ever()
 
     with pytest.raises(LeaseLost, match=REASON):
@@ -94,13 +95,13 @@ def test_a_loss_from_another_thread_reaches_the_loop() -> None:
 def test_what_is_lost_before_the_body_begins_cancels_its_first_await(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    adopt = Hold.adopt
+    keep = HeldGrant.keep
 
-    def adopt_and_lose(hold: Hold, grant: Grant) -> None:
-        adopt(hold, grant)
-        hold.lose(REASON)
+    def keep_and_lose(held: HeldGrant) -> None:
+        keep(held)
+        held.mark_lost(REASON)
 
-    monkeypatch.setattr(Hold, "adopt", adopt_and_lose)
+    monkeypatch.setattr(HeldGrant, "keep", keep_and_lose)
     seen: list[str] = []
 
     async def body() -> None:
@@ -116,7 +117,7 @@ def test_what_is_lost_before_the_body_begins_cancels_its_first_await(
 def test_a_body_that_awaits_nothing_hears_of_it_at_its_end() -> None:
     async def body() -> None:
         async with hold_of() as hold:
-            hold.lose(REASON)
+            hold.held.mark_lost(REASON)
 
     with pytest.raises(LeaseLost, match=REASON):
         run(body)
@@ -126,7 +127,7 @@ def test_a_body_that_returns_in_the_same_breath_is_not_cancelled_afterwards() ->
     async def body() -> None:
         with pytest.raises(LeaseLost):
             async with hold_of() as hold:
-                hold.lose(REASON)
+                hold.held.mark_lost(REASON)
         for _ in range(10):
             await asyncio.sleep(0)
 
@@ -137,7 +138,7 @@ def test_a_loss_after_the_block_cancels_nobody() -> None:
     async def body() -> None:
         async with hold_of() as hold:
             pass
-        hold.lose(REASON)
+        hold.held.mark_lost(REASON)
         for _ in range(10):
             await asyncio.sleep(0)
         assert not hold.lost.is_set()
@@ -157,7 +158,7 @@ def test_a_loss_while_it_is_released_cancels_nobody(monkeypatch: pytest.MonkeyPa
                 release(grant)
 
             async def lose() -> None:
-                hold.lose(REASON)
+                hold.held.mark_lost(REASON)
 
             monkeypatch.setattr(memory, "release", lose_meanwhile)
 
@@ -201,7 +202,7 @@ def test_on_lost_is_called_although_the_loop_is_gone() -> None:
     hold = hold_of(on_lost=lambda hold: told.set())
     asyncio.run(hold.__aenter__())
 
-    hold.lose(REASON)
+    hold.held.mark_lost(REASON)
     assert told.wait(PATIENCE)
 
 
@@ -213,7 +214,7 @@ async def cancelled_and_lost(hold: Hold, first: str) -> None:
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
-    both: list[Callable[[], object]] = [lambda: hold.lose(REASON), task.cancel]
+    both: list[Callable[[], object]] = [lambda: hold.held.mark_lost(REASON), task.cancel]
     for each in both if first == "lost" else both[::-1]:
         loop.call_soon(each)
     await for_ever()
@@ -237,7 +238,7 @@ def test_cancelled_and_lost_at_once_it_is_cancelled(first: str) -> None:
 async def timed_out_and_lost(timeout: asyncio.Timeout, hold: Hold, first: str) -> None:
     """A body whose ``timeout`` expires in the breath in which ``hold`` is lost."""
     loop = asyncio.get_running_loop()
-    both = [lambda: hold.lose(REASON), lambda: timeout.reschedule(loop.time())]
+    both = [lambda: hold.held.mark_lost(REASON), lambda: timeout.reschedule(loop.time())]
     for each in both if first == "lost" else both[::-1]:
         loop.call_soon(each)
     await for_ever()
@@ -378,7 +379,7 @@ def test_an_outer_loss_while_the_inner_one_is_released_does_not_stop_that(
 
             def lose_meanwhile(grant: Grant) -> None:
                 if grant.resource == "berth:2":
-                    loop.call_soon_threadsafe(outer.lose, REASON)
+                    loop.call_soon_threadsafe(outer.held.mark_lost, REASON)
                 release(grant)
 
             monkeypatch.setattr(memory, "release", lose_meanwhile)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from leasing.exceptions import LeaseHeld, LeaseLost
-from leasing.hold import Hold, margin
+from leasing.hold import Hold
+from leasing.hold.trust import margin
 from leasing.keeper import Keeper
 from tests.leasing.support import FakeClock, FakeStore, far_away, granted, hold_of
 
@@ -38,7 +39,7 @@ def test_a_hold_in_use_cannot_be_entered_again(hold: Hold) -> None:
 
 def test_a_hold_that_was_adopted_cannot_be_entered(store: FakeStore, manual_keeper: Keeper) -> None:
     adopted = Hold(store, keeper=manual_keeper)
-    adopted.adopt(granted(sent_at=manual_keeper.clock()))
+    adopted.begin_term(granted(sent_at=manual_keeper.clock())).keep()
 
     assert adopted.valid
     with pytest.raises(RuntimeError):
@@ -92,7 +93,7 @@ def test_the_error_of_the_body_is_raised_and_the_lease_given_back(
 
 def test_leaving_a_lost_hold_raises(hold: Hold, store: FakeStore) -> None:
     with pytest.raises(LeaseLost, match="crane:1 was lost: thief has it"), hold:
-        hold.lose("thief has it")
+        hold.held.mark_lost("thief has it")
 
     assert store.released == []
 
@@ -104,7 +105,7 @@ def test_leaving_a_hold_that_nobody_yet_found_lost_raises(hold: Hold, clock: Fak
 
 def test_the_error_of_the_body_wins_over_the_loss(hold: Hold) -> None:
     with pytest.raises(ZeroDivisionError), hold:
-        hold.lose("thief has it")
+        hold.held.mark_lost("thief has it")
         raise ZeroDivisionError
 
 
@@ -130,7 +131,7 @@ def test_a_release_that_fails_is_logged_and_not_raised(
 
 def test_a_lost_hold_that_is_caught_inside_can_be_left_in_peace(hold: Hold) -> None:
     with hold:
-        hold.lose("thief has it")
+        hold.held.mark_lost("thief has it")
         with pytest.raises(LeaseLost):
             hold.release()
 
@@ -168,7 +169,7 @@ def test_after_a_release_the_hold_is_over_but_nothing_was_lost(
 
 def test_a_hold_that_was_left_is_not_given_back(hold: Hold, store: FakeStore) -> None:
     with hold:
-        hold.leave()
+        hold.held.abandon()
 
     assert store.released == []
 
@@ -179,7 +180,7 @@ def test_a_hold_that_settles_is_renewed_but_not_told_of_its_end(
     told: list[Hold] = []
     hold = hold_of(store, manual_keeper, on_lost=told.append)
     hold.__enter__()
-    hold.settle()
+    hold.held.expect_end()
     clock.advance(11)
     manual_keeper.renew_due()
     assert hold.trusted_until == clock.now + 30 - margin(30)

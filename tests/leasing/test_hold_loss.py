@@ -8,8 +8,9 @@ import pytest
 
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
+from leasing.hold.held_grant import HeldGrant
 from leasing.keeper import Keeper
-from tests.leasing.support import FakeClock, FakeStore, at_once, granted, hold_of
+from tests.leasing.support import FakeClock, FakeStore, granted, hold_of
 
 
 def test_on_lost_is_called_once_with_the_hold(
@@ -18,8 +19,8 @@ def test_on_lost_is_called_once_with_the_hold(
     told: list[Hold] = []
     hold = hold_of(store, manual_keeper, on_lost=told.append)
     with pytest.raises(LeaseLost, match="first"), hold:
-        hold.lose("first")
-        hold.lose("second")
+        hold.held.mark_lost("first")
+        hold.held.mark_lost("second")
         clock.advance(60)
         manual_keeper.declare_lost()
 
@@ -30,13 +31,13 @@ def test_on_lost_is_called_once_with_the_hold(
 def test_the_store_hears_of_a_loss_that_is_told_promptly(
     store: FakeStore, manual_keeper: Keeper
 ) -> None:
-    told: list[Hold] = []
-    acquire = at_once(lambda: granted(1, 30, manual_keeper.clock()))
-    hold = Hold(store, acquire, on_lost=told.append, are_prompt=True, keeper=manual_keeper)
-    hold.__enter__()
-    hold.lose("thief has it")
+    told: list[HeldGrant] = []
+    grant = granted(1, 30, manual_keeper.clock())
+    held = HeldGrant(store, grant, on_lost=told.append, are_prompt=True, keeper=manual_keeper)
+    held.keep()
+    held.mark_lost("thief has it")
 
-    assert (told, store.losses) == ([hold], ["thief has it"])
+    assert (told, store.losses) == ([held], ["thief has it"])
 
 
 def test_on_lost_is_called_once_when_many_find_out_together(
@@ -49,7 +50,7 @@ def test_on_lost_is_called_once_when_many_find_out_together(
 
     def find_out() -> None:
         start.wait()
-        hold.lose("thief has it")
+        hold.held.mark_lost("thief has it")
 
     threads = [threading.Thread(target=find_out) for _ in range(8)]
     for thread in threads:
@@ -69,11 +70,11 @@ def test_the_ledger_hears_of_the_loss_although_the_callback_fails(
     hold = hold_of(store, manual_keeper, on_lost=on_lost)
     hold.__enter__()
     with pytest.raises(ZeroDivisionError):
-        hold.lose("thief has it")
+        hold.held.mark_lost("thief has it")
 
     assert store.losses == ["thief has it"]
 
 
 def test_a_hold_without_callback_is_lost_in_silence(hold: Hold) -> None:
     with pytest.raises(LeaseLost), hold:
-        hold.lose("thief has it")
+        hold.held.mark_lost("thief has it")

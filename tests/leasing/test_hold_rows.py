@@ -145,7 +145,7 @@ def test_the_manager_makes_a_hold_with_its_ttl_and_holder() -> None:
     with hold:
         lease = Lease.objects.get()
         assert (lease.holder, lease.ttl) == ("ann", timedelta(seconds=60))
-        hold.leave()
+        hold.held.abandon()
 
 
 def test_a_ttl_out_of_bounds_is_refused_before_the_block() -> None:

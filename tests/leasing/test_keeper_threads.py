@@ -12,7 +12,8 @@ import pytest
 from django.test import override_settings
 
 from leasing.exceptions import LeaseLost
-from leasing.hold import Hold, adopt_together
+from leasing.hold import Hold
+from leasing.hold.held_grant import HeldGrant, detach_all, keep_all
 from leasing.keeper import Keeper
 from leasing.runtime.alarm import LOOK, Alarm
 from leasing.runtime.clock import clock as holder_clock
@@ -101,7 +102,7 @@ def test_a_loss_is_told_in_time_while_the_renewal_hangs(
     with pytest.raises(LeaseLost, match="it was not renewed in time"), hold:
         assert hanging.reached.wait(PATIENCE)
         # Only now, however late the renewal came: it hangs while trust ends.
-        trusted_until = hold.trusted_until = holder_clock() + 0.1
+        trusted_until = hold.held.trusted_until = holder_clock() + 0.1
         with live_keeper._lock:
             live_keeper._watchdog_wakes.notify()
         assert hold.lost.wait(PATIENCE)
@@ -170,7 +171,7 @@ def test_a_slow_callback_delays_neither_renewals_nor_the_watch(
 
     slow = hold_of(store, live_keeper, "slow", on_lost=on_lost)
     slow.__enter__()
-    slow.lose("thief has it")
+    slow.held.mark_lost("thief has it")
     try:
         assert called.wait(PATIENCE)
         with hold_of(store, live_keeper, "other") as other:
@@ -180,11 +181,11 @@ def test_a_slow_callback_delays_neither_renewals_nor_the_watch(
             store.answer = store.all_busy
             count = len(store.calls)
             wait_for(lambda: len(store.calls) >= count + 2)
-            other.trusted_until = 0.0
+            other.held.trusted_until = 0.0
             with live_keeper._lock:
                 live_keeper._watchdog_wakes.notify()
             assert other.lost.wait(PATIENCE)
-            other.leave()
+            other.held.abandon()
     finally:
         let_go.set()
 
@@ -200,7 +201,7 @@ def test_a_callback_that_fails_is_logged_and_the_next_is_called(
     second = hold_of(store, live_keeper, 2, on_lost=told.append)
     for hold in (first, second):
         hold.__enter__()
-        hold.lose("thief has it")
+        hold.held.mark_lost("thief has it")
 
     wait_for(lambda: told)
     wait_for(lambda: "ZeroDivisionError" in caplog.text)
@@ -318,12 +319,12 @@ def test_a_request_that_hangs_is_cut_off_though_the_watchdog_slept(
     with override_settings(LEASING=OFTEN):
         short = hold_of(store, live_keeper, "short", ttl=30)
         short.__enter__()
-        short.trusted_until = asleep.trusted_until  # it is the request that has to end
+        short.held.trusted_until = asleep.held.trusted_until  # it is the request that has to end
 
         assert hanging.reached.wait(PATIENCE)
         wait_for(lambda: store.aborted)
         hanging.let_go.set()
-        short.leave()
+        short.held.abandon()
 
 
 def test_holds_that_come_and_go_long_before_they_are_due_wake_nobody(
@@ -335,7 +336,7 @@ def test_holds_that_come_and_go_long_before_they_are_due_wake_nobody(
             patch.setattr(alarm, "notify", lambda: woken.append("woken"))
         holds = [hold_of(store, live_keeper, key, ttl=2e5).__enter__() for key in range(3)]
         for hold in holds:
-            hold.leave()
+            hold.held.abandon()
 
     assert woken == []
     assert store.calls == []
@@ -345,16 +346,15 @@ def test_holds_that_were_granted_together_are_renewed_together(
     store: FakeStore, manual_keeper: Keeper, clock: FakeClock
 ) -> None:
     grants = [granted(key, sent_at=clock()) for key in range(3)]
-    holds = [(Hold(store, keeper=manual_keeper), grant) for grant in grants]
-    adopt_together(holds, manual_keeper)
-    assert all(hold.valid and hold.trusted_until == clock() + 29.4 for hold, _ in holds)
+    kept = [HeldGrant(store, grant, keeper=manual_keeper) for grant in grants]
+    keep_all(kept)
+    assert all(held.valid and held.trusted_until == clock() + 29.4 for held in kept)
 
     clock.advance(15)
     manual_keeper.renew_due()
 
     assert [len(call) for call in store.calls] == [3]
-    for hold, _ in holds:
-        hold.drop()
+    detach_all(kept)
     assert manual_keeper.holds == []
 
 
@@ -424,7 +424,7 @@ def test_without_its_threads_nothing_is_held_until_they_can_be_started(
     assert not begun  # nothing was granted that nobody holds
     late = Hold(store, keeper=live_keeper)
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        late.adopt(granted("late", sent_at=holder_clock()))
+        late.begin_term(granted("late", sent_at=holder_clock())).keep()
     assert live_keeper.draining and not live_keeper.holds and not late.valid
     assert [record.levelname for record in caplog.records] == ["ERROR"]  # once
 
@@ -432,9 +432,9 @@ def test_without_its_threads_nothing_is_held_until_they_can_be_started(
     with hold_of(store, live_keeper) as hold:
         granted_until = hold.trusted_until
         wait_for(lambda: hold.trusted_until > granted_until)
-        hold.trusted_until = 0.0
+        hold.held.trusted_until = 0.0
         assert hold.lost.wait(PATIENCE)
-        hold.leave()
+        hold.held.abandon()
 
 
 def test_a_note_waits_until_there_can_be_a_thread(
@@ -477,9 +477,9 @@ def test_a_thread_of_the_keeper_that_ends_is_started_again_by_the_other(
         wait_for(lambda: live_keeper._threads[place] is not ended)
         calls = len(store.calls)
         wait_for(lambda: len(store.calls) > calls)
-        hold.trusted_until = 0.0
+        hold.held.trusted_until = 0.0
         assert hold.lost.wait(PATIENCE)
-        hold.leave()
+        hold.held.abandon()
 
     assert "thread.replaced" in logged(caplog, thread_name=ended.name)
     assert replaced[ended.name] == count + 1
@@ -500,8 +500,8 @@ def test_a_fault_of_the_watchdogs_does_not_end_it(
     monkeypatch.setattr(live_keeper, "cut_off", cut_off)
     with hold_of(store, live_keeper) as hold:
         watchdog = live_keeper._threads[1]
-        hold.trusted_until = 0.0
+        hold.held.trusted_until = 0.0
         assert hold.lost.wait(PATIENCE)
         wait_for(lambda: not faults)
         assert live_keeper._threads[1] is watchdog
-        hold.leave()
+        hold.held.abandon()

@@ -20,6 +20,7 @@ from django.db import OperationalError, connection, connections, transaction
 from leasing import Leader, notifier
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseInTransaction, LeaseLost
 from leasing.hold import Hold
+from leasing.hold.held_grant import HeldGrant
 from leasing.keeper import keeper
 from leasing.leader import Incumbent
 from leasing.models import Lease
@@ -301,39 +302,39 @@ def test_of_several_candidates_at_most_one_believes_to_lead_at_any_time(
 
 
 @pytest.fixture
-def asleep(monkeypatch: pytest.MonkeyPatch) -> list[Hold]:
+def asleep(monkeypatch: pytest.MonkeyPatch) -> list[HeldGrant]:
     """The process sleeps through its first term, between winning and leading."""
-    adopt = Hold.adopt
-    slept: list[Hold] = []
+    keep = HeldGrant.keep
+    slept: list[HeldGrant] = []
 
-    def sleep_once(hold: Hold, grant: Any) -> None:
-        adopt(hold, grant)
+    def sleep_once(held: HeldGrant) -> None:
+        keep(held)
         if not slept:
-            slept.append(hold)
-            hold.trusted_until = 0.0
+            slept.append(held)
+            held.trusted_until = 0.0
             expire("scheduler")
 
-    monkeypatch.setattr(Hold, "adopt", sleep_once)
+    monkeypatch.setattr(HeldGrant, "keep", sleep_once)
     return slept
 
 
 @pytest.mark.parametrize("campaign", ["loop", "block"])
 def test_a_term_that_is_over_before_it_is_handed_out_is_not(
-    leader: Leader, asleep: list[Hold], campaign: str
+    leader: Leader, asleep: list[HeldGrant], campaign: str
 ) -> None:
     terms = leader.terms()
     term = leader.__enter__() if campaign == "block" else next(terms)
 
     assert asleep
-    assert term not in asleep
+    assert term.held not in asleep
     assert term.valid
 
 
-def test_nor_is_it_to_a_coroutine(leader: Leader, asleep: list[Hold]) -> None:
+def test_nor_is_it_to_a_coroutine(leader: Leader, asleep: list[HeldGrant]) -> None:
     async def body() -> None:
         async with leader as term:
             assert asleep
-            assert term not in asleep
+            assert term.held not in asleep
             assert term.valid
             await asyncio.sleep(0)  # and nothing of the first is left to cancel this
 
@@ -348,7 +349,7 @@ class Away:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, attempts: int) -> None:
         self.left = attempts
-        begin = Hold._begin
+        begin = Hold.entering
 
         def refusing(hold: Hold) -> Any:
             if self.left:
@@ -356,7 +357,7 @@ class Away:
                 raise OperationalError("nobody is there")
             return begin(hold)
 
-        monkeypatch.setattr(Hold, "_begin", refusing)
+        monkeypatch.setattr(Hold, "entering", refusing)
 
 
 def test_while_the_database_is_away_the_campaign_goes_on(
@@ -400,7 +401,7 @@ def test_whatever_else_goes_wrong_is_raised(
     def fail(hold: Hold) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Hold, "_begin", fail)
+    monkeypatch.setattr(Hold, "entering", fail)
     with pytest.raises(ZeroDivisionError), leader:
         pass
     with pytest.raises(ZeroDivisionError):

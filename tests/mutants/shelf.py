@@ -62,7 +62,9 @@ NEAREST: dict[str, tuple[str, ...]] = {
 }
 #: What the verbs rest on beside the conditions of rows: bent by hand, below.
 NEAREST_BY_HAND: dict[str, tuple[str, ...]] = {
-    "leasing/hold.py": ("tests/leasing/test_hold", "tests/leasing/test_keeper"),
+    "leasing/hold/held_grant.py": ("tests/leasing/test_hold", "tests/leasing/test_keeper"),
+    "leasing/hold/hold.py": ("tests/leasing/test_hold", "tests/leasing/test_keeper"),
+    "leasing/hold/trust.py": ("tests/leasing/test_hold", "tests/leasing/test_keeper"),
     "leasing/keeper.py": ("tests/leasing/test_keeper", "tests/leasing/test_hold"),
     "leasing/runtime/breaker.py": ("tests/leasing/test_keeper",),
     "leasing/stores/memory.py": ("tests/leasing/contract/", "tests/leasing/stores/"),
@@ -134,32 +136,32 @@ def _of_trust() -> Iterator[Mutant]:
             "row.sent_at = self.clock()",
         ),
         (
-            "leasing/hold.py",
+            "leasing/hold/hold.py",
             "Hold.renew",
-            "self.renewed(sent_at",
-            "self.renewed(self._keeper.clock()",
+            "held.renewed(sent_at",
+            "held.renewed(keeper.clock()",
         ),
         ("leasing/keeper.py", "Keeper._renew", "hold.renewed(sent_at", "hold.renewed(self.clock()"),
     ):
         yield of_text(path, place, before, after, late)
     yield of_text(
-        "leasing/hold.py",
+        "leasing/hold/hold.py",
         "Hold.renew",
-        "self.ensure()\n                return",
+        "held.ensure()\n                return",
         "return",
-        "without the second `self.ensure()`",
+        "without the second `held.ensure()`",
     )
     answered_late = "if self._keeper.clock() >= self.trusted_until:"
     yield of_text(
-        "leasing/hold.py",
-        "Hold.renewed",
+        "leasing/hold/held_grant.py",
+        "HeldGrant.renewed",
         answered_late,
         "if False:",
         "takes an answer that is late",
     )
     limited = "min(wanted, ttl / 3)"
-    yield of_text("leasing/hold.py", "margin", limited, "wanted", f"wanted for {limited}")
-    yield of_text("leasing/hold.py", "margin", limited, "0.0", f"0.0 for {limited}")
+    yield of_text("leasing/hold/trust.py", "margin", limited, "wanted", f"wanted for {limited}")
+    yield of_text("leasing/hold/trust.py", "margin", limited, "0.0", f"0.0 for {limited}")
     yield of_text(
         "leasing/runtime/breaker.py",
         "Breaker.lets_pass",

@@ -11,7 +11,7 @@ import pytest
 from pytest_django import Settings
 
 from leasing import signals as lease_signals
-from leasing.hold import Hold
+from leasing.hold.held_grant import HeldGrant
 from leasing.keeper import Keeper
 from leasing.signals import Logged
 from leasing.stores.rows import RowStore
@@ -115,19 +115,20 @@ def task() -> Task:
 
 
 @pytest.fixture
-def hold_on(notes: Keeper) -> Callable[[Task], Hold]:
+def hold_on(notes: Keeper) -> Callable[[Task], HeldGrant]:
     """A hold on a claimed task, renewed by hand; its notes wait for the test."""
 
-    def hold_on(task: Task) -> Hold:
-        hold = Hold(RowStore(Task, "default"), keeper=notes)
-        hold.adopt(granted_at(task, notes.clock()))
+    def hold_on(task: Task) -> HeldGrant:
+        grant = granted_at(task, notes.clock())
+        hold = HeldGrant(RowStore(Task, "default"), grant, keeper=notes)
+        hold.keep()
         return hold
 
     return hold_on
 
 
 @pytest.fixture
-def context(hold_on: Callable[[Task], Hold]) -> Callable[[Task], Context]:
+def context(hold_on: Callable[[Task], HeldGrant]) -> Callable[[Task], Context]:
     """What the handler of a claimed task is given."""
     return lambda task: Context(task, hold_on(task), threading.Event())
 

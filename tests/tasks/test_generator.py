@@ -42,7 +42,7 @@ def hold(manual_keeper: Any) -> Iterator[Hold]:
     hold._keeper = manual_keeper
     with hold:
         yield hold
-        hold.leave()
+        hold.held.abandon()
 
 
 # Wishing

@@ -323,7 +323,7 @@ def test_heartbeats_and_losses_are_events_of_the_attempt(
 ) -> None:
     def works(ctx: Any, **data: Any) -> None:
         execution.hold.trace.renewed()  # type: ignore[union-attr]
-        execution.hold.lose("somebody else has it")
+        execution.hold.mark_lost("somebody else has it")
 
     handlers["jobs.echo"] = works
     execution = execution_of(TaskFactory(name="jobs.echo", state="running"))

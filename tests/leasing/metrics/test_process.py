@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from leasing import signals
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
+from leasing.hold.held_grant import HeldGrant
 from leasing.keeper import Keeper
 from leasing.leader import Leader
 from leasing.metrics import port as metrics_port
@@ -24,6 +25,7 @@ from leasing.models import Lease
 from leasing.runtime import probes
 from leasing.store import Renewals
 from leasing.stores.reasons import Why, why_of
+from leasing.stores.rows import grant_of, row_store
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, FakeStore, enter, expire, usurp
@@ -163,7 +165,7 @@ def test_the_reason_of_a_loss_has_a_kind(happens: Callable[[Lease], object], why
 @pytest.mark.django_db
 def test_losses_are_counted_by_their_kind_and_never_by_their_words(value: Value) -> None:
     lease = LeaseFactory()
-    overdue = Lease.objects.hold("crane:1").overdue_reason
+    overdue = HeldGrant(row_store(Lease, "default"), grant_of(lease)).overdue_reason
     for reason in (overdue, "the harbour burns"):
         signals.send(signals.lost, lease, reason=reason)
 
@@ -202,7 +204,7 @@ def test_leaderships_are_counted_from_the_campaign_to_the_end(value: Value) -> N
     with leader:
         assert value("leasing_candidates") == value("leasing_leading") == 1
     with pytest.raises(LeaseLost), leader as term:
-        term.lose("a test")
+        term.held.mark_lost("a test")
         assert value("leasing_leading") == 0
 
     kinds = {

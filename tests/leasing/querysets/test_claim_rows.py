@@ -22,7 +22,8 @@ from leasing.exceptions import (
     LeaseLost,
     LeaseTimeout,
 )
-from leasing.hold import Hold, adopt_together
+from leasing.hold import Hold
+from leasing.hold.held_grant import HeldGrant, keep_all
 from leasing.models import Lease, LeaseEvent
 from leasing.querysets.leasable import LeasableQuerySet
 from leasing.testing.keeper import ManualKeeper
@@ -447,8 +448,8 @@ def test_the_body_is_cancelled_when_one_of_its_rows_is_lost() -> None:
     async def story() -> None:
         async with await Order.objects.aclaim(3) as rows:
             holds.extend(rows.holds)
-            asyncio.get_running_loop().call_soon(rows.holds[1].lose, "for a test")
-            asyncio.get_running_loop().call_soon(rows.holds[2].lose, "for a test")
+            asyncio.get_running_loop().call_soon(rows.holds[1].held.mark_lost, "for a test")
+            asyncio.get_running_loop().call_soon(rows.holds[2].held.mark_lost, "for a test")
             await asyncio.Event().wait()
 
     holds: list[Hold] = []
@@ -458,19 +459,19 @@ def test_the_body_is_cancelled_when_one_of_its_rows_is_lost() -> None:
     assert loss.value.resource == holds[1].resource
     assert isinstance(loss.value.__cause__, asyncio.CancelledError)
     assert len(active()) == 2, "what was lost here may be somebody else's"
-    assert not any(hold._interrupt for hold in holds)
+    assert not any(hold.held.interrupt for hold in holds)
 
 
 @in_earnest
 def test_a_row_lost_before_the_body_begins_cancels_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def adopt_and_lose(holds: list[tuple[Hold, Any]]) -> None:
-        adopt_together(holds)
-        for hold, _ in holds:
-            hold.lose("for a test")
+    def keep_and_lose(kept: list[HeldGrant]) -> None:
+        keep_all(kept)
+        for held in kept:
+            held.mark_lost("for a test")
 
     async def story() -> None:
         claimed = await Order.objects.aclaim(1)
-        monkeypatch.setattr("leasing.querysets.claim.adopt_together", adopt_and_lose)
+        monkeypatch.setattr("leasing.querysets.claim.keep_all", keep_and_lose)
         async with claimed:
             await asyncio.Event().wait()
 
@@ -487,7 +488,7 @@ def test_a_body_that_fails_or_is_cancelled_by_others_keeps_its_error() -> None:
 
     async def failing() -> None:
         async with await Order.objects.aclaim(2) as rows:
-            rows.holds[0].lose("for a test")
+            rows.holds[0].held.mark_lost("for a test")
             raise KeyError
 
     async def cancelled() -> None:

@@ -17,7 +17,8 @@ from leasing import testing
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseInTransaction, LeaseLost
 from leasing.functions import database_now
-from leasing.hold import Hold, margin
+from leasing.hold import Hold
+from leasing.hold.trust import margin
 from leasing.keeper import keeper as process_keeper
 from leasing.models import Lease, LeaseEvent
 from leasing.runtime import aio, clock
@@ -135,7 +136,7 @@ def test_what_cannot_be_leased_is_refused() -> None:
 def adopted_by(store: Any) -> Hold:
     hold = Hold(store)
     with manual_keeper():
-        hold.adopt(granted())
+        hold.begin_term(granted()).keep()
     return hold
 
 
@@ -428,12 +429,12 @@ def test_what_was_held_before_is_renewed_again_afterwards() -> None:
         hold = Lease.objects.hold("berth:1").__enter__()
         try:
             with manual_keeper():
-                assert process_keeper.holds == [hold]
-            assert process_keeper.holds == [hold]
+                assert process_keeper.holds == [hold.held]
+            assert process_keeper.holds == [hold.held]
             names = {thread.name for thread in threading.enumerate()}
             assert "leasing-renewer" in names
         finally:
-            hold.leave()
+            hold.held.abandon()
             process_keeper.stop()
 
 

@@ -12,7 +12,7 @@ from asgiref.sync import async_to_sync
 from django.db import connection, transaction
 
 from leasing.exceptions import LeaseInTransaction, LeaseLost
-from leasing.hold import Hold
+from leasing.hold.held_grant import HeldGrant
 from leasing.keeper import Keeper
 from tasks.exceptions import Snooze
 from tasks.execution import runner
@@ -152,7 +152,7 @@ def test_what_is_returned_after_it_is_not_looked_at(
 
 def test_a_block_is_not_begun_for_a_task_that_is_lost(task: Task, context: ContextOf) -> None:
     ctx = context(task)
-    ctx._hold.lose("someone has it")
+    ctx._hold.mark_lost("someone has it")
 
     with pytest.raises(LeaseLost), ctx.completing():
         work()
@@ -245,14 +245,14 @@ def test_a_renewal_under_way_as_it_commits_tells_of_no_loss(
     told: Told,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    left = Hold.leave
+    left = HeldGrant.abandon
 
-    def renew_then_leave(hold: Hold) -> None:
+    def renew_then_leave(hold: HeldGrant) -> None:
         clock.advance(15)
         notes.renew_due()
         left(hold)
 
-    monkeypatch.setattr(Hold, "leave", renew_then_leave)
+    monkeypatch.setattr(HeldGrant, "abandon", renew_then_leave)
 
     def handler(ctx: Context, **data: Any) -> None:
         with ctx.completing():

@@ -15,14 +15,12 @@ from django.db import InterfaceError, OperationalError, connection, connections,
 
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
-from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.runtime.clock import clock as holder_clock
 from tasks import registry
 from tasks.exceptions import GiveUp, UnknownTask
 from tasks.execution import outcome_store, runner
 from tasks.execution.attempt import Execution
-from tasks.execution.claimed_store import store_in
 from tasks.execution.context import Context
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
@@ -664,7 +662,7 @@ def test_it_is_noticed_also_after_handlers_that_asked_for_no_connection(
     leave: Callable[[], None],
 ) -> None:
     task = TaskFactory(name="jobs.echo", state="running", holder="ann")
-    hold = Hold(store_in("default"))
+    hold = Execution(task, threading.Event()).hold
     said: list[str] = []
 
     def call(function: Callable[..., Any]) -> Any:
@@ -702,14 +700,14 @@ def test_a_claimed_task_is_held_from_the_moment_its_claim_was_sent() -> None:
 
     try:
         assert hold.key == task.pk
-        assert (hold.grant_id, hold.fencing_token) == (task.grant_id, task.fencing_token)
-        assert hold.resource == task.lease_resource
+        assert (hold.grant_id, hold.grant.fencing_token) == (task.grant_id, task.fencing_token)
+        assert hold.grant.resource == task.lease_resource
         # The database's clock went on between the grant and its look at it.
         remaining = (task.expires_at - task.now).total_seconds()
         assert 0 < remaining <= 30
         assert hold.trusted_until == pytest.approx(sent_at + remaining - 0.6)
     finally:
-        hold.leave()
+        hold.abandon()
 
 
 def test_connections_that_are_too_old_are_closed_before_and_after(

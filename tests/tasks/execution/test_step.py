@@ -110,7 +110,7 @@ def test_a_step_has_a_name(task: Task, context: ContextOf) -> None:
 
 def test_a_step_is_not_begun_for_a_task_that_is_lost(task: Task, context: ContextOf) -> None:
     ctx, work = context(task), Counted()
-    ctx._hold.lose("someone has it")
+    ctx._hold.mark_lost("someone has it")
 
     with pytest.raises(LeaseLost):
         ctx.step("fetch", work)
@@ -189,7 +189,7 @@ def test_a_plain_step_takes_no_coroutine(task: Task, context: ContextOf) -> None
 
 def test_an_async_step_is_not_begun_for_a_task_that_is_lost(task: Task, context: ContextOf) -> None:
     ctx, work = context(task), Counted()
-    ctx._hold.lose("someone has it")
+    ctx._hold.mark_lost("someone has it")
 
     with pytest.raises(LeaseLost):
         async_to_sync(ctx.astep)("fetch", work)

@@ -195,7 +195,7 @@ def test_a_worker_that_cannot_store_ends_to_be_started_again(
     def hang(endings: list[Any], _: Any) -> None:
         let_go.wait(PATIENCE)
         for ending in endings:
-            ending.execution.hold.drop()
+            ending.execution.hold.detach()
 
     monkeypatch.setattr("tasks.execution.completer.settle", hang)
     monkeypatch.setattr("tasks.execution.completer.STUCK_AFTER", 0.01)

@@ -129,7 +129,7 @@ def test_the_handlers_timeout_counts_where_the_task_has_none(
     Task.objects.update(timeout=own and timedelta(seconds=own))
 
     execution = Execution(claimed(task, "ann"), threading.Event())
-    execution.hold.leave()
+    execution.hold.abandon()
     monkeypatch.setattr("tasks.execution.cancellation.clock", clock)
     assert execution.interruption.deadline is None
     execution.start_timeout()
@@ -150,7 +150,7 @@ def test_a_timeout_is_over_at_its_moment_and_not_before(
         task = timed("jobs.echo", seconds)
         mine = claimed(task, "ann")
         execution = Execution(mine, threading.Event(), watch=timekeeper.watch)
-        execution.hold.leave()
+        execution.hold.abandon()
         execution.start_timeout()
         return execution
 

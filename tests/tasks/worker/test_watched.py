@@ -274,7 +274,7 @@ def test_a_task_hears_of_its_end_though_receivers_of_users_hang(heard: str) -> N
         threaded.tell(partial(let_go.wait, PATIENCE))
 
     if heard == "loss":
-        execution.hold.lose("somebody took it")
+        execution.hold.mark_lost("somebody took it")
     else:
         execution.hold.renewed(clock(), Renewal(timezone.now(), 30.0, "ann"))
 

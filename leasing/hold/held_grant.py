@@ -1,0 +1,378 @@
+"""One grant that this process holds, as the keeper renews it and a runner ends it.
+
+kept       believed in until ``trusted_until``, and renewed by the keeper
+abandoned  renewed no more, and not given back: the row is ended by other means, or was not
+           after all, and the grant is kept again (``resume``)
+lost       over: by the store's answer, or since no renewal was answered in time. Its holder
+           is told, once, unless it is ending the grant itself
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from leasing.exceptions import LeaseLost
+from leasing.hold.interrupt import Interrupt
+from leasing.hold.trust import interval, margin
+from leasing.keeper import Keeper, keeper
+from leasing.runtime.event_logger import get_logger
+from leasing.runtime.tracepoints import HoldTrace, points
+from leasing.store import Grant, Renewal, Store
+from leasing.stores.reasons import Reason, Why
+
+logger = get_logger("leasing")
+
+#: Why a grant is lost whose work nothing carries any more.
+ABANDONED = Reason(Why.ABANDONED, "what carried its work has ended")
+
+
+class HeldGrant:
+    """A grant of this process, from ``keep`` to its end.
+
+    Args:
+        store: where it stands.
+        grant: what the store granted.
+        on_lost: called once with this, on a thread of the keeper, when it is lost.
+        on_yield: called once with this when somebody of higher priority asks for it.
+        proof: returns True while what carries the work goes on; else it is not renewed.
+        are_prompt: the callbacks end at once, and wait for no others that hang.
+        keeper: renews it.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_are_prompt",
+        "_is_ending",
+        "_is_last",
+        "_is_unreleased",
+        "_keeper",
+        "_lock",
+        "_lost",
+        "_on_lost",
+        "_on_yield",
+        "_proof",
+        "due_at",
+        "grant",
+        "interrupt",
+        "is_kept",
+        "is_lost",
+        "reason",
+        "store",
+        "trace",
+        "trusted_until",
+        "yield_to",
+    )
+
+    def __init__(
+        self,
+        store: Store,
+        grant: Grant,
+        *,
+        on_lost: Callable[[HeldGrant], object] | None = None,
+        on_yield: Callable[[HeldGrant], object] | None = None,
+        proof: Callable[[], bool] | None = None,
+        are_prompt: bool = False,
+        keeper: Keeper = keeper,
+    ) -> None:
+        self.store = store
+        self.grant = grant
+        self.due_at = 0.0
+        self.trusted_until = 0.0
+        #: Who of higher priority asked for it; empty while nobody did.
+        self.yield_to = ""
+        #: Whether it was neither released nor abandoned.
+        self.is_kept = False
+        self.is_lost = False
+        #: Why it was lost.
+        self.reason = ""
+        #: Cancels the block that it is held for.
+        self.interrupt: Interrupt | None = None
+        #: Follows it; None unless leases are traced.
+        self.trace: HoldTrace | None = None
+        self._on_lost = on_lost
+        self._on_yield = on_yield
+        self._proof = proof
+        self._are_prompt = are_prompt
+        self._keeper = keeper
+        self._lock = threading.Lock()
+        self._lost: threading.Event | None = None
+        self._is_ending = False
+        self._is_last = False
+        self._is_unreleased = False
+
+    @property
+    def key(self) -> Any:
+        return self.grant.key
+
+    @property
+    def grant_id(self) -> uuid.UUID:
+        return self.grant.grant_id
+
+    @property
+    def ttl(self) -> float:
+        return self.grant.ttl
+
+    @property
+    def interval(self) -> float:
+        """Seconds between renewals."""
+        return interval(self.grant.ttl)
+
+    # Keeping
+
+    def keep(self) -> None:
+        """Believe in it, and have it renewed."""
+        keep_all([self])
+
+    def abandon(self) -> None:
+        """Stop renewing without giving back: the row is ended by other means."""
+        abandon_all([self])
+
+    def detach(self) -> None:
+        """``abandon``, for good: nobody is called any more, and the callbacks are let go."""
+        detach_all([self])
+
+    def resume(self, trusted_until: float) -> None:
+        """Undo ``abandon``: the row was not ended after all. It is believed in as before, until
+        ``trusted_until``."""
+        with self._lock:
+            if self.is_lost:
+                return
+            self.is_kept, self.trusted_until = True, trusted_until
+        self._keeper.add(self)
+
+    def expect_end(self) -> None:
+        """Go on renewing, but tell nobody when it is lost: the holder is ending it itself, by a
+        write of its own."""
+        self._is_ending = True
+
+    def _let_go(self) -> None:
+        with self._lock:
+            self.is_kept = False
+            self.trusted_until = 0.0
+
+    def follow(self, *, inside: bool = True) -> None:
+        """Trace it from now on, where leases are traced; with ``inside`` what this thread or
+        coroutine does is a part of it, until ``unfollow``."""
+        if points.tracer is not None:
+            self.trace = points.tracer.holding(self.grant, inside)
+
+    def unfollow(self) -> None:
+        trace, self.trace = self.trace, None
+        if trace is not None:
+            trace.close()
+
+    # Giving back
+
+    def release(self) -> None:
+        """Give it back at once. Again changes nothing; after a failure it is tried again.
+
+        Raises LeaseLost when it was lost before.
+        """
+        if self.is_kept or self.is_lost:
+            try:
+                self.ensure()
+            finally:
+                self.abandon()
+            self._is_unreleased = True
+        if not self._is_unreleased:
+            return
+        try:
+            self.store.release(self.grant)
+        except LeaseLost as loss:
+            self.lose_late(loss.reason)
+            raise
+        self._is_unreleased = False  # and not before: after a failure a second call tries again
+
+    def end(self, error: BaseException | None) -> None:
+        """Release it after a block that ``error`` has ended, or nothing. Raises LeaseLost when it
+        was lost before, unless the block failed; a release that fails is logged."""
+        try:
+            if self.is_kept:
+                self.release()
+        except LeaseLost:
+            if error is None:
+                raise
+        except Exception as failure:
+            self.note_unreleased(failure)
+
+    def lose_late(self, reason: str) -> None:
+        """The store knew of the loss before this process did."""
+        with self._lock:
+            self._is_unreleased, self.is_kept = False, True
+        self.mark_lost(reason)
+        self.abandon()
+
+    def note_unreleased(self, failure: Exception) -> None:
+        """The release failed. The work was done while the lease was held; the ttl frees it, or a
+        later ``release``."""
+        self._is_unreleased = True
+        logger.warning(
+            "%s could not be released: %s",
+            self.grant.resource,
+            failure,
+            event="lease.unreleased",
+            resource=self.grant.resource,
+            holder=self.grant.holder,
+            error=failure,
+        )
+
+    def give_back(self) -> None:
+        """Give back a term that ``mark_lost`` ended here and that may stand in the store still."""
+        self.store.release(self.grant)
+
+    # Believing
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set once it is lost."""
+        with self._lock:
+            # Made when it is first asked for: an event weighs as much as the rest.
+            if self._lost is None:
+                self._lost = threading.Event()
+                if self.is_lost:
+                    self._lost.set()
+            return self._lost
+
+    @property
+    def valid(self) -> bool:
+        """Whether it is surely still held."""
+        return not self.is_lost and self._keeper.clock() < self.trusted_until
+
+    def ensure(self) -> None:
+        """Raise LeaseLost unless it is surely still held."""
+        if not self.valid:
+            self.mark_lost(self.overdue_reason)
+            raise LeaseLost(self.grant.resource, self.reason or "it was released")
+
+    def refused(self, verb: str, reason: str) -> None:
+        """Note that a late write under this grant was turned away by what it guards."""
+        self.store.refused(self.grant.row, verb, reason)
+
+    # What the keeper calls
+
+    def renewed(self, sent_at: float, renewal: Renewal) -> None:
+        """A renewal sent at ``sent_at`` was answered. Too late an answer makes no difference."""
+        if self._keeper.clock() >= self.trusted_until:
+            self.mark_lost(self.overdue_reason)
+        with self._lock:
+            if not self.is_kept or self.is_lost:
+                return
+            grant = self.grant
+            believed = sent_at + renewal.remaining - margin(grant.ttl)
+            self.trusted_until = max(self.trusted_until, believed)
+            grant.expires_at = renewal.expires_at
+            asked = renewal.yield_to and not self.yield_to
+            self.yield_to = renewal.yield_to
+            self._is_last = renewal.is_last
+        if self.trace is not None:
+            self.trace.renewed()
+        if asked and self._on_yield is not None:
+            self._keeper.tell(self._tell_asked, is_prompt=self._are_prompt)
+
+    def goes_on(self) -> bool:
+        """Return True unless it is known that what carries the work has ended."""
+        proof = self._proof
+        return proof is None or proof()
+
+    def give_up(self) -> None:
+        """Lose it: that which carries its work has ended."""
+        self.mark_lost(ABANDONED)
+
+    @property
+    def overdue_reason(self) -> str:
+        """Reason to give when trust runs out."""
+        # Who asks for the end of a task does not end its renewals.
+        if self.yield_to and self._is_last:
+            words = f"{self.yield_to}, of higher priority, asked for it"
+            return Reason(Why.PREEMPTED, words)
+        if self._is_last:
+            return Reason(Why.LIMIT, "it was held for the longest time it may be")
+        return Reason(Why.OVERDUE, "it was not renewed in time")
+
+    def mark_lost(self, reason: str) -> None:
+        """It is over. Only the first call counts."""
+        with self._lock:
+            if self.is_lost or not self.is_kept:
+                return
+            self.reason = reason
+            self.trusted_until = 0.0
+            self.is_lost = True
+            if self._lost is not None:
+                self._lost.set()
+        self._keeper.discard(self)
+        if self.trace is not None:
+            self.trace.lost(reason)
+        interrupt = self.interrupt
+        if interrupt is not None:
+            interrupt()
+        if not self._is_ending:
+            self._say_lost(reason)
+
+    def forget(self) -> None:
+        """In a forked child: not its own, and nobody is told."""
+        self._lock = threading.Lock()
+        self.is_lost, self._lost = True, None
+        self.interrupt = None
+        self.reason = "this process is a fork of its holder"
+
+    def _tell_asked(self) -> None:
+        on_yield = self._on_yield  # which may be let go meanwhile
+        if on_yield is not None:
+            on_yield(self)
+
+    def _say_lost(self, reason: str) -> None:
+        try:
+            self._keeper.tell(self._tell_lost, is_prompt=self._are_prompt)
+        finally:  # by hand the callback is called here, and may raise
+            self._keeper.tell(partial(self.store.lost, self.grant, reason))
+
+    def _tell_lost(self) -> None:
+        on_lost = self._on_lost  # which may be let go meanwhile
+        if on_lost is not None:
+            on_lost(self)
+
+
+# Many at a time. All of one call are kept by the same keeper.
+
+
+def keep_all(held: Sequence[HeldGrant]) -> None:
+    """``keep`` each. All were granted at one time, for one ttl, the earliest first.
+
+    Raises RuntimeError where there can be no thread that would renew them.
+    """
+    if not held:
+        return
+    first, keeper = held[0].grant, held[0]._keeper
+    distrusted = margin(first.ttl)
+    # One statement renews them all.
+    due_at = keeper.next_due(first.sent_at, interval(first.ttl))
+    for each in held:
+        grant = each.grant
+        each.trusted_until = grant.sent_at + grant.remaining - distrusted
+        each.due_at = due_at
+        each.is_kept = True
+    try:
+        keeper.add_many(held)
+    except RuntimeError:
+        for each in held:
+            each._let_go()
+        raise
+
+
+def abandon_all(held: Sequence[HeldGrant]) -> None:
+    """``abandon`` each."""
+    for each in held:
+        each._let_go()
+    if held:
+        held[0]._keeper.discard_many(held)
+
+
+def detach_all(held: Sequence[HeldGrant]) -> None:
+    """``detach`` each."""
+    abandon_all(held)
+    for each in held:
+        each._on_lost = each._on_yield = each._proof = None

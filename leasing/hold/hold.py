@@ -1,0 +1,246 @@
+"""A hold: this process's live grip on one lease.
+
+It is renewed by the keeper until the block ends, and it says when it is lost: the ``lost``
+event is set, ``on_lost`` is called, ``ensure()`` raises, and leaving the block raises LeaseLost
+unless the block already failed. A hold is lost when the database says so (revoked, taken over),
+or when no renewal was answered in time. In a forked child it is lost from the start.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from leasing.exceptions import LeaseLost
+from leasing.hold.held_grant import HeldGrant
+from leasing.hold.interrupt import Interrupt
+from leasing.keeper import Keeper, keeper
+from leasing.runtime import probes
+from leasing.runtime.aio import Steps, adrive, drive, in_thread
+from leasing.store import Grant, Store
+
+#: How often a renewal by hand that met a locked row is tried, and the seconds between.
+BUSY_TRIES, BUSY_PAUSE = 10, 0.05
+
+#: Begins to acquire: the steps that a driver does.
+Acquire = Callable[[], Steps[Grant]]
+#: Called with a hold when something happens to it.
+Hear = Callable[["Hold"], object]
+
+
+class Hold:
+    """A grip on one lease, for ``with`` and ``async with``. Made by ``Lease.objects.hold(...)``.
+
+    ``on_lost`` and ``on_yield`` are called once, with the hold, on a thread of the keeper.
+    """
+
+    __slots__ = ("__weakref__", "_acquire", "_held", "_keeper", "_on_lost", "_on_yield", "store")
+
+    def __init__(
+        self,
+        store: Store,
+        acquire: Acquire | None = None,
+        *,
+        on_lost: Hear | None = None,
+        on_yield: Hear | None = None,
+        keeper: Keeper = keeper,
+    ) -> None:
+        self.store = store
+        self._acquire = acquire
+        self._on_lost = on_lost
+        self._on_yield = on_yield
+        self._keeper = keeper
+        self._held: HeldGrant | None = None
+
+    # Taking and giving back
+
+    def __enter__(self) -> Self:
+        drive(self.entering())
+        self.held.follow()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        held = self.held
+        try:
+            held.end(error)
+        finally:
+            held.unfollow()
+
+    async def __aenter__(self) -> Self:
+        """As ``with``; in addition the body is cancelled when the hold is lost."""
+        await adrive(self.entering())
+        self.held.follow()
+        self.interrupt_by(Interrupt())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        held = self.held
+        interrupt, held.interrupt = held.interrupt, None
+        try:
+            if interrupt is not None and interrupt.explains(error):
+                held.abandon()
+                raise LeaseLost(self.resource, held.reason) from error
+            if held.is_kept:
+                await in_thread(held.end, error)
+        finally:
+            held.unfollow()
+
+    def entering(self) -> Steps[None]:
+        """Steps that acquire the lease and begin to keep it, for a driver."""
+        if self._acquire is None or (self._held is not None and self._held.is_kept):
+            raise RuntimeError("This hold is in use already.")
+        self._keeper.start()  # before anything is held that nobody would renew
+        grant = yield from self._acquire()
+        self.begin_term(grant).keep()
+
+    def begin_term(self, grant: Grant) -> HeldGrant:
+        """Make ``grant`` the term of this hold, to be kept by the caller."""
+        on_lost, on_yield = self._on_lost, self._on_yield
+        self._held = held = HeldGrant(
+            self.store,
+            grant,
+            on_lost=None if on_lost is None else lambda _: on_lost(self),
+            on_yield=None if on_yield is None else lambda _: on_yield(self),
+            keeper=self._keeper,
+        )
+        return held
+
+    def interrupt_by(self, interrupt: Interrupt) -> None:
+        """Call ``interrupt`` when the hold is lost, or now if it was."""
+        self.held.interrupt = interrupt
+        if self.held.is_lost:
+            interrupt()
+
+    def release(self) -> None:
+        """Give the lease back at once; the keeper stops renewing it. Again changes nothing.
+
+        Raises LeaseLost when it was lost before.
+        """
+        if self._held is not None:
+            self._held.release()
+
+    # Believing
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set once the hold is lost; ``lost.wait(seconds)`` is a sleep that ends early."""
+        return threading.Event() if self._held is None else self._held.lost
+
+    @property
+    def valid(self) -> bool:
+        """Whether the lease is surely still held."""
+        return self._held is not None and self._held.valid
+
+    @property
+    def trusted_until(self) -> float:
+        """Moment on the holder's clock at which ``valid`` ends, unless it is renewed before."""
+        return 0.0 if self._held is None else self._held.trusted_until
+
+    @property
+    def yield_to(self) -> str:
+        """Who of higher priority asked for it; empty while nobody did. Finish soon then."""
+        return "" if self._held is None else self._held.yield_to
+
+    def ensure(self) -> None:
+        """Raise LeaseLost unless the lease is surely still held."""
+        self.held.ensure()
+
+    def renew(self) -> None:
+        """Renew now, without waiting for the keeper. A row that somebody else has locked is
+        tried again for about half a second, and then left to the keeper. Raises LeaseLost."""
+        held, keeper = self.held, self._keeper
+        for _ in range(BUSY_TRIES):
+            held.ensure()
+            sent_at = keeper.clock()
+            answer = self.store.renew({held.key: held.grant_id}, held.interval)
+            if probes.renewing:
+                now = keeper.clock()
+                probes.measure_renewal(self.store, [held], answer, now - sent_at, now)
+            if held.key in answer.lost:
+                held.mark_lost(answer.lost[held.key])
+            elif held.key in answer.renewed:
+                held.renewed(sent_at, answer.renewed[held.key])
+                held.due_at = keeper.next_due(sent_at, held.interval)
+                held.ensure()
+                return
+            else:
+                held.lost.wait(BUSY_PAUSE)
+        held.ensure()
+
+    def still_mine(self) -> AbstractContextManager[None]:
+        """A block for your own writes: one transaction, that commits only if the lease is still
+        held then, by the database's clock.
+
+        The lease's row is locked meanwhile, so nobody can take it, and it cannot be renewed
+        either: keep the block well below the ttl. Raises LeaseLost, at the beginning or at the
+        end; nothing is written then.
+        """
+        self.ensure()
+        return self.store.proving(self.held.grant.row)
+
+    def refused(self, verb: str, reason: str) -> None:
+        """Note that a late write under this hold was turned away by what it guards."""
+        self.held.refused(verb, reason)
+
+    # What is held
+
+    @property
+    def held(self) -> HeldGrant:
+        """The present term, or the latest: for the keeper, and for those who end it in another
+        way than by leaving the block. Raises RuntimeError before there was one."""
+        if self._held is None:
+            raise RuntimeError("Nothing is held: enter the hold first.")
+        return self._held
+
+    @property
+    def key(self) -> Any:
+        return self.held.grant.key
+
+    @property
+    def grant_id(self) -> uuid.UUID:
+        """The proof of this term."""
+        return self.held.grant.grant_id
+
+    @property
+    def fencing_token(self) -> int:
+        """Greater than any token of this resource before: pass it with every write, so that the
+        target rejects lower ones."""
+        return self.held.grant.fencing_token
+
+    @property
+    def holder(self) -> str:
+        return self.held.grant.holder
+
+    @property
+    def resource(self) -> str:
+        return self.held.grant.resource
+
+    @property
+    def expires_at(self) -> datetime:
+        """When the database lets others have the lease, unless it is renewed before."""
+        return self.held.grant.expires_at
+
+    @property
+    def ttl(self) -> float:
+        """Seconds that the grant and each renewal are good for."""
+        return self.held.grant.ttl
+
+    @property
+    def interval(self) -> float:
+        """Seconds between renewals."""
+        return self.held.interval
