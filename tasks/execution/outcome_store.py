@@ -21,7 +21,6 @@ from tasks.execution.outcomes import COMPLETE, FAIL, Ending, Refused
 from tasks.log import log
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet, TaskStatus
-from tasks.querysets.claimed import Taken
 from tasks.runtime.tracepoints import points
 
 #: Pauses between the tries to store a result, in seconds.
@@ -45,7 +44,7 @@ def settle(endings: list[Ending], is_away: Callable[[bool], object] = bool) -> N
 
 def _drop(ending: Ending) -> None:
     execution, ending.is_done = ending.execution, True
-    reason = f"it had been ended by its {execution.taken_by}"
+    reason = f"its attempt was already over ({execution.taken_by})"
     log.task_result_dropped(execution.taken, verb=ending.verb, reason=reason)
     if ending.verb == COMPLETE:
         try:
@@ -71,22 +70,13 @@ def _settle(left: list[Ending], is_away: Callable[[bool], object]) -> None:
             _each_alone(left)
         left = _left(left)
         is_away(not answers)
-        if is_first or pause is None:
-            _say_again(left, failure, is_last=pause is None)
-        if left and pause is not None:
+        if pause is None:
+            for ending in left:
+                log.task_result_not_stored(ending.execution.taken, error=failure, exc_info=failure)
+        elif left:
+            if is_first:
+                log.task_result_delayed(left[0].execution.taken, error=failure, waiting=len(left))
             threading.Event().wait(pause)
-
-
-def _say_again(left: list[Ending], failure: Error, is_last: bool) -> None:
-    if is_last:
-        for ending in left:
-            _not_stored(ending.execution.taken, failure)
-    elif left:
-        log.task_result_delayed(left[0].execution.taken, error=failure, waiting=len(left))
-
-
-def _not_stored(taken: Taken, failure: BaseException) -> None:
-    log.task_result_not_stored(taken, error=failure, exc_info=failure)
 
 
 def _each_alone(endings: list[Ending]) -> None:
@@ -132,7 +122,7 @@ def _store_many(endings: list[Ending], store: Callable[[list[Ending]], Refused])
         elif isinstance(error, LeaseLost):
             log.task_result_dropped(taken, reason=f"lease lost ({error.reason})")
         else:
-            _not_stored(taken, error)
+            log.task_result_not_stored(taken, error=error, exc_info=error)
 
 
 def _complete(endings: list[Ending]) -> Refused:
