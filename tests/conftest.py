@@ -14,12 +14,10 @@ from django.db import connection
 from django.test import TransactionTestCase
 from hypothesis import HealthCheck, settings
 
-from leasing.dashboard import lease_lists
 from leasing.keeper import keeper
 from leasing.runtime import aio
 from leasing.runtime.outage import outage
-from tasks.dashboard import listing, overview, queue_rows
-from tasks.diagnosis import surroundings
+from leasing.web import cache
 from tests.brokers import Broker, NoBroker, serve_rabbitmq, serve_redis
 from tests.emptying import empty
 from tests.plugin import DATABASE, ROOT
@@ -31,11 +29,6 @@ settings.register_profile(
     "any machine", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
-
-#: What polls share.
-SHARED = (overview.snapshots, queue_rows.shared_queues, surroundings.everyone)
-
-TALLIES = (listing.tallies, lease_lists.tallies)
 
 
 class Spawn(Protocol):
@@ -89,12 +82,9 @@ def _let_threads_of_async_code_end() -> None:
 def _no_shared_reading() -> Iterator[None]:
     """Polls see what the test has just done."""
     with pytest.MonkeyPatch.context() as patch:
-        for shared in SHARED:
-            patch.setattr(shared, "fresh_for", 0.0)
-            patch.setattr(shared, "_latest", None)  # a test that shares begins with nothing read
-        for tallies in TALLIES:
-            patch.setattr(tallies, "room", 0)
+        patch.setattr(cache, "SHARED_FOR", 0.0)
         yield
+    cache.forget()
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ from leasing.models import AuditEntry
 from leasing.validation.keys import key_of
 from leasing.web.access import READ_ONLY, is_read_only, why_not
 from leasing.web.badges import Sign, audit_sign
-from leasing.web.paging import COUNT_CAP
+from leasing.web.counts import COUNT_CAP
 
 if TYPE_CHECKING:
     from leasing.admin.actions import Act

@@ -15,7 +15,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 
-from leasing.web.paging import COUNT_CAP, Capped, capped_count
+from leasing.web.counts import COUNT_CAP, Capped, capped_count
 
 if TYPE_CHECKING:
     from leasing.admin.base import ReadOnlyAdmin

@@ -7,7 +7,7 @@ from typing import Any
 from django import forms
 
 from leasing.models import MAX_KEY, MAX_LABEL, LeaseState
-from leasing.web.paging import Cursor, InvalidCursor
+from leasing.web.cursors import Cursor, InvalidCursor
 
 REASON_LENGTH = 500
 

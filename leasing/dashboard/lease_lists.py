@@ -8,26 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
-from django.db.models import Count, Q
+from django.db.models import Q
 
 from leasing.leasables import is_large, listed, matching
 from leasing.models import Leasable, Lease, LeaseState, leasable_models
-from leasing.web.cursors import Order
-from leasing.web.paging import (
-    COUNT_CAP,
-    Capped,
-    Cursor,
-    Page,
-    Tallies,
-    capped_count,
-    chunks_of,
-    glance_at,
-    page_of,
-)
-from leasing.web.polling import LEASE_READ
+from leasing.web.counts import Capped, Tally, count_together
+from leasing.web.cursors import Cursor, Order
+from leasing.web.fingerprint import LEASE_READ
+from leasing.web.paging import Page, chunks_of, page_of
 
 ALL: Final = "all"
 #: The states in which a lease can be, one at a time.
@@ -35,9 +25,6 @@ STATES: Final = (LeaseState.ACTIVE, LeaseState.EXPIRED, LeaseState.RELEASED, Lea
 #: Beside the state: whether the latest grant was renewed.
 RENEWED: Final = Q(renewals__gt=0)
 RENEWED_ONES: Final = "renewed"
-
-#: What polls of this process share.
-tallies: Tallies[dict[str, Capped]] = Tallies(lambda counts: list(counts.values()), 1)
 
 
 @dataclass(frozen=True)
@@ -64,53 +51,33 @@ def section(model: type[Leasable], wanted: Mapping[str, Any], cursor: Cursor | N
     return Section(title, page_of(rows, cursor, order=_order(model), search=_search(wanted)))
 
 
-def seen(model: type[Leasable], wanted: Mapping[str, Any], cursor: Cursor | None) -> object:
-    """What tells whether ``section`` would bring others than before. Raises InvalidCursor."""
-    key = None if wanted["q"] else (model, wanted["state"])
-    rows, search = partial(_shown, model, wanted), _search(wanted)
-    return glance_at(rows, _columns(model), cursor, _order(model), search, key)
-
-
 def exported(wanted: Mapping[str, Any]) -> Iterator[Sequence[Leasable]]:
     """The leases of all models that are ``wanted``, some at a time."""
     for model in leasable_models():
         yield from chunks_of(_listed(model, wanted), _order(model), _search(wanted))
 
 
-def counts(wanted: Mapping[str, Any], *, anew: bool = True) -> Counts:
-    """Two queries for each model, of which each looks at COUNT_CAP rows at most. Unless ``anew``,
-    some may be a little old: see ``counts.Tallies``."""
-    asked = tuple(wanted[name] for name in ("state", "q", "renewed"))
-    own: dict[Any, Any] = {}
+def counts(wanted: Mapping[str, Any]) -> Counts:
+    """Count the leases of all models that are ``wanted``: one statement."""
+    tallies: dict[Any, Tally] = {}
     for model in leasable_models():
-        for read in (_looked_at, _active):
-            key = (read, model)
-            own[key] = ((*key, asked), partial(read, model, wanted))
-    read_of = tallies.get(own, anew=anew)
+        tallies[model] = Tally(
+            _rows(model, wanted),
+            {
+                **{state: _in(wanted, state) for state in (ALL, *STATES)},
+                RENEWED_ONES: _in(wanted, wanted["state"]) & RENEWED,
+            },
+        )
+        # The active ones are counted apart: among many others they may not have been looked at.
+        held = _held(model, _rows(model, wanted)).filter(_in(wanted, LeaseState.ACTIVE))
+        tallies[model, "held"] = Tally(held, {LeaseState.ACTIVE: Q()})
+    read = count_together(tallies)
     found: dict[str, Capped] = {name: Capped(0) for name in (RENEWED_ONES, ALL, *STATES)}
     for model in leasable_models():
-        # The active ones are counted apart: among many others they may not have been looked at.
-        both = read_of[_looked_at, model] | read_of[_active, model]
+        both = read[model] | read[model, "held"]
         found = {name: found[name] + each for name, each in both.items()}
     renewed = found.pop(RENEWED_ONES)
     return Counts(found, renewed)
-
-
-def _looked_at(model: type[Leasable], wanted: Mapping[str, Any]) -> dict[str, Capped]:
-    """How many of the first rows of ``model`` are in each state."""
-    seen = _rows(model, wanted)[: COUNT_CAP + 1].aggregate(
-        **{state: Count("pk", filter=_in(wanted, state)) for state in (ALL, *STATES)},
-        **{RENEWED_ONES: Count("pk", filter=_in(wanted, wanted["state"]) & RENEWED)},
-        looked_at=Count("pk"),
-    )
-    more = seen.pop("looked_at") > COUNT_CAP
-    return {name: Capped(count, more=more and name != ALL) for name, count in seen.items()}
-
-
-def _active(model: type[Leasable], wanted: Mapping[str, Any]) -> dict[str, Capped]:
-    """How many rows of ``model`` are held now."""
-    held = _held(model, _rows(model, wanted)).filter(_in(wanted, LeaseState.ACTIVE))
-    return {LeaseState.ACTIVE.value: capped_count(held)}
 
 
 def _listed(model: type[Leasable], wanted: Mapping[str, Any]) -> Any:

@@ -41,9 +41,10 @@ class Diagnosis:
     next: str
     #: Who holds it, and until when it stays as it is.
     who: str = "Nobody."
-    until: str = ""
+    #: It tells the time in words, as do facts; pages count it on.
+    until: str = field(default="", compare=False)
     #: What else is known: pairs of a name and a value.
-    facts: list[tuple[str, str]] = field(default_factory=list)
+    facts: list[tuple[str, str]] = field(default_factory=list, compare=False)
     actions: list[Action] = field(default_factory=list)
 
     @property
@@ -57,12 +58,6 @@ class Diagnosis:
             ("What happens next", self.next),
             ("What you can do", doable or "No action needed."),
         ]
-
-    def live_marks(self) -> list[object]:
-        """What of it a page shows as it stands: these two tell the time in words, where the page
-        counts it on."""
-        told = (each.name for each in fields(self) if each.name not in ("until", "facts"))
-        return [getattr(self, name) for name in told]
 
     def as_json(self) -> dict[str, Any]:
         """For JSON: the facts as an object."""

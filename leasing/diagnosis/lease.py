@@ -140,13 +140,7 @@ def _facts(row: Leasable) -> list[tuple[str, str]]:
 
 
 def _is_recent_takeover(event: LeaseEvent, now: datetime) -> bool:
-    return is_recent_takeover(event.kind, (event.at - now).total_seconds())
-
-
-def is_recent_takeover(kind: str, ahead: float) -> bool:
-    """Whether what happened ``ahead`` seconds from now, which is less than none, makes a lease
-    look as if it went from holder to holder."""
-    return kind == EventKind.TAKEN_OVER and ahead > -FLAPPING_WITHIN.total_seconds()
+    return event.kind == EventKind.TAKEN_OVER and now - event.at < FLAPPING_WITHIN
 
 
 def _flapping(found: Explanation, takeovers: list[LeaseEvent]) -> Explanation:

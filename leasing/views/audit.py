@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -12,14 +13,13 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from leasing.conf import leasing_settings
 from leasing.dashboard.exports import AUDIT
 from leasing.dashboard.forms import AuditFilter
-from leasing.functions import database_now
 from leasing.models import AuditEntry
 from leasing.web import navigation
 from leasing.web.access import page
 from leasing.web.badges import Sign, audit_sign
 from leasing.web.export import export
-from leasing.web.paging import InvalidCursor, Page, page_of
-from leasing.web.polling import answer
+from leasing.web.paging import page_of
+from leasing.web.polling import answer, read_list
 
 VIEW = "leasing.view_auditentry"
 
@@ -47,21 +47,17 @@ class Deed:
 def audit_list(request: HttpRequest) -> HttpResponse:
     """Who did what, when and why, and how much of it was done: the latest first."""
     form = AuditFilter(request.GET)
-    shown: Page[AuditEntry] = Page([])
-    if form.is_valid():
-        try:
-            shown = page_of(_asked_for(form), form.cleaned_data["at"])
-        except InvalidCursor:
-            form.add_error("at", form.fields["at"].error_messages["invalid"])
-    context = {
-        "form": form,
-        "page": shown,
-        "address": urlencode({name: form[name].data or "" for name in FILTERS if form[name].data}),
-        "deeds": [_deed(entry) for entry in shown.rows],
-        "filter": form.cleaned_data if form.is_valid() else {},
-        "now": database_now(leasing_settings.DATABASE),
-    }
-    return answer(request, "leasing/audit.html", context, status=400 if form.errors else 200)
+
+    def read(now: datetime) -> dict[str, Any]:
+        shown = page_of(_asked_for(form), form.cleaned_data["at"])
+        return {
+            "page": shown,
+            "address": urlencode({name: form[name].data for name in FILTERS if form[name].data}),
+            "deeds": [_deed(entry) for entry in shown.rows],
+            "filter": form.cleaned_data,
+        }
+
+    return answer(request, "leasing/audit.html", {"form": form}, read_list(request, form, read))
 
 
 @page(VIEW)
@@ -69,8 +65,7 @@ def audit_export(request: HttpRequest, form: str) -> HttpResponseBase:
     """All entries that the filter lets by, as a file."""
     asked = AuditFilter(request.GET)
     if not asked.is_valid():
-        context = {"form": asked, "now": database_now(leasing_settings.DATABASE)}
-        return answer(request, "leasing/audit.html", context, status=400)
+        return answer(request, "leasing/audit.html", {"form": asked})
     return export(request, _asked_for(asked), AUDIT, form, "audit")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from django.contrib import messages
@@ -18,14 +17,15 @@ from leasing.dashboard.exports import EVENTS
 from leasing.dashboard.forms import EventsFilter, ForceReleaseForm
 from leasing.dashboard.term_chart import drawing_of
 from leasing.dashboard.timeline import timeline
-from leasing.diagnosis.lease import explain, is_recent_takeover
+from leasing.diagnosis.lease import explain
 from leasing.leasables import find_row, rows_of
 from leasing.models import Leasable, LeaseEvent
 from leasing.web import navigation
-from leasing.web.access import is_live, may, page, verb
+from leasing.web.access import may, page, verb
 from leasing.web.badges import event_sign
+from leasing.web.cursors import InvalidCursor
 from leasing.web.export import FORMATS, export
-from leasing.web.paging import Cursor, InvalidCursor, Page, glance_at, page_of
+from leasing.web.paging import Page, page_of
 from leasing.web.polling import answer
 from leasing.web.timeline_chart import Drawing
 
@@ -75,54 +75,30 @@ def _detail(
     request: HttpRequest, row: Leasable, revoke_form: ForceReleaseForm, status: int = 200
 ) -> HttpResponse:
     form = EventsFilter(request.GET)
-    cursor = form.cleaned_data["at"] if form.is_valid() else None
-    look = _seen if is_live(request) else _told
-    try:
-        found = look(row, cursor)
-    except InvalidCursor:
-        form.add_error("at", form.fields["at"].error_messages["invalid"])
-        cursor = None
-        found = look(row, cursor)
+    now: datetime = row.now
+    events = _page(form, row)
     context = {
-        **found,
-        "row": row,
-        "now": row.now,
-        "row_url": navigation.row_url(row),
-        "is_revocable": rows_of(type(row)).filter(pk=row.pk).holding().exists(),
         "form": form,
+        "row": row,
+        "now": now,
+        "row_url": navigation.row_url(row),
+        "events": events,
+        "marked": [(event, event_sign(event.kind)) for event in events.rows],
+        "explanation": explain(row, now, events=() if events.moved else events.rows),
+        "drawing": None if events.moved else _drawing(row, events, now),
+        "is_revocable": rows_of(type(row)).filter(pk=row.pk).holding().exists(),
         "revoke_form": revoke_form,
         "may_revoke": may(request, REVOKE),
     }
-    status = 400 if form.errors else status
-    late = partial(_told, row, cursor) if is_live(request) else None
-    return answer(request, "leasing/detail.html", context, status, late=late)
+    return answer(request, "leasing/detail.html", context, status=status)
 
 
-def _told(row: Leasable, cursor: Cursor | None) -> dict[str, Any]:
-    """What the page tells of what happened. Raises InvalidCursor."""
-    now: datetime = row.now
-    events = page_of(_events(row), cursor)
-    return {
-        "events": events,
-        "explanation": explain(row, now, events=() if events.moved else events.rows),
-        "drawing": None if events.moved else _drawing(row, events, now),
-        "marked": [(event, event_sign(event.kind)) for event in events.rows],
-    }
-
-
-def _seen(row: Leasable, cursor: Cursor | None) -> dict[str, Any]:
-    """What tells whether ``_told`` would tell anything else than before. An event is never
-    changed: which there are says all of them, but for how many takeovers are recent. Raises
-    InvalidCursor."""
-    now: datetime = row.now
-    events, _ = glance_at(lambda: _events(row), ("id", "kind", "at"), cursor)
-    kinds = [kind for _, kind, _ in events.rows]
-    recent = map(is_recent_takeover, kinds, events.ahead("at", now))
-    return {
-        "explanation": explain(row, now),
-        "seen": [key for key, *_ in events.rows],
-        "recent": sum(recent),
-    }
+def _page(form: EventsFilter, row: Leasable) -> Page[LeaseEvent]:
+    try:
+        return page_of(_events(row), form.cleaned_data["at"] if form.is_valid() else None)
+    except InvalidCursor:
+        form.add_error("at", form.fields["at"].error_messages["invalid"])
+        return page_of(_events(row), None)
 
 
 def _events(row: Leasable) -> QuerySet[LeaseEvent]:

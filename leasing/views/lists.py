@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import render
 
-from leasing.conf import leasing_settings
 from leasing.dashboard import lease_lists
 from leasing.dashboard.exports import LEASES
 from leasing.dashboard.forms import LeaseFilter
-from leasing.functions import database_now
 from leasing.models import leasable_models
-from leasing.web.access import is_live, page
+from leasing.web.access import page
 from leasing.web.export import export
-from leasing.web.paging import InvalidCursor
-from leasing.web.polling import answer
+from leasing.web.polling import SharedReading, answer, read_list
 
 VIEW = "leasing.view_lease"
 
@@ -26,33 +23,22 @@ VIEW = "leasing.view_lease"
 def lease_list(request: HttpRequest) -> HttpResponse:
     """Leases by state: the named ones, and beside them those of every other leasable model."""
     form = LeaseFilter(request.GET)
-    context: dict[str, Any] = {"form": form, "filter": {}, "now": _now()}
-    if not form.is_valid():
-        return answer(request, "leasing/list.html", context, status=400)
-    wanted = form.cleaned_data
 
-    def rows() -> dict[str, Any]:
+    def read(now: datetime) -> dict[str, Any]:
+        wanted = form.cleaned_data
         sections = [lease_lists.section(model, wanted, wanted["at"]) for model in leasable_models()]
-        return {"sections": _worth_showing(sections)}
+        return {
+            "sections": _worth_showing(sections),
+            "filter": wanted,
+            "address": urlencode(_asked_for(wanted)),
+            "renewed": "1" if wanted["renewed"] else None,
+        }
 
-    def tabs(anew: bool) -> dict[str, Any]:
-        counts = lease_lists.counts(wanted, anew=anew)
-        return {"tabs": _tabs(wanted, counts), "renewed_count": counts.renewed}
+    def count() -> dict[str, Any]:
+        counts = lease_lists.counts(form.cleaned_data)
+        return {"tabs": _tabs(form.cleaned_data, counts), "renewed_count": counts.renewed}
 
-    shown = {
-        "filter": wanted,
-        "address": urlencode(_asked_for(wanted)),
-        "renewed": "1" if wanted["renewed"] else None,
-    }
-    try:
-        if not is_live(request):
-            return answer(request, "leasing/list.html", context | shown | rows(), shared=tabs)
-        seen = [lease_lists.seen(model, wanted, wanted["at"]) for model in leasable_models()]
-    except InvalidCursor:
-        form.add_error("at", form.fields["at"].error_messages["invalid"])
-        return answer(request, "leasing/list.html", context, status=400)
-    context |= shown | {"seen": seen}
-    return answer(request, "leasing/list.html", context, shared=tabs, late=rows)
+    return _answer(request, form, read_list(request, form, read, count))
 
 
 @page(VIEW)
@@ -60,10 +46,15 @@ def lease_export(request: HttpRequest, form: str) -> HttpResponseBase:
     """The leases of all sections as a file, by the same filter."""
     asked = LeaseFilter(request.GET)
     if not asked.is_valid():
-        context = {"form": asked, "filter": {}, "now": _now()}
-        return render(request, "leasing/list.html", context, status=400)
+        return _answer(request, asked)
     wanted = asked.cleaned_data
     return export(request, lease_lists.exported(wanted), LEASES, form, f"leases-{wanted['state']}")
+
+
+def _answer(
+    request: HttpRequest, form: LeaseFilter, reading: SharedReading | None = None
+) -> HttpResponse:
+    return answer(request, "leasing/list.html", {"form": form}, reading)
 
 
 def _worth_showing(sections: list[lease_lists.Section]) -> list[lease_lists.Section]:
@@ -88,7 +79,3 @@ def _asked_for(wanted: dict[str, Any]) -> dict[str, str]:
     """What narrows the list, for an address; without the place in it."""
     asked = {"state": wanted["state"], "q": wanted["q"], "renewed": "1" * wanted["renewed"]}
     return {name: text for name, text in asked.items() if text and text != lease_lists.ALL}
-
-
-def _now() -> Any:
-    return database_now(leasing_settings.DATABASE)

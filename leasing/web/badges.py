@@ -62,11 +62,7 @@ UNKNOWN: Final = Sign("unknown", "mute", "circle", "?")
 def is_late(row: Leasable, now: datetime) -> bool:
     """Whether the holder of an active ``row`` has surely missed a renewal by ``now``: half of
     its time is over, and the renewal is not only slow."""
-    return is_overdue((row.expires_at - now).total_seconds(), row.ttl.total_seconds())
-
-
-def is_overdue(left: float, ttl: float) -> bool:
-    """``is_late`` of a lease of ``ttl`` seconds that has ``left`` of them."""
+    left, ttl = (row.expires_at - now).total_seconds(), row.ttl.total_seconds()
     configured = leasing_settings.RENEW_EVERY
     every = ttl / 3 if configured is None else min(configured, ttl / 2)
     latest = max(ttl / 2, every * (1 + leasing_settings.JITTER) + margin(ttl))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.db import models
-from django.db.models import Count, Q
+from django.core.exceptions import EmptyResultSet
+from django.db import connections, models
+from django.db.models import Case, IntegerField, Q, Value, When
 
-from leasing.web.cache import SHARED_FOR, Shelf, Value
+from leasing.conf import leasing_settings
 
 if TYPE_CHECKING:
     from leasing.web.cursors import Order
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 COUNT_CAP = 10_000
 #: Among how many rows of a list its search counts.
 SEARCH_CAP = 1_000
+#: How many seconds polls share the counts beside a page of rows that stays the same.
+COUNTS_SHARED_FOR = 10.0
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -39,44 +44,59 @@ class Capped:
         return Capped(self.value + other.value, self.cap, self.more or other.more)
 
 
+@dataclass(frozen=True)
+class Tally:
+    """Counts of the first ``cap`` + 1 of ``rows``: of those that meet each of ``conditions``.
+
+    ``rows`` have the order of an index of theirs, where there is one: without it a database that
+    takes them for many may look through the whole table for the first.
+    """
+
+    rows: models.QuerySet[Any]
+    #: An empty one is met by all.
+    conditions: Mapping[str, Q]
+    cap: int = COUNT_CAP
+
+
 def capped_count(
     rows: models.QuerySet[Any], cap: int = COUNT_CAP, order: Order | None = None
 ) -> Capped:
-    """How many ``rows`` there are, looking at ``cap`` + 1 of them at most.
-
-    ``order`` is that of an index of ``rows``, where there is one: without it a database that
-    takes them for many may look through the whole table for the first.
-    """
+    """Return the number of ``rows``, looking at ``cap`` + 1 of them at most; see ``Tally``."""
     ordered = rows.order_by(*order.by) if order else rows.order_by()
     return Capped(ordered.values("pk")[: cap + 1].count(), cap)
 
 
-def capped_search(
-    rows: models.QuerySet[Any], search: Q, cap: int = SEARCH_CAP, order: Order | None = None
-) -> Capped:
-    """How many of ``rows`` meet ``search``, looking at ``cap`` + 1 of ``rows`` at most, the first
-    in ``order``: see ``capped_count``."""
-    ordered = rows.order_by(*order.by) if order else rows.order_by()
-    found = ordered[: cap + 1].aggregate(looked_at=Count("pk"), found=Count("pk", filter=search))
-    return Capped(found["found"], cap, more=found["looked_at"] > cap)
+def count_together(tallies: Mapping[Key, Tally]) -> dict[Key, dict[str, Capped]]:
+    """Return the counts of each of ``tallies``, read by one statement."""
+    tables, params = [], []
+    connection = connections[leasing_settings.DATABASE]
+    for number, tally in enumerate(tallies.values()):
+        marks = {f"m{place}": _mark(each) for place, each in enumerate(tally.conditions.values())}
+        rows = tally.rows.values(**marks)[: tally.cap + 1]
+        try:
+            sql, own = rows.query.get_compiler(connection.alias).as_sql()
+        except EmptyResultSet:
+            sql, own = f"SELECT {', '.join(f'NULL AS {mark}' for mark in marks)} WHERE 1 = 0", ()
+        counts = ", ".join(["COUNT(*)", *[f"COUNT({mark})" for mark in marks]])
+        tables.append(f"(SELECT {counts} FROM ({sql}) r{number}) t{number}")
+        params += own
+    if not tables:
+        return {}
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT * FROM {', '.join(tables)}", params)
+        numbers = iter(cursor.fetchone())
+    return {key: _counts(tally, numbers) for key, tally in tallies.items()}
 
 
-#: For how many seconds polls share a count that goes beyond its cap: it takes the longest, and
-#: changes next to never. Others they share for SHARED_FOR, or a second for each thousand.
-MANY_FRESH_FOR = 60.0
+def _mark(condition: Q) -> Any:
+    """An expression that is null in rows that do not meet ``condition``."""
+    one = Value(1, IntegerField())
+    return Case(When(condition, then=one)) if condition else one
 
 
-class Tallies(Shelf[Value]):
-    """The counts on tabs, kept in this process. A poll reads ``at_once`` of the stale ones anew at
-    most, and all when there is news for it: so each is read every few polls, also where nothing
-    else changes. ``counts`` are those in a value."""
-
-    def __init__(self, counts: Callable[[Value], Sequence[Capped]], at_once: int) -> None:
-        super().__init__(self._fresh_for, at_once)
-        self._counts = counts
-
-    def _fresh_for(self, value: Value) -> float:
-        counts = self._counts(value)
-        if any(count.value > count.cap or count.more for count in counts):
-            return MANY_FRESH_FOR
-        return max([SHARED_FOR, *[count.value / 1_000 for count in counts]])
+def _counts(tally: Tally, numbers: Iterator[int]) -> dict[str, Capped]:
+    has_more = next(numbers) > tally.cap
+    return {
+        name: Capped(next(numbers), tally.cap, more=bool(condition) and has_more)
+        for name, condition in tally.conditions.items()
+    }

@@ -1,111 +1,94 @@
-"""The rows of a page as plain values: enough to tell whether it has changed, for a fraction of
-what it takes to read them as rows."""
+"""Fingerprints of what pages show, made of what was read and not of what would be rendered.
+
+Two things change a page without a row being written, and are in its fingerprint as well: whether a
+moment has passed, and how a lease stands. Times that tick are not: the browser counts them on. A
+field of a dataclass that tells one is declared with ``compare=False``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
-from operator import itemgetter
-from typing import Any
+from hashlib import blake2b
+from types import NoneType
+from uuid import UUID
 
-from django.db import connections
-from django.db.models import DateTimeField, F, Func, QuerySet
+from django.db.models import Model, QuerySet
+from django.forms import BaseForm
 
-from leasing.conf import leasing_settings
-from leasing.db.statements import kept
-from leasing.functions import EPOCH
-from leasing.web.badges import is_overdue
+from leasing.models import Leasable
+from leasing.web.badges import lease_sign
 
-MICROSECOND = timedelta(microseconds=1)
+#: Of rows: the database's clock when they were read, which is new each time.
+NOW = "now"
 
+#: What has to be loaded of a row to tell how it stands: a fingerprint asks the database for
+#: nothing.
+LEASE_READ = {"expires_at", "released_at", "ttl", "grants", "renewals"}
+PROGRESS_READ = {"status", "progress_timeout", "progressed_at"}
 
-class Moment(Func):
-    """A moment as the driver reads it fastest: on PostgreSQL in microseconds since 1970, which
-    for a page of rows takes a tenth of the time that moments take."""
+#: Values of which ``repr`` tells all.
+PLAIN = frozenset({NoneType, bool, int, float, str, timedelta, UUID})
 
-    output_field = DateTimeField()
-    arity = 1
-    template = "%(expressions)s"
-
-    def as_postgresql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
-        template = "(EXTRACT(EPOCH FROM %(expressions)s) * 1000000)::bigint"
-        return self.as_sql(compiler, connection, template=template, **extra)
+Feed = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Glance:
-    """What ``columns`` of some rows hold, in the order of the page."""
+def fingerprint(value: object, now: datetime) -> str:
+    """Return a text that is the same while what ``value`` shows at ``now`` is."""
+    digest = blake2b(digest_size=12)
 
-    columns: Sequence[str]
-    #: Which of them are moments.
-    moments: frozenset[str]
-    rows: Sequence[tuple[Any, ...]]
+    def feed(text: str) -> None:
+        # With its length before it, so that no two lists of words read the same.
+        digest.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
 
-    def marks(self, now: datetime) -> str:
-        """What is another text when the page would be: when a row has changed, or when without
-        that a moment has passed, a renewal is overdue, or a progress."""
-        return repr([self.rows, list(self._passed(now)), list(self._overdue(now))])
-
-    def _passed(self, now: datetime) -> Iterator[int]:
-        """Of each column of moments and row, whether the moment has passed."""
-        for name in sorted(self.moments):
-            place = self.columns.index(name)
-            for row in self.rows:
-                moment = row[place]
-                yield moment is not None and self._left(moment, now) <= 0
-
-    def _overdue(self, now: datetime) -> Iterator[int]:
-        """The places of rows whose holder is late, or does not get on."""
-        if {"expires_at", "ttl"} <= {*self.columns}:
-            for place, (until, ttl) in enumerate(self._of("expires_at", "ttl")):
-                if is_overdue(self._left(until, now), ttl.total_seconds()):
-                    yield place
-        if {"progressed_at", "progress_timeout"} <= {*self.columns}:
-            for place, (since, most) in enumerate(self._of("progressed_at", "progress_timeout")):
-                if since and most and -self._left(since, now) >= most.total_seconds():
-                    yield place
-
-    def ahead(self, name: str, now: datetime) -> list[float]:
-        """How many seconds from ``now`` the moment ``name`` of each row is."""
-        return [self._left(moment, now) for moment in self._of(name)]
-
-    def _of(self, *names: str) -> Iterator[Any]:
-        return map(itemgetter(*map(self.columns.index, names)), self.rows)
-
-    def _left(self, moment: Any, now: datetime) -> float:
-        """Seconds until ``moment``."""
-        if isinstance(moment, datetime):
-            return (moment - now).total_seconds()
-        microseconds: int = moment - (now - EPOCH) // MICROSECOND
-        return microseconds / 1e6
+    _feed(value, now, feed)
+    return digest.hexdigest()
 
 
-def glance(
-    rows: Callable[[], QuerySet[Any]], columns: Sequence[str], key: Hashable = None
-) -> Glance:
-    """Read ``columns`` of ``rows``, some of which may be annotations: one query. ``key`` tells
-    the query from all others, where its text and values are always the same: to compile one takes
-    longer than to send it."""
+def _feed(value: object, now: datetime, feed: Feed) -> None:
+    if isinstance(value, datetime):
+        feed(f"{value.isoformat()} {value <= now}")
+    elif isinstance(value, Model):
+        _feed_row(value, now, feed)
+    elif isinstance(value, Mapping):
+        feed(f"{{{len(value)}")
+        for key, item in value.items():
+            feed(str(key))
+            _feed(item, now, feed)
+    elif isinstance(value, list | tuple | set | frozenset | QuerySet):
+        _feed_all(value, now, feed)
+    elif isinstance(value, BaseForm):
+        _feed([dict(value.data), value.errors.get_json_data()], now, feed)
+    elif is_dataclass(value):
+        _feed_all([getattr(value, each.name) for each in fields(value) if each.compare], now, feed)
+    else:
+        feed(repr(value))
 
-    def asked() -> tuple[frozenset[str], QuerySet[Any, Any]]:
-        asked_for = rows()
-        fields = asked_for.model._meta.concrete_fields
-        dates = {field.name for field in fields if isinstance(field, DateTimeField)}
-        read = [Moment(F(name)) if name in dates else name for name in columns]
-        return frozenset(dates.intersection(columns)), asked_for.values_list(*read)
 
-    connection = connections[leasing_settings.DATABASE]
-    # Elsewhere what the driver brings is not yet what Django makes of it.
-    if key is None or connection.vendor != "postgresql":
-        moments, found = asked()
-        return Glance(columns, moments, list(found))
+def _feed_all(values: Iterable[object], now: datetime, feed: Feed) -> None:
+    listed = list(values)
+    feed(f"[{len(listed)}")
+    for value in listed:
+        _feed(value, now, feed)
 
-    def compiled() -> tuple[frozenset[str], str, Sequence[Any]]:
-        moments, found = asked()
-        return moments, *found.query.get_compiler(connection.alias).as_sql()
 
-    moments, sql, params = kept((connection.alias, key, columns), compiled)
-    with connection.cursor() as cursor:
-        cursor.execute(sql, params)
-        return Glance(columns, moments, cursor.fetchall())
+def _feed_row(row: Model, now: datetime, feed: Feed) -> None:
+    # Most of what a page shows are rows, and most of a row are plain values: those make one text.
+    shown: list[object] = [row._meta.label]
+    for key, item in vars(row).items():
+        kind = type(item)
+        if kind in PLAIN:
+            shown += key, item
+        elif key in ("_state", NOW):
+            continue
+        elif kind is datetime:
+            shown += key, item.isoformat(), item <= now
+        else:
+            feed(key)
+            _feed(item, now, feed)
+    if isinstance(row, Leasable) and vars(row).keys() >= LEASE_READ:
+        shown.append(lease_sign(row, now).word)
+    if hasattr(row, "stalled_for") and vars(row).keys() >= PROGRESS_READ:
+        shown.append(row.stalled_for(now) is not None)
+    feed(repr(shown))

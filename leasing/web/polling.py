@@ -1,149 +1,125 @@
-"""What a poll of an open page costs: nothing is rendered while there is nothing new to show.
+"""Polls of open pages: read what the page shows, hash it, and answer 304 or render.
 
-A view reads what it shows and hands it to ``answer``. The entity tag is made of what was read,
-not of what would be rendered, so a poll that knows it already is answered 304 by the queries
-alone. Two things change a page without a row being written, and stand in the tag as well:
-whether a moment has passed, and how a lease stands.
+A view reads what it shows and hands it to ``answer``. What pages show to everybody alike is read
+by ``shared_reading``, so that polls of one address read it once between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from hashlib import blake2b
-from types import NoneType
 from typing import Any
-from uuid import UUID
 
-from django.db.models import Model, QuerySet
-from django.forms import BaseForm
+from django import forms
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified
 from django.shortcuts import render
 from django.utils import timezone
+from django.utils.translation import get_language
 
-from leasing.models import Leasable
+from leasing.conf import leasing_settings
+from leasing.functions import database_now
 from leasing.web.access import is_live
-from leasing.web.badges import lease_sign
-from leasing.web.fingerprint import Glance
+from leasing.web.cache import shared
+from leasing.web.counts import COUNTS_SHARED_FOR
+from leasing.web.cursors import InvalidCursor
+from leasing.web.fingerprint import fingerprint
 
-#: Of the context and of rows: when it was read, which is new each time.
-NOW = "now"
+#: Reads the context of a page, as of the database's clock.
+Read = Callable[[datetime], dict[str, Any]]
+Count = Callable[[], dict[str, Any]]
 
-#: What has to be loaded of a row to tell how it stands: a tag asks the database for nothing.
-LEASE_READ = {"expires_at", "released_at", "ttl", "grants", "renewals"}
-PROGRESS_READ = {"status", "progress_timeout", "progressed_at"}
 
-#: Values of which ``repr`` tells all.
-PLAIN = frozenset({NoneType, bool, int, float, str, timedelta, UUID})
+@dataclass(frozen=True)
+class SharedReading:
+    """What a page shows to everybody alike: a context, as it was at ``read_at``."""
 
-Feed = Callable[[str], None]
+    context: dict[str, Any]
+    fingerprint: str
+    #: The database's clock, and this process's, when it was read.
+    now: datetime
+    read_at: float
+
+    @property
+    def current(self) -> dict[str, Any]:
+        """The context, with the database's clock as it is now."""
+        age = timedelta(seconds=time.monotonic() - self.read_at)
+        return {"now": self.now + age, **self.context}
+
+
+def shared_reading(request: HttpRequest, read: Read, count: Count | None = None) -> SharedReading:
+    """Return what the page of ``request`` shows to everybody; a poll may get what another poll of
+    its address has read a moment ago.
+
+    Args:
+        read: brings the context, but for its counts.
+        count: brings the counts. Polls share them for longer, while the rest stays the same.
+    """
+    fresh = not is_live(request)
+    # What is read may hold words, with times in them.
+    address = request.get_full_path(), timezone.get_current_timezone_name(), get_language()
+
+    def reading() -> SharedReading:
+        read_at, now = time.monotonic(), database_now(leasing_settings.DATABASE)
+        context = read(now)
+        told = fingerprint(context, now)
+        if count is not None:
+            counts = shared((address, told), count, fresh=fresh, seconds=COUNTS_SHARED_FOR)
+            context, told = {**context, **counts}, told + fingerprint(counts, now)
+        return SharedReading(context, told, now, read_at)
+
+    return shared(address, reading, fresh=fresh)
+
+
+def read_list(
+    request: HttpRequest, form: forms.Form, read: Read, count: Count | None = None
+) -> SharedReading | None:
+    """``shared_reading``; None, with an error in ``form``, where it or its cursor is invalid."""
+    try:
+        return shared_reading(request, read, count) if form.is_valid() else None
+    except InvalidCursor:
+        form.add_error("at", form.fields["at"].error_messages["invalid"])
+        return None
 
 
 def answer(
     request: HttpRequest,
     template: str,
     context: dict[str, Any],
+    reading: SharedReading | None = None,
     status: int = 200,
-    unmarked: Iterable[str] = (),
-    late: Callable[[], dict[str, Any]] | None = None,
-    shared: Callable[[bool], dict[str, Any]] | None = None,
 ) -> HttpResponse:
-    """Render ``template`` with ``context``; to a poll that has seen the same, 304.
+    """Render ``template``; to a poll that has seen the same, 304.
 
-    ``context`` holds all that the template shows, and under ``now`` the database's clock. What
-    has a method ``live_marks`` says by what it returns what of it is shown. What stands under
-    the names in ``unmarked`` may change without the page being another. What ``late`` returns is
-    shown too, and read only when the page is rendered: something in ``context`` must tell that it
-    has changed. What ``shared`` returns is shown as well: called with False it may be a little
-    old, which is how a poll asks whether there is news; called with True it is as it is now, and
-    that is what is rendered.
+    Args:
+        context: what the template shows to this user; its ``form`` is that of the address.
+        reading: what it shows to everybody; without one ``context`` may tell the ``now`` of what
+            was read, by the database's clock.
+        status: of the answer, unless the form has errors.
     """
-
-    def whole(anew: bool) -> dict[str, Any]:
-        return context | shared(anew) if shared else context
-
-    def rendered(seen: dict[str, Any]) -> HttpResponse:
-        return render(request, template, seen | (late() if late else {}), status=status)
-
+    if "form" in context and context["form"].errors:
+        status = 400
+    shown = {**(reading.current if reading else {}), **context}
+    if "now" not in shown:
+        shown["now"] = database_now(leasing_settings.DATABASE)
     if not is_live(request):
-        return rendered(whole(anew=True))
+        return render(request, template, shown, status=status)
+    tag = _tag(request, context, reading, shown["now"])
     # Whatever compresses an answer on its way makes its tag a weak one.
     known = request.headers.get("If-None-Match", "").removeprefix("W/")
-    for anew in (False, True) if shared else (True,):
-        seen = whole(anew)
-        marked = {name: value for name, value in seen.items() if name not in unmarked}
-        tag = etag_of(marked, request.user.pk)
-        if known == tag and status == 200:
-            response: HttpResponse = HttpResponseNotModified()
-            break
+    response: HttpResponse
+    if known == tag and status == 200:
+        response = HttpResponseNotModified()
     else:
-        response = rendered(seen)
+        response = render(request, template, shown, status=status)
     response["ETag"] = tag
     return response
 
 
-def etag_of(context: Mapping[str, Any], *more: object) -> str:
-    """A tag that is the same while what ``context`` shows is."""
-    digest = blake2b(digest_size=12)
-    now = context.get(NOW) or timezone.now()
-
-    def feed(text: str) -> None:
-        # With its length before it, so that no two lists of words read the same.
-        digest.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
-
-    _feed({**context, NOW: None}, now, feed)
-    _feed(more, now, feed)
-    return f'"{digest.hexdigest()}"'
-
-
-def _feed(value: object, now: datetime, feed: Feed) -> None:
-    if isinstance(value, datetime):
-        feed(f"{value.isoformat()} {value <= now}")
-    elif isinstance(value, Glance):
-        feed(value.marks(now))
-    elif hasattr(value, "live_marks"):
-        _feed(value.live_marks(), now, feed)
-    elif isinstance(value, Model):
-        _feed_row(value, now, feed)
-    elif isinstance(value, Mapping):
-        feed(f"{{{len(value)}")
-        for key, item in value.items():
-            feed(str(key))
-            _feed(item, now, feed)
-    elif isinstance(value, list | tuple | set | frozenset | QuerySet):
-        _feed_all(value, now, feed)
-    elif isinstance(value, BaseForm):
-        _feed([dict(value.data), value.errors.get_json_data()], now, feed)
-    elif is_dataclass(value):
-        _feed_all([getattr(value, each.name) for each in fields(value)], now, feed)
-    else:
-        feed(repr(value))
-
-
-def _feed_all(values: Iterable[object], now: datetime, feed: Feed) -> None:
-    listed = list(values)
-    feed(f"[{len(listed)}")
-    for value in listed:
-        _feed(value, now, feed)
-
-
-def _feed_row(row: Model, now: datetime, feed: Feed) -> None:
-    # Most of what a page shows are rows, and most of a row are plain values: those make one text.
-    shown: list[object] = [row._meta.label]
-    for key, item in vars(row).items():
-        kind = type(item)
-        if kind in PLAIN:
-            shown += key, item
-        elif key in ("_state", NOW):
-            continue
-        elif kind is datetime:
-            shown += key, item.isoformat(), item <= now
-        else:
-            feed(key)
-            _feed(item, now, feed)
-    if isinstance(row, Leasable) and vars(row).keys() >= LEASE_READ:
-        shown.append(lease_sign(row, now).word)
-    if hasattr(row, "stalled_for") and vars(row).keys() >= PROGRESS_READ:
-        shown.append(row.stalled_for(now) is not None)
-    feed(repr(shown))
+def _tag(
+    request: HttpRequest, context: dict[str, Any], reading: SharedReading | None, now: datetime
+) -> str:
+    own = {name: value for name, value in context.items() if name != "now"}
+    known = reading.fingerprint if reading else ""
+    return f'"{fingerprint([own, known, request.user.pk], now)}"'

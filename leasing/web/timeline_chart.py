@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from django.utils import timezone
@@ -50,6 +50,17 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class Shape:
+    """A span or a mark in its place; ``x`` and ``width`` in per cent."""
+
+    x: str
+    width: str
+    tone: str
+    title: str
+    kind: str
+
+
+@dataclass(frozen=True)
 class Lane:
     """One line of a drawing: what it is about, and what happened in it."""
 
@@ -65,22 +76,13 @@ class Lane:
     aside: str = ""
     spans: Sequence[Span] = ()
     marks: Sequence[Mark] = ()
+    #: The spans and marks in their places, once it is drawn.
+    shapes: Sequence[Shape] = field(default=(), compare=False)
 
     @property
     def lasted(self) -> str:
         """How long it took; "" while it lasts."""
         return humanize.brief(self.end - self.start) if self.end else ""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A span or a mark in its place; ``x`` and ``width`` in per cent."""
-
-    x: str
-    width: str
-    tone: str
-    title: str
-    kind: str
 
 
 @dataclass(frozen=True)
@@ -95,21 +97,20 @@ class Tick:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Lanes with their shapes, the earliest first, and the axis below them."""
+    """Lanes with their shapes, the earliest first, and the axis below them.
 
-    lanes: list[tuple[Lane, list[Shape]]] = field(default_factory=list)
-    ticks: list[Tick] = field(default_factory=list)
+    It is the same drawing while only its bars have grown with the time.
+    """
+
+    lanes: list[Lane] = field(default_factory=list)
+    ticks: list[Tick] = field(default_factory=list, compare=False)
     #: Where now is; "" when the drawing ends before.
-    now: str = ""
+    now: str = field(default="", compare=False)
     #: Lanes that are left out because there are so many.
     left_out: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.lanes)
-
-    def live_marks(self) -> list[Lane]:
-        """What makes it another drawing: bars that only grow with the time do not."""
-        return [lane for lane, _ in self.lanes]
 
 
 def draw(lanes: Sequence[Lane], now: datetime, *, left_out: bool = False) -> Drawing:
@@ -122,7 +123,7 @@ def draw(lanes: Sequence[Lane], now: datetime, *, left_out: bool = False) -> Dra
     scale = _Scale(begin, end)
     lasts = any(lane.end is None for lane in lanes)
     return Drawing(
-        [(lane, _shapes(lane, scale, now)) for lane in lanes],
+        [replace(lane, shapes=_shapes(lane, scale, now)) for lane in lanes],
         list(_ticks(scale)),
         now=scale.place(now) if lasts and begin <= now <= end else "",
         left_out=left_out,

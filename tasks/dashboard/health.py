@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from leasing.humanize import plural, span
-from leasing.web.paging import Capped
+from leasing.web.counts import Capped
 from tasks.dashboard.queue_rows import QueueLine
 
 #: How grave, in rising order.
@@ -39,7 +39,7 @@ class Figures:
     #: Stuck for longer than recovery takes.
     overdue: Capped | None = None
     #: How long the task has been due that has waited longest, where nothing is paused.
-    longest_wait: timedelta | None = None
+    longest_wait: timedelta | None = field(default=None, compare=False)
     #: Queues that stand still, and queues that nobody serves although something waits there.
     paused: list[QueueLine] = field(default_factory=list)
     unserved: list[QueueLine] = field(default_factory=list)
@@ -55,12 +55,8 @@ class Figures:
     overdue_schedules: Capped | None = None
     #: How long the generator has been wished to run without running, or to stop without
     #: anyone acknowledging it.
-    start_unheard: timedelta | None = None
-    stop_unheard: timedelta | None = None
-
-    def live_marks(self) -> object:
-        """What the page shows of them as they are; the rest it tells in words."""
-        return [self.running, self.ready, self.scheduled, self.stuck, self.failed]
+    start_unheard: timedelta | None = field(default=None, compare=False)
+    stop_unheard: timedelta | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from django.db.models import Q
 from django.db.models.functions import Left
 
+from leasing.web.counts import COUNT_CAP, SEARCH_CAP, Capped, Tally, count_together
 from leasing.web.cursors import NEWEST_FIRST, Order
-from leasing.web.paging import Capped, Tallies, capped_count, capped_search
-from leasing.web.polling import LEASE_READ
+from leasing.web.fingerprint import LEASE_READ
 from tasks.dashboard.exports import readable
 from tasks.models import Task, TaskStatus
 
@@ -27,6 +27,7 @@ SHOWN: Final = (
 ERROR_SHOWN: Final = 200
 #: What narrows a list, by the name in its address; ``q`` is an id or how a name begins.
 FILTERS: Final = ("q", "name", "queue", "holder", "since", "until")
+NOTHING_WANTED: Final = dict.fromkeys(FILTERS, "")
 
 SOONEST_FIRST: Final = Order("scheduled_at", descending=False)
 LATEST_ENDED_FIRST: Final = Order("processed_at")
@@ -69,10 +70,6 @@ STATES: Final[Mapping[str, State]] = {state.name: state for state in _STATES}
 TABS: Final = tuple(state for state in _STATES if not state.within)
 
 
-#: What polls of this process share.
-tallies: Tallies[Capped] = Tallies(lambda count: [count], 2)
-
-
 def tasks() -> Any:
     """Every task, in the database of leases."""
     return Task.objects.home()
@@ -107,11 +104,6 @@ def listed(state: str, wanted: Mapping[str, Any]) -> Any:
     return rows
 
 
-def columns(state: str) -> tuple[str, ...]:
-    """What the rows of ``listed`` hold."""
-    return (*SHOWN, "error_start") if _shows_errors(state) else SHOWN
-
-
 def _shows_errors(state: str) -> bool:
     return state in ("failed", "retrying")
 
@@ -135,30 +127,17 @@ def search_of(wanted: Mapping[str, Any]) -> Q | None:
     return Q(*demands) if demands else None
 
 
-def count(state: str, wanted: Mapping[str, Any]) -> Capped:
-    """How many tasks of the list ``state`` are ``wanted``, as far as it is worth to look."""
+def counts(wanted: Mapping[str, Any]) -> dict[str, Capped]:
+    """Count the tasks of each of TABS that are ``wanted``: one statement."""
+    found = count_together({state.name: tally(state.name, wanted) for state in TABS})
+    return {state: counts["found"] for state, counts in found.items()}
+
+
+def tally(state: str, wanted: Mapping[str, Any] = NOTHING_WANTED) -> Tally:
+    """Return what counts the tasks of the list ``state`` that are ``wanted``, as "found"."""
     rows, search = _by_id(in_state(state), wanted), search_of(wanted)
-    order = STATES[state].order
-    if search is None:
-        return capped_count(rows, order=order)
-    return capped_search(rows, search, order=order)
-
-
-def counts(wanted: Mapping[str, Any], *, anew: bool) -> dict[str, Capped]:
-    """``count`` for each of TABS; unless ``anew``, some may be a little old: see
-    ``counts.Tallies``."""
-    return tallies.get({state.name: _tally(state.name, wanted) for state in TABS}, anew=anew)
-
-
-def count_in(state: str, *, anew: bool) -> Capped:
-    """How many tasks are in the list ``state``; unless ``anew``, as ``counts`` knows it."""
-    wanted = dict.fromkeys(FILTERS, "")
-    return tallies.get({state: _tally(state, wanted)}, anew=anew)[state]
-
-
-def _tally(state: str, wanted: Mapping[str, Any]) -> tuple[Hashable, Callable[[], Capped]]:
-    demanded = tuple(str(wanted[name] or "") for name in FILTERS)
-    return (state, demanded), lambda: count(state, wanted)
+    cap = COUNT_CAP if search is None else SEARCH_CAP
+    return Tally(rows.order_by(*STATES[state].order.by), {"found": search or Q()}, cap)
 
 
 def _by_id(rows: Any, wanted: Mapping[str, Any]) -> Any:

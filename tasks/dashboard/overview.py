@@ -5,22 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import connections, transaction
-from django.db.models import Count, Q
-from django.http import HttpRequest
+from django.db.models import Q
 
 from leasing.conf import leasing_settings
-from leasing.functions import DbNow, database_now
-from leasing.web.access import is_live, may
-from leasing.web.cache import SHARED_FOR, Kept
-from leasing.web.paging import COUNT_CAP, Capped, capped_count
+from leasing.functions import DbNow
+from leasing.web.cache import shared
+from leasing.web.counts import Tally, count_together
 from tasks.dashboard import listing, worker_rows
 from tasks.dashboard.badges import GENERATOR_SIGNS, SEVERITY_SIGNS
-from tasks.dashboard.charts import series
+from tasks.dashboard.charts import Chart, series
 from tasks.dashboard.health import SWEPT_WITHIN, Figures, assess
 from tasks.dashboard.line_chart import trimmed
 from tasks.dashboard.queue_rows import Queues, read_queues
@@ -38,52 +35,9 @@ SPANS: Final = {"10m": 600, "1h": 3_600, "6h": 21_600, "24h": 86_400}
 POINTS = 60
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """What the page shows to everybody, as of ``now``; ``failed`` could not be read."""
-
-    now: datetime
-    failed: list[str]
-    at_work: list[Worker]
-    members: list[worker_rows.Member]
-    queues: Queues | None
-    status: GeneratorStatus | None
-    figures: Figures
-    sampled: tuple[int, int | None] | None
-
-
-def read(request: HttpRequest, span: str) -> dict[str, Any]:
-    """The context of the page, with what the user of ``request`` may see. To a poll some of it
-    may be SHARED_FOR old; who opens the page sees it as it is."""
-    reading = snapshots.get(anew=not is_live(request))
-    seen = reading.value
-    queues, status = seen.queues, seen.status
-    may_see_workers = request.user.has_perm("leasing_tasks.view_worker")
-    health = assess(seen.figures, seen.failed)
-    return {
-        "now": seen.now + reading.age,
-        "failed": seen.failed,
-        "figures": seen.figures,
-        "health": health,
-        "health_sign": SEVERITY_SIGNS[health.severity],
-        "needs": [(need, SEVERITY_SIGNS[need.severity]) for need in health.needs],
-        "members": seen.members if may_see_workers else [],
-        "more_workers": len(seen.at_work) > WORKERS_SHOWN,
-        "queues": queues,
-        "lines": queues.lines[:QUEUES_SHOWN] if queues else [],
-        "sampled": seen.sampled,
-        "span": span,
-        "status": status,
-        "lease": status.lease if status else None,
-        "generator_sign": GENERATOR_SIGNS[status.status] if status else None,
-        "may_see_workers": may_see_workers,
-        "may_see_queues": request.user.has_perm("leasing_tasks.view_queue"),
-        "may_control": may(request, "leasing_tasks.control_generator"),
-    }
-
-
-def _snapshot(anew: bool) -> Snapshot:
-    now = database_now(leasing_settings.DATABASE)
+def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
+    """Return what the page shows to everybody, as of ``now``. Unless ``fresh``, the charts may
+    be what another poll read."""
     failed: list[str] = []
 
     def part(name: str, read_part: Callable[[], Any], otherwise: Any = None) -> Any:
@@ -96,17 +50,28 @@ def _snapshot(anew: bool) -> Snapshot:
             return otherwise
 
     workers: list[Worker] = part("workers", _workers, [])
-    queues = part("queues", lambda: read_queues(_present(workers), anew=anew))
+    queues = part("queues", lambda: read_queues(_present(workers)))
     status = part("generator", generator_status)
-    figures = part("tasks", lambda: _figures(queues, status, workers, now, anew=anew), Figures())
-    sampled = part("samples", lambda: _sampled(now))
+    figures = part("tasks", lambda: _figures(queues, status, workers, now), Figures())
     at_work = [worker for worker in workers if worker.role != WorkerRole.GENERATOR]
     members = part("workers’ tasks", lambda: worker_rows.with_tasks(at_work[:WORKERS_SHOWN]), [])
-    return Snapshot(now, failed, at_work, members, queues, status, figures, sampled)
-
-
-#: Of this process.
-snapshots = Kept(_snapshot, SHARED_FOR)
+    health = assess(figures, failed)
+    return {
+        "charts": part("charts", lambda: _charts(now, span, fresh=fresh)),
+        "failed": failed,
+        "figures": figures,
+        "health": health,
+        "health_sign": SEVERITY_SIGNS[health.severity],
+        "needs": [(need, SEVERITY_SIGNS[need.severity]) for need in health.needs],
+        "members": members,
+        "more_workers": len(at_work) > WORKERS_SHOWN,
+        "queues": queues,
+        "lines": queues.lines[:QUEUES_SHOWN] if queues else [],
+        "span": span,
+        "status": status,
+        "lease": status.lease if status else None,
+        "generator_sign": GENERATOR_SIGNS[status.status] if status else None,
+    }
 
 
 def _apart() -> Any:
@@ -130,24 +95,18 @@ def _present(workers: list[Worker]) -> list[Worker]:
     return [worker for worker in workers if worker_rows.state_of(worker) != WorkerState.GONE]
 
 
-def _sampled(now: datetime) -> tuple[int, int | None] | None:
-    """What tells whether the charts have changed: nothing where nobody samples."""
+def _charts(now: datetime, span: str, *, fresh: bool) -> list[Chart]:
+    """Return the charts up to the latest slot that is over: the one under way has no sample yet."""
     samples = Sample.objects.using(leasing_settings.DATABASE)
     latest = samples.order_by("-slot").values_list("slot", flat=True).first()
-    return None if latest is None else (int(now.timestamp()) // Sample.SLOT, latest)
-
-
-def read_charts(now: datetime, span: str) -> dict[str, Any]:
-    """What the page shows beside what ``read`` returns, as of ``now``."""
-    # Up to the latest slot that is over: the one under way has no sample yet.
     until = datetime.fromtimestamp(int(now.timestamp()) // Sample.SLOT * Sample.SLOT, now.tzinfo)
     begin = until - timedelta(seconds=SPANS[span])
-    try:
-        with _apart():
-            return {"charts": trimmed(series(begin, until, points=POINTS))}
-    except Exception:
-        log.page_failed(part="charts", exc_info=True)
-        return {"charts": None}
+    return shared(
+        ("charts", span, latest and until, latest),
+        lambda: trimmed(series(begin, until, points=POINTS)),
+        fresh=fresh,
+        seconds=6 * Sample.SLOT,
+    )
 
 
 def _figures(
@@ -155,20 +114,28 @@ def _figures(
     status: GeneratorStatus | None,
     workers: list[Worker],
     now: datetime,
-    *,
-    anew: bool,
 ) -> Figures:
-    running = _running()
     present = _present(workers)
     lines = queues.lines if queues else []
     schedules = Schedule.objects.using(leasing_settings.DATABASE).filter(
         paused_at=None, next_at__lt=DbNow() - Schedule.OVERDUE_AFTER
     )
+    too_long = Q(expires_at__lte=DbNow() - SWEPT_WITHIN)
+    counts = count_together(
+        {
+            "running": Tally(
+                Task.objects.home().running().order_by(),
+                {"all": Q(), "stuck": Q(lapse()), "overdue": too_long},
+            ),
+            "failed": listing.tally("failed"),
+            "schedules": Tally(schedules.order_by(), {"overdue": Q()}),
+        }
+    )
     return Figures(
-        running=running["running"],
-        stuck=running["stuck"],
-        failed=listing.count_in("failed", anew=anew),
-        overdue=running["overdue"],
+        running=counts["running"]["all"],
+        stuck=counts["running"]["stuck"],
+        failed=counts["failed"]["found"],
+        overdue=counts["running"]["overdue"],
         ready=queues.ready if queues else None,
         scheduled=queues.scheduled if queues else None,
         longest_wait=now - queues.due_since if queues and queues.due_since else None,
@@ -183,7 +150,7 @@ def _figures(
         sweepers=sum(worker.sweeps for worker in present),
         gone=[w.name for w in workers if worker_rows.state_of(w) == WorkerState.GONE],
         late=[w.name for w in workers if worker_rows.state_of(w) == WorkerState.LATE],
-        overdue_schedules=capped_count(schedules),
+        overdue_schedules=counts["schedules"]["overdue"],
         **_wish(status, now),
     )
 
@@ -193,18 +160,6 @@ def _lacks_relay(queue: str, present: list[Worker]) -> bool:
     roles = {worker.role for worker in present if queue in worker.queues}
     is_told = any(worker.role == WorkerRole.RELAY for worker in present)
     return roles == {WorkerRole.CELERY} and not is_told
-
-
-def _running() -> dict[str, Capped]:
-    """How many tasks run, how many of them are stuck, and how many have been for too long."""
-    rows = Task.objects.home().running()
-    too_long = Q(expires_at__lte=DbNow() - SWEPT_WITHIN)
-    seen = rows.order_by()[: COUNT_CAP + 1].aggregate(
-        running=Count("pk"),
-        stuck=Count("pk", filter=lapse()),
-        overdue=Count("pk", filter=too_long),
-    )
-    return {name: Capped(count) for name, count in seen.items()}
 
 
 def _wish(status: GeneratorStatus | None, now: datetime) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
@@ -28,13 +28,10 @@ class Standing:
     """The state of a schedule: its sign, the reason in a sentence, and the moments to come."""
 
     sign: Sign
-    why: str = ""
+    #: In words, some of which tell the time.
+    why: str = field(default="", compare=False)
     rule: str = ""
     upcoming: tuple[datetime, ...] = ()
-
-    def live_marks(self) -> object:
-        """What of it changes: ``why`` says it in words, some of which tell the time."""
-        return [self.sign, self.rule, self.upcoming]
 
 
 def standing_of(schedule: Schedule, now: datetime) -> Standing:

@@ -10,7 +10,8 @@ from urllib.parse import urlencode
 
 from django.http import QueryDict
 
-from leasing.web.paging import Cursor, page_of
+from leasing.web.cursors import Cursor
+from leasing.web.paging import page_of
 from tasks.dashboard import listing
 from tasks.dashboard.forms import TaskFilter
 

@@ -24,10 +24,24 @@ REMEMBERED = 20
 class Member:
     """A worker with the tasks that it holds."""
 
-    worker: Worker
+    worker: Worker = field(compare=False)
     tasks: list[Task]
     #: What a process of the same name held that is gone: nobody works on it.
     left: list[Task] = field(default_factory=list)
+    #: What is shown of the worker. Not how many seconds ago a live one was seen: a page that told
+    #: it would change with each sign of life.
+    shown: list[object] = field(init=False)
+
+    def __post_init__(self) -> None:
+        worker = self.worker
+        seen = None if self.is_live else worker.last_seen_at
+        shown = [worker.pk, worker.name, self.state, worker.pid, worker.started_at, seen]
+        shown += worker.queues, worker.concurrency, worker.stopped_at
+        object.__setattr__(self, "shown", shown)
+
+    @property
+    def state(self) -> str:
+        return state_of(self.worker)
 
     @property
     def first_tasks(self) -> list[Task]:
@@ -58,18 +72,7 @@ class Member:
 
     @property
     def is_live(self) -> bool:
-        return state_of(self.worker) == WorkerState.LIVE
-
-    def live_marks(self) -> object:
-        """What of it is shown. Of a live worker nobody wants to know how many seconds ago it was
-        seen, and a page that told it would change with each sign of life."""
-        seen = None if self.is_live else self.worker.last_seen_at
-        worker = self.worker
-        return [
-            (worker.pk, worker.name, state_of(worker), worker.pid, worker.started_at, seen),
-            (worker.queues, worker.concurrency, worker.stopped_at),
-            [(task.pk, task.expires_at) for task in (*self.tasks, *self.left)],
-        ]
+        return self.state == WorkerState.LIVE
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from django.db.models import Count
 from leasing.conf import leasing_settings
 from leasing.diagnosis.base import FLAPPING_WITHIN, FLAPS
 from leasing.functions import EPOCH, after, database_now
-from leasing.web.cache import SHARED_FOR, Kept
+from leasing.web.cache import shared
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker, WorkerRole, WorkerState
 from tasks.querysets import TaskStatus
 
@@ -62,12 +62,12 @@ class Surroundings:
         return worker is not None and getattr(worker, "state", "") == WorkerState.LIVE
 
 
-def look_around(tasks: Iterable[Task] = (), *, anew: bool = True) -> Surroundings:
+def look_around(tasks: Iterable[Task] = (), *, fresh: bool = True) -> Surroundings:
     """Read what ``diagnose`` needs to know beside ``tasks``: four queries, and a fifth when some
     of them were granted often. Of tasks that are not among them nobody can say whether they go
-    from worker to worker. Unless ``anew``, it may be as it was SHARED_FOR ago."""
+    from worker to worker. Unless ``fresh``, it may be as it was SHARED_FOR ago."""
     using = leasing_settings.DATABASE
-    around = everyone.get(anew=anew).value
+    around = shared("surroundings", _everyone, fresh=fresh)
     return replace(around, now=database_now(using), losses=_losses(tasks, using))
 
 
@@ -87,10 +87,6 @@ def _everyone() -> Surroundings:
         paused={queue.name: queue for queue in Queue.objects.using(using).paused()},
         by_key=dict(by_key),
     )
-
-
-#: What polls of this process share.
-everyone: Kept[Surroundings] = Kept(lambda anew: _everyone(), SHARED_FOR)
 
 
 def _losses(tasks: Iterable[Task], using: str) -> dict[int, list[str]]:

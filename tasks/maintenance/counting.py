@@ -20,7 +20,7 @@ from django.db.models import Count, Exists, F, Q, Subquery
 from leasing.db.questions import ask
 from leasing.functions import DbNow
 from leasing.models import EventKind, LeaseEvent
-from leasing.web.paging import COUNT_CAP
+from leasing.web.counts import COUNT_CAP
 from tasks.models import AttemptOutcome, Sample, Task, TaskAttempt, TaskStatus
 
 #: How many claims of a slot tell how long was waited.

@@ -20,7 +20,7 @@ class Sample(models.Model):
     queue = models.CharField(max_length=200)
     #: When its ten seconds begin: seconds since 1970 by the database's clock, a multiple of ten.
     slot = models.BigIntegerField()
-    # At the end of the slot, counted up to ``leasing.web.paging.COUNT_CAP``; null where nobody
+    # At the end of the slot, counted up to ``leasing.web.counts.COUNT_CAP``; null where nobody
     # looked.
     ready = models.PositiveIntegerField(null=True, default=None)
     scheduled = models.PositiveIntegerField(null=True, default=None)

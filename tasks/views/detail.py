@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from django import forms
@@ -13,9 +12,10 @@ from django.shortcuts import get_object_or_404
 
 from leasing.dashboard.forms import ForceReleaseForm
 from leasing.functions import database_now
-from leasing.web.access import may, page
+from leasing.web.access import is_live, may, page
+from leasing.web.cursors import InvalidCursor
 from leasing.web.masking import masked
-from leasing.web.paging import InvalidCursor, Page, page_of
+from leasing.web.paging import Page, page_of
 from leasing.web.polling import answer
 from leasing.web.timeline_chart import Drawing
 from tasks.dashboard import listing
@@ -65,6 +65,7 @@ def detail(
     form = PageFilter(request.GET)
     attempts = _attempts(form, task)
     context = {
+        **_diagnosed(task, fresh=not is_live(request)),
         "form": form,
         "task": task,
         "now": now,
@@ -76,15 +77,12 @@ def detail(
         "may_see_leases": request.user.has_perm("leasing.view_lease"),
         **_verbs(request, task, now, forms),
     }
-    status = 400 if form.errors else status
-    return answer(
-        request, "leasing_tasks/detail.html", context, status, shared=partial(_diagnosed, task)
-    )
+    return answer(request, "leasing_tasks/detail.html", context, status=status)
 
 
-def _diagnosed(task: Task, anew: bool) -> dict[str, Any]:
+def _diagnosed(task: Task, *, fresh: bool) -> dict[str, Any]:
     """What is the matter with ``task``."""
-    around = look_around([task], anew=anew)
+    around = look_around([task], fresh=fresh)
     found = diagnose(task, around.now, around)
     return {
         "diagnosis": found,

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
-from leasing.conf import leasing_settings
-from leasing.functions import database_now
 from leasing.web.access import is_live, page
 from leasing.web.export import export
-from leasing.web.paging import InvalidCursor, Page, chunks_of, glance_at, page_of
-from leasing.web.polling import answer
+from leasing.web.paging import chunks_of, page_of
+from leasing.web.polling import answer, read_list
 from tasks.dashboard import listing
 from tasks.dashboard.exports import TASKS
 from tasks.dashboard.forms import PageFilter, TaskFilter
 from tasks.dashboard.operator_actions import bulk_verbs
 from tasks.dashboard.selection import MOST, asked_for
 from tasks.diagnosis import diagnose, look_around
-from tasks.models import Task
 
 VIEW = "leasing_tasks.view_task"
 
@@ -29,38 +26,24 @@ VIEW = "leasing_tasks.view_task"
 def task_list(request: HttpRequest) -> HttpResponse:
     """Tasks by state, in the order in which that state is of interest."""
     form = TaskFilter(request.GET)
-    if not form.is_valid():
-        return _answer(
-            request, "leasing_tasks/list.html", {"form": form, "page": Page([]), "now": _now()}
-        )
-    wanted = form.cleaned_data
-    state = listing.STATES[wanted["state"]]
-    asked = asked_for(form.data)
-    context: dict[str, Any] = {
-        "form": form,
-        "now": _now(),
-        "state": state,
-        "filters": _filters(form),
-        "address": urlencode(asked),
-        "asked": asked,
-        "verbs": bulk_verbs(request, state.name),
-        "most": MOST,
-    }
 
-    def tabs(anew: bool) -> dict[str, Any]:
-        return {"tabs": _tabs(wanted, anew=anew)}
+    def read(now: datetime) -> dict[str, Any]:
+        wanted, asked = form.cleaned_data, asked_for(form.data)
+        state, search = listing.STATES[wanted["state"]], listing.search_of(wanted)
+        rows = listing.listed(state.name, wanted)
+        return {
+            "state": state,
+            "filters": _filters(form),
+            "address": urlencode(asked),
+            "asked": asked,
+            "most": MOST,
+            "page": page_of(rows, wanted["at"], order=state.order, search=search),
+        }
 
-    def rows() -> dict[str, Any]:
-        return {"page": _page(state, wanted)}
-
-    try:
-        if not is_live(request):
-            return _answer(request, "leasing_tasks/list.html", context | rows(), shared=tabs)
-        context["seen"] = _seen(state, wanted)
-    except InvalidCursor:
-        form.add_error("at", form.fields["at"].error_messages["invalid"])
-        return _answer(request, "leasing_tasks/list.html", context | {"page": Page([])})
-    return _answer(request, "leasing_tasks/list.html", context, shared=tabs, late=rows)
+    reading = read_list(request, form, read, lambda: {"tabs": _tabs(form.cleaned_data)})
+    verbs = bulk_verbs(request, form.cleaned_data["state"]) if reading else []
+    context = {"form": form, "verbs": verbs}
+    return answer(request, "leasing_tasks/list.html", context, reading)
 
 
 @page(VIEW)
@@ -68,7 +51,7 @@ def task_export(request: HttpRequest, form: str) -> HttpResponseBase:
     """The tasks of a list as a file, by the same filter and in the same order."""
     asked = TaskFilter(request.GET)
     if not asked.is_valid():
-        return _answer(request, "leasing_tasks/list.html", {"form": asked, "now": _now()})
+        return answer(request, "leasing_tasks/list.html", {"form": asked})
     wanted = asked.cleaned_data
     state = listing.STATES[wanted["state"]]
     rows = listing.exported(state.name, wanted, request.user)
@@ -80,33 +63,20 @@ def task_export(request: HttpRequest, form: str) -> HttpResponseBase:
 def stuck(request: HttpRequest) -> HttpResponse:
     """Tasks whose holder let a deadline pass: who, since when, what happens next."""
     form = PageFilter(request.GET)
-    rows: Page[Task] = Page([])
-    if form.is_valid():
-        try:
-            rows = page_of(listing.in_state("stuck").defer(*listing.LARGE), form.cleaned_data["at"])
-        except InvalidCursor:
-            form.add_error("at", form.fields["at"].error_messages["invalid"])
-    around = look_around(rows.rows)
-    diagnosed = [(task, diagnose(task, around.now, around)) for task in rows.rows]
-    context = {"form": form, "page": rows, "diagnosed": diagnosed, "now": around.now}
-    return _answer(request, "leasing_tasks/stuck.html", context)
+
+    def read(now: datetime) -> dict[str, Any]:
+        rows = page_of(listing.in_state("stuck").defer(*listing.LARGE), form.cleaned_data["at"])
+        around = look_around(rows.rows, fresh=not is_live(request))
+        diagnosed = [(task, diagnose(task, around.now, around)) for task in rows.rows]
+        return {"page": rows, "diagnosed": diagnosed}
+
+    return answer(
+        request, "leasing_tasks/stuck.html", {"form": form}, read_list(request, form, read)
+    )
 
 
-def _seen(state: listing.State, wanted: dict[str, Any]) -> object:
-    """What tells whether ``_page`` would bring another page than before. Raises InvalidCursor."""
-    rows = partial(listing.listed, state.name, wanted)
-    columns, search = listing.columns(state.name), listing.search_of(wanted)
-    key = None if wanted["q"] else (Task, state.name)
-    return glance_at(rows, columns, wanted["at"], state.order, search, key)
-
-
-def _page(state: listing.State, wanted: dict[str, Any]) -> Page[Task]:
-    rows, search = listing.listed(state.name, wanted), listing.search_of(wanted)
-    return page_of(rows, wanted["at"], order=state.order, search=search)
-
-
-def _tabs(wanted: dict[str, Any], *, anew: bool) -> list[dict[str, Any]]:
-    counts = listing.counts(wanted, anew=anew)
+def _tabs(wanted: dict[str, Any]) -> list[dict[str, Any]]:
+    counts = listing.counts(wanted)
     current = listing.STATES[wanted["state"]]
     return [
         {
@@ -133,14 +103,3 @@ def _filters(form: TaskFilter) -> list[dict[str, str]]:
         for name in listing.FILTERS
         if name in asked
     ]
-
-
-def _answer(
-    request: HttpRequest, template: str, context: dict[str, Any], **more: Any
-) -> HttpResponse:
-    status = 400 if context["form"].errors else 200
-    return answer(request, template, context, status, **more)
-
-
-def _now() -> Any:
-    return database_now(leasing_settings.DATABASE)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.http import HttpRequest, HttpResponse
 
-from leasing.web.access import page
-from leasing.web.polling import answer
+from leasing.web.access import is_live, may, page
+from leasing.web.polling import answer, shared_reading
 from tasks.dashboard import overview as overview_page
 from tasks.dashboard.forms import OverviewForm
 
@@ -17,12 +19,12 @@ def overview(request: HttpRequest) -> HttpResponse:
     """Is all well, what needs you, how it went lately, what waits, who works."""
     form = OverviewForm(request.GET)
     span = form.cleaned_data["span"] if form.is_valid() else OverviewForm.DEFAULT
-    context = overview_page.read(request, span) | {"form": form}
-    status = 400 if form.errors else 200
-    return answer(
-        request,
-        "leasing_tasks/overview.html",
-        context,
-        status,
-        late=lambda: overview_page.read_charts(context["now"], span),
-    )
+    fresh = not is_live(request)
+    reading = shared_reading(request, lambda now: overview_page.read(span, now, fresh=fresh))
+    context: dict[str, Any] = {
+        "form": form,
+        "may_see_workers": request.user.has_perm("leasing_tasks.view_worker"),
+        "may_see_queues": request.user.has_perm("leasing_tasks.view_queue"),
+        "may_control": may(request, "leasing_tasks.control_generator"),
+    }
+    return answer(request, "leasing_tasks/overview.html", context, reading)

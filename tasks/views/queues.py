@@ -9,12 +9,10 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
 from leasing import audit
-from leasing.conf import leasing_settings
-from leasing.functions import database_now
 from leasing.web.access import may, page, user_name, verb
-from leasing.web.polling import answer
+from leasing.web.polling import answer, shared_reading
 from tasks.dashboard.forms import PauseQueueForm, ResumeQueueForm
-from tasks.dashboard.queue_rows import shared_queues
+from tasks.dashboard.queue_rows import read_queues
 from tasks.exceptions import UnknownQueue
 from tasks.models import Queue
 
@@ -73,18 +71,14 @@ def resume(request: HttpRequest) -> HttpResponse:
 def _queues(
     request: HttpRequest, form: PauseQueueForm | None = None, status: int = 200
 ) -> HttpResponse:
+    reading = shared_reading(request, lambda now: {"queues": read_queues()})
     context: dict[str, Any] = {
         "form": form or PauseQueueForm(),
         "failed_queue": form.data.get("queue") if form else None,
         "may_pause": may(request, PAUSE),
         "may_see_tasks": request.user.has_perm("leasing_tasks.view_task"),
-        "now": database_now(leasing_settings.DATABASE),
     }
-
-    def seen(anew: bool) -> dict[str, Any]:
-        return {"queues": shared_queues.get(anew=anew).value}
-
-    return answer(request, "leasing_tasks/queues.html", context, status=status, shared=seen)
+    return answer(request, "leasing_tasks/queues.html", context, reading, status)
 
 
 def _said(request: HttpRequest, done: bool, said: str, otherwise: str) -> HttpResponse:

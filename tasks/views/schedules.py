@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from datetime import datetime
 from typing import Any
 
 from django.contrib import messages
@@ -10,11 +11,9 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 
 from leasing import audit
-from leasing.conf import leasing_settings
-from leasing.functions import database_now
 from leasing.web.access import may, page, user_name, verb
-from leasing.web.paging import InvalidCursor, Page, page_of
-from leasing.web.polling import answer
+from leasing.web.paging import page_of
+from leasing.web.polling import answer, read_list
 from tasks.dashboard.forms import PageFilter
 from tasks.dashboard.schedule_status import standing_of
 from tasks.exceptions import TaskError
@@ -35,24 +34,18 @@ NOTHING = {
 def schedule_list(request: HttpRequest) -> HttpResponse:
     """Schedules, the newest first: when each is due, and what became of its last moment."""
     form = PageFilter(request.GET)
-    shown: Page[Any] = Page([])
-    if form.is_valid():
-        try:
-            shown = page_of(_rows().with_last().defer("task_data"), form.cleaned_data["at"])
-        except InvalidCursor:
-            form.add_error("at", form.fields["at"].error_messages["invalid"])
-    now = database_now(leasing_settings.DATABASE)
+
+    def read(now: datetime) -> dict[str, Any]:
+        shown = page_of(_rows().with_last().defer("task_data"), form.cleaned_data["at"])
+        return {"page": shown, "schedules": [(each, standing_of(each, now)) for each in shown.rows]}
+
     context = {
         "form": form,
-        "page": shown,
-        "schedules": [(each, standing_of(each, now)) for each in shown.rows],
         "may_change": may(request, CHANGE),
         "may_see_tasks": request.user.has_perm("leasing_tasks.view_task"),
-        "now": now,
     }
-    return answer(
-        request, "leasing_tasks/schedules.html", context, status=400 if form.errors else 200
-    )
+    reading = read_list(request, form, read)
+    return answer(request, "leasing_tasks/schedules.html", context, reading)
 
 
 @verb(CHANGE)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 
 from leasing.conf import leasing_settings
-from leasing.functions import database_now
 from leasing.humanize import span
 from leasing.web.access import page
-from leasing.web.paging import InvalidCursor, Page, capped_count, page_of
-from leasing.web.polling import answer
+from leasing.web.counts import capped_count
+from leasing.web.paging import Page, page_of
+from leasing.web.polling import answer, read_list, shared_reading
 from tasks.dashboard import worker_rows
 from tasks.dashboard.badges import WORKER_SIGNS
 from tasks.dashboard.forms import WorkerFilter
@@ -35,51 +36,47 @@ NEXT = {
 def workers(request: HttpRequest) -> HttpResponse:
     """Workers, and what each of them does now."""
     form = WorkerFilter(request.GET)
-    shown: Page[Worker] = Page([])
-    tabs: list[dict[str, Any]] = []
-    if form.is_valid():
+
+    def read(now: datetime) -> dict[str, Any]:
         state = form.cleaned_data["state"]
-        try:
-            shown = page_of(_in_state(state), form.cleaned_data["at"])
-        except InvalidCursor:
-            form.add_error("at", form.fields["at"].error_messages["invalid"])
-        tabs = [_tab(value, label, value == state) for value, label in WorkerFilter.STATES]
+        shown = page_of(_in_state(state), form.cleaned_data["at"])
+        return {
+            "tabs": [_tab(value, label, value == state) for value, label in WorkerFilter.STATES],
+            "moved": shown.moved,
+            "page_links": Page((), shown.newer, shown.older, shown.moved),
+            "members": worker_rows.with_tasks(shown.rows),
+        }
+
     context = {
         "form": form,
-        "tabs": tabs,
-        "moved": shown.moved,
-        "page_links": Page((), shown.newer, shown.older, shown.moved),
-        "members": worker_rows.with_tasks(shown.rows),
         "seen_every": Worker.SEEN_EVERY,
         "late_after": Worker.LATE_AFTER,
         "gone_after": Worker.GONE_AFTER,
-        "now": database_now(leasing_settings.DATABASE),
     }
-    return answer(
-        request, "leasing_tasks/workers.html", context, status=400 if form.errors else 200
-    )
+    reading = read_list(request, form, read)
+    return answer(request, "leasing_tasks/workers.html", context, reading)
 
 
 @page(VIEW)
 def worker_detail(request: HttpRequest, pk: int) -> HttpResponse:
     """One worker: whether it lives, what it does now, what it did lately."""
     rows = Worker.objects.using(leasing_settings.DATABASE).with_state()
-    worker = get_object_or_404(rows, pk=pk)
-    (member,) = worker_rows.with_tasks([worker])
-    state = WorkerState(worker_rows.state_of(worker))
-    context = {
-        "member": member,
-        "worker": worker,
-        "state": state.value,
-        "sign": WORKER_SIGNS[state],
-        "next": NEXT[state],
-        "past": worker_rows.past_of(worker),
-        "looked_through": worker_rows.LOOKED_THROUGH,
-        "may_see_tasks": request.user.has_perm("leasing_tasks.view_task"),
-        "now": database_now(leasing_settings.DATABASE),
-    }
-    # The row itself changes with every sign of life; what the page shows of it is the member's.
-    return answer(request, "leasing_tasks/worker.html", context, unmarked=("worker",))
+
+    def read(now: datetime) -> dict[str, Any]:
+        worker = get_object_or_404(rows, pk=pk)
+        (member,) = worker_rows.with_tasks([worker])
+        state = WorkerState(member.state)
+        return {
+            "member": member,
+            "state": state.value,
+            "sign": WORKER_SIGNS[state],
+            "next": NEXT[state],
+            "past": worker_rows.past_of(worker),
+            "looked_through": worker_rows.LOOKED_THROUGH,
+        }
+
+    context = {"may_see_tasks": request.user.has_perm("leasing_tasks.view_task")}
+    return answer(request, "leasing_tasks/worker.html", context, shared_reading(request, read))
 
 
 def _in_state(state: str) -> Any:

@@ -114,7 +114,7 @@ def test_08_on_a_500_the_old_data_stays_with_its_age_and_recovers_alone(
     polls.now()
     rows = page.locator("tr[data-key]").count()
     with monkeypatch.context() as broken:
-        broken.setattr(polling, "etag_of", _fail)
+        broken.setattr(polling, "fingerprint", _fail)
         new = TaskFactory()
         polls.until(lambda: [a.status for a in polls.answers].count(500) >= 2)
         toast = page.locator("[data-toast]")

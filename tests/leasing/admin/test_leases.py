@@ -19,7 +19,7 @@ from leasing.admin.leases import REVOKE_LEASES
 from leasing.functions import database_now
 from leasing.models import AuditEntry, BeatEntry, EventKind, Lease, LeaseEvent, OnceKey
 from leasing.web import badges
-from leasing.web.paging import Capped
+from leasing.web.counts import Capped
 from tasks.models import Schedule, ScheduleSlot
 from tests.factories import LeaseFactory
 from tests.fixtures import client_with

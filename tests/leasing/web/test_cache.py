@@ -1,107 +1,84 @@
-"""What was read a moment ago, for all who ask for the same again."""
+"""Readings that polls share."""
 
 from __future__ import annotations
 
-import time
-from datetime import timedelta
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
+from django.core.cache.backends import base, locmem
 
 from leasing.web import cache
-from leasing.web.cache import Kept, Shelf
+from leasing.web.cache import shared
 
 
 @pytest.fixture
-def numbers(monkeypatch: pytest.MonkeyPatch) -> Kept[int]:
-    """Counts how often it was read, under a clock that stands at 100."""
-    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-    counter = iter(range(1, 100))
-    return Kept(lambda anew: next(counter), fresh_for=2.5)
+def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the clock of the cache, in which readings are shared as where it is served."""
+    monkeypatch.setattr(cache, "SHARED_FOR", 2.5)
+    clock = SimpleNamespace(now=100.0)
+    for module in (base, locmem):
+        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: clock.now))
+    return lambda now: setattr(clock, "now", now)
 
 
-def at(monkeypatch: pytest.MonkeyPatch, moment: float) -> None:
-    monkeypatch.setattr(time, "monotonic", lambda: moment)
-
-
-def test_what_is_fresh_is_read_once_and_says_its_age(
-    numbers: Kept[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert numbers.get().value == 1
-    at(monkeypatch, 102.0)
-    assert (numbers.get().value, numbers.get().age) == (1, timedelta(seconds=2))
-
-
-def test_what_is_stale_is_read_anew(numbers: Kept[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers.get()
-    at(monkeypatch, 102.5)
-    assert (numbers.get().value, numbers.get().age) == (2, timedelta(0))
-
-
-def test_who_wants_it_anew_gets_it_and_leaves_it_for_the_others(numbers: Kept[int]) -> None:
-    numbers.get()
-    assert numbers.get(anew=True).value == 2
-    assert numbers.get().value == 2
-
-
-def test_another_database_is_another_value(
-    numbers: Kept[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    numbers.get()
-    monkeypatch.setattr(cache, "leasing_settings", type("Settings", (), {"DATABASE": "elsewhere"}))
-    assert numbers.get().value == 2
-
-
-def test_what_cannot_be_read_leaves_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = iter([1])
-    broken = Kept(lambda anew: next(values), fresh_for=60.0)
-    broken.get()
-    with pytest.raises(StopIteration):
-        broken.get(anew=True)
-    assert broken.get().value == 1
-
-
-# Many
-
-
-class Reads:
-    """Names that were read, and how to read them from a shelf."""
+class Numbers:
+    """Counts how often it was read."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []
+        self.read = iter(range(1, 100)).__next__
 
-    def of(self, shelf: Shelf[str], names: str, *, anew: bool = False) -> str:
-        """What was read to get all of ``names`` from ``shelf``."""
-        self.names = []
-        wanted = {name: (name, lambda name=name: self._read(name)) for name in names}
-        assert "".join(shelf.get(wanted, anew=anew).values()) == names
-        return "".join(self.names)
-
-    def _read(self, name: str) -> str:
-        self.names.append(name)
-        return name
+    def get(self, key: object = "numbers", *, fresh: bool = False, **how: float) -> int:
+        return shared(key, self.read, fresh=fresh, **how)
 
 
-def test_of_many_the_stale_ones_are_read_in_turns_the_oldest_first(
+def test_a_reading_is_shared_for_a_moment(at: Callable[[float], None]) -> None:
+    numbers = Numbers()
+    assert numbers.get() == 1
+    at(102.0)
+    assert numbers.get() == 1
+    at(102.5)
+    assert numbers.get() == 2
+
+
+def test_a_reading_may_be_shared_for_longer(at: Callable[[float], None]) -> None:
+    numbers = Numbers()
+    numbers.get(seconds=10)
+    at(109.9)
+    assert numbers.get() == 1
+
+
+@pytest.mark.usefixtures("at")
+def test_a_fresh_reading_is_left_to_the_others() -> None:
+    numbers = Numbers()
+    numbers.get()
+    assert numbers.get(fresh=True) == numbers.get() == 2
+
+
+@pytest.mark.usefixtures("at")
+def test_other_keys_and_other_databases_have_readings_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shelf, reads = Shelf[str](lambda value: 60.0 if value == "x" else 2.5, at_once=2), Reads()
-    at(monkeypatch, 100.0)
-    assert reads.of(shelf, "cx") == "cx"
-    at(monkeypatch, 101.0)
-    assert reads.of(shelf, "abcdx") == "abd"
-    at(monkeypatch, 103.0)
-    assert reads.of(shelf, "abcdx") == "c"
-    at(monkeypatch, 104.0)
-    assert reads.of(shelf, "abcdx") == "ab"
-    assert reads.of(shelf, "abcdx") == "d"
-    assert reads.of(shelf, "abcdx") == ""
-    assert reads.of(shelf, "abcdx", anew=True) == "abcdx"
-    monkeypatch.setattr(cache, "leasing_settings", type("Settings", (), {"DATABASE": "elsewhere"}))
-    assert reads.of(shelf, "a") == "a"
+    numbers = Numbers()
+    assert [numbers.get(("a", "bc")), numbers.get(("ab", "c")), numbers.get(("a", "bc"))] == [
+        1,
+        2,
+        1,
+    ]
+    monkeypatch.setattr(cache, "leasing_settings", SimpleNamespace(DATABASE="elsewhere"))
+    assert numbers.get(("a", "bc")) == 3
 
 
-def test_a_shelf_has_room_for_what_was_read_last() -> None:
-    shelf, reads = Shelf[str](lambda value: 60.0, at_once=2, room=2), Reads()
-    reads.of(shelf, "abc")
-    assert reads.of(shelf, "bc") == ""
-    assert reads.of(shelf, "ab") == "a"
+@pytest.mark.usefixtures("at")
+def test_a_reading_that_fails_leaves_the_one_before() -> None:
+    numbers = Numbers()
+    numbers.get()
+    with pytest.raises(ZeroDivisionError):
+        shared("numbers", lambda: 1 // 0, fresh=True)
+    assert numbers.get() == 1
+
+
+@pytest.mark.usefixtures("at")
+def test_what_somebody_does_to_a_reading_is_not_shared() -> None:
+    shared("list", lambda: [1], fresh=False).append(2)
+    assert shared("list", lambda: [3], fresh=False) == [1]

@@ -10,6 +10,7 @@ import pytest
 from django.test import Client
 
 from leasing.web import paging
+from leasing.web.cursors import NEWEST_FIRST
 from tests.factories import LeaseFactory, TaskFactory
 from tests.fixtures import client_with
 from tests.pages import signed_in, user_with
@@ -39,7 +40,7 @@ def ids(client: Client, url: str) -> list[Any]:
 def test_an_export_has_what_the_filter_lets_by_in_its_order(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging.chunks_of, "__defaults__", (paging.NEWEST_FIRST, None, 2))
+    monkeypatch.setattr(paging.chunks_of, "__defaults__", (NEWEST_FIRST, None, 2))
     monkeypatch.setattr(paging, "REACH", 3)
     dead = [TaskFactory(state="dead", holder="dora").pk for _ in range(5)]
     TaskFactory(state="dead", holder="emil")

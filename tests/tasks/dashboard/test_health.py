@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from leasing.web.paging import Capped
+from leasing.web.counts import Capped
 from tasks.dashboard.health import PATIENCE, Figures, Health, assess
 
 NONE = Capped(0)

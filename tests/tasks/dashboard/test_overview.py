@@ -10,6 +10,7 @@ from django.test import Client
 
 from leasing.functions import DbNow, after, database_now
 from leasing.models import Lease
+from leasing.web import cache
 from tasks.dashboard import overview
 from tasks.dashboard.badges import GENERATOR_SIGNS, WORKER_SIGNS
 from tasks.generator import RESOURCE, start_generator, stop_generator
@@ -234,7 +235,7 @@ def test_the_charts_look_back_as_far_as_the_address_says(viewer: Client) -> None
 def test_polls_share_what_one_of_them_has_read(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview.snapshots, "fresh_for", 60.0)
+    monkeypatch.setattr(cache, "SHARED_FOR", 60.0)
     tag = viewer.get(OVERVIEW, headers={"X-Live": "1"}).headers["ETag"]
     get(viewer, OVERVIEW)  # from now on
     TaskFactory(state="dead")

@@ -10,7 +10,8 @@ import pytest
 from django.test import Client
 
 from leasing.functions import after, database_now
-from leasing.web import paging
+from leasing.web import keyset, paging
+from leasing.web.cursors import NEWEST_FIRST, Cursor
 from tasks.dashboard import listing
 from tasks.models import Task
 from tests.factories import TaskFactory
@@ -73,7 +74,7 @@ def test_pages_by_a_moment_show_every_task_once_though_many_have_the_same(
         column = "scheduled_at" if state == "waiting" else "processed_at"
         Task.objects.filter(pk=task.pk).update(**{column: moment - timedelta(seconds=number // 3)})
     everything = found(get(viewer, address(state=state)))
-    monkeypatch.setattr(paging.page_of, "__defaults__", (2, paging.NEWEST_FIRST, None))
+    monkeypatch.setattr(paging.page_of, "__defaults__", (2, NEWEST_FIRST, None))
     page = get(viewer, address(state=state))
     forth = [found(page)]
     while page.next:
@@ -89,7 +90,7 @@ def test_pages_by_a_moment_show_every_task_once_though_many_have_the_same(
 
 @pytest.mark.once
 def test_a_place_in_a_list_of_another_order_is_refused(viewer: Client) -> None:
-    cursor = paging.Cursor("leasing_tasks.task", "older", "9").encode()
+    cursor = Cursor("leasing_tasks.task", "older", "9").encode()
     assert get(viewer, address(at=cursor)).status == 200
     assert get(viewer, address(at=cursor, state="failed")).status == 400
 
@@ -97,7 +98,7 @@ def test_a_place_in_a_list_of_another_order_is_refused(viewer: Client) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("moment", ["", "yesterday", "2030-01-01", "9999-12-31T23:59:59.999999Z"])
 def test_a_place_at_no_moment_is_refused(viewer: Client, moment: str) -> None:
-    cursor = paging.Cursor("leasing_tasks.task", "older", "9", "processed_at", moment).encode()
+    cursor = Cursor("leasing_tasks.task", "older", "9", "processed_at", moment).encode()
     assert get(viewer, address(at=cursor, state="failed")).status == 400
 
 
@@ -161,6 +162,7 @@ def test_nonsense_in_a_filter_is_refused(viewer: Client, asked: dict[str, str]) 
 def test_a_search_looks_at_so_many_rows_and_goes_on(
     viewer: Client, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(keyset, "REACH", 4)
     monkeypatch.setattr(paging, "REACH", 4)
     handlers["rare"] = lambda ctx: None
     first, second = (TaskFactory(name="rare", data={}) for _ in range(2))
@@ -178,7 +180,7 @@ def test_a_search_looks_at_so_many_rows_and_goes_on(
 def test_a_search_by_a_moment_misses_nothing(
     viewer: Client, state: str, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "REACH", 2)
+    monkeypatch.setattr(keyset, "REACH", 2)
     handlers["rare"] = handlers["other"] = lambda ctx: None
     made = "ready" if state == "waiting" else "dead"
     rare = [
@@ -206,7 +208,7 @@ def test_a_search_shows_no_count_that_it_does_not_know(
         TaskFactory()
     page = get(viewer, address(q="sample"))
     assert (page.tabs[""], page.tabs["state=stuck"]) == ("4", "0")
-    monkeypatch.setattr(paging.capped_search, "__defaults__", (3, None))
+    monkeypatch.setattr(listing, "SEARCH_CAP", 3)
     page = get(viewer, address(q="sample"))
     assert (page.tabs[""], page.tabs["state=stuck"]) == ("", "0")
 
