@@ -13,8 +13,9 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from logging import DEBUG, WARNING
 
-from django.db import Error, close_old_connections, connections, transaction
+from django.db import Error, transaction
 from django.db.models import F
 
 from leasing import audit
@@ -24,18 +25,14 @@ from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbNow
 from leasing.hold import Hold
 from leasing.models import Lease, LeaseState
-from leasing.runtime.event_logger import get_logger
-from leasing.runtime.outage import Streak
+from leasing.runtime.services import Service, run_services
+from tasks.log import log
 from tasks.models import GeneratorWish, Task
 from tasks.sample import LONGEST, SHORTEST, SLEEP
 
-logger = get_logger("tasks.generator")
-
 RESOURCE = "leasing_tasks.generator"
 #: Seconds between looks of an instance that stands by, and at most between batches.
-TICK = 0.5
-#: Seconds between tries while the database is away.
-LONGEST_PAUSE = 15.0
+LOOK_EVERY = 0.5
 
 
 @dataclass(frozen=True)
@@ -152,47 +149,25 @@ class Generator:
 
     def run(self, stopping: threading.Event) -> None:
         """Stand by, or generate, until ``stopping``."""
-        failures = Streak(2 * TICK, LONGEST_PAUSE)
-        while not stopping.is_set():
-            try:
-                close_old_connections()
-                self._take_turn(stopping)
-                failures.succeeded()
-                pause = TICK
-            except Error as error:
-                pause = failures.failed(error)
-                connections.close_all()
-                logger.log(
-                    failures.level,
-                    "the database did not answer, again: %s",
-                    error,
-                    event="generator.failed",
-                    error=error,
-                )
-            stopping.wait(pause)
-        connections.close_all()
+        turns = Service(lambda: self._take_turn(stopping), log.generator_failed, survives=(Error,))
+        run_services([turns], stopping)
 
-    def _take_turn(self, stopping: threading.Event) -> None:
-        """Generate for as long as it is wished and the lease is held."""
+    def _take_turn(self, stopping: threading.Event) -> float:
+        """Generate for as long as it is wished and the lease is held. Returns the seconds until
+        the next turn."""
         if not GeneratorWish.objects.using(leasing_settings.DATABASE).filter(wanted=True).exists():
-            return
+            return LOOK_EVERY
         try:
             with Lease.objects.hold(RESOURCE, ttl=self.ttl, holder=self.name) as hold:
-                logger.info(
-                    "%s generates",
-                    hold.holder,
-                    event="generator.leads",
-                    resource=hold.resource,
-                    holder=hold.holder,
-                )
+                log.generator_leads(resource=hold.resource, holder=hold.holder)
                 self._generate(hold, stopping)
-        except LeaseHeld as held:
-            logger.debug("standing by: %s", held, event="generator.stands_by", reason=held)
-        except LeaseLost as loss:
-            logger.warning("standing by: %s", loss, event="generator.stands_by", reason=loss)
+        except (LeaseHeld, LeaseLost) as reason:
+            level = WARNING if isinstance(reason, LeaseLost) else DEBUG
+            log.generator_stands_by(level=level, reason=reason)
+        return LOOK_EVERY
 
     def _generate(self, hold: Hold, stopping: threading.Event) -> None:
-        interval = min(TICK, max(0.1, 1 / self.rate))
+        interval = min(LOOK_EVERY, max(0.1, 1 / self.rate))
         owed = 1.0
         while not stopping.is_set() and self.batch(hold, int(owed)):
             owed += interval * self.rate - int(owed)

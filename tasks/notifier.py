@@ -18,12 +18,11 @@ from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing.db.dialects import after_commit
-from leasing.db.notifications import Notes, can_listen, listening, notify_trial
+from leasing.db.notifications import Notes, listening, notify_trial
 from leasing.runtime.clock import clock
-from leasing.runtime.event_logger import get_logger
-from leasing.runtime.outage import Streak
-
-logger = get_logger("tasks.worker")
+from leasing.runtime.outage import LONGEST_PAUSE
+from leasing.runtime.services import Service
+from tasks.log import log
 
 CHANNEL = "leasing_tasks_bell"
 #: Seconds in which one notification is enough for a queue: so many a second does a process send
@@ -35,10 +34,9 @@ BESIDE = 0.6 * WINDOW
 #: Seconds after which a worker that was rung looks again.
 SECOND_LOOK = 1.2 * WINDOW
 #: Seconds a proof may take to arrive, and between looks whether the worker has ended.
-TICK = 1.0
+ARRIVAL = 1.0
 #: Seconds between proofs that notifications still arrive.
 PROOF_EVERY = 30.0
-LONGEST_PAUSE = 15.0
 
 #: Hears a message: "queue default", or "task 17" for one that was asked to cancel.
 Hear = Callable[[str], object]
@@ -85,13 +83,7 @@ class Ringer:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, message])
         except Error as error:  # the work is stored: a poll will find it
-            logger.warning(
-                "no worker could be told of %s: %s",
-                message,
-                error,
-                event="notifications.unsent",
-                error=error,
-            )
+            log.notifications_unsent(told=message, error=error)
 
     def is_due(self, using: str, queue: str, window: float = WINDOW) -> bool:
         """Whether ``queue`` may be rung, which it then counts as: it was not within ``window``
@@ -180,31 +172,27 @@ class Listener:
         #: Whether notifications are known to arrive: behind a pooler in transaction mode they
         #: do not.
         self.hears = False
+        #: How often in a row no proof has arrived.
+        self._deaf = 0
+        self._service = Service(self._listen, log.notifications_failed, expected=(Exception,))
 
-    def listen(self) -> None:
-        """Listen until ``ended``; return at once where there is nothing to listen to."""
-        failures, deaf = Streak(2 * TICK, LONGEST_PAUSE), 0
-        while can_listen(self.using) and not self._ended.is_set():
-            try:
-                deaf = 0 if self._listen_once(failures) else deaf + 1
-                pause = min(LONGEST_PAUSE, TICK * 2.0 ** min(deaf, 10))
-            except Exception as error:
-                pause = failures.failed(error)
-                logger.log(
-                    failures.level,
-                    "tasks are polled for, notifications are not heard: %s",
-                    error,
-                    event="notifications.failed",
-                    error=error,
-                )
+    def service(self) -> Service:
+        """Listens: each of its ticks lasts as long as the connection does its duty, so it needs a
+        thread of its own."""
+        return self._service
+
+    def _listen(self) -> float:
+        try:
+            has_heard = self._listen_once()
+        finally:
             self.hears = False
-            self._ended.wait(pause)
-        connections.close_all()
+        self._deaf = 0 if has_heard else self._deaf + 1
+        return min(LONGEST_PAUSE, ARRIVAL * 2.0 ** min(self._deaf, 10))
 
-    def _listen_once(self, failures: Streak) -> bool:
+    def _listen_once(self) -> bool:
         """Listen for as long as the connection does its duty. Whether it ever did."""
         with listening(self.using, CHANNEL) as raw, Notes(raw) as notes:
-            failures.succeeded()
+            self._service.failures.succeeded()
             # What came while nobody listened.
             self._hear("all")
             while self._prove(notes):
@@ -216,21 +204,18 @@ class Listener:
     def _prove(self, notes: Notes) -> bool:
         """Whether what is notified elsewhere is heard here."""
         trial = notify_trial(self.using, CHANNEL)
-        heard = self._take(notes, clock() + TICK, until=trial)
+        heard = self._take(notes, clock() + ARRIVAL, until=trial)
         if self.hears != heard:
             self.hears = heard
             self._hear("all")
         if not heard:
-            logger.warning(
-                "tasks are polled for: notifications do not arrive, as behind a pooler",
-                event="notifications.swallowed",
-            )
+            log.notifications_swallowed()
         return heard
 
     def _take(self, notes: Notes, deadline: float, until: str = "") -> bool:
         """Pass on what comes before ``deadline``; stop at the message ``until``, if it comes."""
         while (left := deadline - clock()) > 0 and not self._ended.is_set():
-            came = notes.within(min(TICK, left))
+            came = notes.within(min(ARRIVAL, left))
             for payload in came:
                 if not payload.startswith(" "):  # a trial, here or elsewhere
                     self._hear(payload)

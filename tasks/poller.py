@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from django.db import Error
 
 from leasing.conf import leasing_settings
+from leasing.db.notifications import can_listen
 from leasing.runtime.clock import clock
 from tasks.conf import task_settings
 from tasks.models import Task
 from tasks.notifier import SECOND_LOOK, Listener
 from tasks.querysets import TaskQuerySet
+from tasks.runtime.service_threads import ServiceThreads
 
 #: How many times as long a worker waits between polls while notifications arrive.
 WHILE_HEARING = 5.0
@@ -36,6 +38,11 @@ class Waking:
         #: Whether the worker waits for nothing but tasks; and when that was last seen to.
         self._rests = False
         self._seen_to_at = float("-inf")
+
+    def listen(self, threads: ServiceThreads) -> None:
+        """Hear notifications on a thread of their own, where there are any."""
+        if can_listen(self.listener.using):
+            threads.start("notifier", self.listener.service())
 
     @property
     def hears(self) -> bool:

@@ -23,6 +23,8 @@ AWAY = frozenset({"OperationalError", "InterfaceError", "ConnectionError", "Time
 
 #: In so many seconds all services have met an outage: the slowest looks about once a minute.
 TOGETHER = 90.0
+#: Seconds between tries: after the first failure, and at most.
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 
 
 class Outage:
@@ -104,8 +106,8 @@ class Streak:
 
     def __init__(
         self,
-        first: float,
-        longest: float,
+        first: float = FIRST_PAUSE,
+        longest: float = LONGEST_PAUSE,
         *,
         outage: Outage = outage,
         uniform: Callable[[float, float], float] | None = None,
@@ -114,7 +116,8 @@ class Streak:
         self._longest = longest
         self._outage = outage
         self._uniform = uniform
-        self._failures = 0
+        #: How many they are.
+        self.count = 0
         #: How loudly to tell of the latest failure.
         self.level = logging.WARNING
 
@@ -123,14 +126,14 @@ class Streak:
         do not come back together."""
         is_news = self._outage.failed(self, error)
         self.level = logging.WARNING if is_news else logging.DEBUG
-        bound = min(self._longest, self._first * 2.0 ** min(self._failures, 16))
-        self._failures += 1
+        bound = min(self._longest, self._first * 2.0 ** min(self.count, 16))
+        self.count += 1
         return max(self._first / 10, (self._uniform or random.uniform)(0.0, bound))
 
     def succeeded(self) -> None:
         """Note a success."""
-        if self._failures:
-            self._failures = 0
+        if self.count:
+            self.count = 0
             self._outage.succeeded(self)
 
 

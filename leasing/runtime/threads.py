@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from leasing.runtime.event_lines import log
 
-#: Seconds between looks whether threads go on.
-LOOK = 1.0
 #: How often a thread of this process had ended before its work had, by its name.
 replaced: Counter[str] = Counter()
 
@@ -26,20 +23,6 @@ def note_replaced(name: str) -> None:
     """Log and count that the thread called ``name`` had ended, and was started again."""
     replaced[name] += 1
     log.thread_replaced(thread_name=name)
-
-
-class Tended(Protocol):
-    """A thread, or threads, that somebody looks after."""
-
-    def tend(self) -> None:
-        """Start again what has ended before its work."""
-
-
-def look_after(tended: Sequence[Tended], ended: threading.Event) -> None:
-    """Start again whichever of ``tended`` has ended before its work, until ``ended``."""
-    while not ended.wait(LOOK):
-        for each in tended:
-            each.tend()
 
 
 class LastingThread:

@@ -4,19 +4,14 @@ and the row that shows it. Of a worker that forks none of it is in the processes
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import signals
 
-from leasing.runtime.callbacks import apart, patient_teller
-from leasing.runtime.threads import LastingThread, look_after
+if TYPE_CHECKING:
+    from tasks.runtime.service_threads import ServiceThreads
 
-_threads: list[LastingThread] = []
-_ended = threading.Event()
-#: Calls receivers of what these threads do.
-_teller = patient_teller()
-_name = ""
+_threads: list[ServiceThreads] = []
 
 
 def attend() -> None:
@@ -27,37 +22,23 @@ def attend() -> None:
 
 
 def _begin(sender: Any, **kwargs: Any) -> None:
-    global _name, _teller
     from tasks.celery import consuming
     from tasks.conf import task_settings
-    from tasks.maintenance import recovery, sampling, scheduler
+    from tasks.maintenance import services
     from tasks.models import WorkerRole
-    from tasks.worker.registration import keep_present
+    from tasks.runtime.service_threads import ServiceThreads
+    from tasks.worker.registration import Presence
 
     consuming.stopping.clear()
-    _ended.clear()
-    _name = sender.hostname
-    _teller = patient_teller()
     # It may also serve queues with tasks of Celery's own.
     served = [q.name for q in sender.task_consumer.queues if q.name in task_settings.QUEUES]
     concurrency = sender.controller.concurrency
-    _start("controller", lambda: recovery.run_until(_ended))
-    _start("scheduler", lambda: scheduler.run_until(_ended))
-    _start("sampler", lambda: sampling.run_until(_ended))
-    _start(
-        "presence",
-        lambda: keep_present(
-            _name, _ended, role=WorkerRole.CELERY, queues=served, concurrency=concurrency
-        ),
+    presence = Presence(
+        sender.hostname, role=WorkerRole.CELERY, queues=served, concurrency=concurrency
     )
-    _start("caretaker", lambda: look_after([_teller, *_threads], _ended))
-
-
-def _start(name: str, work: Callable[[], object]) -> None:
-    from tasks.runtime.connection import lasting_thread
-
-    with apart(_teller):
-        _threads.append(lasting_thread(name, work, _ended))
+    threads = ServiceThreads(threading.Event())
+    services.start(threads, presence.service())
+    _threads.append(threads)
 
 
 def _stop(**kwargs: Any) -> None:
@@ -67,13 +48,5 @@ def _stop(**kwargs: Any) -> None:
 
 
 def _end(**kwargs: Any) -> None:
-    from tasks.worker.registration import PRESENCE_PATIENCE, sign_off
-
-    if not _threads:
-        return
-    _ended.set()
-    for thread in _threads:
-        thread.join(PRESENCE_PATIENCE)  # a sign of life under way would undo the signing off
-    _threads.clear()
-    sign_off(_name)
-    _teller.stop(PRESENCE_PATIENCE)
+    while _threads:
+        _threads.pop().stop()

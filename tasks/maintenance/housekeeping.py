@@ -10,22 +10,20 @@ import random
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from functools import partial
 
-from django.db import Error, close_old_connections, connections
+from django.db import connections
 
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseError
 from leasing.idempotency import once
 from leasing.pruning import prune_audit
-from leasing.runtime.clock import clock
-from leasing.runtime.event_logger import get_logger
-from leasing.runtime.outage import Streak
+from leasing.runtime.services import Service
 from tasks.conf import Age, task_settings
+from tasks.log import log
+from tasks.maintenance import recovery
 from tasks.models import Task, TaskStatus
 from tasks.querysets import BULK_BATCH
-
-logger = get_logger("tasks.housekeeping")
 
 #: Seconds between two batches, in which others come to their turn.
 PAUSE = 0.1
@@ -81,74 +79,43 @@ def prune(
             stopping.wait(pause)
     if any(pruned.values()):
         said = ", ".join(f"{count} {state}" for state, count in pruned.items() if count)
-        logger.info("pruned: %s", said, event="tasks.pruned", pruned=said)
+        log.tasks_pruned(pruned=said)
     return pruned
 
 
-def run_until(stopping: threading.Event, examine: Callable[[], object]) -> None:
-    """Examine and prune in their time, or see that another does, until ``stopping``."""
-    # Workers that start together begin apart.
-    stopping.wait(task_settings.EXAMINE_EVERY * random.uniform(0.75, 1.0))
-    asked_at = float("-inf")
-    failures = Streak(task_settings.EXAMINE_EVERY, task_settings.EXAMINE_EVERY)
-    while not stopping.is_set():
-        _once(
-            "leasing_tasks:examine",
-            task_settings.EXAMINE_EVERY,
-            lambda: bool(examine()),
-            stopping,
-            failures,
-        )
+def services(stopping: threading.Event) -> list[Service]:
+    """Examine and prune in their time, or see that another process does. Pruning ends early, and
+    another goes on with it, when ``stopping`` is set."""
+
+    def prune_all() -> None:
+        prune(stopping=stopping)
+        prune_audit()
+
+    def tick_examining() -> float:
+        every = task_settings.EXAMINE_EVERY
+        _once("leasing_tasks:examine", every, lambda: bool(recovery.examine()))
+        return every * random.uniform(0.8, 1.0)
+
+    def tick_pruning() -> float:
         every = task_settings.PRUNE_EVERY
-        if every is not None and clock() - asked_at >= every / PRUNE_LOOKS:
-            asked_at = clock()
-            _once("leasing_tasks:prune", every, lambda: _prune_all(stopping), stopping, failures)
-        connections.close_all()  # or it would idle until the next time
-        stopping.wait(task_settings.EXAMINE_EVERY * random.uniform(0.8, 1.0))
+        if every is not None:
+            _once("leasing_tasks:prune", every, prune_all)
+        return max(task_settings.EXAMINE_EVERY, (every or 0) / PRUNE_LOOKS)
+
+    every, failed = task_settings.EXAMINE_EVERY, log.housekeeping_failed
+    # Workers that start together begin apart.
+    make = partial(Service, starts_in=every * random.uniform(0.75, 1.0), longest=every)
+    return [
+        make(tick_examining, partial(failed, duty="Examining tasks")),
+        make(tick_pruning, partial(failed, duty="Pruning")),
+    ]
 
 
-def _prune_all(stopping: threading.Event) -> None:
-    prune(stopping=stopping)
-    prune_audit()
-
-
-def _once(
-    key: str,
-    window: float,
-    work: Callable[[], Any],
-    stopping: threading.Event,
-    failures: Streak,
-) -> None:
+def _once(key: str, window: float, work: Callable[[], object]) -> None:
     """Do ``work`` unless it was done within the last ``window`` seconds, or is being done."""
-    if stopping.is_set():
-        return
     try:
-        close_old_connections()
         once(key, window, ttl=min(leasing_settings.TTL, window / 2), wait=0).run(work)
-        failures.succeeded()
     except (LeaseError, Stopped) as reason:
-        failures.succeeded()
-        logger.debug(
-            "%s is left to another: %s",
-            key,
-            reason,
-            event="housekeeping.left_to_another",
-            duty=key,
-            reason=reason,
-        )
-    except Error as error:
-        failures.failed(error)
-        connections.close_all()
-        logger.log(
-            failures.level,
-            "%s failed, and is tried again: %s",
-            key,
-            error,
-            event="housekeeping.failed",
-            duty=key,
-            error=error,
-        )
-    except Exception:
-        logger.exception(
-            "%s failed, and is tried again", key, event="housekeeping.failed", duty=key
-        )
+        log.housekeeping_left_to_another(duty=key, reason=reason)
+    finally:
+        connections.close_all()  # or it would idle until the next time

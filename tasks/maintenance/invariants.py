@@ -20,6 +20,7 @@ processes may repair at once, and a row that has become sound meanwhile is left 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from leasing.conf import leasing_settings
 from leasing.db.dialects import lock
 from leasing.db.questions import ask
 from leasing.functions import DbNow, after
+from leasing.runtime.clock import clock
 from tasks import signals
 from tasks.exceptions import TaskError
 from tasks.models import Schedule, Task, TaskStatus, UniqueFor, Worker, WorkerState
@@ -291,13 +293,14 @@ def is_anything_amiss() -> bool:
     return any(found.values())
 
 
-def in_batches(recover: Callable[[int], int]) -> int:
-    """Recover all there is, some at a time. Returns how many."""
+def in_batches(recover: Callable[[int], int], until: float = math.inf) -> int:
+    """Recover all there is, some at a time, or what can be ``until`` then by the holder's clock.
+    Returns how many."""
     total = 0
     while True:
         recovered = recover(SWEEP_BATCH)
         total += recovered
-        if recovered < SWEEP_BATCH:
+        if recovered < SWEEP_BATCH or clock() >= until:
             return total
 
 

@@ -15,20 +15,17 @@ examines at a time is to spare the database, and nothing depends on it.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from django.db import Error, close_old_connections, connections
-
-from leasing.runtime.event_logger import get_logger
-from leasing.runtime.outage import Streak
+from leasing.runtime.clock import clock
+from leasing.runtime.services import LONGEST_TICK, Service
 from tasks import signals
 from tasks.conf import task_settings
-from tasks.maintenance import housekeeping
+from tasks.log import log
 from tasks.maintenance.invariants import (
     CATALOGUE,
     NAMED,
@@ -39,12 +36,7 @@ from tasks.maintenance.invariants import (
     is_anything_amiss,
 )
 from tasks.models import Task
-from tasks.runtime.connection import HANDLERS_LIMIT, lasting_thread
 
-logger = get_logger("tasks.recovery")
-
-#: Seconds between sweeps while the database is away: the first, and at most.
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
 #: Seconds until the next sweep where there was something to recover: others may be at it.
 SHORT_PAUSE = 0.5
 #: By so many seconds at most do sweepers miss a deadline for which all of them wake up.
@@ -101,23 +93,28 @@ def _look_ahead(seconds: float) -> float | None:
 
 def sweep() -> int:
     """Recover every stuck or stalled task there is now. Returns how many."""
-    return _sweep()[0]
+    total, pause = 0, 0.0
+    while not pause:
+        recovered, pause = _sweep()
+        total += recovered
+    return total
 
 
 def _sweep(look_ahead: LookAhead | None = None) -> tuple[int, float]:
-    """Recover what there is. Returns how much, and in how many seconds to look again."""
+    """Recover some of what there is. Returns how much, and in how many seconds to look again: at
+    once while there is more."""
     pause = task_settings.SWEEP_EVERY * random.uniform(0.9, 1.0)
     lapse_in = (look_ahead or _look_ahead)(task_settings.SWEEP_EVERY)
     if lapse_in is None:
         return 0, pause
     if lapse_in:
         return 0, min(pause, lapse_in + random.uniform(0.0, SPREAD))
-    total = 0
+    total, until = 0, clock() + LONGEST_TICK
     for recover in (Task.objects.recover, Task.objects.recover_stalled):
-        recovered = in_batches(recover)
+        recovered = in_batches(recover, until)
         totals.repaired[Expired.kind] += recovered
         total += recovered
-    return total, min(pause, SHORT_PAUSE)
+    return total, min(pause, SHORT_PAUSE) if clock() < until else 0.0
 
 
 def examine(dry_run: bool = False) -> Report:
@@ -157,68 +154,26 @@ def _tell_suspects(ailment: Ailment, found: list[Any]) -> None:
         return
     totals.suspected[ailment.kind] += len(news)
     named = ", ".join(str(row) for row in news[:NAMED]) + (", ..." if news[NAMED:] else "")
-    logger.warning(
-        "%s, %s: %s",
-        ailment.kind,
-        ailment.what,
-        named,
-        event="recovery.suspected",
-        kind=ailment.kind,
-        found=len(news),
-        rows=named,
-    )
+    log.recovery_suspected(kind=ailment.kind, what=ailment.what, found=len(news), rows=named)
     for row in news:
         if isinstance(row, Task):
             signals.send(signals.suspected, row, kind=ailment.kind, what=ailment.what)
 
 
-def run_until(
-    stopping: threading.Event,
-    found: Callable[[], object] | None = None,
-    look_ahead: LookAhead | None = None,
-) -> None:
-    """Sweep and examine until ``stopping``, whatever happens between.
+def service(
+    found: Callable[[], object] = lambda: None, look_ahead: LookAhead | None = None
+) -> Service:
+    """Sweeps in every process that recovers.
 
     ``found`` is called after a sweep that recovered something. ``look_ahead`` asks what a sweep
     asks, and may ask more by the same statement; it is told when it will be called again.
     """
-    keeping = lasting_thread(
-        "housekeeping",
-        lambda: housekeeping.run_until(stopping, examine),
-        stopping,
-        limited_by=HANDLERS_LIMIT,  # it goes through whole tables
-    )
-    failures = Streak(FIRST_PAUSE, LONGEST_PAUSE)
-    while not stopping.is_set():
-        try:
-            keeping.tend()
-            close_old_connections()
-            recovered, pause = _sweep(look_ahead)
-            totals.succeeded_at = time.time()
-            if recovered and found is not None:
-                found()
-            failures.succeeded()
-        except Exception as error:
-            pause = failures.failed(error)
-            _complain(error, failures.level)
-        stopping.wait(pause)
-    connections.close_all()
 
+    def tick() -> float:
+        recovered, pause = _sweep(look_ahead)
+        totals.succeeded_at = time.time()
+        if recovered:
+            found()
+        return pause
 
-def _complain(error: Exception, level: int) -> None:
-    if isinstance(error, Error):
-        connections.close_all()
-        logger.log(
-            level,
-            "a sweep failed, and is tried again: %s",
-            error,
-            event="recovery.failed",
-            error=error,
-        )
-    else:
-        logger.error(
-            "a sweep failed, and is tried again",
-            event="recovery.failed",
-            exc_info=error,
-            error=error,
-        )
+    return Service(tick, log.recovery_failed)

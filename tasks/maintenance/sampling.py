@@ -14,12 +14,11 @@ Renewals alone leave no trace but the last: every worker adds those of its keepe
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Collection
 from datetime import timedelta
 from typing import Any, Final
 
-from django.db import Error, close_old_connections, connections
+from django.db import Error, connections
 from django.db.models import F, sql
 from django.db.models.constants import OnConflict
 
@@ -29,13 +28,11 @@ from leasing.functions import database_now
 from leasing.keeper import Keeper, keeper
 from leasing.models import Lease
 from leasing.runtime.clock import clock
-from leasing.runtime.event_logger import get_logger
-from leasing.runtime.outage import Streak
+from leasing.runtime.services import Service
 from tasks.conf import task_settings
+from tasks.log import log
 from tasks.maintenance.counting import RESOURCE, Outlook, Slot, count, depths
 from tasks.models import Queue, Sample
-
-logger = get_logger("tasks.sampling")
 
 #: Seconds after which another samples when the one who did is gone, and before the end of these
 #: for how many a turn renews them: every third turn does.
@@ -140,6 +137,23 @@ class Sampler:
         self._names: set[str] = set()
         self._turns = 0
 
+    def service(self) -> Service:
+        """Takes turns, and gives the lease back at its end."""
+        # Workers that start together begin apart.
+        starts_in = Sample.SLOT * random.uniform(0.1, 0.6)
+        return Service(self.tick, log.sampling_failed, close=self.end, starts_in=starts_in)
+
+    def tick(self) -> float:
+        """Take a turn, or leave it to another."""
+        if not task_settings.SAMPLES:
+            return Sample.SLOT
+        try:
+            return self.turn()
+        except LeaseError as reason:
+            self._term = None
+            log.sampling_left_to_another(reason=reason)
+            return Sample.SLOT * random.uniform(0.8, 1.0)
+
     def turn(self) -> float:
         """What is to be done of a slot. Returns for how many seconds there is nothing to do.
         Raises LeaseHeld, when another was faster; LeaseLost."""
@@ -163,57 +177,14 @@ class Sampler:
         since = outlook.now.timestamp() - LAG
         return max(0.0, Sample.SLOT - since % Sample.SLOT - (clock() - asked_at)) + LATE
 
-    def drop(self) -> None:
-        """The term is over, or nobody knows."""
-        self._term = None
-
     def end(self) -> None:
         """Let another sample at once."""
         term, self._term = self._term, None
-        if term is not None:
-            Lease.objects.home().release(term)
-
-
-def run_until(stopping: threading.Event) -> None:
-    """Sample whenever nobody else does, until ``stopping``, whatever happens between."""
-    sampler = Sampler()
-    # Workers that start together begin apart.
-    pause = Sample.SLOT * random.uniform(0.1, 0.6)
-    failures = Streak(Sample.SLOT, Sample.SLOT)
-    while not stopping.wait(pause) and task_settings.SAMPLES:
-        pause = Sample.SLOT * random.uniform(0.8, 1.0)
         try:
-            close_old_connections()
-            pause = sampler.turn()
-            failures.succeeded()
-        except LeaseError as reason:
-            failures.succeeded()
-            sampler.drop()
-            logger.debug(
-                "sampling is left to another: %s",
-                reason,
-                event="sampling.left_to_another",
-                reason=reason,
-            )
-        except Error as error:
-            pause = failures.failed(error)
-            connections.close_all()
-            logger.log(
-                failures.level,
-                "sampling failed, and is tried again: %s",
-                error,
-                event="sampling.failed",
-                error=error,
-            )
-        except Exception:
-            logger.exception("sampling failed, and is tried again", event="sampling.failed")
-    try:
-        sampler.end()
-    except (Error, LeaseError) as reason:
-        logger.debug(
-            "the lease of sampling is left to its end: %s", reason, event="sampling.left_to_its_end"
-        )
-    connections.close_all()
+            if term is not None:
+                Lease.objects.home().release(term)
+        except (Error, LeaseError) as reason:
+            log.sampling_left_to_its_end(reason=reason)
 
 
 def _store(rows: list[Sample], using: str) -> None:

@@ -9,30 +9,25 @@ only how long to sleep.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
-from django.db import Error, InterfaceError, OperationalError, close_old_connections, connections
+from django.db import InterfaceError, OperationalError
 from django.db.models import F
 
 from leasing.functions import DbNow
-from leasing.runtime.clock import clock
-from leasing.runtime.event_logger import get_logger
-from leasing.runtime.outage import Streak
+from leasing.runtime.services import Service
+from tasks.log import log
 from tasks.models import Schedule, ScheduleSlot
 from tasks.querysets.schedule import SLOT_BATCH
 from tasks.scheduling import declarations
-
-logger = get_logger("tasks.schedules")
 
 #: Seconds between two looks while nothing is due: how late a schedule is that was made in
 #: between, and is due at once.
 LOOK_EVERY = 15.0
 #: Seconds after which to look again at what was due, and others were at.
 PATIENCE = 1.0
-#: Seconds between two looks while the database is away: the first, and at most.
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0
 #: Seconds between two rounds of housekeeping.
 KEEP_HOUSE_EVERY = 1800.0
 #: What was last said of a schedule that cannot be served, by key.
@@ -62,51 +57,35 @@ def keep_house() -> int:
     return total
 
 
-def run_until(stopping: threading.Event, found: Callable[[], object] | None = None) -> None:
-    """Declare, then serve until ``stopping``, whatever happens between.
+def service(found: Callable[[], object] = lambda: None) -> Service:
+    """Stores what code declares, then serves. ``found`` is called when something was enqueued."""
+    is_declared = False
 
-    ``found`` is called when something was enqueued.
-    """
-    failures = Streak(FIRST_PAUSE, LONGEST_PAUSE)
-    declared = False
-    kept_at = clock()
-    while not stopping.is_set():
-        try:
-            close_old_connections()
-            if not declared:
-                declare_all()
-                declared = True
-            taken, pause = _look()
-            if taken and found is not None:
-                found()
-            if clock() - kept_at > KEEP_HOUSE_EVERY * random.uniform(0.8, 1.0):
-                kept_at = clock()
-                keep_house()
-            failures.succeeded()
-        except Exception as error:
-            pause = failures.failed(error)
-            _complain(error, failures.level)
-        stopping.wait(pause)
-    connections.close_all()
+    def tick() -> float:
+        nonlocal is_declared
+        if not is_declared:
+            declare_all()
+            is_declared = True
+        taken, pause = _look()
+        if taken:
+            found()
+        return pause
+
+    return Service(tick, log.schedules_failed)
 
 
-def _complain(error: Exception, level: int) -> None:
-    if isinstance(error, Error):
-        connections.close_all()
-        logger.log(
-            level,
-            "looking for what is due failed, and is tried again: %s",
-            error,
-            event="schedules.failed",
-            error=error,
-        )
-    else:
-        logger.error(
-            "looking for what is due failed, and is tried again",
-            event="schedules.failed",
-            exc_info=error,
-            error=error,
-        )
+def housekeeping() -> Service:
+    """Keeps house every half hour."""
+
+    def pause() -> float:
+        return KEEP_HOUSE_EVERY * random.uniform(0.8, 1.0)
+
+    def tick() -> float:
+        keep_house()
+        return pause()
+
+    failed = partial(log.housekeeping_failed, duty="Housekeeping of schedules")
+    return Service(tick, failed, starts_in=pause())
 
 
 def _look() -> tuple[int, float]:
@@ -141,14 +120,7 @@ def _serve(key: int, name: str) -> int:
         # It stays due, so this comes with every look; once said is enough.
         if _said.get(key) != str(error):
             _said[key] = str(error)
-            logger.error(
-                "schedule %s cannot be served: %s",
-                name,
-                error,
-                event="schedule.failed",
-                schedule=name,
-                error=error,
-            )
+            log.schedule_failed(schedule=name, error=error)
     else:
         _said.pop(key, None)
     return taken

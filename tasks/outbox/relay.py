@@ -22,34 +22,28 @@ from collections.abc import Container, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
-from django.db import Error, connections
+from django.db import Error
 
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.leader import Leader
 from leasing.runtime.clock import clock
-from leasing.runtime.event_logger import get_logger
-from leasing.runtime.outage import Streak
-from leasing.runtime.threads import LastingThread, look_after
+from leasing.runtime.services import Service
 from tasks.conf import task_settings
+from tasks.log import log
 from tasks.models import OutboxMessage, Task
 from tasks.notifier import ringer
 from tasks.outbox import RELAY
 from tasks.outbox.totals import totals
 from tasks.poller import Waking
 from tasks.querysets.outbox import BELL
-from tasks.runtime.connection import lasting_connection
+from tasks.runtime.service_threads import ServiceThreads
 from tasks.runtime.tracepoints import Send, points
-
-logger = get_logger("tasks.relay")
 
 #: How many messages are marked by one transaction.
 BATCH: Final = 100
 #: Seconds until the next look while more is ready than may be at the broker.
 SHORT_PAUSE: Final = 0.1
-#: Seconds between tries while the broker or the database is away: the first, and at most.
-FIRST_PAUSE: Final = 0.5
-LONGEST_PAUSE: Final = 15.0
 #: How many published messages are deleted after a look that found little to do.
 PRUNED: Final = 500
 #: Seconds until it looks again for such, once there are no more.
@@ -89,58 +83,50 @@ class Relay:
     def __init__(self, broker: Broker, *, ttl: float | None = None, name: str | None = None):
         self.broker = broker
         self.leader = Leader(RELAY, ttl=ttl, holder=name)
-        self._ended = threading.Event()
+        self.stopping = threading.Event()
         self._prune_at = 0.0
         queues = [*task_settings.CELERY_QUEUES, BELL]
-        self.waking = Waking(queues, self._ended, lambda key: None)
+        self.waking = Waking(queues, self.stopping, lambda key: None)
 
-    def run(self, stopping: threading.Event) -> None:
-        """Publish, or wait for the lease, until ``stopping``; then ``wake`` ends it at once."""
-        listening = LastingThread("bell", self.waking.listener.listen)
-        LastingThread("caretaker", lambda: look_after([listening], self._ended)).tend()
-        listening.tend()
+    def run(self, threads: ServiceThreads) -> None:
+        """Publish, or wait for the lease, until ``stop`` is called. ``threads`` end with it."""
+        self.waking.listen(threads)
         try:
-            with lasting_connection(stopping), ringer.heard_by(self.waking.hear):
-                for term in self.leader.terms(stopping):
-                    logger.info(
-                        "%s publishes", term.holder, event="relay.leads", holder=term.holder
-                    )
-                    self._lead(term, stopping)
+            with ringer.heard_by(self.waking.hear):
+                for term in self.leader.terms(self.stopping):
+                    log.relay_leads(holder=term.holder)
+                    self._lead(term)
         finally:
-            self._ended.set()
             self.broker.close()
-            connections.close_all()
 
-    def wake(self) -> None:
-        """Let it look now."""
+    def stop(self) -> None:
+        """Publish nothing more."""
+        self.stopping.set()
         self.waking.wake()
 
-    def _lead(self, term: Hold, stopping: threading.Event) -> None:
-        failures = Streak(FIRST_PAUSE, LONGEST_PAUSE)
-        while term.valid and not stopping.is_set():
-            self.waking.begin_look()
-            try:
-                pause = SHORT_PAUSE if self.look(term) else self.waking.pause()
-                failures.succeeded()
-                totals.succeeded_at = time.time()
-            except LeaseLost as loss:
-                logger.warning("publishing is left to another: %s", loss, event="relay.lost")
-                return
-            except (Error, BrokerAway) as error:
-                totals.failures += 1
-                pause = failures.failed(error)
-                logger.log(
-                    failures.level,
-                    "publishing goes on in %.1f s: %s",
-                    pause,
-                    error,
-                    event="relay.failed",
-                )
-                if isinstance(error, Error):
-                    connections.close_all()
-                stopping.wait(pause)  # what wakes it else is no reason to try sooner
-                continue
-            self.waking.wait(pause)
+    def _lead(self, term: Hold) -> None:
+        away = (Error, BrokerAway)
+        publishing = Service(
+            lambda: self._publish(term), log.relay_failed, expected=away, survives=away
+        )
+        try:
+            while term.valid and not self.stopping.is_set():
+                self.waking.begin_look()
+                pause = publishing.step()
+                # What else wakes it is no reason to try sooner.
+                wait = self.stopping.wait if publishing.is_failing else self.waking.wait
+                wait(pause)
+        except LeaseLost as loss:
+            log.relay_lost(reason=loss)
+
+    def _publish(self, term: Hold) -> float:
+        try:
+            has_more = self.look(term)
+        except (Error, BrokerAway):
+            totals.failures += 1
+            raise
+        totals.succeeded_at = time.time()
+        return SHORT_PAUSE if has_more else self.waking.pause()
 
     # One look
 
@@ -212,13 +198,7 @@ class Relay:
                 except Exception as error:
                     held.add(message.key)
                     totals.refused += 1
-                    logger.error(
-                        "message %s could not be sent, again: %s",
-                        message,
-                        error,
-                        event="message.failed",
-                        topic=message.topic,
-                    )
+                    log.message_failed(message_id=message.pk, topic=message.topic, error=error)
                     with term.still_mine():
                         OutboxMessage.objects.put_off(message, error)
                 else:

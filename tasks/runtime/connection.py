@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,8 +21,6 @@ from django.dispatch import receiver
 from leasing.conf import leasing_settings
 from leasing.db.answers import watch_answers, watch_raw
 from leasing.db.dialects import patience, use_private_connection
-from leasing.runtime.callbacks import apart, teller_here
-from leasing.runtime.threads import LastingThread
 from tasks.conf import task_settings
 
 #: Seconds for which a thread keeps a connection from task to task, and how long while none comes.
@@ -94,26 +92,6 @@ def lasting_connection(
     finally:
         connections[using].close()
         connections[using] = before
-
-
-def lasting_thread(
-    name: str,
-    work: Callable[[], object],
-    stopping: threading.Event = _never,
-    *,
-    limited_by: str = LIMIT,
-) -> LastingThread:
-    """A thread that has begun to ``work`` with a lasting connection, and keeps no process alive.
-    Who calls the receivers of what the calling thread does calls those of what it does."""
-    teller = teller_here()
-
-    def with_connection() -> None:
-        with lasting_connection(stopping, limited_by=limited_by), apart(teller):
-            work()
-
-    thread = LastingThread(name, with_connection)
-    thread.tend()
-    return thread
 
 
 _limiting = threading.Lock()

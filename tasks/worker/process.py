@@ -7,13 +7,12 @@
     settler        stores what came of them, many together (``settler``)
     keeper         renews all of them in one statement (``leasing.keeper``)
     timeouts       fails attempts that run too long (``timeouts``)
-    bell           wakes the main thread when something was enqueued (``bell``)
-    controller     recovers tasks whose holder is gone (``recovery``)
-    scheduler      enqueues what schedules say (``schedules``)
-    sampler        notes what the charts show, in one of all workers (``sampling``)
-    presence       keeps this worker's row up to date
-    caretaker      starts again whichever of these has ended, and gives back what it carried; the
-                   main thread looks after it
+    notifier       wakes the main thread when something was enqueued (``tasks.notifier``)
+    recovery       recovers tasks whose holder is gone, and keeps this worker's row up to date
+    scheduler      enqueues what schedules say, and notes what the charts show
+    housekeeping   examines and prunes, in one of all workers (``tasks.maintenance.services``)
+    watcher        starts again whichever of these has ended, and gives back what it carried; the
+                   others look after it (``tasks.runtime.service_threads``)
     receivers      call those who want to know of all this (``leasing.runtime.callbacks``)
 
 Asked to stop (SIGTERM, SIGINT) it claims nothing more and lets its tasks run on until a
@@ -27,19 +26,18 @@ that could store no result for long, though the database answers.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 
-from django.db import Error, close_old_connections, connections
+from django.db import Error, connections
 
-from leasing.db.answers import answers
 from leasing.keeper import keeper
-from leasing.runtime.callbacks import apart, patient_teller
+from leasing.runtime.callbacks import apart
 from leasing.runtime.clock import clock
-from leasing.runtime.outage import Streak
-from leasing.runtime.threads import LOOK, LastingThread
+from leasing.runtime.services import Service
 from leasing.validation.names import default_holder
 from tasks.conf import task_settings
 from tasks.execution.attempt import Execution
@@ -48,22 +46,19 @@ from tasks.execution.claimed_store import load
 from tasks.execution.outcomes import COMPLETE, Ending
 from tasks.execution.runner import STOPPED, time_out
 from tasks.log import log
-from tasks.maintenance import recovery, sampling, scheduler
+from tasks.maintenance import services
 from tasks.models import Queue, Task
 from tasks.notifier import ringer
 from tasks.poller import Waking
 from tasks.querysets.claimed import Taken
 from tasks.registry import Kind
-from tasks.runtime.connection import handlers_limited, lasting_connection, lasting_thread
+from tasks.runtime.connection import handlers_limited, lasting_connection
+from tasks.runtime.service_threads import PATIENCE, ServiceThreads
 from tasks.worker.executors import EMPTY_FOR, Opening, Places
 from tasks.worker.hand_back import give_back, give_back_all, give_up
-from tasks.worker.registration import PRESENCE_PATIENCE, keep_present, sign_off
+from tasks.worker.registration import Presence
 from tasks.worker.timeouts import Timekeeper
 
-#: Seconds between claims while the database is away.
-LONGEST_PAUSE = 15.0
-#: The threads that are waited for at the end.
-PRESENCE, SAMPLER = "presence", "sampler"
 #: Why tasks that were claimed ahead go back.
 WAITED = "it waited for a place in its worker"
 
@@ -118,50 +113,47 @@ class WorkerProcess:
         self._is_blocked = False
         #: Whether the latest claim found all it asked for: then more is ready.
         self._more = False
-        #: What goes on beside the tasks.
-        self._threads: list[LastingThread] = []
-        self._caretaker: LastingThread | None = None
+        #: Whether the end is reached.
+        self._is_finished = False
         self._timekeeper = Timekeeper(self._time_out)
+        failed = partial(log.worker_claim_failed, worker=self.name)
+        self._claiming = Service(self._look, failed, survives=(Error,))
+        self._threads = ServiceThreads(self._ended, self._timekeeper, self)
         self.waking = Waking(self.queues, self._ended, self._hurry)
         counts = {Kind.THREAD: threads, Kind.COROUTINE: coroutines, Kind.PROCESS: processes}
-        self._teller = patient_teller()
-        self.places = Places(counts, self.waking.wake, self._stored, chaos, self._teller)
+        self.places = Places(counts, self.waking.wake, self._stored, chaos, self._threads.callbacks)
 
     def run(self) -> None:
         """Work until ``stop`` is called, or the end is reached; then return when all is settled."""
-        with apart(self._teller):
-            self._start_threads()
+        self._start_threads()
         log.worker_started(worker=self.name, queues=", ".join(self.queues))
         ours = lasting_connection(self.stopping)
         hearing = ringer.heard_by(self.waking.hear)
-        with handlers_limited(), ours, apart(self._teller), hearing:
+        with handlers_limited(), ours, apart(self._threads.callbacks), hearing:
             try:
                 self._serve()
             finally:  # whatever ends it: what it has is not to be renewed for ever
                 self._wind_up()
 
     def _serve(self) -> None:
-        failures = Streak(2 * task_settings.POLL_EVERY, LONGEST_PAUSE)
         while not self.stopping.is_set():
             self.waking.begin_look()
-            try:
-                more = self._claim()
-                if not more and self._is_finished():
-                    break
-                pause = 0.0 if more else self._pause()
-                failures.succeeded()
-            except Error as error:
-                pause = failures.failed(error)
-                connections.close_all()
-                log.worker_claim_failed(
-                    level=failures.level, worker=self.name, pause_seconds=pause, error=error
-                )
+            pause = self._claiming.step()
+            if self._is_finished:
+                break
             if reason := self.places.stuck_reason:
                 log.worker_stuck(worker=self.name, reason=reason)
                 self.failed = True
                 self.stop()
             elif pause:
                 self.waking.rest(pause, self._is_idle)
+
+    def _look(self) -> float:
+        """Claim what there is room for. Returns the seconds until the next look."""
+        if self._claim():
+            return 0.0
+        self._is_finished = self._reaches_end()
+        return 0.0 if self._is_finished else self._pause()
 
     def stop(self) -> None:
         """Claim nothing more; a second call does not wait for running tasks either."""
@@ -187,13 +179,10 @@ class WorkerProcess:
     def _claim(self) -> bool:
         """Claim for the places that are free, and ahead of them. Whether there may be more to
         claim at once."""
-        close_old_connections()
         self._give_back_overdue()
         self.places.settler.take_over()
         more = emptied = self.places.saw_all = self._looked = False
-        if self._caretaker is not None:
-            self._caretaker.tend()
-        self._is_blocked = self.places.settler.is_full or self._teller.is_behind
+        self._is_blocked = self.places.settler.is_full or self._threads.callbacks.is_behind
         with suppress(RuntimeError):  # where nothing can be renewed it drains
             keeper.start()
         if not (keeper.draining or self._closing or self._is_blocked):
@@ -276,8 +265,6 @@ class WorkerProcess:
 
     def _is_idle(self) -> bool:
         """Whether there is nothing to be done but to wait for tasks."""
-        if self._caretaker is not None and not self._caretaker.is_alive():
-            return False  # the next look starts it again
         return self.until is Until.STOPPED and not (self.executions or self._closing)
 
     def _hurry(self, key: str) -> None:
@@ -286,7 +273,7 @@ class WorkerProcess:
             if str(execution.taken.id) == key:
                 keeper.hurry(execution.hold)
 
-    def _is_finished(self) -> bool:
+    def _reaches_end(self) -> bool:
         """Whether the end is reached, after a look that found no more."""
         if self.until is Until.STOPPED and not self._closing:
             return False
@@ -304,51 +291,28 @@ class WorkerProcess:
         return mine.running().exists() or mine.ready().exclude(queue__in=paused).exists()
 
     def _time_out(self, execution: Execution) -> None:
-        with apart(self._teller):
+        with apart(self._threads.callbacks):
             time_out(execution)
 
     # Threads
 
     def _start_threads(self) -> None:
-        duties: dict[str, Callable[[], object]] = {
-            "controller": lambda: recovery.run_until(
-                self._ended, self.waking.wake, self.waking.look_ahead
-            ),
-            "scheduler": lambda: scheduler.run_until(self._ended, self.waking.wake),
-            SAMPLER: lambda: sampling.run_until(self._ended),
-            PRESENCE: self._keep_present,
-        }
-        self._threads = [
-            lasting_thread("bell", self.waking.listener.listen),
-            *(lasting_thread(name, duty, self._ended) for name, duty in duties.items()),
-        ]
-        self._caretaker = lasting_thread("caretaker", self._look_after, self._ended)
+        presence = Presence(self.name, queues=self.queues, concurrency=self.places.concurrency)
+        self.waking.listen(self._threads)
+        services.start(
+            self._threads,
+            presence.service(),
+            found=self.waking.wake,
+            look_ahead=self.waking.look_ahead,
+        )
 
-    def _look_after(self) -> None:
-        """Start again whichever thread has ended before its work, and give back what it carried;
-        the main thread sees to it that this one goes on."""
-        while not self._ended.wait(LOOK):
-            try:
-                self._tend()
-            except Exception as error:
-                log.worker_tending_failed(worker=self.name, error=error, exc_info=True)
-                connections.close_all()
-
-    def _tend(self) -> None:
-        for thread in self._threads:
-            thread.tend()
-        self._timekeeper.tend()
-        self._teller.tend()
-        answers.tend()
+    def tend(self) -> None:
+        """Start again what has ended of that which carries tasks, and give back what it carried:
+        called by the watcher."""
         if given_up := self.places.tend():
             give_up(given_up)
             connections.close_all()
             self.waking.wake()
-
-    def _keep_present(self) -> None:
-        keep_present(
-            self.name, self._ended, queues=self.queues, concurrency=self.places.concurrency
-        )
 
     # Stopping
 
@@ -368,16 +332,11 @@ class WorkerProcess:
         self._timekeeper.close()
         self.places.close()
         self._ended.set()
-        for thread in self._threads:
-            # A sign of life that is under way would undo the signing off; and the sampler gives
-            # its lease back.
-            if thread.name in (PRESENCE, SAMPLER):
-                thread.join(PRESENCE_PATIENCE)
-        sign_off(self.name)
+        self._threads.join()
         # What its tasks left goes on no longer; what others in this process hold does.
         keeper.discard_many(each.hold for each in self.executions)
         keeper.rest()
-        self._teller.stop(PRESENCE_PATIENCE)
+        self._threads.callbacks.stop(PATIENCE)
         log.worker_stopped(worker=self.name)
 
 

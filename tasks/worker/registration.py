@@ -7,73 +7,64 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from django.db import Error, close_old_connections, connections
+from django.db import Error
 
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
 from leasing.runtime import probes
+from leasing.runtime.callbacks import apart
 from leasing.runtime.clock import clock
-from leasing.runtime.event_logger import get_logger
-from leasing.runtime.outage import Streak
-from leasing.runtime.threads import LastingThread, Tended, look_after
+from leasing.runtime.services import Service
 from tasks import registry
+from tasks.log import log
 from tasks.models import Worker
-from tasks.runtime.connection import lasting_thread
-
-logger = get_logger("tasks.worker")
-
-#: Seconds that an end waits for a sign of life under way, which would undo the signing off.
-PRESENCE_PATIENCE = 5.0
+from tasks.runtime.connection import lasting_connection
+from tasks.runtime.service_threads import ServiceThreads
 
 
-def keep_present(name: str, ended: threading.Event, **what: Any) -> None:
-    """Show signs of life of the worker called ``name``, with the ``what`` columns, until
-    ``ended``; then note that it has stopped, if the database is there."""
-    known = False
-    every = Worker.SEEN_EVERY.total_seconds()
-    failures = Streak(every / 2, every)
-    while not ended.is_set():
-        try:
-            close_old_connections()
-            known = (known and bool(Worker.objects.seen(name))) or _register(name, what)
-            if probes.comparing:
-                _compare_clocks()
-            failures.succeeded()
-            pause = every
-        except Error as error:
-            pause = failures.failed(error)
-            connections.close_all()
-            logger.log(
-                failures.level,
-                "the row of %s could not be kept up to date: %s",
-                name,
-                error,
-                event="worker.unseen",
-                worker=name,
-                error=error,
-            )
-        ended.wait(pause)
-    connections.close_all()
+class Presence:
+    """Keeps the row of the worker called ``name``, with the ``what`` columns, up to date."""
+
+    def __init__(self, name: str, **what: Any) -> None:
+        self._name = name
+        self._what = what
+        self._is_known = False
+
+    def service(self) -> Service:
+        """Shows signs of life, and at its end notes that the worker has stopped."""
+        return Service(
+            self._tick,
+            partial(log.worker_unseen, worker=self._name),
+            close=lambda: sign_off(self._name),
+            longest=Worker.SEEN_EVERY.total_seconds(),
+        )
+
+    def _tick(self) -> float:
+        if not (self._is_known and Worker.objects.seen(self._name)):
+            _register(self._name, self._what)
+        self._is_known = True
+        if probes.comparing:
+            _compare_clocks()
+        return Worker.SEEN_EVERY.total_seconds()
 
 
 @contextmanager
-def present_beside(
-    name: str, ended: threading.Event, role: str, *beside: Tended, **what: Any
-) -> Iterator[None]:
-    """A block in which the process called ``name`` is shown, which runs no tasks, and in which the
-    threads ``beside`` it go on; leaving it sets ``ended``."""
+def presented(
+    name: str, ended: threading.Event, role: str, **what: Any
+) -> Iterator[ServiceThreads]:
+    """A block in which the process called ``name`` is shown, which runs no tasks. Its thread has a
+    lasting connection, and receivers are called apart; leaving the block sets ``ended``."""
     what = {"queues": [], "handlers": [], "concurrency": 0, "sweeps": False, "role": role} | what
-    presence = lasting_thread("presence", lambda: keep_present(name, ended, **what), ended)
-    tended: list[Tended] = [presence, *beside]
-    LastingThread("caretaker", lambda: look_after(tended, ended)).tend()
+    threads = ServiceThreads(ended)
     try:
-        yield
+        with lasting_connection(ended), apart(threads.callbacks):
+            threads.start("presence", Presence(name, **what).service())
+            yield threads
     finally:
-        ended.set()
-        presence.join(PRESENCE_PATIENCE)
-        sign_off(name)
+        threads.stop()
 
 
 def _compare_clocks() -> None:
@@ -86,17 +77,10 @@ def sign_off(name: str) -> None:
     try:
         Worker.objects.sign_off(name)
     except Error as error:
-        logger.warning(
-            "%s could not sign off: %s",
-            name,
-            error,
-            event="worker.sign_off_failed",
-            worker=name,
-            error=error,
-        )
+        log.worker_sign_off_failed(worker=name, error=error)
 
 
-def _register(name: str, what: dict[str, Any]) -> bool:
+def _register(name: str, what: dict[str, Any]) -> None:
     Worker.objects.forget_gone()
     Worker.objects.register(
         name,
@@ -104,4 +88,3 @@ def _register(name: str, what: dict[str, Any]) -> bool:
         pid=os.getpid(),
         **{"handlers": registry.names()} | what,
     )
-    return True

@@ -12,5 +12,5 @@ from django.core.management import call_command  # noqa: E402
 
 from tasks import generator  # noqa: E402
 
-generator.TICK = 0.05
+generator.LOOK_EVERY = 0.05
 call_command("run_generator", *sys.argv[1:])  # without the checks of a command line

@@ -320,7 +320,7 @@ def generating(**options: Any) -> Iterator[threading.Event]:
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generator, "TICK", 0.02)
+    monkeypatch.setattr(generator, "LOOK_EVERY", 0.02)
 
 
 in_threads = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("_quick")]
@@ -456,14 +456,14 @@ def test_as_many_tasks_are_made_as_the_rate_says(
         return True
 
     monkeypatch.setattr(Generator, "batch", batch)
-    interval = min(generator.TICK, max(0.1, 1 / rate))
+    interval = min(generator.LOOK_EVERY, max(0.1, 1 / rate))
     beats = Beats(round(seconds / interval))
 
     Generator(rate=rate)._generate(beats, beats.stopping)  # type: ignore[arg-type]
 
     assert sum(beats.waits) == pytest.approx(seconds, rel=0.05)
     assert abs(sum(made) - expected) <= max(1, rate * interval)  # the last beat is not over
-    assert max(beats.waits) <= generator.TICK
+    assert max(beats.waits) <= generator.LOOK_EVERY
 
 
 @pytest.mark.once

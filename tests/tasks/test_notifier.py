@@ -15,12 +15,15 @@ from pytest_django import Settings
 from leasing.db.dialects import private_connection
 from leasing.functions import database_now
 from leasing.runtime.clock import system_clock
+from leasing.runtime.services import run_services
 from tasks import notifier
 from tasks.models import Task, TaskStatus
 from tasks.notifier import CHANNEL, Listener, ringer
+from tasks.runtime.service_threads import ServiceThreads
 from tasks.worker.process import WorkerProcess
 from tests.factories import TaskFactory
 from tests.leasing.support import FakeClock, expire
+from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, row_of
 from tests.tasks.workers import PATIENCE, working
@@ -142,7 +145,7 @@ def test_a_worker_that_is_rung_looks_again_when_the_window_is_over(
 ) -> None:
     settings.TASK_QUEUE = {"POLL_EVERY": 1000, "SWEEP_EVERY": 1000}
     monkeypatch.setattr(ringer, "is_due", lambda using, queue: False)
-    monkeypatch.setattr(Listener, "listen", lambda listener: None)
+    monkeypatch.setattr("tasks.poller.can_listen", lambda using: False)
     looks: list[float] = []
     with working() as worker:
         wait_for(lambda: worker.places.saw_all)
@@ -223,7 +226,7 @@ def test_a_notification_that_fails_loses_no_task(
         task = TaskFactory(name="jobs.echo")
 
     assert row_of(task)["status"] == TaskStatus.READY
-    assert "no worker could be told of queue default" in caplog.text
+    assert "notifications.unsent" in logged(caplog, told="queue default")
 
 
 class Listening:
@@ -233,7 +236,9 @@ class Listening:
         self.heard: list[str] = []
         self.ended = threading.Event()
         self.listener = Listener("default", self.heard.append, self.ended)
-        self.thread = threading.Thread(target=self.listener.listen)
+        self.thread = threading.Thread(
+            target=run_services, args=([self.listener.service()], self.ended)
+        )
         self.thread.start()
 
     def end(self) -> None:
@@ -244,7 +249,7 @@ class Listening:
 
 @pytest.fixture
 def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listening]:
-    monkeypatch.setattr(notifier, "TICK", 0.05)
+    monkeypatch.setattr(notifier, "ARRIVAL", 0.05)
     listening = Listening()
     yield listening
     listening.end()
@@ -263,7 +268,7 @@ def test_a_listener_hears_what_others_ring_and_heals(
             " WHERE query = 'LISTEN leasing_tasks_bell' AND pid <> pg_backend_pid()"
             " AND datname = current_database()"
         )
-    wait_for(lambda: "notifications are not heard" in caplog.text)
+    wait_for(lambda: "notifications.failed" in logged(caplog))
     # What came while nobody listened is looked for.
     wait_for(lambda: "all" in listening.heard)
     wait_for(lambda: listening.listener.hears)
@@ -272,21 +277,22 @@ def test_a_listener_hears_what_others_ring_and_heals(
 def test_a_listener_whose_notifications_do_not_arrive_says_so(
     on_postgresql: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(notifier, "TICK", 0.05)
+    monkeypatch.setattr(notifier, "ARRIVAL", 0.05)
     monkeypatch.setattr(Listener, "_take", lambda *args, **options: False)
     listening = Listening()
 
-    wait_for(lambda: "notifications do not arrive" in caplog.text)
+    wait_for(lambda: "notifications.swallowed" in logged(caplog))
     assert not listening.listener.hears
     listening.end()
 
 
-def test_where_there_are_no_notifications_nobody_listens() -> None:
+def test_where_there_are_no_notifications_nobody_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if connection.vendor == "postgresql":
         pytest.skip("there are")
-    listening = Listening()
-    listening.thread.join(PATIENCE)
-    assert not listening.thread.is_alive()
+    monkeypatch.setattr(ServiceThreads, "start", pytest.fail)
+    WorkerProcess().waking.listen(ServiceThreads(threading.Event()))
 
 
 def test_while_notifications_arrive_a_worker_polls_less_and_looks_ahead(

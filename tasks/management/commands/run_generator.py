@@ -14,9 +14,8 @@ from tasks.exceptions import UnknownQueue
 from tasks.generator import Generator, start_unless_asked
 from tasks.models import WorkerRole
 from tasks.querysets import check_queue
-from tasks.runtime.connection import lasting_connection
 from tasks.sample import LONGEST, SHORTEST
-from tasks.worker.registration import present_beside
+from tasks.worker.registration import presented
 
 
 class Command(BaseCommand):
@@ -55,8 +54,8 @@ class Command(BaseCommand):
             start_unless_asked()
         name = options["name"] or default_holder()
         stopping = threading.Event()
-        present = present_beside(name, stopping, WorkerRole.GENERATOR)
-        with on_stop_signal(stopping.set), lasting_connection(stopping), present:
+        present = presented(name, stopping, WorkerRole.GENERATOR)
+        with on_stop_signal(stopping.set), present:
             Generator(
                 rate=options["rate"],
                 shortest=options["shortest"],

@@ -8,13 +8,11 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from leasing.metrics import port
-from leasing.runtime.callbacks import apart, patient_teller
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import default_holder
-from tasks.maintenance import recovery, scheduler
+from tasks.maintenance import recovery, services
 from tasks.models import WorkerRole
-from tasks.runtime.connection import lasting_connection, lasting_thread
-from tasks.worker.registration import PRESENCE_PATIENCE, present_beside
+from tasks.worker.registration import presented
 
 
 class Command(BaseCommand):
@@ -38,13 +36,11 @@ class Command(BaseCommand):
         if options["dry_run"] or options["json"]:
             raise CommandError("--dry-run and --json go with --once.")
         port.serve(options)
-        stopping, teller = threading.Event(), patient_teller()
-        with on_stop_signal(stopping.set), lasting_connection(stopping), apart(teller):
-            beside = lasting_thread("scheduler", lambda: scheduler.run_until(stopping), stopping)
-            name = default_holder()
-            with present_beside(name, stopping, WorkerRole.RECOVERY, beside, teller, sweeps=True):
-                recovery.run_until(stopping)
-            teller.stop(PRESENCE_PATIENCE)
+        stopping = threading.Event()
+        present = presented(default_holder(), stopping, WorkerRole.RECOVERY, sweeps=True)
+        with on_stop_signal(stopping.set), present as threads:
+            services.start(threads, samples=False)
+            stopping.wait()
 
     def _print(self, report: recovery.Report, as_json: bool) -> None:
         if as_json:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from argparse import ArgumentParser
 from typing import Any
 
@@ -13,8 +12,7 @@ from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import default_holder
 from tasks.models import WorkerRole
 from tasks.outbox.relay import Relay
-from tasks.runtime.connection import lasting_connection
-from tasks.worker.registration import present_beside
+from tasks.worker.registration import presented
 
 
 class Command(BaseCommand):
@@ -42,12 +40,6 @@ class Command(BaseCommand):
         except (ImproperlyConfigured, InvalidResource, InvalidTTL) as error:
             raise CommandError(str(error)) from error
         port.serve(options)
-        stopping = threading.Event()
-
-        def stop() -> None:
-            stopping.set()
-            relay.wake()
-
-        present = present_beside(name, stopping, WorkerRole.RELAY)
-        with on_stop_signal(stop), lasting_connection(stopping), present:
-            relay.run(stopping)
+        present = presented(name, relay.stopping, WorkerRole.RELAY)
+        with on_stop_signal(relay.stop), present as threads:
+            relay.run(threads)

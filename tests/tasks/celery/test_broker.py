@@ -24,6 +24,7 @@ from tasks.celery.broker import CeleryBroker, Unroutable
 from tasks.models import OutboxMessage, Task
 from tasks.outbox import publish
 from tasks.outbox.relay import BrokerAway, Relay
+from tasks.runtime.service_threads import ServiceThreads
 from tests.brokers import Broker, free_ports
 from tests.conftest import Spawn
 from tests.processes import wait_for
@@ -182,10 +183,12 @@ def test_a_worker_behind_the_broker_runs_what_was_enqueued(
     app: Celery, broker: CeleryBroker
 ) -> None:
     connect(app, attend=False)
-    relay, stopping = Relay(broker, ttl=5, name="the relay"), threading.Event()
+    relay = Relay(broker, ttl=5, name="the relay")
 
     def publish_until_stopped() -> None:
-        relay.run(stopping)
+        threads = ServiceThreads(relay.stopping)
+        relay.run(threads)
+        threads.stop()
         connections.close_all()
 
     relaying = threading.Thread(target=publish_until_stopped)
@@ -195,8 +198,7 @@ def test_a_worker_behind_the_broker_runs_what_was_enqueued(
             enqueue(3)
             wait_for(lambda: Task.objects.succeeded().count() == 3)
     finally:
-        stopping.set()
-        relay.wake()
+        relay.stop()
         relaying.join()
 
     assert set(Task.objects.values_list("attempts", "grants")) == {(1, 1)}

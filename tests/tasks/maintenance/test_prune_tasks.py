@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from io import StringIO
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -16,12 +17,14 @@ from pytest_django import Settings
 
 from leasing.functions import DbNow, after
 from leasing.models import OnceKey
+from leasing.runtime import services
 from tasks.checks import settings as checks
 from tasks.maintenance import housekeeping
 from tasks.models import OutboxMessage, Schedule, ScheduleSlot, Task, TaskAttempt, TaskStep
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
-from tests.leasing.support import FakeClock, OtherSession
+from tests.leasing.support import OtherSession
+from tests.logs import logged
 from tests.press.models import Receipt
 from tests.tasks.support import Told
 
@@ -314,16 +317,22 @@ def test_settings_that_can_be_meant_are_not(given: dict[str, Any], settings: Set
 
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Callable[[int], int]:
-    """Runs the loop of a worker for so many rounds; how often it examined."""
+    """Lets a worker examine and prune so many times; how often it examined."""
     # The test's own connection is none of its business.
-    monkeypatch.setattr("tasks.maintenance.housekeeping.connections.close_all", lambda: None)
-    monkeypatch.setattr(housekeeping, "close_old_connections", lambda: None)
+    for module in (housekeeping, services):
+        monkeypatch.setattr(module, "connections", Mock())
+    monkeypatch.setattr(services, "close_old_connections", lambda: None)
     settings.TASK_QUEUE = {"EXAMINE_EVERY": 60}
+    examine = Mock()
+    monkeypatch.setattr("tasks.maintenance.recovery.examine", examine)
 
     def run(count: int) -> int:
-        examined: list[int] = []
-        housekeeping.run_until(Pauses(stop_after=1 + count), lambda: examined.append(1))
-        return len(examined)
+        before = examine.call_count
+        keeping = housekeeping.services(threading.Event())
+        for _ in range(count):
+            for each in keeping:
+                each.step()
+        return examine.call_count - before
 
     return run
 
@@ -339,23 +348,17 @@ def test_a_worker_examines_and_prunes_by_itself(rounds: Callable[[int], int]) ->
     }
 
 
+@pytest.mark.usefixtures("rounds")
 def test_whether_it_is_time_to_prune_is_asked_less_often_than_to_examine(
-    rounds: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+    settings: Settings,
 ) -> None:
-    own = FakeClock()
-    asked: list[str] = []
-    monkeypatch.setattr(housekeeping, "clock", own)
+    examining, pruning = housekeeping.services(threading.Event())
 
-    def note(key: str, window: float, *options: object) -> None:
-        asked.append(key)
-        own.advance(window if key == "leasing_tasks:examine" else 0)
-
-    monkeypatch.setattr(housekeeping, "_once", note)
-    rounds(22)
-
-    assert asked.count("leasing_tasks:examine") == 22
-    assert asked.count("leasing_tasks:prune") == 3  # 22 minutes, and every tenth
-    assert asked[1] == "leasing_tasks:prune"
+    assert 45 <= examining.starts_in == pruning.starts_in <= 60
+    assert 48 <= examining.step() <= 60
+    assert pruning.step() == 600
+    settings.TASK_QUEUE |= {"PRUNE_EVERY": 120}
+    assert pruning.step() == 60
 
 
 def test_what_one_did_no_other_does_until_its_time_comes(
@@ -398,7 +401,7 @@ def test_what_failed_is_tried_again(
     monkeypatch.setattr(housekeeping, "prune", prune)
 
     assert rounds(2) == 1
-    assert caplog.text.count("leasing_tasks:prune failed, and is tried again") == 1
+    assert logged(caplog, duty="Pruning") == ["housekeeping.failed"]
     assert outcomes == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,7 +11,6 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
-from leasing.exceptions import LeaseLost
 from leasing.functions import DbNow
 from leasing.keeper import Keeper
 from leasing.models import Lease
@@ -478,9 +476,8 @@ def test_another_samples_when_the_sampler_is_gone_and_it_hears_of_that(
     second.turn()
 
     assert second._term is not None
-    with pytest.raises(LeaseLost):
-        first.turn()
-    first.drop()
+    first.tick()
+    assert first._term is None
     assert len(queries(first.turn)) == 1
 
 
@@ -488,26 +485,42 @@ def test_another_samples_when_the_sampler_is_gone_and_it_hears_of_that(
 def test_one_of_all_samples_and_the_others_only_add_their_renewals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Sample, "SLOT", 0.001)
     done: list[str] = []
-    stopping = threading.Event()
 
     def note(what: str) -> int:
         done.append(what)
-        stopping.set()  # after this round
         return 0
 
     monkeypatch.setattr(sampling.Tally, "add", lambda tally: note("renewals"))
+    monkeypatch.setattr(sampling, "fill", lambda outlook, names: note("samples"))
+    sampler = Sampler()
     with Lease.objects.hold(RESOURCE, holder="another"):
-        sampling.run_until(stopping)
+        sampler.tick()
     assert done == ["renewals"]
 
-    monkeypatch.setattr(sampling.Tally, "add", lambda tally: 0)
-    monkeypatch.setattr(sampling, "fill", lambda outlook, names: note("samples"))
-    stopping.clear()
-    sampling.run_until(stopping)
-    assert done == ["renewals", "samples"]
+    sampler.tick()
+    sampler.end()
+    assert done == ["renewals", "renewals", "samples"]
     assert Lease.objects.get(resource=RESOURCE).released_at is not None
+
+
+def test_nobody_samples_where_the_settings_say_so(settings: Settings) -> None:
+    settings.TASK_QUEUE = {"SAMPLES": False}
+
+    assert queries(lambda: Sampler().tick()) == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_sampler_whose_lease_cannot_be_released_ends_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sampler = Sampler()
+    sampler.tick()
+    Lease.objects.filter(resource=RESOURCE).update(expires_at="2020-01-01T00:00Z")
+
+    sampler.end()
+
+    assert sampler._term is None
 
 
 def test_attempts_of_long_ago_are_not_looked_at(clock: Clock) -> None:

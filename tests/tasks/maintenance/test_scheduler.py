@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.core.management import call_command
@@ -27,6 +28,7 @@ from tasks.scheduling import declarations
 from tasks.scheduling import rules as moments_module
 from tasks.worker.process import WorkerProcess
 from tests.leasing.conftest import DatabaseClock
+from tests.logs import logged
 from tests.pages import queries
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, end_well, grant_to
@@ -221,9 +223,7 @@ def test_a_schedule_that_cannot_be_served_stops_no_other_and_is_told_of_once(
     assert scheduler.serve_due() == 0
 
     assert ScheduleSlot.objects.get().schedule == good
-    assert [record.message[:29] for record in caplog.records if record.levelname == "ERROR"] == [
-        "schedule bad cannot be served"
-    ]
+    assert logged(caplog, levelno=logging.ERROR, schedule="bad") == ["schedule.failed"]
 
 
 def test_an_idle_look_is_one_query_and_says_when_to_come_back(
@@ -519,71 +519,45 @@ def test_a_slot_is_unique_and_one_that_was_skipped_has_no_task() -> None:
 # The loop
 
 
-class Looks:
-    """Stands for the scheduler's looks; stops it after the last."""
-
-    def __init__(self, *outcomes: Any) -> None:
-        self.outcomes = list(outcomes)
-        self.stopping = threading.Event()
-
-    def __call__(self) -> tuple[int, float]:
-        outcome = self.outcomes.pop(0)
-        if not self.outcomes:
-            self.stopping.set()
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome, 0.0
-
-
-@pytest.fixture
-def calm(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long the scheduler would have paused; it does not, nor does it close connections."""
-    waited: list[float] = []
-
-    mine, wait = threading.current_thread(), threading.Event.wait
-
-    def note(event: threading.Event, timeout: float | None = None) -> bool:
-        if threading.current_thread() is not mine:  # of a worker's that has not quite ended
-            return wait(event, timeout)
-        waited.append(timeout or 0)
-        return event.is_set()
-
-    monkeypatch.setattr(threading.Event, "wait", note)
-    monkeypatch.setattr("tasks.maintenance.scheduler.random.uniform", lambda low, high: high)
-    monkeypatch.setattr(scheduler, "close_old_connections", lambda: None)
-    monkeypatch.setattr("tasks.maintenance.scheduler.connections.close_all", lambda: None)
-    return waited
-
-
+@pytest.mark.django_db(transaction=True)
 def test_the_scheduler_goes_on_whatever_happens(
-    calm: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     schedule("declared", "jobs.echo", every=60)
-    looks = Looks(1, OperationalError("gone"), ValueError("odd"), 0, 2)
-    monkeypatch.setattr(scheduler, "_look", looks)
+    outcomes = [(1, 0.0), OperationalError("gone"), ValueError("odd"), (0, 7.0), (2, 0.0)]
+    monkeypatch.setattr(scheduler, "_look", Mock(side_effect=outcomes))
     found: list[int] = []
+    serving = scheduler.service(lambda: found.append(1))
 
-    scheduler.run_until(looks.stopping, lambda: found.append(1))
+    pauses = [serving.step() for _ in outcomes]
 
     assert Schedule.objects.get().name == "declared"
     assert found == [1, 1]
-    assert calm == [0.0, 2.0, 4.0, 0.0, 0.0]
-    levels = [record.levelno for record in caplog.records if "looking" in record.message]
-    assert levels == [logging.WARNING, logging.ERROR]
+    assert [pauses[0], *pauses[3:]] == [0.0, 7.0, 0.0]
+    assert logged(caplog, levelno=logging.WARNING)[0] == "schedules.failed"
+    assert logged(caplog, levelno=logging.ERROR) == ["schedules.failed"]
 
 
-def test_the_scheduler_keeps_house_now_and_then(
-    calm: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = Looks(0, 0, 0)
-    monkeypatch.setattr(scheduler, "_look", looks)
-    times = iter([0.0, 1.0, scheduler.KEEP_HOUSE_EVERY + 1, scheduler.KEEP_HOUSE_EVERY + 1])
+@pytest.mark.django_db(transaction=True)
+def test_schedules_are_declared_until_that_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    declare_all = Mock(side_effect=[OperationalError("gone"), 1])
+    monkeypatch.setattr(scheduler, "declare_all", declare_all)
+    serving = scheduler.service()
+
+    pauses = [serving.step() for _ in range(3)]
+
+    assert pauses[1:] == [scheduler.LOOK_EVERY] * 2
+    assert declare_all.call_count == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_scheduler_keeps_house_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[int] = []
-    monkeypatch.setattr(scheduler, "clock", lambda: next(times, scheduler.KEEP_HOUSE_EVERY + 2))
     monkeypatch.setattr(scheduler, "keep_house", lambda: kept.append(1))
+    keeping = scheduler.housekeeping()
 
-    scheduler.run_until(looks.stopping)
-
+    for pause in (keeping.starts_in, keeping.step()):
+        assert 0.8 * scheduler.KEEP_HOUSE_EVERY <= pause <= scheduler.KEEP_HOUSE_EVERY
     assert kept == [1]
 
 
@@ -613,12 +587,19 @@ def test_recovery_that_runs_alone_serves_schedules_too(monkeypatch: pytest.Monke
     make(every=timedelta(hours=1))
     Schedule.objects.update(next_at=DbNow())
 
-    def recover(stopping: threading.Event) -> None:
-        wait_for(Task.objects.exists)
-        stopping.set()
+    @contextmanager
+    def on_stop_signal(stop: Callable[[], object]) -> Iterator[None]:
+        def stop_soon() -> None:
+            wait_for(Task.objects.exists)
+            connections.close_all()
+            stop()
 
-    monkeypatch.setattr(run_recovery, "on_stop_signal", lambda stop: nullcontext())
-    monkeypatch.setattr("tasks.maintenance.recovery.run_until", recover)
+        stopping = threading.Thread(target=stop_soon)
+        stopping.start()
+        yield
+        stopping.join()
+
+    monkeypatch.setattr(run_recovery, "on_stop_signal", on_stop_signal)
     call_command("run_recovery")
     assert ScheduleSlot.objects.count() == 1
 

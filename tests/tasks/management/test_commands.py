@@ -19,7 +19,7 @@ from tasks.execution.chaos import Chaos
 from tasks.generator import Generator
 from tasks.management.commands import run_generator, run_recovery, run_worker
 from tasks.models import GeneratorWish
-from tasks.worker import registration
+from tasks.runtime.service_threads import ServiceThreads
 from tests.processes import wait_for
 
 
@@ -46,8 +46,7 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_generator, "Generator", Noted)
     for module in (run_worker, run_generator, run_recovery):
         monkeypatch.setattr(module, "on_stop_signal", lambda stop: nullcontext())
-    monkeypatch.setattr(registration, "keep_present", lambda name, ended, **what: None)
-    monkeypatch.setattr(registration, "sign_off", lambda name: None)
+    monkeypatch.setattr(ServiceThreads, "start", lambda threads, name, *services: None)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_receivers_that_hang_hold_up_no_recovery(
     hanging: Hanging,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("leasing.runtime.threads.LOOK", 0.01)
+    monkeypatch.setattr("tasks.runtime.service_threads.LOOK", 0.01)
     connect(signals.recovered, hanging)
 
     with recovering(monkeypatch):
@@ -149,7 +149,7 @@ def test_receivers_that_hang_hold_up_no_recovery(
             wait_for(lambda: len(hanging.told) == 6, timeout=8)
         finally:
             hanging.let_go.set()
-    wait_for(lambda: not {each.name for each in threading.enumerate()} & {*DUTIES, "sampler"})
+    wait_for(lambda: not {each.name for each in threading.enumerate()} & DUTIES)
 
 
 def test_what_hears_of_an_end_and_hangs_holds_up_no_results(

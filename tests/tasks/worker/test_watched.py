@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from django.db import connection
@@ -18,20 +19,22 @@ from pytest_django import Settings
 from leasing.keeper import Keeper, keeper
 from leasing.runtime.callbacks import MOST
 from leasing.runtime.clock import clock
+from leasing.runtime.services import Service
 from leasing.runtime.threads import LastingThread, replaced, start_thread
 from leasing.store import Renewal
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.completer import Settler
-from tasks.maintenance import housekeeping, recovery
-from tasks.models import Task, TaskStatus, Worker, WorkerQuerySet, WorkerRole
+from tasks.maintenance import housekeeping, recovery, scheduler
+from tasks.models import Task, TaskStatus, Worker, WorkerQuerySet
 from tasks.registry import Kind
+from tasks.runtime import service_threads
+from tasks.runtime.service_threads import ServiceThreads
 from tasks.worker import coroutines, process
 from tasks.worker.coroutines import Coroutines
 from tasks.worker.executors import Places
 from tasks.worker.hand_back import abandoned
 from tasks.worker.process import WorkerProcess
-from tasks.worker.registration import present_beside
 from tasks.worker.timeouts import Timekeeper
 from tests.factories import TaskFactory
 from tests.logs import logged
@@ -48,7 +51,7 @@ pytestmark = [
 
 @pytest.fixture
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "LOOK", 0.02)
+    monkeypatch.setattr(service_threads, "LOOK", 0.02)
 
 
 def once(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, error: BaseException) -> None:
@@ -129,12 +132,14 @@ def test_a_loop_that_ends_goes_on_with_what_it_had(how: str, handlers: Handlers)
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        ("controller", (recovery, "_sweep")),
+        ("recovery", (recovery, "_sweep")),
         ("housekeeping", (housekeeping, "_once")),
-        ("presence", (WorkerQuerySet, "register")),
+        ("recovery", (WorkerQuerySet, "register")),
+        ("scheduler", (scheduler, "_look")),
+        ("watcher", (process.WorkerProcess, "tend")),
         ("task-results", (process.WorkerProcess, "_stored")),
     ],
-    ids=lambda each: each if isinstance(each, str) else "",
+    ids=lambda each: each if isinstance(each, str) else each[1],
 )
 def test_a_thread_of_a_worker_that_ends_is_started_again(
     name: str, where: tuple[Any, str], settings: Settings, monkeypatch: pytest.MonkeyPatch
@@ -151,27 +156,19 @@ def test_a_thread_of_a_worker_that_ends_is_started_again(
         wait_for(lambda: Worker.objects.filter(name=worker.name).exists())
 
 
-@pytest.mark.once
-def test_who_looks_after_threads_is_looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    count = replaced["caretaker"]
-    once(monkeypatch, WorkerProcess, "_tend", SystemExit())
-    with working():
-        wait_for(lambda: replaced["caretaker"] == count + 1)
-
-
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no notifications")
-def test_who_looks_after_threads_is_looked_after_while_there_is_nothing_to_do(
+def test_the_watcher_is_watched_while_there_is_nothing_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    count = replaced["caretaker"]
+    count = replaced["watcher"]
 
     def tend(worker: WorkerProcess) -> None:
-        if worker.waking._rests and replaced["caretaker"] == count:
+        if worker.waking._rests and replaced["watcher"] == count:
             raise SystemExit
 
-    monkeypatch.setattr(WorkerProcess, "_tend", tend)
+    monkeypatch.setattr(WorkerProcess, "tend", tend)
     with working():
-        wait_for(lambda: replaced["caretaker"] == count + 1, timeout=5)
+        wait_for(lambda: replaced["watcher"] == count + 1, timeout=5)
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="there is no network to SQLite")
@@ -192,7 +189,7 @@ def test_what_is_given_up_waits_no_longer_for_an_answer_than_the_engine_does(
     monkeypatch.setattr(process, "give_up", give_up)
     with working():
         assert asked.wait(PATIENCE)
-        wait_for(lambda: "worker.tending_failed" in logged(caplog))
+        wait_for(lambda: "thread.unwatched" in logged(caplog))
     assert "connection.cut_off" in logged(caplog, setting="TASK_QUEUE['ANSWER_TIMEOUT']")
 
 
@@ -420,19 +417,75 @@ def test_a_lasting_thread_that_two_tend_at_a_time_runs_once(
     assert started == ["work"]
 
 
-@pytest.mark.once
-def test_beside_a_process_that_runs_no_tasks_threads_go_on_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("leasing.runtime.threads.LOOK", 0.02)
-    went_on, over = threading.Event(), threading.Event()
-    steps: list[Callable[[], object]] = [lambda: _raise(SystemExit()), went_on.set]
-    beside = LastingThread("beside", lambda: steps.pop(0)())
-    once(monkeypatch, Worker.objects, "register", SystemExit())
+class Ends:
+    """Is watched, and raises what it was given, one after the other."""
 
-    with present_beside("relay", over, WorkerRole.RELAY, beside):
-        assert went_on.wait(PATIENCE)
-        wait_for(lambda: Worker.objects.filter(name="relay").exists())
+    def __init__(self, *errors: BaseException) -> None:
+        self.errors = list(errors)
+        self.was_watched = threading.Event()
+
+    def tend(self) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.was_watched.set()
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[..., ServiceThreads]]:
+    """Makes threads for services, which end with the test."""
+    made: list[ServiceThreads] = []
+
+    def make(*watched: Any) -> ServiceThreads:
+        made.append(ServiceThreads(threading.Event(), *watched))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+def ticks(*errors: BaseException) -> Service:
+    """Raises ``errors`` first."""
+    left = list(errors)
+
+    def tick() -> float:
+        if left:
+            raise left.pop(0)
+        return 0.02
+
+    return Service(tick, Mock())
+
+
+@pytest.mark.once
+def test_a_thread_that_ends_is_started_again_in_any_process(
+    threads: Callable[..., ServiceThreads],
+) -> None:
+    count = replaced["work"]
+    threads().start("work", ticks(SystemExit(), SystemExit()))
+
+    wait_for(lambda: replaced["work"] == count + 2)
+
+
+@pytest.mark.once
+def test_the_watcher_is_watched_in_any_process(threads: Callable[..., ServiceThreads]) -> None:
+    count, ends = replaced["watcher"], Ends(SystemExit(), SystemExit())
+    threads(ends).start("work", ticks())
+
+    assert ends.was_watched.wait(PATIENCE)
+    wait_for(lambda: replaced["watcher"] == count + 2)
+
+
+@pytest.mark.once
+def test_what_cannot_be_watched_keeps_nothing_else_from_being(
+    threads: Callable[..., ServiceThreads], caplog: pytest.LogCaptureFixture
+) -> None:
+    count, fails, ends = replaced["work"], Ends(ValueError("odd"), MemoryError()), Ends()
+    threads(fails, ends).start("work", ticks(SystemExit()))
+
+    wait_for(lambda: replaced["work"] == count + 1)
+    assert ends.was_watched.wait(PATIENCE)
+    assert fails.was_watched.wait(PATIENCE)
+    assert "thread.unwatched" in logged(caplog, error="odd")
 
 
 def _raise(error: BaseException) -> None:

@@ -1,0 +1,103 @@
+"""Services: what a process does again and again, beside its work or as its work.
+
+A service *ticks*: it does a little, and says in how many seconds it is to tick again. Services that
+share a thread, and with it a connection, take turns, so a tick lasts about a second at most: longer
+work is cut into ticks, or has a thread of its own. What fails is tried again after a pause (see
+``leasing.runtime.outage``), and neither ends the service nor holds up the others of its thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from django.db import Error, close_old_connections, connections
+
+from leasing.runtime.clock import system_clock
+from leasing.runtime.outage import LONGEST_PAUSE, Streak
+
+#: Seconds after which a tick that has more to do leaves it to the next.
+LONGEST_TICK = 1.0
+
+
+class Service:
+    """Calls ``tick`` again and again.
+
+    Args:
+        tick: returns the seconds until it is to be called again.
+        failed: the event that logs a failure.
+        close: called once after the last tick; it logs its own failures.
+        starts_in: seconds until the first tick.
+        longest: seconds between tries at most, when it fails again and again.
+        expected: errors that are no bugs. They are logged as part of an outage; others with a
+            traceback, each time.
+        survives: errors after which it is tried again; others are raised.
+    """
+
+    def __init__(
+        self,
+        tick: Callable[[], float],
+        failed: Callable[..., object],
+        *,
+        close: Callable[[], object] | None = None,
+        starts_in: float = 0.0,
+        longest: float = LONGEST_PAUSE,
+        expected: tuple[type[Exception], ...] = (Error,),
+        survives: tuple[type[Exception], ...] = (Exception,),
+    ) -> None:
+        self.close = close
+        self.starts_in = starts_in
+        self.failures = Streak(longest=longest)
+        self._tick = tick
+        self._failed = failed
+        self._expected, self._survives = expected, survives
+
+    def step(self) -> float:
+        """Tick once. Returns the seconds until the next tick."""
+        try:
+            close_old_connections()
+            pause = self._tick()
+        except self._survives as error:
+            return self._fail(error)
+        self.failures.succeeded()
+        return pause
+
+    @property
+    def is_failing(self) -> bool:
+        """Return True if the latest tick failed."""
+        return self.failures.count > 0
+
+    def _fail(self, error: Exception) -> float:
+        pause = self.failures.failed(error)
+        if isinstance(error, Error):
+            connections.close_all()
+        is_expected = isinstance(error, self._expected)
+        self._failed(
+            level=self.failures.level if is_expected else logging.ERROR,
+            pause_seconds=pause,
+            error=error,
+            exc_info=None if is_expected else error,
+        )
+        return pause
+
+
+def run_services(
+    services: Sequence[Service],
+    ended: threading.Event,
+    after_each: Callable[[], object] = lambda: None,
+) -> None:
+    """Tick each of ``services`` when it is due, whichever is so first, until ``ended``; then close
+    them. ``after_each`` is called after every tick."""
+    now = system_clock()
+    due_at = {service: now + service.starts_in for service in services}
+    while not ended.is_set():
+        service = min(services, key=due_at.__getitem__)
+        if ended.wait(max(0.0, due_at[service] - system_clock())):
+            break
+        due_at[service] = service.step() + system_clock()
+        after_each()
+    for service in services:
+        if service.close is not None:
+            service.close()
+    connections.close_all()

@@ -1,0 +1,95 @@
+"""The threads of a process that its services share, and one that watches over all of them.
+
+    services   tick on threads of their own, with a lasting connection each
+    watcher    looks once a second, and starts again whichever of these has ended, and whatever
+               else of the process it was given to watch
+    any        looks after the watcher after each tick, so that none is unwatched
+
+Receivers of users are called by ``callbacks``, so one that hangs holds up no service.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from leasing.db.answers import answers
+from leasing.runtime.callbacks import apart, patient_teller
+from leasing.runtime.clock import clock
+from leasing.runtime.services import Service, run_services
+from leasing.runtime.threads import LastingThread
+from tasks.log import log
+from tasks.runtime.connection import LIMIT, lasting_connection
+
+#: Seconds between two looks of the watcher.
+LOOK = 1.0
+#: Seconds that ``stop`` waits for what services have to do at their end.
+PATIENCE = 5.0
+
+
+class Watched(Protocol):
+    """A thread, or threads, that can end before their work."""
+
+    def tend(self) -> None:
+        """Start again what has ended before its work."""
+
+
+class ServiceThreads:
+    """Runs services until ``ended``; ``watched`` is watched along with their threads."""
+
+    def __init__(self, ended: threading.Event, *watched: Watched) -> None:
+        self.ended = ended
+        self.callbacks = patient_teller()
+        self._threads: list[LastingThread] = []
+        self._closing: list[LastingThread] = []
+        all_watched: list[Watched] = [self, self.callbacks, answers, *watched]
+        watching = [self._watching(each) for each in all_watched]
+        self._watcher = self._thread("watcher", watching, limited_by=LIMIT)
+
+    def start(self, name: str, *services: Service, limited_by: str = LIMIT) -> None:
+        """Run ``services`` on a thread called ``name``, whose connection is cut off as the
+        setting ``limited_by`` says."""
+        thread = self._thread(name, services, self._watcher.tend, limited_by)
+        self._threads.append(thread)
+        if any(service.close for service in services):
+            self._closing.append(thread)
+        thread.tend()
+        self._watcher.tend()
+
+    def tend(self) -> None:
+        """Start again the threads of services that have ended."""
+        for thread in list(self._threads):
+            thread.tend()
+
+    def stop(self) -> None:
+        """End all of them, and call back what is left to be."""
+        self.ended.set()
+        self.join()
+        self.callbacks.stop(PATIENCE)
+
+    def join(self) -> None:
+        """Wait a while for the services that have something to close: they have ``ended``."""
+        until = clock() + PATIENCE
+        for thread in self._closing:
+            thread.join(max(0.0, until - clock()))
+
+    def _watching(self, each: Watched) -> Service:
+        def look() -> float:
+            each.tend()
+            return LOOK
+
+        return Service(look, log.thread_unwatched, longest=LOOK)
+
+    def _thread(
+        self,
+        name: str,
+        services: Sequence[Service],
+        after_each: Callable[[], object] = lambda: None,
+        limited_by: str = LIMIT,
+    ) -> LastingThread:
+        def work() -> None:
+            with lasting_connection(self.ended, limited_by=limited_by), apart(self.callbacks):
+                run_services(services, self.ended, after_each)
+
+        return LastingThread(name, work)
