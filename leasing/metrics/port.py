@@ -19,13 +19,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--metrics-port",
         type=int,
         metavar="PORT",
-        help="show this process's metrics there, for Prometheus (0: any free port)",
+        help="Serve the metrics of this process on this port, for Prometheus (0: any free port)",
     )
     parser.add_argument(
         "--metrics-address",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="the address to show them at (default 127.0.0.1)",
+        help="Address to serve the metrics at (default 127.0.0.1)",
     )
 
 
@@ -36,13 +36,15 @@ def serve(options: Mapping[str, Any]) -> None:
     if port is None:
         return
     if not 0 <= port <= 65535:
-        raise CommandError("--metrics-port must be 0 to 65535.")
+        raise CommandError("--metrics-port must be from 0 to 65535.")
     try:
         serve_at(address, port)
     except ImproperlyConfigured as error:
         raise CommandError(str(error)) from error
     except OSError as error:
-        raise CommandError(f"No metrics at {address} port {port}: {error.strerror}.") from error
+        raise CommandError(
+            f"Cannot serve metrics at {address} port {port}: {error.strerror}."
+        ) from error
 
 
 def serve_at(address: str, port: int) -> int:

@@ -38,7 +38,9 @@ def _serve(sender: Any, **kwargs: Any) -> None:
     try:
         serve_at(_address, _port)
     except OSError as error:
-        raise SystemExit(f"No metrics at {_address} port {_port}: {error.strerror}.") from error
+        raise SystemExit(
+            f"Cannot serve metrics at {_address} port {_port}: {error.strerror}."
+        ) from error
 
 
 def _forks(consumer: Any) -> bool:

@@ -26,7 +26,7 @@ def ended(task: Task) -> Diagnosis:
         facts.append(("Last error", task.last_error))
         next_ = "Nothing until someone retries it."
         code, severity = "given_up", "critical"
-        headline = "Failed without further attempts: the error is not one to retry."
+        headline = "Failed without a retry: its error is not retryable."
         if task.attempts >= task.max_attempts:
             code = "exhausted"
             headline = f"All {task.max_attempts} attempts failed."

@@ -122,8 +122,8 @@ class Expired(Ailment):
     """Its holder is gone. Poison ends here: at the limit of its attempts the task is dead."""
 
     kind = "expired"
-    what = "running, and its deadline has passed"
-    remedy = "taken back with a raised token: ready, or dead after its last attempt"
+    what = "running past its deadline"
+    remedy = "recovered with a higher token: ready, or failed after its last attempt"
 
     def rows(self) -> TaskQuerySet:
         return _tasks().stuck()
@@ -136,7 +136,7 @@ class HolderGone(Ailment):
     """Only the lease says who holds: a worker that cannot reach the database may still work."""
 
     kind = "holder_gone"
-    what = "running under a worker that is gone; it is taken back when its deadline passes"
+    what = "running on a worker that is gone; recovered when its deadline passes"
 
     def rows(self) -> TaskQuerySet:
         absent = [WorkerState.GONE.value, WorkerState.STOPPED.value]
@@ -147,8 +147,8 @@ class HolderGone(Ailment):
 
 class KeptSlot(Ailment):
     kind = "kept_slot"
-    what = "not running, and in the way of others with its concurrency key"
-    remedy = "its slot was freed"
+    what = "not running, but still occupies a slot of its concurrency key"
+    remedy = "slot freed"
     guard = "leasing_tasks_task_slot_state"
 
     def rows(self) -> TaskQuerySet:
@@ -162,8 +162,8 @@ class KeptKey(Ailment):
     """The guard refuses all but one: a window that is over has nobody who would end it then."""
 
     kind = "kept_key"
-    what = "has a unique key that it should have given up"
-    remedy = "its unique key was freed"
+    what = "still holds a unique key that has ended"
+    remedy = "unique key freed"
     guard = "leasing_tasks_task_key_period"
 
     def rows(self) -> TaskQuerySet:
@@ -183,8 +183,8 @@ class OpenAttempt(Ailment):
     """The lists of leases would show it as held, although nobody can do anything under it."""
 
     kind = "open_attempt"
-    what = "not running, and its lease is still open"
-    remedy = "its lease was closed"
+    what = "not running, but its lease is still open"
+    remedy = "lease closed"
 
     def rows(self) -> TaskQuerySet:
         # The deadline stands in no index; the moment of the claim does.
@@ -200,8 +200,8 @@ class Unplanned(Ailment):
     """A scheduler that has the code plans it as it comes by; here it is done at once."""
 
     kind = "unplanned"
-    what = "a schedule that is not paused, and has no next moment"
-    remedy = "its next moment was set"
+    what = "schedule is not paused but has no next due time"
+    remedy = "next due time set"
 
     def rows(self) -> ScheduleQuerySet:
         schedules: ScheduleQuerySet = Schedule._default_manager.using(leasing_settings.DATABASE)
@@ -230,7 +230,7 @@ class UnknownName(Ailment):
     """Workers that lack the code give the task back for a while, so it is looked for then too."""
 
     kind = "unknown_task"
-    what = "due, and no worker of its queue has code for it"
+    what = "due, but no worker of its queue has its handler"
 
     def rows(self) -> TaskQuerySet:
         unknown = Q(pk__in=[])
@@ -246,7 +246,7 @@ class UnseenCancel(Ailment):
     """Its holder gave it back, or died, before it heard."""
 
     kind = "unseen_cancel"
-    what = "waiting, although someone cancelled it"
+    what = "waiting, although its cancellation was requested"
     remedy = "cancelled"
 
     def rows(self) -> TaskQuerySet:
@@ -263,7 +263,7 @@ class UnseenCancel(Ailment):
 
 class IgnoredCancel(Ailment):
     kind = "ignored_cancel"
-    what = "running on, although someone cancelled it; a thread cannot be killed"
+    what = "still running, although its cancellation was requested; a thread cannot be killed"
 
     def rows(self) -> TaskQuerySet:
         return _tasks().running().filter(cancel_requested_at__lte=after(-HEED_WITHIN))

@@ -546,8 +546,8 @@ def test_the_command_tells_what_it_deleted(
     call_command("prune_leases", "--days", "1", "--batch", "1")
 
     assert capsys.readouterr().out.splitlines() == [
-        "pruned: 0 leases, 0 events, 0 keys of once, 0 audit entries",
-        "pruned: 1 leases, 2 events, 0 keys of once, 0 audit entries",
+        "Pruned 0 leases, 0 events, 0 results kept by once, 0 audit entries.",
+        "Pruned 1 leases, 2 events, 0 results kept by once, 0 audit entries.",
     ]
 
 

@@ -22,34 +22,36 @@ EVENTS = 10
 
 
 class Command(BaseCommand):
-    help = "List named leases, show one, or take one from its holder."
+    help = "List named leases, show one, or revoke one."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-        listing = actions.add_parser("list", help="leases, in the order of their names")
-        listing.add_argument("--state", choices=LeaseState.values, help="only those in this state")
-        listing.add_argument("--json", action="store_true", help="as a JSON array")
-        show = actions.add_parser("show", help="one lease, and what happened to it lately")
-        show.add_argument("name", metavar="NAME", help="of the resource")
-        show.add_argument("--json", action="store_true", help="as a JSON object")
-        revoke = actions.add_parser("revoke", help="take a lease from its holder")
-        revoke.add_argument("name", metavar="NAME", help="of the resource")
-        revoke.add_argument("--reason", required=True, help="why; the ledger keeps it")
-        revoke.add_argument("--by", help="who; default: the user that runs this")
+        listing = actions.add_parser("list", help="List leases by name")
+        listing.add_argument("--state", choices=LeaseState.values, help="Only leases in this state")
+        listing.add_argument("--json", action="store_true", help="Print a JSON array")
+        show = actions.add_parser("show", help="Show one lease and its latest events")
+        show.add_argument("name", metavar="NAME", help="Name of the resource")
+        show.add_argument("--json", action="store_true", help="Print a JSON object")
+        revoke = actions.add_parser("revoke", help="Take a lease from its holder")
+        revoke.add_argument("name", metavar="NAME", help="Name of the resource")
+        revoke.add_argument("--reason", required=True, help="Reason, stored with the event")
+        revoke.add_argument("--by", help="Name of the operator (default: the current user)")
 
         tokens = actions.add_parser(
-            "raise-tokens", help="after a restore: revoke all, and raise every token"
+            "raise-tokens", help="After a restore: revoke all leases and raise every token"
         )
         tokens.add_argument(
             "--ahead",
             type=float,
             default=0.0,
             metavar="SECONDS",
-            help="how far the clock of the lost database may have been ahead of this one's",
+            help="How far the clock of the lost database may have been ahead of this one",
         )
-        tokens.add_argument("--reason", default="restored", help="why; the ledger keeps it")
-        tokens.add_argument("--by", help="who; default: the user that runs this")
-        tokens.add_argument("--yes", action="store_true", help="every holder loses its lease")
+        tokens.add_argument("--reason", default="restored", help="Reason, stored with the event")
+        tokens.add_argument("--by", help="Name of the operator (default: the current user)")
+        tokens.add_argument(
+            "--yes", action="store_true", help="Confirm that every holder loses its lease"
+        )
 
     def handle(self, **options: Any) -> None:
         getattr(self, f"_{options['action'].replace('-', '_')}")(options)
@@ -102,14 +104,14 @@ class Command(BaseCommand):
         ) as act:
             act.changed = held.revoke(reason=options["reason"], by=by)
         if not act.changed:
-            raise CommandError(f"Nothing to revoke: nobody holds {plain(lease.resource)}.")
-        self.stdout.write(f"Taken from {plain(lease.holder)}: {plain(lease.resource)}")
+            raise CommandError(f"Nothing to revoke: {plain(lease.resource)} is not held.")
+        self.stdout.write(f"Revoked {plain(lease.resource)} from {plain(lease.holder)}.")
 
     def _raise_tokens(self, options: dict[str, Any]) -> None:
         if not 0 <= options["ahead"] <= FURTHEST:
             raise CommandError(f"--ahead must be from 0 to {FURTHEST}.")
         if not options["yes"]:
-            raise CommandError("Every holder would lose its lease or task. Add --yes.")
+            raise CommandError("Every holder will lose its lease or task. Add --yes to confirm.")
         by, reason = options["by"] or getpass.getuser(), options["reason"]
         for model in leasable_models():
             rows: LeasableQuerySet[Any] = model.lease_rows().home()

@@ -11,18 +11,18 @@ from leasing import pruning
 
 class Command(BaseCommand):
     help = (
-        "Delete named leases that nobody has held for some days, keys of once whose window is "
-        "as long over, and the events of terms that are. Tokens rise on when a name is used "
-        "again. And audit entries that are older than LEASING['AUDIT_RETENTION']. Any number may "
-        "run, at any time."
+        "Delete named leases not held for DAYS, results kept by once whose window ended as long "
+        "ago, events of terms that ended as long ago, and audit entries older than "
+        "LEASING['AUDIT_RETENTION']. Tokens keep rising when a deleted name is used again. Safe "
+        "to run several at once, at any time."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "--days", type=int, default=30, help="how many; at least 1 (default 30)"
+            "--days", type=int, default=30, help="Minimum age in days, at least 1 (default 30)"
         )
         parser.add_argument(
-            "--batch", type=int, default=500, help="rows in a transaction (default 500)"
+            "--batch", type=int, default=500, help="Rows per transaction (default 500)"
         )
 
     def handle(self, **options: Any) -> None:
@@ -34,6 +34,6 @@ class Command(BaseCommand):
         done = pruning.prune(timedelta(days=options["days"]), options["batch"])
         entries = pruning.prune_audit(options["batch"])
         self.stdout.write(
-            f"pruned: {done.leases} leases, {done.events} events, {done.once_keys} keys of once, "
-            f"{entries} audit entries"
+            f"Pruned {done.leases} leases, {done.events} events, {done.once_keys} results kept by "
+            f"once, {entries} audit entries."
         )

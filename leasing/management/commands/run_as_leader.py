@@ -24,43 +24,43 @@ TERM_ENDED = 75
 
 class Command(BaseCommand):
     help = (
-        "Run COMMAND while this process leads NAME, and campaign until then. COMMAND finds "
-        "LEASE_RESOURCE and LEASE_FENCING_TOKEN in its environment. It gets SIGTERM when the "
-        "leadership is lost or about to be, and SIGKILL, with all of its process group, before "
-        "another can lead; when the leadership was revoked, a second later. SIGTERM and SIGINT "
-        "end it too: COMMAND gets SIGTERM, and then the leadership is given back. When COMMAND "
-        "ends by itself, this ends with its exit code. "
-        "When this process is killed or paused, a process beside COMMAND kills it in time. Were "
-        "both killed, COMMAND dies on Linux, and would go on elsewhere."
+        "Wait for the leadership of NAME, then run COMMAND for as long as this process leads. "
+        "COMMAND finds LEASE_RESOURCE and LEASE_FENCING_TOKEN in its environment. When the "
+        "leadership is lost or about to expire, COMMAND gets SIGTERM, and its process group gets "
+        "SIGKILL before another process can lead (one second after a revocation). On SIGTERM or "
+        "SIGINT to this process, COMMAND gets SIGTERM and the leadership is released afterwards. "
+        "When COMMAND exits by itself, this process exits with the same code. If this process is "
+        "killed or paused, a second process kills COMMAND in time; if both are killed, COMMAND "
+        "dies too on Linux, but keeps running on other systems."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("name", metavar="NAME", help="what to lead: the lease's resource")
+        parser.add_argument("name", metavar="NAME", help="Resource of the lease to lead under")
         parser.add_argument(
-            "--ttl", type=float, help="seconds after a leader's death until the next is elected"
+            "--ttl", type=float, help="Seconds from the death of a leader to the next election"
         )
-        parser.add_argument("--holder", help="what this instance is called")
+        parser.add_argument("--holder", help="Name of this instance")
         parser.add_argument(
             "--stop-timeout",
             type=float,
             default=10.0,
             metavar="SECONDS",
-            help="how long COMMAND may go on after a stop (default 10)",
+            help="Time for COMMAND to stop after SIGTERM (default 10)",
         )
         port.add_arguments(parser)
         again = parser.add_mutually_exclusive_group()
         again.add_argument(
             "--once",
             action="store_true",
-            help=f"lead one term at most: end with exit code {TERM_ENDED} when it is lost",
+            help=f"Lead one term at most; exit with code {TERM_ENDED} when it is lost",
         )
         again.add_argument(
             "--restart",
             action="store_true",
-            help="campaign again when COMMAND has ended by itself",
+            help="Campaign again when COMMAND exits by itself",
         )
         parser.add_argument(
-            "command", nargs=PARSER, metavar="-- COMMAND", help="what to run, with its arguments"
+            "command", nargs=PARSER, metavar="-- COMMAND", help="Command to run, with its arguments"
         )
 
     def handle(self, **options: Any) -> None:
@@ -68,7 +68,7 @@ class Command(BaseCommand):
         if command[0] == "--" and command[1:]:
             command = command[1:]
         if shutil.which(command[0]) is None:
-            raise CommandError(f"There is no command {command[0]}.")
+            raise CommandError(f"Command not found: {command[0]}.")
         if not 0 <= options["stop_timeout"] <= 86_400:
             raise CommandError("--stop-timeout must be from 0 to 86400.")
         try:

@@ -25,18 +25,23 @@ TTL = 10
 
 
 class Command(BaseCommand):
-    help = "The whole thing in one terminal: web server, two workers with chaos, the generator."
+    help = "Run the demo: web server, two workers with simulated failures, two generators."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         port = os.environ.get("PORT") or "8000"
-        parser.add_argument("--port", type=int, default=int(port), help="default: PORT, or 8000")
+        parser.add_argument(
+            "--port",
+            type=int,
+            default=int(port),
+            help="Port of the web server (default: PORT or 8000)",
+        )
 
         parser.add_argument(
             "--engine",
             choices=("leasing", "celery"),
             default=os.environ.get("ENGINE") or "leasing",
-            help="what runs the tasks: run_worker, or Celery over files (default: ENGINE, or the "
-            "first)",
+            help="Engine that runs the tasks: run_worker, or Celery over files (default: ENGINE or "
+            "leasing)",
         )
 
     def handle(self, **options: Any) -> None:
@@ -77,7 +82,7 @@ class Command(BaseCommand):
             username=USER, defaults={"email": EMAIL, "is_staff": True, "is_superuser": True}
         )
         if user.email != EMAIL:
-            raise CommandError(f"There is a user {USER} in this database who is not the demo's.")
+            raise CommandError(f"The user {USER} of this database was not created by the demo.")
         user.set_password(password)
         user.save()
         return password
@@ -87,7 +92,7 @@ class Command(BaseCommand):
             f"""
   Pages   http://{address}/ops/
   Admin   http://{address}/admin/
-  API     http://{address}/api/leases/active   (open to this machine only)
+  API     http://{address}/api/leases/active   (this machine only)
   Sign in as {USER} with the password {password}
 
   Two workers share the tasks; 5 % of tasks crash their worker, 10 % stall. Ctrl-C ends it.
@@ -125,4 +130,6 @@ def _check_free(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            raise CommandError(f"Port {port} cannot be used ({error}): set PORT.") from error
+            raise CommandError(
+                f"Port {port} cannot be used ({error}). Set PORT to another one."
+            ) from error

@@ -12,25 +12,28 @@ from tasks.models import TaskStatus
 
 class Command(BaseCommand):
     help = (
-        "Delete tasks that ended longer ago than TASK_QUEUE['RETENTION'] says for their state. "
-        "Workers do so by themselves, every PRUNE_EVERY seconds. Any number may run, at any time."
+        "Delete ended tasks older than TASK_QUEUE['RETENTION'] allows for their state. Workers do "
+        "this every PRUNE_EVERY seconds as well. Safe to run several at once, at any time."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "--state", action="append", choices=TaskStatus.ended(), help="only these; default all"
+            "--state",
+            action="append",
+            choices=TaskStatus.ended(),
+            help="Only these states (default: all)",
         )
         parser.add_argument(
-            "--days", type=float, help="how old at least, in place of what the settings say"
+            "--days", type=float, help="Minimum age in days, instead of the settings"
         )
         parser.add_argument(
-            "--batch", type=int, default=500, help="rows in a transaction (default 500)"
+            "--batch", type=int, default=500, help="Rows per transaction (default 500)"
         )
         parser.add_argument(
             "--pause",
             type=float,
             default=housekeeping.PAUSE,
-            help=f"seconds between two batches (default {housekeeping.PAUSE})",
+            help=f"Seconds between two batches (default {housekeeping.PAUSE})",
         )
 
     def handle(self, **options: Any) -> None:
@@ -47,4 +50,4 @@ class Command(BaseCommand):
             keep = {state: keep[state] for state in keep if state in options["state"]}
         done = housekeeping.prune(keep, batch=options["batch"], pause=options["pause"])
         said = ", ".join(f"{count} {state}" for state, count in done.items())
-        self.stdout.write(f"pruned: {said or 'nothing is to be'}")
+        self.stdout.write(f"Pruned {said or 'nothing: RETENTION keeps every state'}.")

@@ -20,20 +20,22 @@ from tasks.worker.registration import presented
 
 class Command(BaseCommand):
     help = (
-        "Generate sample tasks while it is wished (POST /api/generator/start, or the generator's "
-        "page). Start several: one generates, the others stand by."
+        "Generate sample tasks while the desired state is running (POST /api/generator/start, or "
+        "the generator's page). Of several processes one generates, the others are on standby."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--rate", type=float, default=1.0, help="tasks a second (default 1)")
+        parser.add_argument("--rate", type=float, default=1.0, help="Tasks per second (default 1)")
         parser.add_argument("--shortest", type=float, default=SHORTEST, metavar="SECONDS")
         parser.add_argument("--longest", type=float, default=LONGEST, metavar="SECONDS")
-        parser.add_argument("--queue", help="the queue to put them in (default: the handler's)")
-        parser.add_argument("--ttl", type=float, help="seconds that the generator's lease lasts")
-        parser.add_argument("--name", help="what this instance is called")
+        parser.add_argument("--queue", help="Queue of the tasks (default: the handler's)")
+        parser.add_argument("--ttl", type=float, help="Seconds that the generator's lease is valid")
+        parser.add_argument("--name", help="Name of this instance")
         port.add_arguments(parser)
         parser.add_argument(
-            "--start", action="store_true", help="start at once, if nobody ever said start or stop"
+            "--start",
+            action="store_true",
+            help="Start generating unless start or stop was ever requested",
         )
 
     def handle(self, **options: Any) -> None:

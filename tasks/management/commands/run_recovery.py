@@ -17,16 +17,18 @@ from tasks.worker.registration import presented
 
 class Command(BaseCommand):
     help = (
-        "Recover tasks whose holder is gone, and repair or report every other state that must "
-        "not be. Every worker does so too; this is one alone."
+        "Recover tasks whose holder is gone, and repair or report any other invalid state. "
+        "Every worker does this as well; this process does nothing else."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--once", action="store_true", help="look once, say what, and end")
         parser.add_argument(
-            "--dry-run", action="store_true", help="with --once: change nothing, only say what"
+            "--once", action="store_true", help="Check once, print a report and exit"
         )
-        parser.add_argument("--json", action="store_true", help="with --once: as a JSON object")
+        parser.add_argument(
+            "--dry-run", action="store_true", help="With --once: only report, change nothing"
+        )
+        parser.add_argument("--json", action="store_true", help="With --once: print a JSON object")
         port.add_arguments(parser)
 
     def handle(self, **options: Any) -> None:
@@ -34,7 +36,7 @@ class Command(BaseCommand):
             self._print(recovery.examine(dry_run=options["dry_run"]), options["json"])
             return
         if options["dry_run"] or options["json"]:
-            raise CommandError("--dry-run and --json go with --once.")
+            raise CommandError("--dry-run and --json need --once.")
         port.serve(options)
         stopping = threading.Event()
         present = presented(default_holder(), stopping, WorkerRole.RECOVERY, sweeps=True)
@@ -53,13 +55,13 @@ class Command(BaseCommand):
             self.stdout.write(f"{each.kind}: {each.count} ({shown})")
             self.stdout.write(f"  {each.what}")
             if not each.remedy:
-                self.stdout.write("  only reported")
+                self.stdout.write("  reported only")
             elif report.dry_run:
-                self.stdout.write(f"  would be repaired: {each.remedy}")
+                self.stdout.write(f"  to be repaired: {each.remedy}")
             else:
                 self.stdout.write(f"  {each.repaired} repaired: {each.remedy}")
         if report.dry_run:
-            repairs = f"{report.repairable} would be repaired"
+            repairs = f"{report.repairable} to be repaired"
         else:
             repairs = f"{report.repaired} repaired"
-        self.stdout.write(f"{repairs}, {report.suspected} only reported")
+        self.stdout.write(f"{repairs}, {report.suspected} reported only")

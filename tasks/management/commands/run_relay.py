@@ -17,15 +17,15 @@ from tasks.worker.registration import presented
 
 class Command(BaseCommand):
     help = (
-        "Publish tasks of CELERY_QUEUES, and the messages of the outbox, to the broker until "
-        "SIGTERM or SIGINT. Of several one does, and the others wait."
+        "Publish tasks of CELERY_QUEUES and messages of the outbox to the broker until SIGTERM or "
+        "SIGINT. Of several relays one publishes, the others are on standby."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "--ttl", type=float, help="seconds after which another goes on when this one is gone"
+            "--ttl", type=float, help="Seconds from the death of a relay to its takeover by another"
         )
-        parser.add_argument("--name", help="what it is called (default: host:pid:random)")
+        parser.add_argument("--name", help="Name of this relay (default: host:pid:random)")
         port.add_arguments(parser)
 
     def handle(self, **options: Any) -> None:

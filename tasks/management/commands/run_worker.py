@@ -25,7 +25,7 @@ from tasks.worker.process import Until, WorkerProcess
 
 
 class Command(BaseCommand):
-    help = "Run tasks until SIGTERM or SIGINT. Start as many as you like, anywhere."
+    help = "Run tasks until SIGTERM or SIGINT. Any number of workers can run, on any machine."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
@@ -33,48 +33,53 @@ class Command(BaseCommand):
             action="append",
             dest="queues",
             metavar="NAME",
-            help="serve this queue only; may be given again (default: all of them)",
+            help="Serve only this queue; repeat for several (default: all queues)",
         )
         parser.add_argument(
-            "--threads", type=int, default=4, help="plain handlers at a time (default 4)"
+            "--threads", type=int, default=4, help="Synchronous handlers at a time (default 4)"
         )
         parser.add_argument(
-            "--coroutines", type=int, default=100, help="async handlers at a time (default 100)"
+            "--coroutines", type=int, default=100, help="Async handlers at a time (default 100)"
         )
         parser.add_argument(
             "--processes",
             type=int,
             default=1,
-            help="handlers in child processes at a time (default 1, started when needed)",
+            help="Handlers in child processes at a time (default 1, started on demand)",
         )
         parser.add_argument(
-            "--ttl", type=float, help="seconds that a claim and each heartbeat are good for"
+            "--ttl", type=float, help="Seconds that a claim or a heartbeat is valid"
         )
         parser.add_argument(
             "--stop-timeout",
             type=float,
             metavar="SECONDS",
-            help="how long running tasks may go on after a stop",
+            help="Time for running tasks to finish after a stop signal",
         )
         ends = parser.add_mutually_exclusive_group()
-        ends.add_argument("--once", action="store_true", help="run what is ready, and end")
+        ends.add_argument(
+            "--once", action="store_true", help="Run the tasks that are ready, then exit"
+        )
         ends.add_argument(
             "--drain",
             action="store_true",
-            help="end when nothing in the queues is due or running, here or elsewhere",
+            help="Exit when no task of the queues is due or running on any worker",
         )
         ends.add_argument(
-            "--autoreload", action="store_true", help="in development: start again with new code"
+            "--autoreload", action="store_true", help="For development: restart when code changes"
         )
         parser.add_argument(
-            "--max-tasks", type=int, metavar="N", help="end after so many tasks, for a supervisor"
+            "--max-tasks",
+            type=int,
+            metavar="N",
+            help="Exit after N tasks (let a supervisor restart the worker)",
         )
-        parser.add_argument("--name", help="what this worker is called (default: host:pid:random)")
+        parser.add_argument("--name", help="Name of this worker (default: host:pid:random)")
         port.add_arguments(parser)
         parser.add_argument(
             "--chaos",
             action="store_true",
-            help="for demonstrations: 5 %% of tasks crash the process, 10 %% stall",
+            help="For demonstrations: 5 %% of tasks crash the process, 10 %% stall",
         )
 
     def handle(self, **options: Any) -> None:
@@ -90,7 +95,7 @@ class Command(BaseCommand):
                 # A thread that cannot be ended must not keep the process from its end.
                 _leave(worker)
         if worker.failed:
-            raise CommandError("The worker was stuck.")
+            raise CommandError("The worker was stuck and gave up: its log says why.")
 
 
 @contextmanager

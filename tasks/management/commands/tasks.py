@@ -34,33 +34,43 @@ VERBS = {"move": "reschedule"}
 
 
 class Command(BaseCommand):
-    help = "List tasks, explain one, or act on those that are chosen."
+    help = "List tasks, explain one, or act on selected tasks."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-        listing = actions.add_parser("list", help="tasks, the newest first")
+        listing = actions.add_parser("list", help="List tasks, newest first")
         _add_filters(listing)
-        listing.add_argument("--limit", type=int, default=50, help="at most so many (default 50)")
-        listing.add_argument("--json", action="store_true", help="as a JSON array")
-        show = actions.add_parser("show", help="one task: why it is where it is, its attempts")
+        listing.add_argument(
+            "--limit", type=int, default=50, help="Maximum number of tasks (default 50)"
+        )
+        listing.add_argument("--json", action="store_true", help="Print a JSON array")
+        show = actions.add_parser("show", help="Show one task, its diagnosis and its attempts")
         show.add_argument("id", type=int, metavar="ID")
-        show.add_argument("--json", action="store_true", help="as a JSON object")
-        explain = actions.add_parser("explain", help="why one task is where it is: five answers")
+        show.add_argument("--json", action="store_true", help="Print a JSON object")
+        explain = actions.add_parser("explain", help="Explain the state of one task")
         explain.add_argument("id", type=int, metavar="ID")
-        explain.add_argument("--json", action="store_true", help="as a JSON object")
-        _add_verb(actions, "retry", "set failed and cancelled tasks ready again")
-        cancel = _add_verb(actions, "cancel", "cancel tasks; running ones are asked to stop")
-        cancel.add_argument("--reason", default="", help="why")
-        _add_verb(actions, "discard", "delete tasks that have ended")
-        move = _add_verb(actions, "move", "move waiting tasks to another queue or time")
-        move.add_argument("--to-queue", metavar="NAME", help="which queue")
+        explain.add_argument("--json", action="store_true", help="Print a JSON object")
+        _add_verb(actions, "retry", "Make failed and cancelled tasks ready again")
+        cancel = _add_verb(actions, "cancel", "Cancel tasks; running ones are asked to stop")
+        cancel.add_argument("--reason", default="", help="Reason")
+        _add_verb(actions, "discard", "Delete tasks that have ended")
+        move = _add_verb(actions, "move", "Move waiting tasks to another queue or time")
+        move.add_argument("--to-queue", metavar="NAME", help="Target queue")
         time = move.add_mutually_exclusive_group()
-        time.add_argument("--at", metavar="TIME", help='when: "now", or an ISO 8601 time')
-        time.add_argument("--in", type=float, metavar="SECONDS", dest="delay", help="how soon")
-        files = actions.add_parser("monitoring", help="print what Prometheus and Grafana are given")
+        time.add_argument("--at", metavar="TIME", help='Start time: "now" or an ISO 8601 time')
+        time.add_argument(
+            "--in",
+            type=float,
+            metavar="SECONDS",
+            dest="delay",
+            help="Start after this many seconds",
+        )
+        files = actions.add_parser(
+            "monitoring", help="Print the Prometheus alerts or the Grafana dashboard"
+        )
         files.add_argument("file", choices=("alerts", "dashboard"))
         files.add_argument(
-            "--runbook", default=monitoring.RUNBOOK, help="where you keep its pages: an address"
+            "--runbook", default=monitoring.RUNBOOK, help="Base URL of the runbook pages"
         )
 
     def handle(self, **options: Any) -> None:
@@ -101,7 +111,7 @@ class Command(BaseCommand):
                 as_json(_facts(task) | more | {"diagnosis": told, "history": history})
             )
             return
-        self.stdout.write(f"task {task.pk}, {plain(task.name)}: {plain(diagnosis.headline)}")
+        self.stdout.write(f"task:{task.pk} {plain(task.name)}: {plain(diagnosis.headline)}")
         self.stdout.write(f"{plain(diagnosis.next)} ({diagnosis.code}, {diagnosis.severity})")
         facts = {name: _shown(value) for name, value in _facts(task).items()}
         facts["task_data"] = json.dumps(masked(task.task_data))
@@ -116,7 +126,7 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(as_json({"id": task.pk} | diagnosis.as_json()))
             return
-        self.stdout.write(f"task {task.pk}, {plain(task.name)}: {diagnosis.code}")
+        self.stdout.write(f"task:{task.pk} {plain(task.name)}: {diagnosis.code}")
         *answers, _ = diagnosis.answers
         self.stdout.write(as_table([(question, answer) for question, answer in answers]))
         for action in diagnosis.actions:
@@ -157,28 +167,32 @@ class Command(BaseCommand):
 
 
 def _add_filters(parser: ArgumentParser) -> None:
-    parser.add_argument("--state", choices=STATES, help="only those in this state")
-    parser.add_argument("--queue", help="only those of this queue")
-    parser.add_argument("--name", help="only those of this name")
+    parser.add_argument("--state", choices=STATES, help="Only tasks in this state")
+    parser.add_argument("--queue", help="Only tasks in this queue")
+    parser.add_argument("--name", help="Only tasks with this name")
     parser.add_argument(
-        "--stuck", action="store_true", help="only running ones whose deadline has passed"
+        "--stuck", action="store_true", help="Only running tasks whose deadline has passed"
     )
 
 
 def _add_verb(actions: Any, name: str, says: str) -> ArgumentParser:
     verb: ArgumentParser = actions.add_parser(name, help=says)
-    verb.add_argument("ids", type=int, nargs="*", metavar="ID", help="which; or by the filters")
+    verb.add_argument(
+        "ids", type=int, nargs="*", metavar="ID", help="IDs of the tasks (or use the filters)"
+    )
     _add_filters(verb)
-    verb.add_argument("--yes", action="store_true", help="without ids: all that the filters let by")
-    verb.add_argument("--by", help="who does it; default: the user that runs this")
-    verb.add_argument("--json", action="store_true", help="as a JSON object")
+    verb.add_argument(
+        "--yes", action="store_true", help="Without IDs: act on all tasks that match the filters"
+    )
+    verb.add_argument("--by", help="Name of the operator (default: the current user)")
+    verb.add_argument("--json", action="store_true", help="Print a JSON object")
     return verb
 
 
 def _find(key: int) -> Task:
     task: Task | None = Task.objects.home().filter(pk=key).first()
     if task is None:
-        raise CommandError(f"There is no task {key}.")
+        raise CommandError(f"There is no task:{key}.")
     return task
 
 
@@ -198,10 +212,13 @@ def _chosen(options: Mapping[str, Any]) -> TaskQuerySet:
 
 def _refuse_unasked(action: str, tasks: TaskQuerySet, options: Mapping[str, Any]) -> None:
     if not any(options[name] for name in FILTERS):
-        raise CommandError("Which? Give ids, or one of --state, --queue, --name, --stuck.")
+        raise CommandError(
+            "No tasks selected. Give IDs, or one of --state, --queue, --name, --stuck."
+        )
     if not options["yes"]:
-        count = plural(tasks.count(), "task")
-        raise CommandError(f"The filters let {count} by. Add --yes to {action} what can be.")
+        count = tasks.count()
+        match = f"{plural(count, 'task')} {'matches' if count == 1 else 'match'}"
+        raise CommandError(f"{match}. Add --yes to {action} those that can be {DONE[action]}.")
 
 
 def _details(action: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,7 +242,9 @@ def _moment(text: str) -> datetime:
     except ValueError:
         moment = None
     if moment is None:
-        raise CommandError(f"{plain(text)!r} is no time; one is 2030-01-31T08:00:00+01:00.")
+        raise CommandError(
+            f"{plain(text)!r} is not a valid time. Use the form 2030-01-31T08:00:00+01:00."
+        )
     return make_aware(moment) if is_naive(moment) else moment
 
 
@@ -265,7 +284,7 @@ def _attempt(attempt: TaskAttempt) -> dict[str, Any]:
 
 def _told(attempt: TaskAttempt) -> tuple[str, ...]:
     error = attempt.error.partition("\n")[0]
-    refused = f"its late {attempt.refused_verb} was refused" if attempt.refused_verb else ""
+    refused = f"late {attempt.refused_verb} refused" if attempt.refused_verb else ""
     moment = stamp(attempt.ended_at)
     return f"attempt {attempt.number}", moment, attempt.outcome, attempt.holder, refused, error
 

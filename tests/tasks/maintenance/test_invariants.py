@@ -482,10 +482,10 @@ def test_a_dry_run_prints_what_would_be_done_and_does_nothing() -> None:
     text = printed("--dry-run")
 
     assert f"expired: 1 ({stuck.pk})\n" in text
-    assert "  would be repaired: taken back with a raised token" in text
+    assert "  to be repaired: recovered with a higher token" in text
     assert f"holder_gone: 1 ({gone.pk})\n" in text
-    assert "  only reported\n" in text
-    assert text.endswith("1 would be repaired, 1 only reported\n")
+    assert "  reported only\n" in text
+    assert text.endswith("1 to be repaired, 1 reported only\n")
     assert (row_of(stuck), row_of(gone)) == before
 
 
@@ -496,8 +496,8 @@ def test_a_look_prints_what_was_done() -> None:
 
     assert ", ...)\n" in text
     assert "  12 repaired: " in text
-    assert text.endswith("12 repaired, 0 only reported\n")
-    assert printed() == "0 repaired, 0 only reported\n"
+    assert text.endswith("12 repaired, 0 reported only\n")
+    assert printed() == "0 repaired, 0 reported only\n"
 
 
 def test_the_report_is_there_as_json() -> None:
@@ -511,7 +511,7 @@ def test_the_report_is_there_as_json() -> None:
 
 @pytest.mark.parametrize("option", ["--dry-run", "--json"])
 def test_what_goes_with_one_look_is_refused_without_it(option: str) -> None:
-    with pytest.raises(CommandError, match="go with --once"):
+    with pytest.raises(CommandError, match="need --once"):
         call_command("run_recovery", option)
 
 

@@ -417,7 +417,7 @@ def printed(*options: str) -> str:
 def test_the_command_says_how_many_of_each_state() -> None:
     ended()
 
-    assert printed() == "pruned: 1 succeeded, 0 cancelled, 0 failed\n"
+    assert printed() == "Pruned 1 succeeded, 0 cancelled, 0 failed.\n"
 
 
 def test_the_command_can_be_given_an_age_and_states() -> None:
@@ -427,7 +427,7 @@ def test_the_command_can_be_given_an_age_and_states() -> None:
 
     text = printed("--days", "1", "--state", "succeeded", "--state", "cancelled", "--batch", "1")
 
-    assert text == "pruned: 1 succeeded, 1 cancelled\n"
+    assert text == "Pruned 1 succeeded, 1 cancelled.\n"
     assert left() == {kept.pk}
 
 

@@ -98,7 +98,7 @@ def test_it_explains_a_task_and_tells_its_attempts() -> None:
     text = tasks("show", task.pk)
 
     title, following, *rest = text.splitlines()
-    assert f" {task.pk}, sample.sleep: " in title
+    assert title.startswith(f"task:{task.pk} sample.sleep: ")
     assert "backoff, info" in following
     facts = dict(line.split(maxsplit=1) for line in rest[: rest.index("")])
     assert facts["status"] == "ready" and facts["last_error"] == "ValueError: no luck"
@@ -329,7 +329,7 @@ def test_explain_gives_the_answers_and_what_can_be_done(
     call_command("tasks", "explain", str(task.pk))
 
     told = capsys.readouterr().out
-    assert told.splitlines()[0].endswith(f" {task.pk}, sample.sleep: no_worker")
+    assert told.splitlines()[0] == f"task:{task.pk} sample.sleep: no_worker"
     answer = diagnose(task)
     assert [question for question, _ in answer.answers if question in told] == [
         question for question, _ in answer.answers[:4]
