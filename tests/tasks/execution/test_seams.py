@@ -71,7 +71,7 @@ def test_a_schedule_whose_data_does_not_fit_is_refused_and_harms_no_page(
     )
 
     assert answer.status_code == 200
-    assert "Nothing was enqueued" in answer.content.decode()
+    assert "Nothing enqueued" in answer.content.decode()
 
 
 # Recovery
