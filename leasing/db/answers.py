@@ -29,6 +29,8 @@ from leasing.runtime.threads import note_replaced, start_thread
 #: Seconds that an answer may take now; None: as long as it likes.
 Limit = Callable[[], float | None]
 
+#: Seconds that an answer may take once whoever waits for it was asked to stop.
+LAST_CALL = 2.0
 #: Looks of the thread in the time of the shortest limit; the longest pause between two, in seconds.
 LOOKS, LONGEST_LOOK = 4, 5.0
 THREAD = "leasing-answers"

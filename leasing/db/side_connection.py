@@ -19,16 +19,17 @@ from typing import Any, Self, TypeVar
 
 from django.db import Error, OperationalError, connections
 
-from leasing.db.answers import watch_answers
+from leasing.db.answers import LAST_CALL, watch_answers
 from leasing.db.dialects import patience, use_private_connection
 from leasing.runtime.aio import Steps, Undoable
+from leasing.runtime.callbacks import Teller, apart, teller_here
 from leasing.runtime.clock import system_clock
 from leasing.runtime.threads import start_thread
 
 Result = TypeVar("Result")
 
-#: Seconds between looks whether the caller was asked to stop; how long a call may take then.
-LOOK, LAST_CALL = 0.1, 1.0
+#: Seconds between looks whether the caller was asked to stop.
+LOOK = 0.1
 #: Seconds that waiting for the thread's end may take: it has nothing to do but to close.
 CLOSING = 1.0
 
@@ -98,11 +99,14 @@ class Aside:
     def _begin(self) -> None:
         self._jobs = queue.SimpleQueue()
         # A daemon: the exit of the process must not wait for what will never be answered.
-        work = partial(_work, self.using, self._jobs, self._seconds + LAST_CALL)
+        limit = self._seconds + LAST_CALL
+        work = partial(_work, self.using, self._jobs, limit, teller_here())
         self._thread = start_thread("leasing-aside", work)
 
 
-def _work(using: str, jobs: queue.SimpleQueue[Job | None], limit: float) -> None:
+def _work(
+    using: str, jobs: queue.SimpleQueue[Job | None], limit: float, teller: Teller | None
+) -> None:
     use_private_connection(using, patience())
     # Nobody waits for it any more by then: it is to end, and not to hang for good.
     watch_answers(connections[using], lambda: limit, "twice the patience of the connection")
@@ -110,7 +114,8 @@ def _work(using: str, jobs: queue.SimpleQueue[Job | None], limit: float) -> None
         while (job := jobs.get()) is not None:
             future, call = job
             try:
-                future.set_result(call())
+                with apart(teller):
+                    future.set_result(call())
             except BaseException as error:
                 if isinstance(error, Error):
                     connections[using].close()  # the next call has another

@@ -19,14 +19,12 @@ from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 
 from leasing.conf import leasing_settings
-from leasing.db.answers import watch_answers, watch_raw
+from leasing.db.answers import LAST_CALL, watch_answers, watch_raw
 from leasing.db.dialects import patience, use_private_connection
 from tasks.conf import task_settings
 
 #: Seconds for which a thread keeps a connection from task to task, and how long while none comes.
 KEPT, KEPT_IDLE = 10.0, 1.0
-#: Seconds that an answer may take once its thread was asked to stop.
-LAST_CALL = 2.0
 LIMIT, HANDLERS_LIMIT = "ANSWER_TIMEOUT", "HANDLER_ANSWER_TIMEOUT"
 
 _never = threading.Event()

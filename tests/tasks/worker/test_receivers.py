@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,14 +15,17 @@ from django.db import connections
 from django.dispatch import Signal
 from pytest_django import Settings
 
+from leasing import signals as leases
 from leasing.runtime import callbacks
 from tasks import registry, signals
 from tasks.celery import attendant
-from tasks.management.commands import run_recovery
+from tasks.celery.broker import CeleryBroker
+from tasks.management.commands import run_generator, run_recovery, run_relay
 from tasks.models import Task
 from tests.factories import TaskFactory
 from tests.logs import logged
 from tests.processes import wait_for
+from tests.tasks.celery.support import FakeBroker
 from tests.tasks.support import Handlers, row_of
 from tests.tasks.workers import DUTIES, PATIENCE, ended, states, working
 
@@ -52,8 +55,8 @@ class Hanging:
         self.told: list[int] = []
         self.let_go = threading.Event()
 
-    def __call__(self, task: Task, **details: Any) -> None:
-        self.told.append(task.pk)
+    def __call__(self, task: Any = None, lease: Any = None, **details: Any) -> None:
+        self.told.append((task or lease).pk)
         self.let_go.wait(PATIENCE)
 
 
@@ -95,7 +98,8 @@ def test_receivers_that_hang_hold_up_no_examination(
 
 
 @contextmanager
-def recovery_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def alone(monkeypatch: pytest.MonkeyPatch, command: ModuleType, **options: Any) -> Iterator[None]:
+    """A process in which only the ``command`` runs."""
     stops: list[Callable[[], object]] = []
 
     def on_stop_signal(stop: Callable[[], object]) -> AbstractContextManager[None]:
@@ -103,10 +107,10 @@ def recovery_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return nullcontext()
 
     def work() -> None:
-        call_command("run_recovery")
+        call_command(command.__name__.rpartition(".")[2], **options)
         connections.close_all()
 
-    monkeypatch.setattr(run_recovery, "on_stop_signal", on_stop_signal)
+    monkeypatch.setattr(command, "on_stop_signal", on_stop_signal)
     thread = threading.Thread(target=work)
     thread.start()
     wait_for(lambda: stops)
@@ -116,6 +120,10 @@ def recovery_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         stops[0]()
         thread.join(PATIENCE)
     assert not thread.is_alive()
+
+
+def recovery_alone(monkeypatch: pytest.MonkeyPatch) -> AbstractContextManager[None]:
+    return alone(monkeypatch, run_recovery)
 
 
 @contextmanager
@@ -150,6 +158,37 @@ def test_receivers_that_hang_hold_up_no_recovery(
         finally:
             hanging.let_go.set()
     wait_for(lambda: not {each.name for each in threading.enumerate()} & DUTIES)
+
+
+@pytest.mark.parametrize("signal", [leases.acquired, signals.enqueued], ids=["lease", "task"])
+def test_receivers_that_hang_hold_up_no_generator(
+    signal: Signal, connect: Connect, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(signal, hanging)
+
+    with alone(monkeypatch, run_generator, rate=100, start=True):
+        try:
+            wait_for(lambda: Task.objects.count() >= 30, timeout=8)
+            wait_for(lambda: hanging.told)
+        finally:
+            hanging.let_go.set()
+
+
+def test_receivers_that_hang_hold_up_no_relay(
+    connect: Connect, hanging: Hanging, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = FakeBroker()
+    settings.TASK_QUEUE = {"CELERY_QUEUES": ("default",)}
+    monkeypatch.setattr(CeleryBroker, "of_settings", lambda: broker)
+    connect(leases.acquired, hanging)
+    tasks = TaskFactory.create_batch(3, name="jobs.echo", data={})
+
+    with alone(monkeypatch, run_relay):
+        try:
+            wait_for(lambda: broker.tasks == [each.pk for each in tasks], timeout=8)
+            wait_for(lambda: hanging.told)
+        finally:
+            hanging.let_go.set()
 
 
 def test_what_hears_of_an_end_and_hangs_holds_up_no_results(
