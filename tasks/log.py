@@ -83,7 +83,7 @@ class Log:
     task_rescheduled = _task(INFO, "task:%(task_id)s rescheduled by %(actor)s to %(scheduled_at)s")
     task_discarded = _task(INFO, "task:%(task_id)s deleted by %(actor)s: %(task_name)s")
     task_repaired = _task(WARNING, "task:%(task_id)s repaired (%(kind)s): %(remedy)s")
-    task_replaced = _task(INFO, "task:%(task_id)s replaced by a later enqueue (unique key)")
+    task_replaced = _task(INFO, "task:%(task_id)s updated by a later enqueue (unique key)")
 
     # Signals of queues
     queue_paused = _queue(WARNING, "Queue %(queue)s paused by %(actor)s: %(reason)s")

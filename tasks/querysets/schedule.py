@@ -260,4 +260,4 @@ def slot_rows() -> SlotQuerySet:
 
 
 def _became(slot: ScheduleSlot) -> str:
-    return "skipped, its previous task has not ended," if slot.skipped else f"task:{slot.task_id}"
+    return "skipped (previous task has not ended)" if slot.skipped else f"task:{slot.task_id}"
