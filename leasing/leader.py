@@ -51,18 +51,16 @@ from leasing.db.side_connection import Aside, moved
 from leasing.decorators import refuse_generators
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.hold import Hold
+from leasing.hold.interrupt import Interrupt
 from leasing.models import Lease, LeaseState
 from leasing.runtime import aio, probes
-from leasing.runtime import clock as clocks
-from leasing.runtime.aio import drive, in_thread
-from leasing.runtime.event_logger import get_logger
+from leasing.runtime.aio import Steps, adrive, drive, in_thread
+from leasing.runtime.event_lines import log
 from leasing.stores.rows import RowStore
 from leasing.subject import place_of
 from leasing.validation.names import LONGEST_DURATION, check_name
 from leasing.validation.terms import Terms
-from leasing.waiting import LONGEST, pauses
-
-logger = get_logger("leasing")
+from leasing.waiting import LONGEST, Rest, pauses
 
 Result = TypeVar("Result")
 
@@ -134,13 +132,13 @@ class Leader:
         """
         stopping = stopping or threading.Event()
         with self._campaign():
-            while (term := self._elect(stopping)) is not None:
+            while (term := drive(self._electing(stopping))) is not None:
                 try:
                     yield term
                 finally:
-                    self._end(term)
+                    drive(self._ending(term))
                 if self._resigned:
-                    rest(ASIDE, stopping)
+                    Rest(ASIDE, stopping).wait()
 
     @overload
     def lead(
@@ -177,7 +175,7 @@ class Leader:
                     if finished:
                         return result
                     if self._resigned:
-                        await arest(ASIDE)
+                        await Rest(ASIDE).await_()
 
             return alead
 
@@ -200,14 +198,8 @@ class Leader:
     def __enter__(self) -> Hold:
         """Campaign until elected; the block leads. As for a hold, leaving it raises LeaseLost
         when the term was lost, unless the block already failed, or resigned."""
-        self._occupy()
-        try:
-            term = self._elect(threading.Event())
-        except BaseException:
-            self._campaigning.release()
-            raise
-        assert term is not None
-        return term
+        with self._campaign(leads_on=True):
+            return self._lead(drive(self._electing(threading.Event())))
 
     def __exit__(
         self,
@@ -223,16 +215,14 @@ class Leader:
                 raise
         finally:
             self._campaigning.release()
-            self._give_back(term)
+        self._give_back(term)
 
     async def __aenter__(self) -> Hold:
         """As ``with``; in addition the body is cancelled when the term is lost."""
-        self._occupy()
-        try:
-            return await self._aelect()
-        except BaseException:
-            self._campaigning.release()
-            raise
+        with self._campaign(leads_on=True):
+            term = self._lead(await adrive(self._electing(threading.Event())))
+            term.interrupt_by(Interrupt())
+            return term
 
     async def __aexit__(
         self,
@@ -287,20 +277,13 @@ class Leader:
                 close_old_connections()
                 leads = self.current()
             except Error as error:
-                logger.warning(
-                    "cannot see who leads %s: %s",
-                    self.name,
-                    error,
-                    event="leader.unseen",
-                    resource=self.name,
-                    error=error,
-                )
+                log.leader_unseen(resource=self.name, error=error)
             else:
                 token = None if leads is None else leads.fencing_token
                 if token != known:
                     known = token
                     yield leads
-            rest(LOOK * random.uniform(0.8, 1.0), stopping)
+            Rest(LOOK * random.uniform(0.8, 1.0), stopping).wait()
 
     # The pieces
 
@@ -310,91 +293,55 @@ class Leader:
             self.name, wait=LONGEST_DURATION, stopping=stopping, **self._options
         )
 
-    def _elect(self, stopping: threading.Event) -> Hold | None:
-        """Wait for the next term of this process; None when asked to stop."""
+    def _electing(self, stopping: threading.Event) -> Steps[Hold | None]:
+        """Steps that wait for the next term of this process; None when asked to stop."""
         for pause in pauses(longest=LONGEST_PAUSE):
             if stopping.is_set():
                 break
             term = self.candidacy(stopping)
             try:
-                close_old_connections()
-                _enter(term, stopping)
+                yield close_old_connections
+                yield from _entering(term, stopping)
             except LeaseHeld:
                 continue  # asked to stop, or ten years have passed
             except Error as error:
-                self._log_absence(error, pause)
-                rest(pause, stopping)
+                log.leader_campaign_failed(resource=self.name, pause_seconds=pause, error=error)
+                yield Rest(pause, stopping)
                 continue
-            if self._begin(term):
+            self._term, self._resigned = term, False
+            if probes.leading:
+                probes.leading("elected")
+            if term.valid:
                 return term
-            self._end(term)
+            yield from self._ending(term)  # the process may have slept since it won
         return None
 
-    async def _aelect(self) -> Hold:
-        for pause in pauses(longest=LONGEST_PAUSE):
-            term = self.candidacy()
-            try:
-                await term.__aenter__()
-            except LeaseHeld:
-                continue
-            except Error as error:
-                self._log_absence(error, pause)
-                await arest(pause)
-                continue
-            if self._begin(term):
-                return term
-            self._leave()
-            with suppress(LeaseLost):
-                await term.__aexit__(None, None, None)
-        raise AssertionError("pauses never end")
-
-    def _begin(self, term: Hold) -> bool:
-        """Whether ``term`` is still to be trusted: the process may have slept since it won."""
-        self._resigned = False
-        self._term = term
-        if probes.leading:
-            probes.leading("elected")
-        return term.valid
+    def _lead(self, term: Hold | None) -> Hold:
+        """Begin the block of ``term``."""
+        assert term is not None  # nobody asked to stop
+        term.held.follow()
+        return term
 
     def _leave(self) -> Hold:
         term, self._term = self._term, None
         assert term is not None
-        self._measure_end(term)
-        return term
-
-    def _end(self, term: Hold) -> None:
-        self._term = None
-        self._measure_end(term)
-        with _beside(term) as run:
-            try:
-                run(partial(term.__exit__, None, None, None))
-            except LeaseLost as loss:
-                logger.info(
-                    "%s leads no more: %s",
-                    term.holder,
-                    loss,
-                    event="leader.term_lost",
-                    resource=term.resource,
-                    holder=term.holder,
-                    reason=loss,
-                )
-            except Error as error:
-                logger.warning(
-                    "%s is left to its ttl: %s",
-                    term.resource,
-                    error,
-                    event="lease.unreleased",
-                    resource=term.resource,
-                    holder=term.holder,
-                    error=error,
-                )
-            if self._resigned:
-                with suppress(Error):
-                    run(partial(self._give_back, term))
-
-    def _measure_end(self, term: Hold) -> None:
         if probes.leading:
             probes.leading("lost" if not (term.valid or self._resigned) else "left")
+        return term
+
+    def _ending(self, term: Hold) -> Steps[None]:
+        """Steps that give ``term`` back."""
+        self._leave()
+        with _beside(term) as run:
+            try:
+                yield partial(run, partial(term.held.end, None))
+            except LeaseLost as loss:
+                log.leader_term_lost(resource=term.resource, holder=term.holder, reason=loss)
+            except Error as error:
+                log.lease_unreleased(resource=term.resource, holder=term.holder, error=error)
+            if self._resigned:
+                with suppress(Error):
+                    yield partial(run, partial(self._give_back, term))
 
     def _give_back(self, term: Hold) -> None:
         """A term that was resigned stands in the store still."""
@@ -403,28 +350,17 @@ class Leader:
                 term.held.give_back()
 
     @contextmanager
-    def _campaign(self) -> Iterator[None]:
-        self._occupy()
-        try:
-            yield
-        finally:
-            self._campaigning.release()
-
-    def _occupy(self) -> None:
+    def _campaign(self, *, leads_on: bool = False) -> Iterator[None]:
+        """The one campaign at a time; ``leads_on``: it lasts longer than a block that succeeds."""
         if not self._campaigning.acquire(blocking=False):
             raise RuntimeError("This leader is in a campaign already.")
-
-    def _log_absence(self, error: Error, pause: float) -> None:
-        logger.warning(
-            "the campaign for %s goes on in %.1f s: the database did not answer: %s",
-            self.name,
-            pause,
-            error,
-            event="leader.campaign_failed",
-            resource=self.name,
-            pause_seconds=pause,
-            error=error,
-        )
+        try:
+            yield
+        except BaseException:
+            self._campaigning.release()
+            raise
+        if not leads_on:
+            self._campaigning.release()
 
 
 def leaders() -> list[Leader]:
@@ -433,14 +369,12 @@ def leaders() -> list[Leader]:
         return list(_leaders)
 
 
-def _enter(term: Hold, stopping: threading.Event) -> None:
-    """``term.__enter__()``, but it goes on when the network swallows what the database answers,
-    and ends soon after ``stopping`` is set."""
-    steps = term.entering()
+def _entering(term: Hold, stopping: threading.Event) -> Steps[None]:
+    """Steps that enter ``term``. They go on when the network swallows what the database answers,
+    and end soon after ``stopping`` is set."""
     using = _apart_in(term)
-    if using is not None:
-        steps = moved(Aside(using, stopping=stopping), steps)
-    drive(steps)
+    steps = term.entering()
+    return steps if using is None else moved(Aside(using, stopping=stopping), steps)
 
 
 @contextmanager
@@ -462,18 +396,3 @@ def _apart_in(term: Hold) -> str | None:
     if not isinstance(store, RowStore) or aio.on_callers_thread:
         return None
     return None if connections[store.using].in_atomic_block else store.using
-
-
-def rest(seconds: float, stopping: threading.Event) -> None:
-    """Wait for so long, or until ``stopping`` is set."""
-    stopping.wait(_in_earnest(seconds))
-
-
-async def arest(seconds: float) -> None:
-    """``rest``, for an event loop."""
-    await asyncio.sleep(await in_thread(_in_earnest, seconds))
-
-
-def _in_earnest(seconds: float) -> float:
-    """For how many seconds to wait; in a test that has stopped the clocks, less."""
-    return seconds if clocks.stand_in is None else clocks.stand_in.pause("", seconds)

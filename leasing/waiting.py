@@ -94,8 +94,24 @@ class Waiter:
             self._rung.clear()
 
     def _next_pause(self) -> float:
-        """For how many seconds to wait; in a test that has stopped the clocks, less."""
-        seconds = min(self.left, next(self._pauses))
-        if clocks.stand_in is None:
-            return seconds
-        return clocks.stand_in.pause(self.resource, seconds)
+        return _in_earnest(min(self.left, next(self._pauses)), self.resource)
+
+
+class Rest:
+    """A pause of ``seconds``, for threads and coroutines; on a thread ``stopping`` ends it."""
+
+    def __init__(self, seconds: float, stopping: threading.Event | None = None) -> None:
+        self.seconds = seconds
+        self._stopping = stopping or threading.Event()
+
+    def wait(self) -> None:
+        self._stopping.wait(_in_earnest(self.seconds))
+
+    async def await_(self) -> None:
+        """``wait``, for an event loop."""
+        await asyncio.sleep(await in_thread(_in_earnest, self.seconds))
+
+
+def _in_earnest(seconds: float, resource: str = "") -> float:
+    """Seconds to wait; fewer in a test that has stopped the clocks."""
+    return seconds if clocks.stand_in is None else clocks.stand_in.pause(resource, seconds)

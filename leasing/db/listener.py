@@ -16,11 +16,9 @@ from contextlib import suppress
 
 from leasing.db.notifications import CHANNEL, Notes, can_listen, listening, notify_trial
 from leasing.runtime import clock
-from leasing.runtime.event_logger import get_logger
+from leasing.runtime.event_lines import log
 from leasing.runtime.outage import Streak
 from leasing.runtime.threads import start_thread
-
-logger = get_logger("leasing")
 
 #: Seconds between looks whether anybody still waits, and of the first pause after a failure; of
 #: the longest one.
@@ -72,8 +70,7 @@ class Listener:
                 self._listen_once(failures)
             except Exception as error:
                 pause = failures.failed(error)
-                text = "LISTEN connection failed; waiting callers poll until it is back: %s"
-                logger.log(failures.level, text, error, event="notifications.failed", error=error)
+                log.notifications_failed(level=failures.level, error=error)
                 time.sleep(pause)
 
     def _listen_once(self, failures: Streak) -> None:
@@ -92,11 +89,7 @@ class Listener:
 
     def _give_up(self) -> None:
         if not self._deaf_until:
-            logger.warning(
-                "PostgreSQL's notifications do not arrive; callers that wait for a lease poll for"
-                " it. Is there a pooler in transaction mode? LEASING['LISTEN_URL'] bypasses it",
-                event="notifications.swallowed",
-            )
+            log.notifications_swallowed()
         self._deaf_until = clock.system_clock() + DEAFNESS
 
     def _goes_on(self, end: bool = True) -> bool:

@@ -19,12 +19,10 @@ from leasing.exceptions import LeaseLost
 from leasing.hold.interrupt import Interrupt
 from leasing.hold.trust import interval, margin
 from leasing.keeper import Keeper, keeper
-from leasing.runtime.event_logger import get_logger
+from leasing.runtime.event_lines import log
 from leasing.runtime.tracepoints import HoldTrace, points
 from leasing.store import Grant, Renewal, Store
 from leasing.stores.reasons import Reason, Why
-
-logger = get_logger("leasing")
 
 #: Why a grant is lost whose work nothing carries any more.
 ABANDONED = Reason(Why.ABANDONED, "what carried its work has ended")
@@ -210,15 +208,8 @@ class HeldGrant:
         """The release failed. The work was done while the lease was held; the ttl frees it, or a
         later ``release``."""
         self._is_unreleased = True
-        logger.warning(
-            "%s could not be released: %s",
-            self.grant.resource,
-            failure,
-            event="lease.unreleased",
-            resource=self.grant.resource,
-            holder=self.grant.holder,
-            error=failure,
-        )
+        grant = self.grant
+        log.lease_unreleased(resource=grant.resource, holder=grant.holder, error=failure)
 
     def give_back(self) -> None:
         """Give back a term that ``mark_lost`` ended here and that may stand in the store still."""

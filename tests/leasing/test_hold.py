@@ -125,7 +125,7 @@ def test_a_release_that_fails_is_logged_and_not_raised(
     with caplog.at_level(logging.WARNING, "leasing"), hold:
         pass
 
-    assert "crane:1 could not be released: the database is away" in caplog.text
+    assert "Release of crane:1 failed; its lease expires by itself: the database is away" in caplog.text
     assert not hold.valid
 
 

@@ -35,8 +35,10 @@ from leasing.testing import (
     manual_keeper,
     revoke,
 )
+from leasing.waiting import Rest
 from tests.factories import LeaseFactory
 from tests.leasing.support import PATIENCE
+from tests.logs import logged
 from tests.processes import wait_for
 
 on_the_database = pytest.mark.django_db(transaction=True)
@@ -216,7 +218,7 @@ def test_after_a_loss_it_campaigns_again(leader: Leader, caplog: pytest.LogCaptu
 
     assert terms[1].fencing_token > terms[0].fencing_token
     assert events()[:3] == ["acquired", "revoked", "acquired"]
-    assert "ann leads no more: scheduler was lost: it was revoked" in caplog.text
+    assert "leader.term_lost" in logged(caplog, resource="scheduler", holder="ann")
 
 
 def test_asked_to_stop_the_loop_ends_after_its_turn(
@@ -368,8 +370,8 @@ def test_while_the_database_is_away_the_campaign_goes_on(
     with leader as term:
         term.ensure()
 
-    told = [record.getMessage() for record in caplog.records if record.name == "leasing"]
-    assert sum("the database did not answer: nobody is there" in text for text in told) == 2
+    told = logged(caplog, resource="scheduler", error="nobody is there")
+    assert told == ["leader.campaign_failed"] * 2
 
 
 def test_so_does_that_of_a_coroutine(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,7 +510,7 @@ def test_a_leader_who_is_not_answered_when_it_leaves_leaves(
         break
     network.let_go.set()
 
-    assert "scheduler is left to its ttl: the database did not answer in time" in caplog.text
+    assert "lease.unreleased" in logged(caplog, resource="scheduler")
 
 
 # The block
@@ -738,11 +740,11 @@ def asides(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """For how many seconds it was stood aside; none of them passes."""
     seconds: list[float] = []
 
-    async def arest(length: float) -> None:
-        seconds.append(length)
+    async def await_(rest: Rest) -> None:
+        seconds.append(rest.seconds)
 
-    monkeypatch.setattr("leasing.leader.rest", lambda length, stopping: seconds.append(length))
-    monkeypatch.setattr("leasing.leader.arest", arest)
+    monkeypatch.setattr(Rest, "wait", lambda rest: seconds.append(rest.seconds))
+    monkeypatch.setattr(Rest, "await_", await_)
     return seconds
 
 
@@ -933,7 +935,7 @@ def test_who_watches_is_told_of_each_change_and_of_nothing_else(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
-    monkeypatch.setattr("leasing.leader.rest", lambda length, stopping: looks.append(length))
+    monkeypatch.setattr(Rest, "wait", lambda rest: looks.append(rest.seconds))
     current, script = Leader.current, iter(range(100))
 
     def acting(watcher: Leader) -> Incumbent | None:
@@ -980,10 +982,10 @@ def test_who_watches_waits_for_a_database_that_is_away(
         return current(watcher)
 
     monkeypatch.setattr(Leader, "current", refusing)
-    monkeypatch.setattr("leasing.leader.rest", lambda length, stopping: None)
+    monkeypatch.setattr(Rest, "wait", lambda rest: None)
 
     assert next(Leader("scheduler").watch()) is None
-    assert caplog.text.count("cannot see who leads scheduler: nobody is there") == 2
+    assert logged(caplog, resource="scheduler") == ["leader.unseen"] * 2
 
 
 # In users' tests

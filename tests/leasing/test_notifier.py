@@ -29,6 +29,7 @@ from leasing.waiting import LONGEST, Waiter
 from tests.conftest import Spawn
 from tests.leasing.locks import someone_waits
 from tests.leasing.support import PATIENCE, OtherSession
+from tests.logs import logged
 from tests.processes import wait_for
 
 transactional = pytest.mark.django_db(transaction=True)
@@ -269,7 +270,7 @@ def test_a_connection_that_was_killed_heals(
     notify("crane:1")
 
     wait_for(lambda: waiter.rings)
-    assert "LISTEN connection failed" in caplog.text
+    assert "notifications.failed" in logged(caplog)
 
 
 @transactional
@@ -340,7 +341,7 @@ def test_behind_a_pooler_nobody_goes_on_listening_and_that_is_told_once(
         own.add("crane:1", waiter)
         assert not own._listener.is_running  # deaf for a while
         own._listener._deaf_until = 0.001  # and that is over
-    assert caplog.text.count("PostgreSQL's notifications do not arrive") == 1
+    assert logged(caplog).count("notifications.swallowed") == 1
 
     monkeypatch.setattr(psycopg.Connection, "notifies", notifies)
     monkeypatch.setattr("leasing.db.listener.ARRIVAL", PATIENCE)
@@ -358,7 +359,7 @@ def test_behind_a_pooler_nobody_goes_on_listening_and_that_is_told_once(
 
     own._waiters.clear()
     wait_for(lambda: not own._listener.is_running)
-    assert caplog.text.count("PostgreSQL's notifications do not arrive") == 1
+    assert logged(caplog).count("notifications.swallowed") == 1
 
 
 @transactional

@@ -23,6 +23,7 @@ from leasing.management.commands import run_as_leader
 from leasing.models import EventKind, Lease, LeaseEvent
 from leasing.process.supervisor import KILLED, Run
 from leasing.runtime.terminal import plain
+from leasing.waiting import Rest
 from leasing.web.badges import EVENT_SIGNS
 from tests.conftest import Spawn
 from tests.factories import LeaseFactory
@@ -297,7 +298,7 @@ class Stage:
         self._stop: list[Any] = []
         monkeypatch.setattr(run_as_leader, "run_under", self._run)
         monkeypatch.setattr(run_as_leader, "on_stop_signal", self._signals)
-        monkeypatch.setattr("leasing.leader.rest", lambda length, _: self.asides.append(length))
+        monkeypatch.setattr(Rest, "wait", lambda rest: self.asides.append(rest.seconds))
 
     def _signals(self, stop: Callable[[], object]) -> AbstractContextManager[None]:
         self._stop.append(stop)
