@@ -9,6 +9,7 @@ import re
 import shlex
 import tomllib
 from datetime import timedelta
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ from leasing.conf import leasing_settings
 from leasing.runtime.tracepoints import points as leases
 from tasks import registry
 from tasks.conf import task_settings
+from tasks.execution.context import Context
 from tasks.maintenance import housekeeping
 from tasks.models import Schedule, Worker
 from tasks.runtime.tracepoints import points as tasks
@@ -238,6 +240,22 @@ def test_a_decision_record_has_the_form_of_all(record: Path) -> None:
 
     assert text.startswith(f"# {int(record.name[:4])}. ")
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences"]
+
+
+def test_everything_of_the_context_is_documented() -> None:
+    page = (ROOT / "docs" / "handlers.md").read_text()
+    # What the worker alone asks of it.
+    private = {"claimed"}
+
+    public = {name for name in vars(Context) if not name.startswith("_")} - private
+    assert {name for name in public if not re.search(rf"(`|ctx\.){name}\b", page)} == set()
+
+
+def test_every_option_of_a_handler_is_documented() -> None:
+    page = (ROOT / "docs" / "handlers.md").read_text()
+    options = set(signature(registry.handler).parameters) - {"name"}
+
+    assert {option for option in options if f"`{option}`" not in page} == set()
 
 
 @pytest.mark.parametrize("settings_of", [leasing_settings, task_settings])
