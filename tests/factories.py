@@ -14,7 +14,7 @@ from leasing.runtime.clock import clock
 from tasks import registry
 from tasks.exceptions import GiveUp
 from tasks.models import Task, TaskStatus, Worker, WorkerState
-from tasks.querysets import operator
+from tasks.querysets import recovery
 from tasks.sample import SLEEP
 from tests.leasing.support import expire
 
@@ -99,7 +99,7 @@ class TaskFactory(DjangoModelFactory[Task]):
 def claimed(task: Task, holder: str, ttl: float = 30.0) -> Task:
     """``task``, which is ready, as ``holder`` has claimed it."""
     # Or the claim would recover what the test has prepared.
-    swept_at = operator.swept_at
+    swept_at = recovery.swept_at
     swept_at["default"] = max(clock(), swept_at.get("default", 0.0))
     (mine,) = Task.objects.filter(pk=task.pk).claim(holder, queues=[task.queue], ttl=ttl)
     return mine

@@ -40,7 +40,7 @@ from tasks import signals
 from tasks.exceptions import TaskError
 from tasks.models import Schedule, Task, TaskStatus, UniqueFor, Worker, WorkerState
 from tasks.querysets import SWEEP_BATCH, ScheduleQuerySet, TaskQuerySet
-from tasks.querysets.base import closing
+from tasks.querysets.transitions import closing
 from tasks.registry import UNKNOWN_DELAY
 
 #: How many rows in one state are counted, and how many are named.

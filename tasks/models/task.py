@@ -268,7 +268,7 @@ class Task(Leasable):
     @property
     def has_message(self) -> bool:
         """Whether a message to workers behind a broker tells of it, as far as is known here: see
-        ``tasks.querysets.publishing``."""
+        ``tasks.querysets.relay``."""
         told_at = self.published_at
         if told_at is None or told_at < self.scheduled_at:
             return False

@@ -27,19 +27,12 @@ nobody else has had the task. Rows are locked first and updated second (see
 from __future__ import annotations
 
 from tasks.querysets.base import TaskStatus, check_between, check_queue
-from tasks.querysets.ended import BULK_BATCH
-from tasks.querysets.enqueue import Enqueuing
-from tasks.querysets.holder import Holding
-from tasks.querysets.operator import SWEEP_BATCH
-from tasks.querysets.publishing import Publishing
+from tasks.querysets.operator import BULK_BATCH
 from tasks.querysets.queues import QueueQuerySet
+from tasks.querysets.recovery import SWEEP_BATCH
 from tasks.querysets.schedule import ScheduleQuerySet, SlotQuerySet
+from tasks.querysets.task import TaskQuerySet
 from tasks.querysets.unique import OnDuplicate, UniqueFor
-
-
-class TaskQuerySet(Enqueuing, Publishing, Holding):  # type: ignore[override]
-    """Tasks: ``Task.objects``."""
-
 
 __all__ = [
     "BULK_BATCH",

@@ -1,4 +1,4 @@
-"""What every part of the task queryset stands on: the states, the columns of an end, the pieces."""
+"""Tasks by their state, and what all verbs stand on."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any, Self
 
 from django.apps import apps
 from django.db import models
-from django.db.models import Case, ExpressionWrapper, F, Q, Value, When
-from django.db.models.functions import Least
+from django.db.models import Exists, ExpressionWrapper, F, OuterRef, Q
+from django.db.models.functions import Coalesce
 from django.db.models.lookups import LessThanOrEqual
 from django.dispatch import Signal
 
 from leasing.db.dialects import after_commit
 from leasing.functions import DbNow, after
-from leasing.humanize import span
 from leasing.querysets.leasable import LeasableQuerySet
-from leasing.querysets.ledger import LedgerQuerySet
 from leasing.stores.reasons import Reason, Why
+from leasing.validation.terms import Terms
 from tasks import signals
 from tasks.conf import task_settings
 from tasks.exceptions import UnknownQueue
-from tasks.querysets.unique import key_in_retry, key_once_ended
+from tasks.querysets.unique import IS_TO_HAVE_ITS_KEY, key_once_claimed
 
 if TYPE_CHECKING:
     from tasks.models import Task
+    from tasks.querysets.slots import Seats
 
 
 #: Tasks that someone asked to cancel while they ran.
@@ -50,9 +50,17 @@ class TaskStatus(models.TextChoices):
         return [cls.SUCCEEDED.value, cls.FAILED.value, cls.CANCELLED.value]
 
 
+def is_paused(name: Any) -> Exists:
+    """Whether the queue ``name`` is paused: asked once a statement, not once a row."""
+    rows: Any = apps.get_model("leasing_tasks", "Queue")._default_manager
+    return Exists(rows.filter(name=name).paused())
+
+
 class TaskRows(LeasableQuerySet["Task"]):
     """Tasks by their state, and what the verbs share."""
 
+    #: The slots of the claim that these rows are a part of.
+    seats: Seats | None = None
     keeps_events = False  # TaskAttempt is their ledger.
     renewing = "heartbeat"
 
@@ -69,8 +77,6 @@ class TaskRows(LeasableQuerySet["Task"]):
     def running(self) -> Self:
         """Tasks that a worker has claimed; stuck ones too."""
         return self.filter(status=TaskStatus.RUNNING)
-
-    holding = running
 
     def stuck(self) -> Self:
         """Running tasks whose holder let the deadline pass."""
@@ -95,6 +101,35 @@ class TaskRows(LeasableQuerySet["Task"]):
     def cancelled(self) -> Self:
         return self.filter(status=TaskStatus.CANCELLED)
 
+    def ended(self) -> Self:
+        """Tasks that nothing but an operator's retry brings back."""
+        return self.filter(status__in=TaskStatus.ended())
+
+    def prunable(self, age: timedelta) -> Self:
+        """Tasks that ended ``age`` ago or longer, and keep no unique key."""
+        free = Q(unique_key=None) | Q(unique_until__lte=DbNow())
+        return self.ended().filter(free, processed_at__lte=after(-age))
+
+    def is_without_its_key(self) -> Q:
+        """The condition of a task that cannot be retried now: another has its unique key."""
+        others = self.home()._everything().filter(unique_key=OuterRef("enqueued_key"))
+        return IS_TO_HAVE_ITS_KEY & Q(Exists(others))
+
+    def to_claim(self, queue: Any) -> Self:
+        """The tasks of ``queue`` in the order in which they are claimed; none while it is
+        paused."""
+        open_ = self.filter(~is_paused(queue), queue=queue)
+        return open_.order_by("-priority", "scheduled_at", "id")
+
+    def due_within(self, seconds: float) -> Self:
+        """Tasks that are ready now, or will be within ``seconds``."""
+        soon = after(timedelta(seconds=seconds))
+        return self.filter(status=TaskStatus.READY, scheduled_at__lte=soon)
+
+    def are_due_within(self, seconds: float) -> bool:
+        """Return True if any of these tasks is ready now, or will be within ``seconds``."""
+        return self.due_within(seconds).exists()
+
     def next_due_in(self, seconds: float) -> float | None:
         """Seconds until the next of these tasks is due, if that is within ``seconds``."""
         soon = self.scheduled().filter(scheduled_at__lte=after(timedelta(seconds=seconds)))
@@ -102,18 +137,26 @@ class TaskRows(LeasableQuerySet["Task"]):
         row = moments.first()
         return None if row is None else max(0.0, (row[0] - row[1]).total_seconds())
 
-    # The pieces
+    # For the verbs of every leasable row
 
-    def _tell(self, signal: Signal, task: Task, **details: Any) -> None:
-        after_commit(self.db, lambda: signals.send(signal, task, **details))
+    def available(self) -> Self:
+        return self.ready()
 
-    def _tell_cancelled(self, task: Task, reason: str = "") -> None:
-        by = task.cancel_requested_by
-        self._tell(signals.cancelled, task, by=by, reason=reason or task.last_error)
+    def holding(self) -> Self:
+        return self.running()
 
-    def _attempts_of(self, task: Task) -> LedgerQuerySet[Any]:
-        attempts: LedgerQuerySet[Any] = attempt_model()._default_manager.using(self.db)
-        return attempts.filter(task_id=task.pk)
+    def grantable(self) -> Self:
+        return self.filter(status=TaskStatus.READY, grants__gt=0)
+
+    def granting(self, terms: Terms) -> dict[str, Any]:
+        return super().granting(terms) | {
+            "status": TaskStatus.RUNNING,
+            "attempts": F("attempts") + 1,
+            "started_at": Coalesce(F("started_at"), DbNow()),
+            "progress": None,
+            "progressed_at": DbNow(),
+            "unique_key": key_once_claimed(),
+        }
 
     def why_over(
         self, row: Any, grant_id: uuid.UUID | None, fencing_token: int | None = None
@@ -130,6 +173,15 @@ class TaskRows(LeasableQuerySet["Task"]):
         term = ("pk", "status", *TERM, "holder", "released_at", *asked)
         return super()._lease_columns(keys).only(*term)
 
+    # For the verbs of tasks
+
+    def _tell(self, signal: Signal, task: Task, **details: Any) -> None:
+        after_commit(self.db, lambda: signals.send(signal, task, **details))
+
+    def _tell_cancelled(self, task: Task, reason: str = "") -> None:
+        by = task.cancel_requested_by
+        self._tell(signals.cancelled, task, by=by, reason=reason or task.last_error)
+
 
 def check_queue(queue: str) -> str:
     """Return ``queue`` if it is one of TASK_QUEUE["QUEUES"]. Raises UnknownQueue."""
@@ -143,15 +195,6 @@ def check_between(value: int, lowest: int, highest: int, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
         raise ValueError(f"The {what} must be a whole number from {lowest} to {highest}.")
     return value
-
-
-def overdue(task: Task) -> str:
-    return f"{task.holder} did not renew its lease in time"
-
-
-def idle(task: Task) -> str:
-    assert task.progress_timeout is not None
-    return f"no progress for {span(task.progress_timeout)}"
 
 
 def _idle_at() -> Any:
@@ -182,55 +225,3 @@ def attempt_model() -> Any:
 
 def step_model() -> Any:
     return apps.get_model("leasing_tasks", "TaskStep")
-
-
-def over() -> dict[str, Any]:
-    """The lease columns of a task whose holder is done with it."""
-    return {"released_at": DbNow(), "expires_at": Least(F("expires_at"), DbNow()), "slot": None}
-
-
-def closing() -> dict[str, Any]:
-    """The columns of a task that ends, beside those of its lease."""
-    return {"processed_at": DbNow(), "unique_key": key_once_ended()}
-
-
-def ending() -> dict[str, Any]:
-    """The columns of a running task that ends."""
-    return {**closing(), **over()}
-
-
-def completing() -> dict[str, Any]:
-    """The columns of a task that ends well, beside its output."""
-    return {"status": TaskStatus.SUCCEEDED, **ending()}
-
-
-def traced(task: Task) -> dict[str, Any]:
-    """The columns of a trace that the next attempt goes on from."""
-    return {} if task.traced is None else {"trace_context": task.traced}
-
-
-def waiting(delay: timedelta, *, spent: bool = True) -> dict[str, Any]:
-    """The columns of a task that waits ``delay`` for its next attempt; of one that someone asked
-    to cancel, the columns of its end: it is not tried again. ``spent`` says whether the attempt
-    that ended counts."""
-    moved = {"scheduled_at": after(delay)} if delay else {}
-    return {**ready_unless_cancelled(spent=spent), **moved, **over()}
-
-
-def ready_unless_cancelled(*, spent: bool = True) -> dict[str, Any]:
-    """The columns of a task that waits again, or ends here because someone asked for it."""
-    status = Case(
-        When(CANCEL_REQUESTED, then=Value(TaskStatus.CANCELLED.value)),
-        default=Value(TaskStatus.READY.value),
-    )
-    stays: dict[str, Any] = {"unique_key": key_in_retry()} if spent else {}
-    fields: Any = apps.get_model("leasing_tasks", "Task")._meta
-    ends = {
-        column: Case(
-            When(CANCEL_REQUESTED, then=value),
-            default=stays.get(column, F(column)),
-            output_field=fields.get_field(column),
-        )
-        for column, value in closing().items()
-    }
-    return {"status": status, **ends}

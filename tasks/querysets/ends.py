@@ -29,12 +29,9 @@ from tasks.querysets.base import (
     TaskRows,
     TaskStatus,
     attempt_model,
-    completing,
-    ending,
-    waiting,
 )
-from tasks.querysets.cancel import said
 from tasks.querysets.failure import Failure, storable
+from tasks.querysets.transitions import completing, ending, said, waiting
 
 if TYPE_CHECKING:
     from tasks.models import Task, TaskAttempt

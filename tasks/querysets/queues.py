@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from django.apps import apps
-from django.db.models import Exists
 from django.dispatch import Signal
 
 from leasing.db.dialects import after_commit
@@ -65,9 +63,3 @@ class QueueQuerySet(RoutedQuerySet["Queue"]):
             signal.send_robust(sender=self.model, queue=name, **details)
 
         after_commit(self.db, tell)
-
-
-def is_paused(name: Any) -> Exists:
-    """Whether the queue ``name`` is paused: asked once a statement, not once a row."""
-    rows: Any = apps.get_model("leasing_tasks", "Queue")._default_manager
-    return Exists(rows.filter(name=name).paused())

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from django.db import IntegrityError, models, transaction
 from django.db.models import Case, Value, When
@@ -26,10 +26,10 @@ from django.db.models import Case, Value, When
 from leasing.db import joins
 from leasing.db.dialects import lock, lock_names
 from leasing.querysets.leasable import pause_shortly
-from tasks.querysets.operator import Operating
 
 if TYPE_CHECKING:
     from tasks.models import Task
+    from tasks.querysets.base import TaskRows
 
 #: Before the names of the keys that are locked.
 LOCK = "leasing_tasks.slot:"
@@ -78,7 +78,7 @@ class Seats:
         self._given[key].add(task.slot)
         return True
 
-    def past_the_full(self, rows: Seating) -> Seating:
+    def past_the_full(self, rows: TaskRows) -> TaskRows:
         """The ``rows`` that might find a seat."""
         by_number = defaultdict(list)
         for key, slots in self._taken.items():
@@ -88,50 +88,52 @@ class Seats:
         return rows.exclude(concurrency_key__in=self._elsewhere)
 
 
-class Seating(Operating):
-    """Granting with a slot."""
+def choose(rows: TaskRows, free: TaskRows, limit: int | None) -> dict[int, Task]:
+    """Lock up to ``limit`` of ``free``, each with a slot where it needs one."""
+    chosen = _locked(free, limit)
+    if not any(task.concurrency_key for task in chosen.values()):
+        return chosen
+    seats = rows.seats or Seats(rows.model, rows.db)
+    seated: dict[int, Task] = {}
+    while chosen:
+        if keys := {task.concurrency_key for task in chosen.values()} - {""}:
+            seats.look(keys)
+        found = {pk: task for pk, task in chosen.items() if seats.seat(task)}
+        seated |= found
+        if len(found) == len(chosen):
+            break
+        more = seats.past_the_full(free).exclude(pk__in=list(seated))
+        chosen = _locked(more, None if limit is None else limit - len(seated))
+    return seated
 
-    #: Those of the claim that these rows are a part of.
-    seats: Seats | None = None
 
-    def _chosen(self, free: Self, limit: int | None) -> dict[int, Task]:
-        chosen = self._locked(free, limit)
-        if not any(task.concurrency_key for task in chosen.values()):
-            return chosen
-        seats = self.seats or Seats(self.model, self.db)
-        seated: dict[int, Task] = {}
-        while chosen:
-            if keys := {task.concurrency_key for task in chosen.values()} - {""}:
-                seats.look(keys)
-            found = {pk: task for pk, task in chosen.items() if seats.seat(task)}
-            seated |= found
-            if len(found) == len(chosen):
-                break
-            more = seats.past_the_full(free).exclude(pk__in=list(seated))
-            chosen = self._locked(more, None if limit is None else limit - len(seated))
-        return seated
+def _locked(free: TaskRows, limit: int | None) -> dict[int, Task]:
+    columns = ("holder", "grants", "released_at", "expires_at")
+    rows = free.only("pk", *columns, "concurrency_key", "concurrency_limit", "slot")
+    of = joins.lock_of(free.model, free.db)
+    return {task.pk: task for task in lock(rows, skip_locked=True, of=of)[:limit]}
 
-    def _locked(self, free: Any, limit: int | None) -> dict[int, Task]:
-        columns = ("holder", "grants", "released_at", "expires_at")
-        rows = free.only("pk", *columns, "concurrency_key", "concurrency_limit", "slot")
-        of = joins.lock_of(self.model, self.db)
-        return {task.pk: task for task in lock(rows, skip_locked=True, of=of)[:limit]}
 
-    def _write_grants(
-        self, before: dict[int, Task], grants: dict[int, uuid.UUID], columns: dict[str, Any]
-    ) -> None:
-        slots = {pk: task.slot for pk, task in before.items() if task.slot is not None}
-        if not slots:
-            return super()._write_grants(before, grants, columns)
-        chosen = [When(pk=pk, then=Value(slot)) for pk, slot in slots.items()]
-        columns["slot"] = Case(*chosen, default=None, output_field=models.CharField())
-        with suppress(IntegrityError), transaction.atomic(using=self.db):
-            return super()._write_grants(before, grants, columns)
-        # A slot was taken meanwhile: each on its own, and that one not.
-        free = {pk: task for pk, task in before.items() if pk not in slots}
-        if free:
-            super()._write_grants(free, grants, columns)
-        for pk in slots:
-            with suppress(IntegrityError), transaction.atomic(using=self.db):
-                super()._write_grants({pk: before[pk]}, grants, columns)
-        return None
+def write(
+    using: str,
+    grant: Callable[..., None],
+    before: dict[int, Task],
+    grants: dict[int, uuid.UUID],
+    columns: dict[str, Any],
+) -> None:
+    """``grant`` those rows, with the slots they were given."""
+    slots = {pk: task.slot for pk, task in before.items() if task.slot is not None}
+    if not slots:
+        return grant(before, grants, columns)
+    chosen = [When(pk=pk, then=Value(slot)) for pk, slot in slots.items()]
+    columns["slot"] = Case(*chosen, default=None, output_field=models.CharField())
+    with suppress(IntegrityError), transaction.atomic(using=using):
+        return grant(before, grants, columns)
+    # A slot was taken meanwhile: each on its own, and that one not.
+    free = {pk: task for pk, task in before.items() if pk not in slots}
+    if free:
+        grant(free, grants, columns)
+    for pk in slots:
+        with suppress(IntegrityError), transaction.atomic(using=using):
+            grant({pk: before[pk]}, grants, columns)
+    return None

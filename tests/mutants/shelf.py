@@ -39,22 +39,30 @@ NEAREST: dict[str, tuple[str, ...]] = {
         f"tasks/querysets/{name}.py": (*nearest, "tests/tasks/querysets/")
         for name, nearest in {
             "base": ("tests/tasks/querysets/test_conditions.py",),
-            "cancel": ("tests/tasks/querysets/test_cancel.py",),
-            "claim": ("tests/tasks/querysets/test_claim.py",),
-            "ended": ("tests/tasks/querysets/test_states.py", "tests/tasks/management/"),
-            "enqueue": ("tests/tasks/querysets/test_enqueue",),
+            "duplicates": ("tests/tasks/querysets/test_enqueue_unique.py",),
             "ends": (
                 "tests/tasks/querysets/test_many.py",
                 "tests/tasks/querysets/test_conditions.py",
             ),
-            "operator": ("tests/tasks/querysets/test_recover.py",),
+            "operator": (
+                "tests/tasks/querysets/test_cancel.py",
+                "tests/tasks/querysets/test_retry.py",
+                "tests/tasks/management/",
+            ),
             "outbox": ("tests/tasks/outbox/", "tests/tasks/celery/"),
-            "progress": ("tests/tasks/querysets/test_conditions.py",),
-            "publishing": ("tests/tasks/celery/",),
+            "producer": ("tests/tasks/querysets/test_enqueue",),
             "queues": (),
+            "recovery": ("tests/tasks/querysets/test_recover.py",),
+            "relay": ("tests/tasks/celery/",),
             "schedule": ("tests/tasks/maintenance/test_scheduler.py", "tests/tasks/scheduling/"),
             "slots": ("tests/tasks/querysets/test_slots.py",),
+            "task": ("tests/tasks/querysets/test_conditions.py",),
+            "transitions": ("tests/tasks/querysets/test_conditions.py",),
             "unique": ("tests/tasks/querysets/test_enqueue_unique.py",),
+            "worker": (
+                "tests/tasks/querysets/test_conditions.py",
+                "tests/tasks/querysets/test_claim.py",
+            ),
             "sql/claim": ("tests/tasks/querysets/test_claim",),
             "sql/insert": ("tests/tasks/querysets/test_enqueue",),
         }.items()

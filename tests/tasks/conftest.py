@@ -21,7 +21,7 @@ from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.context import Context
 from tasks.models import Task
-from tasks.querysets import operator
+from tasks.querysets import recovery
 from tasks.querysets.sql import cursors
 from tasks.registry import Handler
 from tasks.worker import hand_back, threads
@@ -64,7 +64,7 @@ __all__ = [
 @pytest.fixture(autouse=True)
 def _no_sweep_at_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim recovers nothing that the test has prepared, unless the test recovers first."""
-    monkeypatch.setattr(operator, "swept_at", {"default": float("inf")})
+    monkeypatch.setattr(recovery, "swept_at", {"default": float("inf")})
 
 
 @pytest.fixture(autouse=True)

@@ -28,15 +28,14 @@ from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.runtime.clock import clock
 from leasing.validation.terms import Terms
 from tasks import registry, signals
-from tasks.querysets.base import completing
 from tasks.querysets.claimed import COLUMNS, TOLD_COLUMNS, TRACED_COLUMNS, Taken, Term, keeping
 from tasks.querysets.sql.cursors import Trail, trail_of
+from tasks.querysets.transitions import completing
 from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task
     from tasks.querysets.base import TaskRows
-    from tasks.querysets.claim import Claiming
 
 #: Several queues are one look: one after the other in the order they are given, each by the
 #: index, until there are enough. Tasks with a concurrency key are locked in their turn, but need
@@ -132,7 +131,7 @@ def serves(using: str) -> bool:
 
 
 def take(
-    rows: Claiming, terms: Terms, queues: Sequence[str], limit: int
+    rows: TaskRows, terms: Terms, queues: Sequence[str], limit: int
 ) -> tuple[list[Taken], bool]:
     """Grant up to ``limit`` ready tasks of ``rows`` that need no seat. Returns them, and whether
     it came past tasks that do."""
@@ -152,7 +151,7 @@ def take(
 
 
 def _take(
-    rows: Claiming,
+    rows: TaskRows,
     terms: Terms,
     queues: Sequence[str],
     limit: int,
@@ -170,13 +169,13 @@ def _take(
     return _taken(rows, terms, sent_at, [answer[3:] for answer in answers])
 
 
-def take_one(rows: Claiming, terms: Terms, queue: str, key: int) -> tuple[list[Taken], bool]:
+def take_one(rows: TaskRows, terms: Terms, queue: str, key: int) -> tuple[list[Taken], bool]:
     """``take``, of the task with this ``key`` alone."""
     parameters = {**_parameters(terms, [queue], 1), "told": registry.heeded(), "key": key}
     return _answered(rows, terms, _timed("take one", rows, _take_one_statement, 1), parameters)
 
 
-def _timed(what: str, rows: Claiming, compiled: Callable[..., str], limit: int) -> str:
+def _timed(what: str, rows: TaskRows, compiled: Callable[..., str], limit: int) -> str:
     # How long they have waited is read where somebody counts, and nowhere else.
     timed, most = signals.claimed.is_counted, _most(limit)
     return _kept((what, timed, most), rows, partial(compiled, timed=timed, most=most))
@@ -191,7 +190,7 @@ def _most(limit: int) -> int:
 
 
 def _answers(
-    rows: Claiming, statement: str, parameters: dict[str, Any]
+    rows: TaskRows, statement: str, parameters: dict[str, Any]
 ) -> tuple[float, list[tuple[Any, ...]]]:
     """When the statement was sent, and what came."""
     statement += _plan()
@@ -204,7 +203,7 @@ def _answers(
 
 
 def _answered(
-    rows: Claiming, terms: Terms, statement: str, parameters: dict[str, Any]
+    rows: TaskRows, terms: Terms, statement: str, parameters: dict[str, Any]
 ) -> tuple[list[Taken], bool]:
     sent_at, answers = _answers(rows, statement, parameters)
     passed_over, _, data, *_ = answers[0]
@@ -212,7 +211,7 @@ def _answered(
 
 
 def _taken(
-    rows: Claiming, terms: Terms, sent_at: float, answers: list[tuple[Any, ...]]
+    rows: TaskRows, terms: Terms, sent_at: float, answers: list[tuple[Any, ...]]
 ) -> tuple[list[Taken], bool]:
     passed_over, microseconds, *_ = answers[0]
     now = EPOCH + timedelta(microseconds=microseconds)
@@ -226,7 +225,7 @@ def _read(data: str) -> dict[str, Any]:
 
 
 def claim(
-    rows: Claiming, terms: Terms, queues: Sequence[str], limit: int
+    rows: TaskRows, terms: Terms, queues: Sequence[str], limit: int
 ) -> tuple[list[Task], bool]:
     """``take``, with every column, as model instances."""
     most = _most(limit)
@@ -252,11 +251,11 @@ def _parameters(terms: Terms, queues: Sequence[str], limit: int) -> dict[str, An
     }
 
 
-def _take_statement(rows: Claiming, *, timed: bool, most: int) -> str:
+def _take_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
     return _taking(rows, _ASKED, _locked(rows, most), timed, most)
 
 
-def _take_after_statement(rows: Claiming, *, timed: bool, most: int) -> str:
+def _take_after_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
     table = _table(rows)
     first, further = (
         _locked(rows, most, RawSQL(which.format(table=table), [], output_field=BooleanField()))
@@ -271,13 +270,13 @@ def _take_after_statement(rows: Claiming, *, timed: bool, most: int) -> str:
     )
 
 
-def _take_one_statement(rows: Claiming, *, timed: bool, most: int) -> str:
+def _take_one_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
     one = _ONE.format(table=_table(rows), key=_MARKS["key"])
     locked = _locked(rows, most, RawSQL(one, [], output_field=BooleanField()))
     return _taking(rows, _ASKED, locked, timed, most)
 
 
-def _taking(rows: Claiming, asked: str, found: str, timed: bool, most: int) -> str:
+def _taking(rows: TaskRows, asked: str, found: str, timed: bool, most: int) -> str:
     traced = () if points.tracer is None else TRACED_COLUMNS
     columns = ("task_data", *COLUMNS, *TOLD_COLUMNS, *traced)
     answer = ("passed_over", "now", *_told(rows, timed, due="_scheduled_at", now="now"))
@@ -285,7 +284,7 @@ def _taking(rows: Claiming, asked: str, found: str, timed: bool, most: int) -> s
     return _claiming(rows, chosen, columns, answer, DbMicroseconds())
 
 
-def _told(rows: Claiming, timed: bool, *, due: str, now: str) -> tuple[str, ...]:
+def _told(rows: TaskRows, timed: bool, *, due: str, now: str) -> tuple[str, ...]:
     """What a ``Taken`` is made of."""
     traced = () if points.tracer is None else TRACED_COLUMNS
     told = (_IF_TOLD.format(value=value) for value in _told_values(rows))
@@ -299,26 +298,26 @@ def _waited(due: str, now: str) -> str:
     return _WAITED.format(due=due, started=started, now=now)
 
 
-def _told_values(rows: Claiming) -> Iterator[str]:
+def _told_values(rows: TaskRows) -> Iterator[str]:
     for name in TOLD_COLUMNS:
         is_moment = isinstance(rows.model._meta.get_field(name), DateTimeField)
         yield _MICROSECONDS.format(moment=name) if is_moment else name
 
 
-def _claim_statement(rows: Claiming, *, most: int) -> str:
+def _claim_statement(rows: TaskRows, *, most: int) -> str:
     columns = tuple(str(field.column) for field in rows.model._meta.concrete_fields)
     chosen = _CHOSEN.format(asked=_ASKED, found=_locked(rows, most), most=most)
     return _claiming(rows, chosen, columns, (*columns, "passed_over", "now"), DbNow())
 
 
-def _locked(rows: Claiming, most: int, *which: Any) -> str:
+def _locked(rows: TaskRows, most: int, *which: Any) -> str:
     ready = rows.to_claim(RawSQL("asked.name", [])).available().filter(*which)
     locked = _inlined(rows, ready.only("pk", "concurrency_key").query)
     return _LOCKED.format(ready=locked, most=most, table=_table(rows))
 
 
 def _claiming(
-    rows: Claiming, chosen: str, columns: Sequence[str], answer: Sequence[str], now: Any
+    rows: TaskRows, chosen: str, columns: Sequence[str], answer: Sequence[str], now: Any
 ) -> str:
     return _CLAIM.format(
         chosen=chosen,
@@ -330,7 +329,7 @@ def _claiming(
     )
 
 
-def _granting(rows: Claiming) -> str:
+def _granting(rows: TaskRows) -> str:
     is_free = rows._everything().available().filter(concurrency_key="").query
     target = rows._everything().filter(_beside_indexes(rows, is_free))
     granting = {
@@ -340,7 +339,7 @@ def _granting(rows: Claiming) -> str:
     return _update(target, _OF_CHOSEN.format(table=_table(rows)), granting)
 
 
-def _beside_indexes(rows: Claiming, query: Any) -> RawSQL:
+def _beside_indexes(rows: TaskRows, query: Any) -> RawSQL:
     """What ``query`` asks of a row, in a form by which PostgreSQL enters no index: it would take
     the one of ready tasks for that of the chosen, and read all of them, or what is left there of
     those that were."""
@@ -348,7 +347,7 @@ def _beside_indexes(rows: Claiming, query: Any) -> RawSQL:
     return RawSQL(f"CASE WHEN {text} THEN true ELSE false END", params, BooleanField())
 
 
-def _compiled(rows: Claiming, expression: Any) -> str:
+def _compiled(rows: TaskRows, expression: Any) -> str:
     return str(rows.query.get_compiler(rows.db).compile(expression)[0])
 
 

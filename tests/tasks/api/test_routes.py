@@ -228,7 +228,7 @@ def test_the_next_task_may_be_one_whose_holder_is_gone(
 ) -> None:
     task = claimed("you")
     expire(task)
-    monkeypatch.setattr("tasks.querysets.operator.swept_at", {})
+    monkeypatch.setattr("tasks.querysets.recovery.swept_at", {})
     shown = next_task(client)
     assert (shown["id"], shown["attempts"], shown["processor"]) == (task.pk, 2, "me")
 

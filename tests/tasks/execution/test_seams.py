@@ -121,7 +121,7 @@ def test_the_last_attempt_of_a_task_that_was_to_be_cancelled_ends_it_as_cancelle
 
 
 def test_many_are_cancelled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.querysets.cancel.BULK_BATCH", 2)
+    monkeypatch.setattr("tasks.querysets.operator.BULK_BATCH", 2)
     TaskFactory.create_batch(3)
     TaskFactory.create_batch(2, state="running")
     done = TaskFactory(state="succeeded")

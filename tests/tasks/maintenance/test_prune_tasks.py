@@ -471,7 +471,6 @@ def test_verbs_over_many_tasks_are_many_transactions(
     monkeypatch: pytest.MonkeyPatch, told: Any
 ) -> None:
     monkeypatch.setattr("tasks.querysets.operator.BULK_BATCH", 2)
-    monkeypatch.setattr("tasks.querysets.ended.BULK_BATCH", 2)
     tasks = TaskFactory.create_batch(5, state="dead")
     TaskFactory(state="succeeded")
     told.clear()

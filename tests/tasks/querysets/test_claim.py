@@ -15,7 +15,7 @@ from leasing.exceptions import InvalidResource, InvalidTTL, LeaseInTransaction
 from leasing.runtime.clock import clock
 from tasks.exceptions import UnknownQueue
 from tasks.models import Task, TaskStatus
-from tasks.querysets import operator
+from tasks.querysets import recovery
 from tasks.sample import SLEEP
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
@@ -323,7 +323,7 @@ def last_swept(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def set_to(seconds_ago: float | None) -> None:
         ages = {} if seconds_ago is None else {connection.alias: clock() - seconds_ago}
-        monkeypatch.setattr(operator, "swept_at", ages)
+        monkeypatch.setattr(recovery, "swept_at", ages)
 
     return set_to
 
@@ -341,7 +341,7 @@ def test_stuck_tasks_are_recovered_first_when_none_has_looked_for_them_lately(
 
     assert (task.pk, task.attempts, task.holder) == (stuck.pk, 2, "ann")
     assert [name for name, _, _ in told] == ["recovered", "claimed"]
-    assert clock() - operator.swept_at["default"] < 5
+    assert clock() - recovery.swept_at["default"] < 5
 
 
 def test_a_process_that_has_just_swept_does_not_sweep_again(

@@ -11,7 +11,7 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
 from tasks.models import Task
-from tasks.querysets import TaskQuerySet
+from tasks.querysets import worker
 from tasks.querysets.sql import claim as postgres
 from tasks.querysets.sql import cursors
 from tests.factories import TaskFactory
@@ -174,7 +174,7 @@ def test_what_is_granted_is_not_forgotten_when_seating_fails(
 ) -> None:
     enqueue(2)
     Task.objects.enqueue("jobs.echo", {}, concurrency_key="a")
-    monkeypatch.setattr(TaskQuerySet, "_claim_portably", refuse)
+    monkeypatch.setattr(worker, "_claim_portably", refuse)
 
     assert len(getattr(Task.objects, verb)("ann", limit=9)) == 2
     with pytest.raises(OperationalError):

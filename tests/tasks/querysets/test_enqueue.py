@@ -17,7 +17,7 @@ from leasing.models import LeaseState
 from tasks import handler
 from tasks.exceptions import GiveUp, NotSerializable, UnknownQueue, UnknownTask
 from tasks.models import Task, TaskStatus
-from tasks.querysets import TaskQuerySet
+from tasks.querysets import TaskQuerySet, duplicates
 from tasks.querysets.sql import insert
 from tasks.sample import SLEEP
 from tests.factories import TaskFactory
@@ -412,14 +412,14 @@ def test_an_insert_that_is_refused_for_other_reasons_says_so(
     with pytest.raises(IntegrityError, match="another constraint"):
         Task.objects.enqueue(SLEEP, DATA, unique_key="k")
 
-    assert len(tries) == TaskQuerySet.TRIES + 1
+    assert len(tries) == duplicates.TRIES + 1
 
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("on_postgresql")
 def test_a_sequence_that_is_behind_its_table_is_told_of() -> None:
     """Neither is a key to blame, nor is nothing stored without a word."""
-    first, *_ = [TaskFactory() for _ in range(TaskQuerySet.TRIES + 1)]
+    first, *_ = [TaskFactory() for _ in range(duplicates.TRIES + 1)]
     put_back = "SELECT setval(pg_get_serial_sequence(%s, 'id'), %s, false)"
     with connection.cursor() as cursor:
         cursor.execute(put_back, [Task._meta.db_table, first.pk])
@@ -525,7 +525,7 @@ def test_many_can_come_from_a_generator() -> None:
 
 @pytest.mark.django_db
 def test_many_are_stored_all_or_none(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
-    monkeypatch.setattr("tasks.querysets.enqueue.INSERT_BATCH", 2)
+    monkeypatch.setattr("tasks.querysets.producer.INSERT_BATCH", 2)
     monkeypatch.setattr("tasks.querysets.bulk.BATCH_ROWS", 2)
     inserts = []
 
@@ -553,3 +553,8 @@ def test_many_ride_few_statements(django_assert_max_num_queries: Any) -> None:
         Task.objects.enqueue_many(SLEEP, [DATA] * 1000)
 
     assert Task.objects.count() == 1000
+
+
+def test_an_argument_that_is_none_is_told_by_the_name_of_the_verb() -> None:
+    with pytest.raises(TypeError, match=r"^TaskQuerySet\.enqueue\(\) got an unexpected"):
+        Task.objects.enqueue(SLEEP, DATA, ttl=5)  # type: ignore[call-arg]

@@ -14,7 +14,7 @@ from django.db.models.signals import pre_save
 from leasing.functions import after
 from tasks.exceptions import GiveUp, KeyBusy
 from tasks.models import Task, TaskStep, UniqueFor
-from tasks.querysets import present as meeting
+from tasks.querysets import duplicates
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, just_before_the_update
@@ -359,7 +359,7 @@ def test_a_duplicate_is_counted_once_a_lock_that_is_soon_over_is(
     other_session: OtherSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = TaskFactory(unique_key="k")
-    monkeypatch.setattr(meeting, "pause_shortly", other_session.commit)
+    monkeypatch.setattr(duplicates, "pause_shortly", other_session.commit)
     keep_locked(other_session, task)
 
     again()
@@ -399,7 +399,7 @@ def with_key(**terms: Any) -> Task:
 def test_an_enqueue_that_cannot_do_without_a_locked_row_says_so(
     wants: str, other_session: OtherSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting, "pause_shortly", lambda: None)
+    monkeypatch.setattr(duplicates, "pause_shortly", lambda: None)
     first, second = WANTS[wants]
     task = with_key(**first)
     before = row_of(task)
@@ -419,7 +419,7 @@ def test_an_enqueue_waits_a_little_for_the_row_that_it_needs(
 ) -> None:
     first, second = WANTS[wants]
     task = with_key(**first)
-    monkeypatch.setattr(meeting, "pause_shortly", other_session.commit)
+    monkeypatch.setattr(duplicates, "pause_shortly", other_session.commit)
     keep_locked(other_session, task)
 
     stored = again(**second)
@@ -436,7 +436,7 @@ def test_a_task_that_ends_while_an_enqueue_waits_to_replace_it_is_left_alone(
     task = TaskFactory(unique_key="k", unique_for=HOUR)
     other_session.begin()
     other_session.run(lambda: Task.objects.filter(pk=task.pk).cancel())
-    monkeypatch.setattr(meeting, "pause_shortly", other_session.commit)
+    monkeypatch.setattr(duplicates, "pause_shortly", other_session.commit)
 
     assert again(on_duplicate="replace").pk == task.pk
 

@@ -14,7 +14,7 @@ from tasks import handler
 from tasks.exceptions import NotSerializable, UnknownQueue, UnknownTask
 from tasks.models import Task
 from tasks.payload import is_same_json
-from tasks.querysets import TaskQuerySet
+from tasks.querysets import duplicates
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
@@ -108,14 +108,14 @@ def test_a_task_that_is_pruned_meanwhile_is_stored_anew(monkeypatch: pytest.Monk
     """And no task without a unique key is taken for the one that was in the way."""
     TaskFactory()
     first = send()
-    look = TaskQuerySet._same_enqueue
+    look = duplicates._same_enqueue
 
-    def after_it_was_pruned(rows: TaskQuerySet, task: Task) -> Task | None:
+    def after_it_was_pruned(rows: Any, task: Task) -> Task | None:
         monkeypatch.undo()
         Task.objects.filter(pk=first.pk).delete()
         return look(rows, task)
 
-    monkeypatch.setattr(TaskQuerySet, "_same_enqueue", after_it_was_pruned)
+    monkeypatch.setattr(duplicates, "_same_enqueue", after_it_was_pruned)
     second = send()
 
     assert not second.is_duplicate
@@ -315,7 +315,7 @@ def test_many_differ_in_their_data_and_what_follows_from_it(
     @handler("bill", queue="mail", concurrency_key="{account}")
     def bill(ctx: Any, **data: Any) -> None: ...
 
-    monkeypatch.setattr("tasks.querysets.enqueue.INSERT_BATCH", 2)
+    monkeypatch.setattr("tasks.querysets.producer.INSERT_BATCH", 2)
     monkeypatch.setattr("tasks.querysets.bulk.BATCH_ROWS", 2)
     odd = "' \" \\ \n , {} NULL \u2028 🙂"
     data = [{"account": n, "odd": odd} for n in ("a", "", "b", "a", "c")]

@@ -14,7 +14,7 @@ from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
 from leasing.models import LeaseState
 from tasks.models import AttemptOutcome, Task, TaskStatus
-from tasks.querysets import operator
+from tasks.querysets import recovery
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire, just_before_the_update
@@ -268,7 +268,7 @@ def others(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def _no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator, "lock", lambda rows, skip_locked=False: rows)
+    monkeypatch.setattr(recovery, "lock", lambda rows, skip_locked=False: rows)
 
 
 @pytest.mark.usefixtures("_no_locks")

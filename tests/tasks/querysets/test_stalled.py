@@ -13,7 +13,6 @@ from leasing.keeper import Keeper
 from tasks.diagnosis import diagnose
 from tasks.maintenance import recovery
 from tasks.models import AttemptOutcome, Task, TaskStatus, Worker
-from tasks.querysets import operator
 from tests.factories import TaskFactory, WorkerFactory, claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, just_before_the_update
@@ -221,7 +220,7 @@ def test_a_claim_that_sweeps_takes_them_too(
     task: Task, database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database_clock.advance(61)
-    monkeypatch.setattr(operator, "swept_at", {})
+    monkeypatch.setattr("tasks.querysets.recovery.swept_at", {})
 
     (again,) = Task.objects.claim("bob")
 

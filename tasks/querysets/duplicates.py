@@ -1,0 +1,207 @@
+"""Enqueues that meet a task with the same key: counted, answered, or written into that task."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+from django.db import IntegrityError, connections, transaction
+from django.db.models import F, Q
+from django.db.models.expressions import DatabaseDefault
+from django.db.models.functions import Greatest
+
+from leasing.db.dialects import after_commit, lock
+from leasing.exceptions import PayloadMismatch
+from leasing.functions import DbNow
+from leasing.querysets.leasable import pause_shortly
+from tasks import signals
+from tasks.exceptions import KeyBusy
+from tasks.notifier import ring
+from tasks.payload import is_same_json
+from tasks.querysets.base import TaskRows, TaskStatus
+from tasks.querysets.columns import NewTask
+from tasks.querysets.sql import insert
+from tasks.querysets.unique import OnDuplicate
+from tasks.runtime.tracepoints import points
+
+if TYPE_CHECKING:
+    from tasks.models import Task
+
+#: What one that replaces another overwrites, beside the number of attempts.
+REPLACED = (
+    "name",
+    "task_data",
+    "queue",
+    "priority",
+    "timeout",
+    "progress_timeout",
+    "concurrency_key",
+    "concurrency_limit",
+)
+
+
+#: How often to try while the task that has the key comes and goes.
+TRIES = 3
+#: How often to look for the row of the task that has the key while somebody has it locked, some
+#: ten milliseconds each time: where the enqueue cannot do without it, and to count.
+LOOKS = 400
+LOOKS_TO_COUNT = 10
+
+
+def store_unless_present(rows: TaskRows, new: NewTask, on_duplicate: str) -> tuple[Task, bool]:
+    """Store a ``new`` task, or return the one that has its key; and whether it was stored.
+
+    The unique columns decide who is stored: of two that come at once the second waits for
+    what becomes of the first.
+    """
+    for _ in range(TRIES):
+        stored = _store_if_new(rows, new)
+        if stored is not None:
+            return stored, True
+        task = rows.model(**new.columns)
+        present = _same_enqueue(rows, task) or _with_unique_key(rows, task, on_duplicate)
+        if present is not None:
+            present.is_duplicate = True
+            return present, False
+        # It ended in between, or its window is over: its key is free again.
+    return _save_new(rows, new), True  # or tell what refuses it
+
+
+def _store_if_new(rows: TaskRows, new: NewTask) -> Task | None:
+    """The ``new`` task, stored; None where it met a key of its own. An INSERT alone would wait
+    for whoever is writing to the row that it meets, such as a handler in its transaction."""
+    connection = connections[rows.db]
+    if insert.serves(rows.model, connection):
+        inserted = insert.insert_unless_present(rows.model, connection, new.columns, new.data)
+        if inserted is None:
+            return None
+        key, moments = inserted
+        return insert.instance(rows.model, rows.db, {**new.columns, "id": key, **moments})
+    # Where rows have no locks, the INSERT waits for whoever writes at all, as it would anyway.
+    if connection.features.has_select_for_update and _with_a_key_of(rows, new).exists():
+        return None
+    with suppress(IntegrityError):
+        return _save_new(rows, new)
+    return None
+
+
+def _save_new(rows: TaskRows, new: NewTask) -> Task:
+    task = rows.model(**new.columns)
+    with transaction.atomic(using=rows.db):
+        task.save(using=rows.db, force_insert=True)
+    return task
+
+
+def _with_a_key_of(rows: TaskRows, new: NewTask) -> TaskRows:
+    has_key = [
+        Q((key, new.columns[key]))
+        for key in ("unique_key", "idempotency_key")
+        if key in new.columns
+    ]
+    return rows._everything().filter(Q(*has_key, _connector=Q.OR))
+
+
+def _same_enqueue(rows: TaskRows, task: Task) -> Task | None:
+    """What was stored under the idempotency key. Raises PayloadMismatch."""
+    if task.idempotency_key is None:
+        return None
+    present = rows._everything().filter(idempotency_key=task.idempotency_key).first()
+    if present is not None and not (
+        present.name == task.name and is_same_json(present.task_data, task.task_data)
+    ):
+        raise PayloadMismatch(task.idempotency_key)
+    return present
+
+
+def _with_unique_key(rows: TaskRows, task: Task, on_duplicate: str) -> Task | None:
+    """The task that keeps the unique key, after ``on_duplicate`` was done with it."""
+    if task.unique_key is None:
+        return None
+    present = rows._everything().filter(unique_key=task.unique_key).first()
+    if present is None:
+        return None
+    if present.unique_until is not None and _free_overdue(rows, task.unique_key):
+        return None
+    if on_duplicate != OnDuplicate.SKIP:
+        replaced = _replace(rows, task, keep_time=on_duplicate == OnDuplicate.KEEP_TIME)
+        if replaced is not None:
+            return replaced
+    _count_duplicate(rows, present)
+    return present
+
+
+def _free_overdue(rows: TaskRows, unique_key: str) -> int:
+    """Take the key from a task whose window is over, whether it has ended or not."""
+    overdue = rows._everything().filter(unique_key=unique_key, unique_until__lte=DbNow())
+    with transaction.atomic(using=rows.db):
+        _lock_soon(overdue, unique_key)
+        return overdue.update(unique_key=None)
+
+
+def _replace(rows: TaskRows, task: Task, *, keep_time: bool) -> Task | None:
+    """Make the waiting task with this unique key what ``task`` says; None when it does not
+    wait. It keeps its attempts, and its key for as long as was said at first."""
+    with transaction.atomic(using=rows.db):
+        waiting = rows._everything().filter(unique_key=task.unique_key, status=TaskStatus.READY)
+        present = _lock_soon(waiting, task.unique_key)
+        if present is None or not waiting.update(**_replacing(task, keep_time)):
+            return None
+        if present.grants:  # what it did for the old data, in attempts that were refunded too
+            apps.get_model("leasing_tasks", "TaskStep")._default_manager.using(rows.db).filter(
+                task_id=present.pk
+            ).delete()
+        present.refresh_from_db(using=rows.db)
+    rows._tell(signals.replaced, present)
+    ring(rows.db, [present])
+    return present
+
+
+def _replacing(task: Task, keep_time: bool) -> dict[str, Any]:
+    columns: dict[str, Any] = {name: getattr(task, name) for name in REPLACED}
+    if not keep_time:
+        columns["scheduled_at"] = _start_of(task)
+    if points.tracer is not None:
+        columns["trace_context"] = task.trace_context
+    return columns | {
+        "max_attempts": Greatest(task.max_attempts, F("attempts") + 1),
+        "progress": None,
+        "progressed_at": None,
+        "checkpoint": None,
+        # What its client asked for is not stored any more; asked again it meets the unique key.
+        "idempotency_key": None,
+    }
+
+
+def _count_duplicate(rows: TaskRows, task: Task) -> None:
+    """Count what ``task`` turned away, once the caller's transaction has ended: the row of a
+    running task stays free for its heartbeats meanwhile. Where somebody keeps it locked it is
+    not counted: that is worth nobody's waiting."""
+
+    def count() -> None:
+        counted = rows._everything().filter(pk=task.pk)
+        with suppress(KeyBusy), transaction.atomic(using=rows.db):
+            _lock_soon(counted.only("pk"), task.unique_key, LOOKS_TO_COUNT)
+            counted.update(duplicates=F("duplicates") + 1)
+        signals.send(signals.duplicate, task)
+
+    task.duplicates += 1
+    after_commit(rows.db, count)
+
+
+def _lock_soon(rows: TaskRows, unique_key: str | None, looks: int = LOOKS) -> Task | None:
+    """The one of ``rows``, locked in the caller's transaction; None when there is none. Raises
+    KeyBusy when another transaction keeps it locked."""
+    for _ in range(looks):
+        row = lock(rows, skip_locked=True).first()
+        if row is not None or not rows.exists():
+            return row
+        pause_shortly()
+    raise KeyBusy(unique_key)
+
+
+def _start_of(task: Task) -> Any:
+    """When an unsaved ``task`` is to start: a moment, or the expression of one."""
+    start: Any = task.scheduled_at
+    is_default = isinstance(start, DatabaseDefault)
+    return start.expression if is_default else start

@@ -1,0 +1,173 @@
+"""Verbs of producers: new rows, alone, in numbers, or after a commit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Unpack
+
+from django.db import DatabaseError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Expression
+
+from leasing.db.dialects import after_commit
+from tasks import signals
+from tasks.notifier import BESIDE, message_of, ring_now, ring_queues, ringer, takes_messages
+from tasks.payload import as_arguments, check_json
+from tasks.querysets import bulk
+from tasks.querysets.base import TaskRows
+from tasks.querysets.columns import (
+    EnqueueOptions,
+    ManyOptions,
+    NewTask,
+    NewTasks,
+    new_task,
+    new_tasks,
+)
+from tasks.querysets.duplicates import store_unless_present
+from tasks.querysets.sql import insert
+from tasks.querysets.unique import OnDuplicate
+from tasks.runtime.tracepoints import points
+
+if TYPE_CHECKING:
+    from tasks.models import Task
+
+
+#: How many rows one INSERT carries.
+INSERT_BATCH = 500
+
+
+def enqueue(
+    rows: TaskRows,
+    name_or_handler: str | Callable[..., Any],
+    data: dict[str, Any] | None,
+    **options: Unpack[EnqueueOptions],
+) -> Task:
+    """Store a task, as part of the caller's transaction."""
+    new = new_task(name_or_handler, data, **options)
+    store = partial(_store, rows, new, options.get("on_duplicate", OnDuplicate.SKIP.value))
+    return store() if points.tracer is None else points.tracer.sending(new.columns, store)()
+
+
+def enqueue_on_commit(
+    rows: TaskRows,
+    name_or_handler: str | Callable[..., Any],
+    data: dict[str, Any] | None,
+    using: str | None,
+    **options: Unpack[EnqueueOptions],
+) -> None:
+    """Check everything now, and store the task once the transaction on ``using`` has committed."""
+    new = new_task(name_or_handler, copy.deepcopy(data), **options)
+    mode = options.get("on_duplicate", OnDuplicate.SKIP.value)
+    store: Callable[[], object] = partial(_store, rows, new, mode)
+    if points.tracer is not None:
+        store = points.tracer.sending(new.columns, store)
+    transaction.on_commit(store, using=using or rows.db)
+
+
+def enqueue_many(
+    rows: TaskRows,
+    name_or_handler: str | Callable[..., Any],
+    data: Iterable[dict[str, Any] | None],
+    **options: Unpack[ManyOptions],
+) -> Sequence[Task]:
+    """Store one task for each of ``data``, all or none."""
+    if unknown := options.keys() - ManyOptions.__optional_keys__:
+        raise TypeError(f"enqueue_many takes no {', '.join(sorted(unknown))}.")
+    new = new_tasks(name_or_handler, **options)
+    items = [as_arguments(each) for each in data]
+    if not items:
+        return []
+    store = partial(_store_many, rows, new, items)
+    return store() if points.tracer is None else points.tracer.sending(new.columns, store)()
+
+
+def _store_many(rows: TaskRows, new: NewTasks, items: list[dict[str, Any]]) -> Sequence[Task]:
+    connection = connections[rows.db]
+    if insert.serves(rows.model, connection):
+        stored = bulk.store(rows.model, connection, new, items)
+    else:
+        stored = _store_each(rows, new, items)
+    ring_queues(rows.db, [new.columns["queue"]])
+    _announce(rows, stored)
+    return stored
+
+
+def _store_each(rows: TaskRows, new: NewTasks, items: list[dict[str, Any]]) -> Sequence[Task]:
+    for each in items:
+        check_json(each, "data")
+    tasks = [rows.model(**new.columns, task_data=each, **new.limit(each)) for each in items]
+    with transaction.atomic(using=rows.db):
+        rows._everything().bulk_create(tasks, batch_size=INSERT_BATCH)
+    for task in tasks:
+        _read_back_later(task)
+    return tasks
+
+
+def _store(rows: TaskRows, new: NewTask, on_duplicate: str) -> Task:
+    columns = new.columns
+    with_keys = "unique_key" in columns or "idempotency_key" in columns
+    connection = connections[rows.db]
+    if not with_keys and insert.serves(rows.model, connection):
+        return _store_plain(rows, connection, new)
+    rows, stored = rows.home(), True
+    if with_keys:
+        task, stored = store_unless_present(rows, new, on_duplicate)
+    else:
+        task = rows.model(**columns)
+        task.save(using=rows.db, force_insert=True)
+    if stored:
+        _read_back_later(task)
+        ring_queues(rows.db, [task.queue])
+        _announce(rows, [task])
+    return task
+
+
+def _store_plain(rows: TaskRows, connection: BaseDatabaseWrapper, new: NewTask) -> Task:
+    model, using, queue = rows.model, connection.alias, new.columns["queue"]
+    alone = takes_messages(connection)
+    if alone and ringer.is_due(using, queue, BESIDE):
+        key, moments = _store_ringing(rows, connection, new, message_of(queue))
+    else:
+        key, moments = insert.insert(model, connection, new.columns, new.data)
+        if alone:
+            ring_now(using, queue)
+        else:
+            ring_queues(using, [queue])
+    task = insert.instance(model, using, {**new.columns, "id": key, **moments})
+    _announce(rows, [task])
+    return task
+
+
+def _store_ringing(
+    rows: TaskRows, connection: BaseDatabaseWrapper, new: NewTask, message: str
+) -> insert.Inserted:
+    try:
+        inserted = insert.insert(rows.model, connection, new.columns, new.data, message)
+    except BaseException as error:
+        try:
+            if not isinstance(error, DatabaseError):
+                raise
+            # It may be the message that was refused: PostgreSQL has room for so many.
+            return insert.insert(rows.model, connection, new.columns, new.data)
+        finally:
+            # Others may have left the ringing to this one, whatever becomes of its task.
+            ringer.tell(connection.alias, message)
+    ringer.tell_here(message)
+    return inserted
+
+
+def _announce(rows: TaskRows, tasks: Sequence[Task]) -> None:
+    if signals.enqueued.has_receivers(rows.model):
+        for task in tasks:
+            rows._tell(signals.enqueued, task)
+    elif signals.enqueued.is_noted:
+        after_commit(rows.db, lambda: signals.enqueued.note(tasks))
+
+
+def _read_back_later(task: Task) -> None:
+    """Let the moments that the database has computed be read when someone looks at them."""
+    for name in ("scheduled_at", "unique_until"):
+        if isinstance(task.__dict__.get(name), Expression):
+            del task.__dict__[name]

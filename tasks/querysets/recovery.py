@@ -1,0 +1,192 @@
+"""Recovery: tasks are taken from holders that are gone, get nowhere, or are revoked."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.db import transaction
+from django.db.models import Exists, F, Min, Q, Subquery, Value
+from django.db.models.functions import Coalesce, Least
+
+from leasing.db.dialects import lock, refuse_transaction
+from leasing.db.questions import ask
+from leasing.functions import DbNow, next_token, remaining
+from leasing.humanize import span
+from leasing.runtime.clock import clock
+from tasks import signals
+from tasks.conf import task_settings
+from tasks.notifier import ring
+from tasks.querysets.base import (
+    CANCEL_REQUESTED,
+    TERM,
+    TaskRows,
+    TaskStatus,
+    attempt_model,
+    until_idle,
+)
+from tasks.querysets.transitions import closing, traced
+from tasks.querysets.unique import key_in_retry
+from tasks.runtime.tracepoints import points
+
+if TYPE_CHECKING:
+    from tasks.models import Task
+
+#: How many rows one recovery transaction takes.
+SWEEP_BATCH = 100
+#: Of running tasks, the least time that recovery leaves one of them.
+_LAPSE = Min(Least(remaining(), Coalesce(until_idle(), remaining())))
+#: When this process last looked for stuck tasks, by database, on the holder's clock.
+swept_at: dict[str, float] = {}
+
+
+def recover(rows: TaskRows, limit: int) -> int:
+    """Take those whose deadline has passed."""
+    swept_at[rows.db] = clock()
+    return take_from_holders(rows, TaskRows.stuck, limit, _overdue, "expired")
+
+
+def recover_stalled(rows: TaskRows, limit: int) -> int:
+    """Take those without progress."""
+    return take_from_holders(rows, TaskRows.stalled, limit, _idle, "stalled")
+
+
+def revoke(rows: TaskRows, reason: str, by: str) -> int:
+    """Take those that run."""
+    text = f"revoked by {by or 'an operator'}" + (f": {reason}" if reason else "")
+    return take_from_holders(rows, TaskRows.running, None, lambda task: text, "revoked")
+
+
+def note_refused(rows: TaskRows, row: Task, verb: str) -> None:
+    """Note on its attempt that a late ``verb`` of the holder of ``row`` was refused."""
+    # Refused because the deadline passed: there is no record of the attempt to note it on
+    # before the task is taken from it.
+    late = rows._everything().filter(pk=row.pk, grant_id=row.grant_id)
+    take_from_holders(late, TaskRows.stuck, 1, _overdue, "expired")
+    attempts = attempt_model()._default_manager.using(rows.db).filter(task_id=row.pk)
+    attempts.filter(grant_id=row.grant_id, refused_at=None)._note(
+        refused_at=DbNow(), refused_verb=verb
+    )
+
+
+def sweep_if_due(rows: TaskRows) -> None:
+    """Recover what this process has not looked for lately."""
+    refuse_transaction(rows.db)
+    age = clock() - swept_at.get(rows.db, 0.0)
+    if age >= task_settings.SWEEP_EVERY and next_lapse_in(rows) == 0:
+        recover(rows._everything(), SWEEP_BATCH)
+        recover_stalled(rows._everything(), SWEEP_BATCH)
+
+
+def next_lapse_in(rows: TaskRows) -> float | None:
+    """Seconds until the next running task is to be taken."""
+    swept_at[rows.db] = clock()
+    said = ask(rows.model, rows.db, "lapse", lambda: {"left": _lapse(rows)})
+    return _seconds(said["left"])
+
+
+def look_ahead(rows: TaskRows, seconds: float) -> tuple[float | None, bool]:
+    """The same, and whether any of ``rows`` is due within ``seconds``."""
+    swept_at[rows.db] = clock()
+    about = ("ahead", seconds, rows.query.where)
+
+    def questions() -> dict[str, Any]:
+        return {"left": _lapse(rows), "due": Exists(rows.due_within(seconds))}
+
+    said = ask(rows.model, rows.db, about, questions)
+    return _seconds(said["left"]), bool(said["due"])
+
+
+def _lapse(rows: TaskRows) -> Subquery:
+    running = rows._everything().running().order_by()
+    return Subquery(running.values(all=Value(1)).annotate(left=_LAPSE).values("left"))
+
+
+def _seconds(span: timedelta | None) -> float | None:
+    return None if span is None else max(0.0, span.total_seconds())
+
+
+def take_from_holders(
+    rows: TaskRows,
+    which: Callable[[TaskRows], TaskRows],
+    limit: int | None,
+    reason: Callable[[Task], str],
+    kind: str,
+) -> int:
+    """Take up to ``limit`` tasks from their holders: those ``which`` the clock or an operator says,
+    for a ``reason`` of one ``kind``. Returns how many."""
+    with transaction.atomic(using=rows.db):
+        candidates: Any = which(rows)._of_one_table().order_by("pk")
+        columns = candidates.only(
+            "name", "attempts", "max_attempts", "holder", "renewed_at", *TERM
+        ).annotate(now=DbNow())
+        before = {t.pk: t for t in lock(columns, skip_locked=limit is not None)[:limit]}
+        if not before:
+            return 0
+        mine = Q(pk__in=before, grant_id__in=[task.grant_id for task in before.values()])
+        still = which(rows).filter(mine)
+        taking = {
+            "fencing_token": next_token(),
+            "expires_at": Least(F("expires_at"), DbNow()),
+            "slot": None,
+        }
+        asked = still.filter(CANCEL_REQUESTED).update(
+            status=TaskStatus.CANCELLED, **closing(), **taking
+        )
+        last = Q(attempts__gte=F("max_attempts"))
+        dead = still.filter(last).update(status=TaskStatus.FAILED, **closing(), **taking)
+        again = still.filter(~last).update(
+            status=TaskStatus.READY, unique_key=key_in_retry(), **taking
+        )
+        taken = rows._everything().filter(mine).exclude(status=TaskStatus.RUNNING)
+        tasks = (
+            list(taken.filter(released_at=None).order_by("pk")) if asked or dead or again else []
+        )
+        _note_taken(rows, tasks, before, reason)
+    for task in tasks:
+        old = before[task.pk]
+        rows._tell(
+            signals.recovered,
+            task,
+            holder=task.holder,
+            reason=reason(task),
+            kind=kind,
+            silent_for=old.now - (old.renewed_at or old.acquired_at),
+            overdue_for=old.now - old.expires_at,
+        )
+        if task.status == TaskStatus.FAILED:
+            rows._tell(signals.dead, task, error=task.last_error)
+        elif task.status == TaskStatus.CANCELLED:
+            rows._tell_cancelled(task)
+    ring(rows.db, [task for task in tasks if task.status == TaskStatus.READY])
+    return len(tasks)
+
+
+def _note_taken(
+    rows: TaskRows, tasks: list[Task], before: dict[int, Any], reason: Callable[[Task], str]
+) -> None:
+    attempts = []
+    # Of a holder that is gone all is left with the same words, unless it is traced.
+    left: defaultdict[tuple[tuple[str, Any], ...], list[int]] = defaultdict(list)
+    for task in tasks:
+        text = reason(task)
+        attempts.append(attempt_model().of(before[task.pk], "lost", text))
+        if points.tracer is not None:
+            points.tracer.lost(task, text)
+        if task.status != TaskStatus.CANCELLED:  # which says who cancelled it, and why
+            task.last_error = text
+            left[(("last_error", text), *traced(task).items())].append(task.pk)
+    for columns, keys in left.items():
+        rows._everything().filter(pk__in=keys).update(**dict(columns))
+    attempt_model()._default_manager.using(rows.db).bulk_create(attempts)
+
+
+def _overdue(task: Task) -> str:
+    return f"{task.holder} did not renew its lease in time"
+
+
+def _idle(task: Task) -> str:
+    assert task.progress_timeout is not None
+    return f"no progress for {span(task.progress_timeout)}"

@@ -1,0 +1,125 @@
+"""Verbs of the relay: what it reads and marks of tasks, to tell a broker of them.
+
+A message is a hint that carries a task's key; the row stays the truth. Whether a task has a message
+under way is read off its row each time: it was published after it was last claimed, and after its
+time had come. So nothing is to be remembered between two looks, and a row whose transaction
+commits late is not missed, as it would be by whoever reads on from the highest key seen.
+
+At the broker are the first CELERY_WINDOW tasks of a queue, in the order of claims, at most. Of a
+concurrency key no more are published than could run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from django.db.models import BooleanField, Count, ExpressionWrapper, F, Q
+
+from leasing.db.dialects import lock
+from leasing.functions import DbNow, after
+from tasks.querysets.base import TaskRows, TaskStatus
+
+#: How often one look goes on behind the tasks of keys that have as many published as can run.
+ROUNDS = 5
+
+#: Never published, or not since it was last claimed, or before its time came.
+NO_MESSAGE = (
+    Q(published_at=None)
+    | Q(published_at__lt=F("scheduled_at"))
+    | Q(published_at__lte=F("acquired_at"))
+)
+
+
+@dataclass
+class Window:
+    """The ready tasks of a queue that are claimed next, as far as a relay looks."""
+
+    #: Those to publish, in their order.
+    keys: list[int] = field(default_factory=list)
+    #: Those whose message is under way for longer than it should be.
+    late: list[int] = field(default_factory=list)
+    #: Whether there are more tasks than it shows.
+    is_full: bool = False
+
+
+class Seen(NamedTuple):
+    """What a relay looks at of a task."""
+
+    key: int
+    concurrency_key: str
+    limit: int | None
+    lacks_message: bool | None
+    is_late: bool | None
+
+
+def window(rows: TaskRows, queue: str, size: int, patience: float) -> Window:
+    """Look at the first ``size`` tasks of ``queue``."""
+    found, passed = Window(), set[str]()
+    ready = rows.to_claim(queue).ready()
+    late = Q(published_at__lte=after(-timedelta(seconds=patience)))
+    for _ in range(ROUNDS):
+        looked: Any = ready.exclude(concurrency_key__in=passed).values_list(
+            "pk",
+            "concurrency_key",
+            "concurrency_limit",
+            ExpressionWrapper(NO_MESSAGE, output_field=BooleanField()),
+            ExpressionWrapper(late, output_field=BooleanField()),
+        )[:size]
+        first = [Seen(*row) for row in looked]
+        found.is_full = len(first) == size
+        full = _choose(rows, first, found)
+        if not (full and found.is_full):
+            break
+        passed |= full
+    return found
+
+
+def _choose(rows: TaskRows, first: Sequence[Seen], found: Window) -> set[str]:
+    """Add to ``found`` what is to be published of ``first``. Returns the keys that have no
+    room for all of theirs."""
+    known = {*found.keys, *found.late}
+    told = [row for row in first if row.key in known or not row.lacks_message]
+    under_way = Counter(row.concurrency_key for row in told)
+    under_way += _running_by_key(rows, {row.concurrency_key for row in first} - {""})
+    full: set[str] = set()
+    for row in first:
+        name = row.concurrency_key
+        if row.key in known:
+            continue
+        if not row.lacks_message:
+            if row.is_late:
+                found.late.append(row.key)
+        elif name and under_way[name] >= (row.limit or 1):
+            full.add(name)
+        else:
+            under_way[name] += 1
+            found.keys.append(row.key)
+    return full
+
+
+def _running_by_key(rows: TaskRows, keys: set[str]) -> Counter[str]:
+    if not keys:
+        return Counter()
+    running = rows._everything().filter(slot__isnull=False, concurrency_key__in=keys)
+    counted: Any = running.values_list("concurrency_key").annotate(Count("pk")).order_by()
+    return Counter(dict(counted))
+
+
+def mark_published(rows: TaskRows, keys: Sequence[int], patience: float) -> list[int]:
+    """Note that messages for ``keys`` are about to be sent. Returns, in their order, those
+    for which that is so: within the caller's transaction, which proves its term."""
+    late = Q(published_at__lte=after(-timedelta(seconds=patience)))
+    due = rows.filter(pk__in=keys).ready().filter(NO_MESSAGE | late)
+    locked = set(lock(due.order_by("pk"), skip_locked=True).values_list("pk", flat=True))
+    due.filter(pk__in=locked).update(published_at=DbNow())
+    return [key for key in keys if key in locked]
+
+
+def unpublish(rows: TaskRows, keys: Sequence[int]) -> int:
+    """Note that no message for ``keys`` is under way: it was not sent, or it came while the
+    task could not be claimed. Returns how many of them are still to be claimed."""
+    return rows.filter(pk__in=keys, status=TaskStatus.READY).update(published_at=None)

@@ -1,0 +1,366 @@
+"""Tasks: ``Task.objects``. Who calls a verb is the module that has it.
+
+Longer than other files for the docstrings of verbs, which stand where users meet them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from leasing.querysets.claim import Claim
+from tasks.exceptions import Snooze
+from tasks.querysets import completions, ends, operator, producer, recovery, relay, slots, worker
+from tasks.querysets.base import TaskRows
+from tasks.querysets.claimed import Taken
+from tasks.querysets.columns import EnqueueOptions, ManyOptions
+from tasks.querysets.ends import Refused
+from tasks.querysets.transitions import cancellation
+from tasks.querysets.unique import OnDuplicate, UniqueFor
+
+if TYPE_CHECKING:
+    from tasks.models import Task, TaskStep
+
+
+class TaskQuerySet(TaskRows):
+    """Tasks: ``Task.objects``."""
+
+    # Producers
+
+    def enqueue(
+        self,
+        name_or_handler: str | Callable[..., Any],
+        data: dict[str, Any] | None = None,
+        *,
+        queue: str | None = None,
+        priority: int = 0,
+        scheduled_at: datetime | None = None,
+        delay: float | timedelta | None = None,
+        unique_key: str | None = None,
+        unique_for: str | float | timedelta = UniqueFor.FINISHED.value,
+        on_duplicate: str = OnDuplicate.SKIP.value,
+        idempotency_key: str | None = None,
+        max_attempts: int | None = None,
+        timeout: float | timedelta | None = None,
+        progress_timeout: float | timedelta | None = None,
+        concurrency_key: str | None = None,
+        concurrency_limit: int | None = None,
+    ) -> Task:
+        """Store a task, as part of the caller's transaction if there is one.
+
+        ``data`` are the handler's keyword arguments. Higher ``priority`` (-32768 to 32767) goes
+        first; it is not started before ``scheduled_at``, or before ``delay`` (seconds) has
+        passed on the database's clock. ``queue``, ``max_attempts``, ``timeout`` and
+        ``progress_timeout`` (seconds, of one attempt), ``concurrency_key`` (text as it is; empty:
+        none) and ``concurrency_limit`` default to the handler's.
+
+        One task at a time has a ``unique_key``, for as long as ``unique_for`` says: "waiting"
+        (until its claim), "running" (until its first attempt ends), "finished", or a window in
+        seconds. An enqueue meanwhile returns that task, with ``is_duplicate`` set, and stores
+        nothing; what becomes of the task while it still waits, ``on_duplicate`` says: "skip"
+        leaves it, "replace" makes it what was asked for now, "keep_time" does so but for the
+        time it is scheduled at.
+
+        The same ``idempotency_key`` again returns the same task, ended or not.
+
+        Raises UnknownTask, UnknownQueue, NotSerializable, InvalidResource (a key), ValueError,
+        PayloadMismatch (the idempotency key was used for another task or other data), KeyBusy
+        (another transaction keeps the row locked that is to be replaced, or to give its key up).
+        """
+        return producer.enqueue(
+            self,
+            name_or_handler,
+            data,
+            queue=queue,
+            priority=priority,
+            scheduled_at=scheduled_at,
+            delay=delay,
+            unique_key=unique_key,
+            unique_for=unique_for,
+            on_duplicate=on_duplicate,
+            idempotency_key=idempotency_key,
+            max_attempts=max_attempts,
+            timeout=timeout,
+            progress_timeout=progress_timeout,
+            concurrency_key=concurrency_key,
+            concurrency_limit=concurrency_limit,
+        )
+
+    def enqueue_on_commit(
+        self,
+        name_or_handler: str | Callable[..., Any],
+        data: dict[str, Any] | None = None,
+        *,
+        using: str | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> None:
+        """Check everything now, and store the task once the caller's transaction has committed;
+        at once outside of one, and never if it is rolled back. A delay counts from the commit.
+
+        For transactions on another database than the tasks': ``using`` is its alias (default:
+        the tasks' own). In the same database ``enqueue`` is better: its task cannot get lost
+        between the commit and the storing. Arguments and errors are those of ``enqueue``; what
+        only the storing shows, PayloadMismatch and errors of the database, is raised to whoever
+        commits.
+        """
+        producer.enqueue_on_commit(self.home(), name_or_handler, data, using, **options)
+
+    def enqueue_many(
+        self,
+        name_or_handler: str | Callable[..., Any],
+        data: Iterable[dict[str, Any] | None],
+        **options: Unpack[ManyOptions],
+    ) -> Sequence[Task]:
+        """Store one task for each of ``data``, all or none. Arguments and errors are those of
+        ``enqueue``; there are no unique and no idempotency keys.
+
+        Instances of what was stored are made when they are looked at.
+        """
+        return producer.enqueue_many(self.home(), name_or_handler, data, **options)
+
+    # Workers
+
+    def claim(  # type: ignore[override]
+        self,
+        holder: str,
+        *,
+        queues: Sequence[str] | None = None,
+        limit: int = 1,
+        ttl: float | timedelta | None = None,
+    ) -> Claim[Task]:
+        """Lease up to ``limit`` ready tasks of ``queues`` (None: all) to ``holder``, for ``ttl``
+        seconds from now and from each heartbeat.
+
+        Higher priority goes first, then the longest due. Queues that are paused and tasks whose
+        concurrency key has its limit running are passed over. Which queue is looked at first is
+        drawn by lot, so that a full one does not starve the others. When this process has not
+        looked for stuck tasks for SWEEP_EVERY, it does so first: a site whose only workers are
+        remote ones recovers too.
+
+        Raises UnknownQueue, InvalidResource (the holder), InvalidTTL, LeaseInTransaction.
+        """
+        return worker.claim(self.home(), holder, queues, limit, ttl)
+
+    def take(
+        self,
+        holder: str,
+        *,
+        queues: Sequence[str] | None = None,
+        limit: int = 1,
+        ttl: float | timedelta | None = None,
+    ) -> list[Taken]:
+        """``claim``, for workers: without model instances where nothing needs them."""
+        return worker.take(self.home(), holder, queues, limit, ttl)
+
+    def take_one(
+        self, key: int, holder: str, *, queue: str, ttl: float | timedelta | None = None
+    ) -> Taken | None:
+        """``take`` the task with this ``key``, if it is one of ``queue`` that could be claimed
+        now. Raises as ``claim`` does."""
+        return worker.take_one(self.home(), key, holder, queue, ttl)
+
+    def heartbeat(self, task: Task) -> Task:
+        """Move the deadline of a running task to its ttl from now. Raises LeaseLost."""
+        return self.renew(task)
+
+    def progress(self, task: Task, value: Any = None) -> Task:
+        """Store ``value``, any JSON, as how far ``task`` is; None leaves what was stored and
+        says only that it moves. One statement. Raises LeaseLost, NotSerializable.
+        """
+        return worker.progress(self.home(task), task, value)
+
+    def checkpoint(self, task: Task, state: Any, *, progress: Any = None) -> Task:
+        """Store ``state``, any JSON, for later attempts to go on from, and ``progress`` with it.
+
+        It never falls back: an attempt that lost its task is refused. One statement. Raises
+        LeaseLost, NotSerializable.
+        """
+        return worker.checkpoint(self.home(task), task, state, progress)
+
+    def step(self, task: Task, name: str) -> TaskStep | None:
+        """The step of ``task`` called ``name``, if any attempt has finished it."""
+        return worker.step(self.home(task), task, name)
+
+    def finish_step(
+        self, task: Task, name: str, output: Any = None, *, progress: Any = None
+    ) -> TaskStep:
+        """Store that the step called ``name`` is done, its ``output``, and ``progress`` with
+        it. The first to be stored counts, and is returned.
+
+        Raises LeaseLost, NotSerializable, InvalidResource (the name).
+        """
+        return worker.finish_step(self.home(task), task, name, output, progress)
+
+    def complete(self, task: Task, output: Any = None, *, unexpired: bool = False) -> Task:
+        """Store ``output`` and end the task well, as part of the caller's transaction if there
+        is one. ``unexpired`` also demands that the deadline has not passed.
+
+        Raises LeaseLost when the task is no longer this grant's (the output is dropped, and the
+        attempt remembers it), NotSerializable.
+        """
+        rows = self.home(task)
+        return ends.alone(ends.complete(rows, [(task, output)], unexpired=unexpired))
+
+    def complete_many(self, results: Iterable[tuple[Task, Any]]) -> tuple[list[Task], Refused]:
+        """``complete`` each task with the output beside it. Returns those that are completed,
+        and the others, each with its error (LeaseLost, NotSerializable, DataError)."""
+        return ends.complete(self.home(), list(results))
+
+    def complete_taken(self, results: Iterable[tuple[Taken, Any]]) -> completions.Refused:
+        """``complete`` each with the output beside it, for workers: nothing is read back where
+        nobody looks. Returns those that are not completed, each with its error."""
+        return completions.complete_taken(self.home(), results)
+
+    def fail(self, task: Task, error: BaseException | str, *, unexpired: bool = False) -> Task:
+        """End this attempt badly. The task is tried again after a pause, which its handler's
+        retry policy decides about where that is known here, and TASK_QUEUE["BACKOFF"]
+        otherwise. When its attempts are used up, the error is a GiveUp, or the policy gives up,
+        it is dead. A policy gets an ``error`` that is text as a TaskError. Raises LeaseLost.
+        """
+        rows = self.home(task)
+        return ends.alone(ends.fail(rows, [(task, error)], unexpired=unexpired))
+
+    def fail_many(
+        self, failures: Iterable[tuple[Task, BaseException | str]]
+    ) -> tuple[list[Task], Refused]:
+        """``fail`` each task with the error beside it. Returns those that are failed, and the
+        others, each with its error (LeaseLost)."""
+        return ends.fail(self.home(), list(failures))
+
+    def give_back(self, task: Task, reason: str, *, delay: timedelta = timedelta(0)) -> Task:
+        """Set a running task ready again, unfinished: the attempt is not counted, and it is not
+        started before ``delay`` has passed. Raises LeaseLost.
+
+        Of several attempts returned for the same reason the history keeps the latest, so that
+        a task that is returned every minute does not fill it.
+        """
+        return ends.alone(ends.give_back(self.home(task), [task], reason, delay))
+
+    def give_back_many(self, tasks: list[Task], reason: str) -> tuple[list[Task], Refused]:
+        """``give_back`` each of ``tasks`` at once and for the same ``reason``. Returns those that
+        are ready again, and the others, each with its error (LeaseLost)."""
+        return ends.give_back(self.home(), tasks, reason)
+
+    def snooze(self, task: Task, delay: float | timedelta, reason: str = "") -> Task:
+        """Put a running task off for ``delay`` (seconds, or a timedelta), as its handler asked
+        for: the attempt is not counted, checkpoint and steps stay. The history keeps the latest
+        snooze. Raises LeaseLost, ValueError (the delay).
+        """
+        nap = Snooze(delay, reason)
+        return ends.alone(ends.snooze(self.home(task), task, nap))
+
+    def accept_cancel(self, task: Task, by: str = "") -> Task:
+        """End a running task as cancelled: its holder heard that ``by`` asked for it, and
+        stopped. Raises LeaseLost."""
+        text = cancellation(by or task.cancel_requested_by)
+        return ends.alone(ends.accept_cancel(self.home(task), task, text))
+
+    def release(self, row: Task) -> Task:
+        """Give the task back: see ``give_back``."""
+        return self.give_back(row, "released by its holder")
+
+    # Operators
+
+    def cancel(self, by: str = "", reason: str = "") -> int:
+        """Cancel these tasks in the name of ``by``: those that wait end at once, those that run
+        are asked to, and end at their handler's next ``ctx.ensure()`` or await.
+
+        Returns how many ended or were asked; ended ones, and those asked before, do not count.
+        """
+        return operator.cancel(self.home(), by, reason)
+
+    def retry(self, by: str = "") -> int:
+        """Set failed and cancelled tasks ready again, with one attempt more if they were used
+        up, some hundred in a transaction: those of an earlier one stay ready when a later one
+        fails. Returns how many. A task whose unique key another has by now stays as it is."""
+        return operator.retry(self.home(), by)
+
+    def reschedule(
+        self, *, queue: str | None = None, scheduled_at: datetime | None = None, by: str = ""
+    ) -> int:
+        """Move waiting tasks to another ``queue``, another time, or both, some hundred in a
+        transaction. Returns how many.
+
+        Raises UnknownQueue; ValueError when neither is given, or the time has no zone.
+        """
+        return operator.reschedule(self.home(), queue, scheduled_at, by)
+
+    def revoke(self, reason: str = "", by: str = "") -> int:
+        """Take running tasks from their holders, as recovery would, without waiting for the
+        deadline. What the holder does meanwhile is not undone; its late result is refused."""
+        return recovery.revoke(self.home(), reason, by)
+
+    def discard(self, by: str = "") -> int:
+        """Delete the tasks among these that have ended, with their attempts and steps, some
+        hundred in a transaction. Returns how many. What a row of another app protects stays."""
+        return operator.discard(self.home(), by)
+
+    def prune(self, age: timedelta, limit: int = operator.BULK_BATCH) -> int:
+        """Delete up to ``limit`` of the tasks among these that ended ``age`` ago or longer, the
+        longest ended first, in one transaction. Returns how many; call again while it is
+        ``limit``.
+
+        Rows that somebody has locked are passed over, so any number may prune at once. A task
+        whose unique key is kept for a window stays until that is over, and one that a row of
+        another app protects for as long as it does.
+        """
+        return operator.prune(self.home(), age, limit)
+
+    # Recovery
+
+    def recover(self, limit: int = recovery.SWEEP_BATCH) -> int:
+        """Take stuck tasks from holders that are gone: ready again, or dead when that was their
+        last attempt, with a raised token. Returns how many; call again while it is ``limit``.
+
+        Any number of processes may do so at once: each takes rows that the others have not.
+        """
+        return recovery.recover(self.home(), limit)
+
+    def recover_stalled(self, limit: int = recovery.SWEEP_BATCH) -> int:
+        """Take stalled tasks from holders that live, but get nowhere. As ``recover`` else: what
+        the holder writes afterwards is refused, and its next heartbeat tells it."""
+        return recovery.recover_stalled(self.home(), limit)
+
+    def next_lapse_in(self) -> float | None:
+        """Seconds until recovery would take the next running task, unless it is renewed: 0, when
+        there is one now; None, when none is running. The one query of a sweep in vain."""
+        return recovery.next_lapse_in(self.home())
+
+    def look_ahead(self, seconds: float) -> tuple[float | None, bool]:
+        """``next_lapse_in`` and ``are_due_within``, in one query."""
+        return recovery.look_ahead(self.home(), seconds)
+
+    # The relay
+
+    def unpublished(self) -> Self:
+        """Tasks that a worker could claim now, and that no message tells of."""
+        return self.ready().filter(relay.NO_MESSAGE)
+
+    def window(self, queue: str, size: int, patience: float) -> relay.Window:
+        """Look at the first ``size`` tasks of ``queue``."""
+        return relay.window(self.home(), queue, size, patience)
+
+    def mark_published(self, keys: Sequence[int], patience: float) -> list[int]:
+        """Note that messages for ``keys`` are about to be sent. Returns, in their order, those
+        for which that is so: within the caller's transaction, which proves its term."""
+        return relay.mark_published(self.home(), keys, patience)
+
+    def unpublish(self, keys: Sequence[int]) -> int:
+        """Note that no message for ``keys`` is under way: it was not sent, or it came while the
+        task could not be claimed. Returns how many of them are still to be claimed."""
+        return relay.unpublish(self.home(), keys)
+
+    # For the verbs of every leasable row
+
+    def note_refused(self, row: Task, verb: str, reason: str) -> None:
+        recovery.note_refused(self, row, verb)
+
+    def _chosen(self, free: Self, limit: int | None) -> dict[Any, Task]:
+        return slots.choose(self, free, limit)
+
+    def _write_grants(
+        self, before: dict[Any, Task], grants: dict[Any, uuid.UUID], columns: dict[str, Any]
+    ) -> None:
+        slots.write(self.db, super()._write_grants, before, grants, columns)

@@ -1,0 +1,85 @@
+"""Columns of a task that ends, or waits again: alike whoever ends it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+from django.db.models import Case, F, TextField, Value, When
+from django.db.models.functions import Least
+
+from leasing.functions import DbNow, after
+from tasks.querysets.base import CANCEL_REQUESTED, TaskStatus
+from tasks.querysets.unique import key_in_retry, key_once_ended
+
+if TYPE_CHECKING:
+    from tasks.models import Task
+
+
+def over() -> dict[str, Any]:
+    """The lease columns of a task whose holder is done with it."""
+    return {"released_at": DbNow(), "expires_at": Least(F("expires_at"), DbNow()), "slot": None}
+
+
+def closing() -> dict[str, Any]:
+    """The columns of a task that ends, beside those of its lease."""
+    return {"processed_at": DbNow(), "unique_key": key_once_ended()}
+
+
+def ending() -> dict[str, Any]:
+    """The columns of a running task that ends."""
+    return {**closing(), **over()}
+
+
+def completing() -> dict[str, Any]:
+    """The columns of a task that ends well, beside its output."""
+    return {"status": TaskStatus.SUCCEEDED, **ending()}
+
+
+def traced(task: Task) -> dict[str, Any]:
+    """The columns of a trace that the next attempt goes on from."""
+    return {} if task.traced is None else {"trace_context": task.traced}
+
+
+def waiting(delay: timedelta, *, spent: bool = True) -> dict[str, Any]:
+    """The columns of a task that waits ``delay`` for its next attempt; of one that someone asked
+    to cancel, the columns of its end: it is not tried again. ``spent`` says whether the attempt
+    that ended counts."""
+    moved = {"scheduled_at": after(delay)} if delay else {}
+    return {**ready_unless_cancelled(spent=spent), **moved, **over()}
+
+
+def ready_unless_cancelled(*, spent: bool = True) -> dict[str, Any]:
+    """The columns of a task that waits again, or ends here because someone asked for it."""
+    status = Case(
+        When(CANCEL_REQUESTED, then=Value(TaskStatus.CANCELLED.value)),
+        default=Value(TaskStatus.READY.value),
+    )
+    stays: dict[str, Any] = {"unique_key": key_in_retry()} if spent else {}
+    fields: Any = apps.get_model("leasing_tasks", "Task")._meta
+    ends = {
+        column: Case(
+            When(CANCEL_REQUESTED, then=value),
+            default=stays.get(column, F(column)),
+            output_field=fields.get_field(column),
+        )
+        for column, value in closing().items()
+    }
+    return {"status": status, **ends}
+
+
+def cancellation(by: str, reason: str = "") -> str:
+    """What the task and its attempt say of a cancellation."""
+    return f"cancelled by {by or 'an operator'}" + (f": {reason}" if reason else "")
+
+
+def said(text: str) -> Any:
+    """What was said at the asking, or ``text`` where nobody asked."""
+    asked = When(CANCEL_REQUESTED, then=F("last_error"))
+    return Case(asked, default=Value(text), output_field=TextField())
+
+
+def never_cancelled() -> dict[str, Any]:
+    """The columns of a task that goes on although it was cancelled once."""
+    return {"cancel_requested_at": None, "cancel_requested_by": ""}

@@ -1,0 +1,189 @@
+"""Verbs of workers on what they hold: claim it, and say how far it is. Its end: see ``ends``.
+
+Nothing that is said on the way looks at the clock: while the grant is the row's and the row is
+running, nobody else has had the task, so what a late holder says then is still the latest there is.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.db import transaction
+from django.db.models import F
+
+from leasing.db.dialects import durable
+from leasing.functions import DbNow
+from leasing.querysets.claim import Claim
+from leasing.validation.names import check_name
+from leasing.validation.terms import Terms
+from tasks import signals
+from tasks.conf import task_settings
+from tasks.payload import check_json
+from tasks.querysets.base import TaskRows, check_queue, step_model
+from tasks.querysets.claimed import Taken, keeping
+from tasks.querysets.recovery import sweep_if_due
+from tasks.querysets.slots import Seats
+from tasks.querysets.sql import claim as postgres
+from tasks.runtime.tracepoints import points
+
+if TYPE_CHECKING:
+    from tasks.models import Task, TaskStep
+
+#: The queues to claim from, and a ttl, as callers give them.
+Queues = Sequence[str] | None
+Ttl = float | timedelta | None
+
+
+def claim(rows: TaskRows, holder: str, queues: Queues, limit: int, ttl: Ttl) -> Claim[Task]:
+    """Claim, with every column, as model instances."""
+    terms, names = _asked(rows, holder, queues, ttl)
+    tasks: list[Task] = []
+    if postgres.serves(rows.db):
+        tasks, more = postgres.claim(rows, terms, names, limit)
+        if more and len(tasks) < limit:
+            with keeping(tasks):
+                seated = _claim_portably(rows, terms, names, limit - len(tasks))
+                tasks = sorted([*tasks, *seated], key=_in_order)
+    else:
+        tasks = _claim_portably(rows, terms, names, limit)
+    if points.tracer is not None:
+        points.tracer.claimed(tasks)
+    if signals.claimed.has_listeners(rows.model):
+        for task in tasks:
+            signals.send(signals.claimed, task)
+    return Claim(tasks, rows.store(terms))
+
+
+def take(rows: TaskRows, holder: str, queues: Queues, limit: int, ttl: Ttl) -> list[Taken]:
+    """Claim, without model instances where nothing needs them."""
+    terms, names = _asked(rows, holder, queues, ttl)
+    taken: list[Taken] = []
+    more = True
+    if postgres.serves(rows.db):
+        taken, more = postgres.take(rows, terms, names, limit)
+    if more and len(taken) < limit:
+        with keeping(taken):
+            seated = _claim_portably(rows, terms, names, limit - len(taken))
+            taken += [Taken.of(task) for task in seated]
+    _tell_taken(rows, taken)
+    return taken
+
+
+def take_one(rows: TaskRows, key: int, holder: str, queue: str, ttl: Ttl) -> Taken | None:
+    """``take`` the task with this ``key``."""
+    terms, _ = _asked(rows, holder, [queue], ttl)
+    taken: list[Taken] = []
+    more = True
+    if postgres.serves(rows.db):
+        taken, more = postgres.take_one(rows, terms, queue, key)
+    if more and not taken:
+        seated = _claim_portably(rows.filter(pk=key), terms, [queue], 1)
+        taken = [Taken.of(task) for task in seated]
+    _tell_taken(rows, taken)
+    return taken[0] if taken else None
+
+
+def _tell_taken(rows: TaskRows, taken: list[Taken]) -> None:
+    if points.tracer is not None:
+        points.tracer.claimed(taken)
+    if signals.claimed.has_receivers(rows.model):
+        for each in taken:
+            signals.send(signals.claimed, each.task)
+    elif taken and signals.claimed.is_noted:
+        signals.claimed.note(taken)
+
+
+def _asked(rows: TaskRows, holder: str, queues: Queues, ttl: Ttl) -> tuple[Terms, list[str]]:
+    """Check what is asked for, and sweep if that is due. Returns the terms, and the queues in the
+    order they are looked at."""
+    terms = Terms.check(holder=check_name(holder, "holder"), ttl=ttl)
+    names = [check_queue(queue) for queue in queues or task_settings.QUEUES]
+    random.shuffle(names)
+    sweep_if_due(rows)
+    return terms, names
+
+
+def _claim_portably(rows: TaskRows, terms: Terms, queues: Sequence[str], limit: int) -> list[Task]:
+    granted: list[tuple[Task, str]] = []
+    seats = Seats(rows.model, rows.db)
+    with durable(rows.db):
+        for queue in queues:
+            if len(granted) < limit:
+                ready = rows.to_claim(queue)
+                ready.seats = seats
+                granted += ready._grant_locked(terms, limit - len(granted))
+    return [task for task, _ in granted]
+
+
+def _in_order(task: Task) -> tuple[Any, ...]:
+    return (-task.priority, task.scheduled_at, task.pk)
+
+
+def progress(rows: TaskRows, task: Task, value: Any) -> Task:
+    """Store ``value``, any JSON, as how far ``task`` is; None leaves what was stored and
+    says only that it moves. One statement. Raises LeaseLost, NotSerializable.
+    """
+    said = _said(value)
+    if not rows._of_grant(task).update(progressed_at=DbNow(), **said):
+        raise rows._refuse(task, "progress")
+    _set(task, said)
+    return task
+
+
+def checkpoint(rows: TaskRows, task: Task, state: Any, progress: Any) -> Task:
+    """Store ``state``, any JSON, for later attempts to go on from, and ``progress`` with it.
+
+    It never falls back: an attempt that lost its task is refused. One statement. Raises
+    LeaseLost, NotSerializable.
+    """
+    said = {"checkpoint": check_json(state, "checkpoint"), **_said(progress)}
+    count = F("checkpoints") + 1
+    mine = rows._of_grant(task)
+    if not mine.update(progressed_at=DbNow(), checkpoints=count, **said):
+        raise rows._refuse(task, "checkpoint")
+    _set(task, said)
+    task.checkpoints += 1
+    return task
+
+
+def step(rows: TaskRows, task: Task, name: str) -> TaskStep | None:
+    """The step of ``task`` called ``name``, if any attempt has finished it."""
+    steps = step_model()._default_manager.using(rows.db)
+    step: TaskStep | None = steps.filter(task_id=task.pk, name=name).first()
+    return step
+
+
+def finish_step(rows: TaskRows, task: Task, name: str, output: Any, progress: Any) -> TaskStep:
+    """Store that the step called ``name`` is done, its ``output``, and ``progress`` with
+    it. The first to be stored counts, and is returned.
+
+    Raises LeaseLost, NotSerializable, InvalidResource (the name).
+    """
+    check_name(name, "name of the step")
+    said = _said(progress)
+    # As later attempts will read it: a tuple comes back as a list.
+    stored = json.loads(json.dumps(check_json(output, "output of the step")))
+    with transaction.atomic(using=rows.db):
+        rows._lock(task)
+        moved = rows._of_grant(task).update(progressed_at=DbNow(), **said)
+        if moved:
+            steps = step_model()._default_manager.using(rows.db)
+            known = {"task_id": task.pk, "name": name}
+            step: TaskStep = steps.get_or_create(**known, defaults={"output": stored})[0]
+    if not moved:
+        raise rows._refuse(task, "step")
+    _set(task, said)
+    return step
+
+
+def _said(value: Any) -> dict[str, Any]:
+    return {} if value is None else {"progress": check_json(value, "progress")}
+
+
+def _set(task: Task, columns: dict[str, Any]) -> None:
+    for name, value in columns.items():
+        setattr(task, name, value)
