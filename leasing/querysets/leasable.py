@@ -544,7 +544,7 @@ class LeasableQuerySet(RoutedQuerySet[Row]):
         if row is None:
             return Reason(Why.GONE, "its row is gone")
         if row.grant_id != grant_id:
-            words = f"{row.holder} has it since {_clock_time(row.acquired_at)}"
+            words = f"{row.holder} holds it since {_clock_time(row.acquired_at)}"
             return Reason(Why.TAKEN, words)
         if fencing_token is not None and row.fencing_token != fencing_token:
             return Reason(Why.REVOKED, "it was revoked")

@@ -71,7 +71,7 @@ def test_a_revoked_hold_is_told_once_and_the_next_holder_is_left_alone() -> None
 
 def test_a_hold_that_was_taken_over_is_told() -> None:
     with (
-        pytest.raises(LeaseLost, match="thief has it since"),
+        pytest.raises(LeaseLost, match="thief holds it since"),
         Lease.objects.hold("crane:1") as hold,
     ):
         usurp(Lease.objects.get())

@@ -266,7 +266,7 @@ def test_the_result_of_a_lost_lease_is_refused(
         sent.clear()
         return "too late"
 
-    reason = {"taken over": "thief has it since", "revoked": "it was revoked"}[how]
+    reason = {"taken over": "thief holds it since", "revoked": "it was revoked"}[how]
     with pytest.raises(LeaseLost, match=f"once:charge was lost: {reason}"):
         once("charge", window=3600).run(slept)
 

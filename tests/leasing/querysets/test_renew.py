@@ -84,7 +84,7 @@ def test_the_old_holder_cannot_renew_the_lease_of_the_new_one() -> None:
     new = Lease.objects.acquire("crane:1", holder="bob")
     before = stored(new)
 
-    with pytest.raises(LeaseLost, match="bob has it since"):
+    with pytest.raises(LeaseLost, match="bob holds it since"):
         Lease.objects.renew(old)
 
     assert stored(new) == before
@@ -150,7 +150,7 @@ def test_a_refused_renewal_is_noted_with_who_tried_and_why() -> None:
     event = LeaseEvent.objects.get(kind="refused")
     assert (event.holder, event.grant_id) == ("ann", lease.grant_id)
     assert event.fencing_token == lease.fencing_token
-    assert event.reason.startswith("renew: thief has it since")
+    assert event.reason.startswith("renew: thief holds it since")
 
 
 def test_a_refused_renewal_changes_nothing_in_the_hand_of_the_caller() -> None:

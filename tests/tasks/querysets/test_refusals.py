@@ -70,7 +70,7 @@ def test_while_another_works_on_it_it_is_refused_and_noted(
     theirs = claimed(lost, "bob")
     before = row_of(lost)
 
-    with pytest.raises(LeaseLost, match="bob has it since"):
+    with pytest.raises(LeaseLost, match="bob holds it since"):
         write(lost)
 
     assert row_of(lost) == before
@@ -86,7 +86,7 @@ def test_after_another_completed_it_it_is_refused_and_noted(
     Task.objects.complete(claimed(lost, "bob"), {"by": "bob"})
     before = row_of(lost)
 
-    with pytest.raises(LeaseLost, match="bob has it since"):
+    with pytest.raises(LeaseLost, match="bob holds it since"):
         write(lost)
 
     assert row_of(lost) == before
@@ -219,7 +219,7 @@ def test_a_late_write_takes_nothing_from_whoever_came_after(lost: Task) -> None:
     expire(theirs)
     before = row_of(theirs)
 
-    with pytest.raises(LeaseLost, match="bob has it since"):
+    with pytest.raises(LeaseLost, match="bob holds it since"):
         Task.objects.complete(lost)
 
     assert row_of(theirs) == before
