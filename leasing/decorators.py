@@ -84,8 +84,8 @@ def refuse_generators(function: Callable[..., Any]) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         name = getattr(function, "__qualname__", repr(function))
         raise TypeError(
-            f"{name} is a generator function: its body would run when what guards the call is "
-            "over. Use a block in it instead."
+            f"{name} is a generator function: its body would run after the guarded call has "
+            "ended. Use a with block inside it."
         )
 
 

@@ -77,7 +77,7 @@ class PayloadMismatch(LeaseError):
 
     def __init__(self, key: str) -> None:
         self.key = key
-        super().__init__(f"{key} was used with another payload.")
+        super().__init__(f"{key} was already used with a different payload.")
 
     def __reduce__(self) -> tuple[type[PayloadMismatch], tuple[str]]:
         return type(self), (self.key,)

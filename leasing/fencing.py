@@ -76,7 +76,7 @@ class FencedQuerySet(models.QuerySet[Any]):
 
 def _spare_fence(fields: Iterable[str]) -> None:
     if "fence" in fields:
-        raise TypeError("The fence of a row is raised by fenced() alone.")
+        raise TypeError("Only fenced() can change the fence of a row.")
 
 
 class FencedRows:
@@ -88,7 +88,7 @@ class FencedRows:
         self._token = token_of(proof)
         self._strictly = strictly
         self._accepting = {"fence__lt" if strictly else "fence__lte": self._token}
-        self._seen = "one as great" if strictly else "a greater one"
+        self._seen = "an equal or higher one" if strictly else "a higher one"
         self.using: str = rows._db or router.db_for_write(rows.model)  # type: ignore[attr-defined]
 
     def update(self, **values: Any) -> int:
@@ -133,7 +133,7 @@ class FencedRows:
         """Note that ``count`` rows, ``first`` among them, were not written."""
         meta = self._rows.model._meta
         rows = "a row" if count == 1 else f"{count} rows"
-        reason = f"{rows} of {meta.label} refused the token {self._token}, having seen {self._seen}"
+        reason = f"{rows} of {meta.label} refused the token {self._token} after {self._seen}"
         bearer: Hold | Leasable | BareToken
         if isinstance(self._proof, int):
             bearer = BareToken(self._proof, meta.label_lower, str(first))
@@ -179,7 +179,7 @@ class FencedModel(models.Model):
         Raises StaleToken, LeaseLost, and DoesNotExist when the row is gone.
         """
         if not self._fenced(proof).save(self, update_fields):
-            raise type(self).DoesNotExist("The row to save is gone.")
+            raise type(self).DoesNotExist("The row to save no longer exists.")
         self.fence = token_of(proof)
         return self
 

@@ -119,7 +119,7 @@ class once:
         terms = Terms.check(ttl=self.ttl)
         window = check_duration(self.window, "window")
         if window <= terms.ttl:
-            raise InvalidTTL("The window must be longer than the ttl of the lease it runs under.")
+            raise InvalidTTL("The window must be longer than the ttl of the lease.")
         asked = OnceTerms(
             holder=terms.holder,
             ttl=terms.ttl,
@@ -166,7 +166,7 @@ def _hash(payload: Any) -> str:
         _check_names(payload)
     except (TypeError, ValueError, RecursionError) as error:
         # Not its repr() instead: that of most objects is another in every process.
-        raise ValueError(f"The payload is not JSON, so give another: {error}") from error
+        raise ValueError(f"The payload is not JSON, pass a JSON payload: {error}") from error
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -353,7 +353,7 @@ class Leader:
     def _campaign(self, *, leads_on: bool = False) -> Iterator[None]:
         """The one campaign at a time; ``leads_on``: it lasts longer than a block that succeeds."""
         if not self._campaigning.acquire(blocking=False):
-            raise RuntimeError("This leader is in a campaign already.")
+            raise RuntimeError("This leader is already campaigning.")
         try:
             yield
         except BaseException:

@@ -107,7 +107,7 @@ def place_of(what: What) -> Place:
     elif isinstance(what, Leasable):
         key, rows = {"pk": what.pk}, type(what).lease_rows(database_of(what))
     else:
-        raise TypeError(f"Not a hold, a leasable row or a name: {what!r}")
+        raise TypeError(f"Expected a hold, a leasable row or a name, not {what!r}.")
     if not leasing_settings.ENABLED:
         blank = partial(rows.model, **key)
         return MemoryPlace(memory, key_of(blank()), blank)
@@ -122,18 +122,18 @@ def _place_of_hold(hold: Hold) -> Place:
     if isinstance(hold.store, MemoryStore):
         model: Any = apps.get_model(hold.key[0])
         return MemoryPlace(hold.store, hold.key, model)
-    raise TypeError(f"No test can reach into {hold.store!r}.")
+    raise TypeError(f"Tests cannot access {hold.store!r}.")
 
 
 def situation(row: Any) -> str:
     """Who holds ``row``, or how that ended, for people."""
     if row is None or not row.grants:
-        return "nobody ever had it"
+        return "it was never held"
     who, until = row.holder, row.expires_at.isoformat(" ", "milliseconds")
     match row.lease_state(row.now):
         case LeaseState.ACTIVE:
             return f"{who} holds it until {until}"
         case LeaseState.RELEASED:
-            return f"{who} had it, and gave it back or was revoked at {until}"
+            return f"{who} released it or was revoked at {until}"
         case _:
-            return f"the lease of {who} ran out at {until}"
+            return f"the lease of {who} expired at {until}"

@@ -117,7 +117,9 @@ class DatabaseBackend(BaseTaskBackend):
         row, attempts = found
         declared = bridge.find(row.name)
         if declared is None:
-            raise TaskResultDoesNotExist(f"{result_id}: no task {row.name!r} is declared here.")
+            raise TaskResultDoesNotExist(
+                f"{result_id}: no task {row.name!r} is declared in this process."
+            )
         return results.result_of(declared, row, attempts)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
@@ -147,7 +149,7 @@ class DatabaseBackend(BaseTaskBackend):
             )
         if not _is_duration(self.options.get("timeout", 1)):
             yield Error(
-                f"{where}['timeout'] must be more than 0 seconds, or a timedelta.",
+                f"{where}['timeout'] must be a timedelta or a number of seconds, above 0.",
                 id="leasing_tasks.E024",
             )
         if isinstance(self.options.get("modules", ()), str):
@@ -156,9 +158,9 @@ class DatabaseBackend(BaseTaskBackend):
     def _check_queues(self) -> Iterable[CheckMessage]:
         for queue in sorted(self.queues - set(task_settings.QUEUES)):
             yield Error(
-                f"TASKS[{self.alias!r}]['QUEUES'] names the queue {queue!r}, which is not in "
+                f"TASKS[{self.alias!r}]['QUEUES'] lists the queue {queue!r}, which is not in "
                 "TASK_QUEUE['QUEUES'].",
-                hint="TASK_QUEUE['QUEUES'] lists every queue there is.",
+                hint="Add it to TASK_QUEUE['QUEUES'], which lists all queues.",
                 id="leasing_tasks.E023",
             )
 

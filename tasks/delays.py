@@ -15,11 +15,11 @@ def check_delay(value: float | timedelta) -> timedelta:
     not a number.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | timedelta):
-        raise TypeError(f"A delay is a number of seconds or a timedelta, not {value!r}.")
+        raise TypeError(f"A delay must be a number of seconds or a timedelta, not {value!r}.")
     try:
         delay = value if isinstance(value, timedelta) else timedelta(seconds=value)
     except (OverflowError, ValueError) as error:
-        raise ValueError(f"{value!r} is no delay: {error}") from error
+        raise ValueError(f"{value!r} is not a delay: {error}") from error
     if not timedelta(0) <= delay <= LONGEST_DELAY:
-        raise ValueError(f"A delay is from nothing to ten years, not {value!r}.")
+        raise ValueError(f"A delay must be from 0 seconds to ten years, not {value!r}.")
     return delay

@@ -41,7 +41,7 @@ class KeyBusy(TaskError):
 
     def __init__(self, unique_key: str | None) -> None:
         super().__init__(
-            f"The task that has the unique key {unique_key!r} is locked by another transaction."
+            f"The task with the unique key {unique_key!r} is locked by another transaction."
         )
 
 

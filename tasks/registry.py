@@ -126,7 +126,7 @@ def handler(
     def register(function: Function) -> Function:
         known = _handlers.get(name)
         if known is not None and _place(known.function) != _place(function):
-            raise ValueError(f"{name!r} is the name of {_place(known.function)} already.")
+            raise ValueError(f"Task name {name!r} is already used by {_place(known.function)}.")
         _handlers[name] = Handler(
             name,
             function,
@@ -150,7 +150,7 @@ def _duration(value: float | timedelta | None, what: str) -> timedelta | None:
         return None
     duration = value if isinstance(value, timedelta) else timedelta(seconds=value)
     if duration <= timedelta(0):
-        raise ValueError(f"The {what} must be more than nothing.")
+        raise ValueError(f"The {what} must be more than 0 seconds.")
     return duration
 
 

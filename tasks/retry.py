@@ -67,7 +67,7 @@ class Exponential:
         check_delay(self.base)
         check_delay(self.cap)
         if not 0 <= self.jitter <= 1:
-            raise ValueError("The jitter must be a share, from 0 to 1.")
+            raise ValueError("The jitter must be from 0 to 1.")
 
     def __call__(self, error: BaseException, attempt: int) -> float:
         bound = _bound(attempt, self.base, self.cap)
@@ -111,7 +111,7 @@ class RetryOn:
 
 def _classes(errors: tuple[type[BaseException], ...]) -> tuple[type[BaseException], ...]:
     if not errors or not all(isinstance(e, type) and issubclass(e, BaseException) for e in errors):
-        raise TypeError("Name the classes of errors that it is about.")
+        raise TypeError("Pass one or more exception classes.")
     return errors
 
 

@@ -397,7 +397,7 @@ def test_a_module_in_the_place_of_a_queue_that_is_wanted_is_an_error(
 
     assert code == 1
     assert "leasing.E016" in text and f"Python imports {found} as `tasks`" in text
-    assert "HINT: Rename it" in text
+    assert "HINT: Rename that module" in text
 
 
 @pytest.mark.parametrize(

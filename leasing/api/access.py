@@ -67,8 +67,8 @@ class Access:
             "type": "apiKey",
             "in": "cookie",
             "name": settings.SESSION_COOKIE_NAME,
-            "description": "A signed-in user's session. Requests that change something carry "
-            "the CSRF token in X-CSRFToken. The compatible mode asks for neither.",
+            "description": "The session of a signed-in user. Requests that change something must "
+            "send the CSRF token in X-CSRFToken. The compatible mode requires neither.",
         }
 
 
@@ -95,17 +95,17 @@ def caller(request: HttpRequest) -> str:
 
 def _check_stranger(request: HttpRequest) -> None:
     if not _is_near(request.META.get("REMOTE_ADDR", "")):
-        raise HttpError(403, "Without credentials this address is not served.")
+        raise HttpError(403, "Requests without credentials are not accepted from this address.")
     if any(name in request.headers for name in FORWARDED):
-        raise HttpError(403, "Without credentials nothing that came through a proxy is served.")
+        raise HttpError(403, "Requests without credentials are not accepted through a proxy.")
     # Asked for each request, since it also refuses names that are not ours: a page of another
     # site may have its own name point here.
     host = request.get_host()
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != host:
-        raise HttpError(403, "Without credentials no page of another site is served.")
+        raise HttpError(403, "Requests without credentials are not accepted from other sites.")
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-        raise HttpError(403, "Without credentials no page of another site is served.")
+        raise HttpError(403, "Requests without credentials are not accepted from other sites.")
 
 
 def _is_near(address: str) -> bool:

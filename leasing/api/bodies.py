@@ -57,7 +57,7 @@ def _content_length(request: HttpRequest) -> int:
 
 
 def _refuse_size() -> NoReturn:
-    raise HttpError(413, f"The body must not have more than {MAX_BODY} bytes.")
+    raise HttpError(413, f"The body must not exceed {MAX_BODY} bytes.")
 
 
 class BodyParser(Parser):
@@ -86,11 +86,11 @@ class BodyParser(Parser):
         return body
 
 
-_TOO_DEEP = f"The body is nested more than {MAX_DEPTH} deep."
+_TOO_DEEP = f"The body is nested more than {MAX_DEPTH} levels deep."
 
 
 def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _float(text: str) -> float:
@@ -122,7 +122,9 @@ def _inside(outer: dict[str, Any] | list[Any]) -> Iterator[Any]:
         if isinstance(value, dict | list):
             yield value
         elif isinstance(value, str) and not _is_storable(value):
-            raise HttpError(400, "The body has a NUL or half a surrogate pair in a string.")
+            raise HttpError(
+                400, "A string in the body has a NUL character or an unpaired surrogate."
+            )
 
 
 def _is_storable(text: str) -> bool:
@@ -141,7 +143,7 @@ Moment = Annotated[
 ]
 
 #: How many rows a list shows.
-Limit = Annotated[int, Query(ge=1, le=1000, description="How many at most, newest first.")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of rows, newest first.")]
 
 
 class Request(BaseModel):

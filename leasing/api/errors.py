@@ -24,7 +24,7 @@ from leasing.exceptions import InvalidResource, InvalidTTL, LeaseHeld, LeaseLost
 
 View = Callable[..., HttpResponseBase]
 
-_AWAY = "The database cannot be reached at the moment. Try again."
+_AWAY = "The database is not reachable. Try again later."
 
 #: Which status an error answers, and with which text; an empty one is the error's own. What is
 #: in no line, nor any of its base classes, is a fault of ours: 500.
@@ -36,10 +36,10 @@ ERRORS: dict[type[Exception], tuple[int, str]] = {
     OperationalError: (503, _AWAY),
     InterfaceError: (503, _AWAY),
     Http404: (404, ""),
-    PermissionDenied: (403, "You may not do that."),
+    PermissionDenied: (403, "You do not have the permission for this."),
     RequestDataTooBig: (413, "The body is too large."),
     SuspiciousOperation: (400, "The request was refused."),
-    UnreadablePostError: (400, "The body ended too soon."),
+    UnreadablePostError: (400, "The body is incomplete."),
 }
 
 #: After how many seconds to try again when the database is away.
@@ -128,7 +128,9 @@ class LeasingAPI(NinjaAPI):
 
     def _not_allowed(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponse:
         allowed = ", ".join(sorted(response.headers["Allow"].split(", ")))
-        refusal = self.refuse(request, 405, f"{request.method} is not possible here: {allowed}.")
+        refusal = self.refuse(
+            request, 405, f"{request.method} is not allowed here. Allowed: {allowed}."
+        )
         refusal.headers["Allow"] = allowed
         return refusal
 
@@ -163,7 +165,7 @@ class LeasingAPI(NinjaAPI):
     def _answer_fault(self, request: HttpRequest, error: Exception) -> HttpResponse:
         """A fault of ours: told to the log and to Django's listeners, not to the client."""
         got_request_exception.send(sender=None, request=request)
-        response = self.refuse(request, 500, "Something went wrong here. It was logged.")
+        response = self.refuse(request, 500, "Internal error. It has been logged.")
         log_response(
             "%s: %s",
             "Internal Server Error",

@@ -50,7 +50,7 @@ class Term(Request):
 class Acquire(Term):
     """A wish for a lease."""
 
-    ttl: float | None = Field(None, description="Seconds, within the site's bounds.")
+    ttl: float | None = Field(None, description="Seconds, within the bounds of this site.")
 
 
 class LeaseOut(BothSpellings):
@@ -64,8 +64,8 @@ class LeaseOut(BothSpellings):
     renewed_at: Moment | None
     released_at: Moment | None
     expires_at: Moment | None
-    fencing_token: int = Field(description="Rises with every grant, for all time.")
-    grants: int = Field(description="How often it was granted.")
+    fencing_token: int = Field(description="Increases with every grant and never decreases.")
+    grants: int = Field(description="Number of grants.")
 
     @classmethod
     def of(cls, row: Leasable) -> LeaseOut:
@@ -167,7 +167,7 @@ def release_lease_by_id(request: HttpRequest, lease_id: str, body: Term) -> Noti
     """Give back the lease with that id, if it is the holder's one of that resource."""
     lease = term_of(body)
     if lease.lease_id != lease_id:
-        raise HttpError(404, f"The lease {lease_id} is not that of {body.resource}.")
+        raise HttpError(404, f"The lease {lease_id} does not belong to {body.resource}.")
     release(lease)
     return Notice(message=f"{lease.resource} was released.")
 
@@ -213,7 +213,7 @@ def term_of(body: Term) -> Lease:
     resource, holder = check_name(body.resource, "resource"), check_name(body.holder, "holder")
     lease = Lease.objects.all().home().filter(resource=resource, holder=holder).first()
     if lease is None or lease.released_at is not None:
-        raise HttpError(404, f"{holder} has no lease of {resource}.")
+        raise HttpError(404, f"{holder} does not hold {resource}.")
     assert isinstance(lease, Lease)
     return lease
 
@@ -229,4 +229,4 @@ def release(lease: Lease) -> Lease:
 def refuse_reserved(resource: str) -> None:
     """Raise HttpError 409 if ``resource`` is the name of another model's lease."""
     if resource.startswith(RESERVED):
-        raise HttpError(409, f"{resource} is leased through the routes of the task itself.")
+        raise HttpError(409, f"{resource} belongs to a task: use the routes of tasks.")

@@ -244,15 +244,15 @@ def _check_declaration(task: type[LeasedTask]) -> None:
     if task.resource_for is not LeasedTask.resource_for:
         return
     if not task.resource:
-        raise TypeError(f"The task {task.name} says no resource to lease.")
+        raise TypeError(f"The task {task.name} declares no resource to lease.")
     parameters = inspect.signature(task.run).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
     unknown = set(_fields(task.resource)) - {each.name for each in parameters}
     if unknown:
         raise TypeError(
-            f"The resource {task.resource!r} of the task {task.name} names "
-            f"{', '.join(sorted(map(repr, unknown)))}, and the task has no such argument."
+            f"The resource {task.resource!r} of the task {task.name} uses "
+            f"{', '.join(sorted(map(repr, unknown)))}, but the task has no such argument."
         )
 
 

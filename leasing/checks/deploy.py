@@ -47,9 +47,9 @@ def check_strangers(
     if public:
         messages.append(
             Error(
-                "Without credentials, anybody at these addresses may take, keep and complete: "
-                f"{', '.join(public)}.",
-                hint="LEASING['API_ACCESS'] = 'closed', or private networks only in "
+                "The API lets clients at public addresses acquire and complete without "
+                f"credentials: {', '.join(public)}.",
+                hint="Set LEASING['API_ACCESS'] = 'closed', or list only private networks in "
                 "LEASING['API_COMPATIBLE_HOSTS'].",
                 id="leasing.E101",
             )
@@ -57,9 +57,9 @@ def check_strangers(
     if "*" in settings.ALLOWED_HOSTS:
         messages.append(
             Error(
-                "The API answers without credentials under any name, so a page of any site can "
-                "call it from its visitors' browsers.",
-                hint="Name this site in ALLOWED_HOSTS, or set LEASING['API_ACCESS'] = 'closed'.",
+                "The API answers without credentials under any host name: any web page can call it "
+                "from its visitors' browsers.",
+                hint="List this site in ALLOWED_HOSTS, or set LEASING['API_ACCESS'] = 'closed'.",
                 id="leasing.E102",
             )
         )
@@ -82,9 +82,9 @@ def check_metrics(
         return []
     return [
         Warning(
-            "LEASING['METRICS_TOKEN'] is short enough to be guessed.",
-            hint=f"At least {SHORTEST_TOKEN} characters, from secrets.token_hex() for one; or "
-            "None, and nobody has one.",
+            "LEASING['METRICS_TOKEN'] is too short to be safe from guessing.",
+            hint=f"Use at least {SHORTEST_TOKEN} characters, for example from "
+            "secrets.token_hex(), or None to accept no token.",
             id="leasing.W108",
         )
     ]
@@ -98,8 +98,8 @@ def check_enabled(
         return []
     return [
         Warning(
-            "Leases are held in the memory of each process: two may hold the same one at once.",
-            hint="LEASING['ENABLED'] = False is for tests, and for a single process.",
+            "Leases are kept in the memory of each process: two processes can hold the same one.",
+            hint="LEASING['ENABLED'] = False is only for tests and for a single process.",
             id="leasing.W007",
         )
     ]
@@ -113,9 +113,9 @@ def check_times(
     if _is_below(leasing_settings.TTL, SHORTEST_TTL):
         messages.append(
             Warning(
-                f"LEASING['TTL'] is {leasing_settings.TTL:g} s: a short pause of a process, or of "
-                "the database, loses what it holds.",
-                hint=f"At least {SHORTEST_TTL} s; pass `ttl` where a shorter one is meant.",
+                f"LEASING['TTL'] is {leasing_settings.TTL:g} s: a short pause of a process or of "
+                "the database loses its leases.",
+                hint=f"Use at least {SHORTEST_TTL} s; pass `ttl` where a shorter one is needed.",
                 id="leasing.W101",
             )
         )
@@ -123,8 +123,8 @@ def check_times(
         messages.append(
             Warning(
                 "LEASING['MARGIN'] is 0: a holder whose clock runs slower than the database's "
-                "believes in its lease when another has it.",
-                hint="Leave it out: then it is the larger of 0.2 s and 2 % of the ttl.",
+                "still trusts its lease when another already holds it.",
+                hint="Remove the setting: the default is the larger of 0.2 s and 2 % of the ttl.",
                 id="leasing.W102",
             )
         )
@@ -144,9 +144,9 @@ def check_connections(
     if "sqlite" in engine:
         return [
             Warning(
-                "Leases and tasks are kept in SQLite: one writes at a time, and renewals wait "
-                "behind every long transaction until leases are lost.",
-                hint="Use PostgreSQL as soon as there are several workers, or machines.",
+                "Leases and tasks are stored in SQLite, which has one writer at a time: behind a "
+                "long transaction, renewals come too late and leases are lost.",
+                hint="Use PostgreSQL with more than one worker or machine.",
                 id="leasing.W103",
             )
         ]
@@ -165,10 +165,10 @@ def _check_patience(database: dict[str, Any]) -> list[CheckMessage]:
         return []
     return [
         Warning(
-            "A connect to the database of leases may take longer than leases last.",
-            hint=f'Set OPTIONS["connect_timeout"] to some seconds, below the ttl of {ttl:g} s, '
-            'and OPTIONS["tcp_user_timeout"] (milliseconds) and "keepalives_idle" alike: a '
-            "network that swallows packets holds a worker up for minutes otherwise.",
+            "Connecting to the database of leases may take longer than a lease lasts.",
+            hint=f'Set OPTIONS["connect_timeout"] to a few seconds, below the ttl of {ttl:g} s, '
+            'and likewise OPTIONS["tcp_user_timeout"] (milliseconds) and "keepalives_idle". '
+            "Otherwise a network that drops packets blocks a worker for minutes.",
             id="leasing.W104",
         )
     ]
@@ -198,27 +198,27 @@ def _check_role(using: str) -> list[CheckMessage]:
     if read_only == "on":
         messages.append(
             Error(
-                "The database of leases is read-only: no lease is ever granted.",
-                hint="LEASING['DATABASE'] leads to a standby, or default_transaction_read_only "
-                "is on.",
+                "The database of leases is read-only: no lease can be granted.",
+                hint="LEASING['DATABASE'] points to a standby server, or "
+                "default_transaction_read_only is on.",
                 id="leasing.E103",
             )
         )
     if isolation != "read committed":
         messages.append(
             Warning(
-                f"The database's transactions are {isolation} unless they say otherwise.",
-                hint="Two who want the same lease make one of them fail with a serialization "
-                "error instead of LeaseHeld. Set default_transaction_isolation back, for this "
-                "role at least.",
+                f"The default isolation level of the database is {isolation}.",
+                hint="The loser of a race for a lease gets a serialization error instead of "
+                "LeaseHeld. Set default_transaction_isolation to read committed, at least for "
+                "this role.",
                 id="leasing.W105",
             )
         )
     if autovacuum != "on":
         messages.append(
             Warning(
-                "Autovacuum is off: each renewal leaves a dead version of its row behind.",
-                hint="Turn it on, or claims become slower by the hour.",
+                "Autovacuum is off: every renewal leaves a dead row version behind.",
+                hint="Turn it on. Otherwise claims get slower by the hour.",
                 id="leasing.W106",
             )
         )
@@ -234,11 +234,11 @@ def _check_pooler(using: str) -> list[CheckMessage]:
         return []  # where LISTEN_URL leads around a pooler, this is not its answer
     return [
         Warning(
-            "There seems to be a pooler in transaction mode, and connections keep state on it: "
-            "cursors, or prepared statements.",
-            hint="Set DISABLE_SERVER_SIDE_CURSORS to True, and leave out "
-            'OPTIONS["prepare_threshold"] unless the pooler knows prepared statements (PgBouncer '
-            "does from 1.21 on).",
+            "The database seems to be behind a pooler in transaction mode, but connections keep "
+            "server-side cursors or prepared statements.",
+            hint="Set DISABLE_SERVER_SIDE_CURSORS to True, and remove "
+            'OPTIONS["prepare_threshold"] unless the pooler supports prepared statements '
+            "(PgBouncer does from 1.21).",
             id="leasing.W107",
         )
     ]

@@ -27,7 +27,7 @@ PARTS_OF_AN_APP = frozenset(
 )
 
 REMEDY = (
-    "Rename it, or move it out of the folder that Python looks into first: that of manage.py. "
+    "Rename that module, or move it out of the folder of manage.py, which Python searches first. "
     "Invoke finds a renamed module by `--collection`."
 )
 
@@ -53,7 +53,7 @@ def check_queue_module(
     if _has_queue_settings() or missing_backends():
         return [Error(_sentence(found), hint=REMEDY, id="leasing.E016")]
     if _is_installed() and not _is_app(found):
-        hint = f"{REMEDY} If it is an app that needs no queue, silence this check."
+        hint = f"{REMEDY} If the queue is not used, silence this check."
         return [Warning(_sentence(found), hint=hint, id="leasing.W008")]
     return []
 
@@ -127,4 +127,4 @@ def _is_app(found: Path) -> bool:
 
 
 def _sentence(found: Path) -> str:
-    return f"Python imports {found} as `tasks`, in the place of the task queue of django-leasing."
+    return f"Python imports {found} as `tasks` instead of the task queue of django-leasing."

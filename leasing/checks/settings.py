@@ -79,12 +79,14 @@ def _check_bounds() -> list[CheckMessage]:
     conf = leasing_settings
     messages: list[CheckMessage] = []
     if not 0 < conf.MIN_TTL <= conf.TTL <= conf.MAX_TTL:
-        messages.append(Error("LEASING needs 0 < MIN_TTL <= TTL <= MAX_TTL.", id="leasing.E003"))
+        messages.append(
+            Error("LEASING must satisfy 0 < MIN_TTL <= TTL <= MAX_TTL.", id="leasing.E003")
+        )
     if conf.RENEW_EVERY is not None and conf.RENEW_EVERY > conf.TTL / 2:
         messages.append(
             Error(
                 "LEASING['RENEW_EVERY'] is more than half of TTL.",
-                hint="One renewal that comes late would already lose the lease.",
+                hint="A single late renewal would lose the lease.",
                 id="leasing.E004",
             )
         )
@@ -92,13 +94,13 @@ def _check_bounds() -> list[CheckMessage]:
         messages.append(Error("LEASING['JITTER'] must be at most 0.5.", id="leasing.E005"))
     if conf.DATABASE not in connections.settings:
         messages.append(
-            Error(f"LEASING['DATABASE'] names no database: {conf.DATABASE!r}.", id="leasing.E006")
+            Error(f"LEASING['DATABASE'] is not in DATABASES: {conf.DATABASE!r}.", id="leasing.E006")
         )
     if not settings.USE_TZ:
         messages.append(
             Error(
-                "USE_TZ is False: leases compare moments, which must not repeat with the season.",
-                hint="Set USE_TZ = True.",
+                "Leases need time-zone-aware timestamps (USE_TZ = True).",
+                hint="Local times repeat when daylight saving time ends. Set USE_TZ = True.",
                 id="leasing.E015",
             )
         )
@@ -108,9 +110,7 @@ def _check_bounds() -> list[CheckMessage]:
         if not isinstance(getattr(conf, key), bool)
     ]
     if not isinstance(conf.LISTEN_URL, str | None):
-        messages.append(
-            Error("LEASING['LISTEN_URL'] must be an address, or None.", id="leasing.E012")
-        )
+        messages.append(Error("LEASING['LISTEN_URL'] must be a URL or None.", id="leasing.E012"))
     if conf.API_ACCESS not in ("closed", "compatible"):
         messages.append(
             Error("LEASING['API_ACCESS'] must be 'closed' or 'compatible'.", id="leasing.E007")
@@ -122,7 +122,9 @@ def _check_metrics() -> list[CheckMessage]:
     conf = leasing_settings
     messages: list[CheckMessage] = []
     if not isinstance(conf.METRICS_TOKEN, str | None):
-        messages.append(Error("LEASING['METRICS_TOKEN'] must be text, or None.", id="leasing.E013"))
+        messages.append(
+            Error("LEASING['METRICS_TOKEN'] must be a string or None.", id="leasing.E013")
+        )
     names = conf.METRICS_LEADERS
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         messages.append(
@@ -139,7 +141,7 @@ def _check_hosts() -> list[CheckMessage]:
         except ValueError:
             messages.append(
                 Error(
-                    f"LEASING['API_COMPATIBLE_HOSTS'] has {network!r}, which is no network.",
+                    f"LEASING['API_COMPATIBLE_HOSTS']: {network!r} is not a network.",
                     id="leasing.E008",
                 )
             )
@@ -156,7 +158,7 @@ def check_api_access(
     return [
         Warning(
             f"The lease and task API answers without credentials to {hosts}.",
-            hint="LEASING['API_ACCESS'] = 'closed' ends that.",
+            hint="Set LEASING['API_ACCESS'] = 'closed' to require sign-in.",
             id="leasing.W001",
         )
     ]
@@ -177,7 +179,7 @@ def check_leasable_models(
         if reason := _unfit_key(model):
             messages.append(
                 Error(
-                    f"The rows of {model._meta.label} cannot be leased: {reason}.",
+                    f"Rows of {model._meta.label} cannot be leased: {reason}.",
                     hint="Lease a name instead: Lease.objects.hold(...).",
                     obj=model,
                     id="leasing.E018",
@@ -198,7 +200,7 @@ def check_leasable_models(
         if not issubclass(verbs_of(model), LeasableQuerySet):
             messages.append(
                 Error(
-                    f"The default manager of {model._meta.label} has no lease verbs.",
+                    f"The default manager of {model._meta.label} lacks the lease methods.",
                     hint="Derive its queryset from leasing.querysets.leasable.LeasableQuerySet.",
                     obj=model,
                     id="leasing.E010",
@@ -212,19 +214,19 @@ def _unfit_key(model: type[Leasable]) -> str:
     from leasing.models import MAX_KEY
 
     if isinstance(model._meta.pk, models.CompositePrimaryKey):
-        return "their primary key is of several columns"
+        return "their primary key is composite"
     field: Any = model._meta.pk
     while field.model is not model.leased_model():
         if not getattr(field.remote_field, "parent_link", False):
-            return f"they have another primary key than {model.leased_model()._meta.label}"
+            return f"their primary key differs from that of {model.leased_model()._meta.label}"
         field = field.target_field
     while field.remote_field:
         field = field.target_field
     if isinstance(field, models.BinaryField | models.JSONField):
-        return f"a {type(field).__name__} is no name for a row"
+        return f"a {type(field).__name__} cannot name a row"
     is_text = isinstance(field, models.CharField | models.TextField)
     if is_text and (field.max_length is None or field.max_length > MAX_KEY):
-        return f"their primary key may be longer than the {MAX_KEY} characters that the ledger has"
+        return f"their primary key may exceed the {MAX_KEY} characters that the ledger stores"
     return ""
 
 
@@ -239,7 +241,7 @@ def check_routers(
         found.setdefault(router.db_for_write(model), []).append(model._meta.label)
     return [
         Error(
-            f"Routers send {', '.join(models)} to the database {using!r}; LEASING['DATABASE'] is "
+            f"Database routers send {', '.join(models)} to {using!r}, but LEASING['DATABASE'] is "
             f"{kept!r}.",
             hint="Put 'leasing.routers.LeasingRouter' first in DATABASE_ROUTERS.",
             id="leasing.E017",
@@ -260,8 +262,8 @@ def check_sqlite_mode(
         return []
     return [
         Warning(
-            "The SQLite database of leases does not begin its transactions IMMEDIATE.",
-            hint='Those of the project fail with "database is locked" where they read first. '
+            "The SQLite database of leases does not use IMMEDIATE transactions.",
+            hint='Transactions that read first fail with "database is locked" under load. '
             'Set OPTIONS["transaction_mode"] = "IMMEDIATE", and '
             'OPTIONS["init_command"] = "PRAGMA journal_mode=WAL;".',
             id="leasing.W002",
@@ -279,9 +281,9 @@ def check_transactions(
     if database.get("ATOMIC_REQUESTS"):
         messages.append(
             Warning(
-                "ATOMIC_REQUESTS wraps every view in a transaction, where no lease is granted.",
-                hint="Mark views that acquire with @transaction.non_atomic_requests, and silence "
-                "this check then.",
+                "ATOMIC_REQUESTS puts views in transactions, where no lease can be acquired.",
+                hint="Mark views that acquire leases with @transaction.non_atomic_requests, then "
+                "silence this check.",
                 id="leasing.W004",
             )
         )
@@ -289,9 +291,9 @@ def check_transactions(
     if "postgresql" in database.get("ENGINE", "") and level not in (None, READ_COMMITTED):
         messages.append(
             Warning(
-                "The database of leases is not used under READ COMMITTED.",
-                hint="Under a stricter level, two who want the same lease make one of them fail "
-                "with a serialization error instead of LeaseHeld.",
+                "The database of leases does not use READ COMMITTED.",
+                hint="Under a stricter isolation level, the loser of a race for a lease gets a "
+                "serialization error instead of LeaseHeld.",
                 id="leasing.W005",
             )
         )
@@ -320,9 +322,9 @@ def _check_notifications(using: str) -> list[CheckMessage]:
         return []
     return [
         Warning(
-            "PostgreSQL's notifications do not arrive: is there a pooler in transaction mode?",
-            hint="Everything works without them; who waits for a lease polls for it. "
-            "LEASING['LISTEN_URL'] can lead around the pooler.",
+            "PostgreSQL notifications do not arrive.",
+            hint="Waiters fall back to polling. Behind a pooler in transaction mode, set "
+            "LEASING['LISTEN_URL'] to the server itself.",
             id="leasing.W006",
         )
     ]
@@ -336,8 +338,8 @@ def _check_durability(using: str) -> list[CheckMessage]:
         return []
     return [
         Warning(
-            "PostgreSQL may forget grants that it has acknowledged.",
-            hint="Turn fsync and synchronous_commit on, for leases at least.",
+            "PostgreSQL may lose grants that it has acknowledged.",
+            hint="Turn on fsync and synchronous_commit, at least for leases.",
             id="leasing.W003",
         )
     ]

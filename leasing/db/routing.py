@@ -57,10 +57,10 @@ class RoutedQuerySet(models.QuerySet[Row]):
             fits = is_chosen and read == using and not _is_replica(row, written, surely=True)
         if not fits:
             raise ValueError(
-                f"{row._meta.label} {row.pk} was read from the database {read!r}, and cannot be "
-                f"leased in {using!r}. Name its own database with using(), or let a router's "
-                "db_for_write say it for this row. Of a replica a router's allow_relation says "
-                "that it belongs to its primary."
+                f"{row._meta.label} {row.pk} was read from the database {read!r} and cannot be "
+                f"leased in {using!r}. Pass its own database to using(), or return it from a "
+                "router's db_for_write for this row. If it is a replica, a router's "
+                "allow_relation must link it to its primary."
             )
 
 

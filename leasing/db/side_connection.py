@@ -74,7 +74,7 @@ class Aside:
         self._jobs.put((future, partial(copy_context().run, call)))
         if not self._is_done(future):
             self._leave(future, call)
-            raise OperationalError("the database did not answer in time, or was not waited for")
+            raise OperationalError("the database did not answer in time")
         return future.result()
 
     def _is_done(self, future: Future[Any]) -> bool:

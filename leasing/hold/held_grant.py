@@ -25,7 +25,7 @@ from leasing.store import Grant, Renewal, Store
 from leasing.stores.reasons import Reason, Why
 
 #: Why a grant is lost whose work nothing carries any more.
-ABANDONED = Reason(Why.ABANDONED, "what carried its work has ended")
+ABANDONED = Reason(Why.ABANDONED, "its thread or coroutine has ended")
 
 
 class HeldGrant:
@@ -278,10 +278,10 @@ class HeldGrant:
         """Reason to give when trust runs out."""
         # Who asks for the end of a task does not end its renewals.
         if self.yield_to and self._is_last:
-            words = f"{self.yield_to}, of higher priority, asked for it"
+            words = f"preempted by {self.yield_to}, which has a higher priority"
             return Reason(Why.PREEMPTED, words)
         if self._is_last:
-            return Reason(Why.LIMIT, "it was held for the longest time it may be")
+            return Reason(Why.LIMIT, "its maximum hold time (max_hold) was reached")
         return Reason(Why.OVERDUE, "it was not renewed in time")
 
     def mark_lost(self, reason: str) -> None:

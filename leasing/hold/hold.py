@@ -103,7 +103,7 @@ class Hold:
     def entering(self) -> Steps[None]:
         """Steps that acquire the lease and begin to keep it, for a driver."""
         if self._acquire is None or (self._held is not None and self._held.is_kept):
-            raise RuntimeError("This hold is in use already.")
+            raise RuntimeError("This hold is already in use.")
         self._keeper.start()  # before anything is held that nobody would renew
         grant = yield from self._acquire()
         self.begin_term(grant).keep()
@@ -204,7 +204,7 @@ class Hold:
         """The present term, or the latest: for the keeper, and for those who end it in another
         way than by leaving the block. Raises RuntimeError before there was one."""
         if self._held is None:
-            raise RuntimeError("Nothing is held: enter the hold first.")
+            raise RuntimeError("The lease is not held: enter the hold first.")
         return self._held
 
     @property

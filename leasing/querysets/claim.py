@@ -48,7 +48,7 @@ class Claim(list[Row]):
 
     def __enter__(self) -> Self:
         if self._entered:
-            raise RuntimeError("These rows were held already: their terms are used up.")
+            raise RuntimeError("These rows have been held already. Claim them again.")
         self._entered = True
         self.holds = [Hold(self._store) for _ in self]
         grants = map(grant_of, self)

@@ -544,12 +544,12 @@ class LeasableQuerySet(RoutedQuerySet[Row]):
         if row is None:
             return Reason(Why.GONE, "its row is gone")
         if row.grant_id != grant_id:
-            words = f"{row.holder} holds it since {_clock_time(row.acquired_at)}"
+            words = f"{row.holder} has held it since {_clock_time(row.acquired_at)}"
             return Reason(Why.TAKEN, words)
         if fencing_token is not None and row.fencing_token != fencing_token:
             return Reason(Why.REVOKED, "it was revoked")
         if row.released_at is not None:
-            words = f"it was revoked or given back at {_clock_time(row.released_at)}"
+            words = f"it was revoked or released at {_clock_time(row.released_at)}"
             return Reason(Why.ENDED, words)
         if row.expires_at <= row.now:
             return Reason(Why.EXPIRED, f"it expired at {_clock_time(row.expires_at)}")
@@ -833,8 +833,8 @@ def refuse_verb_columns(model: type[Leasable], fields: Iterable[str]) -> None:
     that verbs alone write."""
     if taken := (model.verb_columns | model.state_columns).intersection(fields):
         raise FieldError(
-            f"Only verbs write {', '.join(sorted(taken))} of a stored {model._meta.verbose_name}."
-            " A queryset's update() can, without what the verbs look after."
+            f"Only lease methods write {', '.join(sorted(taken))} of a stored "
+            f"{model._meta.verbose_name}. A queryset's update() can, but skips their checks."
         )
 
 

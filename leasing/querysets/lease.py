@@ -112,7 +112,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         they are released. Arguments and errors are those of ``acquire``, without waiting.
         """
         if isinstance(resources, str):
-            raise InvalidResource("The resources must be several, not one string.")
+            raise InvalidResource("The resources must be a list of names, not a string.")
         names = sorted({check_name(resource, "resource") for resource in resources})
         checked = Terms.check(**terms)
         rows = self.home()

@@ -52,11 +52,11 @@ class LedgerQuerySet(RoutedQuerySet[Row]):
 
 
 def refuse_change(model: type[models.Model]) -> NoReturn:
-    raise TypeError(f"{_named(model)} are never changed.")
+    raise TypeError(f"{_named(model)} cannot be changed.")
 
 
 def refuse_deletion(model: type[models.Model]) -> NoReturn:
-    raise TypeError(f"{_named(model)} are deleted by age alone.")
+    raise TypeError(f"{_named(model)} can only be deleted by age.")
 
 
 def _named(model: type[models.Model]) -> str:

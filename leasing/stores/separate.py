@@ -54,7 +54,7 @@ def taking_separately(using: str, steps: Steps[Any]) -> Steps[Any]:
         return (yield from steps)
     if connections[using].vendor == "sqlite":
         raise LeaseInTransaction(
-            "SQLite has one writer at a time: inside a transaction no other connection can take "
-            "a lease, separate or not. Take the lease first."
+            "SQLite has one writer at a time: during a transaction no lease can be acquired, even "
+            "over a separate connection. Acquire the lease before the transaction."
         )
     return (yield from moved(Aside(using), steps))

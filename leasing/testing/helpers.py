@@ -134,7 +134,7 @@ def assert_lost(hold: Hold, reason: str = "") -> None:
         hold.ensure()
     except LeaseLost as loss:
         if reason not in loss.reason:
-            raise AssertionError(f"{loss} This does not say {reason!r}.") from None
+            raise AssertionError(f"{loss} The reason does not contain {reason!r}.") from None
 
 
 def events_of(what: What) -> list[LeaseEvent]:

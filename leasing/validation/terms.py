@@ -72,7 +72,7 @@ def _check_priority(priority: int) -> int:
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise ValueError("The priority must be a whole number.")
     if not LOWEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
-        raise ValueError(f"The priority must be {LOWEST_PRIORITY} to {HIGHEST_PRIORITY}.")
+        raise ValueError(f"The priority must be from {LOWEST_PRIORITY} to {HIGHEST_PRIORITY}.")
     return priority
 
 

@@ -94,7 +94,7 @@ def claim_next_task(request: HttpRequest, body: Processor) -> Status[Any]:
     """Lease the next task that is due, of any queue, to the processor."""
     for task in tasks().claim(body.processor):
         return Status(202, shown_to_owner(task))
-    return Status(200, Notice(message="There is no task to do now."))
+    return Status(200, Notice(message="There is no task to run now."))
 
 
 @router.get("/tasks/{task_id}", auth=may_see, response=answers({200: TaskAnswer}, 404))

@@ -22,13 +22,13 @@ from tasks.models import Task
 
 def _only_text(value: object) -> object:
     if not isinstance(value, str):
-        raise ValueError("must be text, ISO 8601 with a time zone")
+        raise ValueError("must be a string: ISO 8601 with a time zone")
     return value
 
 
 def _storable(moment: datetime) -> datetime:
     if not 1970 <= moment.year <= 9998:
-        raise ValueError("the year must be 1970 to 9998")
+        raise ValueError("the year must be from 1970 to 9998")
     return check_moment(moment, "it")
 
 
@@ -62,12 +62,12 @@ class Fail(Processor):
 class Enqueue(Request):
     """A task to be."""
 
-    name: str = Field(description="Of a registered handler.")
-    data: dict[str, Any] | None = Field(None, description="The handler's keyword arguments.")
-    queue: str | None = Field(None, description="The handler's own by default.")
-    priority: int = Field(0, ge=-32768, le=32767, description="Higher goes first.")
-    scheduled_at: Given | None = Field(None, description="Not before then.")
-    unique_key: str | None = Field(None, description="At most one unended task has it.")
+    name: str = Field(description="Name of a registered handler.")
+    data: dict[str, Any] | None = Field(None, description="Keyword arguments of the handler.")
+    queue: str | None = Field(None, description="Default: the queue of the handler.")
+    priority: int = Field(0, ge=-32768, le=32767, description="Higher runs first.")
+    scheduled_at: Given | None = Field(None, description="Earliest start.")
+    unique_key: str | None = Field(None, description="At most one unfinished task has it.")
     max_attempts: int | None = Field(None, ge=1, le=32767)
 
 
@@ -97,10 +97,10 @@ class TaskOut(BothSpellings):
     task_output: Any
     last_error: str
     cancel_requested_at: Moment | None = Field(
-        description="Someone asked for it to be cancelled: its holder should stop."
+        description="Cancellation was requested: the holder should stop."
     )
-    fencing_token: int = Field(description="Rises with every grant, for all time.")
-    grants: int = Field(description="How often it was granted.")
+    fencing_token: int = Field(description="Increases with every grant and never decreases.")
+    grants: int = Field(description="Number of grants.")
 
     @classmethod
     def of(cls, task: Task) -> TaskOut:
@@ -158,10 +158,10 @@ class DiagnosisOut(BaseModel):
     id: int
     code: str
     severity: Literal["ok", "info", "warning", "critical"]
-    headline: str = Field(description="Why.")
-    who: str = Field(description="Who holds it.")
-    until: str = Field(description="Until when.")
-    next: str = Field(description="What happens if nobody does anything.")
+    headline: str = Field(description="Status.")
+    who: str = Field(description="Holder.")
+    until: str = Field(description="Deadline.")
+    next: str = Field(description="What happens next without intervention.")
     facts: dict[str, str]
     actions: list[ActionOut]
 

@@ -46,7 +46,7 @@ class CeleryBroker:
         path = task_settings.CELERY_APP
         if path is None:
             raise ImproperlyConfigured(
-                'TASK_QUEUE["CELERY_APP"] must say where the Celery application is.'
+                'TASK_QUEUE["CELERY_APP"] must be the path of the Celery application.'
             )
         try:
             return cls(import_string(path))

@@ -30,7 +30,7 @@ def check_growth(
         return [
             Warning(
                 "No worker deletes ended tasks: TASK_QUEUE['PRUNE_EVERY'] is None.",
-                hint="Run `manage.py prune_tasks` by a scheduler, and silence this check then.",
+                hint="Schedule `manage.py prune_tasks`, then silence this check.",
                 id="leasing_tasks.W101",
             )
         ]
@@ -39,9 +39,9 @@ def check_growth(
         return []
     return [
         Warning(
-            f"Kept for ever, and growing with the work: {', '.join(kept)}.",
-            hint="Give TASK_QUEUE['RETENTION'], ['SAMPLE_RETENTION'] and ['OUTBOX_RETENTION'] a "
-            "time. Failed tasks may be kept: they are as many as go wrong.",
+            f"Never deleted, so the tables keep growing: {', '.join(kept)}.",
+            hint="Set limits in TASK_QUEUE['RETENTION'], ['SAMPLE_RETENTION'] and "
+            "['OUTBOX_RETENTION']. Failed tasks may be kept: they are few.",
             id="leasing_tasks.W102",
         )
     ]
@@ -60,8 +60,8 @@ def check_broker(
     except Exception as error:
         return [
             Error(
-                f"TASK_QUEUE['CELERY_APP'] cannot be loaded, and no relay will start: {error}",
-                hint="Say where the Celery application is, as 'project.celery.app'.",
+                f"TASK_QUEUE['CELERY_APP'] cannot be loaded, so no relay can start: {error}",
+                hint="Set it to the path of the Celery application, such as 'project.celery.app'.",
                 id="leasing_tasks.E101",
             )
         ]
@@ -69,17 +69,17 @@ def check_broker(
     if scheme in LOCAL_BROKERS:
         return [
             Warning(
-                f"Celery's broker is {scheme}://, which no other machine reaches.",
-                hint="It is for demonstrations and tests: use Redis or RabbitMQ.",
+                f"The Celery broker is {scheme}://, which other machines cannot reach.",
+                hint="Use Redis or RabbitMQ; this one is for demonstrations and tests.",
                 id="leasing_tasks.W103",
             )
         ]
     if options.get("confirm_publish") is False:
         return [
             Warning(
-                "RabbitMQ is not asked to confirm what it stores: messages of the outbox may be "
-                "lost, and tasks come late by CELERY_PATIENCE.",
-                hint="Leave confirm_publish out of the transport's options, or set it to True.",
+                "RabbitMQ does not confirm messages (confirm_publish is False): messages of the "
+                "outbox may be lost, and tasks may be delayed by CELERY_PATIENCE.",
+                hint="Remove confirm_publish from the transport options, or set it to True.",
                 id="leasing_tasks.W104",
             )
         ]

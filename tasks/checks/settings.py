@@ -100,7 +100,7 @@ def _check_queues() -> list[CheckMessage]:
         if queue not in queues:
             messages.append(
                 Error(
-                    f"The handler {name!r} names the queue {queue!r}, which is not in "
+                    f"The handler {name!r} uses the queue {queue!r}, which is not in "
                     "TASK_QUEUE['QUEUES'].",
                     id="leasing_tasks.E008",
                 )
@@ -126,8 +126,8 @@ def _check_housekeeping() -> list[CheckMessage]:
         states = ", ".join(TaskStatus.ended())
         messages.append(
             Error(
-                f"TASK_QUEUE['RETENTION'] must give some of {states} a number of seconds, a "
-                "timedelta, or None.",
+                f"TASK_QUEUE['RETENTION'] must map states ({states}) to a number of seconds, a "
+                "timedelta or None.",
                 id="leasing_tasks.E010",
             )
         )
@@ -136,7 +136,7 @@ def _check_housekeeping() -> list[CheckMessage]:
             Error("TASK_QUEUE['SAMPLES'] must be True or False.", id="leasing_tasks.E013")
         )
     if not _is_age(task_settings.SAMPLE_RETENTION):
-        text = "must be a number of seconds, a timedelta, or None."
+        text = "must be a number of seconds, a timedelta or None."
         messages.append(Error(f"TASK_QUEUE['SAMPLE_RETENTION'] {text}", id="leasing_tasks.E014"))
     return messages
 
@@ -162,10 +162,10 @@ def _check_schedules() -> list[CheckMessage]:
     messages: list[CheckMessage] = []
     for schedule in declarations.declared():
         if schedule.task_name not in registry.names():
-            text = f"The schedule {schedule.name!r} is of {schedule.task_name!r}, which no handler"
-            messages.append(Error(f"{text} is registered for.", id="leasing_tasks.E011"))
+            text = f"The schedule {schedule.name!r} enqueues {schedule.task_name!r}, which has no"
+            messages.append(Error(f"{text} handler.", id="leasing_tasks.E011"))
         if schedule.queue and schedule.queue not in task_settings.QUEUES:
-            text = f"The schedule {schedule.name!r} names the queue {schedule.queue!r}, which is"
+            text = f"The schedule {schedule.name!r} uses the queue {schedule.queue!r}, which is"
             messages.append(Error(f"{text} not in TASK_QUEUE['QUEUES'].", id="leasing_tasks.E012"))
     return messages
 
@@ -176,25 +176,25 @@ def _check_celery() -> list[CheckMessage]:
     if not isinstance(queues, list | tuple | set) or not all(
         queue in task_settings.QUEUES for queue in queues
     ):
-        text = "TASK_QUEUE['CELERY_QUEUES'] must list some of TASK_QUEUE['QUEUES']."
+        text = "TASK_QUEUE['CELERY_QUEUES'] must list only queues of TASK_QUEUE['QUEUES']."
         messages.append(Error(text, id="leasing_tasks.E015"))
     if queues and not isinstance(task_settings.CELERY_APP, str):
-        text = "TASK_QUEUE['CELERY_QUEUES'] are published by nobody without CELERY_APP."
-        hint = "Say where the Celery application is, as 'project.celery.app'."
+        text = "TASK_QUEUE['CELERY_QUEUES'] needs TASK_QUEUE['CELERY_APP'] to be published."
+        hint = "Set it to the path of the Celery application, such as 'project.celery.app'."
         messages.append(Error(text, hint=hint, id="leasing_tasks.E016"))
     if queues and find_spec("celery") is None:
         hint = "pip install 'django-leasing[celery]'"
         messages.append(Error("Celery is not installed.", hint=hint, id="leasing_tasks.E017"))
     window = task_settings.CELERY_WINDOW
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-        text = "TASK_QUEUE['CELERY_WINDOW'] must be a whole number, 1 or more."
+        text = "TASK_QUEUE['CELERY_WINDOW'] must be a whole number of at least 1."
         messages.append(Error(text, id="leasing_tasks.E018"))
     patience = task_settings.CELERY_PATIENCE
     if not _is_number(patience) or patience <= 0:
         text = "TASK_QUEUE['CELERY_PATIENCE'] must be more than 0 seconds."
         messages.append(Error(text, id="leasing_tasks.E019"))
     if not _is_age(task_settings.OUTBOX_RETENTION):
-        text = "must be a number of seconds, a timedelta, or None."
+        text = "must be a number of seconds, a timedelta or None."
         messages.append(Error(f"TASK_QUEUE['OUTBOX_RETENTION'] {text}", id="leasing_tasks.E026"))
     if not isinstance(task_settings.OUTBOX_EXCHANGE, str) or not task_settings.OUTBOX_EXCHANGE:
         text = "TASK_QUEUE['OUTBOX_EXCHANGE'] must name an exchange."

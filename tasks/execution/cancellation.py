@@ -54,7 +54,7 @@ class Interruption:
     def check_cancelled(self) -> None:
         """Raise TaskCancelled once someone asked for it."""
         if self.cancelled_by:
-            raise TaskCancelled(f"{self.cancelled_by} asked for the task to be cancelled.")
+            raise TaskCancelled(f"Cancellation was requested by {self.cancelled_by}.")
 
     def timeout_error(self) -> TimeoutError:
         seconds = self.timeout.total_seconds() if self.timeout else 0.0

@@ -149,7 +149,7 @@ class Context:
         Raises LeaseLost, NotSerializable, and what ``function`` raises.
         """
         if iscoroutinefunction(function):
-            raise TypeError("A step that is a coroutine is for `await ctx.astep(...)`.")
+            raise TypeError("Use `await ctx.astep(...)` for a step that is a coroutine.")
         known = self._rows.step(self.task, name)
         if known is not None:
             return known.output
@@ -193,7 +193,7 @@ class Context:
     @contextmanager
     def _complete_after(self, end: Completing) -> Iterator[None]:
         if self.completed:
-            raise RuntimeError("The task was completed before.")
+            raise RuntimeError("The task has already been completed.")
         self.ensure()
         with self._losing(), durable(self._rows.db):
             yield

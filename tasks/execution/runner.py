@@ -34,7 +34,7 @@ from tasks.runtime.connection import lasting_connection
 #: Seconds that a handler which was interrupted has to end before its task is settled without it.
 END_PATIENCE = 1.0
 
-LEFT_OPEN = "The handler left a transaction open; what it wrote is rolled back."
+LEFT_OPEN = "The handler left a transaction open; its writes are rolled back."
 STOPPED = "its worker was stopped"
 
 #: Calls the handler of an execution, and returns what it returns.
@@ -205,7 +205,7 @@ def _returned(execution: Execution, reason: str, delay: timedelta = timedelta(0)
 def _unknown(execution: Execution) -> Ending:
     name = execution.taken.name
     reason = (
-        f"No handler is registered for {name!r}. Its module is missing here, or was after a deploy."
+        f"No handler is registered for {name!r}: this worker does not have or import its module."
     )
     log.task_no_handler(execution.taken, reason=reason)
     return _returned(execution, reason, UNKNOWN_DELAY)

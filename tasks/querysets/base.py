@@ -165,7 +165,7 @@ class TaskRows(LeasableQuerySet["Task"]):
             if row.status in TaskStatus.ended():
                 return Reason(Why.ENDED, f"it was already processed: {row.status}")
             if row.status == TaskStatus.READY:
-                return Reason(Why.TAKEN, "it was taken back, and waits for another attempt")
+                return Reason(Why.TAKEN, "it was recovered and waits for another attempt")
         return super().why_over(row, grant_id, fencing_token)
 
     def _lease_columns(self, keys: Iterable[Any]) -> Self:
@@ -186,7 +186,7 @@ class TaskRows(LeasableQuerySet["Task"]):
 def check_queue(queue: str) -> str:
     """Return ``queue`` if it is one of TASK_QUEUE["QUEUES"]. Raises UnknownQueue."""
     if queue not in task_settings.QUEUES:
-        raise UnknownQueue(f"There is no queue {queue!r} in TASK_QUEUE['QUEUES'].")
+        raise UnknownQueue(f"Unknown queue {queue!r}: it is not in TASK_QUEUE['QUEUES'].")
     return queue
 
 

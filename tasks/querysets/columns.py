@@ -125,7 +125,7 @@ def new_tasks(
 def _duration(value: float | timedelta, what: str) -> timedelta:
     duration = check_duration(value, what)
     if not duration:
-        raise ValueError(f"The {what} must be more than nothing.")
+        raise ValueError(f"The {what} must be more than 0 seconds.")
     return duration
 
 
@@ -151,7 +151,7 @@ def _keys(
     if idempotency_key is not None:
         if on_duplicate != OnDuplicate.SKIP:
             # Sent again it would meet no row of its own, and so replace once more.
-            raise ValueError("An enqueue that replaces another has no idempotency_key.")
+            raise ValueError("An idempotency_key requires on_duplicate='skip'.")
         keys["idempotency_key"] = check_name(idempotency_key, "idempotency key")
     if unique_key is not None:
         keys["unique_key"] = keys["enqueued_key"] = check_name(unique_key, "unique key")
@@ -186,6 +186,6 @@ def _formatted(handler: Handler, data: dict[str, Any]) -> str:
         return handler.concurrency_key.format(**data)
     except (LookupError, AttributeError, ValueError, TypeError) as error:
         raise ValueError(
-            f"The data of {handler.name} does not fit its concurrency key"
+            f"The arguments of {handler.name} do not fit its concurrency key"
             f" {handler.concurrency_key!r}: {error!r}"
         ) from error

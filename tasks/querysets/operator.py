@@ -96,7 +96,7 @@ def reschedule(rows: TaskRows, queue: str | None, scheduled_at: datetime | None,
     if scheduled_at is not None:
         columns["scheduled_at"] = check_moment(scheduled_at, "scheduled_at")
     if not columns:
-        raise ValueError("Where to? Give a queue, a time, or both.")
+        raise ValueError("Give a queue, a time, or both.")
     return _make_ready(rows, Q(status=TaskStatus.READY), columns, signals.rescheduled, by)
 
 

@@ -74,7 +74,7 @@ def enqueue_many(
 ) -> Sequence[Task]:
     """Store one task for each of ``data``, all or none."""
     if unknown := options.keys() - ManyOptions.__optional_keys__:
-        raise TypeError(f"enqueue_many takes no {', '.join(sorted(unknown))}.")
+        raise TypeError(f"enqueue_many does not accept {', '.join(sorted(unknown))}.")
     new = new_tasks(name_or_handler, **options)
     items = [as_arguments(each) for each in data]
     if not items:

@@ -59,7 +59,7 @@ def lifetime(unique_for: str | float | timedelta) -> dict[str, Any]:
         return {"unique_for": UniqueFor(unique_for).value}
     window = check_duration(unique_for, "window of a unique key")
     if not window:
-        raise ValueError("The window of a unique key must be more than nothing.")
+        raise ValueError("The window of a unique key must be more than 0 seconds.")
     return {"unique_for": UniqueFor.WINDOW.value, "unique_until": after(window)}
 
 

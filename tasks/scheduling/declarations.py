@@ -139,7 +139,7 @@ def declared() -> list[Declaration]:
 def _add(declaration: Declaration) -> None:
     rule_of(declaration.cron, declaration.every, declaration.timezone)
     if _declared.get(declaration.name, declaration) != declaration:
-        raise InvalidSchedule(f"Another schedule is called {declaration.name!r} already.")
+        raise InvalidSchedule(f"Schedule name {declaration.name!r} is already used.")
     _declared[declaration.name] = declaration
 
 
@@ -155,7 +155,7 @@ def _task_name(task: str | Callable[..., Any]) -> str:
 
 def _check_name(name: str) -> str:
     if len(check_name(name, "name of the schedule")) > LONGEST_NAME:
-        raise InvalidSchedule(f"The name of a schedule has at most {LONGEST_NAME} characters.")
+        raise InvalidSchedule(f"The name of a schedule must not exceed {LONGEST_NAME} characters.")
     return name
 
 

@@ -92,9 +92,9 @@ class Cron(Rule):
 
     def __post_init__(self) -> None:
         if len(self.expression.split()) != 5:
-            raise InvalidSchedule("A cron expression has five fields.")
+            raise InvalidSchedule("A cron expression must have five fields.")
         if len(self.expression) > LONGEST_EXPRESSION:
-            raise InvalidSchedule("A cron expression has at most 200 characters.")
+            raise InvalidSchedule("A cron expression must not exceed 200 characters.")
         self.first(datetime.now(UTC))
 
     @cached_property
@@ -102,7 +102,7 @@ class Cron(Rule):
         try:
             return UTC if self.zone == "UTC" else ZoneInfo(self.zone)
         except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-            raise InvalidSchedule(f"There is no time zone {self.zone!r}.") from error
+            raise InvalidSchedule(f"Unknown time zone {self.zone!r}.") from error
 
     def after(self, moment: datetime, anchor: datetime | None = None) -> datetime:
         for local in self._run(moment):
@@ -110,7 +110,7 @@ class Cron(Rule):
             # In an hour that comes twice, cronsim counts on from its first coming.
             if found > moment:
                 return found
-        raise InvalidSchedule(f"{self.expression!r} never comes.")
+        raise InvalidSchedule(f"{self.expression!r} never matches a date.")
 
     def latest(self, anchor: datetime, now: datetime) -> datetime:
         # From ever further back: the last moments of a long absence are near its end.
@@ -133,9 +133,9 @@ class Cron(Rule):
             return CronSim(self.expression, moment.astimezone(self.tz))
         except (CronSimError, AssertionError, TypeError, ValueError) as error:
             # Some of what cannot be read trips over the reader's own assertions.
-            reason = str(error) or "it cannot be read"
+            reason = str(error) or "it cannot be parsed"
             raise InvalidSchedule(
-                f"{self.expression!r} is no cron expression: {reason}."
+                f"{self.expression!r} is not a valid cron expression: {reason}."
             ) from error
 
     def __str__(self) -> str:
@@ -145,7 +145,7 @@ class Cron(Rule):
 def rule_of(cron: str, every: timedelta | None, timezone: str = "UTC") -> Rule:
     """The rule that these columns of a schedule mean. Raises InvalidSchedule."""
     if bool(cron) == (every is not None):
-        raise InvalidSchedule("Say when: by a cron expression or by an interval, and not both.")
+        raise InvalidSchedule("Give either a cron expression or an interval.")
     return Interval(every) if every is not None else Cron(cron, timezone)
 
 

@@ -143,9 +143,10 @@ def assert_enqueued(
     found = enqueued(name_or_handler, data=data, queue=queue, **columns)
     if len(found) == count or (count is None and found):
         return found
-    wanted = "none" if count is None else f"{len(found)}, not {count},"
+    wanted = "at least 1" if count is None else count
     raise AssertionError(
-        f"Of {_name(name_or_handler)} {wanted} like that was enqueued. There is: {_inventory()}."
+        f"Expected {wanted} of {_name(name_or_handler)} like that, found {len(found)}. "
+        f"Enqueued: {_inventory()}."
     )
 
 
@@ -159,7 +160,7 @@ def assert_not_enqueued(
     """There is no such task; without arguments, no task at all. See ``enqueued``."""
     found = enqueued(name_or_handler, data=data, queue=queue, **columns)
     if found:
-        raise AssertionError(f"This was enqueued: {_told(found)}.")
+        raise AssertionError(f"Expected none like that. Enqueued: {_told(found)}.")
 
 
 aassert_enqueued = sync_to_async(assert_enqueued)

@@ -24,7 +24,7 @@ from tasks.worker.threads import Lane, Threads
 EMPTY_FOR = 0.05
 
 #: Why a worker can do no more.
-EVERY_PLACE = "every place is at a task that is over"
+EVERY_PLACE = "every executor is stuck in a task that has ended"
 NO_RESULT = "results can't be stored, though the database answers"
 
 

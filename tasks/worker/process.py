@@ -60,7 +60,7 @@ from tasks.worker.registration import Presence
 from tasks.worker.timeouts import Timekeeper
 
 #: Why tasks that were claimed ahead go back.
-WAITED = "it waited for a place in its worker"
+WAITED = "its worker had no free slot for it"
 
 
 class Until(StrEnum):

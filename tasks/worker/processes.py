@@ -200,7 +200,7 @@ def _flags() -> list[str]:
 
 def _how_it_died(process: subprocess.Popen[bytes] | None) -> str:
     if process is None:
-        return "The process of the handler was ended with its worker."
+        return "The process of the handler was stopped with its worker."
     code = process.wait()
     if code < 0:
         how = f"was ended by {signal.Signals(-code).name}"

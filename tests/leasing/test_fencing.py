@@ -108,7 +108,7 @@ def test_an_older_token_is_refused_and_nothing_is_written(report: Report) -> Non
 def test_a_token_that_may_write_once_is_refused_the_second_time(report: Report) -> None:
     assert rows(report).fenced(21, strictly=True).update(text="low") == 1
     for token in (20, 21):
-        with pytest.raises(StaleToken, match="having seen one as great"):
+        with pytest.raises(StaleToken, match="after an equal or higher one"):
             rows(report).fenced(token, strictly=True).update(text="ebb")
 
     assert seen(report) == ("low", 21)

@@ -25,7 +25,7 @@ def test_a_forked_child_holds_nothing_and_takes_nothing_from_its_parent(spawn: S
     assert child["valid"] is False
     assert child["lost"] is True
     assert child["ensure"] == child["exit"]
-    assert "this process is a fork of its holder" in child["ensure"]
+    assert "this process is a fork of the holder" in child["ensure"]
     assert child["renewed_in_child"] is False
     assert child["other_holder"] is True
     assert child["own_hold_renewed"] is True

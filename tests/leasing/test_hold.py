@@ -34,7 +34,7 @@ def test_what_was_never_entered_shows_nothing(hold: Hold) -> None:
 
 
 def test_a_hold_in_use_cannot_be_entered_again(hold: Hold) -> None:
-    with hold, pytest.raises(RuntimeError, match="in use already"):
+    with hold, pytest.raises(RuntimeError, match="already in use"):
         hold.__enter__()
 
 

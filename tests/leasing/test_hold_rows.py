@@ -49,7 +49,7 @@ def test_a_revoked_hold_hears_of_it_with_the_next_renewal(
 ) -> None:
     told: list[Hold] = []
     hold = row_hold(manual_keeper, on_lost=told.append)
-    with pytest.raises(LeaseLost, match="revoked or given back"), hold:
+    with pytest.raises(LeaseLost, match="revoked or released"), hold:
         Lease.objects.revoke("enough", "root")
         clock.advance(11)
         manual_keeper.renew_due()
@@ -62,7 +62,7 @@ def test_a_revoked_hold_hears_of_it_with_the_next_renewal(
 def test_a_hold_that_was_taken_over_hears_who_has_it(
     manual_keeper: Keeper, clock: FakeClock
 ) -> None:
-    with pytest.raises(LeaseLost, match="bob holds it since"), row_hold(manual_keeper) as hold:
+    with pytest.raises(LeaseLost, match="bob has held it since"), row_hold(manual_keeper) as hold:
         expire(Lease.objects.get())
         taken = Lease.objects.acquire("crane:1", holder="bob")
         before = stored(taken)

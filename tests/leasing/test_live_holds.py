@@ -58,7 +58,7 @@ def test_a_hold_lives_longer_than_its_ttl() -> None:
 def test_a_revoked_hold_is_told_once_and_the_next_holder_is_left_alone() -> None:
     told: list[Hold] = []
     hold = Lease.objects.hold("crane:1", on_lost=told.append)
-    with pytest.raises(LeaseLost, match="revoked or given back"), hold:
+    with pytest.raises(LeaseLost, match="revoked or released"), hold:
         assert Lease.objects.revoke("enough", "root") == 1
         assert hold.lost.wait(PATIENCE)
         successor = Lease.objects.acquire("crane:1", holder="bob")
@@ -71,7 +71,7 @@ def test_a_revoked_hold_is_told_once_and_the_next_holder_is_left_alone() -> None
 
 def test_a_hold_that_was_taken_over_is_told() -> None:
     with (
-        pytest.raises(LeaseLost, match="thief holds it since"),
+        pytest.raises(LeaseLost, match="thief has held it since"),
         Lease.objects.hold("crane:1") as hold,
     ):
         usurp(Lease.objects.get())

@@ -266,7 +266,7 @@ def test_the_result_of_a_lost_lease_is_refused(
         sent.clear()
         return "too late"
 
-    reason = {"taken over": "thief holds it since", "revoked": "it was revoked"}[how]
+    reason = {"taken over": "thief has held it since", "revoked": "it was revoked"}[how]
     with pytest.raises(LeaseLost, match=f"once:charge was lost: {reason}"):
         once("charge", window=3600).run(slept)
 
@@ -310,7 +310,9 @@ def test_a_lease_that_ran_out_and_was_not_taken_is_finished(
 def test_the_same_key_with_another_payload_is_refused(done: list[str]) -> None:
     once("charge", window=3600, payload={"amount": 5}).run(body(done))
 
-    with pytest.raises(PayloadMismatch, match="^charge was used with another payload") as error:
+    with pytest.raises(
+        PayloadMismatch, match="^charge was already used with a different payload"
+    ) as error:
         once("charge", window=3600, payload={"amount": 6}).run(body(done))
     assert error.value.key == "charge"
     with pytest.raises(PayloadMismatch):

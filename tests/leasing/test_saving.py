@@ -108,7 +108,7 @@ def test_writing_lease_columns_by_name_is_refused(
 ) -> None:
     before = stored(stale)
 
-    with pytest.raises(FieldError, match="Only verbs write .* of a stored lease"):
+    with pytest.raises(FieldError, match="Only lease methods write .* of a stored lease"):
         write(stale, fields)
 
     assert stored(stale) == before

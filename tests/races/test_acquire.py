@@ -127,7 +127,7 @@ def test_a_holder_that_was_paused_past_its_ttl_believes_and_changes_nothing(
     answer = told(process)[1]
     assert answer["valid"] is False
     for verb in ("renew", "release"):
-        assert answer[verb].startswith("successor holds it since")
+        assert answer[verb].startswith("successor has held it since")
     assert answer["hold"]
     assert (answer["lost"], answer["told"]) == (True, ["lost"])
     assert stored(taken) == before

@@ -41,7 +41,7 @@ def test_values_are_nested_no_deeper_than_every_parser_can_read(nest: Any) -> No
     deepest = nest(MAX_DEPTH - (nest is nested))  # ``nested`` counts what is inside the first
     assert check_json(deepest, "output") is deepest
 
-    with pytest.raises(NotSerializable, match="nested more than 200 deep"):
+    with pytest.raises(NotSerializable, match="nested more than 200 levels deep"):
         check_json([deepest], "output")
 
 

@@ -62,7 +62,7 @@ def test_looking_a_name_up_imports_nothing() -> None:
 def test_a_name_stands_for_one_piece_of_code() -> None:
     handler("reports.build")(build)
 
-    with pytest.raises(ValueError, match=r"'reports.build' is the name of .*\.build already"):
+    with pytest.raises(ValueError, match=r"'reports.build' is already used by .*\.build"):
 
         @handler("reports.build")
         def other(ctx: Any) -> None: ...

@@ -55,7 +55,7 @@ def test_a_release_never_takes_the_lease_from_the_next_holder() -> None:
     new = Lease.objects.acquire("crane:1", holder="ann")
     before = stored(new)
 
-    with pytest.raises(LeaseLost, match="ann holds it since"):
+    with pytest.raises(LeaseLost, match="ann has held it since"):
         Lease.objects.release(old)
 
     assert stored(new) == before

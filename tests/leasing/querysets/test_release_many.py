@@ -52,7 +52,7 @@ def test_none_at_all_is_easy() -> None:
 @pytest.mark.parametrize(
     ("meanwhile", "reason"),
     [
-        pytest.param(usurp, "thief holds it since", id="grant"),
+        pytest.param(usurp, "thief has held it since", id="grant"),
         pytest.param(revoke_ahead_of_the_clock, "it was revoked", id="released"),
         pytest.param(expire, "it expired at", id="deadline"),
         pytest.param(lambda lease: lease.delete(), "its row is gone", id="key"),

@@ -84,7 +84,7 @@ def test_the_old_holder_cannot_renew_the_lease_of_the_new_one() -> None:
     new = Lease.objects.acquire("crane:1", holder="bob")
     before = stored(new)
 
-    with pytest.raises(LeaseLost, match="bob holds it since"):
+    with pytest.raises(LeaseLost, match="bob has held it since"):
         Lease.objects.renew(old)
 
     assert stored(new) == before
@@ -113,7 +113,7 @@ def test_a_grant_made_up_by_someone_is_refused() -> None:
 def test_a_released_lease_is_not_renewed() -> None:
     lease = LeaseFactory(resource="crane:1", state="released")
 
-    with pytest.raises(LeaseLost, match="it was revoked or given back at"):
+    with pytest.raises(LeaseLost, match="it was revoked or released at"):
         Lease.objects.renew(lease)
 
     assert stored(lease)["renewals"] == 0
@@ -150,7 +150,7 @@ def test_a_refused_renewal_is_noted_with_who_tried_and_why() -> None:
     event = LeaseEvent.objects.get(kind="refused")
     assert (event.holder, event.grant_id) == ("ann", lease.grant_id)
     assert event.fencing_token == lease.fencing_token
-    assert event.reason.startswith("renew: thief holds it since")
+    assert event.reason.startswith("renew: thief has held it since")
 
 
 def test_a_refused_renewal_changes_nothing_in_the_hand_of_the_caller() -> None:

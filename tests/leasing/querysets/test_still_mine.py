@@ -102,7 +102,7 @@ def test_what_fails_in_the_block_is_rolled_back_and_the_hold_lives(hold: Hold) -
 ENDS: dict[str, tuple[Callable[[Lease], object], str]] = {
     "revoked": (lambda lease: Lease.objects.filter(pk=lease.pk).revoke(), "it was revoked"),
     "expired": (expire, "it expired at"),
-    "taken over": (usurp, "thief holds it since"),
+    "taken over": (usurp, "thief has held it since"),
     "deleted": (lambda lease: Lease.objects.all().delete(), "its row is gone"),
     "revoked ahead of the clock": (revoke_ahead_of_the_clock, "it was revoked"),
 }

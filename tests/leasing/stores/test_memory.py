@@ -141,7 +141,7 @@ def test_the_signals_are_those_of_the_database(sent: Sent, clocks: ManualKeeper)
         ("released", "next"),
     ]
     assert {type(lease) for _, lease, _ in sent} == {Lease}
-    assert sent[2][2]["reason"].startswith("next holds it since")
+    assert sent[2][2]["reason"].startswith("next has held it since")
 
 
 def test_a_late_release_is_refused_and_told(sent: Sent) -> None:

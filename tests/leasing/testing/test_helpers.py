@@ -122,7 +122,7 @@ def test_what_nobody_has_cannot_expire(state: str) -> None:
 
 
 def test_what_is_not_there_cannot_expire() -> None:
-    with pytest.raises(AssertionError, match="nowhere cannot expire: nobody ever had it"):
+    with pytest.raises(AssertionError, match="nowhere cannot expire: it was never held"):
         expire("nowhere")
 
 
@@ -234,9 +234,9 @@ def test_what_is_not_held_is_said_to_be_free_and_why() -> None:
             assert_held(lease)
         return str(error.value)
 
-    assert "is not held: nobody ever had it." in said("free")
-    assert "is not held: me had it, and gave it back or was revoked at " in said("released")
-    assert "is not held: the lease of me ran out at " in said("expired")
+    assert "is not held: it was never held." in said("free")
+    assert "is not held: me released it or was revoked at " in said("released")
+    assert "is not held: the lease of me expired at " in said("expired")
 
 
 def test_who_holds_it_instead_is_named(clocks: ManualKeeper) -> None:

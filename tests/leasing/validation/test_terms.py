@@ -79,7 +79,7 @@ def test_what_is_no_whole_number_is_no_priority(priority: Any) -> None:
 
 @pytest.mark.parametrize("priority", [LOWEST_PRIORITY - 1, HIGHEST_PRIORITY + 1])
 def test_a_priority_out_of_bounds_is_refused(priority: int) -> None:
-    with pytest.raises(ValueError, match="must be -32768 to 32767"):
+    with pytest.raises(ValueError, match="must be from -32768 to 32767"):
         Terms.check(priority=priority)
 
 
@@ -132,7 +132,7 @@ def deep(levels: int) -> Any:
         ("a\0b", "contains a NUL character"),
         ({"a\0b": 1}, "contains a NUL character"),
         (["fine", {"fine": "a\0b"}], "contains a NUL character"),
-        (deep(MAX_DEPTH + 1), f"nested more than {MAX_DEPTH} deep"),
+        (deep(MAX_DEPTH + 1), f"nested more than {MAX_DEPTH} levels deep"),
         (deep(100_000), "is not JSON"),
     ],
 )

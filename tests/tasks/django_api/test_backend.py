@@ -152,7 +152,7 @@ def test_a_task_that_takes_the_context_calls_it_so() -> None:
 def test_a_name_that_is_a_handlers_already_is_refused() -> None:
     handler(f"{__name__}.plain")(lambda ctx: None)
 
-    with pytest.raises(InvalidTask, match="is the name of"):
+    with pytest.raises(InvalidTask, match="is already used by"):
         task(plain)
 
 

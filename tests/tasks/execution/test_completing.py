@@ -119,7 +119,7 @@ def test_when_the_task_is_another_s_by_then_nothing_is_written(
     task = run_task(handler)
     notes._write_notes()
 
-    assert lost == ["it was taken back, and waits for another attempt"]
+    assert lost == ["it was recovered and waits for another attempt"]
     assert (task.status, written()) == (TaskStatus.READY, 0)
     assert (attempts(task), refusals(task)) == ([(1, "lost")], ["complete"])
 

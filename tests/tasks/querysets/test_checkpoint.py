@@ -86,7 +86,7 @@ def test_it_never_falls_back_to_what_an_attempt_that_was_lost_says(
     zombie = context(task)
     zombie.checkpoint({"row": 5})
     lose(copy_of(task))
-    with pytest.raises(LeaseLost, match="taken back"):
+    with pytest.raises(LeaseLost, match="recovered"):
         context(copy_of(task)).checkpoint({"row": 6})
     context(claimed(task, "bob")).checkpoint({"row": 9})
 

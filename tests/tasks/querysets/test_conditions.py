@@ -91,7 +91,7 @@ VERBS: dict[str, Verb] = {
 BREAKS: dict[str, Callable[[Task], object]] = {
     "another has the grant": sold,
     "it has ended": end_well,
-    "it was taken back": take_back,
+    "it was recovered": take_back,
     "its deadline has passed": expire,
 }
 #: Those that need no clock where the caller does not ask for it.

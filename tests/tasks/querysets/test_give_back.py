@@ -110,7 +110,7 @@ def test_what_was_given_back_cannot_be_given_back_again() -> None:
     Task.objects.give_back(task, "again")
     before = row_of(task)
 
-    with pytest.raises(LeaseLost, match="it was taken back"):
+    with pytest.raises(LeaseLost, match="it was recovered"):
         Task.objects.give_back(task, "again")
 
     assert row_of(task) == before

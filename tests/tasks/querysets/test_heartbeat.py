@@ -84,7 +84,7 @@ def test_the_holders_name_proves_nothing() -> None:
     (new,) = Task.objects.claim("ann")
     before = row_of(new)
 
-    with pytest.raises(LeaseLost, match="ann holds it since"):
+    with pytest.raises(LeaseLost, match="ann has held it since"):
         Task.objects.heartbeat(old)
 
     assert row_of(new) == before
@@ -113,9 +113,9 @@ def test_of_many_only_those_still_held_are_renewed_and_the_others_told_why() -> 
     reasons = {key: reason.split(" 20")[0] for key, reason in answer.lost.items()}
     assert reasons == {
         late.pk: "it expired at",
-        over.pk: "thief holds it since",
+        over.pk: "thief has held it since",
         ended.pk: "it was already processed: succeeded",
-        back.pk: "it was taken back, and waits for another attempt",
+        back.pk: "it was recovered and waits for another attempt",
         gone.pk: "its row is gone",
     }
 

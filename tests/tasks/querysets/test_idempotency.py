@@ -53,7 +53,7 @@ def test_the_same_key_for_something_else_is_refused(name: str, data: Any) -> Non
     task = send()
     before = row_of(task)
 
-    with pytest.raises(PayloadMismatch, match="i was used with another payload"):
+    with pytest.raises(PayloadMismatch, match="i was already used with a different payload"):
         Task.objects.enqueue(name, data, idempotency_key="i")
 
     assert row_of(task) == before

@@ -201,9 +201,9 @@ def test_who_has_lost_the_task_hears_it_at_once(
     expire(task)
     Task.objects.recover()
 
-    with pytest.raises(LeaseLost, match="taken back"):
+    with pytest.raises(LeaseLost, match="recovered"):
         ctx.progress(1)
-    with pytest.raises(LeaseLost, match="taken back"):
+    with pytest.raises(LeaseLost, match="recovered"):
         ctx.ensure()
 
     assert (said(task), refusals(task)) == (None, ["progress"])

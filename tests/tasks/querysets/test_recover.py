@@ -324,7 +324,7 @@ def test_an_operator_can_take_a_task_from_a_holder_that_is_well(
     assert after["last_error"] == "revoked by root: wrong printer"
     assert (attempts(task), attempt(task).error) == ([(1, "lost")], after["last_error"])
     assert [name for name, _, _ in told] == ["recovered"]
-    with pytest.raises(LeaseLost, match="it was taken back"):
+    with pytest.raises(LeaseLost, match="it was recovered"):
         Task.objects.complete(task)
 
 

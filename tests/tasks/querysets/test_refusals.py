@@ -51,7 +51,7 @@ def test_after_recovery_it_is_refused_and_noted(
     start = database_now("default")
     told.clear()
 
-    with pytest.raises(LeaseLost, match="it was taken back, and waits for another attempt"):
+    with pytest.raises(LeaseLost, match="it was recovered and waits for another attempt"):
         write(lost)
 
     assert row_of(lost) == before
@@ -59,7 +59,7 @@ def test_after_recovery_it_is_refused_and_noted(
     assert record.refused_verb == verb
     assert record.refused_at is not None
     assert start <= record.refused_at <= database_now("default")
-    reason = "it was taken back, and waits for another attempt"
+    reason = "it was recovered and waits for another attempt"
     assert told == [("refused", lost.pk, {"verb": verb, "reason": reason})]
 
 
@@ -70,7 +70,7 @@ def test_while_another_works_on_it_it_is_refused_and_noted(
     theirs = claimed(lost, "bob")
     before = row_of(lost)
 
-    with pytest.raises(LeaseLost, match="bob holds it since"):
+    with pytest.raises(LeaseLost, match="bob has held it since"):
         write(lost)
 
     assert row_of(lost) == before
@@ -86,7 +86,7 @@ def test_after_another_completed_it_it_is_refused_and_noted(
     Task.objects.complete(claimed(lost, "bob"), {"by": "bob"})
     before = row_of(lost)
 
-    with pytest.raises(LeaseLost, match="bob holds it since"):
+    with pytest.raises(LeaseLost, match="bob has held it since"):
         write(lost)
 
     assert row_of(lost) == before
@@ -219,7 +219,7 @@ def test_a_late_write_takes_nothing_from_whoever_came_after(lost: Task) -> None:
     expire(theirs)
     before = row_of(theirs)
 
-    with pytest.raises(LeaseLost, match="bob holds it since"):
+    with pytest.raises(LeaseLost, match="bob has held it since"):
         Task.objects.complete(lost)
 
     assert row_of(theirs) == before

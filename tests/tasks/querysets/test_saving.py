@@ -156,7 +156,7 @@ def test_naming_a_column_of_the_verbs_is_refused(
     succeed(stale)
     before = row_of(stale)
 
-    with pytest.raises(FieldError, match=f"Only verbs write {column} of a stored task"):
+    with pytest.raises(FieldError, match=f"Only lease methods write {column} of a stored task"):
         write(stale, column)
 
     assert row_of(stale) == before

@@ -125,7 +125,7 @@ def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
         wait_for(lambda: states() == ["succeeded"] * 8)
 
     assert returned
-    assert attempt(returned[0]).error == "it waited for a place in its worker"
+    assert attempt(returned[0]).error == "its worker had no free slot for it"
     assert {row_of(task)["attempts"] for task in tasks} == {1}
 
 
