@@ -239,7 +239,7 @@ class FakeStore:
 
     @staticmethod
     def lose_all(grants: Mapping[Any, uuid.UUID]) -> Renewals:
-        return Renewals(lost=dict.fromkeys(grants, "thief has it"))
+        return Renewals(lost=dict.fromkeys(grants, "thief has held it"))
 
     @staticmethod
     def all_busy(grants: Mapping[Any, uuid.UUID]) -> Renewals:

@@ -93,8 +93,8 @@ def test_the_error_of_the_body_is_raised_and_the_lease_given_back(
 
 
 def test_leaving_a_lost_hold_raises(hold: Hold, store: FakeStore) -> None:
-    with pytest.raises(LeaseLost, match="crane:1 was lost: thief has it"), hold:
-        hold.held.mark_lost("thief has it")
+    with pytest.raises(LeaseLost, match="crane:1 was lost: thief has held it"), hold:
+        hold.held.mark_lost("thief has held it")
 
     assert store.released == []
 
@@ -106,7 +106,7 @@ def test_leaving_a_hold_that_nobody_yet_found_lost_raises(hold: Hold, clock: Fak
 
 def test_the_error_of_the_body_wins_over_the_loss(hold: Hold) -> None:
     with pytest.raises(ZeroDivisionError), hold:
-        hold.held.mark_lost("thief has it")
+        hold.held.mark_lost("thief has held it")
         raise ZeroDivisionError
 
 
@@ -132,7 +132,7 @@ def test_a_release_that_fails_is_logged_and_not_raised(
 
 def test_a_lost_hold_that_is_caught_inside_can_be_left_in_peace(hold: Hold) -> None:
     with hold:
-        hold.held.mark_lost("thief has it")
+        hold.held.mark_lost("thief has held it")
         with pytest.raises(LeaseLost):
             hold.release()
 

@@ -134,7 +134,7 @@ def test_a_renewal_by_hand_tells_what_was_lost(hold: Hold, store: FakeStore) -> 
     store.answer = store.lose_all
 
     with pytest.raises(LeaseLost), hold:
-        with pytest.raises(LeaseLost, match="thief has it"):
+        with pytest.raises(LeaseLost, match="thief has held it"):
             hold.renew()
         assert hold.lost.is_set()
 
@@ -164,8 +164,8 @@ def test_a_busy_row_extends_nothing_and_is_no_loss(
 
 def test_a_lost_hold_is_not_renewed_by_hand(hold: Hold, store: FakeStore) -> None:
     with pytest.raises(LeaseLost), hold:
-        hold.held.mark_lost("thief has it")
-        with pytest.raises(LeaseLost, match="thief has it"):
+        hold.held.mark_lost("thief has held it")
+        with pytest.raises(LeaseLost, match="thief has held it"):
             hold.renew()
 
     assert store.calls == []
@@ -207,7 +207,7 @@ def test_answers_in_the_wrong_order_never_shorten_the_trust(hold: Hold, clock: F
 
 def test_a_lost_hold_is_not_revived_by_an_answer(hold: Hold, clock: FakeClock) -> None:
     with pytest.raises(LeaseLost), hold:
-        hold.held.mark_lost("thief has it")
+        hold.held.mark_lost("thief has held it")
         hold.held.renewed(clock.now, RENEWED)
 
         assert not hold.valid

@@ -183,14 +183,14 @@ def test_what_the_store_says_is_lost_is_lost_with_its_reason(
 ) -> None:
     lost, kept = enter(store, manual_keeper, 1, 2)
     store.answer = lambda grants: Renewals(
-        renewed={2: Renewal(far_away(), 30)}, lost={1: "thief has it"}
+        renewed={2: Renewal(far_away(), 30)}, lost={1: "thief has held it"}
     )
 
     clock.advance(10)
     manual_keeper.renew_due()
 
     assert lost.lost.is_set()
-    assert store.losses == ["thief has it"]
+    assert store.losses == ["thief has held it"]
     assert kept.valid
     assert manual_keeper.holds == [kept.held]
 

@@ -94,7 +94,7 @@ def test_stopping_from_a_callback_does_not_wait_for_itself(store: FakeStore) -> 
 
     hold = hold_of(store, keeper, on_lost=on_lost)
     hold.__enter__()
-    hold.held.mark_lost("thief has it")
+    hold.held.mark_lost("thief has held it")
 
     assert done.wait(PATIENCE)
 

@@ -171,7 +171,7 @@ def test_a_slow_callback_delays_neither_renewals_nor_the_watch(
 
     slow = hold_of(store, live_keeper, "slow", on_lost=on_lost)
     slow.__enter__()
-    slow.held.mark_lost("thief has it")
+    slow.held.mark_lost("thief has held it")
     try:
         assert called.wait(PATIENCE)
         with hold_of(store, live_keeper, "other") as other:
@@ -201,7 +201,7 @@ def test_a_callback_that_fails_is_logged_and_the_next_is_called(
     second = hold_of(store, live_keeper, 2, on_lost=told.append)
     for hold in (first, second):
         hold.__enter__()
-        hold.held.mark_lost("thief has it")
+        hold.held.mark_lost("thief has held it")
 
     wait_for(lambda: told)
     wait_for(lambda: "ZeroDivisionError" in caplog.text)

@@ -323,7 +323,7 @@ def test_heartbeats_and_losses_are_events_of_the_attempt(
 ) -> None:
     def works(ctx: Any, **data: Any) -> None:
         execution.hold.trace.renewed()  # type: ignore[union-attr]
-        execution.hold.mark_lost("somebody else has it")
+        execution.hold.mark_lost("somebody else has held it")
 
     handlers["jobs.echo"] = works
     execution = execution_of(TaskFactory(name="jobs.echo", state="running"))
@@ -331,7 +331,7 @@ def test_heartbeats_and_losses_are_events_of_the_attempt(
 
     process = spans.one("process default")
     assert events(process) == ["heartbeat", "lost"]
-    assert process.status.description == "lost: somebody else has it"
+    assert process.status.description == "lost: somebody else has held it"
 
 
 def test_the_attempt_after_a_workers_death_is_linked_to_what_recovery_tells(

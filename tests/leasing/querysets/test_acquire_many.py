@@ -260,7 +260,10 @@ def test_one_lost_is_told_after_the_others_were_released(clocks: ManualKeeper) -
 
 
 def test_one_taken_over_is_left_to_whoever_has_it(clocks: ManualKeeper) -> None:
-    with pytest.raises(LeaseLost, match="thief has it"), Lease.objects.acquire_many(["a", "b"]):
+    with (
+        pytest.raises(LeaseLost, match="thief has held it"),
+        Lease.objects.acquire_many(["a", "b"]),
+    ):
         usurp(Lease.objects.get(resource="a"))
 
     assert resources("active") == ["a"]

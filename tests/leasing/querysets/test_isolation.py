@@ -86,7 +86,7 @@ def test_a_renewal_that_waited_behind_a_takeover_is_refused(
     wait_for(someone_waits)
     other_session.commit()
 
-    with pytest.raises(LeaseLost, match="thief has it"):
+    with pytest.raises(LeaseLost, match="thief has held it"):
         waiting.result(20)
 
 
@@ -187,7 +187,7 @@ def test_the_holder_of_an_expired_lease_and_its_successor_are_never_both_served(
         Lease.objects.acquire("crane:1", holder="bob")
     other_session.commit()
     taken = Lease.objects.acquire("crane:1", holder="bob")
-    with pytest.raises(LeaseLost, match="bob has it"):
+    with pytest.raises(LeaseLost, match="bob has held it"):
         Lease.objects.renew(lease)
 
     assert stored(taken)["holder"] == "bob"

@@ -131,7 +131,7 @@ def test_a_refused_release_is_noted() -> None:
 
     event = LeaseEvent.objects.get(kind="refused")
     assert event.holder == "ann"
-    assert event.reason.startswith("release: thief has it")
+    assert event.reason.startswith("release: thief has held it")
 
 
 def test_a_copy_of_a_row_is_not_released_with_it() -> None:

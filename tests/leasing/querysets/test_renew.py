@@ -198,5 +198,5 @@ def test_a_grant_won_by_another_right_after_the_renewal_is_not_handed_to_us() ->
         Lease.objects.renew(lease)
 
     assert lease.grant_id == ours
-    with pytest.raises(LeaseLost, match="thief has it"):
+    with pytest.raises(LeaseLost, match="thief has held it"):
         Lease.objects.renew(lease)

@@ -76,7 +76,7 @@ def test_what_was_lost_is_told_with_the_reason_and_the_rest_is_renewed() -> None
     told = {key: reason[:14] for key, reason in answer.lost.items()}
     assert told == {
         expired.pk: "it expired at ",
-        taken.pk: "thief has it s",
+        taken.pk: "thief has held it",
         released.pk: "it was revoked",
         gone.pk: "its row is gon",
     }

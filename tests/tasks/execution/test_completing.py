@@ -128,13 +128,13 @@ def test_the_loss_of_something_else_is_an_error_like_any(run_task: RunTask) -> N
     def handler(ctx: Context, **data: Any) -> None:
         try:
             with ctx.completing():
-                raise LeaseLost("crane:1", "bob has it")
+                raise LeaseLost("crane:1", "bob has held it")
         finally:
             ctx.ensure()
 
     task = run_task(handler)
 
-    assert task.last_error == "LeaseLost: crane:1 was lost: bob has it."
+    assert task.last_error == "LeaseLost: crane:1 was lost: bob has held it."
     assert attempts(task) == [(1, "failed")]
 
 
@@ -152,7 +152,7 @@ def test_what_is_returned_after_it_is_not_looked_at(
 
 def test_a_block_is_not_begun_for_a_task_that_is_lost(task: Task, context: ContextOf) -> None:
     ctx = context(task)
-    ctx._hold.mark_lost("someone has it")
+    ctx._hold.mark_lost("someone has held it")
 
     with pytest.raises(LeaseLost), ctx.completing():
         work()

@@ -229,9 +229,9 @@ def test_data_may_have_any_keys(run: Run, key: str) -> None:
 
 @pytest.mark.once
 def test_a_lease_that_the_handler_lost_elsewhere_fails_its_attempt(run: Run) -> None:
-    task = run(raising(LeaseLost("crane:1", "bob has it")))
+    task = run(raising(LeaseLost("crane:1", "bob has held it")))
 
-    assert task.last_error == "LeaseLost: crane:1 was lost: bob has it."
+    assert task.last_error == "LeaseLost: crane:1 was lost: bob has held it."
     assert attempts(task) == [(1, "failed")]
 
 

@@ -110,7 +110,7 @@ def test_a_step_has_a_name(task: Task, context: ContextOf) -> None:
 
 def test_a_step_is_not_begun_for_a_task_that_is_lost(task: Task, context: ContextOf) -> None:
     ctx, work = context(task), Counted()
-    ctx._hold.mark_lost("someone has it")
+    ctx._hold.mark_lost("someone has held it")
 
     with pytest.raises(LeaseLost):
         ctx.step("fetch", work)
@@ -129,7 +129,7 @@ def test_the_output_of_an_attempt_that_was_lost_meanwhile_is_not_stored(
         assert context(claimed(task, "bob")).step("fetch", Counted("bob's")) == "bob's"
         return "ann's"
 
-    with pytest.raises(LeaseLost, match="bob has it"):
+    with pytest.raises(LeaseLost, match="bob has held it"):
         ctx.step("fetch", slow)
 
     assert TaskStep.objects.get().output == "bob's"
@@ -189,7 +189,7 @@ def test_a_plain_step_takes_no_coroutine(task: Task, context: ContextOf) -> None
 
 def test_an_async_step_is_not_begun_for_a_task_that_is_lost(task: Task, context: ContextOf) -> None:
     ctx, work = context(task), Counted()
-    ctx._hold.mark_lost("someone has it")
+    ctx._hold.mark_lost("someone has held it")
 
     with pytest.raises(LeaseLost):
         async_to_sync(ctx.astep)("fetch", work)

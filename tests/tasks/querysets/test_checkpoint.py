@@ -90,7 +90,7 @@ def test_it_never_falls_back_to_what_an_attempt_that_was_lost_says(
         context(copy_of(task)).checkpoint({"row": 6})
     context(claimed(task, "bob")).checkpoint({"row": 9})
 
-    with pytest.raises(LeaseLost, match="bob has it"):
+    with pytest.raises(LeaseLost, match="bob has held it"):
         zombie.checkpoint({"row": 6})
 
     row = row_of(task)

@@ -158,7 +158,7 @@ def test_the_zombie_is_told_by_its_next_renewal_and_what_it_writes_is_refused(
     with pytest.raises(LeaseLost):
         hold.ensure()
     for late in (lambda: ctx.progress(1), lambda: Task.objects.complete(task, "late")):
-        with pytest.raises(LeaseLost, match="bob has it"):
+        with pytest.raises(LeaseLost, match="bob has held it"):
             late()
 
     Task.objects.complete(again, "well")

@@ -238,7 +238,7 @@ def test_a_task_that_was_lost_or_cancelled_while_it_waited_does_not_begin(
     with working(threads=1) as worker:
         wait_for(lambda: len(worker.executions) == 4)
         known = {each.taken.id: each for each in worker.executions}
-        known[lost.pk].hold.mark_lost("thief has it")
+        known[lost.pk].hold.mark_lost("thief has held it")
         known[cancelled.pk].interruption.cancel("ann")
         turnstile.let(2)
         wait_for(lambda: row_of(last)["status"] == TaskStatus.SUCCEEDED)
