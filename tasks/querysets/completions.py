@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db import DataError, IntegrityError, connections, transaction
 
+from leasing.db import postgres
 from leasing.db.dialects import after_commit
 from tasks import registry, signals
 from tasks.exceptions import NotSerializable
@@ -15,7 +16,7 @@ from tasks.payload import dumped_json
 from tasks.querysets import ends
 from tasks.querysets.base import TaskRows
 from tasks.querysets.claimed import Completed, Taken
-from tasks.querysets.sql import claim
+from tasks.querysets.sql import complete
 
 #: Outputs of more characters than this go to the database one by one.
 LARGEST = 16_000_000
@@ -26,7 +27,7 @@ Refused = list[tuple[Taken, Exception]]
 def complete_taken(rows: TaskRows, results: Iterable[tuple[Taken, Any]]) -> Refused:
     """End each well with the output beside it. Returns those that are not, each with its error."""
     results = list(results)
-    if signals.completed.has_receivers(rows.model) or not claim.serves(rows.db):
+    if signals.completed.has_receivers(rows.model) or not postgres.serves(rows.db):
         return _by_instances(rows, results)
     done, told = _in_one_statement(rows, results)
     _tell([each for each, _ in results if id(each) in done], told, rows.db)
@@ -50,7 +51,7 @@ def _in_one_statement(
         return set(), []
     try:
         with _statement(rows.db):
-            done = claim.complete(
+            done = complete.complete(
                 rows, [each for each, _ in asked.values()], outputs, timed=bool(told)
             )
     except (DataError, IntegrityError):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import transaction
 from django.db.models import F
 
+from leasing.db import postgres
 from leasing.db.dialects import durable
 from leasing.functions import DbNow
 from leasing.querysets.claim import Claim
@@ -27,7 +28,7 @@ from tasks.querysets.base import TaskRows, check_queue, step_model
 from tasks.querysets.claimed import Taken, keeping
 from tasks.querysets.recovery import sweep_if_due
 from tasks.querysets.slots import Seats
-from tasks.querysets.sql import claim as postgres
+from tasks.querysets.sql import claim as one_statement
 from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def claim(rows: TaskRows, holder: str, queues: Queues, limit: int, ttl: Ttl) -> 
     terms, names = _asked(rows, holder, queues, ttl)
     tasks: list[Task] = []
     if postgres.serves(rows.db):
-        tasks, more = postgres.claim(rows, terms, names, limit)
+        tasks, more = one_statement.claim(rows, terms, names, limit)
         if more and len(tasks) < limit:
             with keeping(tasks):
                 seated = _claim_portably(rows, terms, names, limit - len(tasks))
@@ -64,7 +65,7 @@ def take(rows: TaskRows, holder: str, queues: Queues, limit: int, ttl: Ttl) -> l
     taken: list[Taken] = []
     more = True
     if postgres.serves(rows.db):
-        taken, more = postgres.take(rows, terms, names, limit)
+        taken, more = one_statement.take(rows, terms, names, limit)
     if more and len(taken) < limit:
         with keeping(taken):
             seated = _claim_portably(rows, terms, names, limit - len(taken))
@@ -79,7 +80,7 @@ def take_one(rows: TaskRows, key: int, holder: str, queue: str, ttl: Ttl) -> Tak
     taken: list[Taken] = []
     more = True
     if postgres.serves(rows.db):
-        taken, more = postgres.take_one(rows, terms, queue, key)
+        taken, more = one_statement.take_one(rows, terms, queue, key)
     if more and not taken:
         seated = _claim_portably(rows.filter(pk=key), terms, [queue], 1)
         taken = [Taken.of(task) for task in seated]

@@ -64,6 +64,8 @@ NEAREST: dict[str, tuple[str, ...]] = {
                 "tests/tasks/querysets/test_claim.py",
             ),
             "sql/claim": ("tests/tasks/querysets/test_claim",),
+            "sql/complete": ("tests/tasks/querysets/test_claim",),
+            "sql/statements": ("tests/tasks/querysets/test_claim",),
             "sql/insert": ("tests/tasks/querysets/test_enqueue",),
         }.items()
     },
@@ -83,7 +85,7 @@ PATHS = (*NEAREST, *NEAREST_BY_HAND)
 #: Functions that choose between two forms of one verb, or whether a compiled text is kept: what is
 #: bent there makes the verb slower, and no row what it must not be.
 CHOOSING = frozenset(
-    {"_is_granted_in_one", "_is_in_one", "_is_plain", "_key", "_plan", "_plan_took", "serves"}
+    {"_is_granted_in_one", "_is_in_one", "_is_plain", "key_of", "plan", "plan_took", "serves"}
 )
 #: Those that only PostgreSQL runs.
 ON_POSTGRESQL = ("leasing/db/postgres.py", "tasks/querysets/sql/")
@@ -197,7 +199,7 @@ def _of_outcomes() -> Iterator[Mutant]:
         unordered,
     )
     yield of_text(
-        "tasks/querysets/sql/claim.py",
+        "tasks/querysets/sql/complete.py",
         "_complete_statement",
         'filter(given).order_by("pk")',
         "filter(given)",

@@ -1,9 +1,7 @@
-"""PostgreSQL's one-statement forms of claims and completions.
+"""PostgreSQL's one-statement forms of claims.
 
 A claim locks what it finds, grants, and answers in one round trip where the portable form takes
-five. Conditions and columns are the portable form's own, compiled by Django once and then kept,
-with every constant in place: a parameter would hide from the planner of a prepared statement
-that a partial index serves. What differs from claim to claim stays a parameter.
+five. Conditions and columns are the portable form's own.
 
 The grants are the database's random numbers. One number of this process with the key put into
 it measures no faster, and whoever sees one grant of a claim could tell the others.
@@ -12,25 +10,33 @@ it measures no faster, and whoever sees one grant of a claim could tell the othe
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
-from django.db.models import BooleanField, CharField, DateTimeField, DurationField, QuerySet, sql
+from django.db.models import BooleanField, CharField, DateTimeField, DurationField
 from django.db.models.expressions import RawSQL
 
-from leasing.db import postgres
-from leasing.db.statements import array_of
 from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.runtime.clock import clock
 from leasing.validation.terms import Terms
 from tasks import registry, signals
 from tasks.querysets.claimed import COLUMNS, TOLD_COLUMNS, TRACED_COLUMNS, Taken, Term, keeping
 from tasks.querysets.sql.cursors import Trail, trail_of
-from tasks.querysets.transitions import completing
+from tasks.querysets.sql.statements import (
+    MARKS,
+    MICROSECONDS,
+    compiled,
+    inlined,
+    kept,
+    key_of,
+    plan,
+    plan_took,
+    table_of,
+    update_of,
+)
 from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
@@ -82,52 +88,20 @@ _FURTHER = (
 _ORDER = "priority AS _priority, scheduled_at AS _scheduled_at"
 _OF_CHOSEN = "{table}.id = ANY(ARRAY(SELECT id FROM chosen WHERE concurrency_key = ''))"
 
-_COMPLETE = """
-WITH mine AS MATERIALIZED ({locked} FOR NO KEY UPDATE)
-{update} RETURNING {table}.id"""
-_GIVEN = "{table}.id = ANY({ids}::bigint[]) AND {table}.grant_id = ({grants}::uuid[])[{place}]"
-_OF_GRANT = (
-    "{table}.id = ANY(ARRAY(SELECT id FROM mine))"
-    " AND {table}.grant_id = ({grants}::uuid[])[{place}]"
-)
-#: Where among the keys, which are in order, that of a row stands: a join takes longer.
-_PLACE = "width_bucket({table}.id, {ids}::bigint[])"
-#: An output of nothing is a null, as in the portable form.
-_OUTPUT = "NULLIF({outputs}::jsonb -> ({place} - 1), 'null'::jsonb)"
-
 #: What few tasks need: reading it takes longer than reading a null.
 _IF_TOLD = "CASE WHEN name = ANY(%(told)s::text[]) THEN {value} END"
-_MICROSECONDS = "(EXTRACT(EPOCH FROM {moment}) * 1000000)::bigint"
 #: For how many microseconds a task had been due; nothing of one that was taken back, for it
 #: would tell of its first wait again.
 _WAITED = "CASE WHEN {started} >= {now} OR {due} > {started} THEN {now} - {due} END"
 
 _ONE = "{table}.id = {key}::bigint"
 
-#: Parameters, as they stand in what Django compiles: as nothing else that may stand there.
-_PARAMETERS = ("holder", "ttl", "ids", "grants", "outputs", "key")
-_MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in _PARAMETERS}
-_HOLDER: Any = RawSQL(f"{_MARKS['holder']}::varchar", [], output_field=CharField())
-_TTL: Any = RawSQL(f"{_MARKS['ttl']}::interval", [], output_field=DurationField())
+_HOLDER: Any = RawSQL(f"{MARKS['holder']}::varchar", [], output_field=CharField())
+_TTL: Any = RawSQL(f"{MARKS['ttl']}::interval", [], output_field=DurationField())
 
 #: As ``json.loads`` does it, without a look at what may stand around a text.
 _decoder: Any = json.JSONDecoder()
 _scan = _decoder.scan_once
-
-#: How long a plan is used, in seconds; and how long a claim takes, and for each task that it finds,
-#: after which none is used again.
-PLAN_LASTS, SLOW, SLOW_EACH = 15.0, 0.02, 0.0004
-_slow_claims = 0
-
-#: Kept statements, by what they depend on. As many as lanes and databases make, and not more
-#: than _KEPT, whatever filters somebody claims with.
-_statements: dict[Any, str] = {}
-_KEPT = 100
-
-
-def serves(using: str) -> bool:
-    """Whether these statements can be sent to the database ``using``."""
-    return postgres.serves(using)
 
 
 def take(
@@ -135,7 +109,7 @@ def take(
 ) -> tuple[list[Taken], bool]:
     """Grant up to ``limit`` ready tasks of ``rows`` that need no seat. Returns them, and whether
     it came past tasks that do."""
-    key = _key(rows)
+    key = key_of(rows)
     trail = Trail() if key is None else trail_of(key)
     after = trail.after(queues)
     taken, passed_over = _take(rows, terms, queues, limit, after)
@@ -178,7 +152,7 @@ def take_one(rows: TaskRows, terms: Terms, queue: str, key: int) -> tuple[list[T
 def _timed(what: str, rows: TaskRows, compiled: Callable[..., str], limit: int) -> str:
     # How long they have waited is read where somebody counts, and nowhere else.
     timed, most = signals.claimed.is_counted, _most(limit)
-    return _kept((what, timed, most), rows, partial(compiled, timed=timed, most=most))
+    return kept((what, timed, most), rows, partial(compiled, timed=timed, most=most))
 
 
 def _most(limit: int) -> int:
@@ -193,12 +167,12 @@ def _answers(
     rows: TaskRows, statement: str, parameters: dict[str, Any]
 ) -> tuple[float, list[tuple[Any, ...]]]:
     """When the statement was sent, and what came."""
-    statement += _plan()
+    statement += plan()
     sent_at = clock()
     with connections[rows.db].cursor() as cursor:
         cursor.execute(statement, parameters)
         answers = cursor.fetchall()
-    _plan_took(clock() - sent_at, len(answers))
+    plan_took(clock() - sent_at, len(answers))
     return sent_at, answers
 
 
@@ -229,11 +203,11 @@ def claim(
 ) -> tuple[list[Task], bool]:
     """``take``, with every column, as model instances."""
     most = _most(limit)
-    statement = _kept(("claim", most), rows, partial(_claim_statement, most=most)) + _plan()
+    statement = kept(("claim", most), rows, partial(_claim_statement, most=most)) + plan()
     sent_at = clock()
     manager: Any = rows.model._default_manager.using(rows.db)
     answers: list[Any] = list(manager.raw(statement, _parameters(terms, queues, limit)))
-    _plan_took(clock() - sent_at, len(answers))
+    plan_took(clock() - sent_at, len(answers))
     passed_over = answers[0].passed_over
     tasks: list[Task] = [task for task in answers if task.pk is not None]
     for task in tasks:
@@ -256,14 +230,14 @@ def _take_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
 
 
 def _take_after_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
-    table = _table(rows)
+    table = table_of(rows)
     first, further = (
         _locked(rows, most, RawSQL(which.format(table=table), [], output_field=BooleanField()))
         for which in (_FIRST, _FURTHER)
     )
     found = _FOUND_AFTER.format(first=first, further=further)
     chosen = _CHOSEN.format(asked=_ASKED_AFTER.format(table=table), found=found, most=most)
-    now = _compiled(rows, DbMicroseconds())
+    now = compiled(rows, DbMicroseconds())
     answer = _told(rows, timed, due="scheduled_at", now=f"(SELECT {now})")
     return _CLAIM_ON.format(
         chosen=chosen, update=_granting(rows), now=now, answer=", ".join(answer)
@@ -271,7 +245,7 @@ def _take_after_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
 
 
 def _take_one_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
-    one = _ONE.format(table=_table(rows), key=_MARKS["key"])
+    one = _ONE.format(table=table_of(rows), key=MARKS["key"])
     locked = _locked(rows, most, RawSQL(one, [], output_field=BooleanField()))
     return _taking(rows, _ASKED, locked, timed, most)
 
@@ -294,14 +268,14 @@ def _told(rows: TaskRows, timed: bool, *, due: str, now: str) -> tuple[str, ...]
 
 
 def _waited(due: str, now: str) -> str:
-    due, started = (_MICROSECONDS.format(moment=column) for column in (due, "started_at"))
+    due, started = (MICROSECONDS.format(moment=column) for column in (due, "started_at"))
     return _WAITED.format(due=due, started=started, now=now)
 
 
 def _told_values(rows: TaskRows) -> Iterator[str]:
     for name in TOLD_COLUMNS:
         is_moment = isinstance(rows.model._meta.get_field(name), DateTimeField)
-        yield _MICROSECONDS.format(moment=name) if is_moment else name
+        yield MICROSECONDS.format(moment=name) if is_moment else name
 
 
 def _claim_statement(rows: TaskRows, *, most: int) -> str:
@@ -312,8 +286,8 @@ def _claim_statement(rows: TaskRows, *, most: int) -> str:
 
 def _locked(rows: TaskRows, most: int, *which: Any) -> str:
     ready = rows.to_claim(RawSQL("asked.name", [])).available().filter(*which)
-    locked = _inlined(rows, ready.only("pk", "concurrency_key").query)
-    return _LOCKED.format(ready=locked, most=most, table=_table(rows))
+    locked = inlined(rows, ready.only("pk", "concurrency_key").query)
+    return _LOCKED.format(ready=locked, most=most, table=table_of(rows))
 
 
 def _claiming(
@@ -325,7 +299,7 @@ def _claiming(
         columns=", ".join(columns),
         order=_ORDER,
         answer=", ".join(answer),
-        now=_compiled(rows, now),
+        now=compiled(rows, now),
     )
 
 
@@ -336,7 +310,7 @@ def _granting(rows: TaskRows) -> str:
         **rows.granting(Terms(_HOLDER, _TTL)),
         "grant_id": RawSQL("gen_random_uuid()", []),
     }
-    return _update(target, _OF_CHOSEN.format(table=_table(rows)), granting)
+    return update_of(target, _OF_CHOSEN.format(table=table_of(rows)), granting)
 
 
 def _beside_indexes(rows: TaskRows, query: Any) -> RawSQL:
@@ -345,110 +319,3 @@ def _beside_indexes(rows: TaskRows, query: Any) -> RawSQL:
     those that were."""
     text, params = query.where.as_sql(query.get_compiler(rows.db), connections[rows.db])
     return RawSQL(f"CASE WHEN {text} THEN true ELSE false END", params, BooleanField())
-
-
-def _compiled(rows: TaskRows, expression: Any) -> str:
-    return str(rows.query.get_compiler(rows.db).compile(expression)[0])
-
-
-def _update(target: QuerySet[Any], which: str, columns: dict[str, Any]) -> str:
-    chosen: Any = RawSQL(which, [], output_field=BooleanField())
-    query: Any = target.filter(chosen).query.chain(sql.UpdateQuery)
-    query.add_update_values(columns)
-    return _inlined(target, query)
-
-
-def _inlined(rows: QuerySet[Any], query: Any) -> str:
-    """What Django compiles, with the constants in their places."""
-    ops: Any = connections[rows.db].ops
-    text: str = ops.compose_sql(*query.get_compiler(rows.db).as_sql()).replace("%", "%%")
-    for name, mark in _MARKS.items():
-        text = text.replace(mark, f"%({name})s")
-    return text
-
-
-def _table(rows: QuerySet[Any]) -> str:
-    return str(connections[rows.db].ops.quote_name(rows.model._meta.db_table))
-
-
-def _key(rows: QuerySet[Any]) -> Any:
-    """What tells ``rows`` from others with another filter; None where nothing does."""
-    query = rows.query
-    if len(query.alias_map) > 1 or query.annotations or query.extra:
-        return None
-    try:
-        hash(query.where)
-    except TypeError:
-        return None
-    return rows.db, query.where
-
-
-def _kept(what: Any, rows: Any, compiled: Callable[[Any], str]) -> str:
-    """The statement that ``compiled`` makes for ``rows``, made once for all that are like them."""
-    like = _key(rows)
-    if like is None:
-        return compiled(rows)
-    compile_ = rows.query.get_compiler(rows.db).compile
-    # Tests set the clock. What is traced is read with a column more.
-    clock_ = compile_(DbNow())[0], compile_(DbMicroseconds())[0]
-    key = (what, like, clock_, points.tracer is None)
-    statement = _statements.get(key)
-    if statement is None:
-        if len(_statements) >= _KEPT:
-            _statements.clear()
-        statement = _statements[key] = compiled(rows)
-    return statement
-
-
-def _plan() -> str:
-    """What makes of a statement another one every PLAN_LASTS seconds, and as soon as a claim was
-    slow.
-
-    Where statements are prepared, one that was planned for an empty table may read all of a full
-    one, until something analyzes the table. To plan each claim takes longer than to claim, and a
-    task that was just enqueued waits for it.
-    """
-    return f"-- {int(clock() // PLAN_LASTS)}.{_slow_claims}"
-
-
-def _plan_took(seconds: float, found: int) -> None:
-    """A claim of so many took so long: if that is too long, whatever the reason, others are
-    planned anew."""
-    global _slow_claims
-    if seconds > SLOW + SLOW_EACH * found:
-        _slow_claims += 1
-
-
-# Completions
-
-
-def complete(
-    rows: TaskRows, mine: Sequence[Taken], outputs: str, *, timed: bool = False
-) -> dict[int, int | None]:
-    """End well each task of ``mine``, which come in the order of their keys and none twice, that
-    its grant still holds. ``outputs`` is a list of theirs in JSON. Returns the keys of those that
-    are ended, and if they are to be ``timed`` when each was, in microseconds since 1970.
-
-    The rows are locked in the order of their keys before any is updated.
-    """
-    given = {
-        "ids": array_of([each.id for each in mine]),
-        "grants": array_of([each.grant_id for each in mine]),
-        "outputs": outputs,
-    }
-    statement = _kept("complete", rows._everything(), _complete_statement)
-    column = f"{_table(rows)}.processed_at"
-    moment = f", {_MICROSECONDS.format(moment=column)}\n" if timed else ", NULL\n"
-    with connections[rows.db].cursor() as cursor:
-        cursor.execute(statement + moment + _plan(), given)
-        return dict(cursor.fetchall())
-
-
-def _complete_statement(rows: TaskRows) -> str:
-    table = _table(rows)
-    marks = {"table": table, "place": _PLACE.format(table=table, **_MARKS), **_MARKS}
-    given: Any = RawSQL(_GIVEN.format(**marks), [], output_field=BooleanField())
-    columns = {**completing(), "task_output": RawSQL(_OUTPUT.format(**marks), [])}
-    update = _update(rows.holding(), _OF_GRANT.format(**marks), columns)
-    locked = rows.holding().filter(given).order_by("pk").only("pk")
-    return _COMPLETE.format(locked=_inlined(rows, locked.query), update=update, table=table)

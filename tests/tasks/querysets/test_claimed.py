@@ -18,7 +18,7 @@ from tasks.exceptions import NotSerializable
 from tasks.models import Queue, Task, TaskStatus
 from tasks.querysets import completions, ends
 from tasks.querysets.claimed import Taken
-from tasks.querysets.sql import claim
+from tasks.querysets.sql import complete as one_statement
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import just_before_the_update
@@ -278,7 +278,7 @@ def test_what_the_database_refuses_together_is_tried_one_by_one(
     def refuse_many(rows: Any, locked: Any, **options: Any) -> Any:
         return (complete if len(locked) == 1 else refuse)(rows, locked, **options)
 
-    monkeypatch.setattr(claim, "complete", refuse)
+    monkeypatch.setattr(one_statement, "complete", refuse)
     monkeypatch.setattr(ends, "_complete", refuse_many)
     TaskFactory.create_batch(2)
     taken = take()

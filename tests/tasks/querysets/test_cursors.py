@@ -14,6 +14,7 @@ from tasks.models import Task
 from tasks.querysets import worker
 from tasks.querysets.sql import claim as postgres
 from tasks.querysets.sql import cursors
+from tasks.querysets.sql import statements as kept
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.tasks.support import take_back
@@ -196,6 +197,7 @@ def test_after_a_slow_claim_claims_are_planned_anew(
     verb: str, holders_clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres, "clock", holders_clock)
+    monkeypatch.setattr(kept, "clock", holders_clock)
     slow: list[float] = []
     plans: list[str] = []
 
@@ -205,7 +207,7 @@ def test_after_a_slow_claim_claims_are_planned_anew(
         return execute(sql, *rest)
 
     with connection.execute_wrapper(note):
-        for seconds in (0.001, postgres.SLOW + 0.001, 0.001, 0.001):
+        for seconds in (0.001, kept.SLOW + 0.001, 0.001, 0.001):
             slow.append(seconds)
             getattr(Task.objects, verb)("ann")
 
@@ -217,19 +219,20 @@ def test_a_claim_of_many_may_take_longer(
     of_the_limit: float, again: bool, holders_clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres, "clock", holders_clock)
+    monkeypatch.setattr(kept, "clock", holders_clock)
     enqueue(4)
-    before = postgres._plan()
+    before = kept.plan()
 
     def wait(execute: Any, sql: str, *rest: Any) -> Any:
         if sql.lstrip().startswith("WITH"):
-            seconds = postgres.SLOW + 3 * postgres.SLOW_EACH
+            seconds = kept.SLOW + 3 * kept.SLOW_EACH
             holders_clock.seconds += of_the_limit * seconds
         return execute(sql, *rest)
 
     with connection.execute_wrapper(wait):
         assert len(take(3)) == 3
 
-    assert (postgres._plan() != before) == again
+    assert (kept.plan() != before) == again
 
 
 def test_a_claim_that_was_prepared_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,12 +240,12 @@ def test_a_claim_that_was_prepared_is_planned_once(monkeypatch: pytest.MonkeyPat
     Task.objects.enqueue_many("jobs.echo", [{}] * 2000)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE leasing_tasks_task")
-    postgres._statements.clear()
+    kept.statements.clear()
     assert take(1)
     assert take(1)
     server: Any = connection.connection
     monkeypatch.setattr(server, "prepare_threshold", 0)
-    statements = list(postgres._statements.values())
+    statements = list(kept.statements.values())
     parameters = {
         "queues": ["default"],
         "limit": 100,
@@ -279,15 +282,15 @@ def test_what_a_claim_has_locked_it_does_not_look_for_among_all_that_is_ready() 
     assert "using leasing_tasks_task_pkey" in plan
 
 
-@pytest.mark.parametrize(("seconds", "again"), [(1.0, True), (postgres.PLAN_LASTS + 1, False)])
+@pytest.mark.parametrize(("seconds", "again"), [(1.0, True), (kept.PLAN_LASTS + 1, False)])
 def test_statements_are_planned_anew_after_a_while(
     seconds: float, again: bool, holders_clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is sent is the same as before for some time, and then is not: nothing prepared is
     kept for longer."""
-    monkeypatch.setattr(postgres, "clock", holders_clock)
+    monkeypatch.setattr(kept, "clock", holders_clock)
     monkeypatch.setattr(cursors, "LASTS", 3600.0)
-    holders_clock.seconds = 100 * postgres.PLAN_LASTS
+    holders_clock.seconds = 100 * kept.PLAN_LASTS
     enqueue(3)
 
     def statements() -> list[str]:

@@ -1,0 +1,108 @@
+"""Statements that Django compiles once for all rows that are alike, with every constant in place.
+
+A parameter would hide from the planner of a prepared statement that a partial index serves. What
+differs from one use to the next stays a parameter.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from django.db import connections
+from django.db.models import BooleanField, QuerySet, sql
+from django.db.models.expressions import RawSQL
+
+from leasing.functions import DbMicroseconds, DbNow
+from leasing.runtime.clock import clock
+from tasks.runtime.tracepoints import points
+
+#: Parameters, as they stand in what Django compiles: as nothing else that may stand there.
+_PARAMETERS = ("holder", "ttl", "ids", "grants", "outputs", "key")
+MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in _PARAMETERS}
+
+#: How long a plan is used, in seconds; and how long a claim takes, and for each task that it finds,
+#: after which none is used again.
+PLAN_LASTS, SLOW, SLOW_EACH = 15.0, 0.02, 0.0004
+_slow_claims = 0
+
+#: Kept statements, by what they depend on. As many as lanes and databases make, and not more
+#: than _KEPT, whatever filters somebody claims with.
+statements: dict[Any, str] = {}
+_KEPT = 100
+
+#: A moment as a number, which is read much faster.
+MICROSECONDS = "(EXTRACT(EPOCH FROM {moment}) * 1000000)::bigint"
+
+
+def compiled(rows: QuerySet[Any], expression: Any) -> str:
+    return str(rows.query.get_compiler(rows.db).compile(expression)[0])
+
+
+def update_of(target: QuerySet[Any], which: str, columns: dict[str, Any]) -> str:
+    chosen: Any = RawSQL(which, [], output_field=BooleanField())
+    query: Any = target.filter(chosen).query.chain(sql.UpdateQuery)
+    query.add_update_values(columns)
+    return inlined(target, query)
+
+
+def inlined(rows: QuerySet[Any], query: Any) -> str:
+    """What Django compiles, with the constants in their places."""
+    ops: Any = connections[rows.db].ops
+    text: str = ops.compose_sql(*query.get_compiler(rows.db).as_sql()).replace("%", "%%")
+    for name, mark in MARKS.items():
+        text = text.replace(mark, f"%({name})s")
+    return text
+
+
+def table_of(rows: QuerySet[Any]) -> str:
+    return str(connections[rows.db].ops.quote_name(rows.model._meta.db_table))
+
+
+def key_of(rows: QuerySet[Any]) -> Any:
+    """What tells ``rows`` from others with another filter; None where nothing does."""
+    query = rows.query
+    if len(query.alias_map) > 1 or query.annotations or query.extra:
+        return None
+    try:
+        hash(query.where)
+    except TypeError:
+        return None
+    return rows.db, query.where
+
+
+def kept(what: Any, rows: Any, make: Callable[[Any], str]) -> str:
+    """The statement that ``make`` returns for ``rows``, made once for all that are like them."""
+    like = key_of(rows)
+    if like is None:
+        return make(rows)
+    compile_ = rows.query.get_compiler(rows.db).compile
+    # Tests set the clock. What is traced is read with a column more.
+    clock_ = compile_(DbNow())[0], compile_(DbMicroseconds())[0]
+    key = (what, like, clock_, points.tracer is None)
+    statement = statements.get(key)
+    if statement is None:
+        if len(statements) >= _KEPT:
+            statements.clear()
+        statement = statements[key] = make(rows)
+    return statement
+
+
+def plan() -> str:
+    """What makes of a statement another one every PLAN_LASTS seconds, and as soon as a claim was
+    slow.
+
+    Where statements are prepared, one that was planned for an empty table may read all of a full
+    one, until something analyzes the table. To plan each claim takes longer than to claim, and a
+    task that was just enqueued waits for it.
+    """
+    return f"-- {int(clock() // PLAN_LASTS)}.{_slow_claims}"
+
+
+def plan_took(seconds: float, found: int) -> None:
+    """A claim of so many took so long: if that is too long, whatever the reason, others are
+    planned anew."""
+    global _slow_claims
+    if seconds > SLOW + SLOW_EACH * found:
+        _slow_claims += 1
