@@ -1,15 +1,15 @@
 """What the admins of leasing and tasks have in common: they look and act, and never edit.
 
 Rows change only through the verbs of the querysets, so every form is read-only, nothing is
-added or deleted, and an act (``leasing.admin.actions``) asks first and then calls the verb. Lists
-are bounded (``leasing.admin.changelist``).
+added or deleted, and an action (``leasing.admin.actions``) asks first and then calls the verb.
+Lists are bounded (``leasing.admin.changelist``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,12 +21,13 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
+from leasing.admin.actions import ask_or_do
 from leasing.admin.changelist import BoundedChangeList, CappedPaginator, floor_of
 from leasing.admin.filters import is_limited_choice, offered_lookups
 from leasing.admin.links import badge, related, site_url
 from leasing.conf import leasing_settings
+from leasing.dashboard.operator_actions import OperatorAction
 from leasing.diagnosis.base import Diagnosis
-from leasing.humanize import plural
 from leasing.models import AuditEntry
 from leasing.validation.keys import key_of
 from leasing.web.access import READ_ONLY, is_read_only, why_not
@@ -34,8 +35,6 @@ from leasing.web.badges import Sign, audit_sign
 from leasing.web.counts import COUNT_CAP
 
 if TYPE_CHECKING:
-    from leasing.admin.actions import Act
-
     AdminOfAny = admin.ModelAdmin[Any]
 else:
     # Django's own class takes no type arguments at run time.
@@ -56,7 +55,7 @@ class Panel:
     badge: SafeString | str = ""
     diagnosis: Diagnosis | None = None
     links: Sequence[SafeString] = ()
-    acts: Sequence[Act] = field(default_factory=list)
+    acts: Sequence[OperatorAction] = field(default_factory=list)
 
     @property
     def answers(self) -> list[tuple[str, str]]:
@@ -101,7 +100,7 @@ class ReadOnlyAdmin(AdminOfAny):
     payload: ClassVar[tuple[str, ...]] = ()
     payload_permission: ClassVar[str] = ""
     #: What can be done to the rows.
-    acts: ClassVar[tuple[Act, ...]] = ()
+    acts: ClassVar[tuple[OperatorAction, ...]] = ()
     #: The operator's list of these rows, by the name of its view.
     list_page: ClassVar[str] = ""
 
@@ -124,9 +123,12 @@ class ReadOnlyAdmin(AdminOfAny):
         row's page too: there they have buttons of their own."""
         if is_read_only() or getattr(action_location, "name", "CHANGE_LIST") != "CHANGE_LIST":
             return {}
-        return {act.name: (act, act.name, act.label) for act in self._allowed(request)}
+        return {
+            act.name: (partial(ask_or_do, act), act.name, f"{act.label}…")
+            for act in self._allowed(request)
+        }
 
-    def _allowed(self, request: HttpRequest) -> list[Act]:
+    def _allowed(self, request: HttpRequest) -> list[OperatorAction]:
         if is_read_only():
             return []
         return [act for act in self.acts if request.user.has_perm(act.permission)]
@@ -183,11 +185,6 @@ class ReadOnlyAdmin(AdminOfAny):
         """Every row, in the database where they are, without what is large."""
         every: QuerySet[Any] = self.model._default_manager.using(leasing_settings.DATABASE)
         return every.defer(*self.large)
-
-    def counted(self, count: int) -> str:
-        """``count`` with what the rows are called: "3 tasks"."""
-        names = self.model._meta
-        return plural(count, str(names.verbose_name), str(names.verbose_name_plural))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows = super().get_queryset(request).using(leasing_settings.DATABASE)
@@ -271,7 +268,7 @@ class ReadOnlyAdmin(AdminOfAny):
                 badge(sign) if sign else "",
                 diagnosis,
                 [each for each in links if isinstance(each, SafeString)],
-                [act for act in self._allowed(request) if act.fits(self, obj)],
+                [act for act in self._allowed(request) if act.fits(obj)],
             )
         return super().render_change_form(request, context, add, change, form_url, obj)
 

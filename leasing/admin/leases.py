@@ -11,11 +11,11 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
-from leasing.admin.actions import Act, Picked
 from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.links import badge, json_of, related, short, site_url
 from leasing.conf import leasing_settings
 from leasing.dashboard.forms import ForceReleaseForm
+from leasing.dashboard.operator_actions import Keys, OperatorAction, Said, counted
 from leasing.diagnosis.base import Diagnosis
 from leasing.diagnosis.lease import explain
 from leasing.models import Lease, LeaseEvent, LeaseState, OnceKey
@@ -35,26 +35,25 @@ class ForceReleaseManyForm(ForceReleaseForm):
         return typed
 
 
-class RevokeAct(Act):
+class RevokeAction(OperatorAction):
     """Take rows from their holders: the name of the one has to be typed, or how many they are."""
 
-    def form_for(self, site: ReadOnlyAdmin, picked: Picked, sent: Any) -> forms.Form:
-        rows = site.rows().filter(pk__in=list(picked.keys)[:2])
-        names = [row.lease_resource for row in rows]
+    def form_for(self, rows: QuerySet[Any], keys: Keys, sent: Any = None) -> forms.Form:
+        names = [row.lease_resource for row in rows.filter(pk__in=list(keys)[:2])]
         if len(names) == 1:
             return ForceReleaseForm(names[0], sent)
-        return ForceReleaseManyForm(site.counted(len(picked.keys)), sent)
+        return ForceReleaseManyForm(counted(rows.model, len(keys)), sent)
 
 
-def is_nobodys(row: Any) -> str:
+def is_nobodys(row: Any, said: Said) -> str:
     """Why there is nothing to take from a holder."""
     states = {LeaseState.FREE: "never held", LeaseState.RELEASED: "released"}
     return states.get(row.lease_state(row.now), "")
 
 
-REVOKE_LEASES = RevokeAct(
+REVOKE_LEASES = RevokeAction(
     "revoke",
-    "Revoke leases…",
+    "Revoke leases",
     "Revoked",
     "Revoke these leases?",
     "The holders lose them immediately, and their writes under the old tokens are refused. Work "
@@ -63,7 +62,7 @@ REVOKE_LEASES = RevokeAct(
     ForceReleaseForm,
     lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
     is_nobodys,
-    of_one="Revoke lease…",
+    of_one="Revoke lease",
 )
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.contrib.admin.models import DELETION
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
-from leasing.admin.actions import Act
 from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.links import badge, json_of, related, short
+from leasing.dashboard.operator_actions import OperatorAction, Said
 from leasing.models import Lease
 from tasks.admin.attempts import VIEW_PAYLOAD
 from tasks.dashboard.badges import message_sign
@@ -44,12 +43,12 @@ class MessageStateFilter(admin.SimpleListFilter):
         return chosen
 
 
-def _is_published(message: OutboxMessage) -> str:
+def _is_published(message: OutboxMessage, said: Said) -> str:
     return "published" if message.published_at else ""
 
 
-def _does_not_wait(message: OutboxMessage) -> str:
-    return _is_published(message) or ("" if message.due_at else "not postponed")
+def _does_not_wait(message: OutboxMessage, said: Said) -> str:
+    return _is_published(message, said) or ("" if message.due_at else "not postponed")
 
 
 @admin.register(OutboxMessage)
@@ -76,9 +75,9 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
         *("last_error", "shown_payload"),
     )
     acts = (
-        Act(
+        OperatorAction(
             "retry",
-            "Retry…",
+            "Retry",
             "Retried",
             "Retry these messages?",
             "The relay retries them at its next poll, then sends the later messages of their keys.",
@@ -87,9 +86,9 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
             lambda rows, said, by: rows.retry(),
             _does_not_wait,
         ),
-        Act(
+        OperatorAction(
             "discard",
-            "Discard…",
+            "Discard",
             "Discarded",
             "Discard these messages?",
             "They are never sent. This cannot be undone. Later messages of their keys are sent "
@@ -98,7 +97,7 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
             DiscardForm,
             lambda rows, said, by: rows.discard(),
             _is_published,
-            flag=DELETION,
+            deletes=True,
         ),
     )
 

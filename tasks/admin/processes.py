@@ -9,9 +9,9 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
-from leasing.admin.actions import Act, Said
 from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.links import badge, related, short, site_url
+from leasing.dashboard.operator_actions import OperatorAction, Said
 from leasing.models import Lease
 from tasks.dashboard.badges import WORKER_SIGNS, queue_sign
 from tasks.dashboard.forms import PauseForm, ResumeForm
@@ -40,28 +40,28 @@ class QueueAdmin(ReadOnlyAdmin):
     fields = ("name", "badge", ("paused_at", "paused_by"), "reason")
     readonly_fields = ("name", "badge", "paused_at", "paused_by", "reason")
     acts = (
-        Act(
+        OperatorAction(
             "pause",
-            "Pause…",
+            "Pause",
             "Paused",
             "Pause these queues?",
             "No more of their tasks are claimed. Running tasks continue.",
             "leasing_tasks.pause_queue",
             PauseForm,
             _pause,
-            lambda queue: "already paused" if queue.paused_at else "",
+            lambda queue, said: "already paused" if queue.paused_at else "",
             refusals=(UnknownQueue,),
         ),
-        Act(
+        OperatorAction(
             "resume",
-            "Resume…",
+            "Resume",
             "Resumed",
             "Resume these queues?",
             "Workers claim their waiting tasks again, in order.",
             RESUME.permission,
             ResumeForm,
             _resume,
-            lambda queue: "" if queue.paused_at else "not paused",
+            lambda queue, said: "" if queue.paused_at else "not paused",
         ),
     )
 

@@ -13,10 +13,10 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from leasing import audit
-from leasing.admin.actions import Act
 from leasing.admin.base import AdminOfAny, ReadOnlyAdmin
 from leasing.admin.links import badge, json_of, link, related, short, site_url
 from leasing.conf import leasing_settings
+from leasing.dashboard.operator_actions import OperatorAction
 from leasing.functions import DbNow, database_now
 from leasing.humanize import stamp
 from leasing.web.access import is_read_only
@@ -49,9 +49,9 @@ EDITED = (
 )
 
 ACTS = (
-    Act(
+    OperatorAction(
         "pause",
-        "Pause…",
+        "Pause",
         "Paused",
         "Pause these schedules?",
         "Nothing is enqueued until they are resumed; due times until then are skipped. Existing "
@@ -59,22 +59,22 @@ ACTS = (
         CHANGE,
         forms.Form,
         lambda rows, said, by: rows.pause(by=by),
-        lambda schedule: "already paused" if schedule.paused_at else "",
+        lambda schedule, said: "already paused" if schedule.paused_at else "",
     ),
-    Act(
+    OperatorAction(
         "resume",
-        "Resume…",
+        "Resume",
         "Resumed",
         "Resume these schedules?",
         "They continue at their next due times; those of the pause are skipped.",
         CHANGE,
         forms.Form,
         lambda rows, said, by: rows.resume(),
-        lambda schedule: "" if schedule.paused_at else "not paused",
+        lambda schedule, said: "" if schedule.paused_at else "not paused",
     ),
-    Act(
+    OperatorAction(
         "run_now",
-        "Run now…",
+        "Run now",
         "Enqueued",
         "Enqueue the tasks of these schedules now?",
         "Each task is enqueued once; the schedule itself does not change. Skipped where the "

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from django import forms
 from django.contrib import admin
-from django.contrib.admin.models import CHANGE, DELETION
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from leasing.admin.actions import Act, Keys, Outlook, Picked, Said
-from leasing.admin.base import ReadOnlyAdmin
-from leasing.admin.leases import LeasableAdmin, RevokeAct
+from leasing.admin.leases import LeasableAdmin, RevokeAction
 from leasing.admin.links import badge, json_of, related, short, site_url
 from leasing.dashboard.forms import ForceReleaseForm
+from leasing.dashboard.operator_actions import Said
 from leasing.diagnosis.base import Diagnosis
 from leasing.web.badges import Sign
 from tasks.admin.attempts import VIEW_PAYLOAD, related_to, worker_of
-from tasks.dashboard import operator_actions
 from tasks.dashboard.badges import SEVERITY_SIGNS, task_sign
+from tasks.dashboard.operator_actions import ACTIONS
 from tasks.diagnosis import REVOKE, diagnose
 from tasks.models import (
     Queue,
@@ -33,45 +30,7 @@ from tasks.models import (
 )
 
 
-class TaskAct(Act):
-    """A verb of the operator's pages, done in the admin."""
-
-    @classmethod
-    def of(cls, verb: operator_actions.Verb) -> TaskAct:
-        return cls(
-            verb.name,
-            f"{verb.label}…",
-            verb.done,
-            f"{verb.label} these tasks?",
-            verb.of_many,
-            verb.permission,
-            verb.form,
-            verb.apply,
-            flag=DELETION if verb.name == "discard" else CHANGE,
-        )
-
-    @property
-    def verb(self) -> operator_actions.Verb:
-        return operator_actions.VERBS[self.name]
-
-    def form_for(self, site: ReadOnlyAdmin, picked: Picked, sent: Any) -> forms.Form:
-        return self.verb.blank(sent)
-
-    def fits(self, site: ReadOnlyAdmin, row: Any) -> bool:
-        return self.verb in operator_actions.verbs_for(row, row.now)
-
-    def outlook(self, site: ReadOnlyAdmin, keys: Keys, said: Said) -> Outlook:
-        view = operator_actions.outlook(self.verb, keys, said)
-        return Outlook(view.fitting, view.skipped)
-
-    def perform(
-        self, site: ReadOnlyAdmin, request: HttpRequest, keys: Keys, said: Said, by_filter: Any
-    ) -> tuple[int, Any]:
-        outcome = operator_actions.perform(request, self.verb, keys, said, by_filter, via="admin")
-        return outcome.changed, outcome.skipped
-
-
-def _not_running(task: Task) -> str:
+def _not_running(task: Task, said: Said) -> str:
     return "" if task.status == TaskStatus.RUNNING else "not running"
 
 
@@ -94,10 +53,10 @@ class TaskAdmin(LeasableAdmin):
     large = (*payload, "last_error")
     list_page = "leasing_tasks:list"
     acts = (
-        *(TaskAct.of(verb) for verb in operator_actions.VERBS.values()),
-        RevokeAct(
+        *ACTIONS.values(),
+        RevokeAction(
             "revoke",
-            "Revoke leases…",
+            "Revoke leases",
             "Revoked",
             "Revoke the leases of these tasks?",
             REVOKE.consequence,
@@ -105,7 +64,7 @@ class TaskAdmin(LeasableAdmin):
             ForceReleaseForm,
             lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
             _not_running,
-            of_one="Revoke lease…",
+            of_one="Revoke lease",
         ),
     )
     fieldsets = (

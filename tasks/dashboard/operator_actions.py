@@ -1,31 +1,22 @@
-"""What an operator can do to tasks, one or many: on whom it works, and what follows from it.
-
-The conditions here only say beforehand, and in words, what a verb of the queryset will decide;
-that decides by its own, in the statement that changes the rows.
-"""
+"""What an operator can do to tasks, one or many: on whom it works, and what follows from it."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-from django import forms
 from django.http import HttpRequest
 
-from leasing import audit
-from leasing.conf import leasing_settings
+from leasing.dashboard.operator_actions import OperatorAction, Said
 from leasing.db.deletion import is_protected
 from leasing.functions import database_now
 from leasing.web.access import may
 from tasks.dashboard.forms import CancelForm, DiscardForm, RescheduleForm, RetryForm
-from tasks.dashboard.listing import tasks
 from tasks.diagnosis import CANCEL, DISCARD, RESCHEDULE, RETRY
 from tasks.models import Task, TaskStatus
 
-#: What is read of a task to say whether a verb fits.
+#: What is read of a task to say whether an action fits.
 STANDING: Final = ("pk", "status", "grants", "cancel_requested_at", "queue", "scheduled_at")
 
 #: What a state is called in a reason.
@@ -37,82 +28,52 @@ _IS: Final = {
     TaskStatus.CANCELLED: "cancelled",
 }
 
-Standing = Mapping[str, Any]
-Said = Mapping[str, Any]
 
+@dataclass(frozen=True, kw_only=True)
+class TaskAction(OperatorAction):
+    """Something that can be done to tasks; ``consequence`` is about several."""
 
-@dataclass(frozen=True)
-class Verb:
-    """Something that can be done to tasks."""
-
-    name: str
-    label: str
     icon: str
-    #: What the message afterwards begins with.
-    done: str
     past: str
-    permission: str
-    consequence: str
-    #: The same of several.
-    of_many: str
-    form: type[forms.Form]
+    consequence_of_one: str
     statuses: frozenset[str]
     #: The lists of ``tasks.dashboard.listing`` in which it is of use.
     lists: frozenset[str]
-    apply: Callable[[Any, Said, str], int] = field(repr=False)
-    #: Why it would change nothing of a task in one of its statuses; "" when it would.
-    idle: Callable[[Standing, Said, datetime], str] = field(repr=False, default=lambda *_: "")
     is_grave: bool = False
 
-    def blank(self, sent: Any = None) -> forms.Form:
-        """Its form, to be filled in or as it was ``sent``; one page may have several."""
-        return self.form(sent, auto_id=f"{self.name}_%s")
+    def judged(self, rows: Any) -> Any:
+        return (
+            rows.only(*STANDING)
+            .with_state()
+            .annotate(is_without_its_key=rows.is_without_its_key(), is_protected=is_protected(Task))
+        )
 
-    def why_not(self, task: Standing, said: Said, now: datetime) -> str:
-        """Why it does not fit ``task``; "" when it does."""
-        if task["status"] not in self.statuses:
-            return _IS[TaskStatus(task["status"])]
-        return self.idle(task, said, now)
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """What a verb would do to the tasks that were picked. A reason to skip one follows
-    a colon or a number: "3 running"."""
-
-    fitting: list[int]
-    skipped: Counter[str]
+    def why_not(self, row: Task, said: Said) -> str:
+        if row.status not in self.statuses:
+            return _IS[TaskStatus(row.status)]
+        return self.idle(row, said)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a verb did to them."""
-
-    asked: int
-    changed: int
-    skipped: Mapping[str, int]
+def _is_asked(task: Task, said: Said) -> str:
+    return "already asked to stop" if task.cancel_requested_at else ""
 
 
-def _is_asked(task: Standing, said: Said, now: datetime) -> str:
-    return "already asked to stop" if task["cancel_requested_at"] else ""
-
-
-def _is_without_its_key(task: Standing, said: Said, now: datetime) -> str:
-    taken = task.get("is_without_its_key")
+def _is_without_its_key(task: Task, said: Said) -> str:
+    taken = getattr(task, "is_without_its_key", False)
     return "unique key taken by another task" if taken else ""
 
 
-def _is_protected(task: Standing, said: Said, now: datetime) -> str:
-    return "protected by a row that refers to it" if task.get("is_protected") else ""
+def _is_protected(task: Task, said: Said) -> str:
+    return "protected by a row that refers to it" if getattr(task, "is_protected", False) else ""
 
 
-def _is_there(task: Standing, said: Said, now: datetime) -> str:
+def _is_there(task: Any, said: Said) -> str:
     start = said.get("scheduled_at")
     if said.get("at_once"):
-        is_timed = task["scheduled_at"] <= now
+        is_timed = task.scheduled_at <= task.now
     else:
-        is_timed = start is None or start == task["scheduled_at"]
-    is_placed = not said.get("queue") or said["queue"] == task["queue"]
+        is_timed = start is None or start == task.scheduled_at
+    is_placed = not said.get("queue") or said["queue"] == task.queue
     return "already there" if said and is_timed and is_placed else ""
 
 
@@ -127,141 +88,86 @@ def _cancel(rows: Any, said: Said, by: str) -> int:
     return changed
 
 
-VERBS: Final[Mapping[str, Verb]] = {
-    verb.name: verb
-    for verb in (
-        Verb(
+ACTIONS: Final[Mapping[str, TaskAction]] = {
+    action.name: action
+    for action in (
+        TaskAction(
             "retry",
             "Retry",
-            "retry",
             "Retried",
-            "retried",
-            "leasing_tasks.retry_task",
-            RETRY.consequence,
+            "Retry these tasks?",
             "The tasks become ready now, with one extra attempt where all were used.",
+            "leasing_tasks.retry_task",
             RetryForm,
-            frozenset((TaskStatus.FAILED, TaskStatus.CANCELLED)),
-            frozenset(("all", "failed", "cancelled")),
             lambda rows, said, by: rows.retry(by=by),
             _is_without_its_key,
+            icon="retry",
+            past="retried",
+            consequence_of_one=RETRY.consequence,
+            statuses=frozenset((TaskStatus.FAILED, TaskStatus.CANCELLED)),
+            lists=frozenset(("all", "failed", "cancelled")),
         ),
-        Verb(
+        TaskAction(
             "reschedule",
             "Reschedule",
-            "clock",
             "Rescheduled",
-            "rescheduled",
-            "leasing_tasks.reschedule_task",
-            RESCHEDULE.consequence,
+            "Reschedule these tasks?",
             "The tasks move to the chosen queue and start no earlier than the chosen time.",
+            "leasing_tasks.reschedule_task",
             RescheduleForm,
-            frozenset((TaskStatus.READY,)),
-            frozenset(("all", "waiting", "retrying", "ready", "scheduled")),
             _reschedule,
             _is_there,
+            icon="clock",
+            past="rescheduled",
+            consequence_of_one=RESCHEDULE.consequence,
+            statuses=frozenset((TaskStatus.READY,)),
+            lists=frozenset(("all", "waiting", "retrying", "ready", "scheduled")),
         ),
-        Verb(
+        TaskAction(
             "cancel",
             "Cancel",
-            "slash",
             "Cancelled or asked to stop",
-            "cancelled",
-            "leasing_tasks.cancel_task",
-            CANCEL.consequence,
+            "Cancel these tasks?",
             "Waiting tasks end immediately. Running tasks are asked to stop; a handler that never "
             "checks may still complete its task. None of them is retried either way.",
+            "leasing_tasks.cancel_task",
             CancelForm,
-            frozenset((TaskStatus.READY, TaskStatus.RUNNING)),
-            frozenset(("all", "stuck", "running", "waiting", "retrying", "ready", "scheduled")),
             _cancel,
             _is_asked,
+            icon="slash",
+            past="cancelled",
+            consequence_of_one=CANCEL.consequence,
+            statuses=frozenset((TaskStatus.READY, TaskStatus.RUNNING)),
+            lists=frozenset(
+                ("all", "stuck", "running", "waiting", "retrying", "ready", "scheduled")
+            ),
             is_grave=True,
         ),
-        Verb(
+        TaskAction(
             "discard",
             "Discard",
-            "cross",
             "Discarded",
-            "discarded",
-            "leasing_tasks.discard_task",
-            DISCARD.consequence,
+            "Discard these tasks?",
             "The tasks are deleted with their payloads, results and attempts. This cannot be "
             "undone.",
+            "leasing_tasks.discard_task",
             DiscardForm,
-            frozenset(TaskStatus.ended()),
-            frozenset(("all", "failed", "succeeded", "cancelled")),
             lambda rows, said, by: rows.discard(by=by),
             _is_protected,
+            deletes=True,
+            icon="cross",
+            past="discarded",
+            consequence_of_one=DISCARD.consequence,
+            statuses=frozenset(TaskStatus.ended()),
+            lists=frozenset(("all", "failed", "succeeded", "cancelled")),
             is_grave=True,
         ),
     )
 }
 
 
-def bulk_verbs(request: HttpRequest, state: str) -> list[Verb]:
+def bulk_actions(request: HttpRequest, state: str) -> list[TaskAction]:
     """What the user of ``request`` may do to tasks of the list ``state``."""
-    return [v for v in VERBS.values() if state in v.lists and may(request, v.permission)]
-
-
-def verbs_for(task: Task, now: datetime) -> list[Verb]:
-    """What can be done to ``task``, by whoever may."""
-    standing = {name: getattr(task, name) for name in STANDING}
-    return [verb for verb in VERBS.values() if not verb.why_not(standing, {}, now)]
-
-
-def outlook(verb: Verb, picked: Mapping[int, int | None], said: Said) -> Outlook:
-    """What ``verb`` would do. ``picked`` has the key of each task, and how often it had been
-    granted when it was picked, where that is known: what was granted since is another attempt."""
-    rows = tasks().filter(pk__in=list(picked))
-    found = {
-        row["pk"]: row
-        for row in rows.values(
-            *STANDING,
-            is_without_its_key=rows.is_without_its_key(),
-            is_protected=is_protected(Task),
-        )
-    }
-    now = database_now(leasing_settings.DATABASE)
-    fitting, skipped = [], Counter[str]()
-    for key, grants in picked.items():
-        task = found.get(key)
-        if task is None:
-            why = "gone"
-        elif grants is not None and grants != task["grants"]:
-            why = "claimed meanwhile"
-        else:
-            why = verb.why_not(task, said, now)
-        if why:
-            skipped[why] += 1
-        else:
-            fitting.append(key)
-    return Outlook(fitting, skipped)
-
-
-def perform(
-    request: HttpRequest,
-    verb: Verb,
-    picked: Mapping[int, int | None],
-    said: Said,
-    wanted: Mapping[str, str] | None = None,
-    via: str = "page",
-) -> Outcome:
-    """Do ``verb`` to the ``picked`` tasks in the name of the user of ``request``, and note it.
-    ``wanted`` is the filter by which they were picked, ``via`` where it was asked for."""
-    user: Any = request.user
-    with audit.recording(
-        user,
-        verb.name,
-        Task,
-        keys=list(picked),
-        filter=wanted,
-        reason=said.get("reason", ""),
-        via=via,
-    ) as act:
-        view = outlook(verb, picked, said)
-        rows = tasks().filter(pk__in=view.fitting)
-        act.changed = verb.apply(rows, said, act.by) if view.fitting else 0
-        if act.changed < len(view.fitting):
-            view.skipped["changed meanwhile"] += len(view.fitting) - act.changed
-        act.skipped = dict(view.skipped)
-    return Outcome(len(picked), act.changed, view.skipped)
+    return [
+        each for each in ACTIONS.values() if state in each.lists and may(request, each.permission)
+    ]

@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
 from django.http import QueryDict
 
+from leasing.dashboard.operator_actions import MOST, Keys, Selection, keys_of
 from leasing.web.cursors import Cursor
 from leasing.web.paging import page_of
 from tasks.dashboard import listing
 from tasks.dashboard.forms import TaskFilter
+from tasks.models import Task
 
-#: How many tasks one action takes at most.
-MOST = 1_000
 #: How many stretches of a list a search for them looks through.
 STRETCHES = 4
 
-_PAIR = re.compile(r"([0-9]{1,18})\.([0-9]{1,9})", re.ASCII)
-
 
 @dataclass(frozen=True)
-class Picked:
-    """Tasks by key, each with how often it had been granted when it was picked."""
+class Picked(Selection):
+    """Tasks, and where they were picked."""
 
-    tasks: Mapping[int, int | None]
     #: The filter that picked them; None for those that were ticked.
     wanted: Mapping[str, str] | None = None
     #: The list that they were ticked in.
     back: Mapping[str, str] = field(default_factory=dict)
-    #: Whether the filter lets more by than an action takes.
-    more: bool = False
-
-    @property
-    def text(self) -> str:
-        """For a hidden field: one, since the number of fields is limited."""
-        return ",".join(f"{key}.{grants or 0}" for key, grants in self.tasks.items())
 
     @property
     def address(self) -> str:
@@ -54,17 +44,18 @@ def pick(asked: QueryDict) -> Picked:
         if not form.is_valid():
             return Picked({}, back=back)
         keys, more = _let_by(form.cleaned_data)
-        return Picked(_granted(keys), wanted=back, more=more)
+        return Picked(_granted(keys), more, wanted=back)
     ticked = [int(key) for key in asked.getlist("task") if _is_key(key)][:MOST]
     return Picked(_granted(ticked), back=back)
 
 
 def picked_before(sent: QueryDict) -> Picked:
-    """What ``pick`` had picked, as the page that asked sends it."""
-    pairs = [_PAIR.fullmatch(pair) for pair in sent.get("picked", "").split(",")[:MOST]]
-    tasks: dict[int, int | None] = {int(pair[1]): int(pair[2]) for pair in pairs if pair}
+    """What ``pick`` had picked, as the page that asks sends it; nothing where that is made up."""
+    keys: Keys = {}
+    with suppress(ValueError):
+        keys = keys_of(Task, sent.get("picked", ""))
     asked = asked_for(QueryDict(sent.get("asked", "")))
-    return Picked(tasks, wanted=asked) if sent.get("scope") == "all" else Picked(tasks, back=asked)
+    return Picked(keys, wanted=asked) if sent.get("scope") == "all" else Picked(keys, back=asked)
 
 
 def asked_for(given: Mapping[str, Any]) -> dict[str, str]:

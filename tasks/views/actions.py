@@ -16,28 +16,32 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 
-from leasing.humanize import plural
+from leasing.dashboard.operator_actions import MOST, NAMED, Outcome
 from leasing.web.access import READ_ONLY, may, page, verb
 from tasks.dashboard import listing, selection
-from tasks.dashboard.operator_actions import VERBS, Outcome, Verb, outlook, perform
+from tasks.dashboard.operator_actions import ACTIONS, TaskAction
+from tasks.models import Task
 from tasks.views.detail import detail
-
-#: How many of the tasks a page that asks names.
-NAMED = 20
 
 
 def act(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
     """Do something to one task."""
-    chosen = _verb(name)
+    chosen = _action(name)
 
     def do(request: HttpRequest) -> HttpResponse:
         task = get_object_or_404(listing.tasks(), pk=pk)
-        form = chosen.blank(request.POST)
+        form = chosen.form_for(listing.tasks(), {pk: None}, request.POST)
         if not form.is_valid():
             return detail(request, pk, {chosen.name: form}, status=400)
         seen = request.POST.get("seen", "")
         grants = int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 10 else None
-        outcome = perform(request, chosen, {task.pk: grants}, form.cleaned_data)
+        outcome = chosen.perform(
+            listing.tasks(),
+            {task.pk: grants},
+            form.cleaned_data,
+            user=request.user,
+            via="page",
+        )
         _tell_one(request, chosen, outcome)
         if chosen.name == "discard" and outcome.changed:
             return redirect("leasing_tasks:list")
@@ -48,19 +52,28 @@ def act(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
 
 def bulk(request: HttpRequest, name: str) -> HttpResponseBase:
     """Ask whether to do something to many tasks (GET), and do it (POST)."""
-    chosen = _verb(name)
+    chosen = _action(name)
 
     def ask(request: HttpRequest) -> HttpResponse:
         if not may(request, chosen.permission):
             raise PermissionDenied(READ_ONLY)
-        return _ask(request, chosen, selection.pick(request.GET), chosen.blank())
+        return _ask(
+            request, chosen, selection.pick(request.GET), chosen.form_for(listing.tasks(), {})
+        )
 
     def do(request: HttpRequest) -> HttpResponse:
         picked = selection.picked_before(request.POST)
-        form = chosen.blank(request.POST)
+        form = chosen.form_for(listing.tasks(), picked.keys, request.POST)
         if not form.is_valid():
             return _ask(request, chosen, picked, form, status=400)
-        outcome = perform(request, chosen, picked.tasks, form.cleaned_data, picked.wanted)
+        outcome = chosen.perform(
+            listing.tasks(),
+            picked.keys,
+            form.cleaned_data,
+            user=request.user,
+            via="page",
+            by_filter=picked.wanted,
+        )
         _tell_many(request, chosen, outcome)
         return redirect(_list(picked.wanted or picked.back))
 
@@ -70,31 +83,30 @@ def bulk(request: HttpRequest, name: str) -> HttpResponseBase:
 
 def _ask(
     request: HttpRequest,
-    chosen: Verb,
+    chosen: TaskAction,
     picked: selection.Picked,
     form: forms.Form,
     status: int = 200,
 ) -> HttpResponse:
-    view = outlook(chosen, picked.tasks, {})
+    view = chosen.outlook(listing.tasks(), picked.keys, {})
     named = listing.tasks().filter(pk__in=view.fitting[:NAMED]).order_by("pk")
     context = {
         "verb": chosen,
         "form": form,
         "picked": picked,
         "count": len(view.fitting),
-        "skipped": _reasons(view.skipped),
-        "staying": sum(view.skipped.values()),
+        "view": view,
         "named": named.only("name") if view.fitting else [],
         "more": max(0, len(view.fitting) - NAMED),
         "back": _list(picked.wanted or picked.back),
-        "most": selection.MOST,
+        "most": MOST,
     }
     return render(request, "leasing_tasks/confirm.html", context, status=status)
 
 
-def _verb(name: str) -> Verb:
+def _action(name: str) -> TaskAction:
     try:
-        return VERBS[name]
+        return ACTIONS[name]
     except KeyError as error:
         raise Http404("There is no such action.") from error
 
@@ -104,7 +116,7 @@ def _list(asked: Mapping[str, str]) -> str:
     return reverse("leasing_tasks:list") + (f"?{query}" if query else "")
 
 
-def _tell_one(request: HttpRequest, chosen: Verb, outcome: Outcome) -> None:
+def _tell_one(request: HttpRequest, chosen: TaskAction, outcome: Outcome) -> None:
     if outcome.changed:
         messages.success(request, f"{chosen.done}.", fail_silently=True)
         return
@@ -112,15 +124,6 @@ def _tell_one(request: HttpRequest, chosen: Verb, outcome: Outcome) -> None:
     messages.warning(request, f"Nothing changed: {why}.", fail_silently=True)
 
 
-def _tell_many(request: HttpRequest, chosen: Verb, outcome: Outcome) -> None:
-    text = f"{chosen.done}: {outcome.changed:,} of {plural(outcome.asked, 'task')}."
-    if outcome.skipped:
-        text += f" Not changed: {_reasons(outcome.skipped)}."
+def _tell_many(request: HttpRequest, chosen: TaskAction, outcome: Outcome) -> None:
     level = messages.WARNING if outcome.skipped else messages.SUCCESS
-    messages.add_message(request, level, text, fail_silently=True)
-
-
-def _reasons(skipped: Mapping[str, int]) -> str:
-    """ "3 running, 1 gone": the most first."""
-    most_first = sorted(skipped.items(), key=lambda item: -item[1])
-    return ", ".join(f"{count:,} {why}" for why, count in most_first)
+    messages.add_message(request, level, chosen.report(Task, outcome), fail_silently=True)

@@ -11,7 +11,6 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 
 from leasing.dashboard.forms import ForceReleaseForm
-from leasing.functions import database_now
 from leasing.web.access import is_live, may, page
 from leasing.web.cursors import InvalidCursor
 from leasing.web.masking import masked
@@ -23,7 +22,7 @@ from tasks.dashboard.attempt_chart import drawing_of
 from tasks.dashboard.badges import SEVERITY_SIGNS, task_sign
 from tasks.dashboard.exports import PAYLOAD, VIEW_PAYLOAD
 from tasks.dashboard.forms import PageFilter
-from tasks.dashboard.operator_actions import verbs_for
+from tasks.dashboard.operator_actions import ACTIONS
 from tasks.dashboard.timeline import timeline
 from tasks.diagnosis import diagnose, look_around
 from tasks.models import Task, TaskAttempt, TaskStatus
@@ -59,9 +58,9 @@ def detail(
 ) -> HttpResponse:
     """The page of a task, with the ``forms`` that were filled in wrongly, by their verbs."""
     sees_payload = request.user.has_perm(VIEW_PAYLOAD)
-    rows = listing.tasks() if sees_payload else listing.tasks().defer(*UNSEEN)
+    rows = listing.tasks().with_state().defer(*(() if sees_payload else UNSEEN))
     task = get_object_or_404(rows, pk=pk)
-    now = database_now(task._state.db)
+    now = task.now
     form = PageFilter(request.GET)
     attempts = _attempts(form, task)
     context = {
@@ -75,7 +74,7 @@ def detail(
         "sees_payload": sees_payload,
         **{name: masked(getattr(task, name)) for name in PAYLOAD if sees_payload},
         "may_see_leases": request.user.has_perm("leasing.view_lease"),
-        **_verbs(request, task, now, forms),
+        **_verbs(request, task, forms),
     }
     return answer(request, "leasing_tasks/detail.html", context, status=status)
 
@@ -109,17 +108,15 @@ def _drawing(task: Task, attempts: Page[Any], now: datetime) -> Drawing:
     return drawing_of(task, told)
 
 
-def _verbs(
-    request: HttpRequest, task: Task, now: datetime, forms: Mapping[str, forms.Form]
-) -> dict[str, Any]:
+def _verbs(request: HttpRequest, task: Task, forms: Mapping[str, forms.Form]) -> dict[str, Any]:
     """What can be done to the task, and what of it the user may do."""
-    fitting = verbs_for(task, now)
+    fitting = [each for each in ACTIONS.values() if each.fits(task)]
     allowed = [verb for verb in fitting if may(request, verb.permission)]
     is_held = task.status == TaskStatus.RUNNING
     may_revoke = is_held and may(request, REVOKE)
     return {
         "verbs": [
-            (verb, forms.get(verb.name) or verb.form(auto_id=f"{verb.name}_%s")) for verb in allowed
+            (verb, forms.get(verb.name) or verb.form_for(listing.tasks(), {})) for verb in allowed
         ],
         "may_revoke": may_revoke,
         "revoke_form": ForceReleaseForm(task.lease_resource),

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
+from leasing.dashboard.operator_actions import MOST
 from leasing.web.access import is_live, page
 from leasing.web.export import export
 from leasing.web.paging import chunks_of, page_of
@@ -15,8 +16,8 @@ from leasing.web.polling import answer, read_list
 from tasks.dashboard import listing
 from tasks.dashboard.exports import TASKS
 from tasks.dashboard.forms import PageFilter, TaskFilter
-from tasks.dashboard.operator_actions import bulk_verbs
-from tasks.dashboard.selection import MOST, asked_for
+from tasks.dashboard.operator_actions import bulk_actions
+from tasks.dashboard.selection import asked_for
 from tasks.diagnosis import diagnose, look_around
 
 VIEW = "leasing_tasks.view_task"
@@ -41,7 +42,7 @@ def task_list(request: HttpRequest) -> HttpResponse:
         }
 
     reading = read_list(request, form, read, lambda: {"tabs": _tabs(form.cleaned_data)})
-    verbs = bulk_verbs(request, form.cleaned_data["state"]) if reading else []
+    verbs = bulk_actions(request, form.cleaned_data["state"]) if reading else []
     context = {"form": form, "verbs": verbs}
     return answer(request, "leasing_tasks/list.html", context, reading)
 

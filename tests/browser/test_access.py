@@ -9,7 +9,7 @@ from django.urls import reverse
 from playwright.sync_api import Page, expect
 
 from leasing.models import AuditEntry, Lease
-from tasks.dashboard.operator_actions import VERBS
+from tasks.dashboard.operator_actions import ACTIONS
 from tasks.models import Queue, Schedule, Task, TaskAttempt
 from tasks.sample import SLEEP
 from tests.browser import harbour
@@ -58,11 +58,12 @@ def _verbs() -> dict[str, dict[str, str]]:
     schedule = Schedule.objects.create(name="to pause", task_name=SLEEP, cron="0 3 * * *")
     said = {"reason": "spring cleaning"}
     verbs = {
-        reverse("leasing_tasks:act", args=[task.pk, verb]): {**said, "queue": ""} for verb in VERBS
+        reverse("leasing_tasks:act", args=[task.pk, verb]): {**said, "queue": ""}
+        for verb in ACTIONS
     }
     verbs |= {
-        reverse("leasing_tasks:bulk", args=[verb]): {**said, "picked": f"{task.pk}.1"}
-        for verb in VERBS
+        reverse("leasing_tasks:bulk", args=[verb]): {**said, "picked": f"[[{task.pk}, 1]]"}
+        for verb in ACTIONS
     }
     for name in ("pause", "resume", "run"):
         verbs[reverse(f"leasing_tasks:schedule_{name}", args=[schedule.pk])] = {}

@@ -16,6 +16,7 @@ from leasing import audit
 from leasing.admin import actions, base, changelist
 from leasing.admin.changelist import CappedPaginator
 from leasing.admin.leases import REVOKE_LEASES
+from leasing.dashboard import operator_actions
 from leasing.functions import database_now
 from leasing.models import AuditEntry, BeatEntry, EventKind, Lease, LeaseEvent, OnceKey
 from leasing.web import badges
@@ -241,6 +242,7 @@ def test_an_action_takes_no_more_rows_than_it_says(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actions, "MOST", 2)
+    monkeypatch.setattr(operator_actions, "MOST", 2)
     leases = [LeaseFactory() for _ in range(3)]
     page = Page(act(operator, leases[:1], select_across="1"))
     assert page.one("[data-more]").numbers == [2]

@@ -13,8 +13,9 @@ from pytest_django import Settings
 from leasing.functions import after, database_now
 from leasing.models import AuditEntry
 from tasks.dashboard import selection
-from tasks.dashboard.operator_actions import VERBS
+from tasks.dashboard.operator_actions import ACTIONS
 from tasks.models import Task
+from tasks.views import actions
 from tests.factories import TaskFactory, claimed
 from tests.fixtures import client_with
 from tests.pages import Page, get, signed_in, user_with
@@ -24,7 +25,7 @@ from tests.tasks.support import row_of
 pytestmark = pytest.mark.django_db
 
 LIST = "/ops/tasks/"
-PERMISSIONS = tuple(verb.permission for verb in VERBS.values())
+PERMISSIONS = tuple(verb.permission for verb in ACTIONS.values())
 REASON = {"reason": "spring cleaning"}
 
 
@@ -61,13 +62,13 @@ def act(client: Client, task: Task, verb: str, **said: str) -> Page:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ACTIONS)
 def test_each_verb_has_a_permission_of_its_own(verb: str) -> None:
     task = TaskFactory(state="cancelled")
     before = row_of(task)
     others = [each for each in PERMISSIONS if verb not in each]
     client = signed_in("leasing_tasks.view_task", *others)
-    picked = {"picked": f"{task.pk}.0", **REASON}
+    picked = {"picked": f"[[{task.pk}, 0]]", **REASON}
     assert client.get(bulk(verb, task=task.pk)).status_code == 403
     assert client.post(bulk(verb), picked).status_code == 403
     assert client.post(f"{LIST}{task.pk}/{verb}/", REASON).status_code == 403
@@ -82,9 +83,9 @@ def test_while_the_site_is_read_only_nobody_may(operator: Client, settings: Sett
     settings.LEASING = {"READ_ONLY": True}
     task = TaskFactory(state="dead")
     before = row_of(task)
-    for verb in VERBS:
+    for verb in ACTIONS:
         assert operator.post(f"{LIST}{task.pk}/{verb}/", REASON).status_code == 403
-        sent = {"picked": f"{task.pk}.1", **REASON}
+        sent = {"picked": f"[[{task.pk}, 1]]", **REASON}
         assert operator.post(bulk(verb), sent).status_code == 403
         assert operator.get(bulk(verb, task=task.pk)).status_code == 403
     assert row_of(task) == before
@@ -104,7 +105,7 @@ def test_a_bulk_action_needs_a_csrf_token() -> None:
     task = TaskFactory(state="dead")
     client = Client(enforce_csrf_checks=True)
     client.force_login(user_with("leasing_tasks.view_task", *PERMISSIONS))
-    assert client.post(bulk("retry"), {"picked": f"{task.pk}.1"}).status_code == 403
+    assert client.post(bulk("retry"), {"picked": f"[[{task.pk}, 1]]"}).status_code == 403
     assert row_of(task)["status"] == "failed"
 
 
@@ -134,8 +135,8 @@ def test_a_selection_is_asked_about_and_the_outcome_is_reported(operator: Client
     url = bulk("retry", task=ticked, state="all")
     asked = get(operator, url)
     assert asked.one("h1").numbers == [2] and outlook(asked) == [2, 4, 2, 1, 1]
-    assert VERBS["retry"].of_many in asked.text
-    assert VERBS["retry"].consequence in get(operator, bulk("retry", task=[dead.pk])).text
+    assert ACTIONS["retry"].consequence in asked.text
+    assert ACTIONS["retry"].consequence_of_one in get(operator, bulk("retry", task=[dead.pk])).text
     told = confirm(operator, url).notice
     assert (told.tone, told.numbers) == ("warn", [2, 4, 1, 1])
     assert [row_of(task)["status"] for task in (dead, cancelled)] == ["ready", "ready"]
@@ -159,7 +160,8 @@ def test_all_that_match_the_filter_are_taken(operator: Client) -> None:
 def test_a_bulk_action_takes_so_many_and_says_so(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "MOST", 2)
+    for module in (actions, selection):
+        monkeypatch.setattr(module, "MOST", 2)
     for _ in range(3):
         TaskFactory(state="dead")
     url = bulk("discard", scope="all", state="failed")
@@ -194,7 +196,7 @@ def test_a_task_that_ran_since_it_was_asked_about_is_left_alone(operator: Client
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ACTIONS)
 def test_what_is_sent_twice_is_done_once(operator: Client, verb: str) -> None:
     state = {"retry": "dead", "discard": "dead"}.get(verb, "scheduled")
     task = TaskFactory(state=state)
@@ -231,7 +233,8 @@ def test_the_way_back_leads_to_the_list_it_came_from(operator: Client) -> None:
 def test_a_made_up_selection_changes_nothing(operator: Client) -> None:
     task = TaskFactory(state="dead")
     before = row_of(task)
-    for picked in ("", "x", "1", "1.x", "-1.0", "9" * 40 + ".0", "1.0;2.0", "٣.٠"):
+    huge = f"[[{'9' * 40}, 0]]"
+    for picked in ("", "x", "1", "[1]", '[["x", 1]]', '[[1, "x"]]', "[[-1, 0]]", "{}", huge):
         response = operator.post(bulk("discard"), {"picked": picked})
         assert response.status_code == 302, picked
         assert row_of(task) == before, picked

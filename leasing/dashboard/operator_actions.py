@@ -1,0 +1,202 @@
+"""What an operator does to rows, one or many: the pages and the admin ask and tell, this does it.
+
+An action only says beforehand, and in words, what a verb of the queryset will decide; that decides
+by its own conditions, in the statement that changes the rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django import forms
+from django.db.models import Model, QuerySet
+
+from leasing import audit
+from leasing.humanize import plural
+from leasing.models import Leasable
+from leasing.validation.keys import key_of
+
+#: How many rows an action takes at most.
+MOST = 1_000
+#: How many of them the page that asks names.
+NAMED = 20
+
+Said = Mapping[str, Any]
+#: Keys, each with how often the row had been granted when it was picked, where that is known: what
+#: was granted since is in other hands.
+Keys = Mapping[Any, int | None]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows that an action is about, fixed by the page that asks."""
+
+    keys: Keys
+    #: Whether there are more than an action takes.
+    more: bool = False
+
+    @classmethod
+    def of(cls, rows: QuerySet[Any]) -> Selection:
+        """Select up to MOST of ``rows``, in their order."""
+        columns = ("pk", "grants") if issubclass(rows.model, Leasable) else ("pk",)
+        found = list(rows.values_list(*columns)[: MOST + 1])
+        return cls(
+            {key: grants[0] if grants else None for key, *grants in found[:MOST]},
+            more=len(found) > MOST,
+        )
+
+    @property
+    def text(self) -> str:
+        """For a hidden field: one, since the number of fields is limited."""
+        return json.dumps([[str(key), grants] for key, grants in self.keys.items()])
+
+
+def keys_of(model: type[Model], text: str) -> dict[Any, int | None]:
+    """Return the keys in the text of a ``Selection``. Raises ValueError."""
+    try:
+        pairs = json.loads(text)
+        if not isinstance(pairs, list):
+            raise ValueError("not a list of pairs")
+        return {
+            key_of(model, str(key)): int(grants) if grants is not None else None
+            for key, grants in pairs[:MOST]
+        }
+    except (TypeError, OverflowError, RecursionError) as error:
+        raise ValueError("not a list of pairs") from error
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What an action would do. A reason to skip a row follows a number: "3 running"."""
+
+    fitting: list[Any]
+    skipped: Counter[str]
+
+    @property
+    def staying(self) -> int:
+        return self.skipped.total()
+
+    @property
+    def reasons(self) -> str:
+        """ "3 running, 1 gone": the most first."""
+        return ", ".join(f"{count:,} {why}" for why, count in self.skipped.most_common())
+
+
+@dataclass(frozen=True)
+class Outcome(Outlook):
+    """What an action did; ``fitting`` were those that it tried to change."""
+
+    asked: int
+    changed: int
+
+
+@dataclass(frozen=True)
+class OperatorAction:
+    """Something that can be done to rows of one model."""
+
+    name: str
+    #: What it is called on buttons.
+    label: str
+    #: What the message afterwards begins with.
+    done: str
+    question: str
+    #: What follows from it.
+    consequence: str
+    permission: str
+    form: type[forms.Form] = field(repr=False)
+    #: Gets the rows that fit, the cleaned form and the user's name; returns how many changed.
+    apply: Callable[[Any, Said, str], int] = field(repr=False)
+    #: Why it would change nothing of a row that is ``judged``, "" when it would.
+    idle: Callable[[Any, Said], str] = field(repr=False, default=lambda row, said: "")
+    #: What the audit calls it; ``name`` unless it says otherwise.
+    audited: str = ""
+    #: What ``apply`` raises to refuse.
+    refusals: tuple[type[Exception], ...] = ()
+    #: Whether the rows are gone afterwards.
+    deletes: bool = False
+    #: What the button on the page of one row is called, where ``label`` is about several.
+    of_one: str = ""
+
+    def form_for(self, rows: QuerySet[Any], keys: Keys, sent: Any = None) -> forms.Form:
+        """Return its form, to be filled in or as it was ``sent``; one page may have several."""
+        return self.form(sent, auto_id=f"{self.name}_%s")
+
+    def judged(self, rows: Any) -> Any:
+        """Return ``rows`` with what ``idle`` reads of them."""
+        return rows.with_state() if hasattr(rows, "with_state") else rows
+
+    def why_not(self, row: Any, said: Said) -> str:
+        """Return why it would change nothing of ``row``, "" when it would."""
+        return self.idle(row, said)
+
+    def fits(self, row: Any) -> bool:
+        """Return True if it would change something of ``row``."""
+        return not self.why_not(row, {})
+
+    def outlook(self, rows: QuerySet[Any], keys: Keys, said: Said) -> Outlook:
+        """Return what it would do to those of ``rows`` with these ``keys``."""
+        found = {row.pk: row for row in self.judged(rows).filter(pk__in=list(keys))}
+        fitting, skipped = [], Counter[str]()
+        for key, grants in keys.items():
+            row = found.get(key)
+            if row is None:
+                why = "gone"
+            elif grants is not None and grants != row.grants:
+                why = "granted again meanwhile"
+            else:
+                why = self.why_not(row, said)
+            if why:
+                skipped[why] += 1
+            else:
+                fitting.append(key)
+        return Outlook(fitting, skipped)
+
+    def perform(
+        self,
+        rows: QuerySet[Any],
+        keys: Keys,
+        said: Said,
+        *,
+        user: Any,
+        via: str,
+        by_filter: Any = None,
+    ) -> Outcome:
+        """Do it to those of ``rows`` with these ``keys``, and note it.
+
+        Args:
+            said: the cleaned form.
+            user: in whose name.
+            via: where it was asked for: "page", "admin".
+            by_filter: what the rows were picked by, where they were not picked one by one.
+        """
+        with audit.recording(
+            user,
+            self.audited or self.name,
+            rows.model,
+            keys=list(keys),
+            filter=by_filter,
+            reason=said.get("reason", ""),
+            via=via,
+        ) as act:
+            view = self.outlook(rows, keys, said)
+            chosen = rows.filter(pk__in=view.fitting)
+            act.changed = self.apply(chosen, said, act.by) if view.fitting else 0
+            if act.changed < len(view.fitting):
+                view.skipped["changed meanwhile"] += len(view.fitting) - act.changed
+            act.skipped = dict(view.skipped)
+        return Outcome(view.fitting, view.skipped, len(keys), act.changed)
+
+    def report(self, model: type[Model], outcome: Outcome) -> str:
+        """Return what is said of its ``outcome`` for several rows."""
+        text = f"{self.done}: {outcome.changed:,} of {counted(model, outcome.asked)}."
+        return f"{text} Not changed: {outcome.reasons}." if outcome.skipped else text
+
+
+def counted(model: type[Model], count: int) -> str:
+    """Return ``count`` with what the rows are called: "3 tasks"."""
+    names = model._meta
+    return plural(count, str(names.verbose_name), str(names.verbose_name_plural))
