@@ -24,4 +24,6 @@ def kept_key(path: Path) -> str:
                     os.link(draft.name, path)
         return path.read_text()
     except OSError as error:
-        raise ImproperlyConfigured(f"Set SECRET_KEY: none is kept here ({error}).") from error
+        raise ImproperlyConfigured(
+            f"Set SECRET_KEY: no key can be stored here ({error})."
+        ) from error

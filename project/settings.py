@@ -28,7 +28,9 @@ PRIVATE = set(ALLOWED_HOSTS) <= set(LOOPBACK)
 SECRET_KEY = env.str("SECRET_KEY", default="")
 if not SECRET_KEY:
     if not PRIVATE:
-        raise ImproperlyConfigured("Set SECRET_KEY: ALLOWED_HOSTS opens the site to others.")
+        raise ImproperlyConfigured(
+            "Set SECRET_KEY: ALLOWED_HOSTS makes the site available to others."
+        )
     SECRET_KEY = kept_key(BASE_DIR / ".secret_key")
 
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = not (PRIVATE or DEBUG)

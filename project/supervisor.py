@@ -85,7 +85,7 @@ class Supervisor:
         elif (code := child.process.poll()) is not None:
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             pause = RESTART_AFTER_FAULT if self._was_killed(child.process.pid) else RESTART_AFTER
-            self.say(child.name, f"died ({how}), and is started again in {pause:.0f} s")
+            self.say(child.name, f"ended ({how}); restarts in {pause:.0f} s")
             child.process = None
             child.restart_at = time.monotonic() + pause
 

@@ -27,7 +27,7 @@ def _in_the_demo(view: View) -> View:
     @functools.wraps(view)
     def in_the_demo(request: HttpRequest) -> HttpResponseBase:
         if not faults.is_demo():
-            raise Http404("This site is not the demo.")
+            raise Http404("Only available in the demo.")
         return view(request)
 
     return in_the_demo
@@ -40,8 +40,8 @@ def crash(request: HttpRequest) -> HttpResponse:
     return _strike(
         request,
         faults.crash,
-        "{} was killed (kill -9) and stays away for half a minute. Its leases run out, then "
-        "the other worker takes its tasks: watch it here.",
+        "{} was killed (kill -9) and restarts in half a minute. When its leases expire, the other "
+        "worker takes over its tasks. Watch one of them here.",
     )
 
 
@@ -52,8 +52,8 @@ def freeze(request: HttpRequest) -> HttpResponse:
     return _strike(
         request,
         faults.freeze,
-        f"{{}} is frozen (SIGSTOP) for {faults.FROZEN_FOR:.0f} seconds. Its leases run out, the "
-        "other worker takes its tasks, and what it hands in late is refused: watch it here.",
+        f"{{}} is frozen (SIGSTOP) for {faults.FROZEN_FOR:.0f} seconds. When its leases expire, "
+        "the other worker takes over its tasks, and late results are refused. Watch one here.",
     )
 
 
@@ -62,7 +62,7 @@ def _strike(
 ) -> HttpResponse:
     found = fault()
     if found is None:
-        messages.warning(request, "No worker of this demo runs just now. Wait a second.")
+        messages.warning(request, "No worker of this demo is running. Try again in a second.")
         return redirect("leasing_tasks:overview")
     worker, held = found
     messages.success(request, said.format(worker.name))
