@@ -277,8 +277,8 @@ class Lease(Leasable):
     class Meta(Leasable.Meta):
         base_manager_name = "objects"
         permissions: ClassVar = [
-            ("revoke_lease", "Can take a lease from its holder"),
-            ("view_metrics", "Can read the metrics"),
+            ("revoke_lease", "Can revoke a lease"),
+            ("view_metrics", "Can view the metrics"),
         ]
 
     def __str__(self) -> str:
@@ -406,9 +406,9 @@ class AuditEntry(Ledger):
     id = models.BigAutoField(primary_key=True)
     at = models.DateTimeField(db_default=DbNow())
     #: The name of the user, or of the command's.
-    by = models.CharField(max_length=200)
+    by = models.CharField("user", max_length=200)
     #: What was done: retry, cancel, discard, reschedule, revoke, pause, resume, start, stop, run.
-    verb = models.CharField(max_length=50)
+    verb = models.CharField("action", max_length=50)
     #: Where it was asked for: page, admin, api or command.
     via = models.CharField(max_length=20, blank=True, default="")
     #: Of which model the rows are ("leasing_tasks.task").
@@ -466,6 +466,8 @@ class OnceKey(Leasable):
 
     class Meta(Leasable.Meta):
         base_manager_name = "objects"
+        verbose_name = "result kept by once"
+        verbose_name_plural = "results kept by once"
         constraints: ClassVar = [
             *Leasable.Meta.constraints,
             models.CheckConstraint(

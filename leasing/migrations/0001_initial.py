@@ -19,8 +19,8 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),
                 ('at', models.DateTimeField(db_default=leasing.functions.DbNow())),
-                ('by', models.CharField(max_length=200)),
-                ('verb', models.CharField(max_length=50)),
+                ('by', models.CharField(max_length=200, verbose_name='user')),
+                ('verb', models.CharField(max_length=50, verbose_name='action')),
                 ('via', models.CharField(blank=True, default='', max_length=20)),
                 ('model', models.CharField(max_length=201)),
                 ('key', models.CharField(blank=True, default='', max_length=400)),
@@ -87,7 +87,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'base_manager_name': 'objects',
-                'permissions': [('revoke_lease', 'Can take a lease from its holder'), ('view_metrics', 'Can read the metrics')],
+                'permissions': [('revoke_lease', 'Can revoke a lease'), ('view_metrics', 'Can view the metrics')],
                 'abstract': False,
                 'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('acquired_at', None), ('expires_at', datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.timezone.utc)), ('grant_id', None), ('grants', 0), ('holder', '')), models.Q(('acquired_at__isnull', False), ('grant_id__isnull', False), ('grants__gt', 0), models.Q(('holder', ''), _negated=True)), _connector='OR'), name='leasing_lease_granted'), models.CheckConstraint(condition=models.Q(models.Q(('renewals', 0), ('renewed_at', None)), models.Q(('grants__gt', 0), ('renewals__gt', 0), ('renewed_at__isnull', False)), _connector='OR'), name='leasing_lease_renewed'), models.CheckConstraint(condition=models.Q(('released_at', None), models.Q(('grants__gt', 0), ('released_at__gte', models.F('expires_at'))), _connector='OR'), name='leasing_lease_released'), models.CheckConstraint(condition=models.Q(('ttl__gt', datetime.timedelta(0))), name='leasing_lease_ttl')],
             },
@@ -140,6 +140,8 @@ class Migration(migrations.Migration):
                 ('window_ends_at', models.DateTimeField(default=datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), editable=False)),
             ],
             options={
+                'verbose_name': 'result kept by once',
+                'verbose_name_plural': 'results kept by once',
                 'base_manager_name': 'objects',
                 'abstract': False,
                 'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('acquired_at', None), ('expires_at', datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.timezone.utc)), ('grant_id', None), ('grants', 0), ('holder', '')), models.Q(('acquired_at__isnull', False), ('grant_id__isnull', False), ('grants__gt', 0), models.Q(('holder', ''), _negated=True)), _connector='OR'), name='leasing_oncekey_granted'), models.CheckConstraint(condition=models.Q(models.Q(('renewals', 0), ('renewed_at', None)), models.Q(('grants__gt', 0), ('renewals__gt', 0), ('renewed_at__isnull', False)), _connector='OR'), name='leasing_oncekey_renewed'), models.CheckConstraint(condition=models.Q(('released_at', None), models.Q(('grants__gt', 0), ('released_at__gte', models.F('expires_at'))), _connector='OR'), name='leasing_oncekey_released'), models.CheckConstraint(condition=models.Q(('ttl__gt', datetime.timedelta(0))), name='leasing_oncekey_ttl'), models.CheckConstraint(condition=models.Q(('finished_at', None), ('released_at__isnull', False), _connector='OR'), name='leasing_oncekey_finished')],

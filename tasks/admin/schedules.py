@@ -95,6 +95,12 @@ class ScheduleForm(FormOfSchedule):
         model = Schedule
         fields = EDITED
         field_classes: ClassVar = {"task_data": DataField}
+        labels: ClassVar = {
+            "task_data": "Arguments",
+            "every": "Interval",
+            "missed": "Missed due times",
+            "overlap": "Allow overlap",
+        }
         help_texts: ClassVar = {
             "task_name": "Name of the handler to enqueue.",
             "task_data": "Keyword arguments of the handler, as JSON.",

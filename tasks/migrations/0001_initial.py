@@ -65,7 +65,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'base_manager_name': 'objects',
-                'verbose_name_plural': 'generator wishes',
+                'verbose_name': 'desired generator state',
                 'permissions': [('control_generator', 'Can start and stop the generator')],
                 'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='leasing_tasks_generator_single'), models.CheckConstraint(condition=models.Q(('acknowledged_revision__lte', models.F('revision'))), name='leasing_tasks_generator_acked')],
             },
@@ -86,7 +86,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'base_manager_name': 'objects',
-                'permissions': [('retry_outboxmessage', 'Can let a refused message be tried now'), ('discard_outboxmessage', 'Can delete a message that is not published')],
+                'permissions': [('retry_outboxmessage', 'Can retry a refused message'), ('discard_outboxmessage', 'Can discard an unpublished message')],
                 'indexes': [models.Index(condition=models.Q(('published_at', None)), fields=['id'], name='leasing_tasks_outbox_pending'), models.Index(condition=models.Q(('published_at__isnull', False)), fields=['published_at', 'id'], name='leasing_tasks_outbox_published')],
             },
         ),
@@ -142,7 +142,7 @@ class Migration(migrations.Migration):
             options={
                 'base_manager_name': 'objects',
                 'indexes': [models.Index(fields=['next_at'], name='leasing_tasks_schedule_due')],
-                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(models.Q(('cron', ''), _negated=True), ('every', None)), models.Q(('cron', ''), ('every__isnull', False)), _connector='OR'), name='leasing_tasks_schedule_rule', violation_error_message='Say when: by cron or by an interval, and not both.')],
+                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(models.Q(('cron', ''), _negated=True), ('every', None)), models.Q(('cron', ''), ('every__isnull', False)), _connector='OR'), name='leasing_tasks_schedule_rule', violation_error_message='Give either a cron expression or an interval.')],
             },
         ),
         migrations.CreateModel(
@@ -194,7 +194,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'base_manager_name': 'objects',
-                'permissions': [('retry_task', 'Can set a failed task ready again'), ('cancel_task', 'Can cancel a task'), ('discard_task', 'Can delete a task that has ended'), ('reschedule_task', 'Can move a task to another time or queue'), ('view_payload', 'Can see what tasks were given, and what they gave back')],
+                'permissions': [('retry_task', 'Can retry a task'), ('cancel_task', 'Can cancel a task'), ('discard_task', 'Can discard a task that has ended'), ('reschedule_task', 'Can reschedule a task'), ('view_payload', 'Can view the arguments and results of tasks')],
                 'abstract': False,
                 'indexes': [models.Index(models.F('queue'), models.OrderBy(models.F('priority'), descending=True), models.F('scheduled_at'), models.F('id'), condition=models.Q(('status', 'ready')), name='leasing_tasks_task_to_claim'), models.Index(condition=models.Q(('acquired_at__isnull', False)), fields=['acquired_at', 'id'], name='leasing_tasks_task_by_claim'), models.Index(condition=models.Q(('status', 'running')), fields=['id'], name='leasing_tasks_task_running'), models.Index(condition=models.Q(('status', 'ready')), fields=['scheduled_at', 'id'], name='leasing_tasks_task_waiting'), models.Index(condition=models.Q(('attempts__gt', 0), ('status', 'ready')), fields=['scheduled_at', 'id'], name='leasing_tasks_task_retrying'), models.Index(condition=models.Q(('processed_at__isnull', False)), fields=['status', 'processed_at', 'id'], name='leasing_tasks_task_ended')],
                 'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('acquired_at', None), ('expires_at', datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.timezone.utc)), ('grant_id', None), ('grants', 0), ('holder', '')), models.Q(('acquired_at__isnull', False), ('grant_id__isnull', False), ('grants__gt', 0), models.Q(('holder', ''), _negated=True)), _connector='OR'), name='leasing_tasks_task_granted'), models.CheckConstraint(condition=models.Q(models.Q(('renewals', 0), ('renewed_at', None)), models.Q(('grants__gt', 0), ('renewals__gt', 0), ('renewed_at__isnull', False)), _connector='OR'), name='leasing_tasks_task_renewed'), models.CheckConstraint(condition=models.Q(('released_at', None), models.Q(('grants__gt', 0), ('released_at__gte', models.F('expires_at'))), _connector='OR'), name='leasing_tasks_task_released'), models.CheckConstraint(condition=models.Q(('ttl__gt', datetime.timedelta(0))), name='leasing_tasks_task_ttl'), tasks.constraints.UniqueWhereSet(field='unique_key', name='leasing_tasks_task_unique_key'), tasks.constraints.UniqueWhereSet(field='idempotency_key', name='leasing_tasks_task_idempotency'), tasks.constraints.UniqueWhereSet(field='slot', name='leasing_tasks_task_slot'), models.CheckConstraint(condition=models.Q(models.Q(('processed_at__isnull', False), ('status__in', ['succeeded', 'failed', 'cancelled'])), models.Q(('processed_at', None), models.Q(('status', 'ready'), models.Q(('attempts__gt', 0), ('grants__gt', 0), ('released_at', None), ('started_at__isnull', False), ('status', 'running')), _connector='OR')), _connector='OR'), name='leasing_tasks_task_state'), models.CheckConstraint(condition=models.Q(('attempts__gte', 0), ('checkpoints__gte', 0), ('duplicates__gte', 0)), name='leasing_tasks_task_counts'), models.CheckConstraint(condition=models.Q(('attempts__lt', models.F('max_attempts')), models.Q(('attempts', models.F('max_attempts')), models.Q(('status', 'ready'), _negated=True)), _connector='OR'), name='leasing_tasks_task_attempts'), models.CheckConstraint(condition=models.Q(('unique_key', None), ('unique_until__isnull', False), models.Q(('processed_at', None), models.Q(('unique_for', 'finished'), models.Q(('unique_for', 'running'), models.Q(('attempts', 0), ('status', 'running'), _connector='OR')), models.Q(('grants', 0), ('unique_for', 'waiting')), _connector='OR')), _connector='OR'), name='leasing_tasks_task_key_period'), models.CheckConstraint(condition=models.Q(models.Q(('unique_for', 'window'), ('unique_until__isnull', False)), models.Q(('unique_until', None), models.Q(('unique_for', 'window'), _negated=True)), _connector='OR'), name='leasing_tasks_task_window_end'), models.CheckConstraint(condition=models.Q(('slot', None), ('status', 'running'), _connector='OR'), name='leasing_tasks_task_slot_state'), models.CheckConstraint(condition=models.Q(models.Q(('concurrency_key', ''), ('concurrency_limit', None)), models.Q(models.Q(('concurrency_key', ''), _negated=True), ('concurrency_limit__gt', 0), ('concurrency_limit__isnull', False)), _connector='OR'), name='leasing_tasks_task_limit_key')],

@@ -67,7 +67,7 @@ class TaskAttempt(Ledger):
         ]
 
     def __str__(self) -> str:
-        return f"attempt {self.number} of task {self.task_id}"
+        return f"attempt {self.number} of task:{self.task_id}"
 
     @classmethod
     def of(
@@ -113,4 +113,4 @@ class TaskStep(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.name} of task {self.task_id}"
+        return f"{self.name} of task:{self.task_id}"

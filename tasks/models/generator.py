@@ -30,7 +30,7 @@ class GeneratorWish(models.Model):
 
     class Meta:
         base_manager_name = "objects"
-        verbose_name_plural = "generator wishes"
+        verbose_name = "desired generator state"
         permissions: ClassVar = [("control_generator", "Can start and stop the generator")]
         constraints: ClassVar = [
             models.CheckConstraint(name="leasing_tasks_generator_single", condition=Q(id=1)),

@@ -35,8 +35,8 @@ class OutboxMessage(models.Model):
     class Meta:
         base_manager_name = "objects"
         permissions: ClassVar = [
-            ("retry_outboxmessage", "Can let a refused message be tried now"),
-            ("discard_outboxmessage", "Can delete a message that is not published"),
+            ("retry_outboxmessage", "Can retry a refused message"),
+            ("discard_outboxmessage", "Can discard an unpublished message"),
         ]
         indexes: ClassVar = [
             models.Index(

@@ -57,7 +57,7 @@ class Schedule(models.Model):
             models.CheckConstraint(
                 name="leasing_tasks_schedule_rule",
                 condition=~Q(cron="") & Q(every=None) | Q(cron="", every__isnull=False),
-                violation_error_message="Say when: by cron or by an interval, and not both.",
+                violation_error_message="Give either a cron expression or an interval.",
             ),
         ]
         indexes: ClassVar = [models.Index(fields=["next_at"], name="leasing_tasks_schedule_due")]

@@ -135,11 +135,11 @@ class Task(Leasable):
     class Meta(Leasable.Meta):
         base_manager_name = "objects"
         permissions: ClassVar = [
-            ("retry_task", "Can set a failed task ready again"),
+            ("retry_task", "Can retry a task"),
             ("cancel_task", "Can cancel a task"),
-            ("discard_task", "Can delete a task that has ended"),
-            ("reschedule_task", "Can move a task to another time or queue"),
-            ("view_payload", "Can see what tasks were given, and what they gave back"),
+            ("discard_task", "Can discard a task that has ended"),
+            ("reschedule_task", "Can reschedule a task"),
+            ("view_payload", "Can view the arguments and results of tasks"),
         ]
         # PostgreSQL reads and compiles every check for each statement that writes: for a single
         # INSERT that is most of its time. So they are few and short, and lean on one another.
@@ -244,12 +244,12 @@ class Task(Leasable):
         ]
 
     def __str__(self) -> str:
-        return f"{self.name} {self.pk}"
+        return f"task:{self.pk} {self.name}"
 
     def _do_insert(self, manager: Any, using: Any, *args: Any) -> Any:
         if not (self._is_fixture or self._state.adding) and self.pk and using == self._state.db:
             # What has ended, and was pruned, would be ready again.
-            raise self.DoesNotExist(f"Task {self.pk} is gone, and is not saved back.")
+            raise self.DoesNotExist(f"task:{self.pk} no longer exists and is not saved.")
         return super()._do_insert(manager, using, *args)
 
     def begin_free(self) -> None:
