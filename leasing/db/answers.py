@@ -171,3 +171,8 @@ def watch_raw(raw: Any, limit: Limit, setting: str) -> None:
     """``watch_answers``, of an open connection of the driver's."""
     if hasattr(raw, "wait"):
         answers.add(Line(raw, limit, setting))
+
+
+def unwatch_raw(raw: Any) -> None:
+    """Cut the connection ``raw`` off no longer."""
+    vars(raw).pop("wait", None)

@@ -25,6 +25,7 @@ from tasks.notifier import ring_now
 from tasks.querysets.claimed import Taken
 from tasks.registry import Kind
 from tasks.runtime import probes
+from tasks.runtime.connection import handlers_limited
 from tasks.worker.timeouts import Timekeeper
 
 #: Seconds between tries to claim while the database is away.
@@ -37,8 +38,13 @@ stopping = threading.Event()
 def consume(key: int, queue: str, holder: str | None = None, *, chaos: bool = False) -> bool:
     """Run the task with this ``key`` if it can be claimed for ``holder`` now. Whether it was.
     Raises nothing of the task's."""
+    with handlers_limited():
+        return _consume(key, queue, holder or default_holder(), chaos)
+
+
+def _consume(key: int, queue: str, holder: str, chaos: bool) -> bool:
     runner.tidy()
-    taken = _claim(key, queue, holder or default_holder())
+    taken = _claim(key, queue, holder)
     if taken is None:
         return False
     execution = Execution(taken, stopping, watch=_timekeeper().watch)

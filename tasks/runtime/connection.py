@@ -19,7 +19,7 @@ from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 
 from leasing.conf import leasing_settings
-from leasing.db.answers import LAST_CALL, watch_answers, watch_raw
+from leasing.db.answers import LAST_CALL, unwatch_raw, watch_answers, watch_raw
 from leasing.db.dialects import patience, use_private_connection
 from tasks.conf import task_settings
 
@@ -99,14 +99,18 @@ _limited = 0
 
 @contextmanager
 def handlers_limited() -> Iterator[None]:
-    """A block in which the connections that handlers open, and whatever else runs in this
-    process, are cut off where an answer takes longer than HANDLER_ANSWER_TIMEOUT. A process may
-    be in several at once, of as many workers."""
+    """A block in which the connections of this thread, and those that handlers and whatever else
+    runs in this process open, are cut off where an answer takes longer than
+    HANDLER_ANSWER_TIMEOUT. A process may be in several at once."""
     _count_limited(1)
+    opened = [each for each in connections.all(initialized_only=True) if each.connection]
+    watched = [raw for each in opened if (raw := _limit_handlers(each)) is not None]
     try:
         yield
     finally:
         _count_limited(-1)
+        for raw in watched:
+            unwatch_raw(raw)
 
 
 def _count_limited(change: int) -> None:
@@ -119,14 +123,17 @@ def _count_limited(change: int) -> None:
             connection_created.disconnect(_limit_handlers)
 
 
-def _limit_handlers(connection: BaseDatabaseWrapper, **_named: Any) -> None:
-    is_private = getattr(connection, "is_private_to_keeper", False)
-    if connection.vendor == "postgresql" and not is_private:
-        watch_raw(
-            connection.connection,
-            lambda: task_settings.HANDLER_ANSWER_TIMEOUT,
-            _setting(HANDLERS_LIMIT),
-        )
+def _limit_handlers(connection: BaseDatabaseWrapper, **_named: Any) -> Any:
+    """Return the connection of the driver's that is cut off from now on; None: none is."""
+    if connection.vendor != "postgresql" or getattr(connection, "is_private_to_keeper", False):
+        return None
+    raw = connection.connection
+    watch_raw(
+        raw,
+        lambda: task_settings.HANDLER_ANSWER_TIMEOUT if _limited else None,
+        _setting(HANDLERS_LIMIT),
+    )
+    return raw
 
 
 def _setting(setting: str) -> str:

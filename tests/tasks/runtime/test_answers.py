@@ -18,6 +18,7 @@ from pytest_django import Settings
 from leasing.db.answers import Line, answers, watch_answers
 from leasing.db.side_connection import Aside
 from leasing.models import Lease
+from tasks.celery.consuming import consume
 from tasks.generator import Generator
 from tasks.maintenance import recovery, sampling, scheduler
 from tasks.models import OutboxMessage, Schedule, Task, Worker
@@ -30,6 +31,7 @@ from tests.plugin import DATABASE
 from tests.processes import wait_for
 from tests.proxy import Proxy
 from tests.races.test_losing import socket_folder
+from tests.tasks.support import Handlers
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -194,6 +196,35 @@ def test_what_a_handler_waits_for_is_cut_off_too(
 
     with handlers_limited(), pytest.raises(OperationalError):
         thread.submit(handle).result(PATIENCE)
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["new connection", "open connection"])
+def test_what_a_handler_waits_for_in_a_celery_worker_is_cut_off_too(
+    is_open: bool,
+    network: Proxy,
+    thread: ThreadPoolExecutor,
+    settings: Settings,
+    handlers: Handlers,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings.TASK_QUEUE = {"CELERY_QUEUES": ("default",), "HANDLER_ANSWER_TIMEOUT": 0.2}
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", None)
+
+    def handle(ctx: Any) -> None:
+        network.swallow_replies()
+        with pytest.raises(OperationalError):
+            Lease.objects.exists()
+
+    def work() -> str:
+        task = TaskFactory(name="jobs.ask", data={})
+        if not is_open:
+            connections.close_all()
+        consume(task.pk, "default")
+        task.refresh_from_db()
+        return str(task.status)
+
+    handlers["jobs.ask"] = handle
+    assert thread.submit(work).result(PATIENCE) == "succeeded"
 
 
 def test_of_two_workers_the_first_to_end_leaves_the_other_its_limit(
