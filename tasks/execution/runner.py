@@ -205,7 +205,7 @@ def _returned(execution: Execution, reason: str, delay: timedelta = timedelta(0)
 def _unknown(execution: Execution) -> Ending:
     name = execution.taken.name
     reason = (
-        f"No handler is registered for {name!r}: this worker does not have or import its module."
+        f"No handler is registered for {name!r}: this worker lacks its module, as during a deploy."
     )
     log.task_no_handler(execution.taken, reason=reason)
     return _returned(execution, reason, UNKNOWN_DELAY)

@@ -151,7 +151,7 @@ def test_the_admin_notes_what_its_actions_did() -> None:
 
     noted = entry()
     assert (noted.by, noted.verb, noted.via) == ("olga", "retry", "admin")
-    assert (noted.asked, noted.changed, noted.skipped) == (2, 1, {"done": 1})
+    assert (noted.asked, noted.changed, noted.skipped) == (2, 1, {"succeeded": 1})
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_a_refusal_by_a_row_with_an_endless_key_is_noted() -> None:
 
 
 def test_an_older_token_is_refused_and_nothing_is_written(report: Report) -> None:
-    with pytest.raises(StaleToken, match="a row of press.Report refused the token 19, having"):
+    with pytest.raises(StaleToken, match="a row of press.Report refused the token 19 after"):
         rows(report).fenced(19).update(text="low")
 
     assert seen(report) == ("high", 20)

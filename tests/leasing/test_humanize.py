@@ -77,7 +77,7 @@ def test_a_long_name_may_be_broken_after_the_signs_that_part_it() -> None:
 def test_long_json_is_cut() -> None:
     assert pretty_json({"ä": [1]}) == '{\n  "ä": [\n    1\n  ]\n}'
     assert pretty_json({"<a>": "\\"}) == '{\n  "<a>": "\\\\"\n}'
-    assert pretty_json("x" * 60_000).endswith("… cut: 10,002 more characters")
+    assert pretty_json("x" * 60_000).endswith("… truncated: 10,002 more characters")
 
 
 def test_json_in_a_script_that_runs_leftwards_keeps_its_order() -> None:

@@ -195,7 +195,7 @@ def test_an_enqueue_that_replaces_another_brings_its_own_trace(spans: Spans) -> 
 
 
 def test_a_refused_enqueue_is_an_error(spans: Spans) -> None:
-    with pytest.raises(Exception, match="another payload"):
+    with pytest.raises(Exception, match="a different payload"):
         for n in range(2):
             Task.objects.enqueue("jobs.echo", {"n": n}, idempotency_key="one")
 

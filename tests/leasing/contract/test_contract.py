@@ -496,14 +496,17 @@ def test_metadata_stands_on_the_lease_until_the_next_grant(thing: Adapter) -> No
 
 @over_each_with_terms
 def test_a_hold_ends_at_its_maximum(thing: Adapter, clocks: ManualKeeper) -> None:
-    with pytest.raises(LeaseLost, match="longest time"), thing.hold(ttl=10, max_hold=35) as hold:
+    with (
+        pytest.raises(LeaseLost, match="maximum hold time"),
+        thing.hold(ttl=10, max_hold=35) as hold,
+    ):
         granted = hold.expires_at - timedelta(seconds=10)
         clocks.advance(34)
         assert hold.valid
         assert hold.expires_at == granted + timedelta(seconds=35)
 
         clocks.advance(1)
-        assert_lost(hold, "longest time")
+        assert_lost(hold, "maximum hold time")
         assert_free(thing.what)
 
 
@@ -547,7 +550,7 @@ def test_a_higher_priority_asks_the_holder_to_yield_and_gets_it_at_the_deadline(
         assert hold.valid
 
         clocks.advance(5)
-        assert_lost(hold, "boss, of higher priority")
+        assert_lost(hold, "preempted by boss")
         with thing.hold(holder="boss", priority=5) as after:
             assert after.yield_to == ""
     assert "preempted" in kinds(thing)

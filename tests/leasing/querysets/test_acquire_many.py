@@ -206,7 +206,7 @@ def test_inside_a_transaction_none_is_granted() -> None:
 @pytest.mark.parametrize("names", ["crane", "a"])
 def test_one_string_is_not_several_names(names: str) -> None:
     """Its letters would be."""
-    with pytest.raises(InvalidResource, match="several, not one string"):
+    with pytest.raises(InvalidResource, match="a list of names, not a string"):
         Lease.objects.acquire_many(names)
 
 

@@ -280,7 +280,7 @@ def test_the_holder_hears_of_it_once_and_loses_it_at_the_end(clocks: ManualKeepe
 def test_another_asking_too_is_not_told_again(clocks: ManualKeeper) -> None:
     yielding: list[Hold] = []
     with (
-        pytest.raises(LeaseLost, match="cid, of higher priority"),
+        pytest.raises(LeaseLost, match="preempted by cid"),
         Lease.objects.hold("crane:1", ttl=10, on_yield=yielding.append) as hold,
     ):
         ask(by="bob", preempt_after=30)

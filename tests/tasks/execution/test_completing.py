@@ -185,7 +185,7 @@ def test_a_task_is_completed_once(task: Task, context: ContextOf) -> None:
     with ctx.completing():
         pass
 
-    with pytest.raises(RuntimeError, match="before"), ctx.completing():
+    with pytest.raises(RuntimeError, match="already"), ctx.completing():
         pass
 
 

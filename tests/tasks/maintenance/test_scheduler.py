@@ -463,7 +463,7 @@ def test_a_declaration_that_means_nothing_is_refused(
 def test_a_name_is_of_one_schedule() -> None:
     schedule("x", "jobs.echo", every=5)
     schedule("x", "jobs.echo", every=5)  # the module was read twice
-    with pytest.raises(InvalidSchedule, match="'x' already"):
+    with pytest.raises(InvalidSchedule, match="'x' is already"):
         schedule("x", "jobs.echo", every=6)
 
 

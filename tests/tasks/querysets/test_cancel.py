@@ -125,7 +125,7 @@ def test_a_handler_hears_of_it_with_the_next_renewal_and_at_its_next_look(
     manual_keeper.renew_due()
 
     assert context.cancelled
-    with pytest.raises(TaskCancelled, match=f"{said} asked"):
+    with pytest.raises(TaskCancelled, match=f"requested by {said}"):
         context.ensure()
     with pytest.raises(TaskCancelled):
         context.wait(60)

@@ -142,8 +142,8 @@ def test_an_operator_pauses_with_a_reason_and_resumes() -> None:
     Queue.objects.declare(["default", "mail"])
     assert "● open" in get(client, QUEUES).text
 
-    assert "Nothing of theirs is claimed" in act(client, "pause", "mail").text
-    assert "Say why" in act(client, "pause", "mail", confirmed="yes", reason=" ").text
+    assert act(client, "pause", "mail").all("[data-outlook]")
+    assert "Give a reason" in act(client, "pause", "mail", confirmed="yes", reason=" ").text
     assert not Queue.objects.paused().exists()
     page = act(client, "pause", "mail", confirmed="yes", reason="the server is down")
     assert "Paused: 1 of 1 queue." in page.text and "‖ paused" in page.text
@@ -152,7 +152,7 @@ def test_an_operator_pauses_with_a_reason_and_resumes() -> None:
     assert "the server is down" in get(client, f"{QUEUES}mail/change/").text
 
     page = act(client, "resume", "default", "mail", confirmed="yes")
-    assert "Resumed: 1 of 2 queues. Left as they were: 1 not paused." in page.text
+    assert "Resumed: 1 of 2 queues. Not changed: 1 not paused." in page.text
     assert not Queue.objects.paused().exists()
 
 

@@ -223,7 +223,7 @@ def test_a_task_that_is_gone_is_not_saved_back() -> None:
     succeed(stale)
     Task.objects.discard()
 
-    with pytest.raises(Task.DoesNotExist, match="is gone"), transaction.atomic():
+    with pytest.raises(Task.DoesNotExist, match="no longer exists"), transaction.atomic():
         stale.save()
 
     assert not Task.objects.exists()

@@ -65,7 +65,7 @@ def test_a_tasks_lease_is_named_after_its_address() -> None:
 
     assert task.lease_id == f"task:{task.pk}"
     assert task.lease_resource == f"/api/tasks/{task.pk}"
-    assert str(task) == f"sample.sleep {task.pk}"
+    assert str(task) == f"task:{task.pk} sample.sleep"
 
 
 # Workers

@@ -188,10 +188,10 @@ def test_the_latest_of_a_rare_rule_is_found() -> None:
     ("cron", "every", "zone", "text"),
     [
         ("", None, "UTC", "either a cron"),
-        ("* * * * *", MINUTE, "UTC", "not both"),
+        ("* * * * *", MINUTE, "UTC", "either a cron"),
         ("* * * *", None, "UTC", "five fields"),
         ("0 * * * * *", None, "UTC", "five fields"),
-        ("1," * 100 + "1 * * * *", None, "UTC", "at most 200"),
+        ("1," * 100 + "1 * * * *", None, "UTC", "not exceed 200"),
         ("@daily", None, "UTC", "five fields"),
         ("60 * * * *", None, "UTC", "Bad minute"),
         ("0 0 30 2 *", None, "UTC", "Bad day-of-month"),
