@@ -37,7 +37,7 @@ RECORDS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
 
 #: The languages of fenced blocks. Those that no test here runs: `py` needs the models of
 #: tests/leasing/views/test_pages.py, `text` is the output that tests/tasks/test_tracing.py
-#: compares, `sql` is an example of what not to do, `yaml` is a file of Prometheus's.
+#: compares, `yaml` is for the promtool of tests/test_monitoring.py, `sql` is what not to do.
 LANGUAGES = {"python", "console", "html", "py", "text", "sql", "yaml"}
 
 

@@ -22,6 +22,7 @@ from tasks.metrics import database
 from tasks.metrics import process as task_metrics
 from tasks.outbox.totals import totals as relayed
 from tests.plugin import ROOT
+from tests.test_docs import blocks
 
 PAGES = ROOT / "docs" / "runbook"
 #: What Prometheus makes of a histogram.
@@ -588,6 +589,13 @@ def test_the_overview_lists_every_page() -> None:
     listed = set(re.findall(r"\]\(([\w-]+\.md)\)", (PAGES / "index.md").read_text()))
 
     assert listed == {page.name for page in PAGES.glob("*.md")} - {"index.md"}
+
+
+def test_the_configuration_of_a_page_is_understood(promtool: str, tmp_path: Path) -> None:
+    (config,) = blocks(ROOT / "docs" / "metrics.md", "yaml")
+    (tmp_path / "prometheus.yml").write_text(config)
+
+    run(promtool, "check", "config", "--syntax-only", tmp_path / "prometheus.yml")
 
 
 # The dashboard
