@@ -164,6 +164,20 @@ def test_the_requests_of_the_api_page_are_answered(client: Client) -> None:
         assert 200 <= response.status_code < 300, (line, response.content)
 
 
+@pytest.mark.usefixtures("open_api")
+def test_every_route_of_the_api_is_documented(client: Client) -> None:
+    page = (ROOT / "docs" / "http-api.md").read_text()
+    shown = {request_of(line)[:2] for _, line in commands("curl")}
+    for method, first, more in re.findall(r"`([A-Z]+) (/[^`]*)`((?:, `/[^`]*`)*)", page):
+        shown |= {(method, first), *((method, first + each) for each in re.findall("/[^`]*", more))}
+
+    paths = client.get("/api/openapi.json").json()["paths"]
+    served = {
+        (method.upper(), re.sub(r"{\w+}", "<id>", path)) for path in paths for method in paths[path]
+    }
+    assert served - shown == set()
+
+
 def request_of(line: str) -> tuple[str, str, str]:
     """Method, path and body of a documented curl command."""
     words = shlex.split(line)[1:]
