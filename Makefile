@@ -1,5 +1,5 @@
-# make demo: see it run. make test: the whole suite. The rest is for contributors.
-# Python 3.11+ with its venv module is all that is needed; other interpreter: make PYTHON=...
+# make demo: see it run. make test: the whole suite. The rest is for contributors: CONTRIBUTING.md.
+# It needs Python 3.11+ with the venv module; make PYTHON=... uses another interpreter.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,18 +10,18 @@ COMBOS ?=
 .DELETE_ON_ERROR:
 .PHONY: demo test rest check mutants matrix wheel bench celery browser screenshots format clean
 
-# The demo site on http://localhost:8000, stopped by Ctrl-C. PORT and DATABASE_URL are heeded.
-# ENGINE=celery runs its tasks in Celery workers, over a broker of files: no server is needed.
+# The demo site on http://localhost:8000; Ctrl-C stops it. PORT and DATABASE_URL may be set.
+# ENGINE=celery runs its tasks in Celery workers, over a broker of files, without a server.
 ENGINE := $(or $(ENGINE),leasing)
 demo: $(VENV)/demo.stamp $(if $(filter celery,$(ENGINE)),$(VENV)/celery.stamp)
 	@$(RUN) manage.py demo --engine $(ENGINE)
 
-# The suite on SQLite and PostgreSQL, then the wheel. PYTEST_ADDOPTS="-k name" picks tests.
+# The suite on SQLite and PostgreSQL, and on the wheel. PYTEST_ADDOPTS="-k name" selects tests.
 test: $(VENV)/test.stamp
 	@$(RUN) -m tests.suite
 
-# What `make test` runs on SQLite alone, on PostgreSQL: what is marked `once`, or lies in a folder that
-# ONCE in tests/plugin.py names. And what it leaves out: what is marked `rest`, or needs a broker.
+# On PostgreSQL the tests that `make test` runs on SQLite only: marked `once`, or in a folder of ONCE
+# in tests/plugin.py. And those that it leaves out: marked `rest`, or in need of a broker.
 rest: $(VENV)/test.stamp
 	@$(RUN) -m tests.suite rest
 
@@ -37,14 +37,14 @@ check: $(VENV)/dev.stamp
 	@$(RUN) manage.py check --fail-level WARNING
 	@echo "check: style, types, layers, migrations and system checks are in order"
 
-# Each condition of the verbs is bent in turn, and a test must notice. SHORT=1 tries as many as fit
-# in three minutes, in an order that SEED=7 draws; ONLY=once picks by name, KEEP=1 writes the
-# table of mutants and of the tests that noticed them.
+# Changes each condition of the verbs in turn; a test must fail. SHORT=1 tries as many as fit in
+# three minutes, in an order by SEED=7; ONLY=once selects by name, KEEP=1 writes the table of
+# mutants and of the tests that failed.
 mutants: $(VENV)/test.stamp
 	@$(RUN) -m tests.mutants $(if $(SHORT),--minutes 3) $(if $(SEED),--seed $(SEED)) \
 		$(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep)
 
-# The suite under each pair of Python and Django; COMBOS="3.12/6.1" picks some.
+# The suite under each pair of Python and Django; COMBOS="3.12/6.1" selects some.
 matrix:
 	@$(PYTHON) -m tests.suite matrix $(COMBOS)
 
@@ -53,9 +53,9 @@ wheel: $(VENV)/test.stamp
 	@$(PIP) wheel --no-deps --wheel-dir dist .
 	@$(RUN) -m tests.suite wheel
 
-# Speed beside what PostgreSQL itself can do: docs/performance.md. SHORT=1 takes minutes, FULL=1 an
-# hour; ONLY="drain leases" picks workloads, PEERS="pgqueuer huey-redis" adds other queues;
-# REPORT_ONLY=1 takes missed bars for no failure.
+# Speed compared with plain SQL: docs/performance.md. SHORT=1 takes minutes, FULL=1 an hour;
+# ONLY="drain leases" selects workloads, PEERS="pgqueuer huey-redis" adds other queues;
+# REPORT_ONLY=1 does not fail if a target is missed.
 SIZE := $(if $(SHORT),short,$(if $(FULL),full,default))
 bench: $(VENV)/test.stamp
 	@$(RUN) -m tests.benchmarks --size $(SIZE) --only $(ONLY) --peers $(PEERS) \
@@ -66,8 +66,8 @@ bench: $(VENV)/test.stamp
 celery: $(VENV)/test.stamp
 	@$(RUN) -m tests.celery_soak $(if $(TASKS),--tasks $(TASKS)) $(if $(BROKER),--broker $(BROKER))
 
-# What a browser must show, on PostgreSQL: 30 checks. CHROMIUM names the browser, and
-# PYTEST_ADDOPTS="-k test_07" picks a check.
+# 30 checks of the pages in a browser, on PostgreSQL. CHROMIUM names the browser, and
+# PYTEST_ADDOPTS="-k test_07" selects a check.
 browser: $(VENV)/browser.stamp
 	@$(RUN) -m tests.browser
 
