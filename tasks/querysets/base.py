@@ -51,7 +51,7 @@ class TaskStatus(models.TextChoices):
 
 
 def is_paused(name: Any) -> Exists:
-    """Whether the queue ``name`` is paused: asked once a statement, not once a row."""
+    """The condition that the queue ``name`` is paused: judged once a statement, not once a row."""
     rows: Any = apps.get_model("leasing_tasks", "Queue")._default_manager
     return Exists(rows.filter(name=name).paused())
 

@@ -25,7 +25,7 @@ from leasing.validation.moments import check_moment
 from tasks import signals
 from tasks.notifier import hurry, ring
 from tasks.querysets.base import CANCEL_REQUESTED, TaskRows, TaskStatus, check_queue
-from tasks.querysets.transitions import cancellation, closing, never_cancelled
+from tasks.querysets.transitions import cancellation, closing
 from tasks.querysets.unique import key_once_retried
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ def retry(rows: TaskRows, by: str) -> int:
         "unique_key": key_once_retried(),
         "max_attempts": Greatest(F("max_attempts"), F("attempts") + 1),
         # It was asked to stop in a life that is over.
-        **never_cancelled(),
+        "cancel_requested_at": None,
+        "cancel_requested_by": "",
     }
     return _make_ready(rows, over, columns, signals.retried, by)
 

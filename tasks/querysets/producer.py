@@ -38,16 +38,11 @@ if TYPE_CHECKING:
 INSERT_BATCH = 500
 
 
-def enqueue(
-    rows: TaskRows,
-    name_or_handler: str | Callable[..., Any],
-    data: dict[str, Any] | None,
-    **options: Unpack[EnqueueOptions],
-) -> Task:
+def enqueue(rows: TaskRows, new: NewTask, on_duplicate: str) -> Task:
     """Store a task, as part of the caller's transaction."""
-    new = new_task(name_or_handler, data, **options)
-    store = partial(_store, rows, new, options.get("on_duplicate", OnDuplicate.SKIP.value))
-    return store() if points.tracer is None else points.tracer.sending(new.columns, store)()
+    if points.tracer is not None:
+        return points.tracer.sending(new.columns, partial(_store, rows, new, on_duplicate))()
+    return _store(rows, new, on_duplicate)
 
 
 def enqueue_on_commit(

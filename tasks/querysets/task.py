@@ -1,7 +1,4 @@
-"""Tasks: ``Task.objects``. Who calls a verb is the module that has it.
-
-Longer than other files for the docstrings of verbs, which stand where users meet them.
-"""
+"""Tasks: each public verb, documented here and done in the module named by who calls it."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from tasks.exceptions import Snooze
 from tasks.querysets import completions, ends, operator, producer, recovery, relay, slots, worker
 from tasks.querysets.base import TaskRows
 from tasks.querysets.claimed import Taken
-from tasks.querysets.columns import EnqueueOptions, ManyOptions
+from tasks.querysets.columns import EnqueueOptions, ManyOptions, new_task
 from tasks.querysets.ends import Refused
 from tasks.querysets.transitions import cancellation
 from tasks.querysets.unique import OnDuplicate, UniqueFor
@@ -69,8 +66,7 @@ class TaskQuerySet(TaskRows):
         PayloadMismatch (the idempotency key was used for another task or other data), KeyBusy
         (another transaction keeps the row locked that is to be replaced, or to give its key up).
         """
-        return producer.enqueue(
-            self,
+        new = new_task(
             name_or_handler,
             data,
             queue=queue,
@@ -87,6 +83,7 @@ class TaskQuerySet(TaskRows):
             concurrency_key=concurrency_key,
             concurrency_limit=concurrency_limit,
         )
+        return producer.enqueue(self, new, on_duplicate)
 
     def enqueue_on_commit(
         self,

@@ -47,11 +47,6 @@ def waiting(delay: timedelta, *, spent: bool = True) -> dict[str, Any]:
     to cancel, the columns of its end: it is not tried again. ``spent`` says whether the attempt
     that ended counts."""
     moved = {"scheduled_at": after(delay)} if delay else {}
-    return {**ready_unless_cancelled(spent=spent), **moved, **over()}
-
-
-def ready_unless_cancelled(*, spent: bool = True) -> dict[str, Any]:
-    """The columns of a task that waits again, or ends here because someone asked for it."""
     status = Case(
         When(CANCEL_REQUESTED, then=Value(TaskStatus.CANCELLED.value)),
         default=Value(TaskStatus.READY.value),
@@ -66,7 +61,7 @@ def ready_unless_cancelled(*, spent: bool = True) -> dict[str, Any]:
         )
         for column, value in closing().items()
     }
-    return {"status": status, **ends}
+    return {"status": status, **ends, **moved, **over()}
 
 
 def cancellation(by: str, reason: str = "") -> str:
@@ -78,8 +73,3 @@ def said(text: str) -> Any:
     """What was said at the asking, or ``text`` where nobody asked."""
     asked = When(CANCEL_REQUESTED, then=F("last_error"))
     return Case(asked, default=Value(text), output_field=TextField())
-
-
-def never_cancelled() -> dict[str, Any]:
-    """The columns of a task that goes on although it was cancelled once."""
-    return {"cancel_requested_at": None, "cancel_requested_by": ""}
