@@ -17,12 +17,11 @@ from contextlib import suppress
 from leasing.db.notifications import CHANNEL, Notes, can_listen, listening, notify_trial
 from leasing.runtime import clock
 from leasing.runtime.event_lines import log
-from leasing.runtime.outage import Streak
+from leasing.runtime.services import Service
 from leasing.runtime.threads import start_thread
 
-#: Seconds between looks whether anybody still waits, and of the first pause after a failure; of
-#: the longest one.
-TICK, LONGEST_PAUSE = 1.0, 5.0
+#: Seconds between looks whether anybody still waits.
+LOOK = 1.0
 #: Seconds in which what was sent to try a connection out has to arrive, and for which nobody
 #: listens when it did not.
 ARRIVAL, DEAFNESS = 5.0, 300.0
@@ -44,6 +43,7 @@ class Listener:
         self._is_wanted = is_wanted
         self._lock = lock
         self._thread: threading.Thread | None = None
+        self._service = Service(self._listen_once, log.notifications_failed, expected=(Exception,))
         #: Until when nobody listens, since nothing arrives.
         self._deaf_until = 0.0
 
@@ -64,28 +64,23 @@ class Listener:
         return clock.system_clock() >= self._deaf_until
 
     def _listen(self) -> None:
-        failures = Streak(TICK, LONGEST_PAUSE)
         while self._goes_on():
-            try:
-                self._listen_once(failures)
-            except Exception as error:
-                pause = failures.failed(error)
-                log.notifications_failed(level=failures.level, error=error)
-                time.sleep(pause)
+            time.sleep(self._service.step())
 
-    def _listen_once(self, failures: Streak) -> None:
+    def _listen_once(self) -> float:
         with listening(self.using, CHANNEL) as raw, Notes(raw) as notes:
-            failures.succeeded()
+            self._service.failures.succeeded()
             trial = notify_trial(self.using, CHANNEL)
             arrives_by = clock.system_clock() + ARRIVAL
             while self._goes_on(end=False):
-                for payload in notes.within(TICK):
+                for payload in notes.within(LOOK):
                     if payload == trial:
                         arrives_by = math.inf
                     self._hear(payload)
                 if clock.system_clock() > arrives_by:
                     self._give_up()
-                    return
+                    break
+        return 0.0
 
     def _give_up(self) -> None:
         if not self._deaf_until:

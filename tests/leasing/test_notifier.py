@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -16,14 +17,12 @@ import pytest
 from django.db import connection
 from django.test import override_settings
 
-from leasing.db.listener import Listener
-from leasing.db.notifications import CHANNEL, notifications_arrive
+from leasing.db.notifications import CHANNEL, listening, notifications_arrive
 from leasing.functions import after, database_now
 from leasing.models import Lease
 from leasing.notifier import Bell, bell
 from leasing.notifier import waiting as waiting_for
 from leasing.runtime import clock
-from leasing.runtime.outage import Streak
 from leasing.testing.keeper import manual_keeper
 from leasing.waiting import LONGEST, Waiter
 from tests.conftest import Spawn
@@ -39,7 +38,7 @@ on_postgresql = pytest.mark.usefixtures("on_postgresql")
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Looks often whether anybody still waits, and leaves nobody listening."""
-    monkeypatch.setattr("leasing.db.listener.TICK", 0.05)
+    monkeypatch.setattr("leasing.db.listener.LOOK", 0.05)
     monkeypatch.setattr("leasing.db.notifications.PATIENCE", 0.05)
     yield
     own = bell("default")
@@ -278,15 +277,14 @@ def test_a_connection_that_was_killed_heals(
 def test_a_connection_that_cannot_be_made_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    listen = Listener._listen_once
     failures = iter([psycopg.OperationalError("no such server")] * 2)
 
-    def refusing(own: Listener, streak: Streak) -> None:
+    def refusing(using: str, channel: str) -> AbstractContextManager[Any]:
         for failure in failures:
             raise failure
-        listen(own, streak)
+        return listening(using, channel)
 
-    monkeypatch.setattr(Listener, "_listen_once", refusing)
+    monkeypatch.setattr("leasing.db.listener.listening", refusing)
     waiter = FakeWaiter()
     bell("default").add("crane:1", waiter)
     wait_for(listeners)
