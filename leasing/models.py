@@ -18,17 +18,12 @@ from leasing.functions import EPOCH, DbNow, after
 from leasing.hold import Hold
 from leasing.querysets.beats import BeatEntry
 from leasing.querysets.events import LeaseEventQuerySet
-from leasing.querysets.leasable import (
-    GRANTED_FIELDS,
-    LEASE_FIELDS,
-    LeasableQuerySet,
-    LeaseState,
-    refuse_verb_columns,
-    verbs_of,
-)
+from leasing.querysets.leasable import LeasableQuerySet, verbs_of
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.querysets.ledger import LedgerQuerySet, refuse_change, refuse_deletion
 from leasing.querysets.once import OnceQuerySet
+from leasing.querysets.saving import GRANTED_FIELDS, LEASE_FIELDS, refuse_verb_columns
+from leasing.querysets.states import LeaseState
 from leasing.store import Renewal
 
 #: How long the label of a model may be, as Django has it, and the key of a row that is leased: in

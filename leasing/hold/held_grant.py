@@ -308,7 +308,7 @@ class HeldGrant:
         self._lock = threading.Lock()
         self.is_lost, self._lost = True, None
         self.interrupt = None
-        self.reason = "this process is a fork of its holder"
+        self.reason = "this process is a fork of the holder"
 
     def _tell_asked(self) -> None:
         on_yield = self._on_yield  # which may be let go meanwhile

@@ -25,7 +25,8 @@ from leasing.functions import DbNow, after
 from leasing.hold import Hold
 from leasing.notifier import bell
 from leasing.querysets.claim import Claim
-from leasing.querysets.leasable import TRIES, LeasableQuerySet, LeaseState, pause_shortly, sent_at
+from leasing.querysets.granting import TRIES, pause_shortly, sent_at
+from leasing.querysets.leasable import LeasableQuerySet, LeaseState
 from leasing.runtime.aio import Steps, Undoable, adrive, drive, in_thread
 from leasing.runtime.clock import clock
 from leasing.validation.names import check_name

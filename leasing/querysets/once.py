@@ -14,7 +14,9 @@ from django.db.models import Q
 
 from leasing.exceptions import LeaseHeld, PayloadMismatch
 from leasing.functions import DbNow, after
-from leasing.querysets.leasable import TRIES, LeasableQuerySet, LeaseState, pause_shortly, releasing
+from leasing.querysets.granting import TRIES, pause_shortly
+from leasing.querysets.holder import releasing
+from leasing.querysets.leasable import LeasableQuerySet, LeaseState
 from leasing.validation.terms import Terms
 
 if TYPE_CHECKING:

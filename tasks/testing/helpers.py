@@ -17,7 +17,7 @@ from tasks import registry
 from tasks.conf import task_settings
 from tasks.models import Task
 from tasks.payload import check_data, check_json
-from tasks.querysets import TaskQuerySet, TaskStatus, check_queue
+from tasks.querysets import TaskQuerySet, TaskStatus, check_queue, producer
 from tasks.testing.context import FakeContext
 from tasks.testing.runs import bring_forward, run, run_next
 
@@ -182,8 +182,8 @@ def _after_enqueue(then: Callable[[list[Task]], None] | None) -> Iterator[None]:
         if not _asks:
             # What every enqueue of one task comes to, whenever it is stored.
             for verb in ("_store", "enqueue_many"):
-                told = _telling(getattr(TaskQuerySet, verb))
-                stack.enter_context(patch.object(TaskQuerySet, verb, told))
+                told = _telling(getattr(producer, verb))
+                stack.enter_context(patch.object(producer, verb, told))
         _mode, _asks = then, True
         try:
             yield

@@ -9,17 +9,20 @@ from tests.mutants.making import Mutant, of_file, of_text
 
 #: The files of the verbs' conditions, and the tests that look at them, the nearest first.
 NEAREST: dict[str, tuple[str, ...]] = {
-    "leasing/querysets/leasable.py": (
-        "tests/leasing/querysets/test_conditions.py",
-        "tests/leasing/querysets/",
-        "tests/leasing/contract/",
-        "tests/leasing/test_prune.py",
-        "tests/leasing/test_hold_rows.py",
-        "tests/leasing/test_keeper_failures.py",
-        "tests/leasing/stores/",
-        "tests/tasks/querysets/test_conditions.py",
-        "tests/tasks/querysets/test_claim",
-    ),
+    **{
+        f"leasing/querysets/{name}.py": (
+            "tests/leasing/querysets/test_conditions.py",
+            "tests/leasing/querysets/",
+            "tests/leasing/contract/",
+            "tests/leasing/test_prune.py",
+            "tests/leasing/test_hold_rows.py",
+            "tests/leasing/test_keeper_failures.py",
+            "tests/leasing/stores/",
+            "tests/tasks/querysets/test_conditions.py",
+            "tests/tasks/querysets/test_claim",
+        )
+        for name in ("saving", "states", "holder", "granting", "leasable")
+    },
     "leasing/querysets/lease.py": ("tests/leasing/querysets/", "tests/leasing/contract/"),
     "leasing/querysets/once.py": ("tests/leasing/test_once.py", "tests/leasing/querysets/"),
     "leasing/querysets/beats.py": ("tests/leasing/celery/",),
@@ -114,13 +117,13 @@ def _of_trust() -> Iterator[Mutant]:
     late = "the clock is read after the answer"
     for path, place, call in (
         (
-            "leasing/querysets/leasable.py",
-            "LeasableQuerySet._grant_in_one",
+            "leasing/querysets/granting.py",
+            "GrantingRows._grant_in_one",
             "postgres.grant(self, terms, column, value)",
         ),
         (
-            "leasing/querysets/leasable.py",
-            "LeasableQuerySet._claim_in_one",
+            "leasing/querysets/granting.py",
+            "GrantingRows._claim_in_one",
             "postgres.claim(self, terms, limit)",
         ),
         (
@@ -133,8 +136,8 @@ def _of_trust() -> Iterator[Mutant]:
         yield of_text(path, place, before, after, late)
     for path, place, before, after in (
         (
-            "leasing/querysets/leasable.py",
-            "LeasableQuerySet._grant_locked",
+            "leasing/querysets/granting.py",
+            "GrantingRows._grant_locked",
             "rows[old.pk].sent_at = sent_at",
             "rows[old.pk].sent_at = clock()",
         ),

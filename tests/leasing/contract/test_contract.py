@@ -184,12 +184,12 @@ def test_a_renewal_that_comes_too_late_is_refused(thing: Adapter, clocks: Manual
 
 @over_each
 def test_a_renewal_under_an_older_grant_is_refused(thing: Adapter, clocks: ManualKeeper) -> None:
-    with pytest.raises(LeaseLost, match="rival holds it"), thing.hold() as hold:
+    with pytest.raises(LeaseLost, match="rival has held it"), thing.hold() as hold:
         expire(thing.what)
         rival = thing.take("rival")
         clocks.renew()
 
-        assert_lost(hold, "rival holds it")
+        assert_lost(hold, "rival has held it")
         assert_held(thing.what, by="rival")
         assert thing.row.expires_at == rival.expires_at
 
@@ -244,7 +244,7 @@ def test_a_release_under_an_older_grant_is_refused_and_noted(thing: Adapter) -> 
     expire(thing.what)
     thing.take("rival")
 
-    with pytest.raises(LeaseLost, match="rival holds it"):
+    with pytest.raises(LeaseLost, match="rival has held it"):
         hold.store.release(grant)
     assert_held(thing.what, by="rival")
     assert kinds(thing) == ["acquired", "taken_over", "refused"]

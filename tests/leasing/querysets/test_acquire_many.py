@@ -19,7 +19,7 @@ from leasing.exceptions import (
 )
 from leasing.hold import Hold
 from leasing.models import Lease, LeaseEvent
-from leasing.querysets.leasable import TRIES
+from leasing.querysets.granting import TRIES
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.testing.keeper import ManualKeeper
 from tests.factories import LeaseFactory

@@ -22,7 +22,7 @@ import pytest
 from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.models import Lease
-from leasing.querysets import leasable
+from leasing.querysets import granting, holder, states
 from tests.factories import LeaseFactory
 from tests.leasing.support import (
     expire,
@@ -110,7 +110,7 @@ def test_a_renewal_of_many_is_of_the_rows_that_it_locked(
     """To update a row that someone else has locked would be to wait for it."""
     fine, busy = LeaseFactory.create_batch(2)
     before = stored(busy)
-    monkeypatch.setattr(leasable, "lock", lambda rows, **how: rows.exclude(pk=busy.pk))
+    monkeypatch.setattr(holder, "lock", lambda rows, **how: rows.exclude(pk=busy.pk))
 
     Lease.objects.renew_many(grants(fine, busy))
 
@@ -190,7 +190,8 @@ def test_a_row_is_locked_before_it_is_judged(
         steps.append("lock")
         return lock_rows(rows, **how)
 
-    monkeypatch.setattr(leasable, "lock", lock)
+    for module in (granting, holder, states):
+        monkeypatch.setattr(module, "lock", lock)
     with just_before_the_update(lambda: steps.append("update")):
         verb(lease)
 

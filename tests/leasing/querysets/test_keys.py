@@ -127,7 +127,7 @@ def test_a_late_verb_changes_nothing(rows: list[Any]) -> None:
     before = stored(row)
 
     for verb in (objects.renew, objects.release, objects.prove):
-        with pytest.raises(LeaseLost, match="eve holds it"):
+        with pytest.raises(LeaseLost, match="eve has held it"):
             verb(late)
     assert stored(row) == before
     assert kinds(row) == ["acquired", "refused", "refused", "refused"]

@@ -218,7 +218,8 @@ def test_every_verb_locks_its_row_before_it_judges(
         locked.append(sorted(rows.values_list("pk", flat=True)))
         return lock(rows, skip_locked=skip_locked)
 
-    monkeypatch.setattr("leasing.querysets.leasable.lock", noting)
+    monkeypatch.setattr("leasing.querysets.states.lock", noting)
+    monkeypatch.setattr("leasing.querysets.holder.lock", noting)
     monkeypatch.setattr("tasks.querysets.ends.lock", noting)
     monkeypatch.setattr("leasing.db.postgres.serves", lambda using: False)
 

@@ -1,0 +1,258 @@
+"""How rows are granted: tried, waited for, in one statement or under a lock; one or many."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from django.db import models
+from django.db.models import Case, Value, When
+
+from leasing import signals
+from leasing.conf import leasing_settings
+from leasing.db import joins, postgres
+from leasing.db.dialects import durable, lock, refuse_transaction
+from leasing.exceptions import LeaseHeld, LeaseLost
+from leasing.functions import DbNow
+from leasing.hold import Hold
+from leasing.querysets.holder import HolderRows
+from leasing.querysets.saving import Row
+from leasing.querysets.states import LeaseState
+from leasing.runtime import probes
+from leasing.runtime.aio import Steps, Undoable
+from leasing.runtime.clock import clock
+from leasing.runtime.tracepoints import points
+from leasing.store import Grant
+from leasing.stores.acquiring import taking, timed
+from leasing.stores.memory import memory
+from leasing.stores.rows import RowStore, grant_of, row_store
+from leasing.stores.separate import SeparateRowStore, taking_separately
+from leasing.validation.terms import Terms
+
+if TYPE_CHECKING:
+    from leasing.models import Leasable
+
+#: How often to try while a row is free and someone else is just about to take it.
+TRIES = 3
+
+#: The most rows that are claimed in one statement: each brings a grant made beforehand.
+MOST_IN_ONE = 1000
+
+
+class GrantingRows(HolderRows[Row]):
+    """Rows that can be leased, as they are granted."""
+
+    def acquiring(
+        self,
+        resource: str,
+        terms: Terms,
+        wait: float | None,
+        key: dict[str, Any],
+        stopping: threading.Event | None = None,
+    ) -> Steps[Row]:
+        """The steps of ``acquire``, for a driver: try, and wait between tries, until
+        ``stopping`` is set."""
+        attempt = Undoable(lambda: self._attempt(resource, terms, key), self.release)
+        steps = taking(
+            self.db,
+            resource,
+            wait,
+            attempt,
+            say_wanted=lambda: self._say_wanted(resource),
+            stopping=stopping,
+        )
+        if probes.acquiring:
+            steps = timed(self.model, steps)
+        # What can be stopped may wait for days, and is a campaign.
+        if points.tracer is None or stopping is not None:
+            return steps
+        return points.tracer.acquiring(resource, steps)
+
+    def holding_of(
+        self,
+        resource: str,
+        terms: Terms,
+        wait: float | None,
+        key: dict[str, Any],
+        *,
+        separate: bool = False,
+        stopping: threading.Event | None = None,
+        on_lost: Callable[[Hold], object] | None = None,
+        on_yield: Callable[[Hold], object] | None = None,
+    ) -> Hold:
+        """A hold on ``resource`` that is acquired when it is entered: on a row, or where the
+        setting ENABLED is off, in the memory of this process."""
+        if not leasing_settings.ENABLED:
+            blank = partial(self.model, **key)
+            unless_in = None if separate else self.db
+            taker = memory.taker(blank, resource, terms, wait, stopping, unless_in=unless_in)
+            return Hold(memory, taker, on_lost=on_lost, on_yield=on_yield)
+
+        acquire = Acquisition(
+            type(self),
+            self.model,
+            self.db,
+            self.all() if self.query.where else None,
+            resource,
+            terms,
+            wait,
+            *key.popitem(),
+            separate,
+            stopping,
+        )
+        store = self.store(terms)
+        if separate:
+            store = SeparateRowStore(store.model, store.using)
+        return Hold(store, acquire, on_lost=on_lost, on_yield=on_yield)
+
+    def store(self, terms: Terms) -> RowStore:
+        """Where the grants of these rows are renewed."""
+        return row_store(self.model, self.db)
+
+    def _attempt(self, resource: str, terms: Terms, key: dict[str, Any]) -> Row:
+        """Acquire the row with ``key`` now. Raises LeaseHeld; LeaseLost when it is gone."""
+        for number in range(TRIES):
+            row = self._grant(terms, **key)
+            if row is not None:
+                return row
+            current = self._everything().filter(**key).with_state().first()
+            if current is None:
+                raise LeaseLost(resource, "its row is gone")
+            if current.state == LeaseState.ACTIVE:
+                raise LeaseHeld(resource, current.holder, current.expires_at)
+            if number:
+                pause_shortly()
+        raise LeaseHeld(resource)
+
+    def _say_wanted(self, resource: str) -> None:
+        """Somebody waits: for rows whose release can tell them."""
+
+    def _grant(self, terms: Terms, **key: Any) -> Row | None:
+        """Grant the one available row with ``key``, or return None."""
+        rows = self._each_once()
+        granted = rows._grant_in_one(terms, **key)
+        if granted is None:
+            with durable(self.db):
+                granted = rows._grant_locked(terms, limit=1, **key)
+        return self._tell_granted(granted)[0] if granted else None
+
+    @property
+    def _is_granted_in_one(self) -> bool:
+        """Whether granting these rows is no more than the one-statement form knows."""
+        own = type(self)
+        plain = own._chosen is GrantingRows._chosen
+        plain = plain and own._write_grants is GrantingRows._write_grants
+        plain = plain and self._is_in_one and postgres.notes(self)
+        return plain and not joins.is_ordered_by_many(self)
+
+    def _grant_in_one(self, terms: Terms, **key: Any) -> list[tuple[Row, str]] | None:
+        """``_grant_locked`` in one statement; None where there is none."""
+        if not self._is_granted_in_one:
+            return None
+        refuse_transaction(self.db)
+        ((column, value),) = key.items()
+        return sent_at(clock(), postgres.grant(self, terms, column, value))
+
+    def _claim_in_one(self, terms: Terms, limit: int) -> list[tuple[Row, str]] | None:
+        """``_grant_locked`` for a claim, in one statement; None where there is none."""
+        if limit > MOST_IN_ONE or not self._is_granted_in_one:
+            return None
+        refuse_transaction(self.db)
+        return sent_at(clock(), postgres.claim(self, terms, limit))
+
+    def _grant_locked(self, terms: Terms, limit: int | None, **key: Any) -> list[tuple[Row, str]]:
+        """Grant up to ``limit`` available rows with ``key``, in the order of the queryset.
+        Returns them with what happened to each; within the caller's transaction."""
+        sent_at = clock()
+        before = self._chosen(self.available().filter(**key), limit)
+        if not before:
+            return []
+        grants = {pk: uuid.uuid4() for pk in before}
+        self._write_grants(before, grants, self.granting(terms))
+        won = self._instances().filter(pk__in=list(before), grant_id__in=list(grants.values()))
+        dated: Iterable[Any] = won.annotate(now=DbNow())
+        rows: dict[Any, Row] = {row.pk: row for row in dated}
+        granted: list[tuple[Row, str]] = []
+        for old in before.values():
+            if old.pk in rows:
+                rows[old.pk].sent_at = sent_at
+                kind = "taken_over" if old.grants and old.released_at is None else "acquired"
+                expired_at = old.expires_at if kind == "taken_over" else None
+                rows[old.pk].previous_expired_at = expired_at
+                self.record(
+                    kind,
+                    rows[old.pk],
+                    previous_holder=old.holder,
+                    previous_expired_at=expired_at,
+                )
+                granted.append((rows[old.pk], kind))
+        return granted
+
+    def _chosen(self, free: Self, limit: int | None) -> dict[Any, Row]:
+        """Lock up to ``limit`` of the rows of ``free``, passing over those that others have."""
+        read = free.select_related(None).prefetch_related(None)
+        term = read.only("pk", "holder", "grants", "released_at", "expires_at")
+        of = joins.lock_of(self.model, self.db)
+        return {row.pk: row for row in lock(term, skip_locked=True, of=of)[:limit]}
+
+    def _write_grants(
+        self, before: dict[Any, Row], grants: dict[Any, uuid.UUID], columns: dict[str, Any]
+    ) -> None:
+        """Write ``columns`` and its grant to each of the chosen rows that is still available."""
+        chosen = [When(pk=pk, then=Value(grants[pk])) for pk in before]
+        self._everything().filter(pk__in=list(before)).available().update(
+            grant_id=Case(*chosen, output_field=models.UUIDField()), **columns
+        )
+
+    def _tell_granted(self, granted: list[tuple[Row, str]]) -> list[Row]:
+        for kind in ("acquired", "taken_over"):
+            alike = [row for row, what in granted if what == kind]
+            signals.send_each(getattr(signals, kind), alike)
+        return [row for row, _ in granted]
+
+
+@dataclass(slots=True)
+class Acquisition:
+    """What a hold does when it is entered. Small, because there may be thousands: a queryset
+    weighs more than the rest of a hold, and is kept only where it has a filter."""
+
+    kind: type[GrantingRows[Any]]
+    model: type[Leasable]
+    using: str
+    filtered: GrantingRows[Any] | None
+    resource: str
+    terms: Terms
+    wait: float | None
+    column: str
+    value: Any
+    separate: bool
+    stopping: threading.Event | None
+
+    def __call__(self) -> Steps[Grant]:
+        """The steps of acquiring."""
+        rows = self.filtered
+        if rows is None:
+            rows = self.kind(self.model, using=self.using)
+        key = {self.column: self.value}
+        steps = rows.acquiring(self.resource, self.terms, self.wait, key, self.stopping)
+        if self.separate:
+            steps = taking_separately(rows.db, steps)
+        return grant_of((yield from steps))
+
+
+def sent_at(moment: float, granted: list[tuple[Row, str]] | None) -> list[tuple[Row, str]] | None:
+    """What was ``granted`` by a statement sent at ``moment``, which is read before the call."""
+    for row, _ in granted or ():
+        row.sent_at = moment
+    return granted
+
+
+def pause_shortly() -> None:
+    """While someone else is just about to take a free row."""
+    time.sleep(random.uniform(0.002, 0.02))

@@ -1,0 +1,191 @@
+"""The verbs of holders: renew, release, and proof that a grant still holds.
+
+They take the held row, demand its grant, and raise LeaseLost when its term is over.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Q
+
+from leasing import signals
+from leasing.db import postgres
+from leasing.db.dialects import after_commit, durable, limit_waiting, lock, refuse_transaction
+from leasing.exceptions import LeaseLost
+from leasing.functions import DbNow
+from leasing.querysets.claim import ending, leaves_block
+from leasing.querysets.saving import Row
+from leasing.querysets.states import LeaseRows
+from leasing.runtime.aio import in_thread
+from leasing.runtime.tracepoints import points
+from leasing.store import Renewals
+
+
+class HolderRows(LeaseRows[Row]):
+    """Rows that can be leased, as their holders renew and release them."""
+
+    #: What renewing these rows is called.
+    renewing = "renew"
+    #: Whether a release is notified to other processes: of rows with ``wanted_until``.
+    tells_waiters = False
+
+    def renew(self, row: Row) -> Row:
+        """Move the deadline of ``row`` to its ttl from now; never nearer than it was.
+
+        Raises LeaseLost when the grant is no longer the current one or the deadline has
+        passed, LeaseInTransaction inside an atomic block.
+        """
+        rows = self.home(row)
+        if not rows._renew(row):
+            raise rows._refuse(row, rows.renewing)
+        signals.send(signals.renewed, row)
+        return row
+
+    def release(self, row: Row) -> Row:
+        """Give ``row`` back at once. A second release of the same grant changes nothing.
+
+        Raises LeaseLost when the grant is no longer the current one or had run out.
+        """
+        release = partial(self.home(row)._release_held, row)
+        if points.tracer is None:
+            release()
+        else:
+            points.tracer.releasing(row.lease_resource, release)
+        return row
+
+    @leaves_block
+    def _release_held(self, row: Row) -> None:
+        if self._release_in_one([row]):
+            return
+        if self._release(row):
+            after_commit(self.db, lambda: signals.send(signals.released, row))
+        elif not self._was_released_by_holder(row):
+            raise self._refuse(row, "release")
+
+    def release_many(self, held: Iterable[Row]) -> dict[Any, LeaseLost]:
+        """``release`` each of ``held``, on PostgreSQL in one statement. Returns how those were
+        lost that were, by their keys: all others are given back."""
+        left = {row.pk: row for row in held}
+        rows = self.home(next(iter(left.values()), None))
+        for row in left.values():
+            rows.refuse_elsewhere(row, rows.db)
+        if type(rows).release is HolderRows.release:
+            with ending(rows.db, left.values()) as standing:
+                for row in rows._release_in_one(list(left.values())):
+                    del left[row.pk]
+                standing += left.values()
+        losses = {}
+        for row in left.values():
+            try:
+                rows.release(row)
+            except LeaseLost as loss:
+                losses[row.pk] = loss
+        return losses
+
+    async def arenew(self, row: Row) -> Row:
+        """``renew``, for async code."""
+        return await in_thread(self.renew, row)
+
+    async def arelease(self, row: Row) -> Row:
+        """``release``, for async code. Cancelled while it waits, it releases all the same."""
+        return await in_thread(self.release, row)
+
+    def _renew(self, row: Row) -> bool:
+        refuse_transaction(self.db)
+        # What is over, or locked by somebody, is left to the form that waits for the lock.
+        if self._is_in_one and postgres.renew_one(self, row):
+            return True
+        with durable(self.db):
+            self._lock(row)
+            renewed = self._of_grant(row).unexpired().update(**self.renewal())
+            if renewed:
+                # While the row is locked: later it could show, and so hand over, a grant that
+                # somebody else has won.
+                row.refresh_from_db(fields=self.model.verb_columns, from_queryset=self._instances())
+        return bool(renewed)
+
+    def _release_in_one(self, held: list[Row]) -> list[Row]:
+        """Give back in one statement what can be, and tell of it. Returns these rows; the others
+        are over, or locked by somebody: the form that waits for the lock says which."""
+        if not (held and self._is_in_one and postgres.notes(self)):
+            return []
+        freed = postgres.release(self, held, releasing(), tell=self.tells_waiters)
+        if freed:
+            after_commit(self.db, lambda: self._tell_freed(freed))
+        return freed
+
+    def _tell_freed(self, freed: list[Row]) -> None:
+        signals.send_each(signals.released, freed)
+
+    def _release(self, row: Row) -> bool:
+        with transaction.atomic(using=self.db):
+            self._lock(row)
+            released = self._of_grant(row).unexpired().update(**releasing())
+            if released:
+                row.refresh_from_db(fields=self.model.verb_columns, from_queryset=self._instances())
+                self.record("released", row)
+        return bool(released)
+
+    def prove(self, row: Row) -> None:
+        """Lock ``row`` until the caller's transaction ends, if its grant is still the current
+        one and the deadline lies ahead. Raises LeaseLost."""
+        rows = self.home()
+        rows._lock(row)
+        if not rows._of_grant(row).unexpired().exists():
+            raise rows._refuse(row, "commit")
+
+    def renew_many(self, grants: Mapping[Any, uuid.UUID], timeout: float = 10.0) -> Renewals:
+        """Renew the rows whose key and grant are in ``grants``, in one transaction.
+
+        Rows that someone else has locked are skipped, not waited for, and appear nowhere in
+        the answer: try them again. No statement runs longer than ``timeout`` seconds.
+
+        Raises LeaseInTransaction inside an atomic block: rolled back, the rows would forget a
+        renewal that their holders go on believing.
+        """
+        rows = self.home()
+        refuse_transaction(rows.db)
+        everything = rows._everything()
+        renew = postgres.renew if everything._is_in_one else _renew
+        renewed = renew(everything.holding().unexpired(), rows.renewal(), grants, timeout)
+        mine = [row for row in renewed if row.grant_id == grants[row.pk]]
+        answer = Renewals({row.pk: row.renewal_now() for row in mine})
+        missed = [key for key in grants if key not in answer.renewed]
+        found = {row.pk: row for row in rows._lease_columns(missed)} if missed else {}
+        for key in missed:
+            reason = rows.why_over(found.get(key), grants[key])
+            if reason:
+                answer.lost[key] = reason
+        return answer
+
+
+def _renew(
+    target: HolderRows[Any],
+    columns: dict[str, Any],
+    grants: Mapping[Any, uuid.UUID],
+    timeout: float,
+) -> list[Any]:
+    """Write ``columns`` to the rows of ``target`` whose key and grant are in ``grants`` and that
+    nobody else has locked; returns these rows, with ``now``. The portable form of
+    ``postgres.renew``."""
+    mine = Q(pk__in=list(grants), grant_id__in=list(grants.values()))
+    everything = target._everything()
+    with durable(target.db):
+        limit_waiting(target.db, timeout)
+        found = lock(everything.filter(mine).order_by("pk"), skip_locked=True)
+        locked = list(found.values_list("pk", flat=True))
+        if not locked or not target.filter(mine, pk__in=locked).update(**columns):
+            return []
+        written = everything.filter(mine, pk__in=locked, expires_at__gt=DbNow()).holding()
+        dated = written.only("pk", *target.model.renewal_columns).annotate(now=DbNow())
+        return list(dated)
+
+
+def releasing() -> dict[str, Any]:
+    """The columns of a release."""
+    return {"released_at": DbNow(), "expires_at": DbNow()}

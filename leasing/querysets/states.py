@@ -1,0 +1,222 @@
+"""Rows by the state of their lease: the conditions that verbs demand, and the columns they write.
+
+Time is the database's, read by the statement that judges. No judging statement can wait for a
+lock (it would judge by a time that is over): the row is locked first, updated second.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Self
+
+from django.apps import apps
+from django.db import models
+from django.db.models import Case, F, Q, Value, When
+from django.db.models.functions import Greatest
+
+from leasing import signals
+from leasing.db import joins, postgres
+from leasing.db.dialects import lock
+from leasing.exceptions import LeaseLost
+from leasing.functions import DbNow, after, next_token
+from leasing.querysets.saving import GuardedRows, Row
+from leasing.stores.reasons import Reason, Why
+from leasing.stores.rows import write_apart
+from leasing.validation.terms import Terms
+
+
+class LeaseState(models.TextChoices):
+    """Where a row stands between its grants. Each row is in exactly one of these."""
+
+    FREE = "free"
+    ACTIVE = "active"
+    EXPIRED = "expired"
+    RELEASED = "released"
+
+
+class LeaseRows(GuardedRows[Row]):
+    """Rows that can be leased, as the verbs find, lock and judge them."""
+
+    #: Whether grants and losses of these rows are written to LeaseEvent.
+    keeps_events = True
+
+    # By state
+
+    def active(self) -> Self:
+        """Rows that are held now."""
+        return self.filter(released_at=None, expires_at__gt=DbNow())
+
+    def expired(self) -> Self:
+        """Rows whose holder neither released nor renewed them in time."""
+        return self.filter(released_at=None, grants__gt=0, expires_at__lte=DbNow())
+
+    def released(self) -> Self:
+        """Rows that were given back, or taken back by an operator."""
+        return self.filter(released_at__isnull=False)
+
+    def renewed(self) -> Self:
+        """Rows whose latest grant was renewed at least once, whatever their state."""
+        return self.filter(renewals__gt=0)
+
+    def available(self) -> Self:
+        """Rows that can be acquired now. What was released is free by any clock: the moments on
+        its row may lie ahead of one that was set back, or of another server's."""
+        return self.filter(Q(released_at__isnull=False) | Q(expires_at__lte=DbNow()))
+
+    def with_state(self) -> Self:
+        """Annotate ``state`` (a LeaseState) and ``now``, both by the database's clock."""
+        return self.annotate(
+            now=DbNow(),
+            state=Case(
+                When(grants=0, then=Value(LeaseState.FREE.value)),
+                When(released_at__isnull=False, then=Value(LeaseState.RELEASED.value)),
+                When(expires_at__lte=DbNow(), then=Value(LeaseState.EXPIRED.value)),
+                default=Value(LeaseState.ACTIVE.value),
+                output_field=models.CharField(),
+            ),
+        )
+
+    def holding(self) -> Self:
+        """Rows whose state lets their grant live. Models with a state of their own add it."""
+        return self.filter(released_at=None)
+
+    def unexpired(self) -> Self:
+        return self.filter(expires_at__gt=DbNow())
+
+    def grantable(self) -> Self:
+        """Rows that were granted before, and given back or revoked. Models with a state of their
+        own say otherwise."""
+        return self.exclude(grants=0).filter(released_at__isnull=False)
+
+    # What verbs write, and what they answer
+
+    def renewal(self) -> dict[str, Any]:
+        """The columns of a renewal; the deadline never comes nearer."""
+        return {
+            "expires_at": Greatest(F("expires_at"), after(F("ttl"))),
+            "renewed_at": DbNow(),
+            "renewals": F("renewals") + 1,
+        }
+
+    def granting(self, terms: Terms) -> dict[str, Any]:
+        """The columns of a new grant under ``terms``."""
+        return {
+            "holder": terms.holder,
+            "fencing_token": next_token(),
+            "grants": F("grants") + 1,
+            "ttl": terms.ttl,
+            "acquired_at": DbNow(),
+            "renewed_at": None,
+            "renewals": 0,
+            "released_at": None,
+            "expires_at": after(terms.ttl),
+        }
+
+    def why_over(
+        self, row: Any, grant_id: uuid.UUID | None, fencing_token: int | None = None
+    ) -> str | None:
+        """Why the grant no longer holds ``row``, read with ``now``; None while it does."""
+        if row is None:
+            return Reason(Why.GONE, "its row is gone")
+        if row.grant_id != grant_id:
+            words = f"{row.holder} has held it since {_clock_time(row.acquired_at)}"
+            return Reason(Why.TAKEN, words)
+        if fencing_token is not None and row.fencing_token != fencing_token:
+            return Reason(Why.REVOKED, "it was revoked")
+        if row.released_at is not None:
+            words = f"it was revoked or released at {_clock_time(row.released_at)}"
+            return Reason(Why.ENDED, words)
+        if row.expires_at <= row.now:
+            return Reason(Why.EXPIRED, f"it expired at {_clock_time(row.expires_at)}")
+        return None
+
+    # The ledger
+
+    def record(self, kind: str, row: Row, **fields: Any) -> None:
+        """Write what happened to ``row`` into the ledger."""
+        if self.keeps_events:
+            event = apps.get_model("leasing", "LeaseEvent")
+            fields["reason"] = fields.get("reason", "")[:500]
+            event.of(row, kind, **fields).save(using=self.db, force_insert=True)
+
+    def note_refused(self, row: Row, verb: str, reason: str) -> None:
+        """Remember that a late ``verb`` of the holder of ``row`` was refused."""
+        self.record("refused", row, reason=f"{verb}: {reason}")
+
+    def _refuse(self, row: Row, verb: str) -> LeaseLost:
+        """Note the refused ``verb`` and return what to raise."""
+        current = self._lease_columns([row.pk]).first()
+        reason = self.why_over(current, row.grant_id, row.fencing_token) or "it was being changed"
+        write_apart(self.db, lambda: self.note_refused(row, verb, reason))
+        signals.send(signals.refused, row, verb=verb, reason=reason)
+        return LeaseLost(row.lease_resource, reason)
+
+    # The rows
+
+    def _everything(self) -> Self:
+        """Every row of the table that the lease's columns are in: what the verbs lock and write.
+        A child's would be two tables, locked and judged one after the other."""
+        model: Any = self.model.leased_model()
+        return type(self)(model, using=self.db)
+
+    def _instances(self) -> Self:
+        """Every row, as what callers get."""
+        return type(self)(self.model, using=self.db)
+
+    def _of_one_table(self) -> Self:
+        """These rows as rows of the lease's table alone, which can be locked."""
+        if not joins.spans(self):
+            return self
+        return self._everything().filter(pk__in=self.order_by().values("pk"))
+
+    def _each_once(self) -> Self:
+        """These rows in their order, each once, whatever several rows refer to them."""
+        if not joins.repeats(self):
+            return self
+        rows = self._instances().filter(pk__in=self.order_by().values("pk"))
+        query, own = rows.query, self.query
+        query.order_by, query.extra_order_by = own.order_by, own.extra_order_by
+        query.default_ordering = own.default_ordering
+        query.standard_ordering = own.standard_ordering
+        return rows
+
+    def _locked_keys(self) -> list[Any]:
+        """Lock these rows in the order of their keys; returns the keys."""
+        locked = lock(self._of_one_table().order_by("pk"))
+        keys = list(locked.values_list("pk", flat=True))
+        if not joins.spans(self):
+            return keys
+        # They were locked by their keys alone: some may have changed while they were waited for.
+        still = set(self.filter(pk__in=keys).order_by().values_list("pk", flat=True))
+        return [key for key in keys if key in still]
+
+    def _lock(self, row: Row) -> None:
+        list(lock(self._everything().filter(pk=row.pk)).values_list("pk"))
+
+    def _of_grant(self, row: Row) -> Self:
+        """The row, if the grant that ``row`` was read with is still the current one."""
+        return self._everything().filter(pk=row.pk, grant_id=row.grant_id).holding()
+
+    def _lease_columns(self, keys: Iterable[Any]) -> Self:
+        rows = self._everything().filter(pk__in=list(keys))
+        return rows.only("pk", *self.model.verb_columns).annotate(now=DbNow())
+
+    def _was_released_by_holder(self, row: Row) -> bool:
+        # A revocation keeps the grant too, but raises the token.
+        return (
+            self._everything()
+            .filter(pk=row.pk, grant_id=row.grant_id, fencing_token=row.fencing_token)
+            .released()
+            .exists()
+        )
+
+    @property
+    def _is_in_one(self) -> bool:
+        """Whether these rows are in a database and a table that has the one-statement forms."""
+        return postgres.serves(self.db) and postgres.suits(self.model)
+
+
+def _clock_time(moment: datetime | None) -> str:
+    return moment.isoformat(timespec="milliseconds") if moment else "never"
