@@ -40,19 +40,22 @@ class Timekeeper:
                 heapq.heapify(self._heap)
                 self._tidy_at = max(64, 2 * len(self._heap))
             heapq.heappush(self._heap, (deadline, next(self._order), execution))
-            if self._thread is None:
-                # Where there can be none more the next call tries again.
-                self._thread = start_thread("timeouts", self._watch)
+            self._start()
             self._wakes.notify()
 
     def tend(self) -> None:
         """Start its thread again, if that has ended."""
-        with self._wakes:
-            if self._closed or self._thread is None or self._thread.is_alive():
-                return
-            with suppress(RuntimeError):  # the next call tries again
-                self._thread = start_thread("timeouts", self._watch)
-                note_replaced("timeouts")
+        with self._wakes, suppress(RuntimeError):  # the next call tries again
+            if self._heap:
+                self._start()
+
+    def _start(self) -> None:
+        thread = self._thread
+        if self._closed or (thread is not None and thread.is_alive()):
+            return
+        self._thread = start_thread("timeouts", self._watch)
+        if thread is not None:
+            note_replaced("timeouts")
 
     def close(self) -> None:
         """End the thread."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -220,4 +222,26 @@ def test_timeouts_are_told_also_where_there_can_be_no_thread_more(
     timekeeper.watch(second)  # type: ignore[arg-type]
 
     wait_for(lambda: told == [first, second])
+    timekeeper.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_timeouts_are_watched_again_where_nobody_looks_after_their_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a process of a Celery worker's pool."""
+    over: list[Any] = []
+    timekeeper = Timekeeper(over.append)
+    executions: list[Any] = [
+        SimpleNamespace(interruption=SimpleNamespace(deadline=deadline), ended=Latch())
+        for deadline in (0.0, 1.0)
+    ]
+    with monkeypatch.context() as patched:
+        patched.setattr(timekeeper, "due", lambda: sys.exit())
+        timekeeper.watch(executions[0])
+        wait_for(lambda: not timekeeper._thread.is_alive())  # type: ignore[union-attr]
+
+    timekeeper.watch(executions[1])
+
+    wait_for(lambda: over == executions)
     timekeeper.close()
