@@ -135,7 +135,7 @@ class Log:
     worker_started = _worker(INFO, "%(worker)s started; queues: %(queues)s")
     worker_claim_failed = _worker(WARNING, "Claim failed; will retry: %(error)s")
     worker_stuck = _worker(ERROR, "Stopping %(worker)s: %(reason)s")
-    thread_unwatched = _worker(ERROR, "Check of threads failed; will retry: %(error)s")
+    worker_tending_failed = _worker(ERROR, "Check of threads failed; will retry: %(error)s")
     worker_stopping = _worker(INFO, "%(worker)s stopping; tasks still running: %(running)s")
     worker_stopped = _worker(INFO, "%(worker)s stopped")
     worker_unseen = _worker(WARNING, "Heartbeat of %(worker)s failed; will retry: %(error)s")

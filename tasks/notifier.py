@@ -174,12 +174,8 @@ class Listener:
         self.hears = False
         #: How often in a row no proof has arrived.
         self._deaf = 0
-        self._service = Service(self._listen, log.notifications_failed, expected=(Exception,))
-
-    def service(self) -> Service:
-        """Listens: each of its ticks lasts as long as the connection does its duty, so it needs a
-        thread of its own."""
-        return self._service
+        #: Its ticks last as long as the connection does its duty, so it needs a thread of its own.
+        self.service = Service(self._listen, log.notifications_failed, expected=(Exception,))
 
     def _listen(self) -> float:
         try:
@@ -192,7 +188,7 @@ class Listener:
     def _listen_once(self) -> bool:
         """Listen for as long as the connection does its duty. Whether it ever did."""
         with listening(self.using, CHANNEL) as raw, Notes(raw) as notes:
-            self._service.failures.succeeded()
+            self.service.failures.succeeded()
             # What came while nobody listened.
             self._hear("all")
             while self._prove(notes):

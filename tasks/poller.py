@@ -42,7 +42,7 @@ class Waking:
     def listen(self, threads: ServiceThreads) -> None:
         """Hear notifications on a thread of their own, where there are any."""
         if can_listen(self.listener.using):
-            threads.start("notifier", self.listener.service())
+            threads.start("notifier", self.listener.service)
 
     @property
     def hears(self) -> bool:

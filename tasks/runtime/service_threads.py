@@ -79,7 +79,7 @@ class ServiceThreads:
             each.tend()
             return LOOK
 
-        return Service(look, log.thread_unwatched, longest=LOOK)
+        return Service(look, log.worker_tending_failed, longest=LOOK)
 
     def _thread(
         self,

@@ -237,7 +237,7 @@ class Listening:
         self.ended = threading.Event()
         self.listener = Listener("default", self.heard.append, self.ended)
         self.thread = threading.Thread(
-            target=run_services, args=([self.listener.service()], self.ended)
+            target=run_services, args=([self.listener.service], self.ended)
         )
         self.thread.start()
 

@@ -189,7 +189,7 @@ def test_what_is_given_up_waits_no_longer_for_an_answer_than_the_engine_does(
     monkeypatch.setattr(process, "give_up", give_up)
     with working():
         assert asked.wait(PATIENCE)
-        wait_for(lambda: "thread.unwatched" in logged(caplog))
+        wait_for(lambda: "worker.tending_failed" in logged(caplog))
     assert "connection.cut_off" in logged(caplog, setting="TASK_QUEUE['ANSWER_TIMEOUT']")
 
 
@@ -485,7 +485,7 @@ def test_what_cannot_be_watched_keeps_nothing_else_from_being(
     wait_for(lambda: replaced["work"] == count + 1)
     assert ends.was_watched.wait(PATIENCE)
     assert fails.was_watched.wait(PATIENCE)
-    assert "thread.unwatched" in logged(caplog, error="odd")
+    assert "worker.tending_failed" in logged(caplog, error="odd")
 
 
 def _raise(error: BaseException) -> None:
