@@ -26,12 +26,15 @@ NEAREST: dict[str, tuple[str, ...]] = {
     "leasing/querysets/lease.py": ("tests/leasing/querysets/", "tests/leasing/contract/"),
     "leasing/querysets/once.py": ("tests/leasing/test_once.py", "tests/leasing/querysets/"),
     "leasing/querysets/beats.py": ("tests/leasing/celery/",),
-    "leasing/db/postgres.py": (
-        "tests/leasing/querysets/",
-        "tests/leasing/db/",
-        "tests/leasing/contract/",
-        "tests/tasks/querysets/test_claim",
-    ),
+    **{
+        f"leasing/db/postgres/{name}.py": (
+            "tests/leasing/querysets/",
+            "tests/leasing/db/",
+            "tests/leasing/contract/",
+            "tests/tasks/querysets/test_claim",
+        )
+        for name in ("rows", "granting", "holding")
+    },
     "leasing/fencing.py": ("tests/leasing/test_fencing.py", "tests/leasing/querysets/"),
     "leasing/functions.py": (
         "tests/leasing/test_functions.py",
@@ -91,7 +94,7 @@ CHOOSING = frozenset(
     {"_is_granted_in_one", "_is_in_one", "_is_plain", "key_of", "plan", "plan_took", "serves"}
 )
 #: Those that only PostgreSQL runs.
-ON_POSTGRESQL = ("leasing/db/postgres.py", "tasks/querysets/sql/")
+ON_POSTGRESQL = ("leasing/db/postgres/", "tasks/querysets/sql/")
 
 
 def nearest_of(path: str) -> tuple[str, ...]:

@@ -222,7 +222,9 @@ def test_where_messages_hold_one_statement_a_batch_is_a_transaction(
 ) -> None:
     if form == "portable":
         return
-    monkeypatch.setattr("leasing.db.postgres._takes_several_statements", lambda connection: False)
+    monkeypatch.setattr(
+        "leasing.db.postgres.holding._takes_several_statements", lambda connection: False
+    )
     lease = LeaseFactory()
 
     with django_assert_num_queries(4) as captured:

@@ -1,0 +1,204 @@
+"""Acquire, claim and acquire_many in one statement."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import Any
+
+from django.db.models import F
+from django.db.models.expressions import RawSQL
+from django.db.models.lookups import Exact
+
+from leasing.db.postgres.rows import (
+    NUMBER,
+    UUID,
+    LeasableRows,
+    Spelled,
+    alias_of,
+    compiled_select,
+    compiled_update,
+    execute,
+    is_one_of,
+    noted_sql,
+    pk_of,
+    table_of,
+)
+from leasing.db.row_reader import Reader, reader_after
+from leasing.db.statements import (
+    Marker,
+    Several,
+    Statement,
+    columns_of,
+    joined,
+    kept,
+    shape_of,
+    values_of,
+)
+from leasing.validation.terms import Terms
+
+#: A granted row, and what happened to it.
+Granted = tuple[Any, str]
+
+#: What grants, and what makes rows of its answer.
+Granting = tuple[Statement, Reader]
+
+_HAD_EXPIRED = "c.grants > 0 AND c.released_at IS NULL"
+
+_GRANT = """
+WITH chosen AS MATERIALIZED ({chosen} FOR NO KEY UPDATE OF {alias} SKIP LOCKED),
+granted AS ({update} RETURNING {table}.*){noted}
+SELECT {columns}, CASE WHEN {had_expired} THEN c.expires_at END
+FROM granted w JOIN chosen c ON c.{pk} = w.{pk}
+"""
+
+#: Of the digit that is of the version of a UUID in two bits, and random in two.
+_VARIANT = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
+
+
+def grant(rows: LeasableRows, terms: Terms, column: str, value: Any) -> list[Granted] | None:
+    """Grant the row of ``rows`` whose ``column`` is ``value``. Here and below: a list of what was
+    granted; None when ``terms`` decide about columns in Python, which no compiled text can."""
+    field: Any = rows.model._meta.pk if column == "pk" else rows.model._meta.get_field(column)
+    values = {**values_of(terms), "key": value, "grant": uuid.uuid4()}
+
+    def compile() -> Granting | None:
+        free = rows.available().filter(**{column: Marker("key", field)})
+        return _granting(rows, free, terms, Marker("grant", UUID), alone=True)
+
+    return _granted(rows, ("one", column), compile, values)
+
+
+def claim(rows: LeasableRows, terms: Terms, limit: int) -> list[Granted] | None:
+    """Grant up to ``limit`` of ``rows``, in their order."""
+    grants = _new_grants(limit)
+    values = {**values_of(terms), "limit": limit, "grants": joined(grants)}
+
+    def compile() -> Granting | None:
+        return _granting(rows, rows.available(), terms, _grant_by_place(rows), limited=True)
+
+    granted = _granted(rows, ("claim",), compile, values)
+    return granted and _sorted(granted, grants)
+
+
+def grant_all(
+    rows: LeasableRows, terms: Terms, column: str, keys: list[str]
+) -> list[Granted] | None:
+    """Grant the rows whose ``column`` is one of ``keys``, in the order of that, or none."""
+    field = rows.model._meta.get_field(column)
+    grants = _new_grants(len(keys))
+    values = {
+        **values_of(terms),
+        "keys": keys,
+        "count": len(keys),
+        "grants": joined(grants),
+    }
+
+    def compile() -> Granting | None:
+        free = rows.available().filter(is_one_of(column, Several("keys", field))).order_by(column)
+        return _granting(rows, free, terms, _grant_by_place(rows), counted=True)
+
+    granted = _granted(rows, ("all", column), compile, values)
+    return granted and _sorted(granted, grants)
+
+
+def _granted(
+    rows: LeasableRows, form: tuple[str, ...], compile: Any, values: dict[str, Any]
+) -> list[Granted] | None:
+    if _is_plain(rows.query):
+        key = (type(rows), rows.model, rows.db, form, shape_of(values))
+        granting: Granting | None = kept(key, compile)
+    else:
+        granting = compile()
+    if granting is None:
+        return None
+    statement, every = granting
+    answers = execute(rows.db, statement, values)
+    granted = []
+    for row, answer in zip(every.rows(answers, values), answers, strict=True):
+        row.now = row.acquired_at
+        row.previous_expired_at = answer[-1]
+        granted.append((row, "acquired" if answer[-1] is None else "taken_over"))
+    return granted
+
+
+def _granting(
+    rows: LeasableRows,
+    free: LeasableRows,
+    terms: Terms,
+    grant_id: Any,
+    *,
+    alone: bool = False,
+    limited: bool = False,
+    counted: bool = False,
+) -> Granting | None:
+    """The statement that grants what is chosen of ``free``, with ``grant_id``; and what reads its
+    answer. ``alone``: it is one row at most."""
+    target = rows._everything().available()
+    if counted:
+        count: Any = RawSQL("SELECT count(*) FROM chosen", [], output_field=NUMBER)
+        target = target.filter(Exact(count, Marker("count", NUMBER)))
+    columns = columns_of(rows.granting, terms)
+    if columns is None:
+        return None
+    term = free.select_related(None).only("pk", "holder", "grants", "released_at", "expires_at")
+    chosen_sql, chosen_params = compiled_select(term)
+    if limited:
+        chosen_sql += " LIMIT %s"
+        chosen_params = (*chosen_params, Marker("limit", NUMBER))
+    pk = pk_of(rows)
+    expired = _HAD_EXPIRED
+    noted = noted_sql(
+        rows,
+        kind=f"CASE WHEN {expired} THEN 'taken_over' ELSE 'acquired' END",
+        previous_holder="c.holder",
+        previous_expired_at=f"CASE WHEN {expired} THEN c.expires_at END",
+        written=f"granted w JOIN chosen c ON c.{pk} = w.{pk}",
+    )
+    columns |= {"grant_id": grant_id}
+    update_sql, update_params = compiled_update(target, columns, alone=alone)
+    every = reader_after(rows.model, rows.db, columns)
+    text = _GRANT.format(
+        chosen=chosen_sql,
+        alias=alias_of(rows),
+        update=update_sql,
+        table=table_of(rows),
+        noted=noted,
+        columns=every.sql("w"),
+        had_expired=expired,
+        pk=pk,
+    )
+    return Statement(text, (*chosen_params, *update_params)), every
+
+
+def _grant_by_place(rows: LeasableRows) -> Spelled:
+    """Each chosen row's own of ``grants``."""
+    text = f"({{}}::uuid[])[array_position(ARRAY(SELECT {pk_of(rows)} FROM chosen), {{}})]"
+    return Spelled(text, Marker("grants", UUID), F("pk"), output_field=UUID)
+
+
+def _new_grants(count: int) -> list[str]:
+    """As many of what ``uuid4`` makes, which asks the system for each; in hexadecimal digits, for
+    the rows bring the objects."""
+    noise = os.urandom(16 * count).hex()
+    each = [noise[n : n + 32] for n in range(0, len(noise), 32)]
+    return [f"{n[:12]}4{n[13:16]}{_VARIANT[n[16]]}{n[17:]}" for n in each]
+
+
+def _sorted(granted: list[Granted], grants: list[str]) -> list[Granted]:
+    places = {grant: place for place, grant in enumerate(grants)}
+    return sorted(granted, key=lambda each: places[each[0].grant_id.hex])
+
+
+def _is_plain(query: Any) -> bool:
+    """Whether ``query`` is of all rows of a model, in no order of its own."""
+    return not (
+        query.where
+        or query.order_by
+        or query.extra_order_by
+        or query.annotations
+        or query.extra
+        or query.distinct
+        or query.combinator
+        or query.is_sliced
+    )
