@@ -106,7 +106,7 @@ def _wish_of_somebody(wanted: bool, by: str, reason: str, via: str) -> None:
         if _wish(wanted, by, reason):
             act.changed = 1
         else:
-            act.skipped = {"it was as wished": 1}
+            act.skipped = {"already in this state": 1}
 
 
 def _wish(wanted: bool, by: str, reason: str) -> bool:
@@ -183,7 +183,7 @@ class Generator:
             mine = Lease.objects.using(using).filter(pk=hold.key, grant_id=hold.grant_id)
             list(lock(mine).values_list("pk"))
             if not mine.active().exists():
-                raise LeaseLost(RESOURCE, "its row is no longer this generator's")
+                raise LeaseLost(RESOURCE, "its row belongs to another generator")
             if wish.acknowledged_revision != wish.revision or wish.acknowledged_by != hold.holder:
                 GeneratorWish.objects.using(using).update(
                     acknowledged_revision=F("revision"),

@@ -78,7 +78,7 @@ class Deadman:
     def _receive(self) -> None:
         data = self._channel.recv(4096)
         if not data:
-            raise EOFError("whoever knows the deadline is gone")
+            raise EOFError("the supervising process is gone")
         self._received += data
         whole = len(self._received) - len(self._received) % NUMBER.size
         for (deadline,) in NUMBER.iter_unpack(self._received[:whole]):

@@ -163,7 +163,7 @@ class TaskRows(LeasableQuerySet["Task"]):
     ) -> str | None:
         if row is not None and row.grant_id == grant_id:
             if row.status in TaskStatus.ended():
-                return Reason(Why.ENDED, f"it was already processed: {row.status}")
+                return Reason(Why.ENDED, f"it has already ended: {row.status}")
             if row.status == TaskStatus.READY:
                 return Reason(Why.TAKEN, "it was recovered and waits for another attempt")
         return super().why_over(row, grant_id, fencing_token)

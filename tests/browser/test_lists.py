@@ -53,7 +53,7 @@ def test_26_a_copied_address_reproduces_the_view(page: Page, visit: Visit, figur
     for number in range(130):
         TaskFactory(holder="dora" if number % 2 else "emil", state="succeeded")
     page.goto(reverse("leasing_tasks:list"))
-    page.get_by_role("navigation", name="State").get_by_role("link", name="Done").click()
+    page.get_by_role("navigation", name="State").get_by_role("link", name="Succeeded").click()
     page.locator("summary", has_text="filters").click()
     page.get_by_label("Worker (current or last)").fill("dora")
     page.get_by_role("button", name="Apply").click()

@@ -150,7 +150,7 @@ def test_29_the_keyboard_alone_reaches_everything(page: Page, figure: Figure) ->
     page.keyboard.press("Tab")
     page.keyboard.type("by keyboard")
     page.keyboard.press("Enter")
-    expect(page.get_by_text("Cancelled, or asked to stop.")).to_be_visible()
+    expect(page.get_by_text("Cancelled or asked to stop.")).to_be_visible()
     page.keyboard.press("?")
     expect(page.locator("dialog[open]")).to_be_visible()
     page.keyboard.press("Escape")

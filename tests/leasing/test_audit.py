@@ -178,7 +178,7 @@ def test_start_and_stop_are_noted_whichever_way_they_come(admin_client: Client) 
 
     second, first = AuditEntry.objects.all()
     assert (first.by, first.verb, first.via, first.changed) == ("admin", "start", "api", 1)
-    assert (second.by, second.changed, second.skipped) == ("olga", 0, {"it was as wished": 1})
+    assert (second.by, second.changed, second.skipped) == ("olga", 0, {"already in this state": 1})
 
 
 # Nothing at all: read-only

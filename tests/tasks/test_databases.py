@@ -64,7 +64,7 @@ def test_what_belongs_to_a_task_is_beside_it() -> None:
 
     assert list(done.step_set.all()) == list(TaskStep.objects.all()) != []
     assert [each.task.status for each in TaskAttempt.objects.all()] == [TaskStatus.READY]
-    with pytest.raises(LeaseLost, match="already processed"):
+    with pytest.raises(LeaseLost, match="already ended"):
         Task.objects.complete(done, 2)
     assert Task.objects.get(pk=done.pk).task_output == 1
 

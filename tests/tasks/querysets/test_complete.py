@@ -130,7 +130,7 @@ def test_of_two_completions_by_the_same_grant_one_is_accepted(told: Told) -> Non
     again = copy_of(task)
     Task.objects.complete(task, {"first": True})
 
-    with pytest.raises(LeaseLost, match="it was already processed: succeeded"):
+    with pytest.raises(LeaseLost, match="it has already ended: succeeded"):
         Task.objects.complete(again, {"second": True})
 
     assert row_of(task)["task_output"] == {"first": True}

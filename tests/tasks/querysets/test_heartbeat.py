@@ -114,7 +114,7 @@ def test_of_many_only_those_still_held_are_renewed_and_the_others_told_why() -> 
     assert reasons == {
         late.pk: "it expired at",
         over.pk: "thief has held it since",
-        ended.pk: "it was already processed: succeeded",
+        ended.pk: "it has already ended: succeeded",
         back.pk: "it was recovered and waits for another attempt",
         gone.pk: "its row is gone",
     }

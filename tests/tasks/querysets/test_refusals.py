@@ -99,7 +99,7 @@ def test_after_the_last_attempt_was_lost_it_is_refused_and_noted() -> None:
     Task.objects.recover()
     before = row_of(task)
 
-    with pytest.raises(LeaseLost, match="it was already processed: failed"):
+    with pytest.raises(LeaseLost, match="it has already ended: failed"):
         Task.objects.complete(task)
 
     assert row_of(task) == before
