@@ -166,11 +166,11 @@ def _lock(rows: TaskRows, items: list[tuple[Task, Result]]) -> Locked[Result]:
     if len(items) == 1:
         rows._lock(items[0][0])
         return {items[0][0].pk: items[0]}
-    # Of one task named twice the first counts.
-    first = {task.pk: (task, result) for task, result in reversed(items)}
+    # Of one attempt named twice the first counts; of two attempts that which the row is in.
+    first = {(task.pk, task.grant_id): (task, result) for task, result in reversed(items)}
     found = lock(_of_grants(rows, [task for task, _ in first.values()]).order_by("pk"))
-    grants = dict(found.values_list("pk", "grant_id"))
-    return {key: first[key] for key, grant in grants.items() if first[key][0].grant_id == grant}
+    grants = found.values_list("pk", "grant_id")
+    return {grant[0]: first[grant] for grant in grants if grant in first}
 
 
 def _of_grants(rows: TaskRows, tasks: list[Task], *, unexpired: bool = False) -> TaskRows:
