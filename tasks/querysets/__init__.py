@@ -19,6 +19,10 @@ What each verb demands of the row, beside its key:
     enqueue         replaces what has its unique key and is ready; takes the key from what has
                     it beyond its window
 
+Each public verb is documented on ``TaskQuerySet`` in ``task``, and done in the module of who calls
+it: ``producer``, ``worker`` (with ``ends`` for how attempts end), ``operator``, ``recovery``,
+``relay``. A verb for one task is the verb for many, given one.
+
 Holder verbs but heartbeat need no clock: while the grant is the row's and the row is running,
 nobody else has had the task. Rows are locked first and updated second (see
 ``leasing.querysets.leasable``).

@@ -36,7 +36,7 @@ TERM = ("grant_id", "fencing_token", "acquired_at", "expires_at")
 
 
 class TaskStatus(models.TextChoices):
-    """Where a task is. Delayed tasks and those waiting for a retry are ready, later."""
+    """The state of a task. Delayed tasks and those waiting for a retry are ready, later."""
 
     READY = "ready"
     RUNNING = "running"
@@ -88,7 +88,7 @@ class TaskRows(LeasableQuerySet["Task"]):
         return self.running().filter(_progress_is_overdue())
 
     def lapsed(self) -> Self:
-        """What recovery takes: stuck tasks and stalled ones."""
+        """Tasks that recovery takes: stuck ones and stalled ones."""
         return self.running().filter(lapse())
 
     def succeeded(self) -> Self:
@@ -215,7 +215,7 @@ def _progress_is_overdue() -> LessThanOrEqual:
 
 
 def until_idle() -> Any:
-    """How long a running task may still be without progress."""
+    """The time for which a running task may still be without progress."""
     return ExpressionWrapper(_idle_at() - DbNow(), output_field=models.DurationField())
 
 

@@ -103,7 +103,7 @@ def _with_a_key_of(rows: TaskRows, new: NewTask) -> TaskRows:
 
 
 def _same_enqueue(rows: TaskRows, task: Task) -> Task | None:
-    """What was stored under the idempotency key. Raises PayloadMismatch."""
+    """The task that was stored under the idempotency key. Raises PayloadMismatch."""
     if task.idempotency_key is None:
         return None
     present = rows._everything().filter(idempotency_key=task.idempotency_key).first()

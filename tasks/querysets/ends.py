@@ -269,7 +269,7 @@ def _refund(
     signal: Signal,
     like: dict[str, str],
 ) -> Told:
-    """Let the tasks wait for ``delay`` with their attempts uncounted, and put the records of these
+    """Set the tasks ready in ``delay`` with their attempts uncounted, and put the records of these
     in place of those ``like`` them."""
     tasks = _tasks(locked)
     columns = {"attempts": F("attempts") - 1, **waiting(delay, spent=False), **_traces(tasks)}

@@ -60,7 +60,7 @@ def _describe(error: BaseException | str) -> tuple[str, str]:
 
 
 def _class_path(error: BaseException | str) -> str:
-    """Where the class of ``error`` is found; empty where there is none."""
+    """The dotted path of the class of ``error``; empty where there is none."""
     kind = type(error)
     return "" if isinstance(error, str) else f"{kind.__module__}.{kind.__qualname__}"
 

@@ -162,7 +162,7 @@ def _announce(rows: TaskRows, tasks: Sequence[Task]) -> None:
 
 
 def _read_back_later(task: Task) -> None:
-    """Let the moments that the database has computed be read when someone looks at them."""
+    """Defer the moments that the database has computed: they are read when someone looks."""
     for name in ("scheduled_at", "unique_until"):
         if isinstance(task.__dict__.get(name), Expression):
             del task.__dict__[name]

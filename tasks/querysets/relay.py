@@ -47,7 +47,7 @@ class Window:
 
 
 class Seen(NamedTuple):
-    """What a relay looks at of a task."""
+    """The columns of a task that a relay looks at."""
 
     key: int
     concurrency_key: str

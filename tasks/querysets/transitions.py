@@ -65,11 +65,11 @@ def waiting(delay: timedelta, *, spent: bool = True) -> dict[str, Any]:
 
 
 def cancellation(by: str, reason: str = "") -> str:
-    """What the task and its attempt say of a cancellation."""
+    """The text of a cancellation, for the task and its attempt."""
     return f"cancelled by {by or 'an operator'}" + (f": {reason}" if reason else "")
 
 
 def said(text: str) -> Any:
-    """What was said at the asking, or ``text`` where nobody asked."""
+    """The text of the request to cancel, or ``text`` where nobody asked."""
     asked = When(CANCEL_REQUESTED, then=F("last_error"))
     return Case(asked, default=Value(text), output_field=TextField())

@@ -48,7 +48,7 @@ def update_of(target: QuerySet[Any], which: str, columns: dict[str, Any]) -> str
 
 
 def inlined(rows: QuerySet[Any], query: Any) -> str:
-    """What Django compiles, with the constants in their places."""
+    """Return what Django compiles, with the constants in their places."""
     ops: Any = connections[rows.db].ops
     text: str = ops.compose_sql(*query.get_compiler(rows.db).as_sql()).replace("%", "%%")
     for name, mark in MARKS.items():
@@ -61,7 +61,7 @@ def table_of(rows: QuerySet[Any]) -> str:
 
 
 def key_of(rows: QuerySet[Any]) -> Any:
-    """What tells ``rows`` from others with another filter; None where nothing does."""
+    """Return what tells ``rows`` from others with another filter; None where nothing does."""
     query = rows.query
     if len(query.alias_map) > 1 or query.annotations or query.extra:
         return None
@@ -90,8 +90,8 @@ def kept(what: Any, rows: Any, make: Callable[[Any], str]) -> str:
 
 
 def plan() -> str:
-    """What makes of a statement another one every PLAN_LASTS seconds, and as soon as a claim was
-    slow.
+    """Return a comment that changes every PLAN_LASTS seconds, and as soon as a claim was slow: the
+    statement that ends with it is then another one, and planned again.
 
     Where statements are prepared, one that was planned for an empty table may read all of a full
     one, until something analyzes the table. To plan each claim takes longer than to claim, and a
@@ -101,8 +101,8 @@ def plan() -> str:
 
 
 def plan_took(seconds: float, found: int) -> None:
-    """A claim of so many took so long: if that is too long, whatever the reason, others are
-    planned anew."""
+    """Note for how many ``seconds`` a claim took that ``found`` so many. After a slow one, whatever
+    the reason, others are planned again."""
     global _slow_claims
     if seconds > SLOW + SLOW_EACH * found:
         _slow_claims += 1
