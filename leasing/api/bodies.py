@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, NoReturn
 
@@ -23,6 +22,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from leasing.conf import leasing_settings
+from leasing.validation.json_values import dumped_json
 
 #: How many bytes a body may have.
 MAX_BODY = 64 * 1024
@@ -82,7 +82,10 @@ class BodyParser(Parser):
             raise HttpError(400, f"The body is not JSON: {error}.") from error
         if not isinstance(body, dict):
             raise HttpError(400, "The body must be a JSON object.")
-        _check_inside(body)
+        try:
+            dumped_json(body, "body", MAX_DEPTH)
+        except ValueError as error:
+            raise HttpError(400, str(error)) from error
         return body
 
 
@@ -104,31 +107,6 @@ def _int(text: str) -> int:
     if len(text) > MAX_NUMBER:
         raise ValueError("a number is too large")
     return int(text)
-
-
-def _check_inside(body: dict[str, Any]) -> None:
-    """Level by level, so that depth needs no stack."""
-    level: list[Any] = [body]
-    for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _inside(outer)]
-        if not level:
-            return
-    raise HttpError(400, _TOO_DEEP)
-
-
-def _inside(outer: dict[str, Any] | list[Any]) -> Iterator[Any]:
-    """The objects and lists right inside ``outer``, whose strings are checked."""
-    for value in [*outer, *outer.values()] if isinstance(outer, dict) else outer:
-        if isinstance(value, dict | list):
-            yield value
-        elif isinstance(value, str) and not _is_storable(value):
-            raise HttpError(
-                400, "A string in the body has a NUL character or an unpaired surrogate."
-            )
-
-
-def _is_storable(text: str) -> bool:
-    return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _utc_milliseconds(moment: datetime) -> str:

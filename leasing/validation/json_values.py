@@ -41,7 +41,7 @@ def dumped_json(value: Any, what: str, max_depth: int = MAX_DEPTH) -> str:
         and text.count("{") + text.count("[") > max_depth
         and _is_deeper(value, max_depth)
     ):
-        raise ValueError(f"The {what} is nested more than {MAX_DEPTH} levels deep.")
+        raise ValueError(f"The {what} is nested more than {min(max_depth, MAX_DEPTH)} levels deep.")
     if "\\u0000" in text and _has_nul(value):
         raise ValueError(f"The {what} contains a NUL character.")
     return text
