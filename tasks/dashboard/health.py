@@ -180,7 +180,7 @@ def _paused(line: QueueLine) -> Need:
         "paused",
         "info",
         f"The queue {line.name} is paused{by}; {_waiting_tasks(line.ready)}.",
-        f"No task of it is claimed until someone resumes it.{why}",
+        f"Its tasks are not claimed until someone resumes it.{why}",
         "leasing_tasks:queues",
         "Queues",
     )

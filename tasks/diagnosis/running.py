@@ -57,7 +57,9 @@ def _on_time(task: Task, now: datetime) -> Diagnosis:
 
 def stalled(task: Task, now: datetime, idle: timedelta, around: Surroundings) -> Diagnosis:
     """Its heartbeats arrive, and nothing else."""
-    headline = f"Stalled: {task.holder} sends heartbeats, but no progress for {span(idle)}."
+    headline = (
+        f"Stalled: {task.holder} sends heartbeats but has reported no progress for {span(idle)}."
+    )
     if around.someone_sweeps:
         return _told(task, now, "zombie", "warning", headline, _after_the_sweep(task))
     next_ = f"This will not recover automatically: no worker runs recovery. {START_ONE}"

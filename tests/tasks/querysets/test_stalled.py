@@ -241,7 +241,9 @@ def test_its_diagnosis_says_that_nothing_moves(task: Task, database_clock: Datab
     answer = diagnose(task)
 
     assert (answer.code, answer.severity) == ("zombie", "warning")
-    assert answer.headline == "Stalled: ann sends heartbeats, but no progress for 1 min 1 s."
+    assert answer.headline == (
+        "Stalled: ann sends heartbeats but has reported no progress for 1 min 1 s."
+    )
     assert "makes it ready again" in answer.next
     assert dict(answer.facts)["Last progress"] == "1 min 1 s ago (limit: 1 min)"
     assert [action.name for action in answer.actions] == ["revoke", "cancel"]
