@@ -84,21 +84,21 @@ REPAIRED: list[tuple[str, str, str, Callable[[], Task], dict[str, Any]]] = [
     (
         "kept_slot",
         "waiting in a slot",
-        "leasing_tasks_task_slot_is_of_the_running",
+        "leasing_tasks_task_slot_state",
         lambda: change(TaskFactory(), slot="k:0"),
         {"slot": None},
     ),
     (
         "kept_slot",
         "ended in a slot",
-        "leasing_tasks_task_slot_is_of_the_running",
+        "leasing_tasks_task_slot_state",
         lambda: change(TaskFactory(state="succeeded"), slot="k:0"),
         {"slot": None},
     ),
     (
         "kept_key",
         "ended with a key for no window",
-        "leasing_tasks_task_key_is_in_its_time",
+        "leasing_tasks_task_key_period",
         lambda: change(TaskFactory(state="dead"), unique_key="k"),
         {"unique_key": None},
     ),
@@ -114,14 +114,14 @@ REPAIRED: list[tuple[str, str, str, Callable[[], Task], dict[str, Any]]] = [
     (
         "kept_key",
         "running with a key for waiting",
-        "leasing_tasks_task_key_is_in_its_time",
+        "leasing_tasks_task_key_period",
         lambda: change(TaskFactory(state="running"), unique_key="k", unique_for="waiting"),
         {"unique_key": None},
     ),
     (
         "kept_key",
         "waiting for a retry with a key for the first attempt",
-        "leasing_tasks_task_key_is_in_its_time",
+        "leasing_tasks_task_key_period",
         lambda: change(TaskFactory(state="retrying"), unique_key="k", unique_for="running"),
         {"unique_key": None},
     ),
@@ -254,7 +254,7 @@ SOUND: list[tuple[str, Callable[[], Task]]] = [
 def test_what_can_be_repaired_is(
     kind: str, guard: str, make: Callable[[], Task], becomes: dict[str, Any], told: Told
 ) -> None:
-    with without(guard) if guard else without("leasing_tasks_task_ttl_is_positive"):
+    with without(guard) if guard else without("leasing_tasks_task_ttl"):
         task = make()
         before = row_of(task)
         told.clear()
