@@ -159,14 +159,15 @@ def test_a_column_that_was_not_read_costs_no_query(
     assert said["queue"] is None
 
 
+TABLES = {"leasing": lease_log, "tasks": task_log}
 #: What of a message a row brings, and what has a text where a field is empty.
 OF_ROWS = {*COLUMNS, "resource", "fencing_token", *UNKNOWN}
 
 
 def test_each_call_brings_the_fields_of_its_message() -> None:
     """By the source, as most lines are of rare misfortunes."""
-    wrong, tables = [], {"leasing": lease_log, "tasks": task_log}
-    for package, table in tables.items():
+    wrong = []
+    for package, table in TABLES.items():
         for file in (ROOT / package).rglob("*.py"):
             for call in filter(is_logging, ast.walk(ast.parse(file.read_text()))):
                 event: Event = getattr(table, ast.unparse(call.func).removeprefix("log."))
@@ -175,6 +176,16 @@ def test_each_call_brings_the_fields_of_its_message() -> None:
                     wrong.append((file.name, call.lineno, missing))
 
     assert wrong == []
+
+
+def test_no_table_has_an_event_that_nothing_logs() -> None:
+    unused = []
+    for package, table in TABLES.items():
+        text = "".join(file.read_text() for file in (ROOT / package).rglob("*.py"))
+        events = [name for name, row in vars(type(table)).items() if isinstance(row, Event)]
+        unused += [name for name in events if not re.search(rf"\blog\.{name}\b", text)]
+
+    assert unused == []
 
 
 def is_logging(node: ast.AST) -> TypeGuard[ast.Call]:
