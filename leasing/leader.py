@@ -336,7 +336,7 @@ class Leader:
             try:
                 yield partial(run, partial(term.held.end, None))
             except LeaseLost as loss:
-                log.leader_term_lost(resource=term.resource, holder=term.holder, reason=loss)
+                log.leader_term_lost(resource=term.resource, holder=term.holder, reason=loss.reason)
             except Error as error:
                 log.lease_unreleased(resource=term.resource, holder=term.holder, error=error)
             if self._resigned:

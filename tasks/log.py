@@ -121,7 +121,7 @@ class Log:
         ERROR, "Gave back task:%(task_id)s: the thread or process that ran it ended"
     )
     task_return_failed = _attempt(WARNING, "task:%(task_id)s could not be given back: %(error)s")
-    task_return_needless = _attempt(INFO, "task:%(task_id)s was not given back: %(reason)s")
+    task_return_needless = _attempt(INFO, "Nothing to give back: %(reason)s")
     task_end_not_told = _task(ERROR, "on_end of task:%(task_id)s failed")
     task_policy_failed = Event(
         "tasks.retry", ERROR, "Retry policy %(policy)s failed; using the default policy"

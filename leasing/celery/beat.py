@@ -146,7 +146,7 @@ class LeaderMixin:
             self._send_unsure(term)
             pause: float = super().tick(*args, **kwargs)  # type: ignore[misc]
         except LeaseLost as loss:
-            log.beat_lost(reason=loss)
+            log.beat_lost(reason=loss.reason)
         except (Error, OperationalError, OSError) as error:
             log.beat_failed(pause_seconds=PAUSE, error=error)
             connections.close_all()

@@ -117,7 +117,7 @@ class Relay:
                 wait = self.stopping.wait if publishing.is_failing else self.waking.wait
                 wait(pause)
         except LeaseLost as loss:
-            log.relay_lost(reason=loss)
+            log.relay_lost(reason=loss.reason)
 
     def _publish(self, term: Hold) -> float:
         try:
