@@ -225,6 +225,16 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_files_that_a_page_names_are_there(page: Path) -> None:
+    named = re.findall(r"`((?:leasing|tasks|project|tests)/[\w/]+(?:\.py|/))`", page.read_text())
+
+    tests = ROOT / "tests"  # the page of features names files below it
+    assert [
+        each for each in named if not (ROOT / each).exists() and not (tests / each).exists()
+    ] == []
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors of the headings on ``page``, as code hosts make them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
