@@ -10,7 +10,6 @@ from django.core.signals import setting_changed
 from django.http import Http404
 from django.test.utils import isolate_apps
 
-from leasing import models
 from leasing.leasables import find_row
 from leasing.models import Leasable, Lease, lease_kinds
 from tasks.models import Task
@@ -43,7 +42,7 @@ def test_a_task_keeps_its_name_whatever_app_comes_first(
     monkeypatch: pytest.MonkeyPatch, theirs: type[Any], ours_first: bool
 ) -> None:
     both: list[Any] = [Task, theirs] if ours_first else [theirs, Task]
-    monkeypatch.setattr(models, "leasable_models", lambda: [Lease, *both, Order])
+    monkeypatch.setattr("leasing.models.leasable.leasable_models", lambda: [Lease, *both, Order])
 
     assert lease_kinds() == {Task: "task", theirs: "shop.task", Order: "order"}
     assert (Task(pk=17).lease_id, theirs(pk=17).lease_id) == ("task:17", "shop.task:17")
@@ -55,7 +54,7 @@ def test_of_two_apps_of_a_project_the_first_installed_has_the_short_name(
     monkeypatch: pytest.MonkeyPatch, theirs: type[Any]
 ) -> None:
     another = leasable("press")
-    monkeypatch.setattr(models, "leasable_models", lambda: [Lease, another, theirs])
+    monkeypatch.setattr("leasing.models.leasable.leasable_models", lambda: [Lease, another, theirs])
 
     assert lease_kinds() == {another: "task", theirs: "shop.task"}
 
@@ -72,7 +71,7 @@ def test_no_row_has_two_ids() -> None:
 @pytest.mark.usefixtures("kinds_afresh")
 def test_kinds_follow_the_apps_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Order in lease_kinds()
-    monkeypatch.setattr(models, "leasable_models", lambda: [Lease, Task])
+    monkeypatch.setattr("leasing.models.leasable.leasable_models", lambda: [Lease, Task])
 
     setting_changed.send(sender=None, setting="INSTALLED_APPS", value=[], enter=True)
 

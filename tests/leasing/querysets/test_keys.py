@@ -200,7 +200,7 @@ def test_pages_list_and_find_rows_by_their_keys(
         model.objects.acquire(row)
     kinds = {model: "row"}
     monkeypatch.setattr("leasing.leasables.lease_kinds", lambda: kinds)
-    monkeypatch.setattr("leasing.models.lease_kinds", lambda: kinds)
+    monkeypatch.setattr("leasing.models.leasable.lease_kinds", lambda: kinds)
     listed = leasables.listed(model)
 
     every = [row.pk for chunk in chunks_of(listed, size=1) for row in chunk]

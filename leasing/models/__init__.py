@@ -1,0 +1,28 @@
+"""Models of leases, a file for each noun."""
+
+from __future__ import annotations
+
+from leasing.models.audit import AuditEntry
+from leasing.models.event import MAX_KEY, MAX_LABEL, EventKind, LeaseEvent
+from leasing.models.guarded import Ledger
+from leasing.models.leasable import Leasable, leasable_models, lease_kinds
+from leasing.models.lease import Lease
+from leasing.models.once import OnceKey
+from leasing.querysets.beats import BeatEntry
+from leasing.querysets.states import LeaseState
+
+__all__ = [
+    "MAX_KEY",
+    "MAX_LABEL",
+    "AuditEntry",
+    "BeatEntry",
+    "EventKind",
+    "Leasable",
+    "Lease",
+    "LeaseEvent",
+    "LeaseState",
+    "Ledger",
+    "OnceKey",
+    "leasable_models",
+    "lease_kinds",
+]

@@ -1,0 +1,220 @@
+"""``Leasable``: rows of any model that can be held for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.apps import apps
+from django.core.signals import setting_changed
+from django.db import models
+from django.db.models import F, Q
+
+from leasing.db.routing import is_ours
+from leasing.functions import EPOCH
+from leasing.hold import Hold
+from leasing.models.guarded import Guarded
+from leasing.querysets.leasable import LeasableQuerySet, verbs_of
+from leasing.querysets.saving import GRANTED_FIELDS, LEASE_FIELDS, refuse_verb_columns
+from leasing.querysets.states import LeaseState
+from leasing.store import Renewal
+
+
+class Leasable(Guarded):
+    """A row that one holder at a time may own, until a deadline.
+
+    The row is *free* until it is acquired, then *active* until ``expires_at`` passes (expired)
+    or it is given back (released). Holder and grant stay on the row afterwards, until the next
+    grant, so that a late holder hears what became of its term.
+
+    Once a row is stored, the columns here are written by the queryset's verbs alone: ``save()``
+    leaves them out, because a stale instance saved would put the old holder back, and naming one
+    in ``update_fields`` or ``bulk_update()`` is an error. Fixtures are written as they are. A copy
+    is free. A subclass with a ``Meta`` of its own inherits ``Leasable.Meta``, for its constraints.
+    """
+
+    # Each has a default in the database too: whoever inserts rows without knowing of leases, as
+    # the code of the release before does while a deploy rolls, inserts free ones.
+
+    #: Who holds or last held the row; empty when nobody ever did.
+    holder = models.CharField(max_length=200, blank=True, default="", db_default="", editable=False)
+    #: Chosen by the holder's process for each grant: the proof of its term.
+    grant_id = models.UUIDField(null=True, default=None, editable=False)
+    #: Rises with every grant and revocation, for all time; for resources outside the database.
+    fencing_token = models.BigIntegerField(default=0, db_default=0, editable=False)
+    #: How often the row was granted: the small number that people are shown.
+    grants = models.IntegerField(default=0, db_default=0, editable=False)
+    #: How far each renewal moves the deadline.
+    ttl = models.DurationField(
+        default=timedelta(seconds=30), db_default=timedelta(seconds=30), editable=False
+    )
+    acquired_at = models.DateTimeField(null=True, default=None, editable=False)
+    renewed_at = models.DateTimeField(null=True, default=None, editable=False)
+    renewals = models.IntegerField(default=0, db_default=0, editable=False)
+    released_at = models.DateTimeField(null=True, default=None, editable=False)
+    #: Held while this lies ahead. Never null, and in no index: renewals stay cheap that way.
+    expires_at = models.DateTimeField(default=EPOCH, db_default=EPOCH, editable=False)
+
+    #: The columns of the lease, which its verbs alone write.
+    verb_columns: ClassVar[frozenset[str]] = LEASE_FIELDS
+    #: Of these, what no verb but a grant writes: the row of a living grant has it right.
+    granted_columns: ClassVar[frozenset[str]] = GRANTED_FIELDS
+    #: The columns beside those of the lease that verbs of the model alone write, once a row is
+    #: stored.
+    state_columns: ClassVar[frozenset[str]] = frozenset()
+    #: What ``renewal_now`` looks at.
+    renewal_columns: ClassVar[frozenset[str]] = frozenset({"grant_id", "expires_at"})
+    #: The column with an index by which pages list the leases of rows that were held, the latest
+    #: first; "" is the key.
+    leases_listed_by: ClassVar[str] = ""
+    #: Whether an index leads to the rows that ``holding`` finds: then they are counted, however
+    #: many others there are.
+    held_is_indexed: ClassVar[bool] = False
+
+    #: The columns beside those of the lease that ``lease_id`` and ``lease_resource`` read: pages
+    #: that list leases load no others. None: any.
+    leases_told_by: ClassVar[frozenset[str] | None] = None
+
+    objects: ClassVar[models.Manager[Any]] = LeasableQuerySet.as_manager()
+
+    #: Of a row that was just taken over: when the term before it ran out.
+    previous_expired_at: datetime | None = None
+
+    if TYPE_CHECKING:
+        # Annotated by with_state(); ``now`` on rows that were just granted, too.
+        state: str
+        now: datetime
+        #: The holder's clock before the request that granted the row was sent.
+        sent_at: float
+
+    class Meta:
+        abstract = True
+        # PostgreSQL reads every check anew for each statement that writes. So the counts, which
+        # these bound, have none of their own, as positive fields would.
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="%(app_label)s_%(class)s_granted",
+                condition=Q(grants=0, holder="", grant_id=None, acquired_at=None, expires_at=EPOCH)
+                | (
+                    Q(grants__gt=0, grant_id__isnull=False, acquired_at__isnull=False)
+                    & ~Q(holder="")
+                ),
+            ),
+            models.CheckConstraint(
+                name="%(app_label)s_%(class)s_renewed",
+                condition=Q(renewals=0, renewed_at=None)
+                | Q(renewals__gt=0, renewed_at__isnull=False, grants__gt=0),
+            ),
+            models.CheckConstraint(
+                name="%(app_label)s_%(class)s_released",
+                condition=Q(released_at=None) | Q(released_at__gte=F("expires_at"), grants__gt=0),
+            ),
+            models.CheckConstraint(
+                name="%(app_label)s_%(class)s_ttl",
+                condition=Q(ttl__gt=timedelta(0)),
+            ),
+        ]
+
+    def save(self, *args: Any, update_fields: Iterable[str] | None = None, **options: Any) -> None:
+        if update_fields is not None:
+            update_fields = list(update_fields)
+            refuse_verb_columns(type(self), update_fields)
+        super().save(*args, update_fields=update_fields, **options)
+
+    def _do_update(self, base_qs: Any, using: Any, pk_val: Any, values: Any, *rest: Any) -> Any:
+        # Every way in which save() may update a row ends here.
+        if not self._is_fixture:
+            theirs = self.verb_columns | self.state_columns
+            values = [value for value in values if value[0].name not in theirs]
+        return super()._do_update(base_qs, using, pk_val, values, *rest)
+
+    def _do_insert(self, manager: Any, using: Any, *args: Any) -> Any:
+        if not self._is_fixture and self._state.db is not None:
+            self.begin_free()
+        return super()._do_insert(manager, using, *args)  # type: ignore[misc]
+
+    def begin_free(self) -> None:
+        """Drop the lease that this instance was read with: it is inserted as another row, and
+        nobody was granted that one."""
+        self._reset(self.verb_columns)
+
+    def _reset(self, columns: Iterable[str]) -> None:
+        for name in columns:
+            field: Any = self._meta.get_field(name)
+            setattr(self, name, field.get_default())
+
+    def hold(self, **options: Any) -> Hold:
+        """A hold on this row, for ``with``: see ``LeasableQuerySet.hold``."""
+        held: Hold = type(self).lease_rows().hold(self, **options)
+        return held
+
+    @classmethod
+    def lease_rows(cls, using: str | None = None) -> LeasableQuerySet[Any]:
+        """Every row, with the verbs: what a default manager hides from some requests is leased
+        and renewed like the rest."""
+        return verbs_of(cls)(cls, using=using)
+
+    def renewal_now(self) -> Renewal:
+        """What to tell the holder of this row, which was just renewed and read with ``now``."""
+        return Renewal(self.expires_at, (self.expires_at - self.now).total_seconds())
+
+    @classmethod
+    def leased_model(cls) -> type[Leasable]:
+        """The model whose table has the lease: of a proxy, or a child that shares its parent's
+        lease, another than this one."""
+        column: Any = cls._meta.get_field("expires_at")
+        model: type[Leasable] = column.model
+        return model
+
+    @property
+    def lease_id(self) -> str:
+        """What the API and the pages call this row's lease."""
+        model = self.leased_model()
+        # As it can stand in an address: what separates its parts is spelled otherwise.
+        key = str(self.pk).replace("%", "%25").replace("/", "%2F")
+        return f"{lease_kinds().get(model, model._meta.model_name)}:{key}"
+
+    @property
+    def lease_resource(self) -> str:
+        """What the API and the pages say is leased."""
+        return f"{self.leased_model()._meta.label_lower}:{self.pk}"
+
+    def lease_state(self, now: datetime) -> LeaseState:
+        """The state of the lease at ``now``, which is the database's clock."""
+        if not self.grants:
+            return LeaseState.FREE
+        if self.released_at is not None:
+            return LeaseState.RELEASED
+        return LeaseState.ACTIVE if self.expires_at > now else LeaseState.EXPIRED
+
+
+def leasable_models() -> list[type[Leasable]]:
+    """Every installed model whose table has leases, ``Lease`` first."""
+    named = apps.get_model("leasing", "Lease")
+    found: Iterable[type[models.Model]] = apps.get_models()
+    leasable = [model for model in found if issubclass(model, Leasable) and model is not named]
+    return [named, *[model for model in leasable if model.leased_model() is model]]
+
+
+@cache
+def lease_kinds() -> Mapping[type[Leasable], str]:
+    """For each leasable model but ``Lease`` the first part of its ``lease_id``: the model's name,
+    or "app_label.name" where a model before it has that name. Our own models go by their names
+    alone, whatever is installed: the lease of a task is ``task:17`` everywhere. The others follow
+    in the order of INSTALLED_APPS."""
+    kinds: dict[type[Leasable], str] = {}
+    for model in sorted(leasable_models(), key=lambda each: not is_ours(each)):
+        if model is not apps.get_model("leasing", "Lease"):
+            name = str(model._meta.model_name)
+            kinds[model] = model._meta.label_lower if name in kinds.values() else name
+    return kinds
+
+
+def _forget_kinds(*, setting: str, **kwargs: Any) -> None:
+    if setting == "INSTALLED_APPS":
+        lease_kinds.cache_clear()
+
+
+setting_changed.connect(_forget_kinds, dispatch_uid="leasing.models.lease_kinds")

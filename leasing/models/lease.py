@@ -1,0 +1,76 @@
+"""``Lease``: named resources."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from django.db import models
+
+from leasing.functions import DbNow
+from leasing.hold import Hold
+from leasing.models.leasable import Leasable
+from leasing.querysets.lease import LeaseQuerySet
+from leasing.querysets.saving import GRANTED_FIELDS, LEASE_FIELDS
+from leasing.store import Renewal
+
+
+class Lease(Leasable):
+    """A lease on a resource that has a name."""
+
+    id = models.BigAutoField(primary_key=True)
+    resource = models.CharField(max_length=200, unique=True, editable=False)
+    created_at = models.DateTimeField(db_default=DbNow(), editable=False)
+    #: What the holder wants others to know.
+    metadata = models.JSONField(default=dict, blank=True, editable=False)
+    #: Of the latest grant; one of a higher priority may ask the holder to yield.
+    priority = models.SmallIntegerField(default=0, editable=False)
+    #: How long after an expiry nobody else gets it.
+    grace = models.DurationField(default=timedelta(0), editable=False)
+    #: Renewals end here: the holder's maximum, or when it was asked to yield.
+    ends_at = models.DateTimeField(null=True, default=None, editable=False)
+    #: Who asked the holder to yield.
+    yield_to = models.CharField(max_length=200, blank=True, default="", editable=False)
+    #: Somebody waits until then, and wants the release announced.
+    wanted_until = models.DateTimeField(null=True, default=None, editable=False)
+
+    renewal_columns = frozenset({"grant_id", "expires_at", "ends_at", "yield_to"})
+    verb_columns = LEASE_FIELDS | {
+        "metadata",
+        "priority",
+        "grace",
+        "ends_at",
+        "yield_to",
+        "wanted_until",
+    }
+
+    granted_columns = GRANTED_FIELDS | {"metadata", "priority", "grace"}
+    leases_told_by = frozenset({"resource"})
+
+    objects: ClassVar = LeaseQuerySet.as_manager()
+
+    class Meta(Leasable.Meta):
+        base_manager_name = "objects"
+        permissions: ClassVar = [
+            ("revoke_lease", "Can revoke a lease"),
+            ("view_metrics", "Can view the metrics"),
+        ]
+
+    def __str__(self) -> str:
+        return self.resource
+
+    def renewal_now(self) -> Renewal:
+        renewal = super().renewal_now()
+        is_last = self.ends_at is not None and self.expires_at >= self.ends_at
+        return Renewal(renewal.expires_at, renewal.remaining, self.yield_to, is_last)
+
+    def hold(self, **options: Any) -> Hold:
+        return type(self).objects.all().home(self).hold(self.resource, **options)
+
+    @property
+    def lease_id(self) -> str:
+        return str(self.pk)
+
+    @property
+    def lease_resource(self) -> str:
+        return self.resource
