@@ -71,6 +71,11 @@ def generator_status() -> GeneratorStatus:
     return GeneratorStatus(True, "STARTED", message, wish, lease)
 
 
+def is_used() -> bool:
+    """Return True if somebody ever started or stopped it, or an instance of it ever ran."""
+    return GeneratorWish.objects.using(leasing_settings.DATABASE).exists()
+
+
 def _stopped_message(wish: GeneratorWish | None, holder: str) -> str:
     if wish is None or not wish.revision:
         return "The generator was never started."

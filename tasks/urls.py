@@ -5,7 +5,9 @@ from __future__ import annotations
 from django.urls import path, re_path
 
 from leasing.web import navigation
+from leasing.web.cache import shared
 from leasing.web.navigation import Entry
+from tasks.generator import is_used
 from tasks.views import actions, detail, generator, lists, overview, queues, schedules, workers
 
 app_name = "leasing_tasks"
@@ -26,7 +28,15 @@ navigation.add(
     Entry(
         50, "leasing_tasks:workers", "Workers", "workers", SEE_WORKERS, ("leasing_tasks:worker",)
     ),
-    Entry(60, "leasing_tasks:generator", "Generator", "bolt", SEE_TASKS, INSIDE_GENERATOR),
+    Entry(
+        60,
+        "leasing_tasks:generator",
+        "Generator",
+        "bolt",
+        SEE_TASKS,
+        INSIDE_GENERATOR,
+        lambda: shared("generator", is_used, fresh=False),
+    ),
 )
 navigation.add_row_page("leasing_tasks.task", "leasing_tasks:detail")
 navigation.add_row_page("leasing_tasks.worker", "leasing_tasks:worker")

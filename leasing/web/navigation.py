@@ -3,7 +3,8 @@ so that leasing knows no other app."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.db.models import Model
@@ -22,6 +23,8 @@ class Entry:
     permission: str
     #: Names of views that lie behind this entry.
     inside: tuple[str, ...] = ()
+    #: Whether there is anything behind it yet.
+    is_used: Callable[[], bool] = field(default=lambda: True, compare=False)
 
 
 _entries: dict[str, Entry] = {}
@@ -77,5 +80,7 @@ def menu(request: HttpRequest) -> list[dict[str, Any]]:
         except NoReverseMatch:
             continue
         current = "page" if here == entry.view else "true" if here in entry.inside else ""
+        if not current and not entry.is_used():
+            continue
         shown.append({"entry": entry, "url": url, "current": current})
     return shown

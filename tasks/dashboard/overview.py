@@ -69,6 +69,7 @@ def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
         "lines": queues.lines[:QUEUES_SHOWN] if queues else [],
         "span": span,
         "status": status,
+        "uses_generator": status is None or status.wish is not None,
         "lease": status.lease if status else None,
         "generator_sign": GENERATOR_SIGNS[status.status] if status else None,
     }

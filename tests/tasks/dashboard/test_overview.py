@@ -264,6 +264,14 @@ def test_the_overview_asks_a_fixed_number_of_questions(viewer: Client) -> None:
 # The generator
 
 
+def test_the_generator_is_linked_once_it_was_used(viewer: Client) -> None:
+    page = get(viewer, OVERVIEW)
+    assert GENERATOR not in page.links and not page.all("#generator")
+    start_generator()
+    page = get(viewer, OVERVIEW)
+    assert page.links.count(GENERATOR) == 2 and page.all("#generator")
+
+
 @pytest.mark.once
 def test_a_generator_that_was_never_started_says_so(viewer: Client) -> None:
     page = get(viewer, GENERATOR)
