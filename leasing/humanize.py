@@ -11,6 +11,8 @@ from datetime import datetime, timedelta
 from django.utils import timezone
 
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
+#: The parts of a date and time, as pages write them everywhere.
+DATE, TIME_TO_MINUTE, TIME = "%Y-%m-%d", "%H:%M", "%H:%M:%S"
 
 
 def span(length: float | timedelta) -> str:
@@ -64,7 +66,7 @@ def until(deadline: datetime, now: datetime, ahead: str = "", past: str = "expir
 
 def stamp(moment: datetime) -> str:
     """``moment`` to the second in the current time zone, which it names."""
-    return timezone.localtime(moment).strftime("%Y-%m-%d %H:%M:%S %Z")
+    return timezone.localtime(moment).strftime(f"{DATE} {TIME} %Z")
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:

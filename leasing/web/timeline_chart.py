@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from django.utils import timezone
 
 from leasing import humanize
+from leasing.humanize import DATE, TIME, TIME_TO_MINUTE
 from leasing.web.badges import Sign
 
 #: So wide is the shortest bar: it is to be seen.
@@ -184,7 +185,7 @@ def _ticks(scale: _Scale) -> Iterable[Tick]:
 
 def _label(moment: datetime, step: int, length: float) -> str:
     if step >= DAY:
-        return moment.strftime("%d %b")
+        return moment.strftime(DATE)
     if length > DAY:
-        return moment.strftime("%d %b %H:%M")
-    return moment.strftime("%H:%M" if step >= 60 else "%H:%M:%S")
+        return moment.strftime(f"{DATE} {TIME_TO_MINUTE}")
+    return moment.strftime(TIME_TO_MINUTE if step >= 60 else TIME)

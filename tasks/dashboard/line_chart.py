@@ -10,7 +10,7 @@ from typing import Final
 
 from django.utils import timezone
 
-from leasing.humanize import span
+from leasing.humanize import DATE, TIME, TIME_TO_MINUTE, span
 from tasks.dashboard.charts import Chart, Line
 
 #: What is drawn lies between these, in pixels from the top; the axis is the lower one.
@@ -112,7 +112,9 @@ def draw(chart: Chart) -> Drawing | None:
         for share in (1.0, 0.5, 0.0)
     ]
     reach = chart.moments[-1] - chart.moments[0]
-    form = "%d %b, %H:%M" if reach > HALF_A_DAY else "%H:%M" if reach > HOUR else "%H:%M:%S"
+    form = TIME_TO_MINUTE if reach > HOUR else TIME
+    if reach > HALF_A_DAY:
+        form = f"{DATE} {form}"
     begin, end = (timezone.localtime(chart.moments[index]).strftime(form) for index in (0, -1))
     return Drawing(strokes, ticks, begin, end)
 

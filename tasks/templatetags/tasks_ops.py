@@ -77,7 +77,7 @@ def said_of(value: float | None, unit: str = "") -> str:
 @register.filter
 def clock(value: datetime) -> str:
     """The time of day of ``value`` in the current time zone."""
-    return timezone.localtime(value).strftime("%H:%M:%S")
+    return timezone.localtime(value).strftime(humanize.TIME)
 
 
 @register.simple_tag

@@ -102,7 +102,7 @@ def test_lines_that_stay_at_zero_are_left_out_unless_all_do() -> None:
 def test_far_times_are_told_with_their_day() -> None:
     drawing = draw(chart([1.0] * 25, every=3600))
     assert drawing is not None
-    assert (drawing.begin, drawing.end) == ("01 Jan, 12:00", "02 Jan, 12:00")
+    assert (drawing.begin, drawing.end) == ("2026-01-01 12:00", "2026-01-02 12:00")
 
 
 def test_what_began_lately_fills_the_chart_but_never_two_points_alone() -> None:
