@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from copy import copy
 from typing import Any
 
 from django.db import connections, models, transaction
+from prometheus_client.core import Metric
 
 from leasing.conf import leasing_settings
 from leasing.db.dialects import limit_waiting
@@ -31,18 +32,17 @@ class TooMany(Exception):
     """Reading the figure would cost too much."""
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(Metric):
     """The samples of one metric; ``kind`` is "gauge" or "counter"."""
 
-    name: str
-    help: str
-    labels: tuple[str, ...] = ()
-    kind: str = "gauge"
-    samples: list[tuple[tuple[str, ...], float]] = field(default_factory=list)
+    def __init__(
+        self, name: str, help: str, labels: tuple[str, ...] = (), kind: str = "gauge"
+    ) -> None:
+        super().__init__(name.removesuffix("_total") if kind == "counter" else name, help, kind)
+        self._sample, self._labels = name, labels
 
     def add(self, value: float, *labels: str) -> None:
-        self.samples.append((labels, value))
+        self.add_sample(self._sample, dict(zip(self._labels, labels, strict=True)), float(value))
 
 
 class Figure:
@@ -120,8 +120,10 @@ def read_all(figures: Iterable[Figure]) -> Iterator[Family]:
     for figure in figures:
         for family in figure.get():
             # Several figures may have samples of one.
-            known = found.setdefault(family.name, replace(family, samples=[]))
-            known.samples.extend(family.samples)
+            if family.name not in found:
+                found[family.name] = copy(family)
+                found[family.name].samples = []
+            found[family.name].samples += family.samples
         skipped.add(figure.up is None, figure.name)
         if figure.up is not None:
             up.add(figure.up, figure.name)

@@ -11,7 +11,7 @@ from prometheus_client import (
     REGISTRY,
     CollectorRegistry,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -46,12 +46,7 @@ class OfDatabase:
     """How things stand in the database."""
 
     def collect(self) -> Iterator[Metric]:
-        for family in read_all(instruments.figures()):
-            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-            metric = kind(family.name, family.help, labels=family.labels)
-            for labels, value in family.samples:
-                metric.add_metric(labels, float(value))
-            yield metric
+        yield from read_all(instruments.figures())
 
 
 class OfServer:

@@ -37,18 +37,47 @@ VERBS = frozenset(
 Details = Mapping[str, Any]
 
 
-class LeaseMetrics:
-    """Counts in ``registry``, from ``connect`` to ``disconnect``."""
+class ProcessMetrics:
+    """Counts what signals and probes tell in ``registry``, from ``connect`` to ``disconnect``."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, help: str, *labels: str) -> Counter:
-            return Counter(name, help, labels, registry=registry)
+        self._registry = registry
 
-        def histogram(
-            name: str, help: str, *labels: str, buckets: Sequence[float] = DURATIONS
-        ) -> Histogram:
-            return Histogram(name, help, labels, registry=registry, buckets=buckets)
+    def counter(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(name, help, labels, registry=self._registry)
 
+    def histogram(
+        self, name: str, help: str, *labels: str, buckets: Sequence[float] = DURATIONS
+    ) -> Histogram:
+        return Histogram(name, help, labels, registry=self._registry, buckets=buckets)
+
+    def counts(self) -> Mapping[signals.Logged, signals.Count]:
+        return {}
+
+    def ears(self) -> Mapping[probes.Probe, probes.Ear]:
+        return {}
+
+    def connect(self) -> None:
+        """Count from now on."""
+        for signal, count in self.counts().items():
+            signal.count_by(count)
+        for probe, ear in self.ears().items():
+            probe.connect(ear)
+
+    def disconnect(self) -> None:
+        """Count no more."""
+        for signal, count in self.counts().items():
+            signal.uncount_by(count)
+        for probe, ear in self.ears().items():
+            probe.disconnect(ear)
+
+
+class LeaseMetrics(ProcessMetrics):
+    """Counts of leases."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
+        counter, histogram = self.counter, self.histogram
         of_model = "model"
         self.acquires = counter(
             "leasing_acquires_total", "Leases that were asked for.", of_model, "outcome"
@@ -96,21 +125,7 @@ class LeaseMetrics:
         self.state = State()
         registry.register(self.state)
 
-    def connect(self) -> None:
-        """Count from now on."""
-        for signal, count in self._counts().items():
-            signal.count_by(count)
-        for probe, ear in self._ears().items():
-            probe.connect(ear)
-
-    def disconnect(self) -> None:
-        """Count no more."""
-        for signal, count in self._counts().items():
-            signal.uncount_by(count)
-        for probe, ear in self._ears().items():
-            probe.disconnect(ear)
-
-    def _counts(self) -> dict[signals.Logged, signals.Count]:
+    def counts(self) -> dict[signals.Logged, signals.Count]:
         return {
             signals.acquired: self._acquired,
             signals.taken_over: self._taken_over,
@@ -122,7 +137,7 @@ class LeaseMetrics:
             signals.refused: self._refused,
         }
 
-    def _ears(self) -> dict[probes.Probe, probes.Ear]:
+    def ears(self) -> dict[probes.Probe, probes.Ear]:
         return {
             probes.acquiring: self._asked,
             probes.renewing: self._round,

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from leasing.metrics import process as lease_metrics
-from leasing.metrics.process import TERMS, Details
+from leasing.metrics.process import TERMS, Details, ProcessMetrics
+from leasing.runtime.probes import Ear, Probe
 from leasing.signals import Count, Logged
 from tasks import registry, signals
 from tasks.maintenance import recovery
@@ -30,19 +32,12 @@ LONG = (
 UNKNOWN = "unknown"
 
 
-class TaskMetrics:
-    """Counts in ``registry``, from ``connect`` to ``disconnect``. ``leases`` counts what concerns
-    leases."""
+class TaskMetrics(ProcessMetrics):
+    """Counts of tasks. ``leases`` counts what concerns leases."""
 
     def __init__(self, registry: CollectorRegistry, leases: lease_metrics.LeaseMetrics) -> None:
-        def counter(name: str, help: str, *labels: str) -> Counter:
-            return Counter(name, help, labels, registry=registry)
-
-        def histogram(
-            name: str, help: str, *labels: str, buckets: Sequence[float] = LONG
-        ) -> Histogram:
-            return Histogram(name, help, labels, registry=registry, buckets=buckets)
-
+        super().__init__(registry)
+        counter, histogram = self.counter, partial(self.histogram, buckets=LONG)
         queue = "queue"
         self._leases = leases
         self.enqueued = counter("tasks_enqueued_total", "Tasks enqueued.", queue)
@@ -81,19 +76,7 @@ class TaskMetrics:
         self.state = State()
         registry.register(self.state)
 
-    def connect(self) -> None:
-        """Count from now on."""
-        for signal, count in self._counts().items():
-            signal.count_by(count)
-        probes.running.connect(self._ran)
-
-    def disconnect(self) -> None:
-        """Count no more."""
-        for signal, count in self._counts().items():
-            signal.uncount_by(count)
-        probes.running.disconnect(self._ran)
-
-    def _counts(self) -> dict[Logged, Count]:
+    def counts(self) -> dict[Logged, Count]:
         return {
             signals.enqueued: self._enqueued,
             signals.duplicate: self._duplicate,
@@ -106,6 +89,9 @@ class TaskMetrics:
             signals.snoozed: self._snoozed,
             signals.recovered: self._recovered,
         }
+
+    def ears(self) -> dict[Probe, Ear]:
+        return {probes.running: self._ran}
 
     def _enqueued(self, rows: Sequence[Any], details: Details) -> None:
         # All of one call are of one queue, and none need be made for this but the first.

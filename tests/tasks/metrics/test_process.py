@@ -381,12 +381,12 @@ def test_figures_of_the_outbox_say_what_waits_and_what_is_refused(settings: Sett
 def said() -> dict[str, float]:
     families = {family.name: family.samples for family in database._outbox()}
     names = ("pending", "failing", "oldest_age_seconds")
-    return {name: families[f"tasks_outbox_{name}"][0][1] for name in names}
+    return {name: families[f"tasks_outbox_{name}"][0].value for name in names}
 
 
 def relays() -> list[float]:
     (family, *_) = database._outbox()
-    return [value for _, value in family.samples]
+    return [sample.value for sample in family.samples]
 
 
 def test_a_relay_is_missed_where_there_is_something_for_one(settings: Settings) -> None:
