@@ -1,6 +1,6 @@
 """The terms of a lease on a time axis: who had it, from when until when, and how each ended.
 
-Pure functions of events and the row: nothing is read but by ``read``.
+Pure functions of events and the row: nothing is read.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from leasing.conf import leasing_settings
 from leasing.models import EventKind, Leasable, LeaseEvent
 
-#: How many events are read, the latest.
-MOST_EVENTS: Final = 200
 #: A revocation and its event are written by two statements.
 AT_ONCE: Final = timedelta(seconds=1)
 
@@ -70,16 +67,6 @@ class Timeline:
         """Where it ends: now, or the deadline that lies ahead."""
         ahead = [term.expires_at for term in self.terms if term.expires_at is not None]
         return max([self.now, *ahead])
-
-
-def read(row: Leasable, now: datetime, most: int = MOST_EVENTS) -> Timeline:
-    """The timeline of the lease of ``row`` at ``now``, from its latest events: one query."""
-    label, key = row._meta.label_lower, str(row.pk)
-    events = LeaseEvent.objects.using(leasing_settings.DATABASE).filter(
-        resource=row.lease_resource, model=label, key=key
-    )
-    found = list(events[: most + 1])
-    return timeline(row, now, found[:most], has_more=len(found) > most)
 
 
 def timeline(

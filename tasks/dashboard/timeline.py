@@ -1,6 +1,6 @@
 """The attempts of a task on a time axis, with the waits between them.
 
-Pure functions of the row and its attempts: nothing is read but by ``read``.
+Pure functions of the row and its attempts: nothing is read.
 """
 
 from __future__ import annotations
@@ -8,12 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
 
 from tasks.models import Task, TaskAttempt, TaskStatus
-
-#: How many attempts are read, the latest.
-MOST_ATTEMPTS: Final = 50
 
 
 @dataclass(frozen=True)
@@ -68,13 +64,6 @@ class Timeline:
         if last.ended_at is not None:
             return last.ended_at
         return max(each for each in (self.now, last.expires_at, last.due_at) if each is not None)
-
-
-def read(task: Task, now: datetime, most: int = MOST_ATTEMPTS) -> Timeline:
-    """The timeline of ``task`` at ``now``, from its latest attempts: one query."""
-    attempts = TaskAttempt.objects.using(task._state.db).filter(task=task).order_by("-pk")
-    found = list(attempts.defer("traceback", "exception")[: most + 1])
-    return timeline(task, now, found[:most], has_more=len(found) > most)
 
 
 def timeline(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from leasing.dashboard.timeline import Term, Timeline, read, timeline
+from leasing.dashboard.timeline import Term, Timeline, timeline
 from leasing.exceptions import LeaseLost
 from leasing.models import Lease, LeaseEvent
+from leasing.web.paging import page_of
 from tests.leasing.conftest import DatabaseClock
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("database_clock")]
@@ -19,6 +20,12 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("database_clock")]
 
 def take(holder: str, ttl: float = 30) -> Lease:
     return Lease.objects.acquire("crane", holder=holder, ttl=ttl)
+
+
+def read(lease: Lease, now: datetime, most: int = 50) -> Timeline:
+    """The timeline of ``lease`` as its page shows it."""
+    page = page_of(LeaseEvent.objects.filter(resource=lease.resource), None, most)
+    return timeline(lease, now, page.rows, has_more=bool(page.older))
 
 
 def seen(database_clock: DatabaseClock, **options: Any) -> Timeline:
