@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tasks.execution.attempt import Execution
     from tasks.execution.outcomes import Ending, Refused
     from tasks.models import Task
-    from tasks.querysets.claimed import Taken
+    from tasks.querysets.claimed import ClaimedTask
 
 Stored = TypeVar("Stored")
 
@@ -204,7 +204,7 @@ class Tasks:
     # Workers
 
     @harmless
-    def claimed(self, claimed: Sequence[Task | Taken]) -> None:
+    def claimed(self, claimed: Sequence[Task | ClaimedTask]) -> None:
         now = time.time_ns()
         for task in claimed:
             if task.trace_context:
@@ -214,11 +214,11 @@ class Tasks:
                     span.end()
 
     def running(self, execution: Execution) -> Attempt | None:
-        taken = execution.taken
-        if not (taken.trace_context or is_set_up(self._tracer)):
+        claimed = execution.claimed
+        if not (claimed.trace_context or is_set_up(self._tracer)):
             return None
         span = self._begin(
-            "process", "process", taken, kind=SpanKind.CONSUMER, is_linked=True, inside=True
+            "process", "process", claimed, kind=SpanKind.CONSUMER, is_linked=True, inside=True
         )
         return None if span is None else Attempt(execution, span)
 
@@ -239,8 +239,8 @@ class Tasks:
                 continue  # which no sampler would tell either
             span = begin(
                 self._tracer,
-                f"{ending.verb} {ending.execution.taken.queue}",
-                _attributes_of(ending.verb, "settle", ending.execution.taken),
+                f"{ending.verb} {ending.execution.claimed.queue}",
+                _attributes_of(ending.verb, "settle", ending.execution.claimed),
                 kind=SpanKind.CLIENT,
                 parent=attempt.following.context,
                 start=began,
@@ -272,7 +272,7 @@ class Tasks:
         self,
         verb: str,
         kind_of_verb: str,
-        task: Task | Taken,
+        task: Task | ClaimedTask,
         *,
         is_linked: bool = False,
         **options: Any,
@@ -318,7 +318,7 @@ class Attempt:
 
     def returned(self, reason: str) -> None:
         if not self.following.is_over:
-            _keep(self.following, self._execution.task, self._execution.taken.trace_context)
+            _keep(self.following, self._execution.task, self._execution.claimed.trace_context)
             self.following.note({"tasks.outcome": "returned", "tasks.reason": reason})
             self.following.end()
 
@@ -355,9 +355,9 @@ def _carried_by(following: Following) -> str | None:
 @harmless
 def _leave_trace(ending: Ending) -> None:
     """Let the row of an attempt that another one follows, as may be, keep its span."""
-    attempt, taken = ending.execution.trace, ending.execution.taken
+    attempt, claimed = ending.execution.trace, ending.execution.claimed
     if ending.verb not in ("", "complete") and isinstance(attempt, Attempt):
-        _keep(attempt.following, taken.task, taken.trace_context)
+        _keep(attempt.following, claimed.task, claimed.trace_context)
 
 
 @harmless
@@ -385,7 +385,7 @@ def _attributes(verb: str, kind_of_verb: str, queue: str) -> dict[str, Value]:
     }
 
 
-def _attributes_of(verb: str, kind_of_verb: str, task: Task | Taken) -> dict[str, Value]:
+def _attributes_of(verb: str, kind_of_verb: str, task: Task | ClaimedTask) -> dict[str, Value]:
     return {
         **_attributes(verb, kind_of_verb, task.queue),
         "messaging.message.id": str(task.pk),

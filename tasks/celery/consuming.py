@@ -22,7 +22,7 @@ from tasks.execution.context import Context
 from tasks.log import log
 from tasks.models import Task
 from tasks.notifier import ring_now
-from tasks.querysets.claimed import Taken
+from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
 from tasks.runtime import probes
 from tasks.runtime.connection import handlers_limited
@@ -44,27 +44,27 @@ def consume(key: int, queue: str, holder: str | None = None, *, chaos: bool = Fa
 
 def _consume(key: int, queue: str, holder: str, chaos: bool) -> bool:
     runner.tidy()
-    taken = _claim(key, queue, holder)
-    if taken is None:
+    claimed = _claim(key, queue, holder)
+    if claimed is None:
         return False
-    execution = Execution(taken, stopping, watch=_timekeeper().watch)
+    execution = Execution(claimed, stopping, watch=_timekeeper().watch)
     began_at = clock()
     runner.run(execution, _call, _chaos() if chaos else None)
     if probes.running:
         probes.running(queue, clock() - began_at)
-    if taken.concurrency_key:
-        ring_now(taken.using, queue)  # another of its key may be published now
+    if claimed.concurrency_key:
+        ring_now(claimed.using, queue)  # another of its key may be published now
     return True
 
 
-def _claim(key: int, queue: str, holder: str) -> Taken | None:
+def _claim(key: int, queue: str, holder: str) -> ClaimedTask | None:
     for pause in (*CLAIM_PAUSES, None):
         try:
-            taken = Task.objects.take_one(key, holder, queue=queue)
-            if taken is None and Task.objects.unpublish([key]):
+            claimed = Task.objects.take_one(key, holder, queue=queue)
+            if claimed is None and Task.objects.unpublish([key]):
                 # It cannot be run now: the relay decides anew when it is published.
                 log.task_unclaimed(task_id=key, queue=queue, reason="not ready")
-            return taken
+            return claimed
         except UnknownQueue as error:
             log.message_dropped(task_id=key, queue=queue, error=error)
             return None
@@ -85,7 +85,7 @@ def _call(execution: Execution, context: Context) -> Any:
         execution.start_timeout()  # it begins at once here, where no process is to be started
     if handler.is_async:
         handler = replace(handler, function=_interruptible(execution, handler.function))
-    return runner.call_handler(handler, context, execution.taken.task_data)
+    return runner.call_handler(handler, context, execution.claimed.task_data)
 
 
 def _interruptible(execution: Execution, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -34,7 +34,7 @@ from tasks.django_api.compat import (
 )
 from tasks.exceptions import UnknownTask
 from tasks.execution.context import Context
-from tasks.querysets.claimed import Completed, Taken
+from tasks.querysets.claimed import ClaimedTask, Completed
 from tasks.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _result(task: AnyTask, row: results.Row) -> DatabaseTaskResult:
         results,  # its models may be loaded by now, but not as tasks are declared
     )
 
-    if isinstance(row, Taken) and not row.can_be_told:
+    if isinstance(row, ClaimedTask) and not row.can_be_told:
         row = row.task
     return results.result_of(task, row, results.history(row))
 

@@ -13,10 +13,10 @@ from django.db.models import F, QuerySet
 from tasks import models
 from tasks.django_api.compat import AnyResult, AnyTask, TaskError, TaskResultStatus
 from tasks.models import AttemptOutcome, TaskStatus
-from tasks.querysets.claimed import Completed, Taken
+from tasks.querysets.claimed import ClaimedTask, Completed
 
 #: What a result is read from: a task, or what is known of one without reading its row.
-Row: TypeAlias = models.Task | Taken | Completed
+Row: TypeAlias = models.Task | ClaimedTask | Completed
 
 STATUS = {
     TaskStatus.READY.value: TaskResultStatus.READY,

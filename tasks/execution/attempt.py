@@ -22,7 +22,7 @@ from tasks.execution.cancellation import Interruption
 from tasks.execution.claimed_store import grants_of, store_in
 from tasks.execution.context import Context
 from tasks.models import Task
-from tasks.querysets.claimed import Taken
+from tasks.querysets.claimed import ClaimedTask
 from tasks.runtime.latch import Latch
 from tasks.runtime.tracepoints import AttemptTrace, points
 
@@ -51,28 +51,28 @@ class Execution:
         "hold",
         "interrupt",
         "interruption",
-        "taken",
-        "taken_by",
+        "claimed",
+        "ended_by",
         "trace",
     )
 
     def __init__(
         self,
-        task: Task | Taken,
+        task: Task | ClaimedTask,
         stopping: threading.Event,
         *,
         keeper: Keeper = keeper,
         watch: Watch | None = None,
         grant: Grant | None = None,
     ) -> None:
-        self.taken = taken = task if isinstance(task, Taken) else Taken.of(task)
-        self.handler = registry.get(taken.name)
-        timeout = taken.timeout or (self.handler.timeout if self.handler else None)
+        self.claimed = claimed = task if isinstance(task, ClaimedTask) else ClaimedTask.of(task)
+        self.handler = registry.get(claimed.name)
+        timeout = claimed.timeout or (self.handler.timeout if self.handler else None)
         self.interruption = Interruption(stopping, timeout)
         #: Set when the handler has ended, in whatever way.
         self.ended = Latch()
         #: Who ended it: "handler", "timeout" or "stop"; empty while nobody has.
-        self.taken_by = ""
+        self.ended_by = ""
         #: What carries it now: a thread, a coroutine's loop; None while it waits for a place.
         self.carrier: Carrier | None = None
         #: Ends what can be ended from outside: a coroutine. May be called on any thread.
@@ -82,8 +82,8 @@ class Execution:
         self._watch = watch
         self._lock = threading.Lock()
         self.hold = HeldGrant(
-            store_in(taken.using),
-            grant or grants_of([taken])[0],
+            store_in(claimed.using),
+            grant or grants_of([claimed])[0],
             on_lost=self._lost,
             on_yield=self._cancelled,
             proof=self.goes_on,
@@ -95,12 +95,12 @@ class Execution:
 
     @classmethod
     def of_claim(
-        cls, claimed: Sequence[Taken], stopping: threading.Event, watch: Watch
+        cls, claimed: Sequence[ClaimedTask], stopping: threading.Event, watch: Watch
     ) -> list[Execution]:
         """One for each of the tasks that were ``claimed`` by one request, all of them kept."""
         executions = [
-            cls(taken, stopping, watch=watch, grant=grant)
-            for taken, grant in zip(claimed, grants_of(claimed), strict=True)
+            cls(claimed_task, stopping, watch=watch, grant=grant)
+            for claimed_task, grant in zip(claimed, grants_of(claimed), strict=True)
         ]
         keep_all([execution.hold for execution in executions])
         return executions
@@ -108,11 +108,11 @@ class Execution:
     @property
     def task(self) -> Task:
         """The model instance."""
-        return self.taken.task
+        return self.claimed.task
 
     @property
     def using(self) -> str:
-        return self.taken.using
+        return self.claimed.using
 
     def start_timeout(self) -> None:
         """The attempt begins now: it is watched from here on."""
@@ -125,8 +125,8 @@ class Execution:
     def owes_a_word(self) -> bool:
         """Whether it has waited so long for its place that its time for progress would end
         too early."""
-        timeout = self.taken.progress_timeout
-        waited = clock() - self.taken.sent_at
+        timeout = self.claimed.progress_timeout
+        waited = clock() - self.claimed.sent_at
         return timeout is not None and waited > SILENCE * timeout.total_seconds()
 
     @property
@@ -137,7 +137,7 @@ class Execution:
     @property
     def is_over(self) -> bool:
         """Whether what the handler still does is in vain."""
-        return self.hold.is_lost or self.taken_by in ("timeout", "stop")
+        return self.hold.is_lost or self.ended_by in ("timeout", "stop")
 
     def goes_on(self) -> bool:
         """Return True unless what carried it has ended."""
@@ -152,14 +152,14 @@ class Execution:
 
     def context(self) -> Context:
         """What the handler is given."""
-        return Context(self.taken, self.hold, self.interruption.stopping, self.interruption)
+        return Context(self.claimed, self.hold, self.interruption.stopping, self.interruption)
 
-    def take(self, by: str) -> bool:
+    def end_by(self, by: str) -> bool:
         """Whether ``by`` is the first to end it, and so stores what came of it."""
         with self._lock:
-            if self.taken_by:
+            if self.ended_by:
                 return False
-            self.taken_by = by
+            self.ended_by = by
             return True
 
     def end_work(self) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 from leasing.store import Grant
 from leasing.stores.rows import RowStore
 from tasks.models import Task
-from tasks.querysets.claimed import Taken, Term, resource_of
+from tasks.querysets.claimed import ClaimedTask, Term, resource_of
 
 
-class TakenStore(RowStore):
-    """Keeps grants whose ``row`` is a ``Taken``."""
+class ClaimedStore(RowStore):
+    """Keeps grants whose ``row`` is a ``ClaimedTask``."""
 
     __slots__ = ()
 
@@ -35,46 +35,46 @@ class TakenStore(RowStore):
 
 
 @cache
-def store_in(using: str) -> TakenStore:
+def store_in(using: str) -> ClaimedStore:
     """The store of the tasks in the database ``using``."""
-    return TakenStore(Task, using)
+    return ClaimedStore(Task, using)
 
 
-def load(claimed: Sequence[Taken]) -> None:
+def load(claimed: Sequence[ClaimedTask]) -> None:
     """Read the rows of ``claimed``, by one query: for handlers that must not wait for the
     database where they look at their task."""
-    bare = {taken.id: taken for taken in claimed if not taken.is_loaded}
+    bare = {claimed_task.id: claimed_task for claimed_task in claimed if not claimed_task.is_loaded}
     if not bare:
         return
     using = next(iter(bare.values())).using
     for row in Task.objects.using(using).filter(pk__in=bare):
-        taken = bare[row.pk]
-        if row.grant_id == taken.grant_id:
-            taken.load(row)
+        claimed_task = bare[row.pk]
+        if row.grant_id == claimed_task.grant_id:
+            claimed_task.load(row)
 
 
-def grants_of(claimed: Sequence[Taken]) -> list[Grant]:
+def grants_of(claimed: Sequence[ClaimedTask]) -> list[Grant]:
     """The grants of claimed tasks."""
     grants: list[Grant] = []
     term: Term | None = None
     ttl = remaining = 0.0
-    for taken in claimed:
-        if taken.term is not term:  # which is the same for all of one claim
-            term = taken.term
+    for claimed_task in claimed:
+        if claimed_task.term is not term:  # which is the same for all of one claim
+            term = claimed_task.term
             ttl = term.ttl.total_seconds()
             remaining = (term.expires_at - term.now).total_seconds()
         grants.append(
             Grant(
-                taken.id,
-                taken.grant_id,
-                taken.fencing_token,
+                claimed_task.id,
+                claimed_task.grant_id,
+                claimed_task.fencing_token,
                 term.holder,
-                resource_of(taken.id),
+                resource_of(claimed_task.id),
                 ttl,
                 remaining,
                 term.sent_at,
                 term.expires_at,
-                taken,
+                claimed_task,
             )
         )
     return grants

@@ -17,7 +17,7 @@ from leasing.runtime.clock import clock
 from tasks.execution.cancellation import Interruption
 from tasks.execution.completing import Completing
 from tasks.execution.progress import Progress
-from tasks.querysets.claimed import Taken
+from tasks.querysets.claimed import ClaimedTask
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -32,7 +32,7 @@ class Context:
 
     def __init__(
         self,
-        task: Task | Taken,
+        task: Task | ClaimedTask,
         hold: HeldGrant,
         stopping: threading.Event,
         interruption: Interruption | None = None,
@@ -49,10 +49,10 @@ class Context:
     @property
     def task(self) -> Task:
         """The task, as it was claimed."""
-        return self._given.task if isinstance(self._given, Taken) else self._given
+        return self._given.task if isinstance(self._given, ClaimedTask) else self._given
 
     @property
-    def claimed(self) -> Task | Taken:
+    def claimed(self) -> Task | ClaimedTask:
         """``task``, or what the claim brought of it where nobody has looked at that."""
         return self._given
 

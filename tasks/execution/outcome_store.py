@@ -44,13 +44,13 @@ def settle(endings: list[Ending], is_away: Callable[[bool], object] = bool) -> N
 
 def _drop(ending: Ending) -> None:
     execution, ending.is_done = ending.execution, True
-    reason = f"its attempt was already over ({execution.taken_by})"
-    log.task_result_dropped(execution.taken, verb=ending.verb, reason=reason)
+    reason = f"its attempt was already over ({execution.ended_by})"
+    log.task_result_dropped(execution.claimed, verb=ending.verb, reason=reason)
     if ending.verb == COMPLETE:
         try:
             execution.hold.refused(ending.verb, reason)
         except Exception as error:
-            log.task_note_failed(execution.taken, error=error)
+            log.task_note_failed(execution.claimed, error=error)
 
 
 def _settle(left: list[Ending], is_away: Callable[[bool], object]) -> None:
@@ -72,10 +72,12 @@ def _settle(left: list[Ending], is_away: Callable[[bool], object]) -> None:
         is_away(not answers)
         if pause is None:
             for ending in left:
-                log.task_result_not_stored(ending.execution.taken, error=failure, exc_info=failure)
+                log.task_result_not_stored(
+                    ending.execution.claimed, error=failure, exc_info=failure
+                )
         elif left:
             if is_first:
-                log.task_result_delayed(left[0].execution.taken, error=failure, waiting=len(left))
+                log.task_result_delayed(left[0].execution.claimed, error=failure, waiting=len(left))
             threading.Event().wait(pause)
 
 
@@ -116,20 +118,20 @@ def _store_many(endings: list[Ending], store: Callable[[list[Ending]], Refused])
     for ending in endings:
         ending.is_done = True
     for ending, error in refused:
-        taken = ending.execution.taken
+        claimed = ending.execution.claimed
         if isinstance(error, NotSerializable) and ending.verb == COMPLETE:
             ending.verb, ending.value, ending.is_done = FAIL, error, False
         elif isinstance(error, LeaseLost):
-            log.task_result_dropped(taken, reason=f"lease lost ({error.reason})")
+            log.task_result_dropped(claimed, reason=f"lease lost ({error.reason})")
         else:
-            log.task_result_not_stored(taken, error=error, exc_info=error)
+            log.task_result_not_stored(claimed, error=error, exc_info=error)
 
 
 def _complete(endings: list[Ending]) -> Refused:
-    known = {id(ending.execution.taken): ending for ending in endings}
-    results = [(ending.execution.taken, ending.value) for ending in endings]
-    refused = _rows(endings).complete_taken(results)
-    return [(known[id(taken)], error) for taken, error in refused]
+    known = {id(ending.execution.claimed): ending for ending in endings}
+    results = [(ending.execution.claimed, ending.value) for ending in endings]
+    refused = _rows(endings).complete_claimed(results)
+    return [(known[id(claimed)], error) for claimed, error in refused]
 
 
 def _fail(endings: list[Ending]) -> Refused:
@@ -150,13 +152,13 @@ def _not_arrived(endings: list[Ending]) -> list[Ending]:
     """Those of ``endings`` that no earlier try, whose answer was lost, has stored after all."""
     if not endings:
         return []
-    keys = [ending.execution.taken.id for ending in endings]
+    keys = [ending.execution.claimed.id for ending in endings]
     ended = _rows(endings).filter(pk__in=keys, released_at__isnull=False)
     over = ended.exclude(status=TaskStatus.RUNNING).values_list("pk", "grant_id")
     arrived = set(over)
     for ending in endings:
-        taken = ending.execution.taken
-        ending.is_done = (taken.id, taken.grant_id) in arrived
+        claimed = ending.execution.claimed
+        ending.is_done = (claimed.id, claimed.grant_id) in arrived
     return _left(endings)
 
 

@@ -54,4 +54,4 @@ class Ending:
         was first."""
         self.execution.hold.expect_end()
         if self.verb:
-            self.dropped = not (self.execution.take(by) or self.execution.taken_by == by)
+            self.dropped = not (self.execution.end_by(by) or self.execution.ended_by == by)

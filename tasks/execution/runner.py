@@ -95,7 +95,7 @@ def before(execution: Execution) -> Ending | None:
     try:
         return _hindrance(execution)
     except Exception as error:  # there can be no thread more that would watch its timeout
-        log.task_not_begun(execution.taken, error=error, exc_info=True)
+        log.task_not_begun(execution.claimed, error=error, exc_info=True)
         execution.ended.set()
         return Ending(execution, FAIL, error)
 
@@ -108,7 +108,7 @@ def _hindrance(execution: Execution) -> Ending | None:
         return _returned(execution, STOPPED)
     hold, by = execution.hold, execution.interruption.cancelled_by
     if not hold.valid:  # also where nobody had the time to say so: the machine was suspended
-        log.task_lost(execution.taken, reason="before it started")
+        log.task_lost(execution.claimed, reason="before it started")
         return Ending(execution)
     if by:
         return _cancelled(execution, by)
@@ -119,13 +119,13 @@ def _hindrance(execution: Execution) -> Ending | None:
 
 def time_out(execution: Execution) -> None:
     """Fail an attempt whose timeout is over, whether its handler can be ended or not."""
-    if not execution.take("timeout"):
+    if not execution.end_by("timeout"):
         return
     execution.end_work()
     if execution.kind is not Kind.THREAD:
         execution.ended.wait(END_PATIENCE)
     error = execution.interruption.timeout_error()
-    log.task_timed_out(execution.taken, error=error)
+    log.task_timed_out(execution.claimed, error=error)
     with lasting_connection():
         ending = judge(execution, execution.context(), error=error)
         ending.close("timeout")
@@ -160,7 +160,7 @@ def judge(
     ``error``."""
     if context.completed:
         if error is not None:
-            log.task_failed_after_end(execution.taken, error=repr(error))
+            log.task_failed_after_end(execution.claimed, error=repr(error))
         return Ending(execution)
     if error is None and context.given_back is not None:
         reason, delay = context.given_back
@@ -177,7 +177,7 @@ def _judge_error(execution: Execution, error: BaseException) -> Ending:
         isinstance(error, LeaseLost) and error.resource == hold.grant.resource and not hold.valid
     ):
         log.task_lost(
-            execution.taken, reason=getattr(error, "reason", "its coroutine was cancelled")
+            execution.claimed, reason=getattr(error, "reason", "its coroutine was cancelled")
         )
         return Ending(execution)
     by = execution.interruption.cancelled_by
@@ -203,11 +203,11 @@ def _returned(execution: Execution, reason: str, delay: timedelta = timedelta(0)
 
 
 def _unknown(execution: Execution) -> Ending:
-    name = execution.taken.name
+    name = execution.claimed.name
     reason = (
         f"No handler is registered for {name!r}: this worker lacks its module, as during a deploy."
     )
-    log.task_no_handler(execution.taken, reason=reason)
+    log.task_no_handler(execution.claimed, reason=reason)
     return _returned(execution, reason, UNKNOWN_DELAY)
 
 
@@ -216,7 +216,7 @@ def _unknown(execution: Execution) -> Ending:
 
 def _call_here(execution: Execution, context: Context) -> Any:
     assert execution.handler is not None
-    return call_handler(execution.handler, context, execution.taken.task_data)
+    return call_handler(execution.handler, context, execution.claimed.task_data)
 
 
 def call_handler(handler: Handler, context: Context, data: dict[str, Any]) -> Any:

@@ -18,7 +18,7 @@ from leasing.signals import Count, Logged
 from tasks import registry, signals
 from tasks.maintenance import recovery
 from tasks.outbox.totals import totals as relayed
-from tasks.querysets.claimed import Taken, waited
+from tasks.querysets.claimed import ClaimedTask, waited
 from tasks.runtime import probes
 from tasks.worker.executors import Places
 from tasks.worker.hand_back import abandoned
@@ -105,7 +105,7 @@ class TaskMetrics(ProcessMetrics):
         for queue, count in Tally([row.queue for row in rows]).items():
             self.claims.labels(queue).inc(count)
         for row in rows:
-            seconds = row.waited if isinstance(row, Taken) else waited(row)
+            seconds = row.waited if isinstance(row, ClaimedTask) else waited(row)
             if seconds is not None:
                 _child(self._latencies, self.latency, row.queue).observe(seconds)
 

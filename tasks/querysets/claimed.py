@@ -98,7 +98,7 @@ def waited(task: Task) -> float | None:
     return max(0.0, (claimed - due).total_seconds())
 
 
-class Taken:
+class ClaimedTask:
     """A task under a fresh grant."""
 
     __slots__ = (
@@ -257,34 +257,34 @@ class Taken:
             task.sent_at,
             database_of(task),
         )
-        taken = cls(term, task.task_data, *(getattr(task, name) for name in COLUMNS))
+        claimed = cls(term, task.task_data, *(getattr(task, name) for name in COLUMNS))
         if not task.get_deferred_fields():
-            taken.priority = task.priority
-            taken._created = _microseconds(task.created_at)
-            taken._started = _microseconds(task.started_at)
+            claimed.priority = task.priority
+            claimed._created = _microseconds(task.created_at)
+            claimed._started = _microseconds(task.started_at)
         if points.tracer is not None:
-            taken.trace_context = task.trace_context
-        taken._task = task
-        return taken
+            claimed.trace_context = task.trace_context
+        claimed._task = task
+        return claimed
 
 
 class Completed:
-    """A task that was completed as it was taken, with TOLD_COLUMNS: read as the row would be, as
-    far as ``Taken`` can, and without reading it."""
+    """A task that was completed as it was claimed, with TOLD_COLUMNS: read as the row would be, as
+    far as ``ClaimedTask`` can, and without reading it."""
 
-    __slots__ = ("_output", "_processed", "_taken")
+    __slots__ = ("_output", "_processed", "_claimed")
 
     status: ClassVar = "succeeded"
 
-    def __init__(self, taken: Taken, output: str, processed: int) -> None:
-        self._taken = taken
+    def __init__(self, claimed: ClaimedTask, output: str, processed: int) -> None:
+        self._claimed = claimed
         #: As JSON.
         self._output = output
         #: In microseconds since 1970.
         self._processed = processed
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._taken, name)
+        return getattr(self._claimed, name)
 
     @property
     def processed_at(self) -> datetime | None:
@@ -298,4 +298,4 @@ class Completed:
     def task(self) -> Task:
         """The row, as it is now: a query."""
         model: type[Task] = apps.get_model("leasing_tasks", "Task")
-        return model.objects.using(self._taken.using).get(pk=self._taken.id)
+        return model.objects.using(self._claimed.using).get(pk=self._claimed.id)

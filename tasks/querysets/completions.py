@@ -15,16 +15,16 @@ from tasks.exceptions import NotSerializable
 from tasks.payload import dumped_json
 from tasks.querysets import ends
 from tasks.querysets.base import TaskRows
-from tasks.querysets.claimed import Completed, Taken
+from tasks.querysets.claimed import ClaimedTask, Completed
 from tasks.querysets.sql import complete
 
 #: Outputs of more characters than this go to the database one by one.
 LARGEST = 16_000_000
 
-Refused = list[tuple[Taken, Exception]]
+Refused = list[tuple[ClaimedTask, Exception]]
 
 
-def complete_taken(rows: TaskRows, results: Iterable[tuple[Taken, Any]]) -> Refused:
+def complete_claimed(rows: TaskRows, results: Iterable[tuple[ClaimedTask, Any]]) -> Refused:
     """End each well with the output beside it. Returns those that are not, each with its error."""
     results = list(results)
     if signals.completed.has_receivers(rows.model) or not postgres.serves(rows.db):
@@ -35,14 +35,14 @@ def complete_taken(rows: TaskRows, results: Iterable[tuple[Taken, Any]]) -> Refu
     return [refusal for result in left for refusal in _by_instances(rows, [result])]
 
 
-def _by_instances(rows: TaskRows, results: list[tuple[Taken, Any]]) -> Refused:
+def _by_instances(rows: TaskRows, results: list[tuple[ClaimedTask, Any]]) -> Refused:
     taken = {id(each.task): each for each, _ in results}
     _, refused = ends.complete(rows, [(each.task, output) for each, output in results])
     return [(taken[id(task)], error) for task, error in refused]
 
 
 def _in_one_statement(
-    rows: TaskRows, results: list[tuple[Taken, Any]]
+    rows: TaskRows, results: list[tuple[ClaimedTask, Any]]
 ) -> tuple[set[int], list[Completed]]:
     """Complete what can be completed so. Returns the ``id()`` of each that is, and those of
     them whose end is to be told."""
@@ -64,7 +64,7 @@ def _in_one_statement(
     return {id(asked[key][0]) for key in done}, completed
 
 
-def _tell(done: list[Taken], completed: list[Completed], using: str) -> None:
+def _tell(done: list[ClaimedTask], completed: list[Completed], using: str) -> None:
     """Log and count what is ``done``, and tell of those ``completed`` that somebody waits for."""
 
     def tell() -> None:
@@ -78,11 +78,11 @@ def _tell(done: list[Taken], completed: list[Completed], using: str) -> None:
 
 
 def _asked_together(
-    results: list[tuple[Taken, Any]],
-) -> tuple[dict[int, tuple[Taken, Any]], str, list[int]]:
+    results: list[tuple[ClaimedTask, Any]],
+) -> tuple[dict[int, tuple[ClaimedTask, Any]], str, list[int]]:
     """Those of ``results`` that one statement may store, by their keys and in their order; all
     their outputs as one text of JSON; and the keys of those whose end is to be told."""
-    asked: dict[int, tuple[Taken, Any]] = {}
+    asked: dict[int, tuple[ClaimedTask, Any]] = {}
     told: list[int] = []
     for result in sorted(results, key=_key):
         each = result[0]
@@ -101,7 +101,9 @@ def _asked_together(
     return asked, text, [key for key in told if key in asked]
 
 
-def _small_enough(asked: dict[int, tuple[Taken, Any]]) -> tuple[dict[int, tuple[Taken, Any]], str]:
+def _small_enough(
+    asked: dict[int, tuple[ClaimedTask, Any]],
+) -> tuple[dict[int, tuple[ClaimedTask, Any]], str]:
     """Those of ``asked`` whose output may be stored, as far as they fit into one statement, and
     their outputs as JSON."""
     texts: dict[int, str] = {}
@@ -114,7 +116,7 @@ def _small_enough(asked: dict[int, tuple[Taken, Any]]) -> tuple[dict[int, tuple[
     return {key: asked[key] for key in texts}, f"[{','.join(texts.values())}]"
 
 
-def _key(result: tuple[Taken, Any]) -> int:
+def _key(result: tuple[ClaimedTask, Any]) -> int:
     return result[0].id
 
 

@@ -11,7 +11,7 @@ from leasing.querysets.claim import Claim
 from tasks.exceptions import Snooze
 from tasks.querysets import completions, ends, operator, producer, recovery, relay, slots, worker
 from tasks.querysets.base import TaskRows
-from tasks.querysets.claimed import Taken
+from tasks.querysets.claimed import ClaimedTask
 from tasks.querysets.columns import EnqueueOptions, ManyOptions, new_task
 from tasks.querysets.ends import Refused
 from tasks.querysets.transitions import cancellation
@@ -147,13 +147,13 @@ class TaskQuerySet(TaskRows):
         queues: Sequence[str] | None = None,
         limit: int = 1,
         ttl: float | timedelta | None = None,
-    ) -> list[Taken]:
+    ) -> list[ClaimedTask]:
         """``claim``, for workers: without model instances where nothing needs them."""
         return worker.take(self.home(), holder, queues, limit, ttl)
 
     def take_one(
         self, key: int, holder: str, *, queue: str, ttl: float | timedelta | None = None
-    ) -> Taken | None:
+    ) -> ClaimedTask | None:
         """``take`` the task with this ``key``, if it is one of ``queue`` that could be claimed
         now. Raises as ``claim`` does."""
         return worker.take_one(self.home(), key, holder, queue, ttl)
@@ -205,10 +205,10 @@ class TaskQuerySet(TaskRows):
         and the others, each with its error (LeaseLost, NotSerializable, DataError)."""
         return ends.complete(self.home(), list(results))
 
-    def complete_taken(self, results: Iterable[tuple[Taken, Any]]) -> completions.Refused:
+    def complete_claimed(self, results: Iterable[tuple[ClaimedTask, Any]]) -> completions.Refused:
         """``complete`` each with the output beside it, for workers: nothing is read back where
         nobody looks. Returns those that are not completed, each with its error."""
-        return completions.complete_taken(self.home(), results)
+        return completions.complete_claimed(self.home(), results)
 
     def fail(self, task: Task, error: BaseException | str, *, unexpired: bool = False) -> Task:
         """End this attempt badly. The task is tried again after a pause, which its handler's

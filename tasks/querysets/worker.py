@@ -25,7 +25,7 @@ from tasks import signals
 from tasks.conf import task_settings
 from tasks.payload import check_json
 from tasks.querysets.base import TaskRows, check_queue, step_model
-from tasks.querysets.claimed import Taken, keeping
+from tasks.querysets.claimed import ClaimedTask, keeping
 from tasks.querysets.recovery import sweep_if_due
 from tasks.querysets.slots import Seats
 from tasks.querysets.sql import claim as one_statement
@@ -59,43 +59,43 @@ def claim(rows: TaskRows, holder: str, queues: Queues, limit: int, ttl: Ttl) -> 
     return Claim(tasks, rows.store(terms))
 
 
-def take(rows: TaskRows, holder: str, queues: Queues, limit: int, ttl: Ttl) -> list[Taken]:
+def take(rows: TaskRows, holder: str, queues: Queues, limit: int, ttl: Ttl) -> list[ClaimedTask]:
     """Claim, without model instances where nothing needs them."""
     terms, names = _asked(rows, holder, queues, ttl)
-    taken: list[Taken] = []
+    claimed: list[ClaimedTask] = []
     more = True
     if postgres.serves(rows.db):
-        taken, more = one_statement.take(rows, terms, names, limit)
-    if more and len(taken) < limit:
-        with keeping(taken):
-            seated = _claim_portably(rows, terms, names, limit - len(taken))
-            taken += [Taken.of(task) for task in seated]
-    _tell_taken(rows, taken)
-    return taken
+        claimed, more = one_statement.take(rows, terms, names, limit)
+    if more and len(claimed) < limit:
+        with keeping(claimed):
+            seated = _claim_portably(rows, terms, names, limit - len(claimed))
+            claimed += [ClaimedTask.of(task) for task in seated]
+    _tell_claimed(rows, claimed)
+    return claimed
 
 
-def take_one(rows: TaskRows, key: int, holder: str, queue: str, ttl: Ttl) -> Taken | None:
+def take_one(rows: TaskRows, key: int, holder: str, queue: str, ttl: Ttl) -> ClaimedTask | None:
     """``take`` the task with this ``key``."""
     terms, _ = _asked(rows, holder, [queue], ttl)
-    taken: list[Taken] = []
+    claimed: list[ClaimedTask] = []
     more = True
     if postgres.serves(rows.db):
-        taken, more = one_statement.take_one(rows, terms, queue, key)
-    if more and not taken:
+        claimed, more = one_statement.take_one(rows, terms, queue, key)
+    if more and not claimed:
         seated = _claim_portably(rows.filter(pk=key), terms, [queue], 1)
-        taken = [Taken.of(task) for task in seated]
-    _tell_taken(rows, taken)
-    return taken[0] if taken else None
+        claimed = [ClaimedTask.of(task) for task in seated]
+    _tell_claimed(rows, claimed)
+    return claimed[0] if claimed else None
 
 
-def _tell_taken(rows: TaskRows, taken: list[Taken]) -> None:
+def _tell_claimed(rows: TaskRows, claimed: list[ClaimedTask]) -> None:
     if points.tracer is not None:
-        points.tracer.claimed(taken)
+        points.tracer.claimed(claimed)
     if signals.claimed.has_receivers(rows.model):
-        for each in taken:
+        for each in claimed:
             signals.send(signals.claimed, each.task)
-    elif taken and signals.claimed.is_noted:
-        signals.claimed.note(taken)
+    elif claimed and signals.claimed.is_noted:
+        signals.claimed.note(claimed)
 
 
 def _asked(rows: TaskRows, holder: str, queues: Queues, ttl: Ttl) -> tuple[Terms, list[str]]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tasks.execution.attempt import Execution
     from tasks.execution.outcomes import Ending, Refused
     from tasks.models import Task
-    from tasks.querysets.claimed import Taken
+    from tasks.querysets.claimed import ClaimedTask
 
 Stored = TypeVar("Stored")
 
@@ -50,7 +50,7 @@ class TaskTracer(Protocol):
         """``send``, which gives a broker the message of a task, for the tasks with these
         ``keys``, followed. A query for all of them."""
 
-    def claimed(self, claimed: Sequence[Task | Taken]) -> object:
+    def claimed(self, claimed: Sequence[Task | ClaimedTask]) -> object:
         """One request brought these."""
 
     def running(self, execution: Execution) -> AttemptTrace | None:

@@ -194,7 +194,7 @@ class Coroutines(Lane):
         assert execution.handler is not None
         function = execution.handler.function
         loop = asyncio.get_running_loop()
-        work = loop.create_task(_answer_of(function, context, execution.taken.task_data))
+        work = loop.create_task(_answer_of(function, context, execution.claimed.task_data))
 
         def interrupt() -> None:
             loop.call_soon_threadsafe(work.cancel)

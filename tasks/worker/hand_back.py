@@ -24,11 +24,11 @@ TICK = 0.02
 def give_back_all(left: list[Execution]) -> None:
     """End what can be ended, and give everything back: the worker is to end."""
     # What timed out, and what its handler has ended, is stored or about to be.
-    ending = [each for each in left if each.taken_by]
-    left = [each for each in left if not each.taken_by]
+    ending = [each for each in left if each.ended_by]
+    left = [each for each in left if not each.ended_by]
     interrupted = [each for each in left if each.kind is not Kind.THREAD]
     for execution in interrupted:
-        if execution.take("stop"):
+        if execution.end_by("stop"):
             execution.end_work()
     patience = clock() + END_PATIENCE
     for execution in interrupted:
@@ -44,9 +44,9 @@ def give_up(executions: list[Execution]) -> None:
     """Give back tasks that nothing here carries on any more. Raises nothing."""
     for execution in executions:
         abandoned[execution.kind] += 1
-        log.task_abandoned(execution.taken)
+        log.task_abandoned(execution.claimed)
     # What timed out is stored as that.
-    left = [each for each in executions if each.take("stop") or each.taken_by != "timeout"]
+    left = [each for each in executions if each.end_by("stop") or each.ended_by != "timeout"]
     if left:
         give_back(left, ABANDONED)
 

@@ -50,7 +50,7 @@ from tasks.maintenance import services
 from tasks.models import Queue, Task
 from tasks.notifier import ringer
 from tasks.poller import Waking
-from tasks.querysets.claimed import Taken
+from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
 from tasks.runtime.connection import handlers_limited, lasting_connection
 from tasks.runtime.service_threads import PATIENCE, ServiceThreads
@@ -208,19 +208,19 @@ class WorkerProcess:
         if not limit or self.stopping.is_set():
             return 0, 0
         rows = opening.rows
-        taken = rows.take(self.name, queues=self.queues, limit=limit, ttl=self.ttl)
-        opening.heard_of(len(taken))
-        if taken:
-            self._begin(taken)
-        return limit, len(taken)
+        claimed = rows.take(self.name, queues=self.queues, limit=limit, ttl=self.ttl)
+        opening.heard_of(len(claimed))
+        if claimed:
+            self._begin(claimed)
+        return limit, len(claimed)
 
-    def _begin(self, taken: list[Taken]) -> None:
-        executions = Execution.of_claim(taken, self.stopping, self._timekeeper.watch)
+    def _begin(self, claimed: list[ClaimedTask]) -> None:
+        executions = Execution.of_claim(claimed, self.stopping, self._timekeeper.watch)
         if self.stopping.is_set():  # meanwhile: the claim was under way
             give_back(executions, STOPPED)
             return
         try:
-            load([each.taken for each in executions if each.kind is Kind.COROUTINE])
+            load([each.claimed for each in executions if each.kind is Kind.COROUTINE])
             self.places.submit(executions)
         except BaseException:
             # Kept and not run they would be nobody's.
@@ -229,7 +229,7 @@ class WorkerProcess:
             give_back(left, "its row could not be read")
             raise
         if self._tasks_left is not None:
-            self._tasks_left -= len(taken)
+            self._tasks_left -= len(claimed)
             self._closing = self._closing or self._tasks_left <= 0
 
     def _give_back_overdue(self) -> None:
@@ -270,7 +270,7 @@ class WorkerProcess:
     def _hurry(self, key: str) -> None:
         """The task with this ``key`` was asked to end."""
         for execution in self.executions:
-            if str(execution.taken.id) == key:
+            if str(execution.claimed.id) == key:
                 keeper.hurry(execution.hold)
 
     def _reaches_end(self) -> bool:
@@ -343,4 +343,4 @@ class WorkerProcess:
 def _makes_ready(ending: Ending) -> bool:
     """Whether a task may have become ready as ``ending`` was stored: the same, or another of its
     concurrency key."""
-    return ending.verb != COMPLETE or bool(ending.execution.taken.concurrency_key)
+    return ending.verb != COMPLETE or bool(ending.execution.claimed.concurrency_key)

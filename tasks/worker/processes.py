@@ -103,7 +103,7 @@ class Child:
         context.completed = answer.completed
         if answer.completed:
             # The child has told of it, and nobody counts there.
-            signals.completed.count([execution.taken])
+            signals.completed.count([execution.claimed])
         if answer.failed:
             raise child.error_of(answer)
         context.given_back = answer.given_back
@@ -168,8 +168,8 @@ class Watch:
     def look(self) -> child.News | None:
         """What the child is to hear of now. Raises what ends the attempt."""
         hold, interruption = self.execution.hold, self.execution.interruption
-        if self.execution.taken_by:
-            raise ProcessDied(f"It was killed: ended by its {self.execution.taken_by}.")
+        if self.execution.ended_by:
+            raise ProcessDied(f"It was killed: ended by its {self.execution.ended_by}.")
         if hold.lost.is_set():
             raise LeaseLost(hold.grant.resource, hold.overdue_reason)
         if interruption.cancelled_by:

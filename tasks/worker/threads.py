@@ -109,7 +109,7 @@ class Lane:
     def waits_until(self) -> float | None:
         """When what waits has waited for too long; None when nothing waits."""
         try:
-            return self._waiting[0].taken.sent_at + LONGEST_WAIT
+            return self._waiting[0].claimed.sent_at + LONGEST_WAIT
         except IndexError:
             return None
 
@@ -150,7 +150,7 @@ class Lane:
         ending.ended_at = clock()
         took = ending.ended_at - began_at
         if probes.running:
-            probes.running(ending.execution.taken.queue, took)
+            probes.running(ending.execution.claimed.queue, took)
         if self._paced:
             self._pace += WEIGHT * (took - self._pace)
         else:
@@ -197,7 +197,7 @@ class Lane:
         if execution.carrier is not None:
             return execution.goes_on()
         # Neither waits nor has begun: whoever took it to begin has ended.
-        is_fresh = clock() - execution.taken.sent_at < FORGOTTEN_AFTER
+        is_fresh = clock() - execution.claimed.sent_at < FORGOTTEN_AFTER
         return is_fresh or id(execution) in waiting
 
     def _restart(self) -> None:

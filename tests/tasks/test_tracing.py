@@ -516,8 +516,8 @@ def test_nothing_is_written_or_read_while_it_is_off() -> None:
     with CaptureQueriesContext(connection) as queries:
         Task.objects.enqueue("jobs.echo")
         Task.objects.enqueue_many("jobs.echo", [{}, {}])
-        taken = Task.objects.take("worker-a", limit=2)
-        Task.objects.complete_taken([(each, None) for each in taken])
+        claimed = Task.objects.take("worker-a", limit=2)
+        Task.objects.complete_claimed([(each, None) for each in claimed])
 
     assert set(Task.objects.values_list("trace_context", flat=True)) == {None}
     if connection.vendor == "postgresql":  # the portable forms name every column, read or not

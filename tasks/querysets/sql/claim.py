@@ -23,7 +23,14 @@ from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.runtime.clock import clock
 from leasing.validation.terms import Terms
 from tasks import registry, signals
-from tasks.querysets.claimed import COLUMNS, TOLD_COLUMNS, TRACED_COLUMNS, Taken, Term, keeping
+from tasks.querysets.claimed import (
+    COLUMNS,
+    TOLD_COLUMNS,
+    TRACED_COLUMNS,
+    ClaimedTask,
+    Term,
+    keeping,
+)
 from tasks.querysets.sql.cursors import Trail, trail_of
 from tasks.querysets.sql.statements import (
     MARKS,
@@ -106,22 +113,22 @@ _scan = _decoder.scan_once
 
 def take(
     rows: TaskRows, terms: Terms, queues: Sequence[str], limit: int
-) -> tuple[list[Taken], bool]:
+) -> tuple[list[ClaimedTask], bool]:
     """Grant up to ``limit`` ready tasks of ``rows`` that need no seat. Returns them, and whether
     it came past tasks that do."""
     key = key_of(rows)
     trail = Trail() if key is None else trail_of(key)
     after = trail.after(queues)
-    taken, passed_over = _take(rows, terms, queues, limit, after)
-    if len(taken) < limit:
+    claimed, passed_over = _take(rows, terms, queues, limit, after)
+    if len(claimed) < limit:
         trail.end()
         if after is not None and not passed_over:
-            with keeping(taken):
-                more, passed_over = _take(rows, terms, queues, limit - len(taken), None)
-                taken += more
+            with keeping(claimed):
+                more, passed_over = _take(rows, terms, queues, limit - len(claimed), None)
+                claimed += more
     else:
-        trail.go_on(taken)
-    return taken, passed_over
+        trail.go_on(claimed)
+    return claimed, passed_over
 
 
 def _take(
@@ -130,7 +137,7 @@ def _take(
     queues: Sequence[str],
     limit: int,
     after: list[int | None] | None,
-) -> tuple[list[Taken], bool]:
+) -> tuple[list[ClaimedTask], bool]:
     parameters = {**_parameters(terms, queues, limit), "told": registry.heeded()}
     if after is None:
         statement = _timed("take", rows, _take_statement, limit)
@@ -140,10 +147,10 @@ def _take(
     if not answers:
         return [], False
     answers.sort()  # by what they begin with, in which no two are the same
-    return _taken(rows, terms, sent_at, [answer[3:] for answer in answers])
+    return _claimed(rows, terms, sent_at, [answer[3:] for answer in answers])
 
 
-def take_one(rows: TaskRows, terms: Terms, queue: str, key: int) -> tuple[list[Taken], bool]:
+def take_one(rows: TaskRows, terms: Terms, queue: str, key: int) -> tuple[list[ClaimedTask], bool]:
     """``take``, of the task with this ``key`` alone."""
     parameters = {**_parameters(terms, [queue], 1), "told": registry.heeded(), "key": key}
     return _answered(rows, terms, _timed("take one", rows, _take_one_statement, 1), parameters)
@@ -178,19 +185,19 @@ def _answers(
 
 def _answered(
     rows: TaskRows, terms: Terms, statement: str, parameters: dict[str, Any]
-) -> tuple[list[Taken], bool]:
+) -> tuple[list[ClaimedTask], bool]:
     sent_at, answers = _answers(rows, statement, parameters)
     passed_over, _, data, *_ = answers[0]
-    return ([], passed_over) if data is None else _taken(rows, terms, sent_at, answers)
+    return ([], passed_over) if data is None else _claimed(rows, terms, sent_at, answers)
 
 
-def _taken(
+def _claimed(
     rows: TaskRows, terms: Terms, sent_at: float, answers: list[tuple[Any, ...]]
-) -> tuple[list[Taken], bool]:
+) -> tuple[list[ClaimedTask], bool]:
     passed_over, microseconds, *_ = answers[0]
     now = EPOCH + timedelta(microseconds=microseconds)
     term = Term(terms.holder, terms.ttl, now, now + terms.ttl, now, sent_at, rows.db)
-    return [Taken(term, _read(data), *others) for _, _, data, *others in answers], passed_over
+    return [ClaimedTask(term, _read(data), *others) for _, _, data, *others in answers], passed_over
 
 
 def _read(data: str) -> dict[str, Any]:
@@ -259,7 +266,7 @@ def _taking(rows: TaskRows, asked: str, found: str, timed: bool, most: int) -> s
 
 
 def _told(rows: TaskRows, timed: bool, *, due: str, now: str) -> tuple[str, ...]:
-    """What a ``Taken`` is made of."""
+    """What a ``ClaimedTask`` is made of."""
     traced = () if points.tracer is None else TRACED_COLUMNS
     told = (_IF_TOLD.format(value=value) for value in _told_values(rows))
     # By their places: what is traced comes after this, also where this is not asked for.

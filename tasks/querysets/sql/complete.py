@@ -11,7 +11,7 @@ from django.db.models.expressions import RawSQL
 
 from leasing.db.statements import array_of
 from tasks.querysets.base import TaskRows
-from tasks.querysets.claimed import Taken
+from tasks.querysets.claimed import ClaimedTask
 from tasks.querysets.sql.statements import (
     MARKS,
     MICROSECONDS,
@@ -38,7 +38,7 @@ _OUTPUT = "NULLIF({outputs}::jsonb -> ({place} - 1), 'null'::jsonb)"
 
 
 def complete(
-    rows: TaskRows, mine: Sequence[Taken], outputs: str, *, timed: bool = False
+    rows: TaskRows, mine: Sequence[ClaimedTask], outputs: str, *, timed: bool = False
 ) -> dict[int, int | None]:
     """End well each task of ``mine``, which come in the order of their keys and none twice, that
     its grant still holds. ``outputs`` is a list of theirs in JSON. Returns the keys of those that

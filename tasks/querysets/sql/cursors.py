@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from leasing.runtime.clock import clock
 
 if TYPE_CHECKING:
-    from tasks.querysets.claimed import Taken
+    from tasks.querysets.claimed import ClaimedTask
 
 #: Seconds from one look from the beginning to the next.
 LASTS = 0.25
@@ -41,9 +41,9 @@ class Trail:
         known = self._after
         return [known.get(queue) for queue in queues] if known else None
 
-    def go_on(self, taken: Sequence[Taken]) -> None:
+    def go_on(self, claimed: Sequence[ClaimedTask]) -> None:
         """These were got, in this order, and there were enough of them."""
-        self._after = {**self._after, **{each.queue: each.id for each in taken}}
+        self._after = {**self._after, **{each.queue: each.id for each in claimed}}
 
     def end(self) -> None:
         """There were too few."""

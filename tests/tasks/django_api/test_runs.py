@@ -29,7 +29,7 @@ from tasks.django_api.compat import (
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.models import Task
-from tasks.querysets.claimed import Taken
+from tasks.querysets.claimed import ClaimedTask
 from tasks.worker.process import WorkerProcess
 from tests.factories import TaskFactory, claimed
 from tests.jobs import mails
@@ -251,7 +251,7 @@ def test_a_cancelled_task_is_told_to_have_finished(heard: Heard) -> None:
     assert [(name, told.status) for name, _, told, _ in heard] == [("finished", FAILED)]
 
 
-def take(*results: Any) -> list[Taken]:
+def take(*results: Any) -> list[ClaimedTask]:
     for result in results:
         make_due(Task.objects.get(pk=result.id))
     return Task.objects.take("ann", limit=9)
@@ -264,8 +264,8 @@ def test_ends_that_are_stored_together_are_told_as_the_database_has_them(heard: 
     results.append(mails.returning.enqueue([1.5, None]))
     outputs = [{"address": "a"}, ["é"]]
 
-    taken = take(*results)
-    Task.objects.complete_taken(list(zip(taken, outputs, strict=True)))
+    claimed = take(*results)
+    Task.objects.complete_claimed(list(zip(claimed, outputs, strict=True)))
 
     stored: list[Any] = [task_backends["default"].get_result(each.id) for each in results]
     assert [told for _, _, told, _ in heard] == stored
@@ -280,10 +280,10 @@ def test_ends_that_are_stored_together_are_told_as_the_database_has_them(heard: 
 def test_telling_of_first_attempts_reads_nothing_back(
     heard: Heard, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
-    taken = take(mails.send.enqueue("a"), mails.send.enqueue("b"))
+    claimed = take(mails.send.enqueue("a"), mails.send.enqueue("b"))
 
     with django_assert_num_queries(3):  # two of them the savepoint's
-        Task.objects.complete_taken([(each, None) for each in taken])
+        Task.objects.complete_claimed([(each, None) for each in claimed])
 
     assert [told.args for _, _, told, _ in heard] == [["a"], ["b"]]
 
@@ -295,7 +295,7 @@ def test_the_end_of_a_later_attempt_tells_of_those_before(heard: Heard) -> None:
     Task.objects.fail(first.task, "no luck")
     (second,) = take(result)
 
-    Task.objects.complete_taken([(second, None)])
+    Task.objects.complete_claimed([(second, None)])
 
     ((_, _, told, _),) = heard
     assert (told.attempts, len(told.errors)) == (2, 1)
@@ -304,10 +304,10 @@ def test_the_end_of_a_later_attempt_tells_of_those_before(heard: Heard) -> None:
 
 @pytest.mark.usefixtures("unheard")
 def test_an_end_that_is_rolled_back_is_not_told(heard: Heard) -> None:
-    taken = take(mails.send.enqueue("a"))
+    claimed = take(mails.send.enqueue("a"))
 
     with pytest.raises(ZeroDivisionError), transaction.atomic():
-        Task.objects.complete_taken([(each, None) for each in taken])
+        Task.objects.complete_claimed([(each, None) for each in claimed])
         raise ZeroDivisionError
 
     assert heard == []
@@ -321,9 +321,9 @@ def test_what_was_claimed_before_its_task_was_declared_is_told_all_the_same(
     result = mails.send.enqueue("a")
     with monkeypatch.context() as before:
         before.setattr(registry, "heeded", lambda: [])
-        taken = take(result)
+        claimed = take(result)
 
-    Task.objects.complete_taken([(each, {}) for each in taken])
+    Task.objects.complete_claimed([(each, {}) for each in claimed])
 
     assert [told for _, _, told, _ in heard] == [task_backends["default"].get_result(result.id)]
 

@@ -403,7 +403,7 @@ def test_a_renewal_under_way_while_the_task_completes_tells_of_no_loss(
     told: Told,
 ) -> None:
     """The renewal finds the row completed, before the holder could say that it has let go."""
-    complete = TaskQuerySet.complete_taken
+    complete = TaskQuerySet.complete_claimed
 
     def complete_then_renew(rows: Any, results: Any) -> Any:
         refused = complete(rows, results)
@@ -411,7 +411,7 @@ def test_a_renewal_under_way_while_the_task_completes_tells_of_no_loss(
         manual_keeper.renew_due()
         return refused
 
-    monkeypatch.setattr(TaskQuerySet, "complete_taken", complete_then_renew)
+    monkeypatch.setattr(TaskQuerySet, "complete_claimed", complete_then_renew)
 
     task = run(lambda ctx, **data: None)
 
@@ -422,14 +422,14 @@ def test_a_renewal_under_way_while_the_task_completes_tells_of_no_loss(
 def test_a_task_is_renewed_until_its_result_is_stored(
     run: Run, manual_keeper: Keeper, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    complete = TaskQuerySet.complete_taken
+    complete = TaskQuerySet.complete_claimed
 
     def renew_then_complete(rows: Any, results: Any) -> Any:
         clock.advance(15)
         manual_keeper.renew_due()
         return complete(rows, results)
 
-    monkeypatch.setattr(TaskQuerySet, "complete_taken", renew_then_complete)
+    monkeypatch.setattr(TaskQuerySet, "complete_claimed", renew_then_complete)
 
     assert run(lambda ctx, **data: None).renewals == 1
 
@@ -471,7 +471,7 @@ GONE = OperationalError("server closed the connection unexpectedly")
 def test_a_result_is_stored_when_the_database_comes_back(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, caplog: Any
 ) -> None:
-    with away(monkeypatch, "complete_taken", 5, error) as tries:
+    with away(monkeypatch, "complete_claimed", 5, error) as tries:
         task = run(lambda ctx, **data: {"kept": True})
 
     assert len(tries) == 6
@@ -484,7 +484,7 @@ def test_a_result_is_stored_when_the_database_comes_back(
 def test_a_result_is_stored_over_a_new_connection_where_the_old_one_broke(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    complete = TaskQuerySet.complete_taken
+    complete = TaskQuerySet.complete_claimed
     tries: list[Any] = []
 
     def break_first(rows: Any, results: Any) -> Any:
@@ -494,7 +494,7 @@ def test_a_result_is_stored_over_a_new_connection_where_the_old_one_broke(
             tries[0].close()
         return complete(rows, results)
 
-    monkeypatch.setattr(TaskQuerySet, "complete_taken", break_first)
+    monkeypatch.setattr(TaskQuerySet, "complete_claimed", break_first)
     task = run(lambda ctx, **data: {"kept": True})
 
     assert len(tries) == 2
@@ -511,7 +511,7 @@ def test_that_many_results_wait_is_told_in_one_line(
     tasks = [TaskFactory(name="jobs.echo", state="running", holder="ann") for _ in range(3)]
     endings = [runner.work(running.execution(task)) for task in tasks]
 
-    with away(monkeypatch, "complete_taken", 1, GONE):
+    with away(monkeypatch, "complete_claimed", 1, GONE):
         monkeypatch.setattr(outcome_store, "_answers", lambda using: False)
         outcome_store.settle(endings)
 
@@ -525,7 +525,7 @@ def test_that_many_results_wait_is_told_in_one_line(
 @pytest.mark.parametrize(
     ("verb", "handler", "status"),
     [
-        ("complete_taken", lambda ctx, **data: {"once": True}, "succeeded"),
+        ("complete_claimed", lambda ctx, **data: {"once": True}, "succeeded"),
         ("fail_many", raising(ValueError("no luck")), "ready"),
         ("fail_many", raising(GiveUp("no hope")), "failed"),
     ],
@@ -558,18 +558,18 @@ def test_a_task_that_was_lost_while_the_database_was_away_is_refused_and_noted(
 ) -> None:
     """Lost is not arrived: neither while the row still has the grant, nor when it has ended
     under another."""
-    complete = TaskQuerySet.complete_taken
+    complete = TaskQuerySet.complete_claimed
     tries: list[Any] = []
 
     def away_and_lost(rows: Any, results: Any) -> Any:
-        ((taken, output),) = results
+        ((claimed, output),) = results
         tries.append(output)
         if tries == [{"late": True}]:
-            meanwhile(Task.objects.get(pk=taken.id))
+            meanwhile(Task.objects.get(pk=claimed.id))
             raise GONE
         return complete(rows, results)
 
-    monkeypatch.setattr(TaskQuerySet, "complete_taken", away_and_lost)
+    monkeypatch.setattr(TaskQuerySet, "complete_claimed", away_and_lost)
 
     task = run(lambda ctx, **data: {"late": True})
 
@@ -583,7 +583,7 @@ def test_a_task_that_was_lost_while_the_database_was_away_is_refused_and_noted(
 def test_a_result_that_cannot_be_stored_is_left_to_recovery(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    with away(monkeypatch, "complete_taken", 99, GONE) as tries:
+    with away(monkeypatch, "complete_claimed", 99, GONE) as tries:
         task = run(lambda ctx, **data: None)
 
     assert len(tries) == len(PAUSES) + 1
@@ -602,7 +602,7 @@ def test_the_pauses_between_the_tries_outlast_a_restart_of_the_database() -> Non
 def test_an_error_of_our_own_while_storing_reaches_no_worker(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: Any, error: BaseException
 ) -> None:
-    with away(monkeypatch, "complete_taken", 1, error) as tries:
+    with away(monkeypatch, "complete_claimed", 1, error) as tries:
         task = run(lambda ctx, **data: None)
 
     assert len(tries) == 1

@@ -233,14 +233,14 @@ def test_a_stop_lets_a_result_be_stored_that_is_on_its_way(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storing, go_on = threading.Event(), threading.Event()
-    complete = TaskQuerySet.complete_taken
+    complete = TaskQuerySet.complete_claimed
 
     def slow(rows: Any, *args: Any, **kwargs: Any) -> Any:
         storing.set()
         go_on.wait(0.3)
         return complete(rows, *args, **kwargs)
 
-    monkeypatch.setattr("tasks.querysets.TaskQuerySet.complete_taken", slow)
+    monkeypatch.setattr("tasks.querysets.TaskQuerySet.complete_claimed", slow)
     handlers["quick"] = lambda ctx: "well"
     task = Task.objects.enqueue("quick")
 

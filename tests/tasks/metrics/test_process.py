@@ -148,9 +148,9 @@ def test_what_ends_while_it_waits_is_no_attempt(value: Value) -> None:
 def test_results_that_are_stored_together_are_counted_each(value: Value) -> None:
     for _ in range(3):
         TaskFactory()
-    taken = Task.objects.take("ann", limit=3)
+    claimed = Task.objects.take("ann", limit=3)
 
-    assert Task.objects.complete_taken([(each, None) for each in taken]) == []
+    assert Task.objects.complete_claimed([(each, None) for each in claimed]) == []
 
     assert executions(value) == {"succeeded": 3}
 
@@ -167,8 +167,8 @@ def test_counting_makes_no_model_instances() -> None:
 
     post_init.connect(note, sender=Task)
     try:
-        taken = Task.objects.take("ann")
-        Task.objects.complete_taken([(each, None) for each in taken])
+        claimed = Task.objects.take("ann")
+        Task.objects.complete_claimed([(each, None) for each in claimed])
         Task.objects.enqueue_many(SLEEP, [{}] * 100)
     finally:
         post_init.disconnect(note, sender=Task)
@@ -349,7 +349,7 @@ def test_every_attempt_that_the_ledgers_have_is_counted_once(value: Value) -> No
     for _ in range(4):
         TaskFactory()
     first, second, third, fourth = Task.objects.take("ann", limit=4)
-    Task.objects.complete_taken([(first, None)])
+    Task.objects.complete_claimed([(first, None)])
     Task.objects.fail(second.task, "no luck")
     Task.objects.fail(third.task, GiveUp("no hope"))
     expire(fourth.task)

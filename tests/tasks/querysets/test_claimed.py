@@ -17,7 +17,7 @@ from leasing.runtime.clock import clock
 from tasks.exceptions import NotSerializable
 from tasks.models import Queue, Task, TaskStatus
 from tasks.querysets import completions, ends
-from tasks.querysets.claimed import Taken
+from tasks.querysets.claimed import ClaimedTask
 from tasks.querysets.sql import complete as one_statement
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
@@ -50,11 +50,11 @@ COLUMNS = (
 )
 
 
-def take(limit: int = 100, **options: Any) -> list[Taken]:
+def take(limit: int = 100, **options: Any) -> list[ClaimedTask]:
     return Task.objects.take("ann", limit=limit, **options)
 
 
-def output_of(each: Taken) -> Any:
+def output_of(each: ClaimedTask) -> Any:
     return row_of(each.task)["task_output"]
 
 
@@ -63,17 +63,19 @@ def test_what_is_taken_is_what_the_database_has(database_clock: DatabaseClock) -
     TaskFactory(timeout=timedelta(seconds=90), data={"sleep_duration_seconds": 1, "é": [None]})
     before = clock()
 
-    (taken,) = take(ttl=7)
+    (claimed,) = take(ttl=7)
 
     row: dict[str, Any] = dict(Task.objects.values().get())
-    assert {name: getattr(taken, name) for name in COLUMNS} == {name: row[name] for name in COLUMNS}
-    assert (taken.id, row["status"], row["grants"]) == (row["id"], "running", 1)
-    assert taken.now == taken.acquired_at == row["started_at"] == database_clock.now
-    assert taken.expires_at == database_clock.now + timedelta(seconds=7)
+    assert {name: getattr(claimed, name) for name in COLUMNS} == {
+        name: row[name] for name in COLUMNS
+    }
+    assert (claimed.id, row["status"], row["grants"]) == (row["id"], "running", 1)
+    assert claimed.now == claimed.acquired_at == row["started_at"] == database_clock.now
+    assert claimed.expires_at == database_clock.now + timedelta(seconds=7)
     assert row["fencing_token"] == (database_clock.now - EPOCH) // timedelta(microseconds=1)
-    assert before <= taken.sent_at <= clock()
-    assert row_of(taken.task) == {name: getattr(taken.task, name) for name in row}
-    assert (taken.task.now, taken.task.sent_at) == (taken.now, taken.sent_at)
+    assert before <= claimed.sent_at <= clock()
+    assert row_of(claimed.task) == {name: getattr(claimed.task, name) for name in row}
+    assert (claimed.task.now, claimed.task.sent_at) == (claimed.now, claimed.sent_at)
 
 
 @pytest.mark.parametrize("level", [logging.WARNING, logging.INFO])
@@ -87,16 +89,16 @@ def test_no_instance_is_made_where_nobody_but_the_log_listens(
     made: list[Any] = []
     post_init.connect(lambda **what: made.append(what), weak=False, dispatch_uid="made")
     try:
-        taken = take()
-        assert Task.objects.complete_taken([(each, each.id) for each in taken]) == []
+        claimed = take()
+        assert Task.objects.complete_claimed([(each, each.id) for each in claimed]) == []
     finally:
         post_init.disconnect(dispatch_uid="made")
 
     assert made == []
-    said = [f"task:{each.id} completed by {each.holder}" for each in taken]
+    said = [f"task:{each.id} completed by {each.holder}" for each in claimed]
     assert caplog.messages[3:] == (said if level == logging.INFO else [])
     assert set(Task.objects.succeeded().values_list("pk", "task_output")) == {
-        (each.id, each.id) for each in taken
+        (each.id, each.id) for each in claimed
     }
 
 
@@ -104,7 +106,7 @@ def test_who_listens_hears_of_claims_and_completions(told: Told) -> None:
     tasks = TaskFactory.create_batch(2)
     told.clear()
 
-    Task.objects.complete_taken([(each, None) for each in take()])
+    Task.objects.complete_claimed([(each, None) for each in take()])
 
     assert told == [(name, task.pk, {}) for name in ("claimed", "completed") for task in tasks]
 
@@ -182,9 +184,9 @@ def test_taking_inside_a_transaction_is_refused() -> None:
 def test_each_output_is_stored_with_its_task(database_clock: DatabaseClock) -> None:
     outputs = [{"n": 1}, None, [2, "é%s'\\"], 0, "null", {"a": None}]
     TaskFactory.create_batch(len(outputs))
-    taken = take()
+    claimed = take()
 
-    assert Task.objects.complete_taken(reversed(list(zip(taken, outputs, strict=True)))) == []
+    assert Task.objects.complete_claimed(reversed(list(zip(claimed, outputs, strict=True)))) == []
 
     rows = list(Task.objects.order_by("pk"))
     assert [task.task_output for task in rows] == outputs
@@ -202,7 +204,7 @@ def test_whose_term_is_over_is_refused_alone(broken: Any) -> None:
     broken(copy_of(late.task))
     before = row_of(late.task)
 
-    ((refused, error),) = Task.objects.complete_taken([(late, 1), (good, 2)])
+    ((refused, error),) = Task.objects.complete_claimed([(late, 1), (good, 2)])
 
     assert refused is late and isinstance(error, LeaseLost)
     assert (row_of(late.task)["task_output"], output_of(good)) == (None, 2)
@@ -215,7 +217,7 @@ def test_a_late_completion_is_noted_on_its_attempt() -> None:
     (late,) = take()
     Task.objects.revoke()
 
-    Task.objects.complete_taken([(late, 1)])
+    Task.objects.complete_claimed([(late, 1)])
 
     assert refusals(late.task) == ["complete"]
 
@@ -226,7 +228,7 @@ def test_who_comes_between_is_refused() -> None:
     late, good = take()
 
     with just_before_the_update(lambda: take_over(late.task)):
-        refused = Task.objects.complete_taken([(late, None), (good, None)])
+        refused = Task.objects.complete_claimed([(late, None), (good, None)])
 
     assert [each for each, _ in refused] == [late]
 
@@ -239,7 +241,7 @@ def test_mixed_up_grants_complete_nothing() -> None:
     for each in (one, other):
         each.task.grant_id = each.grant_id
 
-    assert len(Task.objects.complete_taken([(one, 1), (other, 2)])) == 2
+    assert len(Task.objects.complete_claimed([(one, 1), (other, 2)])) == 2
     assert Task.objects.running().count() == 2
 
 
@@ -248,7 +250,7 @@ def test_of_one_named_twice_the_first_output_counts() -> None:
     TaskFactory()
     (one,) = take()
 
-    refused = Task.objects.complete_taken([(one, "first"), (one, "second")])
+    refused = Task.objects.complete_claimed([(one, "first"), (one, "second")])
 
     assert [(each, type(error)) for each, error in refused] in ([], [(one, LeaseLost)])
     assert output_of(one) == "first"
@@ -260,7 +262,7 @@ def test_an_output_that_is_not_json_sinks_no_neighbour(bad: Any) -> None:
     TaskFactory.create_batch(2)
     one, other = take()
 
-    ((refused, error),) = Task.objects.complete_taken([(one, bad), (other, "well")])
+    ((refused, error),) = Task.objects.complete_claimed([(one, bad), (other, "well")])
 
     assert refused is one and isinstance(error, NotSerializable)
     assert (row_of(one.task)["status"], output_of(other)) == ("running", "well")
@@ -281,10 +283,10 @@ def test_what_the_database_refuses_together_is_tried_one_by_one(
     monkeypatch.setattr(one_statement, "complete", refuse)
     monkeypatch.setattr(ends, "_complete", refuse_many)
     TaskFactory.create_batch(2)
-    taken = take()
+    claimed = take()
 
-    assert Task.objects.complete_taken([(each, each.id) for each in taken]) == []
-    assert [output_of(each) for each in taken] == [each.id for each in taken]
+    assert Task.objects.complete_claimed([(each, each.id) for each in claimed]) == []
+    assert [output_of(each) for each in claimed] == [each.id for each in claimed]
 
 
 @pytest.mark.usefixtures("unheard")
@@ -294,11 +296,11 @@ def test_outputs_too_large_for_one_statement_are_stored_all_the_same(
     outputs = ["x" * 10, "y" * 30, "z" * 10]
     monkeypatch.setattr(completions, "LARGEST", len(json.dumps(outputs[0])) * 2)
     TaskFactory.create_batch(3)
-    taken = take()
+    claimed = take()
 
-    assert Task.objects.complete_taken(zip(taken, outputs, strict=True)) == []
-    assert [output_of(each) for each in taken] == outputs
+    assert Task.objects.complete_claimed(zip(claimed, outputs, strict=True)) == []
+    assert [output_of(each) for each in claimed] == outputs
 
 
 def test_nothing_taken_is_nothing_completed() -> None:
-    assert Task.objects.complete_taken([]) == []
+    assert Task.objects.complete_claimed([]) == []

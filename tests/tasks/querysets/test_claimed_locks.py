@@ -25,7 +25,7 @@ def test_results_lock_their_rows_in_the_order_of_their_keys_before_they_write() 
     first, second = Task.objects.take("ann", limit=2)
 
     def complete() -> None:
-        Task.objects.complete_taken([(second, 2), (first, 1)])
+        Task.objects.complete_claimed([(second, 2), (first, 1)])
         connections.close_all()
 
     storing = threading.Thread(target=complete)
@@ -42,13 +42,13 @@ def test_results_lock_their_rows_in_the_order_of_their_keys_before_they_write() 
 
 def test_a_claim_passes_over_what_is_locked() -> None:
     locked, other, barred, more = TaskFactory.create_batch(4)
-    taken: list[list[int]] = []
+    claimed: list[list[int]] = []
 
     def take() -> None:
         with connection.cursor() as cursor:
             cursor.execute("SET lock_timeout = '2s'")
         for _ in range(2):  # from the beginning, and behind the first
-            taken.append([each.id for each in Task.objects.take("ann")])
+            claimed.append([each.id for each in Task.objects.take("ann")])
         connections.close_all()
 
     taking = threading.Thread(target=take)
@@ -57,4 +57,4 @@ def test_a_claim_passes_over_what_is_locked() -> None:
         taking.start()
         taking.join(PATIENCE)
 
-    assert taken == [[other.pk], [more.pk]]
+    assert claimed == [[other.pk], [more.pk]]

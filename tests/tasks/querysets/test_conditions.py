@@ -18,7 +18,7 @@ from leasing.exceptions import LeaseLost
 from tasks import querysets, signals
 from tasks.exceptions import GiveUp
 from tasks.models import Task
-from tasks.querysets.claimed import Taken
+from tasks.querysets.claimed import ClaimedTask
 from tests.factories import TaskFactory
 from tests.leasing.support import expire, just_before_the_update
 from tests.tasks.support import (
@@ -51,13 +51,13 @@ def all_or_raise(answer: tuple[list[Task], list[tuple[Task, Exception]]]) -> Non
         raise error
 
 
-def complete_taken(task: Task) -> None:
+def complete_claimed(task: Task) -> None:
     """As a worker completes what it took, in the form of the other verbs."""
     task.now, task.sent_at = task.expires_at, 0.0
     # Who listens gets an instance, by another way.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(signals.completed, "receivers", [])
-        refused = Task.objects.complete_taken([(Taken.of(task), {"x": 1})])
+        refused = Task.objects.complete_claimed([(ClaimedTask.of(task), {"x": 1})])
     for _, error in refused:
         raise error
 
@@ -82,7 +82,7 @@ VERBS: dict[str, Verb] = {
     "progress": lambda task: Task.objects.progress(task, {"done": 1}),
     "checkpoint": lambda task: Task.objects.checkpoint(task, [1]),
     "finish step": lambda task: Task.objects.finish_step(task, "fetch", 1),
-    "complete taken": lambda task: complete_taken(task),
+    "complete claimed": lambda task: complete_claimed(task),
     "complete many": lambda task: all_or_raise(Task.objects.complete_many([(task, {"x": 1})])),
     "fail many": lambda task: all_or_raise(Task.objects.fail_many([(task, "no luck")])),
     "accept cancel": lambda task: Task.objects.accept_cancel(task),
@@ -98,7 +98,7 @@ BREAKS: dict[str, Callable[[Task], object]] = {
 TIMELESS = {
     "complete",
     "complete many",
-    "complete taken",
+    "complete claimed",
     "fail",
     "fail many",
     "give up",

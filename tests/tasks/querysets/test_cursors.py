@@ -294,7 +294,7 @@ def test_statements_are_planned_anew_after_a_while(
     enqueue(3)
 
     def statements() -> list[str]:
-        taken: list[Any] = []
+        claimed: list[Any] = []
         sent: list[str] = []
 
         def note(execute: Any, sql: str, *rest: Any) -> Any:
@@ -302,8 +302,8 @@ def test_statements_are_planned_anew_after_a_while(
             return execute(sql, *rest)
 
         with connection.execute_wrapper(note):
-            taken += Task.objects.take("ann")
-            assert Task.objects.complete_taken([(each, 1) for each in taken]) == []
+            claimed += Task.objects.take("ann")
+            assert Task.objects.complete_claimed([(each, 1) for each in claimed]) == []
         return sent
 
     first = statements()

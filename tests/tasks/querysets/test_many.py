@@ -111,10 +111,10 @@ def test_rows_are_locked_in_the_order_of_their_keys(monkeypatch: pytest.MonkeyPa
 def test_what_one_statement_completes_is_locked_in_the_order_of_keys() -> None:
     """Two that complete the same tasks could wait for each other."""
     TaskFactory.create_batch(2)
-    taken = Task.objects.take("ann", limit=2)
+    claimed = Task.objects.take("ann", limit=2)
 
     with CaptureQueriesContext(connection) as queries:
-        assert Task.objects.complete_taken([(each, None) for each in reversed(taken)]) == []
+        assert Task.objects.complete_claimed([(each, None) for each in reversed(claimed)]) == []
 
     (statement,) = [query["sql"] for query in queries if "FOR NO KEY UPDATE" in query["sql"]]
     assert re.search(r'ORDER BY [^ ]*"id" ASC\s+FOR NO KEY UPDATE', statement)

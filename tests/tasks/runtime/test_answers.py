@@ -72,43 +72,43 @@ def claim() -> list[Any]:
     return Task.objects.take("ann", limit=9)
 
 
-def complete(taken: list[Any]) -> None:
-    Task.objects.complete_taken([(each, 1) for each in taken])
+def complete(claimed: list[Any]) -> None:
+    Task.objects.complete_claimed([(each, 1) for each in claimed])
 
 
-def fail(taken: list[Any]) -> None:
-    Task.objects.fail_many([(each.task, "no paper") for each in taken])
+def fail(claimed: list[Any]) -> None:
+    Task.objects.fail_many([(each.task, "no paper") for each in claimed])
 
 
-def hand_back(taken: list[Any]) -> None:
-    Task.objects.give_back_many([each.task for each in taken], "no paper")
+def hand_back(claimed: list[Any]) -> None:
+    Task.objects.give_back_many([each.task for each in claimed], "no paper")
 
 
-def recover(taken: list[Any]) -> None:
+def recover(claimed: list[Any]) -> None:
     Task.objects.update(expires_at="2020-01-01T00:00Z")
     recovery.sweep()
 
 
-def generate(taken: list[Any]) -> None:
+def generate(claimed: list[Any]) -> None:
     with Lease.objects.hold("leasing_tasks.generator") as hold:
         Generator(name="ann").batch(hold, 1)
 
 
-def sample(taken: list[Any]) -> None:
+def sample(claimed: list[Any]) -> None:
     sampling.Sampler().turn()
 
 
-def look_ahead(taken: list[Any]) -> None:
+def look_ahead(claimed: list[Any]) -> None:
     Waking(["default"], threading.Event(), print).look_ahead(1)
 
 
-def register(taken: list[Any]) -> None:
+def register(claimed: list[Any]) -> None:
     Worker.objects.register("ann", hostname="here", pid=1, handlers=[], queues=[], concurrency=1)
     Worker.objects.seen("ann")
     Worker.objects.sign_off("ann")
 
 
-def relay(taken: list[Any]) -> None:
+def relay(claimed: list[Any]) -> None:
     Task.objects.mark_published(Task.objects.window("default", 9, 60).keys, 60)
     messages = OutboxMessage.objects.next(9)
     with transaction.atomic():
@@ -117,13 +117,13 @@ def relay(taken: list[Any]) -> None:
 
 #: What threads of a worker, a generator and a relay send, given tasks that were just claimed.
 WORK: dict[str, Callable[[list[Any]], object]] = {
-    "claim": lambda taken: claim(),
+    "claim": lambda claimed: claim(),
     "complete": complete,
     "fail": fail,
     "give back": hand_back,
     "recover": recover,
-    "examine": lambda taken: recovery.examine(),
-    "schedule": lambda taken: scheduler.serve_due(),
+    "examine": lambda claimed: recovery.examine(),
+    "schedule": lambda claimed: scheduler.serve_due(),
     "sample": sample,
     "look ahead": look_ahead,
     "register": register,
@@ -148,11 +148,11 @@ def test_no_statement_waits_for_good_whose_answer_never_comes(
             TaskFactory.create_batch(2, name="jobs.echo", data={})
             publish("mails", {})
             Schedule.objects.update(next_at="2020-01-01T00:00Z")
-            taken = claim()
+            claimed = claim()
             network.swallow_replies(answered)
             settings.TASK_QUEUE = SHORT
             try:
-                work(taken)
+                work(claimed)
             except OperationalError:
                 return True
             return False

@@ -206,7 +206,7 @@ def test_a_timeout_counts_from_where_a_task_begins(turnstile: Turnstile, short: 
 
     with working(threads=1) as worker:
         wait_for(lambda: len(worker.executions) == 2)
-        begun, waiting = sorted(worker.executions, key=lambda each: each.taken.id)
+        begun, waiting = sorted(worker.executions, key=lambda each: each.claimed.id)
         wait_for(lambda: turnstile.began == [tasks[0].pk])
         assert begun.interruption.deadline is not None
         assert waiting.interruption.deadline is None
@@ -237,7 +237,7 @@ def test_a_task_that_was_lost_or_cancelled_while_it_waited_does_not_begin(
 
     with working(threads=1) as worker:
         wait_for(lambda: len(worker.executions) == 4)
-        known = {each.taken.id: each for each in worker.executions}
+        known = {each.claimed.id: each for each in worker.executions}
         known[lost.pk].hold.mark_lost("thief has held it")
         known[cancelled.pk].interruption.cancel("ann")
         turnstile.let(2)
@@ -330,13 +330,13 @@ def test_results_that_come_together_are_stored_by_few_statements(
     monkeypatch: pytest.MonkeyPatch, handlers: Handlers
 ) -> None:
     sizes: list[int] = []
-    complete = TaskQuerySet.complete_taken
+    complete = TaskQuerySet.complete_claimed
 
     def counting(rows: Any, results: Any) -> Any:
         sizes.append(len(results))
         return complete(rows, results)
 
-    monkeypatch.setattr(TaskQuerySet, "complete_taken", counting)
+    monkeypatch.setattr(TaskQuerySet, "complete_claimed", counting)
     monkeypatch.setattr("tasks.execution.completer.LINGER", PATIENCE)
     barrier = threading.Barrier(8)
     handlers["jobs.meet"] = lambda ctx: barrier.wait(PATIENCE) and None
@@ -401,14 +401,14 @@ def test_a_result_that_the_database_never_takes_sinks_none_of_its_neighbours(
 ) -> None:
     monkeypatch.setattr("tasks.execution.completer.LINGER", PATIENCE)
     monkeypatch.setattr(outcome_store, "SETTLE_PAUSES", (0, 0))
-    complete = TaskQuerySet.complete_taken
+    complete = TaskQuerySet.complete_claimed
 
     def choking(rows: Any, results: Any) -> Any:
         if any(output == "poison" for _, output in results):
             raise OperationalError("program limit exceeded")
         return complete(rows, results)
 
-    monkeypatch.setattr(TaskQuerySet, "complete_taken", choking)
+    monkeypatch.setattr(TaskQuerySet, "complete_claimed", choking)
     barrier = threading.Barrier(4)
 
     def answer(ctx: Any, what: str) -> str:
@@ -428,7 +428,7 @@ def test_while_results_cannot_be_stored_nothing_is_claimed_and_none_is_lost(
 ) -> None:
     away = threading.Event()
     away.set()
-    complete, tries = TaskQuerySet.complete_taken, []
+    complete, tries = TaskQuerySet.complete_claimed, []
 
     def storing(rows: Any, results: Any) -> Any:
         tries.append(len(results))
@@ -436,7 +436,7 @@ def test_while_results_cannot_be_stored_nothing_is_claimed_and_none_is_lost(
             raise OperationalError("the database is away")
         return complete(rows, results)
 
-    monkeypatch.setattr(TaskQuerySet, "complete_taken", storing)
+    monkeypatch.setattr(TaskQuerySet, "complete_claimed", storing)
     monkeypatch.setattr(outcome_store, "SETTLE_PAUSES", (0.01,) * 5000)
     monkeypatch.setattr(outcome_store, "_answers", lambda using: not away.is_set())
     first = TaskFactory(name="jobs.echo", data={})
@@ -460,14 +460,14 @@ def test_a_result_that_waits_for_a_lock_does_not_hold_up_those_after_it(
     monkeypatch.setattr("tasks.execution.completer.SLOW", 0.02)
     handlers["jobs.answer"] = lambda ctx, what: what
     let_go = threading.Event()
-    complete = TaskQuerySet.complete_taken
+    complete = TaskQuerySet.complete_claimed
 
     def storing(rows: Any, results: Any) -> Any:
         if any(output == "locked" for _, output in results):
             let_go.wait(PATIENCE)
         return complete(rows, results)
 
-    monkeypatch.setattr(TaskQuerySet, "complete_taken", storing)
+    monkeypatch.setattr(TaskQuerySet, "complete_claimed", storing)
     TaskFactory(name="jobs.answer", data={"what": "locked"})
 
     with working() as worker:

@@ -22,7 +22,7 @@ from leasing.models import Lease
 from tasks import registry
 from tasks.models import Task, TaskStatus, Worker, WorkerQuerySet
 from tasks.querysets import TaskQuerySet
-from tasks.querysets.claimed import Taken
+from tasks.querysets.claimed import ClaimedTask
 from tasks.worker.process import WorkerProcess
 from tasks.worker.threads import Lane, Threads
 from tests.factories import TaskFactory, WorkerFactory
@@ -298,7 +298,7 @@ def test_a_claim_that_fails_is_tried_again(
     take = TaskQuerySet.take
     failures = iter(range(3))
 
-    def failing(rows: Any, *args: Any, **options: Any) -> list[Taken]:
+    def failing(rows: Any, *args: Any, **options: Any) -> list[ClaimedTask]:
         if next(failures, None) is not None:
             raise error
         return take(rows, *args, **options)

@@ -325,8 +325,8 @@ def test_a_task_that_neither_waits_nor_has_begun_is_given_up(
     now = 1000.0
     monkeypatch.setattr("tasks.worker.threads.clock", lambda: now)
     lane = Places(dict.fromkeys(Kind, 1), bool, bool).lanes[Kind.THREAD]
-    taken = SimpleNamespace(sent_at=now)
-    executions: list[Any] = [SimpleNamespace(carrier=None, taken=taken) for _ in range(2)]
+    claimed = SimpleNamespace(sent_at=now)
+    executions: list[Any] = [SimpleNamespace(carrier=None, claimed=claimed) for _ in range(2)]
     lane._running.update((id(each), each) for each in executions)
     lane._waiting.append(executions[0])
 
