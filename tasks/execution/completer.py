@@ -39,7 +39,7 @@ class State(Enum):
     STORING = "stores"
 
 
-class Settler:
+class Completer:
     """Stores what it is given, on a thread of its own. ``is_busy`` says whether more is under
     way, ``stored`` is called with what was just stored. Receivers are called by ``teller``."""
 

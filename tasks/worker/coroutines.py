@@ -20,7 +20,7 @@ from leasing.runtime.threads import LastingThread
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
-from tasks.execution.completer import Settler
+from tasks.execution.completer import Completer
 from tasks.execution.context import Context
 from tasks.execution.outcomes import Ending
 from tasks.registry import Kind
@@ -58,11 +58,11 @@ class Coroutines(Lane):
     def __init__(
         self,
         places: int,
-        settler: Settler,
+        completer: Completer,
         wake: Callable[[], object],
         chaos: Chaos | None = None,
     ) -> None:
-        super().__init__(places, settler, wake, chaos)
+        super().__init__(places, completer, wake, chaos)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = LastingThread("event-loop", self._run_loop)
         self._closed = False

@@ -10,7 +10,7 @@ from leasing.runtime.clock import clock
 from tasks import registry
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
-from tasks.execution.completer import Settler
+from tasks.execution.completer import Completer
 from tasks.execution.outcomes import Ending
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet
@@ -55,9 +55,9 @@ class Places:
         chaos: Chaos | None = None,
         teller: Teller | None = None,
     ) -> None:
-        self.settler = Settler(self._is_busy, stored, teller)
+        self.completer = Completer(self._is_busy, stored, teller)
         self.lanes: dict[Kind, Lane] = {
-            lane.kind: lane(places[lane.kind], self.settler, wake, chaos)
+            lane.kind: lane(places[lane.kind], self.completer, wake, chaos)
             for lane in (Threads, Coroutines, Processes)
         }
         #: Whether the latest openings were for tasks of every kind; and whether that is so but
@@ -69,7 +69,7 @@ class Places:
     def executions(self) -> list[Execution]:
         """What runs now or waits for its place, and what has ended and is not stored yet."""
         inside = [each for lane in self.lanes.values() for each in lane.executions]
-        found = {id(each): each for each in (*inside, *self.settler.executions)}
+        found = {id(each): each for each in (*inside, *self.completer.executions)}
         return list(found.values())
 
     def _is_busy(self) -> bool:
@@ -91,12 +91,12 @@ class Places:
         reason to."""
         if any(lane.is_stuck() for lane in self.lanes.values()):
             return EVERY_PLACE
-        return NO_RESULT if self.settler.is_stuck() else ""
+        return NO_RESULT if self.completer.is_stuck() else ""
 
     def tend(self) -> list[Execution]:
         """Start again what has ended of that which runs and stores tasks. Return those that were
         carried by it, and are given up; they are in no lane any more."""
-        self.settler.tend()
+        self.completer.tend()
         return [each for lane in self.lanes.values() for each in lane.tend()]
 
     def submit(self, executions: list[Execution]) -> None:
@@ -164,6 +164,6 @@ class Places:
 
     def close(self) -> None:
         """End what can be ended: the process is about to."""
-        self.settler.close()
+        self.completer.close()
         for lane in self.lanes.values():
             lane.close()

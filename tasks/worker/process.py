@@ -4,7 +4,7 @@
                    can be stored
     places         run the tasks: threads (``lanes``), the event loop (``loop``), child processes
                    (``processes``)
-    settler        stores what came of them, many together (``settler``)
+    completer        stores what came of them, many together (``completer``)
     keeper         renews all of them in one statement (``leasing.keeper``)
     timeouts       fails attempts that run too long (``timeouts``)
     notifier       wakes the main thread when something was enqueued (``tasks.notifier``)
@@ -180,9 +180,9 @@ class WorkerProcess:
         """Claim for the places that are free, and ahead of them. Whether there may be more to
         claim at once."""
         self._give_back_overdue()
-        self.places.settler.take_over()
+        self.places.completer.take_over()
         more = emptied = self.places.saw_all = self._looked = False
-        self._is_blocked = self.places.settler.is_full or self._threads.callbacks.is_behind
+        self._is_blocked = self.places.completer.is_full or self._threads.callbacks.is_behind
         with suppress(RuntimeError):  # where nothing can be renewed it drains
             keeper.start()
         if not (keeper.draining or self._closing or self._is_blocked):

@@ -22,7 +22,7 @@ from leasing.runtime.threads import LastingThread
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
-from tasks.execution.completer import Settler
+from tasks.execution.completer import Completer
 from tasks.execution.outcomes import Ending
 from tasks.registry import Kind
 from tasks.runtime import connection, probes
@@ -38,15 +38,15 @@ WEIGHT = 0.1
 
 
 class Lane:
-    """``places`` for tasks of one ``kind``; what came of each goes to ``settler``, and ``wake`` is
-    called when the lane has emptied as far as ``look_at`` says."""
+    """``places`` for tasks of one ``kind``; what came of each goes to ``completer``, and ``wake``
+    is called when the lane has emptied as far as ``look_at`` says."""
 
     kind: ClassVar[Kind]
 
     def __init__(
         self,
         places: int,
-        settler: Settler,
+        completer: Completer,
         wake: Callable[[], object],
         chaos: Chaos | None = None,
     ) -> None:
@@ -56,7 +56,7 @@ class Lane:
         self.look_at = -1
         #: When its own kind was looked for in vain, by the holder's clock.
         self.found_none_at = float("-inf")
-        self._settler = settler
+        self._completer = completer
         self._wake = wake
         # What runs and what waits, by identity: a task that was lost and claimed again is here
         # twice, in two places.
@@ -157,10 +157,10 @@ class Lane:
             self._pace = took
         self._paced += 1
         # In this order: what has not been stored is always to be found in one of the two.
-        self._settler.put(ending)
+        self._completer.put(ending)
         self._running.pop(id(ending.execution), None)
-        ending.execution.carrier = self._settler
-        self._settler.wake()
+        ending.execution.carrier = self._completer
+        self._completer.wake()
         if len(self._running) <= self.look_at:
             self.look_at = -1
             self._wake()
@@ -188,7 +188,7 @@ class Lane:
         waiting = {id(each) for each in self._waiting.copy()}
         carried = [each for each in self.executions if not self._goes_on(each, waiting)]
         # In this order: what is handed in meanwhile is no longer carried here.
-        stored = {id(each) for each in self._settler.executions}
+        stored = {id(each) for each in self._completer.executions}
         for each in carried:
             self._running.pop(id(each), None)
         return [each for each in carried if id(each) not in stored]
@@ -212,11 +212,11 @@ class Threads(Lane):
     def __init__(
         self,
         places: int,
-        settler: Settler,
+        completer: Completer,
         wake: Callable[[], object],
         chaos: Chaos | None = None,
     ) -> None:
-        super().__init__(places, settler, wake, chaos)
+        super().__init__(places, completer, wake, chaos)
         self._comes = threading.Condition()
         self._idle = 0
         self._threads: list[LastingThread] = []

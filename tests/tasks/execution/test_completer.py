@@ -14,7 +14,7 @@ import pytest
 from leasing.keeper import Keeper
 from leasing.runtime.threads import replaced
 from tasks.execution import completer
-from tasks.execution.completer import Settler
+from tasks.execution.completer import Completer
 from tests.processes import wait_for
 
 
@@ -41,7 +41,7 @@ def refuse(thread: threading.Thread) -> None:
 def test_results_wait_while_there_can_be_no_thread_more(
     again: str, stored: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storing = Settler(lambda: False, bool)
+    storing = Completer(lambda: False, bool)
     result: Any = Result()
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
@@ -61,9 +61,9 @@ def test_results_wait_while_there_can_be_no_thread_more(
 def test_a_thread_that_cannot_be_started_again_is_not_said_to_have_been(
     can_start: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storing = Settler(lambda: False, bool)
+    storing = Completer(lambda: False, bool)
     with monkeypatch.context() as patched:
-        patched.setattr(Settler, "_next", lambda storing: sys.exit())
+        patched.setattr(Completer, "_next", lambda storing: sys.exit())
         storing.wake()
         wait_for(lambda: not storing.is_alive())
     count = replaced["task-results"]
@@ -79,7 +79,7 @@ def test_a_thread_that_cannot_be_started_again_is_not_said_to_have_been(
 
 def test_a_result_whose_storing_begins_meanwhile_is_not_missed() -> None:
     """Or a worker could take it for stored, and end before it is."""
-    storing = Settler(lambda: False, bool)
+    storing = Completer(lambda: False, bool)
     result: Any = Result()
 
     class Looked(dict[Any, Any]):
@@ -123,7 +123,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Asks whether a completer is stuck at a moment with a result that is under way, or waits."""
 
     def is_stuck(now: float, result: Late, *, is_away: bool = False, waits: bool = False) -> bool:
-        storing = Settler(lambda: False, bool)
+        storing = Completer(lambda: False, bool)
         under_way: Any = {threading.current_thread(): [result]}
         storing._waiting, storing._under_way = deque(), under_way
         if waits:

@@ -442,7 +442,7 @@ def test_while_results_cannot_be_stored_nothing_is_claimed_and_none_is_lost(
     first = TaskFactory(name="jobs.echo", data={})
 
     with working() as worker:
-        wait_for(lambda: worker.places.settler.is_full)
+        wait_for(lambda: worker.places.completer.is_full)
         others = TaskFactory.create_batch(5, name="jobs.echo", data={})
         before = len(tries)
         wait_for(lambda: len(tries) > before + 20)
@@ -471,7 +471,7 @@ def test_a_result_that_waits_for_a_lock_does_not_hold_up_those_after_it(
     TaskFactory(name="jobs.answer", data={"what": "locked"})
 
     with working() as worker:
-        wait_for(lambda: bool(worker.places.settler._under_way))
+        wait_for(lambda: bool(worker.places.completer._under_way))
         after = TaskFactory(name="jobs.answer", data={"what": "free"})
         wait_for(lambda: row_of(after)["status"] == TaskStatus.SUCCEEDED)
         let_go.set()

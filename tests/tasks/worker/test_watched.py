@@ -24,7 +24,7 @@ from leasing.runtime.threads import LastingThread, replaced, start_thread
 from leasing.store import Renewal
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
-from tasks.execution.completer import Settler
+from tasks.execution.completer import Completer
 from tasks.maintenance import housekeeping, recovery, scheduler
 from tasks.models import Task, TaskStatus, Worker, WorkerQuerySet
 from tasks.registry import Kind
@@ -70,7 +70,7 @@ def once(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, error: BaseExce
 @pytest.mark.parametrize("name", ["jobs.thread", "jobs.coroutine"])
 @pytest.mark.parametrize("error", [SystemExit(), MemoryError()], ids=repr)
 @pytest.mark.parametrize(
-    "where", [(runner, "before"), (runner, "judge"), (Settler, "put")], ids=lambda each: each[1]
+    "where", [(runner, "before"), (runner, "judge"), (Completer, "put")], ids=lambda each: each[1]
 )
 def test_what_escapes_a_place_ends_neither_it_nor_its_task(
     name: str,
@@ -341,14 +341,14 @@ def test_a_result_that_was_stored_as_its_thread_ended_is_not_stored_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     once_more: list[bool] = []
-    real = Settler._put_back
+    real = Completer._put_back
 
-    def put_back(storing: Settler, batch: list[Any]) -> None:
+    def put_back(storing: Completer, batch: list[Any]) -> None:
         once_more.append(True)
         real(storing, batch)
 
-    monkeypatch.setattr(Settler, "_put_back", put_back)
-    once(monkeypatch, Settler, "_hear", SystemExit())
+    monkeypatch.setattr(Completer, "_put_back", put_back)
+    once(monkeypatch, Completer, "_hear", SystemExit())
     task = TaskFactory(name="jobs.echo", data={"x": 1})
 
     with working() as worker:
