@@ -47,7 +47,7 @@ from tasks.runtime.tracepoints import Send, points
 
 if TYPE_CHECKING:
     from tasks.execution.attempt import Execution
-    from tasks.execution.outcomes import Ending, Refused
+    from tasks.execution.outcomes import Outcome, Refused
     from tasks.models import Task
     from tasks.querysets.claimed import ClaimedTask
 
@@ -222,32 +222,34 @@ class Tasks:
         )
         return None if span is None else Attempt(execution, span)
 
-    def storing(self, store: Callable[[list[Ending]], Refused], endings: list[Ending]) -> Refused:
+    def storing(
+        self, store: Callable[[list[Outcome]], Refused], outcomes: list[Outcome]
+    ) -> Refused:
         began = time.time_ns()
-        for ending in endings:
-            _leave_trace(ending)
-        refused = store(endings)
-        self._tell_stored(endings, refused, began)
+        for outcome in outcomes:
+            _leave_trace(outcome)
+        refused = store(outcomes)
+        self._tell_stored(outcomes, refused, began)
         return refused
 
     @harmless
-    def _tell_stored(self, endings: list[Ending], refused: Refused, began: int) -> None:
-        errors = {id(ending): error for ending, error in refused}
-        for ending in endings:
-            attempt = ending.execution.trace
+    def _tell_stored(self, outcomes: list[Outcome], refused: Refused, began: int) -> None:
+        errors = {id(outcome): error for outcome, error in refused}
+        for outcome in outcomes:
+            attempt = outcome.execution.trace
             if not (isinstance(attempt, Attempt) and attempt.following.is_own):
                 continue  # which no sampler would tell either
             span = begin(
                 self._tracer,
-                f"{ending.verb} {ending.execution.claimed.queue}",
-                _attributes_of(ending.verb, "settle", ending.execution.claimed),
+                f"{outcome.verb} {outcome.execution.claimed.queue}",
+                _attributes_of(outcome.verb, "settle", outcome.execution.claimed),
                 kind=SpanKind.CLIENT,
                 parent=attempt.following.context,
                 start=began,
             )
             if span is None:
                 continue
-            error = errors.get(id(ending))
+            error = errors.get(id(outcome))
             if error is not None:
                 span.fail(error)
             span.end()
@@ -301,19 +303,19 @@ class Attempt:
         self.following.event("lost", {"leasing.reason": reason})
         self.following.err(LeaseLost.__qualname__, f"lost: {reason}")
 
-    def leave(self, ending: Ending) -> None:
+    def leave(self, outcome: Outcome) -> None:
         self.following.leave()
-        if not ending.dropped:
-            self.over(ending)
+        if not outcome.dropped:
+            self.over(outcome)
 
-    def over(self, ending: Ending) -> None:
-        _leave_trace(ending)
+    def over(self, outcome: Outcome) -> None:
+        _leave_trace(outcome)
         # What its handler has completed itself has nothing to be stored, and what is lost has not.
-        lost = not ending.verb and self._execution.hold.is_lost
-        outcome = "lost" if lost else OUTCOMES.get(ending.verb, "succeeded")
-        self.following.note({"tasks.outcome": outcome})
-        if isinstance(ending.value, BaseException):
-            self.following.fail(ending.value)
+        lost = not outcome.verb and self._execution.hold.is_lost
+        named = "lost" if lost else OUTCOMES.get(outcome.verb, "succeeded")
+        self.following.note({"tasks.outcome": named})
+        if isinstance(outcome.value, BaseException):
+            self.following.fail(outcome.value)
         self.following.end()
 
     def returned(self, reason: str) -> None:
@@ -353,10 +355,10 @@ def _carried_by(following: Following) -> str | None:
 
 
 @harmless
-def _leave_trace(ending: Ending) -> None:
+def _leave_trace(outcome: Outcome) -> None:
     """Let the row of an attempt that another one follows, as may be, keep its span."""
-    attempt, claimed = ending.execution.trace, ending.execution.claimed
-    if ending.verb not in ("", "complete") and isinstance(attempt, Attempt):
+    attempt, claimed = outcome.execution.trace, outcome.execution.claimed
+    if outcome.verb not in ("", "complete") and isinstance(attempt, Attempt):
         _keep(attempt.following, claimed.task, claimed.trace_context)
 
 

@@ -14,8 +14,8 @@ from leasing.runtime.callbacks import Teller, apart
 from leasing.runtime.clock import clock
 from leasing.runtime.threads import note_replaced
 from tasks.execution.attempt import Execution
-from tasks.execution.outcome_store import settle
-from tasks.execution.outcomes import Ending
+from tasks.execution.outcome_store import store_outcomes
+from tasks.execution.outcomes import Outcome
 from tasks.runtime.connection import lasting_connection
 
 #: How many are stored by one statement at most, and from how many on none is waited for.
@@ -46,15 +46,15 @@ class Completer:
     def __init__(
         self,
         is_busy: Callable[[], bool],
-        stored: Callable[[list[Ending]], object],
+        stored: Callable[[list[Outcome]], object],
         teller: Teller | None = None,
     ) -> None:
         self._teller = teller
         self._is_busy = is_busy
         self._stored = stored
         self._wakes = threading.Condition()
-        self._waiting: deque[Ending] = deque()
-        self._under_way: dict[threading.Thread, list[Ending]] = {}
+        self._waiting: deque[Outcome] = deque()
+        self._under_way: dict[threading.Thread, list[Outcome]] = {}
         self._state = State.IDLE
         self._began_at = 0.0
         #: The thread that stores what comes; those before it are stuck.
@@ -69,8 +69,8 @@ class Completer:
         """What is not stored yet."""
         # In this order: what begins to be stored between the two looks is found by the second.
         waiting = self._waiting.copy()
-        under_way = [ending for each in list(self._under_way.values()) for ending in each]
-        return [ending.execution for ending in (*waiting, *under_way)]
+        under_way = [outcome for each in list(self._under_way.values()) for outcome in each]
+        return [outcome.execution for outcome in (*waiting, *under_way)]
 
     @property
     def is_full(self) -> bool:
@@ -86,19 +86,19 @@ class Completer:
             map(self._waits_too_long, (*self._under_way.copy().values(), self._waiting.copy()))
         )
 
-    def _waits_too_long(self, endings: Iterable[Ending]) -> bool:
+    def _waits_too_long(self, outcomes: Iterable[Outcome]) -> bool:
         now = clock()
-        for ending in endings:  # the oldest first
-            hold = ending.execution.hold
-            if now - max(ending.ended_at, self._away_at) <= STUCK_AFTER * hold.ttl:
+        for outcome in outcomes:  # the oldest first
+            hold = outcome.execution.hold
+            if now - max(outcome.ended_at, self._away_at) <= STUCK_AFTER * hold.ttl:
                 return False
             if not hold.is_lost:
                 return True
         return False
 
-    def put(self, ending: Ending) -> None:
-        """Take ``ending`` over. It is stored after the next ``wake``."""
-        self._waiting.append(ending)
+    def put(self, outcome: Outcome) -> None:
+        """Take ``outcome`` over. It is stored after the next ``wake``."""
+        self._waiting.append(outcome)
 
     def wake(self) -> None:
         """See to what was put. Called as a place has become free."""
@@ -139,12 +139,12 @@ class Completer:
                     note_replaced("task-results")
         self.take_over()
 
-    def _put_back(self, batch: list[Ending]) -> None:
-        waiting = {id(ending) for ending in self._waiting}
-        for ending in reversed(batch):
-            ending.is_unsure = True
-            if id(ending) not in waiting:
-                self._waiting.appendleft(ending)
+    def _put_back(self, batch: list[Outcome]) -> None:
+        waiting = {id(outcome) for outcome in self._waiting}
+        for outcome in reversed(batch):
+            outcome.is_unsure = True
+            if id(outcome) not in waiting:
+                self._waiting.appendleft(outcome)
 
     def close(self) -> None:
         """End the thread once all is stored."""
@@ -167,7 +167,7 @@ class Completer:
     def _work(self) -> None:
         with lasting_connection(), apart(self._teller):
             while batch := self._next():
-                settle(batch, self._hear)
+                store_outcomes(batch, self._hear)
                 with self._wakes:
                     del self._under_way[threading.current_thread()]
                 self._stored(batch)
@@ -175,7 +175,7 @@ class Completer:
     def _hear(self, is_away: bool) -> None:
         self._is_away = is_away
 
-    def _next(self) -> list[Ending]:
+    def _next(self) -> list[Outcome]:
         """What to store now; nothing when this thread is to end."""
         me = threading.current_thread()
         with self._wakes:

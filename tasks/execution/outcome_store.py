@@ -17,45 +17,45 @@ from django.db import Error, connections
 from leasing.exceptions import LeaseLost
 from leasing.hold.held_grant import detach_all
 from tasks.exceptions import NotSerializable
-from tasks.execution.outcomes import COMPLETE, FAIL, Ending, Refused
+from tasks.execution.outcomes import COMPLETE, FAIL, Outcome, Refused
 from tasks.log import log
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet, TaskStatus
 from tasks.runtime.tracepoints import points
 
 #: Pauses between the tries to store a result, in seconds.
-SETTLE_PAUSES = (0.1, 0.3, 1, 2, 4, 8, 15)
+STORE_PAUSES = (0.1, 0.3, 1, 2, 4, 8, 15)
 
 
-def settle(endings: list[Ending], is_away: Callable[[bool], object] = bool) -> None:
-    """Store ``endings``, each under its grant alone. Raises nothing. ``is_away`` is told whether
+def store_outcomes(outcomes: list[Outcome], is_away: Callable[[bool], object] = bool) -> None:
+    """Store ``outcomes``, each under its grant alone. Raises nothing. ``is_away`` is told whether
     the database does not answer."""
     try:
-        for ending in endings:
-            if ending.dropped:
-                _drop(ending)
-        _settle(_left(endings), is_away)
+        for outcome in outcomes:
+            if outcome.dropped:
+                _drop(outcome)
+        _store_until_stored(_left(outcomes), is_away)
     except BaseException:  # pragma: no cover - a fault of ours must reach no worker
         log.task_result_failed(exc_info=True)
     finally:
         is_away(False)
-        detach_all([ending.execution.hold for ending in endings])
+        detach_all([outcome.execution.hold for outcome in outcomes])
 
 
-def _drop(ending: Ending) -> None:
-    execution, ending.is_done = ending.execution, True
+def _drop(outcome: Outcome) -> None:
+    execution, outcome.is_done = outcome.execution, True
     reason = f"its attempt was already over ({execution.ended_by})"
-    log.task_result_dropped(execution.claimed, verb=ending.verb, reason=reason)
-    if ending.verb == COMPLETE:
+    log.task_result_dropped(execution.claimed, verb=outcome.verb, reason=reason)
+    if outcome.verb == COMPLETE:
         try:
-            execution.hold.refused(ending.verb, reason)
+            execution.hold.refused(outcome.verb, reason)
         except Exception as error:
             log.task_note_failed(execution.claimed, error=error)
 
 
-def _settle(left: list[Ending], is_away: Callable[[bool], object]) -> None:
-    unsure = any(ending.is_unsure for ending in left)
-    for pause in (*SETTLE_PAUSES, None):
+def _store_until_stored(left: list[Outcome], is_away: Callable[[bool], object]) -> None:
+    unsure = any(outcome.is_unsure for outcome in left)
+    for pause in (*STORE_PAUSES, None):
         if not left:
             return
         try:
@@ -71,9 +71,9 @@ def _settle(left: list[Ending], is_away: Callable[[bool], object]) -> None:
         left = _left(left)
         is_away(not answers)
         if pause is None:
-            for ending in left:
+            for outcome in left:
                 log.task_result_not_stored(
-                    ending.execution.claimed, error=failure, exc_info=failure
+                    outcome.execution.claimed, error=failure, exc_info=failure
                 )
         elif left:
             if is_first:
@@ -81,85 +81,85 @@ def _settle(left: list[Ending], is_away: Callable[[bool], object]) -> None:
             threading.Event().wait(pause)
 
 
-def _each_alone(endings: list[Ending]) -> None:
+def _each_alone(outcomes: list[Outcome]) -> None:
     """Store each by itself, as far as that goes."""
     with contextlib.suppress(Error):
-        for ending in _not_arrived(_left(endings)):
+        for outcome in _not_arrived(_left(outcomes)):
             with contextlib.suppress(Error):
-                _store([ending])
+                _store([outcome])
 
 
-def _store(endings: list[Ending]) -> None:
-    """Store all of ``endings``, which are of one database. Raises Error when that does not
+def _store(outcomes: list[Outcome]) -> None:
+    """Store all of ``outcomes``, which are of one database. Raises Error when that does not
     answer; what it refuses is said, and done with."""
-    _store_many([each for each in endings if each.verb == COMPLETE], _complete)
+    _store_many([each for each in outcomes if each.verb == COMPLETE], _complete)
     # Those too whose output turned out to be none.
-    failed = [each for each in endings if each.verb == FAIL and not each.is_done]
+    failed = [each for each in outcomes if each.verb == FAIL and not each.is_done]
     _store_many(failed, _fail)
-    for ending in endings:
-        if ending.store is not None and not ending.is_done:
-            _store_many([ending], _store_one)
+    for outcome in outcomes:
+        if outcome.store is not None and not outcome.is_done:
+            _store_many([outcome], _store_one)
 
 
-def _store_many(endings: list[Ending], store: Callable[[list[Ending]], Refused]) -> None:
-    if not endings:
+def _store_many(outcomes: list[Outcome], store: Callable[[list[Outcome]], Refused]) -> None:
+    if not outcomes:
         return
     try:
         tracer = points.tracer
-        refused = store(endings) if tracer is None else tracer.storing(store, endings)
+        refused = store(outcomes) if tracer is None else tracer.storing(store, outcomes)
     except Error:
         raise
     except BaseException as failure:  # sys.exit() too, in what asks a retry policy
-        if len(endings) > 1:
-            for ending in endings:
-                _store_many([ending], store)
+        if len(outcomes) > 1:
+            for outcome in outcomes:
+                _store_many([outcome], store)
             return
-        refused = [(endings[0], failure)]
-    for ending in endings:
-        ending.is_done = True
-    for ending, error in refused:
-        claimed = ending.execution.claimed
-        if isinstance(error, NotSerializable) and ending.verb == COMPLETE:
-            ending.verb, ending.value, ending.is_done = FAIL, error, False
+        refused = [(outcomes[0], failure)]
+    for outcome in outcomes:
+        outcome.is_done = True
+    for outcome, error in refused:
+        claimed = outcome.execution.claimed
+        if isinstance(error, NotSerializable) and outcome.verb == COMPLETE:
+            outcome.verb, outcome.value, outcome.is_done = FAIL, error, False
         elif isinstance(error, LeaseLost):
             log.task_result_dropped(claimed, reason=f"lease lost ({error.reason})")
         else:
             log.task_result_not_stored(claimed, error=error, exc_info=error)
 
 
-def _complete(endings: list[Ending]) -> Refused:
-    known = {id(ending.execution.claimed): ending for ending in endings}
-    results = [(ending.execution.claimed, ending.value) for ending in endings]
-    refused = _rows(endings).complete_claimed(results)
+def _complete(outcomes: list[Outcome]) -> Refused:
+    known = {id(outcome.execution.claimed): outcome for outcome in outcomes}
+    results = [(outcome.execution.claimed, outcome.value) for outcome in outcomes]
+    refused = _rows(outcomes).complete_claimed(results)
     return [(known[id(claimed)], error) for claimed, error in refused]
 
 
-def _fail(endings: list[Ending]) -> Refused:
-    known = {id(ending.execution.task): ending for ending in endings}
-    failures = [(ending.execution.task, ending.value) for ending in endings]
-    _, refused = _rows(endings).fail_many(failures)
+def _fail(outcomes: list[Outcome]) -> Refused:
+    known = {id(outcome.execution.task): outcome for outcome in outcomes}
+    failures = [(outcome.execution.task, outcome.value) for outcome in outcomes]
+    _, refused = _rows(outcomes).fail_many(failures)
     return [(known[id(task)], error) for task, error in refused]
 
 
-def _store_one(endings: list[Ending]) -> Refused:
-    (ending,) = endings
-    assert ending.store is not None
-    ending.store()
+def _store_one(outcomes: list[Outcome]) -> Refused:
+    (outcome,) = outcomes
+    assert outcome.store is not None
+    outcome.store()
     return []
 
 
-def _not_arrived(endings: list[Ending]) -> list[Ending]:
-    """Those of ``endings`` that no earlier try, whose answer was lost, has stored after all."""
-    if not endings:
+def _not_arrived(outcomes: list[Outcome]) -> list[Outcome]:
+    """Those of ``outcomes`` that no earlier try, whose answer was lost, has stored after all."""
+    if not outcomes:
         return []
-    keys = [ending.execution.claimed.id for ending in endings]
-    ended = _rows(endings).filter(pk__in=keys, released_at__isnull=False)
+    keys = [outcome.execution.claimed.id for outcome in outcomes]
+    ended = _rows(outcomes).filter(pk__in=keys, released_at__isnull=False)
     over = ended.exclude(status=TaskStatus.RUNNING).values_list("pk", "grant_id")
     arrived = set(over)
-    for ending in endings:
-        claimed = ending.execution.claimed
-        ending.is_done = (claimed.id, claimed.grant_id) in arrived
-    return _left(endings)
+    for outcome in outcomes:
+        claimed = outcome.execution.claimed
+        outcome.is_done = (claimed.id, claimed.grant_id) in arrived
+    return _left(outcomes)
 
 
 def _answers(using: str) -> bool:
@@ -172,9 +172,9 @@ def _answers(using: str) -> bool:
     return True
 
 
-def _rows(endings: list[Ending]) -> TaskQuerySet:
-    return Task.objects.using(endings[0].execution.using)
+def _rows(outcomes: list[Outcome]) -> TaskQuerySet:
+    return Task.objects.using(outcomes[0].execution.using)
 
 
-def _left(endings: Iterable[Ending]) -> list[Ending]:
-    return [ending for ending in endings if not ending.is_done]
+def _left(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in outcomes if not outcome.is_done]

@@ -11,10 +11,10 @@ from tasks.execution.attempt import Execution
 COMPLETE, FAIL = "complete", "fail"
 
 #: What was turned away, and why.
-Refused = list[tuple["Ending", BaseException]]
+Refused = list[tuple["Outcome", BaseException]]
 
 
-class Ending:
+class Outcome:
     """What is to be stored of an attempt: the ``value`` of a result or an error, or else what
     ``store`` does. Without a ``verb`` there is nothing to store."""
 

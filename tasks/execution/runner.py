@@ -24,14 +24,14 @@ from tasks.exceptions import Snooze, TaskCancelled
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.execution.context import Context
-from tasks.execution.outcome_store import settle
-from tasks.execution.outcomes import COMPLETE, FAIL, Ending
+from tasks.execution.outcome_store import store_outcomes
+from tasks.execution.outcomes import COMPLETE, FAIL, Outcome
 from tasks.log import log
 from tasks.models import Task
 from tasks.registry import UNKNOWN_DELAY, Handler, Kind
 from tasks.runtime.connection import lasting_connection
 
-#: Seconds that a handler which was interrupted has to end before its task is settled without it.
+#: Seconds that a handler which was interrupted has to end before its task is ended without it.
 END_PATIENCE = 1.0
 
 LEFT_OPEN = "The handler left a transaction open; its writes are rolled back."
@@ -59,27 +59,27 @@ def run(execution: Execution, call: Call | None = None, chaos: Chaos | None = No
     """Run ``execution`` to its end on this thread, and store it. Raises nothing."""
     execution.carrier = threading.current_thread()
     try:
-        settle([work(execution, call, chaos)])
+        store_outcomes([work(execution, call, chaos)])
     finally:
         execution.hold.detach()  # whatever was raised into this thread: nobody carries it on
     tidy()
 
 
-def work(execution: Execution, call: Call | None = None, chaos: Chaos | None = None) -> Ending:
+def work(execution: Execution, call: Call | None = None, chaos: Chaos | None = None) -> Outcome:
     """Run the handler of ``execution`` on this thread. What is to be stored of it. Raises
     nothing."""
     tidy()
-    ending = before(execution)
-    if ending is None:
+    outcome = before(execution)
+    if outcome is None:
         execution.follow()
         stalled = chaos is not None and chaos.strike(execution.hold)
-        ending = _attempt(execution, call or _call_here)
-        if chaos is not None and stalled and ending.verb:
+        outcome = _attempt(execution, call or _call_here)
+        if chaos is not None and stalled and outcome.verb:
             chaos.run_late(execution.hold)
-    ending.close("handler")
+    outcome.close("handler")
     if execution.trace is not None:
-        execution.trace.leave(ending)
-    return ending
+        execution.trace.leave(outcome)
+    return outcome
 
 
 def tidy() -> None:
@@ -88,7 +88,7 @@ def tidy() -> None:
         close_old_connections()
 
 
-def before(execution: Execution) -> Ending | None:
+def before(execution: Execution) -> Outcome | None:
     """What becomes of ``execution`` without a call of its handler, because of what happened
     while it waited for a place, or because there is none; None: the attempt begins now. Raises
     nothing."""
@@ -97,10 +97,10 @@ def before(execution: Execution) -> Ending | None:
     except Exception as error:  # there can be no thread more that would watch its timeout
         log.task_not_begun(execution.claimed, error=error, exc_info=True)
         execution.ended.set()
-        return Ending(execution, FAIL, error)
+        return Outcome(execution, FAIL, error)
 
 
-def _hindrance(execution: Execution) -> Ending | None:
+def _hindrance(execution: Execution) -> Outcome | None:
     if execution.handler is None:
         execution.ended.set()
         return _unknown(execution)
@@ -109,7 +109,7 @@ def _hindrance(execution: Execution) -> Ending | None:
     hold, by = execution.hold, execution.interruption.cancelled_by
     if not hold.valid:  # also where nobody had the time to say so: the machine was suspended
         log.task_lost(execution.claimed, reason="before it started")
-        return Ending(execution)
+        return Outcome(execution)
     if by:
         return _cancelled(execution, by)
     if execution.kind is not Kind.PROCESS:  # which may have to start first
@@ -127,15 +127,15 @@ def time_out(execution: Execution) -> None:
     error = execution.interruption.timeout_error()
     log.task_timed_out(execution.claimed, error=error)
     with lasting_connection():
-        ending = judge(execution, execution.context(), error=error)
-        ending.close("timeout")
+        outcome = judge(execution, execution.context(), error=error)
+        outcome.close("timeout")
         if execution.trace is not None:
-            execution.trace.over(ending)
-        settle([ending])
+            execution.trace.over(outcome)
+        store_outcomes([outcome])
     connections.close_all()
 
 
-def _attempt(execution: Execution, call: Call) -> Ending:
+def _attempt(execution: Execution, call: Call) -> Outcome:
     context = execution.context()
     try:
         if execution.owes_a_word:
@@ -155,22 +155,22 @@ def judge(
     context: Context,
     output: Any = None,
     error: BaseException | None = None,
-) -> Ending:
+) -> Outcome:
     """What is to be stored of an attempt whose handler returned ``output`` or raised
     ``error``."""
     if context.completed:
         if error is not None:
             log.task_failed_after_end(execution.claimed, error=repr(error))
-        return Ending(execution)
+        return Outcome(execution)
     if error is None and context.given_back is not None:
         reason, delay = context.given_back
         return _returned(execution, reason, delay)
     if error is None:
-        return Ending(execution, COMPLETE, output)
+        return Outcome(execution, COMPLETE, output)
     return _judge_error(execution, error)
 
 
-def _judge_error(execution: Execution, error: BaseException) -> Ending:
+def _judge_error(execution: Execution, error: BaseException) -> Outcome:
     hold = execution.hold
     ours = isinstance(error, asyncio.CancelledError)
     if (ours and hold.is_lost) or (
@@ -179,30 +179,30 @@ def _judge_error(execution: Execution, error: BaseException) -> Ending:
         log.task_lost(
             execution.claimed, reason=getattr(error, "reason", "its coroutine was cancelled")
         )
-        return Ending(execution)
+        return Outcome(execution)
     by = execution.interruption.cancelled_by
     if isinstance(error, TaskCancelled) or (ours and by):
         return _cancelled(execution, by)
     if isinstance(error, Snooze):
         tasks = Task.objects.using(execution.using)
         store = partial(tasks.snooze, execution.task, error.delay, str(error))
-        return Ending(execution, "snooze", store=store)
-    return Ending(execution, FAIL, error)
+        return Outcome(execution, "snooze", store=store)
+    return Outcome(execution, FAIL, error)
 
 
-def _cancelled(execution: Execution, by: str) -> Ending:
+def _cancelled(execution: Execution, by: str) -> Outcome:
     tasks = Task.objects.using(execution.using)
     store = partial(tasks.accept_cancel, execution.task, by=by)
-    return Ending(execution, "cancel", store=store)
+    return Outcome(execution, "cancel", store=store)
 
 
-def _returned(execution: Execution, reason: str, delay: timedelta = timedelta(0)) -> Ending:
+def _returned(execution: Execution, reason: str, delay: timedelta = timedelta(0)) -> Outcome:
     tasks = Task.objects.using(execution.using)
     store = partial(tasks.give_back, execution.task, reason, delay=delay)
-    return Ending(execution, "give back", store=store)
+    return Outcome(execution, "give back", store=store)
 
 
-def _unknown(execution: Execution) -> Ending:
+def _unknown(execution: Execution) -> Outcome:
     name = execution.claimed.name
     reason = (
         f"No handler is registered for {name!r}: this worker lacks its module, as during a deploy."

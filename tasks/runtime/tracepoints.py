@@ -13,7 +13,7 @@ from leasing.runtime.tracepoints import HoldTrace
 
 if TYPE_CHECKING:
     from tasks.execution.attempt import Execution
-    from tasks.execution.outcomes import Ending, Refused
+    from tasks.execution.outcomes import Outcome, Refused
     from tasks.models import Task
     from tasks.querysets.claimed import ClaimedTask
 
@@ -26,10 +26,10 @@ Send = Callable[[int, str], object]
 class AttemptTrace(HoldTrace, Protocol):
     """Follows one attempt, from the call of its handler on."""
 
-    def over(self, ending: Ending) -> object:
+    def over(self, outcome: Outcome) -> object:
         """The attempt has ended so; for whoever ends it from outside."""
 
-    def leave(self, ending: Ending) -> object:
+    def leave(self, outcome: Outcome) -> object:
         """``over``, on the thread or coroutine on which it began."""
 
     def returned(self, reason: str) -> object:
@@ -56,7 +56,9 @@ class TaskTracer(Protocol):
     def running(self, execution: Execution) -> AttemptTrace | None:
         """The handler of ``execution`` is about to be called in this context."""
 
-    def storing(self, store: Callable[[list[Ending]], Refused], endings: list[Ending]) -> Refused:
+    def storing(
+        self, store: Callable[[list[Outcome]], Refused], outcomes: list[Outcome]
+    ) -> Refused:
         """Call ``store``, which stores what came of attempts."""
 
     def lost(self, task: Task, reason: str) -> object:

@@ -22,7 +22,7 @@ from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.execution.completer import Completer
 from tasks.execution.context import Context
-from tasks.execution.outcomes import Ending
+from tasks.execution.outcomes import Outcome
 from tasks.registry import Kind
 from tasks.worker.threads import Lane
 
@@ -154,25 +154,25 @@ class Coroutines(Lane):
 
     async def _run_to_its_end(self, execution: Execution) -> None:
         began_at = clock()
-        ending = runner.before(execution)
+        outcome = runner.before(execution)
         stalled = False
-        if ending is None:
+        if outcome is None:
             execution.follow()
             stalled = self.chaos is not None and self.chaos.strike(execution.hold)
-            ending = await self._attempt(execution)
-        if stalled and ending.verb:
+            outcome = await self._attempt(execution)
+        if stalled and outcome.verb:
             await asyncio.to_thread(self._run_late, execution.hold)
-        ending.close("handler")
+        outcome.close("handler")
         if execution.trace is not None:
-            execution.trace.leave(ending)
-        self._end(ending, began_at)
+            execution.trace.leave(outcome)
+        self._end(outcome, began_at)
 
     def _run_late(self, hold: HeldGrant) -> None:
         assert self.chaos is not None
         self.chaos.run_late(hold)
         connections.close_all()
 
-    async def _attempt(self, execution: Execution) -> Ending:
+    async def _attempt(self, execution: Execution) -> Outcome:
         context = execution.context()
         output, error = None, None
         try:

@@ -11,7 +11,7 @@ from tasks import registry
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.execution.completer import Completer
-from tasks.execution.outcomes import Ending
+from tasks.execution.outcomes import Outcome
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet
 from tasks.registry import Kind
@@ -51,7 +51,7 @@ class Places:
         self,
         places: dict[Kind, int],
         wake: Callable[[], object],
-        stored: Callable[[list[Ending]], object],
+        stored: Callable[[list[Outcome]], object],
         chaos: Chaos | None = None,
         teller: Teller | None = None,
     ) -> None:

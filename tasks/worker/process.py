@@ -43,7 +43,7 @@ from tasks.conf import task_settings
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.execution.claimed_store import load
-from tasks.execution.outcomes import COMPLETE, Ending
+from tasks.execution.outcomes import COMPLETE, Outcome
 from tasks.execution.runner import STOPPED, time_out
 from tasks.log import log
 from tasks.maintenance import services
@@ -124,7 +124,7 @@ class WorkerProcess:
         self.places = Places(counts, self.waking.wake, self._stored, chaos, self._threads.callbacks)
 
     def run(self) -> None:
-        """Work until ``stop`` is called, or the end is reached; then return when all is settled."""
+        """Work until ``stop`` is called, or the end is reached; then return when all is stored."""
         self._start_threads()
         log.worker_started(worker=self.name, queues=", ".join(self.queues))
         ours = lasting_connection(self.stopping)
@@ -242,11 +242,11 @@ class WorkerProcess:
             if self._tasks_left is not None:
                 self._tasks_left += len(overdue)
 
-    def _stored(self, endings: list[Ending]) -> None:
+    def _stored(self, outcomes: list[Outcome]) -> None:
         """Look again where what was just stored is a reason to: an end that somebody waits for,
         or a task that may be ready by it."""
         ends = self._closing or self.stopping.is_set() or self.until is not Until.STOPPED
-        if ends or self._is_blocked or any(map(_makes_ready, endings)):
+        if ends or self._is_blocked or any(map(_makes_ready, outcomes)):
             self.waking.wake()
 
     # Waiting
@@ -340,7 +340,7 @@ class WorkerProcess:
         log.worker_stopped(worker=self.name)
 
 
-def _makes_ready(ending: Ending) -> bool:
-    """Whether a task may have become ready as ``ending`` was stored: the same, or another of its
+def _makes_ready(outcome: Outcome) -> bool:
+    """Whether a task may have become ready as ``outcome`` was stored: the same, or another of its
     concurrency key."""
-    return ending.verb != COMPLETE or bool(ending.execution.claimed.concurrency_key)
+    return outcome.verb != COMPLETE or bool(outcome.execution.claimed.concurrency_key)

@@ -23,7 +23,7 @@ from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.execution.completer import Completer
-from tasks.execution.outcomes import Ending
+from tasks.execution.outcomes import Outcome
 from tasks.registry import Kind
 from tasks.runtime import connection, probes
 
@@ -146,20 +146,20 @@ class Lane:
         """``count`` more are waiting."""
         raise NotImplementedError
 
-    def _end(self, ending: Ending, began_at: float) -> None:
-        ending.ended_at = clock()
-        took = ending.ended_at - began_at
+    def _end(self, outcome: Outcome, began_at: float) -> None:
+        outcome.ended_at = clock()
+        took = outcome.ended_at - began_at
         if probes.running:
-            probes.running(ending.execution.claimed.queue, took)
+            probes.running(outcome.execution.claimed.queue, took)
         if self._paced:
             self._pace += WEIGHT * (took - self._pace)
         else:
             self._pace = took
         self._paced += 1
         # In this order: what has not been stored is always to be found in one of the two.
-        self._completer.put(ending)
-        self._running.pop(id(ending.execution), None)
-        ending.execution.carrier = self._completer
+        self._completer.put(outcome)
+        self._running.pop(id(outcome.execution), None)
+        outcome.execution.carrier = self._completer
         self._completer.wake()
         if len(self._running) <= self.look_at:
             self.look_at = -1

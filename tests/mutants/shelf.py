@@ -191,7 +191,7 @@ def _of_outcomes() -> Iterator[Mutant]:
     """Outcomes are stored in the order of their keys, on a connection that works."""
     yield of_text(
         "tasks/execution/outcome_store.py",
-        "_settle",
+        "_store_until_stored",
         "connections[using].close()\n        answers",
         "answers",
         "keeps a broken connection",

@@ -47,7 +47,7 @@ class Doom:
 
     def install(self) -> None:
         """Look in at each stage."""
-        store, call, read_back = outcome_store.settle, runner.call_handler, ends._written
+        store, call, read_back = outcome_store.store_outcomes, runner.call_handler, ends._written
 
         def calling(*args: Any) -> Any:
             self.at("running")
@@ -71,7 +71,7 @@ class Doom:
 
         for place, name, stand_in in (
             (runner, "call_handler", calling),
-            (completer, "settle", storing),
+            (completer, "store_outcomes", storing),
             (ends, "_written", reading),
         ):
             setattr(place, name, stand_in)

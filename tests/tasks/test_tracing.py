@@ -22,7 +22,7 @@ from tasks import registry
 from tasks.exceptions import NotSerializable, Snooze
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
-from tasks.execution.outcome_store import settle
+from tasks.execution.outcome_store import store_outcomes
 from tasks.models import Task, TaskStatus
 from tasks.runtime.tracepoints import points
 from tasks.worker.child import Answer, Attempt, Job
@@ -269,7 +269,7 @@ def test_many_failures_that_are_stored_together_leave_each_its_own(
 ) -> None:
     handlers["jobs.echo"] = fails
     running = [TaskFactory(name="jobs.echo", state="running") for _ in range(2)]
-    settle([runner.work(execution_of(task)) for task in running])
+    store_outcomes([runner.work(execution_of(task)) for task in running])
 
     left = [span_id(carried(task)["previous"]) for task in running]
     assert left == [id_of(span) for span in spans.named("process default")]
@@ -310,7 +310,7 @@ def test_an_attempt_that_times_out_has_ended(
 ) -> None:
     handlers["jobs.echo"] = lambda ctx, **data: runner.time_out(execution)
     execution = execution_of(TaskFactory(name="jobs.echo", state="running", timeout=1))
-    settle([runner.work(execution)])
+    store_outcomes([runner.work(execution)])
 
     process = spans.one("process default")
     assert attributes(process)["error.type"] == "TimeoutError"

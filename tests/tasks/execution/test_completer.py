@@ -28,7 +28,7 @@ class Result:
 def stored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was stored, in the order it was."""
     found: list[Any] = []
-    monkeypatch.setattr(completer, "settle", lambda batch, hear: found.extend(batch))
+    monkeypatch.setattr(completer, "store_outcomes", lambda batch, hear: found.extend(batch))
     return found
 
 

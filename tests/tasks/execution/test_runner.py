@@ -46,12 +46,12 @@ transactional = pytest.mark.django_db(transaction=True)
 Run = Callable[..., Task]
 
 
-PAUSES = outcome_store.SETTLE_PAUSES
+PAUSES = outcome_store.STORE_PAUSES
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome_store, "SETTLE_PAUSES", (0,) * len(PAUSES))
+    monkeypatch.setattr(outcome_store, "STORE_PAUSES", (0,) * len(PAUSES))
 
 
 @pytest.fixture(autouse=True)
@@ -509,11 +509,11 @@ def test_that_many_results_wait_is_told_in_one_line(
     handlers["jobs.echo"] = lambda ctx, **data: None
     running = Running(manual_keeper)
     tasks = [TaskFactory(name="jobs.echo", state="running", holder="ann") for _ in range(3)]
-    endings = [runner.work(running.execution(task)) for task in tasks]
+    done = [runner.work(running.execution(task)) for task in tasks]
 
     with away(monkeypatch, "complete_claimed", 1, GONE):
         monkeypatch.setattr(outcome_store, "_answers", lambda using: False)
-        outcome_store.settle(endings)
+        outcome_store.store_outcomes(done)
 
     said = [each for each in caplog.records if each.event == "task.result_delayed"]
     assert [(each.levelname, each.task_id, each.waiting) for each in said] == [

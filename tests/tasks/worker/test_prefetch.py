@@ -163,7 +163,7 @@ def lane_of(places: int, *seconds: float) -> Threads:
     now = clock()
 
     class Settled:
-        def put(self, ending: Any) -> None: ...
+        def put(self, outcome: Any) -> None: ...
         def wake(self) -> None: ...
 
     class Ended:
@@ -400,7 +400,7 @@ def test_a_result_that_the_database_never_takes_sinks_none_of_its_neighbours(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.execution.completer.LINGER", PATIENCE)
-    monkeypatch.setattr(outcome_store, "SETTLE_PAUSES", (0, 0))
+    monkeypatch.setattr(outcome_store, "STORE_PAUSES", (0, 0))
     complete = TaskQuerySet.complete_claimed
 
     def choking(rows: Any, results: Any) -> Any:
@@ -437,7 +437,7 @@ def test_while_results_cannot_be_stored_nothing_is_claimed_and_none_is_lost(
         return complete(rows, results)
 
     monkeypatch.setattr(TaskQuerySet, "complete_claimed", storing)
-    monkeypatch.setattr(outcome_store, "SETTLE_PAUSES", (0.01,) * 5000)
+    monkeypatch.setattr(outcome_store, "STORE_PAUSES", (0.01,) * 5000)
     monkeypatch.setattr(outcome_store, "_answers", lambda using: not away.is_set())
     first = TaskFactory(name="jobs.echo", data={})
 

@@ -231,12 +231,12 @@ def test_a_worker_that_cannot_store_ends_to_be_started_again(
     """Whatever it is that hangs."""
     let_go = threading.Event()
 
-    def hang(endings: list[Any], _: Any) -> None:
+    def hang(outcomes: list[Any], _: Any) -> None:
         let_go.wait(PATIENCE)
-        for ending in endings:
-            ending.execution.hold.detach()
+        for outcome in outcomes:
+            outcome.execution.hold.detach()
 
-    monkeypatch.setattr("tasks.execution.completer.settle", hang)
+    monkeypatch.setattr("tasks.execution.completer.store_outcomes", hang)
     monkeypatch.setattr("tasks.execution.completer.STUCK_AFTER", 0.01)
     task = TaskFactory(name="jobs.echo", data={})
     with working(stop_timeout=0) as worker:

@@ -287,7 +287,7 @@ def test_what_is_raised_into_the_thread_of_one_task_ends_its_renewals(
     manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task: Task = TaskFactory(name="jobs.echo", data={}, state="running")
-    once(monkeypatch, runner, "settle", SystemExit())
+    once(monkeypatch, runner, "store_outcomes", SystemExit())
 
     with pytest.raises(SystemExit):
         runner.run(Execution(task, threading.Event(), keeper=manual_keeper))
