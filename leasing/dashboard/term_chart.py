@@ -10,7 +10,7 @@ from leasing.dashboard.timeline import Term, Timeline
 from leasing.humanize import plural, span
 from leasing.models import EventKind, Leasable
 from leasing.web.badges import EXPIRED, Sign, event_sign, lease_sign
-from leasing.web.timeline_chart import Drawing, Lane, Mark, Span, draw
+from leasing.web.timeline_chart import Drawing, Mark, Span, Track, draw
 
 #: How many terms a drawing shows.
 MOST: Final = 12
@@ -22,21 +22,23 @@ def drawing_of(row: Leasable, timeline: Timeline) -> Drawing:
     terms = timeline.terms
     before = [None, *terms]
     first = max(1, row.grants - len(terms) + 1)
-    lanes = [
-        _lane(f"Term {number}", term, previous, row, timeline)
+    tracks = [
+        _track(f"Term {number}", term, previous, row, timeline)
         for number, (term, previous) in enumerate(zip(terms, before, strict=False), first)
     ]
-    left_out = timeline.has_more or len(lanes) > MOST
-    return draw(lanes[-MOST:], timeline.now, left_out=left_out)
+    left_out = timeline.has_more or len(tracks) > MOST
+    return draw(tracks[-MOST:], timeline.now, left_out=left_out)
 
 
-def _lane(title: str, term: Term, previous: Term | None, row: Leasable, timeline: Timeline) -> Lane:
+def _track(
+    title: str, term: Term, previous: Term | None, row: Leasable, timeline: Timeline
+) -> Track:
     sign = _sign(term, row, timeline.now)
     start = term.began_at or timeline.since
     end = term.ended_at if term.end != "unknown" else term.ended_at or start
     lasted = f", {span(end - start)}" if end else ""
     bar = Span(start, end, sign.tone, f"{term.holder}: {sign.word}{lasted}")
-    return Lane(
+    return Track(
         sign,
         title,
         term.holder,

@@ -62,7 +62,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Lane:
+class Track:
     """One line of a drawing: what it is about, and what happened in it."""
 
     sign: Sign
@@ -98,33 +98,33 @@ class Tick:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Lanes with their shapes, the earliest first, and the axis below them.
+    """Tracks with their shapes, the earliest first, and the axis below them.
 
     It is the same drawing while only its bars have grown with the time.
     """
 
-    lanes: list[Lane] = field(default_factory=list)
+    tracks: list[Track] = field(default_factory=list)
     ticks: list[Tick] = field(default_factory=list, compare=False)
     #: Where now is; "" when the drawing ends before.
     now: str = field(default="", compare=False)
-    #: Lanes that are left out because there are so many.
+    #: Tracks that are left out because there are so many.
     left_out: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.lanes)
+        return bool(self.tracks)
 
 
-def draw(lanes: Sequence[Lane], now: datetime, *, left_out: bool = False) -> Drawing:
-    """Put ``lanes`` on one axis, which ends at ``now`` when one of them lasts until then."""
-    moments = list(_moments(lanes, now))
+def draw(tracks: Sequence[Track], now: datetime, *, left_out: bool = False) -> Drawing:
+    """Put ``tracks`` on one axis, which ends at ``now`` when one of them lasts until then."""
+    moments = list(_moments(tracks, now))
     if not moments:
         return Drawing()
     begin, end = min(moments), max(moments)
     end = max(end, begin + SHORTEST)
     scale = _Scale(begin, end)
-    lasts = any(lane.end is None for lane in lanes)
+    lasts = any(track.end is None for track in tracks)
     return Drawing(
-        [replace(lane, shapes=_shapes(lane, scale, now)) for lane in lanes],
+        [replace(track, shapes=_shapes(track, scale, now)) for track in tracks],
         list(_ticks(scale)),
         now=scale.place(now) if lasts and begin <= now <= end else "",
         left_out=left_out,
@@ -145,23 +145,23 @@ class _Scale:
         return f"{self.share(moment):.2f}%"
 
 
-def _moments(lanes: Sequence[Lane], now: datetime) -> Iterable[datetime]:
-    for lane in lanes:
-        for span in lane.spans:
+def _moments(tracks: Sequence[Track], now: datetime) -> Iterable[datetime]:
+    for track in tracks:
+        for span in track.spans:
             yield from (span.start, span.end or now)
-        for mark in lane.marks:
+        for mark in track.marks:
             yield mark.at
 
 
-def _shapes(lane: Lane, scale: _Scale, now: datetime) -> list[Shape]:
+def _shapes(track: Track, scale: _Scale, now: datetime) -> list[Shape]:
     shapes = []
-    for span in lane.spans:
+    for span in track.spans:
         start, end = scale.share(span.start), scale.share(span.end or now)
         width = end - start if span.thin else max(NARROWEST, end - start)
         start = min(start, 99 - width)
         kind = "wait" if span.thin else "bar"
         shapes.append(Shape(f"{start:.2f}%", f"{width:.2f}%", span.tone, span.title, kind))
-    for mark in lane.marks:
+    for mark in track.marks:
         shapes.append(Shape(scale.place(mark.at), "", mark.tone, mark.title, "mark"))
     return shapes
 

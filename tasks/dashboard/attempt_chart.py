@@ -7,7 +7,7 @@ from typing import Final
 
 from leasing.humanize import span
 from leasing.web.badges import Sign
-from leasing.web.timeline_chart import Drawing, Lane, Mark, Span, draw
+from leasing.web.timeline_chart import Drawing, Mark, Span, Track, draw
 from tasks.dashboard.badges import ATTEMPT_SIGNS, STUCK, SUCCEEDED, task_sign
 from tasks.dashboard.timeline import Span as Stretch
 from tasks.dashboard.timeline import Timeline
@@ -21,21 +21,21 @@ TOO_LONG: Final = 4
 
 def drawing_of(task: Task, timeline: Timeline) -> Drawing:
     """The drawing of the latest attempts of ``task``."""
-    lanes: list[Lane] = []
+    tracks: list[Track] = []
     wait: Stretch | None = None
     for stretch in timeline.spans:
         if stretch.kind == "wait":
             wait = stretch
             continue
-        is_drawn = wait is not None and (lanes or _leaves_room(wait, timeline))
+        is_drawn = wait is not None and (tracks or _leaves_room(wait, timeline))
         before = [_wait(wait, timeline)] if wait is not None and is_drawn else []
-        lane = _attempt(stretch, _sign(stretch, task, timeline))
-        lanes.append(replace(lane, spans=[*before, *lane.spans]))
+        track = _attempt(stretch, _sign(stretch, task, timeline))
+        tracks.append(replace(track, spans=[*before, *track.spans]))
         wait = None
-    if lanes and wait is not None:
-        lanes[-1] = replace(lanes[-1], spans=[*lanes[-1].spans, _wait(wait, timeline)])
-    left_out = timeline.has_more or len(lanes) > MOST
-    return draw(lanes[-MOST:], timeline.now, left_out=left_out)
+    if tracks and wait is not None:
+        tracks[-1] = replace(tracks[-1], spans=[*tracks[-1].spans, _wait(wait, timeline)])
+    left_out = timeline.has_more or len(tracks) > MOST
+    return draw(tracks[-MOST:], timeline.now, left_out=left_out)
 
 
 def _leaves_room(wait: Stretch, timeline: Timeline) -> bool:
@@ -54,7 +54,7 @@ def _wait(wait: Stretch, timeline: Timeline) -> Span:
     return Span(wait.began_at, end, "mute", "Waiting for the next attempt", thin=True)
 
 
-def _attempt(attempt: Stretch, sign: Sign) -> Lane:
+def _attempt(attempt: Stretch, sign: Sign) -> Track:
     end = attempt.ended_at
     lasted = f", {span(end - attempt.began_at)}" if end else ""
     bar = Span(attempt.began_at, end, sign.tone, f"{attempt.holder}: {sign.word}{lasted}")
@@ -62,7 +62,7 @@ def _attempt(attempt: Stretch, sign: Sign) -> Lane:
     if attempt.refused_at is not None:
         note = f"late “{attempt.refused_verb}” refused"
         marks.append(Mark(attempt.refused_at, "crit", note.capitalize()))
-    return Lane(
+    return Track(
         sign,
         f"Attempt {attempt.number}",
         attempt.holder,

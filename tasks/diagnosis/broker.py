@@ -45,7 +45,7 @@ def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) 
 
 
 def published(task: Task, now: datetime, facts: list[tuple[str, str]]) -> Diagnosis:
-    """A message tells of it, and a Celery worker has a place for it."""
+    """A message tells of it, and a Celery worker has a slot for it."""
     assert task.published_at is not None
     since = now - task.published_at
     facts = [*facts, ("Published", f"{span(since)} ago")]

@@ -3,7 +3,7 @@
 Several may want to end it: its handler, its timeout, a worker that stops. Whoever takes it first
 stores what came of it, and what the others bring is dropped.
 
-It may wait for a place before it begins: it is kept from the claim on, and its timeout counts
+It may wait for a slot before it begins: it is kept from the claim on, and its timeout counts
 from the beginning. There are many of them, so each is as light as it can be.
 """
 
@@ -28,7 +28,7 @@ from tasks.runtime.tracepoints import AttemptTrace, points
 
 Watch = Callable[["Execution"], object]
 
-#: The part of its time for progress that a task may wait for a place without a word.
+#: The part of its time for progress that a task may wait for a slot without a word.
 SILENCE = 0.1
 
 
@@ -73,7 +73,7 @@ class Execution:
         self.ended = Latch()
         #: Who ended it: "handler", "timeout" or "stop"; empty while nobody has.
         self.ended_by = ""
-        #: What carries it now: a thread, a coroutine's loop; None while it waits for a place.
+        #: What carries it now: a thread, a coroutine's loop; None while it waits for a slot.
         self.carrier: Carrier | None = None
         #: Ends what can be ended from outside: a coroutine. May be called on any thread.
         self.interrupt: Callable[[], object] | None = None
@@ -123,7 +123,7 @@ class Execution:
 
     @property
     def owes_a_word(self) -> bool:
-        """Whether it has waited so long for its place that its time for progress would end
+        """Whether it has waited so long for its slot that its time for progress would end
         too early."""
         timeout = self.claimed.progress_timeout
         waited = clock() - self.claimed.sent_at

@@ -101,7 +101,7 @@ class Completer:
         self._waiting.append(outcome)
 
     def wake(self) -> None:
-        """See to what was put. Called as a place has become free."""
+        """See to what was put. Called as a slot has become free."""
         state = self._state
         if state is State.STORING:
             if clock() - self._began_at > SLOW:

@@ -90,7 +90,7 @@ def tidy() -> None:
 
 def before(execution: Execution) -> Outcome | None:
     """What becomes of ``execution`` without a call of its handler, because of what happened
-    while it waited for a place, or because there is none; None: the attempt begins now. Raises
+    while it waited for a slot, or because there is none; None: the attempt begins now. Raises
     nothing."""
     try:
         return _hindrance(execution)

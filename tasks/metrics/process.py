@@ -20,7 +20,7 @@ from tasks.maintenance import recovery
 from tasks.outbox.totals import totals as relayed
 from tasks.querysets.claimed import ClaimedTask, waited
 from tasks.runtime import probes
-from tasks.worker.executors import Places
+from tasks.worker.executors import ExecutorPool
 from tasks.worker.hand_back import abandoned
 
 #: Seconds, for what may take a moment or an hour.
@@ -54,7 +54,7 @@ class TaskMetrics(ProcessMetrics):
             *(queue, "task", "outcome"),
         )
         self.duration = histogram(
-            "tasks_execution_duration_seconds", "How long an attempt had its place.", queue
+            "tasks_execution_duration_seconds", "How long an attempt had its slot.", queue
         )
         self.dead = counter("tasks_dead_total", "Tasks that failed for good.", queue)
         self.recovered = counter("tasks_recovered_total", "Tasks taken back.", *(queue, "reason"))
@@ -158,7 +158,7 @@ class State:
     """What this process has to do, looked at when somebody asks."""
 
     def __init__(self) -> None:
-        self.places: Places | None = None
+        self.executors: ExecutorPool | None = None
 
     def collect(self) -> Iterator[Metric]:
         totals = recovery.totals
@@ -179,18 +179,18 @@ class State:
         )
         for name, help, by_kind in counts:
             yield _counted(name, help, "kind", by_kind)
-        if self.places is not None:
-            yield from _places(self.places)
+        if self.executors is not None:
+            yield from _slots(self.executors)
         if relayed.succeeded_at is not None or relayed.failures:
             yield from _relay()
 
 
-def _places(places: Places) -> Iterator[Metric]:
-    there = GaugeMetricFamily("tasks_places", "What may run at a time.", labels=["kind"])
-    busy = GaugeMetricFamily("tasks_places_busy", "What runs.", labels=["kind"])
-    for kind, lane in places.lanes.items():
-        there.add_metric([kind.value], lane.places)
-        busy.add_metric([kind.value], lane.places - max(0, lane.free))
+def _slots(executors: ExecutorPool) -> Iterator[Metric]:
+    there = GaugeMetricFamily("tasks_worker_slots", "What may run at a time.", labels=["kind"])
+    busy = GaugeMetricFamily("tasks_worker_slots_busy", "What runs.", labels=["kind"])
+    for kind, executor in executors.executors.items():
+        there.add_metric([kind.value], executor.slots)
+        busy.add_metric([kind.value], executor.slots - max(0, executor.free))
     yield from (there, busy)
 
 
@@ -256,6 +256,6 @@ def metrics() -> TaskMetrics:
     return _metrics
 
 
-def watch(places: Places) -> None:
-    """Show how many of the ``places`` of this worker are busy."""
-    metrics().state.places = places
+def watch(executors: ExecutorPool) -> None:
+    """Show how many of the ``executors`` of this worker are busy."""
+    metrics().state.executors = executors

@@ -1,6 +1,6 @@
 """What is measured of tasks where it happens: see ``leasing.runtime.probes``.
 
-running      queue, seconds: how long an attempt had its place in a worker
+running      queue, seconds: how long an attempt had its slot in a worker
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from tasks.execution.completer import Completer
 from tasks.execution.context import Context
 from tasks.execution.outcomes import Outcome
 from tasks.registry import Kind
-from tasks.worker.threads import Lane
+from tasks.worker.threads import Executor
 
 #: Seconds without an answer after which the loop counts as blocked, and gets nothing more to do.
 BLOCKED_AFTER = 1.0
@@ -33,36 +33,36 @@ HOPELESS_AFTER = 3
 
 
 class Coroutine:
-    """Carries an attempt on the loop of ``lane``."""
+    """Carries an attempt on the loop of ``executor``."""
 
-    __slots__ = ("_lane", "task")
+    __slots__ = ("_executor", "task")
 
-    def __init__(self, lane: Coroutines) -> None:
-        self._lane = lane
+    def __init__(self, executor: Coroutines) -> None:
+        self._executor = executor
         self.task: asyncio.Task[None] | None = None
 
     def is_alive(self) -> bool:
         """Return True until it, or its loop, has ended in whatever way."""
-        return self._lane.is_alive() and not self.is_done()
+        return self._executor.is_alive() and not self.is_done()
 
     def is_done(self) -> bool:
         """Return True once it has ended in whatever way."""
         return self.task is not None and self.task.done()
 
 
-class Coroutines(Lane):
+class Coroutines(Executor):
     """Runs each task as a coroutine, which is cancelled when it is to end."""
 
     kind = Kind.COROUTINE
 
     def __init__(
         self,
-        places: int,
+        slots: int,
         completer: Completer,
         wake: Callable[[], object],
         chaos: Chaos | None = None,
     ) -> None:
-        super().__init__(places, completer, wake, chaos)
+        super().__init__(slots, completer, wake, chaos)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = LastingThread("event-loop", self._run_loop)
         self._closed = False
@@ -134,9 +134,9 @@ class Coroutines(Lane):
         return super()._goes_on(execution, waiting)
 
     def _fill(self) -> None:
-        """Begin what waits, as far as there are places."""
+        """Begin what waits, as far as there are slots."""
         assert self._loop is not None
-        while self._active < self.places and not self._closed:
+        while self._active < self.slots and not self._closed:
             try:
                 execution = self._waiting.popleft()
             except IndexError:

@@ -1,8 +1,8 @@
 """A worker process: claims tasks, runs them, and recovers those of others.
 
-    main thread    claims for the lanes that have room, as long as renewals succeed and results
+    main thread    claims for the executors that have room, as long as renewals succeed and results
                    can be stored
-    places         run the tasks: threads (``lanes``), the event loop (``loop``), child processes
+    executors       run the tasks: threads (``threads``), the event loop (``loop``), child processes
                    (``processes``)
     completer        stores what came of them, many together (``completer``)
     keeper         renews all of them in one statement (``leasing.keeper``)
@@ -54,7 +54,7 @@ from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
 from tasks.runtime.connection import handlers_limited, lasting_connection
 from tasks.runtime.service_threads import PATIENCE, ServiceThreads
-from tasks.worker.executors import EMPTY_FOR, Opening, Places
+from tasks.worker.executors import EMPTY_FOR, ExecutorPool, Opening
 from tasks.worker.hand_back import give_back, give_back_all, give_up
 from tasks.worker.registration import Presence
 from tasks.worker.timeouts import Timekeeper
@@ -121,7 +121,9 @@ class WorkerProcess:
         self._threads = ServiceThreads(self._ended, self._timekeeper, self)
         self.waking = Waking(self.queues, self._ended, self._hurry)
         counts = {Kind.THREAD: threads, Kind.COROUTINE: coroutines, Kind.PROCESS: processes}
-        self.places = Places(counts, self.waking.wake, self._stored, chaos, self._threads.callbacks)
+        self.executors = ExecutorPool(
+            counts, self.waking.wake, self._stored, chaos, self._threads.callbacks
+        )
 
     def run(self) -> None:
         """Work until ``stop`` is called, or the end is reached; then return when all is stored."""
@@ -141,7 +143,7 @@ class WorkerProcess:
             pause = self._claiming.step()
             if self._is_finished:
                 break
-            if reason := self.places.stuck_reason:
+            if reason := self.executors.stuck_reason:
                 log.worker_stuck(worker=self.name, reason=reason)
                 self.failed = True
                 self.stop()
@@ -172,21 +174,21 @@ class WorkerProcess:
     @property
     def executions(self) -> list[Execution]:
         """What runs now; after ``run``: what could not be ended."""
-        return self.places.executions
+        return self.executors.executions
 
     # Claiming
 
     def _claim(self) -> bool:
-        """Claim for the places that are free, and ahead of them. Whether there may be more to
+        """Claim for the slots that are free, and ahead of them. Whether there may be more to
         claim at once."""
         self._give_back_overdue()
-        self.places.completer.take_over()
-        more = emptied = self.places.saw_all = self._looked = False
-        self._is_blocked = self.places.completer.is_full or self._threads.callbacks.is_behind
+        self.executors.completer.take_over()
+        more = emptied = self.executors.saw_all = self._looked = False
+        self._is_blocked = self.executors.completer.is_full or self._threads.callbacks.is_behind
         with suppress(RuntimeError):  # where nothing can be renewed it drains
             keeper.start()
         if not (keeper.draining or self._closing or self._is_blocked):
-            for opening in self.places.openings(self._busy):
+            for opening in self.executors.openings(self._busy):
                 asked, found = self._claim_for(opening)
                 if asked:
                     self._busy = (self._looked and self._busy) or found > 0
@@ -194,11 +196,11 @@ class WorkerProcess:
                 more = more or 0 < asked == found
                 emptied = emptied or found > 0
             self._more = more
-            if self.places.call_when(more=more, emptied=emptied and not self.waking.hears):
+            if self.executors.call_when(more=more, emptied=emptied and not self.waking.hears):
                 return True
         else:
-            self.places.call_when(more=False, emptied=True)
-        return more and self.places.has_room and not self._closing
+            self.executors.call_when(more=False, emptied=True)
+        return more and self.executors.has_room and not self._closing
 
     def _claim_for(self, opening: Opening) -> tuple[int, int]:
         """How many tasks were asked for, and how many came."""
@@ -221,7 +223,7 @@ class WorkerProcess:
             return
         try:
             load([each.claimed for each in executions if each.kind is Kind.COROUTINE])
-            self.places.submit(executions)
+            self.executors.submit(executions)
         except BaseException:
             # Kept and not run they would be nobody's.
             submitted = {id(each) for each in self.executions}
@@ -234,7 +236,7 @@ class WorkerProcess:
 
     def _give_back_overdue(self) -> None:
         """Let others have what has waited here for too long: the tasks before it take long."""
-        overdue = self.places.overdue()
+        overdue = self.executors.overdue()
         if overdue:
             give_back(overdue, WAITED)
             # They are to be claimed anew, also by the last look of a worker that is to end.
@@ -256,10 +258,10 @@ class WorkerProcess:
         # Where more is ready, it is looked for as soon as there is room, and not at a time.
         asks = self._looked and not self._more
         pauses = [self.waking.pause() if asks else task_settings.POLL_EVERY]
-        wait_ends_in = self.places.wait_ends_in()
+        wait_ends_in = self.executors.wait_ends_in()
         if wait_ends_in is not None:
             pauses.append(wait_ends_in)
-        if self.places.passed_over:
+        if self.executors.passed_over:
             pauses.append(EMPTY_FOR)
         return max(0.001, min(pauses))
 
@@ -277,7 +279,7 @@ class WorkerProcess:
         """Whether the end is reached, after a look that found no more."""
         if self.until is Until.STOPPED and not self._closing:
             return False
-        if self.places.saw_all and not (self._closing or self._busy):
+        if self.executors.saw_all and not (self._closing or self._busy):
             if self.until is Until.ONCE:
                 self._closing = True
             elif self.until is Until.DRAINED and all(each.is_over for each in self.executions):
@@ -297,7 +299,7 @@ class WorkerProcess:
     # Threads
 
     def _start_threads(self) -> None:
-        presence = Presence(self.name, queues=self.queues, concurrency=self.places.concurrency)
+        presence = Presence(self.name, queues=self.queues, concurrency=self.executors.concurrency)
         self.waking.listen(self._threads)
         services.start(
             self._threads,
@@ -309,7 +311,7 @@ class WorkerProcess:
     def tend(self) -> None:
         """Start again what has ended of that which carries tasks, and give back what it carried:
         called by the watcher."""
-        if given_up := self.places.tend():
+        if given_up := self.executors.tend():
             give_up(given_up)
             connections.close_all()
             self.waking.wake()
@@ -320,17 +322,17 @@ class WorkerProcess:
         deadline = clock() + self.stop_timeout
         log.worker_stopping(worker=self.name, running=len(self.executions))
         # What has not begun goes back at once.
-        waiting = self.places.withdraw()
+        waiting = self.executors.withdraw()
         if waiting:
             give_back(waiting, STOPPED)
         while self.executions and not self._forced and clock() < deadline:
             self.waking.begin_look()
-            self.places.call_when(more=False, emptied=True)
+            self.executors.call_when(more=False, emptied=True)
             if self.executions:
                 self.waking.wait(min(0.5, max(0.0, deadline - clock())))
         give_back_all(self.executions)
         self._timekeeper.close()
-        self.places.close()
+        self.executors.close()
         self._ended.set()
         self._threads.join()
         # What its tasks left goes on no longer; what others in this process hold does.

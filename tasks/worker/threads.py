@@ -1,10 +1,10 @@
-"""Where a worker runs tasks: places of one kind, each for one task at a time.
+"""Where a worker runs tasks: slots of one kind, each for one task at a time.
 
-``Threads`` here runs plain functions; ``tasks.worker.coroutines`` has the lane of coroutines,
-``tasks.worker.processes`` that of work in child processes. A worker claims for the lanes that have
-room: for their free places, and where tasks are short for as many more as the places end in
-``AHEAD`` seconds. What waits in a lane for longer than ``LONGEST_WAIT`` is given back for others
-to run.
+``Threads`` here runs plain functions; ``tasks.worker.coroutines`` has the executor of coroutines,
+``tasks.worker.processes`` that of work in child processes. A worker claims for the executors that
+have room: for their free slots, and where tasks are short for as many more as the slots end in
+``AHEAD`` seconds. What waits in an executor for longer than ``LONGEST_WAIT`` is given back for
+others to run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tasks.execution.outcomes import Outcome
 from tasks.registry import Kind
 from tasks.runtime import connection, probes
 
-#: How many seconds of work a lane has waiting, and how many tasks at most.
+#: How many seconds of work an executor has waiting, and how many tasks at most.
 AHEAD, MOST_AHEAD = 0.1, 250
 #: Seconds after its claim until a task that has not begun is given back.
 LONGEST_WAIT = 1.0
@@ -37,20 +37,20 @@ FORGOTTEN_AFTER = 10.0
 WEIGHT = 0.1
 
 
-class Lane:
-    """``places`` for tasks of one ``kind``; what came of each goes to ``completer``, and ``wake``
-    is called when the lane has emptied as far as ``look_at`` says."""
+class Executor:
+    """``slots`` for tasks of one ``kind``; what came of each goes to ``completer``, and ``wake``
+    is called when the executor has emptied as far as ``look_at`` says."""
 
     kind: ClassVar[Kind]
 
     def __init__(
         self,
-        places: int,
+        slots: int,
         completer: Completer,
         wake: Callable[[], object],
         chaos: Chaos | None = None,
     ) -> None:
-        self.places = places
+        self.slots = slots
         self.chaos = chaos
         #: With how many tasks left in it somebody wants to know; -1: nobody does.
         self.look_at = -1
@@ -81,29 +81,29 @@ class Lane:
     @property
     def free(self) -> int:
         """How many tasks more could run at once."""
-        return self.places - len(self._running) + len(self._waiting)
+        return self.slots - len(self._running) + len(self._waiting)
 
     # How much to claim
 
     @property
     def ahead(self) -> int:
-        """How many tasks may wait: what the places end in AHEAD seconds, by the latest tasks.
+        """How many tasks may wait: what the slots end in AHEAD seconds, by the latest tasks.
         Few at first, and none where that is not known."""
         if not self._paced:
             return 0
-        fit = AHEAD * self.places / max(self._pace, 1e-6)
+        fit = AHEAD * self.slots / max(self._pace, 1e-6)
         return int(min(MOST_AHEAD, fit, 2 * self._paced))
 
     @property
     def low(self) -> int:
         """With so many tasks left in it, or fewer, it is time to claim more."""
-        return self.places - 1 + self.ahead // 2
+        return self.slots - 1 + self.ahead // 2
 
     @property
     def room(self) -> int:
         """How many tasks to claim for it now."""
         inside = len(self._running)
-        return 0 if inside > self.low else self.places + self.ahead - inside
+        return 0 if inside > self.low else self.slots + self.ahead - inside
 
     @property
     def waits_until(self) -> float | None:
@@ -114,7 +114,7 @@ class Lane:
             return None
 
     def overdue(self) -> list[Execution]:
-        """What has waited for too long, and what waits behind it: it is no longer in the lane,
+        """What has waited for too long, and what waits behind it: it is no longer in the executor,
         and nothing is to be claimed ahead until tasks are short again."""
         until = self.waits_until
         if until is None or clock() < until:
@@ -123,7 +123,7 @@ class Lane:
         return self.withdraw()
 
     def withdraw(self) -> list[Execution]:
-        """All that waits; it is no longer in the lane."""
+        """All that waits; it is no longer in the executor."""
         withdrawn = []
         try:
             while True:
@@ -136,7 +136,7 @@ class Lane:
     # Running
 
     def submit(self, executions: Iterable[Execution]) -> None:
-        """Run ``executions``, in their order, as places become free."""
+        """Run ``executions``, in their order, as slots become free."""
         executions = list(executions)
         self._running.update((id(execution), execution) for execution in executions)
         self._waiting.extend(executions)
@@ -166,15 +166,15 @@ class Lane:
             self._wake()
 
     def is_stuck(self) -> bool:
-        """Return True if every place has been at one task that is over for longer than its lease
+        """Return True if every slot has been at one task that is over for longer than its lease
         was: what cannot be ended leaves nothing to do but to start the whole process again."""
-        # Each place is judged by the task that it is at, however the others change meanwhile.
+        # Each slot is judged by the task that it is at, however the others change meanwhile.
         now, since = clock(), self._over_since
         self._over_since = {
             each: since.get(each, now) for each in self.executions if each.carrier and each.is_over
         }
         hopeless = sum(now - at > 3 * each.hold.interval for each, at in self._over_since.items())
-        return 0 < self.places <= hopeless
+        return 0 < self.slots <= hopeless
 
     def close(self) -> None:
         """End what can be ended: the process is about to."""
@@ -183,7 +183,7 @@ class Lane:
 
     def tend(self) -> list[Execution]:
         """Start again what has ended of that which carries tasks here. Return what it carried and
-        nobody stores; it is no longer in the lane."""
+        nobody stores; it is no longer in the executor."""
         self._restart()
         waiting = {id(each) for each in self._waiting.copy()}
         carried = [each for each in self.executions if not self._goes_on(each, waiting)]
@@ -204,19 +204,19 @@ class Lane:
         """Start again what has ended of that which carries tasks here."""
 
 
-class Threads(Lane):
+class Threads(Executor):
     """Runs each task on a thread, which cannot be ended from outside."""
 
     kind = Kind.THREAD
 
     def __init__(
         self,
-        places: int,
+        slots: int,
         completer: Completer,
         wake: Callable[[], object],
         chaos: Chaos | None = None,
     ) -> None:
-        super().__init__(places, completer, wake, chaos)
+        super().__init__(slots, completer, wake, chaos)
         self._comes = threading.Condition()
         self._idle = 0
         self._threads: list[LastingThread] = []
@@ -224,7 +224,7 @@ class Threads(Lane):
 
     def _begin(self, count: int) -> None:
         if not self._threads:
-            names = [f"task-{self.kind}-{number + 1}" for number in range(self.places)]
+            names = [f"task-{self.kind}-{number + 1}" for number in range(self.slots)]
             self._threads = [LastingThread(name, self._work) for name in names]
             self._restart()
         with self._comes:

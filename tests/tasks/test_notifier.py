@@ -130,7 +130,7 @@ def test_a_worker_that_is_rung_does_not_wait_for_its_next_look(
     settings.TASK_QUEUE = {"POLL_EVERY": 1000, "SWEEP_EVERY": 1000}
     monkeypatch.setattr(ringer, "_rung_at", {})  # what is written there is for this test
     with working() as worker:
-        wait_for(lambda: worker.places.saw_all)
+        wait_for(lambda: worker.executors.saw_all)
         task = TaskFactory(name="jobs.echo", data={})
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
         # What came within the window of the first is found by the second look.
@@ -148,7 +148,7 @@ def test_a_worker_that_is_rung_looks_again_when_the_window_is_over(
     monkeypatch.setattr("tasks.poller.can_listen", lambda using: False)
     looks: list[float] = []
     with working() as worker:
-        wait_for(lambda: worker.places.saw_all)
+        wait_for(lambda: worker.executors.saw_all)
         claim = worker._claim
 
         def counted() -> bool:

@@ -423,13 +423,13 @@ def test_a_child_process_is_told_of_the_span(
     spans: Spans, execution_of: Callable[[Task], Execution], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[Any] = []
-    lane = Child()
-    monkeypatch.setattr(lane, "_start", lambda: None)
-    monkeypatch.setattr(lane, "_send", sent.append)
-    monkeypatch.setattr(lane, "_receive", lambda *args: Answer())
+    executor = Child()
+    monkeypatch.setattr(executor, "_start", lambda: None)
+    monkeypatch.setattr(executor, "_send", sent.append)
+    monkeypatch.setattr(executor, "_receive", lambda *args: Answer())
     execution = execution_of(TaskFactory(name="jobs.compute", state="running"))
     execution.follow()
-    lane.call(execution, execution.context())
+    executor.call(execution, execution.context())
     assert execution.trace is not None
     execution.trace.close()
 

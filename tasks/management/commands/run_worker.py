@@ -141,7 +141,7 @@ def _measured(options: dict[str, Any]) -> WorkerProcess:
     if options["metrics_port"] is not None:
         from tasks.metrics import process
 
-        process.watch(worker.places)
+        process.watch(worker.executors)
     return worker
 
 

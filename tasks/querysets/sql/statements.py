@@ -27,7 +27,7 @@ MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in _PARAMETERS}
 PLAN_LASTS, SLOW, SLOW_EACH = 15.0, 0.02, 0.0004
 _slow_claims = 0
 
-#: Kept statements, by what they depend on. As many as lanes and databases make, and not more
+#: Kept statements, by what they depend on. As many as executors and databases make, and not more
 #: than _KEPT, whatever filters somebody claims with.
 statements: dict[Any, str] = {}
 _KEPT = 100

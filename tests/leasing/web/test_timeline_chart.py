@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from leasing.web.badges import ACTIVE
-from leasing.web.timeline_chart import NARROWEST, Drawing, Lane, Mark, Span, draw
+from leasing.web.timeline_chart import NARROWEST, Drawing, Mark, Span, Track, draw
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -16,9 +16,9 @@ def at(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
 
 
-def lane(*spans: tuple[float, float | None], marks: tuple[float, ...] = ()) -> Lane:
+def track(*spans: tuple[float, float | None], marks: tuple[float, ...] = ()) -> Track:
     """A lane with bars from and to so many seconds after noon."""
-    return Lane(
+    return Track(
         ACTIVE,
         "Term 1",
         "dora",
@@ -33,25 +33,25 @@ def lane(*spans: tuple[float, float | None], marks: tuple[float, ...] = ()) -> L
 def places(drawing: Drawing) -> list[list[tuple[float, float]]]:
     """Where each shape begins and how wide it is, in per cent, for each lane."""
     return [
-        [(float(s.x.rstrip("%")), float(s.width.rstrip("%") or 0)) for s in lane.shapes]
-        for lane in drawing.lanes
+        [(float(s.x.rstrip("%")), float(s.width.rstrip("%") or 0)) for s in track.shapes]
+        for track in drawing.tracks
     ]
 
 
 def test_bars_stand_on_one_axis() -> None:
-    drawing = draw([lane((0, 50)), lane((50, 100), marks=(75,))], at(200))
+    drawing = draw([track((0, 50)), track((50, 100), marks=(75,))], at(200))
     assert places(drawing) == [[(1, 49)], [(50, 49), (74.5, 0)]]
     assert drawing.now == ""
 
 
 def test_what_lasts_reaches_to_now() -> None:
-    drawing = draw([lane((0, None))], at(10))
+    drawing = draw([track((0, None))], at(10))
     assert places(drawing) == [[(1, 98)]]
     assert drawing.now == "99.00%"
 
 
 def test_the_shortest_bar_is_to_be_seen_and_stays_inside() -> None:
-    drawing = draw([lane((0, 0)), lane((86_400, 86_400.01))], at(0))
+    drawing = draw([track((0, 0)), track((86_400, 86_400.01))], at(0))
     (first,), (last,) = places(drawing)
     assert first == (1, NARROWEST)
     assert last[1] == NARROWEST and last[0] + last[1] <= 99
@@ -59,7 +59,7 @@ def test_the_shortest_bar_is_to_be_seen_and_stays_inside() -> None:
 
 @pytest.mark.parametrize("length", [0, 0.3, 1, 7, 59, 61, 600, 5_000, 86_399, 86_401, 1e6, 1e8])
 def test_an_axis_of_any_length_names_a_few_moments(length: float) -> None:
-    ticks = draw([lane((0.2, 0.2 + length))], NOON).ticks
+    ticks = draw([track((0.2, 0.2 + length))], NOON).ticks
     assert len(ticks) <= 7 and (ticks or length < 1)
     assert all(1 <= float(tick.x.rstrip("%")) <= 99 for tick in ticks)
     assert len({tick.label for tick in ticks}) == len(ticks)
@@ -70,6 +70,6 @@ def test_nothing_is_drawn_of_nothing() -> None:
 
 
 def test_a_bar_that_only_grows_makes_no_other_drawing() -> None:
-    early, late = (draw([lane((0, None))], at(second)) for second in (10, 20))
+    early, late = (draw([track((0, None))], at(second)) for second in (10, 20))
     assert early == late and early.ticks != late.ticks
-    assert draw([lane((0, 9))], at(10)) != early
+    assert draw([track((0, 9))], at(10)) != early

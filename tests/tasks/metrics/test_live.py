@@ -121,8 +121,8 @@ def test_what_is_scraped_adds_up_to_what_the_database_says(
     assert said.sum("tasks_queue_running", queue="default") == 1
     assert said.sum("leasing_leases", model="leasing_tasks.task", state="active") == 1
     assert said.sum("tasks_workers", role="worker", state="live") == 2
-    assert said.sum("tasks_places_busy") == 0  # which workers say, not the database
-    assert live.sum("tasks_places_busy", kind="thread") == 1
+    assert said.sum("tasks_worker_slots_busy") == 0  # which workers say, not the database
+    assert live.sum("tasks_worker_slots_busy", kind="thread") == 1
     assert live.sum("leasing_holds", model="leasing_tasks.task") == 1
 
     task.refresh_from_db()

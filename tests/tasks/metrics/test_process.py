@@ -250,15 +250,15 @@ def test_recovery_says_when_it_last_succeeded(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_worker_shows_its_places_and_how_long_attempts_have_them(
+def test_a_worker_shows_its_slots_and_how_long_attempts_have_them(
     counted: TaskMetrics, value: Value
 ) -> None:
     Task.objects.enqueue("jobs.echo", {"crate": 1})
     with working(threads=3) as worker:
-        counted.state.places = worker.places
+        counted.state.executors = worker.executors
         wait_for(lambda: executions(value, "jobs.echo") == {"succeeded": 1})
-        assert value("tasks_places", kind="thread") == 3
-        assert value("tasks_places_busy", kind="thread") == 0
+        assert value("tasks_worker_slots", kind="thread") == 3
+        assert value("tasks_worker_slots_busy", kind="thread") == 0
         assert value("tasks_execution_duration_seconds_count", **QUEUE) == 1
         wait_for(lambda: value("tasks_recovery_last_success_timestamp_seconds") > 0)
     assert ended(worker)()

@@ -13,7 +13,7 @@ from tests.tasks.support import Told, attempts, copy_of, refusals, row_of, runni
 
 pytestmark = pytest.mark.django_db
 
-WHY = "it waited for a place"
+WHY = "it waited for a slot"
 #: What no two tasks have alike.
 OWN = {
     *("id", "grant_id", "fencing_token", "unique_key", "enqueued_key"),

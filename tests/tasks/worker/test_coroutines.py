@@ -238,7 +238,7 @@ def test_a_blocked_loop_gets_no_more_to_do(
     with working() as worker:
         assert began.wait(PATIENCE)
         assert row_of(blocking)["status"] == TaskStatus.RUNNING
-        wait_for(lambda: worker.places.lanes[Kind.COROUTINE].free == 0)
+        wait_for(lambda: worker.executors.executors[Kind.COROUTINE].free == 0)
         waiting = TaskFactory(name="jobs.sleep", data={})
         plain = TaskFactory(name="jobs.echo", data={})
         wait_for(lambda: row_of(plain)["status"] == TaskStatus.SUCCEEDED)

@@ -1,4 +1,4 @@
-"""What a worker claims ahead of its places, and what it does with it."""
+"""What a worker claims ahead of its slots, and what it does with it."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def turnstile(handlers: Handlers) -> Iterator[Turnstile]:
 
 
 def threads_of(worker: WorkerProcess) -> Threads:
-    lane = worker.places.lanes[Kind.THREAD]
-    assert isinstance(lane, Threads)
-    return lane
+    executor = worker.executors.executors[Kind.THREAD]
+    assert isinstance(executor, Threads)
+    return executor
 
 
 def running() -> int:
@@ -64,7 +64,7 @@ def running() -> int:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks have been short so far: four may wait for their place."""
+    """Tasks have been short so far: four may wait for their slot."""
     monkeypatch.setattr(Threads, "ahead", 4)
 
 
@@ -158,8 +158,8 @@ def test_a_worker_that_runs_what_is_there_runs_what_it_gave_back_too(
     assert states() == ["succeeded"] * 2
 
 
-def lane_of(places: int, *seconds: float) -> Threads:
-    """A lane whose latest tasks took so many ``seconds``, by a clock that stands still."""
+def executor_of(slots: int, *seconds: float) -> Threads:
+    """An executor whose latest tasks took so many ``seconds``, by a clock that stands still."""
     now = clock()
 
     class Settled:
@@ -169,35 +169,35 @@ def lane_of(places: int, *seconds: float) -> Threads:
     class Ended:
         execution = SimpleNamespace()
 
-    lane = Threads(places, Settled(), lambda: None)  # type: ignore[arg-type]
+    executor = Threads(slots, Settled(), lambda: None)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threads, "clock", lambda: now)
         for each in seconds:
-            lane._running[id(Ended.execution)] = Ended.execution  # type: ignore[assignment]
-            lane._end(Ended, now - each)  # type: ignore[arg-type]
-    return lane
+            executor._running[id(Ended.execution)] = Ended.execution  # type: ignore[assignment]
+            executor._end(Ended, now - each)  # type: ignore[arg-type]
+    return executor
 
 
 def test_nothing_is_claimed_ahead_while_it_is_not_known_how_long_tasks_take() -> None:
-    assert lane_of(4).ahead == 0
-    assert lane_of(4).room == 4
+    assert executor_of(4).ahead == 0
+    assert executor_of(4).room == 4
 
 
 def test_nothing_is_claimed_ahead_of_tasks_of_a_second() -> None:
-    assert lane_of(4, *[1.0] * 9).ahead == 0
+    assert executor_of(4, *[1.0] * 9).ahead == 0
 
 
-def test_of_short_tasks_so_many_wait_as_the_places_end_in_a_moment() -> None:
-    assert lane_of(4, *[0.0] * 200).ahead == threads.MOST_AHEAD
-    assert 30 <= lane_of(4, *[0.01] * 40).ahead <= 40
+def test_of_short_tasks_so_many_wait_as_the_slots_end_in_a_moment() -> None:
+    assert executor_of(4, *[0.0] * 200).ahead == threads.MOST_AHEAD
+    assert 30 <= executor_of(4, *[0.01] * 40).ahead <= 40
 
 
 def test_few_are_claimed_ahead_at_first() -> None:
-    assert lane_of(4, 0.0).ahead == 2
+    assert executor_of(4, 0.0).ahead == 2
 
 
-def test_a_lane_whose_tasks_become_long_has_fewer_waiting() -> None:
-    assert lane_of(4, *[0.0] * 50, *[2.0] * 5).ahead == 0
+def test_a_executor_whose_tasks_become_long_has_fewer_waiting() -> None:
+    assert executor_of(4, *[0.0] * 50, *[2.0] * 5).ahead == 0
 
 
 def test_a_timeout_counts_from_where_a_task_begins(turnstile: Turnstile, short: None) -> None:
@@ -302,7 +302,7 @@ def test_a_worker_that_claims_ahead_ends_when_all_is_done(until: Until, short: N
     assert states() == ["succeeded"] * 30
 
 
-def test_coroutines_that_wait_begin_as_places_become_free(handlers: Handlers) -> None:
+def test_coroutines_that_wait_begin_as_slots_become_free(handlers: Handlers) -> None:
     most: list[int] = []
     active = 0
 
@@ -442,7 +442,7 @@ def test_while_results_cannot_be_stored_nothing_is_claimed_and_none_is_lost(
     first = TaskFactory(name="jobs.echo", data={})
 
     with working() as worker:
-        wait_for(lambda: worker.places.completer.is_full)
+        wait_for(lambda: worker.executors.completer.is_full)
         others = TaskFactory.create_batch(5, name="jobs.echo", data={})
         before = len(tries)
         wait_for(lambda: len(tries) > before + 20)
@@ -471,7 +471,7 @@ def test_a_result_that_waits_for_a_lock_does_not_hold_up_those_after_it(
     TaskFactory(name="jobs.answer", data={"what": "locked"})
 
     with working() as worker:
-        wait_for(lambda: bool(worker.places.completer._under_way))
+        wait_for(lambda: bool(worker.executors.completer._under_way))
         after = TaskFactory(name="jobs.answer", data={"what": "free"})
         wait_for(lambda: row_of(after)["status"] == TaskStatus.SUCCEEDED)
         let_go.set()

@@ -24,7 +24,7 @@ from tasks.models import Task, TaskStatus, Worker, WorkerQuerySet
 from tasks.querysets import TaskQuerySet
 from tasks.querysets.claimed import ClaimedTask
 from tasks.worker.process import WorkerProcess
-from tasks.worker.threads import Lane, Threads
+from tasks.worker.threads import Executor, Threads
 from tests.factories import TaskFactory, WorkerFactory
 from tests.leasing.support import expire
 from tests.logs import logged
@@ -367,18 +367,18 @@ def test_a_worker_says_what_it_is_and_what_it_serves() -> None:
 
     assert (row.pid, row.hostname) == (os.getpid(), socket.gethostname())
     assert (row.queues, row.sweeps) == (["mail"], True)
-    assert row.concurrency == worker.places.concurrency == 3 + 100 + 1
+    assert row.concurrency == worker.executors.concurrency == 3 + 100 + 1
     assert row.handlers == registry.names()
     assert row.state == "live"
     assert worker_row(worker).state == "stopped"
 
 
-def test_only_places_for_handlers_that_there_are_count(handlers: Handlers) -> None:
+def test_only_slots_for_handlers_that_there_are_count(handlers: Handlers) -> None:
     for name in [n for n in registry.names() if registry.find(n).kind is registry.Kind.COROUTINE]:
         del handlers[name]
-    assert WorkerProcess(threads=3, processes=5).places.concurrency == 3 + 5
+    assert WorkerProcess(threads=3, processes=5).executors.concurrency == 3 + 5
     del handlers["jobs.compute"]
-    assert WorkerProcess(threads=3, processes=5).places.concurrency == 3
+    assert WorkerProcess(threads=3, processes=5).executors.concurrency == 3
 
 
 def test_a_worker_is_seen_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,35 +490,35 @@ def test_a_worker_that_ends_leaves_alone_what_others_in_its_process_hold() -> No
 
 @dataclass(eq=False)
 class Begun:
-    """A task that a place is at."""
+    """A task that a slot is at."""
 
     hold: Any
     is_over: bool = False
     carrier: threading.Thread | None = field(default_factory=threading.current_thread)
 
 
-def lost_in(lane: Lane, interval: float = 10.0) -> Any:
-    """A place of ``lane`` that is taken by a task which may be lost."""
+def lost_in(executor: Executor, interval: float = 10.0) -> Any:
+    """A place of ``executor`` that is taken by a task which may be lost."""
     execution = Begun(SimpleNamespace(interval=interval))
-    lane._running[id(execution)] = cast(Any, execution)
+    executor._running[id(execution)] = cast(Any, execution)
     return execution
 
 
-def test_a_lane_whose_places_all_have_tasks_that_are_over_is_stuck_in_the_end(
+def test_a_executor_whose_slots_all_have_tasks_that_are_over_is_stuck_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
     monkeypatch.setattr("tasks.worker.threads.clock", lambda: now)
-    lane = Threads(1, cast(Any, None), print)
-    execution = lost_in(lane)
+    executor = Threads(1, cast(Any, None), print)
+    execution = lost_in(executor)
 
-    assert not lane.is_stuck()
+    assert not executor.is_stuck()
     execution.is_over = True
-    assert not lane.is_stuck()
+    assert not executor.is_stuck()
     now += 30
-    assert not lane.is_stuck()
+    assert not executor.is_stuck()
     now += 0.1
-    assert lane.is_stuck()
+    assert executor.is_stuck()
 
 
 class Looked(dict[int, Any]):
@@ -535,58 +535,58 @@ class Looked(dict[int, Any]):
         return found
 
 
-@pytest.mark.parametrize("places", [0, 1])
-def test_a_lane_whose_tasks_end_as_it_is_looked_at_is_not_stuck(
-    places: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("slots", [0, 1])
+def test_a_executor_whose_tasks_end_as_it_is_looked_at_is_not_stuck(
+    slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moments = count()
     monkeypatch.setattr("tasks.worker.threads.clock", lambda: float(next(moments)))
-    lane = Threads(places, cast(Any, None), print)
-    lane._running = Looked()
+    executor = Threads(slots, cast(Any, None), print)
+    executor._running = Looked()
     for _ in range(3):
-        lost_in(lane, interval=0.0)
+        lost_in(executor, interval=0.0)
 
-        assert not lane.is_stuck()
+        assert not executor.is_stuck()
 
 
-def test_a_lane_whose_places_were_at_other_tasks_meanwhile_is_not_stuck(
+def test_a_executor_whose_slots_were_at_other_tasks_meanwhile_is_not_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
     monkeypatch.setattr("tasks.worker.threads.clock", lambda: now)
-    lane = Threads(1, cast(Any, None), print)
+    executor = Threads(1, cast(Any, None), print)
     for _ in range(3):
-        lost_in(lane).is_over = True
-        assert not lane.is_stuck()
+        lost_in(executor).is_over = True
+        assert not executor.is_stuck()
         now += 20
-        assert not lane.is_stuck()
-        lane._running.clear()
+        assert not executor.is_stuck()
+        executor._running.clear()
 
 
-def test_a_lane_whose_tasks_all_wait_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_executor_whose_tasks_all_wait_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = count()
     monkeypatch.setattr("tasks.worker.threads.clock", lambda: float(next(moments)))
-    lane = Threads(1, cast(Any, None), print)
-    execution = lost_in(lane, interval=0.0)
+    executor = Threads(1, cast(Any, None), print)
+    execution = lost_in(executor, interval=0.0)
     execution.is_over, execution.carrier = True, None
-    lane._waiting.append(execution)
+    executor._waiting.append(execution)
 
-    assert not lane.is_stuck()
-    assert not lane.is_stuck()
-
-
-def test_a_lane_with_a_place_left_is_not_stuck() -> None:
-    lane = Threads(2, cast(Any, None), print)
-    lost_in(lane, interval=0.0).is_over = True
-
-    assert not lane.is_stuck()
-    assert not lane.is_stuck()
+    assert not executor.is_stuck()
+    assert not executor.is_stuck()
 
 
-def test_a_worker_with_a_lane_that_is_stuck_ends_to_be_started_again(
+def test_a_executor_with_a_slot_left_is_not_stuck() -> None:
+    executor = Threads(2, cast(Any, None), print)
+    lost_in(executor, interval=0.0).is_over = True
+
+    assert not executor.is_stuck()
+    assert not executor.is_stuck()
+
+
+def test_a_worker_with_a_executor_that_is_stuck_ends_to_be_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Threads, "is_stuck", lambda lane: True)
+    monkeypatch.setattr(Threads, "is_stuck", lambda executor: True)
     with working() as worker:
         wait_for(ended(worker))
 

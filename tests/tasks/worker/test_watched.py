@@ -32,7 +32,7 @@ from tasks.runtime import service_threads
 from tasks.runtime.service_threads import ServiceThreads
 from tasks.worker import coroutines, process
 from tasks.worker.coroutines import Coroutines
-from tasks.worker.executors import Places
+from tasks.worker.executors import ExecutorPool
 from tasks.worker.hand_back import abandoned
 from tasks.worker.process import WorkerProcess
 from tasks.worker.timeouts import Timekeeper
@@ -178,7 +178,7 @@ def test_what_is_given_up_waits_no_longer_for_an_answer_than_the_engine_does(
     settings.TASK_QUEUE |= {"ANSWER_TIMEOUT": 0.1, "HANDLER_ANSWER_TIMEOUT": None}
     monkeypatch.setattr("leasing.db.answers.LONGEST_LOOK", 0.01)
     given_up: list[Any] = [["a task"]]
-    monkeypatch.setattr(Places, "tend", lambda places: given_up.pop() if given_up else [])
+    monkeypatch.setattr(ExecutorPool, "tend", lambda executors: given_up.pop() if given_up else [])
     asked = threading.Event()
 
     def give_up(executions: list[Any]) -> None:
@@ -212,7 +212,7 @@ def test_what_escapes_the_main_thread_ends_the_worker_in_good_order(
 ) -> None:
     worker = WorkerProcess(stop_timeout=0)
     raised: list[BaseException] = []
-    once(monkeypatch, worker.places, "submit", error)
+    once(monkeypatch, worker.executors, "submit", error)
     task = TaskFactory(name="jobs.echo", data={})
 
     def run() -> None:
@@ -301,21 +301,21 @@ def test_a_loop_that_is_blocked_for_three_ttl_carries_nothing_and_ends_its_worke
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(coroutines, "clock", lambda: now)
-    lane = Coroutines(2, cast(Any, None), print)
-    monkeypatch.setattr(lane, "_thread", SimpleNamespace(is_alive=lambda: True))
-    lane._loop = cast(Any, SimpleNamespace(call_soon_threadsafe=lambda call: None))
-    lane._ttl = 10.0
-    carrier = coroutines.Coroutine(lane)
+    executor = Coroutines(2, cast(Any, None), print)
+    monkeypatch.setattr(executor, "_thread", SimpleNamespace(is_alive=lambda: True))
+    executor._loop = cast(Any, SimpleNamespace(call_soon_threadsafe=lambda call: None))
+    executor._ttl = 10.0
+    carrier = coroutines.Coroutine(executor)
     execution: Any = SimpleNamespace(is_over=False, carrier=carrier)
-    lane._running[id(execution)] = execution
+    executor._running[id(execution)] = execution
 
-    assert not lane.is_stuck()  # and asks the loop
+    assert not executor.is_stuck()  # and asks the loop
     now += 30
-    assert carrier.is_alive() and not lane.is_stuck()
+    assert carrier.is_alive() and not executor.is_stuck()
     now += 0.1
-    assert lane.is_stuck() and not carrier.is_alive()
-    lane._answer()
-    assert carrier.is_alive() and not lane.is_stuck()
+    assert executor.is_stuck() and not carrier.is_alive()
+    executor._answer()
+    assert carrier.is_alive() and not executor.is_stuck()
 
 
 @pytest.mark.once
@@ -324,17 +324,17 @@ def test_a_task_that_neither_waits_nor_has_begun_is_given_up(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr("tasks.worker.threads.clock", lambda: now)
-    lane = Places(dict.fromkeys(Kind, 1), bool, bool).lanes[Kind.THREAD]
+    executor = ExecutorPool(dict.fromkeys(Kind, 1), bool, bool).executors[Kind.THREAD]
     claimed = SimpleNamespace(sent_at=now)
     executions: list[Any] = [SimpleNamespace(carrier=None, claimed=claimed) for _ in range(2)]
-    lane._running.update((id(each), each) for each in executions)
-    lane._waiting.append(executions[0])
+    executor._running.update((id(each), each) for each in executions)
+    executor._waiting.append(executions[0])
 
     now += 9.9
-    assert lane.tend() == []
+    assert executor.tend() == []
     now += 0.1
-    assert lane.tend() == executions[1:]
-    assert lane.executions == executions[:1]
+    assert executor.tend() == executions[1:]
+    assert executor.executions == executions[:1]
 
 
 def test_a_result_that_was_stored_as_its_thread_ended_is_not_stored_twice(
