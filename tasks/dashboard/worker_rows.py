@@ -66,7 +66,7 @@ class Member:
         return min(len(self.tasks), self.worker.concurrency)
 
     @property
-    def ahead(self) -> int:
+    def prefetched(self) -> int:
         """How many tasks it has claimed before a thread was free."""
         return len(self.tasks) - self.busy
 

@@ -3,8 +3,8 @@
 ``Threads`` here runs plain functions; ``tasks.worker.coroutines`` has the executor of coroutines,
 ``tasks.worker.processes`` that of work in child processes. A worker claims for the executors that
 have room: for their free slots, and where tasks are short for as many more as the slots end in
-``AHEAD`` seconds. What waits in an executor for longer than ``LONGEST_WAIT`` is given back for
-others to run.
+``PREFETCH_SECONDS`` seconds. What waits in an executor for longer than ``LONGEST_WAIT`` is given
+back for others to run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tasks.registry import Kind
 from tasks.runtime import connection, probes
 
 #: How many seconds of work an executor has waiting, and how many tasks at most.
-AHEAD, MOST_AHEAD = 0.1, 250
+PREFETCH_SECONDS, MAX_PREFETCH = 0.1, 250
 #: Seconds after its claim until a task that has not begun is given back.
 LONGEST_WAIT = 1.0
 #: Seconds after its claim until a task that neither waits nor has begun is nobody's.
@@ -86,24 +86,24 @@ class Executor:
     # How much to claim
 
     @property
-    def ahead(self) -> int:
-        """How many tasks may wait: what the slots end in AHEAD seconds, by the latest tasks.
+    def prefetch(self) -> int:
+        """How many tasks may wait: what the slots end in PREFETCH_SECONDS, by the latest tasks.
         Few at first, and none where that is not known."""
         if not self._paced:
             return 0
-        fit = AHEAD * self.slots / max(self._pace, 1e-6)
-        return int(min(MOST_AHEAD, fit, 2 * self._paced))
+        fit = PREFETCH_SECONDS * self.slots / max(self._pace, 1e-6)
+        return int(min(MAX_PREFETCH, fit, 2 * self._paced))
 
     @property
     def low(self) -> int:
         """With so many tasks left in it, or fewer, it is time to claim more."""
-        return self.slots - 1 + self.ahead // 2
+        return self.slots - 1 + self.prefetch // 2
 
     @property
     def room(self) -> int:
         """How many tasks to claim for it now."""
         inside = len(self._running)
-        return 0 if inside > self.low else self.slots + self.ahead - inside
+        return 0 if inside > self.low else self.slots + self.prefetch - inside
 
     @property
     def waits_until(self) -> float | None:

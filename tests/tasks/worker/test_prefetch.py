@@ -65,7 +65,7 @@ def running() -> int:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks have been short so far: four may wait for their slot."""
-    monkeypatch.setattr(Threads, "ahead", 4)
+    monkeypatch.setattr(Threads, "prefetch", 4)
 
 
 # Claiming ahead
@@ -111,7 +111,7 @@ def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
     turnstile: Turnstile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "LONGEST_WAIT", 0.1)
-    monkeypatch.setattr(threads, "AHEAD", 1e6)  # of whatever pace
+    monkeypatch.setattr(threads, "PREFETCH_SECONDS", 1e6)  # of whatever pace
     turnstile.let(1)
     tasks = TaskFactory.create_batch(8, name="jobs.turn", data={})
 
@@ -119,7 +119,7 @@ def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
         wait_for(lambda: len(turnstile.began) == 2)
         # Which of them is not said: what did not begin in time goes back, and others come first.
         wait_for(lambda: sorted(states()) == ["ready"] * 6 + ["running", "succeeded"])
-        assert threads_of(worker).ahead == 0
+        assert threads_of(worker).prefetch == 0
         returned = [task for task in tasks if attempts(task)]
         turnstile.let(8)
         wait_for(lambda: states() == ["succeeded"] * 8)
@@ -179,25 +179,25 @@ def executor_of(slots: int, *seconds: float) -> Threads:
 
 
 def test_nothing_is_claimed_ahead_while_it_is_not_known_how_long_tasks_take() -> None:
-    assert executor_of(4).ahead == 0
+    assert executor_of(4).prefetch == 0
     assert executor_of(4).room == 4
 
 
 def test_nothing_is_claimed_ahead_of_tasks_of_a_second() -> None:
-    assert executor_of(4, *[1.0] * 9).ahead == 0
+    assert executor_of(4, *[1.0] * 9).prefetch == 0
 
 
 def test_of_short_tasks_so_many_wait_as_the_slots_end_in_a_moment() -> None:
-    assert executor_of(4, *[0.0] * 200).ahead == threads.MOST_AHEAD
-    assert 30 <= executor_of(4, *[0.01] * 40).ahead <= 40
+    assert executor_of(4, *[0.0] * 200).prefetch == threads.MAX_PREFETCH
+    assert 30 <= executor_of(4, *[0.01] * 40).prefetch <= 40
 
 
 def test_few_are_claimed_ahead_at_first() -> None:
-    assert executor_of(4, 0.0).ahead == 2
+    assert executor_of(4, 0.0).prefetch == 2
 
 
 def test_a_executor_whose_tasks_become_long_has_fewer_waiting() -> None:
-    assert executor_of(4, *[0.0] * 50, *[2.0] * 5).ahead == 0
+    assert executor_of(4, *[0.0] * 50, *[2.0] * 5).prefetch == 0
 
 
 def test_a_timeout_counts_from_where_a_task_begins(turnstile: Turnstile, short: None) -> None:
