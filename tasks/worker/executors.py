@@ -29,14 +29,14 @@ NO_RESULT = "results can't be stored, though the database answers"
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class ClaimRequest:
     """How many of which tasks to claim, and for which executors."""
 
     rows: TaskQuerySet
     room: int
     executors: list[Executor]
 
-    def heard_of(self, count: int) -> None:
+    def record_found(self, count: int) -> None:
         """So many were found."""
         if len(self.executors) == 1:
             self.executors[0].found_none_at = float("-inf") if count else clock()
@@ -60,8 +60,8 @@ class ExecutorPool:
             executor.kind: executor(slots[executor.kind], self.completer, wake, chaos)
             for executor in (Threads, Coroutines, Processes)
         }
-        #: Whether the latest openings were for tasks of every kind; and whether that is so but
-        #: for a kind that was looked for in vain just before.
+        #: Whether the latest claim_requests were for tasks of every kind; and whether that is so
+        #: but for a kind that was looked for in vain just before.
         self.saw_all = False
         self.passed_over = False
 
@@ -107,7 +107,7 @@ class ExecutorPool:
         for kind, some in by_kind.items():
             self.executors[kind].submit(some)
 
-    def openings(self, busy: bool) -> Iterator[Opening]:
+    def claim_requests(self, busy: bool) -> Iterator[ClaimRequest]:
         """Which tasks to claim, and how many. Unless ``busy`` finding some, one claim looks for
         all kinds together; else each executor has one of its own, so that none waits for
         another."""
@@ -116,7 +116,7 @@ class ExecutorPool:
         self.saw_all, self.passed_over = min(room.values()) > 0, False
         if self.saw_all and (len(kinds) == 1 or not busy):
             executors = [self.executors[kind] for kind in kinds]
-            yield Opening(Task.objects.all(), min(room.values()), executors)
+            yield ClaimRequest(Task.objects.all(), min(room.values()), executors)
             return
         for kind, free in room.items():
             executor = self.executors[kind]
@@ -126,9 +126,9 @@ class ExecutorPool:
                 self.saw_all, self.passed_over = False, True
             elif kind is Kind.THREAD:
                 others = [name for other in kinds if other is not kind for name in kinds[other]]
-                yield Opening(Task.objects.exclude(name__in=others), free, [executor])
+                yield ClaimRequest(Task.objects.exclude(name__in=others), free, [executor])
             else:
-                yield Opening(Task.objects.filter(name__in=kinds[kind]), free, [executor])
+                yield ClaimRequest(Task.objects.filter(name__in=kinds[kind]), free, [executor])
 
     def call_when(self, *, more: bool, emptied: bool) -> bool:
         """Have ``wake`` called when there is room again in an executor that had none, or for which

@@ -54,7 +54,7 @@ from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
 from tasks.runtime.connection import handlers_limited, lasting_connection
 from tasks.runtime.service_threads import PATIENCE, ServiceThreads
-from tasks.worker.executors import EMPTY_FOR, ExecutorPool, Opening
+from tasks.worker.executors import EMPTY_FOR, ClaimRequest, ExecutorPool
 from tasks.worker.hand_back import give_back, give_back_all, give_up
 from tasks.worker.registration import Presence
 from tasks.worker.timeouts import Timekeeper
@@ -188,8 +188,8 @@ class WorkerProcess:
         with suppress(RuntimeError):  # where nothing can be renewed it drains
             keeper.start()
         if not (keeper.draining or self._closing or self._is_blocked):
-            for opening in self.executors.openings(self._busy):
-                asked, found = self._claim_for(opening)
+            for request in self.executors.claim_requests(self._busy):
+                asked, found = self._claim_for(request)
                 if asked:
                     self._busy = (self._looked and self._busy) or found > 0
                     self._looked = True
@@ -202,16 +202,16 @@ class WorkerProcess:
             self.executors.call_when(more=False, emptied=True)
         return more and self.executors.has_room and not self._closing
 
-    def _claim_for(self, opening: Opening) -> tuple[int, int]:
+    def _claim_for(self, request: ClaimRequest) -> tuple[int, int]:
         """How many tasks were asked for, and how many came."""
-        limit, left = opening.room, self._tasks_left
+        limit, left = request.room, self._tasks_left
         if left is not None:
             limit = min(limit, left)
         if not limit or self.stopping.is_set():
             return 0, 0
-        rows = opening.rows
+        rows = request.rows
         claimed = rows.take(self.name, queues=self.queues, limit=limit, ttl=self.ttl)
-        opening.heard_of(len(claimed))
+        request.record_found(len(claimed))
         if claimed:
             self._begin(claimed)
         return limit, len(claimed)
