@@ -130,17 +130,17 @@ class ExecutorPool:
             else:
                 yield ClaimRequest(Task.objects.filter(name__in=kinds[kind]), free, [executor])
 
-    def call_when(self, *, more: bool, emptied: bool) -> bool:
+    def wake_when(self, *, has_capacity: bool, is_empty: bool) -> bool:
         """Have ``wake`` called when there is room again in an executor that had none, or for which
-        there is ``more``; when nothing is left in any, where ``emptied`` says so. Whether that
-        is so already."""
+        there is ``has_capacity``; when nothing is left in any, where ``is_empty`` says so. Whether
+        that is so already."""
         already = False
         for kind in self._kinds():
             executor = self.executors[kind]
-            is_wanted = more or executor.room <= 0
-            executor.look_at = executor.low if is_wanted else 0 if emptied else -1
+            is_wanted = has_capacity or executor.room <= 0
+            executor.look_at = executor.low if is_wanted else 0 if is_empty else -1
             already = already or (is_wanted and executor.room > 0)
-        return already or (emptied and not self._is_busy())
+        return already or (is_empty and not self._is_busy())
 
     # What waits
 

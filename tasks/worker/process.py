@@ -183,7 +183,7 @@ class WorkerProcess:
         claim at once."""
         self._give_back_overdue()
         self.executors.completer.take_over()
-        more = emptied = self.executors.saw_all = self._looked = False
+        more = found_any = self.executors.saw_all = self._looked = False
         self._is_blocked = self.executors.completer.is_full or self._threads.callbacks.is_behind
         with suppress(RuntimeError):  # where nothing can be renewed it drains
             keeper.start()
@@ -194,12 +194,14 @@ class WorkerProcess:
                     self._busy = (self._looked and self._busy) or found > 0
                     self._looked = True
                 more = more or 0 < asked == found
-                emptied = emptied or found > 0
+                found_any = found_any or found > 0
             self._more = more
-            if self.executors.call_when(more=more, emptied=emptied and not self.waking.hears):
+            if self.executors.wake_when(
+                has_capacity=more, is_empty=found_any and not self.waking.hears
+            ):
                 return True
         else:
-            self.executors.call_when(more=False, emptied=True)
+            self.executors.wake_when(has_capacity=False, is_empty=True)
         return more and self.executors.has_room and not self._closing
 
     def _claim_for(self, request: ClaimRequest) -> tuple[int, int]:
@@ -327,7 +329,7 @@ class WorkerProcess:
             give_back(waiting, STOPPED)
         while self.executions and not self._forced and clock() < deadline:
             self.waking.begin_look()
-            self.executors.call_when(more=False, emptied=True)
+            self.executors.wake_when(has_capacity=False, is_empty=True)
             if self.executions:
                 self.waking.wait(min(0.5, max(0.0, deadline - clock())))
         give_back_all(self.executions)
