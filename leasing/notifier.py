@@ -13,7 +13,7 @@ from leasing.db.listener import Listener
 from leasing.waiting import Waiter
 
 
-class Bell:
+class Notifier:
     """The waiters of one database, by resource, and what wakes them."""
 
     def __init__(self, using: str) -> None:
@@ -24,7 +24,7 @@ class Bell:
         """Start over, in a forked child: the waiters and the thread are the parent's."""
         self._lock = threading.Lock()
         self._waiters: defaultdict[str, list[Waiter]] = defaultdict(list)
-        self._listener = Listener(self.using, self.ring, self._is_wanted, self._lock)
+        self._listener = Listener(self.using, self.notify, self._is_wanted, self._lock)
 
     def add(self, resource: str, waiter: Waiter) -> None:
         with self._lock:
@@ -39,27 +39,27 @@ class Bell:
             if not waiting:
                 del self._waiters[resource]
 
-    def ring(self, resource: str) -> None:
+    def notify(self, resource: str) -> None:
         """Wake the caller that has waited longest."""
         if not self._waiters:
             return  # nobody waits yet: as if whoever is just coming came after
         with self._lock:
             waiting = self._waiters.get(resource)
             if waiting:
-                waiting[0].ring()
+                waiting[0].notify()
 
     def _is_wanted(self) -> bool:
         return bool(self._waiters)
 
 
-_bells: dict[str, Bell] = {}
-_bells_lock = threading.Lock()
+_notifiers: dict[str, Notifier] = {}
+_notifiers_lock = threading.Lock()
 
 
-def bell(using: str) -> Bell:
-    """The bell of the database ``using``."""
-    with _bells_lock:
-        return _bells.setdefault(using, Bell(using))
+def notifier(using: str) -> Notifier:
+    """The notifier of the database ``using``."""
+    with _notifiers_lock:
+        return _notifiers.setdefault(using, Notifier(using))
 
 
 @contextmanager
@@ -75,21 +75,21 @@ def waiting(
         stopping: event that ends each pause.
     """
     waiter = Waiter(until, stopping, resource)
-    bell(using).add(resource, waiter)
+    notifier(using).add(resource, waiter)
     try:
         yield waiter
     except BaseException:
-        bell(using).remove(resource, waiter)
-        # It may have been rung for and then not have come: let the next one look.
-        bell(using).ring(resource)
+        notifier(using).remove(resource, waiter)
+        # It may have been notified and then not have come: let the next one look.
+        notifier(using).notify(resource)
         raise
-    bell(using).remove(resource, waiter)
+    notifier(using).remove(resource, waiter)
 
 
 def _forget() -> None:
-    global _bells_lock
-    _bells_lock = threading.Lock()
-    for known in _bells.values():
+    global _notifiers_lock
+    _notifiers_lock = threading.Lock()
+    for known in _notifiers.values():
         known.forget()
 
 

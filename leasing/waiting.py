@@ -35,7 +35,7 @@ def pauses(
 
 
 class Waiter:
-    """One caller that waits for ``resource``, woken by ``ring``."""
+    """One caller that waits for ``resource``, woken by ``notify``."""
 
     def __init__(
         self, until: float, stopping: threading.Event | None = None, resource: str = ""
@@ -44,8 +44,8 @@ class Waiter:
         self.resource = resource
         self._stopping = stopping
         self._pauses = pauses()
-        self._rung = threading.Event()
-        self._arung: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._notified = threading.Event()
+        self._notified_async: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
     @property
     def stopped(self) -> bool:
@@ -57,41 +57,41 @@ class Waiter:
         """Seconds for which the caller goes on waiting."""
         return max(0.0, self.until - clock())
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """The resource was released. From any thread."""
-        self._rung.set()
-        arung = self._arung
-        if arung is not None:
-            loop, event = arung
+        self._notified.set()
+        notified = self._notified_async
+        if notified is not None:
+            loop, event = notified
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(event.set)
 
     def wait(self) -> None:
-        """Pause until rung, or until it is time for another poll."""
+        """Pause until notified, or until it is time for another poll."""
         end = system_clock() + self._next_pause()
         while not self.stopped and (left := end - system_clock()) > 0:
             # Nothing wakes a thread at the first of two events: it looks after the other.
-            if self._rung.wait(left if self._stopping is None else min(left, LOOK)):
+            if self._notified.wait(left if self._stopping is None else min(left, LOOK)):
                 break
-        self._rung.clear()
+        self._notified.clear()
 
     async def await_(self) -> None:
         """``wait``, for an event loop."""
         stands_still = clocks.stand_in is not None
         pause = await in_thread(self._next_pause) if stands_still else self._next_pause()
         event = asyncio.Event()
-        self._arung = asyncio.get_running_loop(), event
-        if self._rung.is_set():
+        self._notified_async = asyncio.get_running_loop(), event
+        if self._notified.is_set():
             event.set()
         try:
-            # wait_for() of Python 3.11 can swallow a cancellation that comes with the ring.
+            # wait_for() of Python 3.11 can swallow a cancellation that comes with the notification.
             async with asyncio.timeout(pause):
                 await event.wait()
         except TimeoutError:
             pass
         finally:
-            self._arung = None
-            self._rung.clear()
+            self._notified_async = None
+            self._notified.clear()
 
     def _next_pause(self) -> float:
         return _in_earnest(min(self.left, next(self._pauses)), self.resource)

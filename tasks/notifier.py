@@ -1,9 +1,9 @@
 """Wakes waiting workers: by notification on PostgreSQL, and within this process anywhere.
 
-Whoever enqueues rings once its transaction has committed, so a worker that wakes up finds the
-task. It rings about once a WINDOW for each queue: what comes meanwhile is found by the second
-look that every rung worker takes a little more than a WINDOW later. A notification that is missed
-costs a poll, no more.
+Whoever enqueues notifies once its transaction has committed, so a worker that wakes up finds the
+task. It notifies about once a WINDOW for each queue: what comes meanwhile is found by the second
+look that every notified worker takes a little more than a WINDOW later. A notification that is
+missed costs a poll, no more.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from leasing.runtime.outage import LONGEST_PAUSE
 from leasing.runtime.services import Service
 from tasks.log import log
 
-CHANNEL = "leasing_tasks_bell"
+CHANNEL = "leasing_tasks_notify"
 #: Seconds in which one notification is enough for a queue: so many a second does a process send
 #: at most, and so late does a worker hear of what comes just after another.
 WINDOW = 0.01
 #: Seconds after the last one in which a statement of its own brings the next: by the time it is
 #: stored the window is over, and a notification apart costs as much as storing a task.
-BESIDE = 0.6 * WINDOW
-#: Seconds after which a worker that was rung looks again.
-SECOND_LOOK = 1.2 * WINDOW
+IN_STATEMENT_WINDOW = 0.6 * WINDOW
+#: Seconds after which a worker that was notified looks again.
+SECOND_POLL_AFTER = 1.2 * WINDOW
 #: Seconds a proof may take to arrive, and between looks whether the worker has ended.
 ARRIVAL = 1.0
 #: Seconds between proofs that notifications still arrive.
@@ -42,8 +42,8 @@ PROOF_EVERY = 30.0
 Hear = Callable[[str], object]
 
 
-class Ringer:
-    """Who listens within this process, and when each queue was last rung from it."""
+class NotifyLimiter:
+    """Who listens within this process, and when each queue was last notified from it."""
 
     def __init__(self) -> None:
         self.forget()
@@ -51,12 +51,12 @@ class Ringer:
     def forget(self) -> None:
         """Begin anew. In a forked child: the listeners are the parent's."""
         self._lock = threading.Lock()
-        self._rung_at: dict[tuple[str, str], float] = {}
+        self._notified_at: dict[tuple[str, str], float] = {}
         self._here: list[Hear] = []
 
     @contextmanager
     def heard_by(self, hear: Hear) -> Iterator[None]:
-        """Call ``hear`` with what is rung within this process while the block runs."""
+        """Call ``hear`` with what is notified within this process while the block runs."""
         with self._lock:
             self._here.append(hear)
         try:
@@ -65,16 +65,16 @@ class Ringer:
             with self._lock:
                 self._here.remove(hear)
 
-    def tell_here(self, message: str) -> None:
+    def notify_here(self, message: str) -> None:
         """Tell the listeners of this process."""
         with self._lock:
             here = list(self._here)
         for hear in here:
             hear(message)
 
-    def tell(self, using: str, message: str) -> None:
+    def notify(self, using: str, message: str) -> None:
         """Tell the listeners of this process and, over the connection ``using``, all others."""
-        self.tell_here(message)
+        self.notify_here(message)
         connection = connections[using]
         # In a block that a TestCase wraps around a test nothing is ever committed.
         if connection.vendor != "postgresql" or connection.in_atomic_block:
@@ -86,20 +86,20 @@ class Ringer:
             log.notifications_unsent(told=message, error=error)
 
     def is_due(self, using: str, queue: str, window: float = WINDOW) -> bool:
-        """Whether ``queue`` may be rung, which it then counts as: it was not within ``window``
+        """Whether ``queue`` may be notified, which it then counts as: it was not within ``window``
         seconds."""
         now = clock()
         with self._lock:
-            if now - self._rung_at.get((using, queue), float("-inf")) < window:
+            if now - self._notified_at.get((using, queue), float("-inf")) < window:
                 return False
-            self._rung_at[using, queue] = now
+            self._notified_at[using, queue] = now
             return True
 
 
-ringer = Ringer()
+limiter = NotifyLimiter()
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=ringer.forget)
+    os.register_at_fork(after_in_child=limiter.forget)
 
 
 class Queued(Protocol):
@@ -109,26 +109,26 @@ class Queued(Protocol):
     def queue(self) -> str: ...
 
 
-def ring(using: str, tasks: Iterable[Queued]) -> None:
+def notify(using: str, tasks: Iterable[Queued]) -> None:
     """Wake the workers that wait for ``tasks``, once they are there to stay."""
-    ring_queues(using, sorted({task.queue for task in tasks}))
+    notify_queues(using, sorted({task.queue for task in tasks}))
 
 
-def ring_queues(using: str, queues: Sequence[str]) -> None:
+def notify_queues(using: str, queues: Sequence[str]) -> None:
     """Wake the workers that serve ``queues``, once what was written is there to stay."""
 
-    def tell() -> None:
+    def send() -> None:
         for queue in queues:
-            ring_now(using, queue)
+            notify_now(using, queue)
 
     if queues:
-        after_commit(using, tell)
+        after_commit(using, send)
 
 
-def ring_now(using: str, queue: str) -> None:
+def notify_now(using: str, queue: str) -> None:
     """Wake the workers that serve ``queue``: what was written is there to stay."""
-    if ringer.is_due(using, queue):
-        ringer.tell(using, message_of(queue))
+    if limiter.is_due(using, queue):
+        limiter.notify(using, message_of(queue))
 
 
 def message_of(queue: str) -> str:
@@ -154,12 +154,12 @@ def hurry(using: str, keys: Iterable[Any]) -> None:
     """Let the holders of the tasks with ``keys`` hear at once that they were asked to stop."""
     messages = [f"task {key}" for key in keys]
 
-    def tell() -> None:
+    def send() -> None:
         for message in messages:
-            ringer.tell(using, message)
+            limiter.notify(using, message)
 
     if messages:
-        after_commit(using, tell)
+        after_commit(using, send)
 
 
 class Listener:

@@ -13,7 +13,7 @@ from leasing.db.notifications import can_listen
 from leasing.runtime.clock import clock
 from tasks.conf import task_settings
 from tasks.models import Task
-from tasks.notifier import SECOND_LOOK, Listener
+from tasks.notifier import SECOND_POLL_AFTER, Listener
 from tasks.querysets import TaskQuerySet
 from tasks.runtime.service_threads import ServiceThreads
 
@@ -60,14 +60,14 @@ class Waking:
             self._hurry(which)
         elif what == "all" or which in self._queues:
             with self._lock:
-                self._look_again_at = clock() + SECOND_LOOK
+                self._look_again_at = clock() + SECOND_POLL_AFTER
             self.wake()
 
     def begin_look(self) -> None:
         """The worker is about to look: what wakes it from here on is a reason to look again."""
         self._reason.clear()
         with self._lock:
-            # The second look after a ring is due, or is not yet.
+            # The second look after a notification is due, or is not yet.
             if self._look_again_at is not None and clock() >= self._look_again_at:
                 self._look_again_at = None
 

@@ -68,7 +68,7 @@ def run(folder: Path, code: str, *args: str) -> Said:
 
 # An app ``apps.tasks`` beside the queue
 
-BESIDE = {
+IN_STATEMENT_WINDOW = {
     "settings.py": SETTINGS
     + """
     INSTALLED_APPS = [
@@ -259,7 +259,7 @@ STEPS = """
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a project with an app ``apps.tasks`` beside the queue saw."""
-    said = run(make(tmp_path_factory.mktemp("beside"), BESIDE), STEPS)
+    said = run(make(tmp_path_factory.mktemp("beside"), IN_STATEMENT_WINDOW), STEPS)
     found: dict[str, Any] = json.loads(said.text.splitlines()[-1])
     return found
 

@@ -23,7 +23,7 @@ from leasing.db.notifications import announce
 from leasing.exceptions import InvalidResource, LeaseHeld
 from leasing.functions import DbNow, after
 from leasing.hold import Hold
-from leasing.notifier import bell
+from leasing.notifier import notifier
 from leasing.querysets.claim import Claim
 from leasing.querysets.granting import TRIES, pause_shortly, sent_at
 from leasing.querysets.leasable import LeasableQuerySet, LeaseState
@@ -163,9 +163,9 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         return self.home().acquiring(resource, terms, wait, {"resource": resource})
 
     def _tell_freed(self, freed: list[Lease]) -> None:
-        ring = bell(self.db).ring
+        notify = notifier(self.db).notify
         for lease in freed:
-            ring(lease.resource)
+            notify(lease.resource)
         super()._tell_freed(freed)
 
     def _attempt(self, resource: str, terms: Terms, key: dict[str, Any]) -> Lease:
@@ -269,6 +269,6 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             self._announce_free(row)
 
     def _announce_free(self, lease: Lease) -> None:
-        after_commit(self.db, lambda: bell(self.db).ring(lease.resource))
+        after_commit(self.db, lambda: notifier(self.db).notify(lease.resource))
         if lease.wanted_until and lease.released_at and lease.wanted_until > lease.released_at:
             announce(self.db, lease.resource)

@@ -26,7 +26,7 @@ from leasing import signals
 from leasing.conf import leasing_settings
 from leasing.db.dialects import refuse_transaction
 from leasing.exceptions import LeaseHeld, LeaseLost
-from leasing.notifier import bell
+from leasing.notifier import notifier
 from leasing.runtime import clock as clocks
 from leasing.runtime.aio import Steps, Undoable
 from leasing.store import Grant, Renewals
@@ -211,7 +211,7 @@ class MemoryStore:
                 self._record(row, "released")
         if reason is None:
             signals.send(signals.released, row)
-            bell(PLACE).ring(grant.resource)
+            notifier(PLACE).notify(grant.resource)
         elif not _was_released_by_holder(row, grant):
             self.refused(grant.row, "release", reason)
             raise LeaseLost(grant.resource, reason)
@@ -259,7 +259,7 @@ class MemoryStore:
             row.fencing_token = self._next_token()
             self._record(row, "revoked", reason=reason, actor=by)
         signals.send(signals.revoked, row, reason=reason, by=by)
-        bell(PLACE).ring(row.lease_resource)
+        notifier(PLACE).notify(row.lease_resource)
         return True
 
     def change(self, key: Key, columns: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from tasks.execution.chaos import Chaos
 from tasks.execution.context import Context
 from tasks.log import log
 from tasks.models import Task
-from tasks.notifier import ring_now
+from tasks.notifier import notify_now
 from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
 from tasks.runtime import probes
@@ -53,7 +53,7 @@ def _consume(key: int, queue: str, holder: str, chaos: bool) -> bool:
     if probes.running:
         probes.running(queue, clock() - began_at)
     if claimed.concurrency_key:
-        ring_now(claimed.using, queue)  # another of its key may be published now
+        notify_now(claimed.using, queue)  # another of its key may be published now
     return True
 
 

@@ -32,11 +32,11 @@ from leasing.runtime.services import Service
 from tasks.conf import task_settings
 from tasks.log import log
 from tasks.models import OutboxMessage, Task
-from tasks.notifier import ringer
+from tasks.notifier import limiter
 from tasks.outbox import RELAY
 from tasks.outbox.totals import totals
 from tasks.poller import Waking
-from tasks.querysets.outbox import BELL
+from tasks.querysets.outbox import OUTBOX
 from tasks.runtime.service_threads import ServiceThreads
 from tasks.runtime.tracepoints import Send, points
 
@@ -85,14 +85,14 @@ class Relay:
         self.leader = Leader(RELAY, ttl=ttl, holder=name)
         self.stopping = threading.Event()
         self._prune_at = 0.0
-        queues = [*task_settings.CELERY_QUEUES, BELL]
+        queues = [*task_settings.CELERY_QUEUES, OUTBOX]
         self.waking = Waking(queues, self.stopping, lambda key: None)
 
     def run(self, threads: ServiceThreads) -> None:
         """Publish, or wait for the lease, until ``stop`` is called. ``threads`` end with it."""
         self.waking.listen(threads)
         try:
-            with ringer.heard_by(self.waking.hear):
+            with limiter.heard_by(self.waking.hear):
                 for term in self.leader.terms(self.stopping):
                     log.relay_leads(holder=term.holder)
                     self._lead(term)

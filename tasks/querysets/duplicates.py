@@ -17,7 +17,7 @@ from leasing.functions import DbNow
 from leasing.querysets.leasable import pause_shortly
 from tasks import signals
 from tasks.exceptions import KeyBusy
-from tasks.notifier import ring
+from tasks.notifier import notify
 from tasks.payload import is_same_json
 from tasks.querysets.base import TaskRows, TaskStatus
 from tasks.querysets.columns import NewTask
@@ -153,7 +153,7 @@ def _replace(rows: TaskRows, task: Task, *, keep_time: bool) -> Task | None:
             ).delete()
         present.refresh_from_db(using=rows.db)
     rows._tell(signals.replaced, present)
-    ring(rows.db, [present])
+    notify(rows.db, [present])
     return present
 
 

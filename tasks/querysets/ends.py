@@ -22,7 +22,7 @@ from leasing.functions import after
 from leasing.querysets.claim import ending as leaving_blocks
 from tasks import signals
 from tasks.exceptions import NotSerializable, Snooze
-from tasks.notifier import ring
+from tasks.notifier import notify
 from tasks.payload import check_json, is_same_json
 from tasks.querysets.base import (
     CANCEL_REQUESTED,
@@ -80,7 +80,7 @@ def give_back(
     refund = partial(_refund, delay=delay, signal=signals.returned, like=like)
     given, refused = _end(rows, attempts, "give back", refund)
     if not delay:
-        ring(rows.db, [task for task in given if task.status == TaskStatus.READY])
+        notify(rows.db, [task for task in given if task.status == TaskStatus.READY])
     return given, refused
 
 

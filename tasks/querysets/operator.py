@@ -23,7 +23,7 @@ from leasing.db.dialects import lock
 from leasing.functions import DbNow
 from leasing.validation.moments import check_moment
 from tasks import signals
-from tasks.notifier import hurry, ring
+from tasks.notifier import hurry, notify
 from tasks.querysets.base import CANCEL_REQUESTED, TaskRows, TaskStatus, check_queue
 from tasks.querysets.transitions import cancellation, closing
 from tasks.querysets.unique import key_once_retried
@@ -113,7 +113,7 @@ def _make_ready(rows: TaskRows, demand: Q, columns: dict[str, Any], signal: Sign
     for done, tasks in _batch_by_batch(rows.filter(demand), write):
         for task in tasks:
             rows._tell(signal, task, by=by)
-        ring(rows.db, tasks)
+        notify(rows.db, tasks)
         changed += done
     return changed
 

@@ -21,14 +21,14 @@ from leasing.db.dialects import lock
 from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow, after
 from leasing.validation.names import check_name
-from tasks.notifier import ring_queues
+from tasks.notifier import notify_queues
 from tasks.payload import check_json
 
 if TYPE_CHECKING:
     from tasks.models import OutboxMessage
 
 #: What wakes the relay: no queue is called so.
-BELL = " outbox"
+OUTBOX = " outbox"
 #: Seconds before a message that could not be sent is tried again, doubled each time.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 3600.0
 #: How much of an error is kept.
@@ -46,7 +46,7 @@ class OutboxQuerySet(RoutedQuerySet["OutboxMessage"]):
         check_json(payload, "payload")
         rows = self.home()
         message: OutboxMessage = rows.create(topic=topic, payload=payload, key=key)
-        ring_queues(rows.db, [BELL])
+        notify_queues(rows.db, [OUTBOX])
         return message
 
     def pending(self) -> Self:
@@ -85,7 +85,7 @@ class OutboxQuerySet(RoutedQuerySet["OutboxMessage"]):
         many."""
         rows = self.home()
         changed = rows.waiting().update(due_at=None)
-        ring_queues(rows.db, [BELL])
+        notify_queues(rows.db, [OUTBOX])
         return changed
 
     def discard(self) -> int:

@@ -13,7 +13,14 @@ from django.db.models import Expression
 
 from leasing.db.dialects import after_commit
 from tasks import signals
-from tasks.notifier import BESIDE, message_of, ring_now, ring_queues, ringer, takes_messages
+from tasks.notifier import (
+    IN_STATEMENT_WINDOW,
+    limiter,
+    message_of,
+    notify_now,
+    notify_queues,
+    takes_messages,
+)
 from tasks.payload import as_arguments, check_json
 from tasks.querysets import bulk
 from tasks.querysets.base import TaskRows
@@ -84,7 +91,7 @@ def _store_many(rows: TaskRows, new: NewTasks, items: list[dict[str, Any]]) -> S
         stored = bulk.store(rows.model, connection, new, items)
     else:
         stored = _store_each(rows, new, items)
-    ring_queues(rows.db, [new.columns["queue"]])
+    notify_queues(rows.db, [new.columns["queue"]])
     _announce(rows, stored)
     return stored
 
@@ -114,7 +121,7 @@ def _store(rows: TaskRows, new: NewTask, on_duplicate: str) -> Task:
         task.save(using=rows.db, force_insert=True)
     if stored:
         _read_back_later(task)
-        ring_queues(rows.db, [task.queue])
+        notify_queues(rows.db, [task.queue])
         _announce(rows, [task])
     return task
 
@@ -122,20 +129,20 @@ def _store(rows: TaskRows, new: NewTask, on_duplicate: str) -> Task:
 def _store_plain(rows: TaskRows, connection: BaseDatabaseWrapper, new: NewTask) -> Task:
     model, using, queue = rows.model, connection.alias, new.columns["queue"]
     alone = takes_messages(connection)
-    if alone and ringer.is_due(using, queue, BESIDE):
-        key, moments = _store_ringing(rows, connection, new, message_of(queue))
+    if alone and limiter.is_due(using, queue, IN_STATEMENT_WINDOW):
+        key, moments = _store_notifying(rows, connection, new, message_of(queue))
     else:
         key, moments = insert.insert(model, connection, new.columns, new.data)
         if alone:
-            ring_now(using, queue)
+            notify_now(using, queue)
         else:
-            ring_queues(using, [queue])
+            notify_queues(using, [queue])
     task = insert.instance(model, using, {**new.columns, "id": key, **moments})
     _announce(rows, [task])
     return task
 
 
-def _store_ringing(
+def _store_notifying(
     rows: TaskRows, connection: BaseDatabaseWrapper, new: NewTask, message: str
 ) -> insert.Inserted:
     try:
@@ -147,9 +154,9 @@ def _store_ringing(
             # It may be the message that was refused: PostgreSQL has room for so many.
             return insert.insert(rows.model, connection, new.columns, new.data)
         finally:
-            # Others may have left the ringing to this one, whatever becomes of its task.
-            ringer.tell(connection.alias, message)
-    ringer.tell_here(message)
+            # Others may have left the notification to this one, whatever becomes of its task.
+            limiter.notify(connection.alias, message)
+    limiter.notify_here(message)
     return inserted
 
 

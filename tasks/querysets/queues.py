@@ -11,7 +11,7 @@ from leasing.db.dialects import after_commit
 from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow
 from tasks import signals
-from tasks.notifier import ring_queues
+from tasks.notifier import notify_queues
 from tasks.querysets.base import check_queue
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class QueueQuerySet(RoutedQuerySet["Queue"]):
         resumed = rows.filter(name=name).paused().update(paused_at=None, paused_by="", reason="")
         if resumed:
             rows._tell(signals.resumed, name, by=by)
-            ring_queues(rows.db, [name])
+            notify_queues(rows.db, [name])
         return bool(resumed)
 
     def declare(self, names: Iterable[str]) -> None:

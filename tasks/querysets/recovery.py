@@ -18,7 +18,7 @@ from leasing.humanize import span
 from leasing.runtime.clock import clock
 from tasks import signals
 from tasks.conf import task_settings
-from tasks.notifier import ring
+from tasks.notifier import notify
 from tasks.querysets.base import (
     CANCEL_REQUESTED,
     TERM,
@@ -160,7 +160,7 @@ def take_from_holders(
             rows._tell(signals.dead, task, error=task.last_error)
         elif task.status == TaskStatus.CANCELLED:
             rows._tell_cancelled(task)
-    ring(rows.db, [task for task in tasks if task.status == TaskStatus.READY])
+    notify(rows.db, [task for task in tasks if task.status == TaskStatus.READY])
     return len(tasks)
 
 

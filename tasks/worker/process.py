@@ -48,7 +48,7 @@ from tasks.execution.runner import STOPPED, time_out
 from tasks.log import log
 from tasks.maintenance import services
 from tasks.models import Queue, Task
-from tasks.notifier import ringer
+from tasks.notifier import limiter
 from tasks.poller import Waking
 from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
@@ -130,7 +130,7 @@ class WorkerProcess:
         self._start_threads()
         log.worker_started(worker=self.name, queues=", ".join(self.queues))
         ours = lasting_connection(self.stopping)
-        hearing = ringer.heard_by(self.waking.hear)
+        hearing = limiter.heard_by(self.waking.hear)
         with handlers_limited(), ours, apart(self._threads.callbacks), hearing:
             try:
                 self._serve()

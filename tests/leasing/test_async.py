@@ -22,7 +22,7 @@ from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.hold import Hold
 from leasing.hold.held_grant import HeldGrant
 from leasing.models import Lease
-from leasing.notifier import bell
+from leasing.notifier import notifier
 from leasing.runtime.aio import Undoable, adrive, in_thread
 from leasing.store import Grant
 from leasing.stores.memory import PLACE, memory
@@ -482,11 +482,11 @@ def test_a_cancelled_waiter_leaves_its_turn_to_the_next() -> None:
         return got
 
     assert run(body) == ["second"]
-    assert not bell(PLACE)._waiters
+    assert not notifier(PLACE)._waiters
 
 
 async def waiters(count: int) -> None:
-    while len(bell(PLACE)._waiters.get("berth:1", ())) < count:
+    while len(notifier(PLACE)._waiters.get("berth:1", ())) < count:
         await asyncio.sleep(0.001)
 
 

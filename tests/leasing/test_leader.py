@@ -99,7 +99,7 @@ def events() -> list[str]:
 
 def campaigns() -> bool:
     """Whether somebody in this process waits to lead."""
-    return any(known._waiters.get("scheduler") for known in notifier._bells.values())
+    return any(known._waiters.get("scheduler") for known in notifier._notifiers.values())
 
 
 def lose(term: Hold) -> None:

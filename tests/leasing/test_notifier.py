@@ -1,4 +1,4 @@
-"""The bell: who is rung for, and the connection on which PostgreSQL tells of releases."""
+"""The notifier: who is notified for, and the connection on which PostgreSQL tells of releases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from django.test import override_settings
 from leasing.db.notifications import CHANNEL, listening, notifications_arrive
 from leasing.functions import after, database_now
 from leasing.models import Lease
-from leasing.notifier import Bell, bell
+from leasing.notifier import Notifier, notifier
 from leasing.notifier import waiting as waiting_for
 from leasing.runtime import clock
 from leasing.testing.keeper import manual_keeper
@@ -41,56 +41,56 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("leasing.db.listener.LOOK", 0.05)
     monkeypatch.setattr("leasing.db.notifications.PATIENCE", 0.05)
     yield
-    own = bell("default")
+    own = notifier("default")
     if own._listener.is_running:
         wait_for(lambda: not own._listener.is_running, message="the listener to end")
 
 
 class FakeWaiter(Waiter):
-    """Counts how often it is rung."""
+    """Counts how often it is notified."""
 
     def __init__(self) -> None:
         super().__init__(until=float("inf"))
-        self.rings = 0
+        self.notified = 0
 
-    def ring(self) -> None:
-        self.rings += 1
+    def notify(self) -> None:
+        self.notified += 1
 
 
 @pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> Bell:
-    """A bell that hears of nothing but ``ring``."""
+def silent(monkeypatch: pytest.MonkeyPatch) -> Notifier:
+    """A notifier that hears of nothing but ``notify``."""
     monkeypatch.setattr("leasing.db.listener.can_listen", lambda using: False)
-    return Bell("default")
+    return Notifier("default")
 
 
 # Rings
 
 
-def test_a_ring_wakes_the_one_who_has_waited_longest(silent: Bell) -> None:
+def test_a_notification_wakes_the_one_who_has_waited_longest(silent: Notifier) -> None:
     first, second = FakeWaiter(), FakeWaiter()
     silent.add("crane:1", first)
     silent.add("crane:1", second)
 
-    silent.ring("crane:1")
-    assert (first.rings, second.rings) == (1, 0)
+    silent.notify("crane:1")
+    assert (first.notified, second.notified) == (1, 0)
 
     silent.remove("crane:1", first)
-    silent.ring("crane:1")
-    assert (first.rings, second.rings) == (1, 1)
+    silent.notify("crane:1")
+    assert (first.notified, second.notified) == (1, 1)
 
 
-def test_a_ring_for_something_else_wakes_nobody(silent: Bell) -> None:
+def test_a_notification_for_something_else_wakes_nobody(silent: Notifier) -> None:
     waiter = FakeWaiter()
     silent.add("crane:1", waiter)
 
-    silent.ring("crane:2")
+    silent.notify("crane:2")
 
-    assert waiter.rings == 0
+    assert waiter.notified == 0
     assert set(silent._waiters) == {"crane:1"}
 
 
-def test_nothing_is_kept_of_those_who_left(silent: Bell) -> None:
+def test_nothing_is_kept_of_those_who_left(silent: Notifier) -> None:
     waiter = FakeWaiter()
     silent.add("crane:1", waiter)
     silent.remove("crane:1", waiter)
@@ -100,32 +100,34 @@ def test_nothing_is_kept_of_those_who_left(silent: Bell) -> None:
 
 
 @pytest.fixture
-def behind(monkeypatch: pytest.MonkeyPatch, silent: Bell) -> FakeWaiter:
+def behind(monkeypatch: pytest.MonkeyPatch, silent: Notifier) -> FakeWaiter:
     """Somebody who waits behind the next one."""
-    monkeypatch.setattr("leasing.notifier.bell", lambda using: silent)
+    monkeypatch.setattr("leasing.notifier.notifier", lambda using: silent)
     return FakeWaiter()
 
 
-def test_who_leaves_without_the_lease_passes_the_ring_on(silent: Bell, behind: FakeWaiter) -> None:
+def test_who_leaves_without_the_lease_passes_the_notification_on(
+    silent: Notifier, behind: FakeWaiter
+) -> None:
     with pytest.raises(KeyError), waiting_for("default", "crane:1", float("inf")):
         silent.add("crane:1", behind)
-        silent.ring("crane:1")
+        silent.notify("crane:1")
         raise KeyError
 
-    assert behind.rings == 1
+    assert behind.notified == 1
 
 
-def test_who_leaves_with_the_lease_wakes_nobody(silent: Bell, behind: FakeWaiter) -> None:
+def test_who_leaves_with_the_lease_wakes_nobody(silent: Notifier, behind: FakeWaiter) -> None:
     with waiting_for("default", "crane:1", float("inf")):
         silent.add("crane:1", behind)
-        silent.ring("crane:1")
+        silent.notify("crane:1")
 
-    assert behind.rings == 0
+    assert behind.notified == 0
 
 
-def test_a_ring_before_the_wait_is_not_lost() -> None:
+def test_a_notification_before_the_wait_is_not_lost() -> None:
     waiter = Waiter(until=float("inf"))
-    waiter.ring()
+    waiter.notify()
     begun = threading.Event()
 
     def wait() -> None:
@@ -139,18 +141,18 @@ def test_a_ring_before_the_wait_is_not_lost() -> None:
 
     assert begun.is_set()
     assert not thread.is_alive()
-    assert not waiter._rung.is_set()
+    assert not waiter._notified.is_set()
 
 
-def test_a_ring_for_a_loop_that_was_closed_harms_nobody() -> None:
+def test_a_notification_for_a_loop_that_was_closed_harms_nobody() -> None:
     waiter = Waiter(until=float("inf"))
     loop = asyncio.new_event_loop()
-    waiter._arung = loop, asyncio.Event()
+    waiter._notified_async = loop, asyncio.Event()
     loop.close()
 
-    waiter.ring()
+    waiter.notify()
 
-    assert waiter._rung.is_set()
+    assert waiter._notified.is_set()
 
 
 def test_databases_that_do_not_notify_are_not_listened_to(
@@ -158,7 +160,7 @@ def test_databases_that_do_not_notify_are_not_listened_to(
 ) -> None:
     if connection.vendor == "postgresql":
         monkeypatch.setitem(sys.modules, "psycopg", None)  # only the older driver is there
-    own = Bell("default")
+    own = Notifier("default")
 
     own.add("crane:1", FakeWaiter())
 
@@ -167,7 +169,7 @@ def test_databases_that_do_not_notify_are_not_listened_to(
 
 
 def test_clocks_that_stand_still_keep_the_listener_away() -> None:
-    own = Bell("default")
+    own = Notifier("default")
 
     with manual_keeper():
         own.add("crane:1", FakeWaiter())
@@ -200,21 +202,21 @@ def notify(resource: str) -> None:
 def waiter() -> Iterator[FakeWaiter]:
     """Somebody who waits for crane:1."""
     waiter = FakeWaiter()
-    bell("default").add("crane:1", waiter)
+    notifier("default").add("crane:1", waiter)
     yield waiter
-    bell("default").remove("crane:1", waiter)
+    notifier("default").remove("crane:1", waiter)
 
 
 @transactional
 @on_postgresql
-def test_a_notification_rings_for_its_resource(waiter: FakeWaiter) -> None:
+def test_a_notification_notifies_for_its_resource(waiter: FakeWaiter) -> None:
     wait_for(listeners)
 
     notify("crane:2")
     notify("crane:1")
 
-    wait_for(lambda: waiter.rings)
-    assert waiter.rings == 1
+    wait_for(lambda: waiter.notified)
+    assert waiter.notified == 1
 
 
 @transactional
@@ -222,12 +224,12 @@ def test_a_notification_rings_for_its_resource(waiter: FakeWaiter) -> None:
 def test_one_connection_serves_all_who_wait_in_a_process(waiter: FakeWaiter) -> None:
     others = [FakeWaiter() for _ in range(20)]
     for number, other in enumerate(others):
-        bell("default").add(f"crane:{number}", other)
+        notifier("default").add(f"crane:{number}", other)
     wait_for(listeners)
 
     assert len(listeners()) == 1
     for number, other in enumerate(others):
-        bell("default").remove(f"crane:{number}", other)
+        notifier("default").remove(f"crane:{number}", other)
 
 
 @transactional
@@ -236,11 +238,11 @@ def test_the_connection_goes_when_nobody_waits_and_comes_back() -> None:
     assert listeners() == []
     for _ in range(2):
         waiter = FakeWaiter()
-        bell("default").add("crane:1", waiter)
+        notifier("default").add("crane:1", waiter)
         wait_for(listeners)
-        bell("default").remove("crane:1", waiter)
+        notifier("default").remove("crane:1", waiter)
         wait_for(lambda: listeners() == [])
-        wait_for(lambda: not bell("default")._listener.is_running)
+        wait_for(lambda: not notifier("default")._listener.is_running)
 
 
 @transactional
@@ -268,7 +270,7 @@ def test_a_connection_that_was_killed_heals(
     wait_for(lambda: [other for other in listeners() if other != pid])
     notify("crane:1")
 
-    wait_for(lambda: waiter.rings)
+    wait_for(lambda: waiter.notified)
     assert "notifications.failed" in logged(caplog)
 
 
@@ -286,9 +288,9 @@ def test_a_connection_that_cannot_be_made_is_tried_again(
 
     monkeypatch.setattr("leasing.db.listener.listening", refusing)
     waiter = FakeWaiter()
-    bell("default").add("crane:1", waiter)
+    notifier("default").add("crane:1", waiter)
     wait_for(listeners)
-    bell("default").remove("crane:1", waiter)
+    notifier("default").remove("crane:1", waiter)
 
     assert caplog.text.count("no such server") == 1, "an outage is told once"
     assert "outage.ended" in [getattr(each, "event", "") for each in caplog.records]
@@ -332,7 +334,7 @@ def test_behind_a_pooler_nobody_goes_on_listening_and_that_is_told_once(
     monkeypatch.setattr("leasing.db.listener.ARRIVAL", 0.1)
     notifies = psycopg.Connection.notifies
     monkeypatch.setattr(psycopg.Connection, "notifies", a_poolers(notifies))
-    own, waiter = Bell("default"), FakeWaiter()
+    own, waiter = Notifier("default"), FakeWaiter()
     for _ in range(2):
         own.add("crane:1", waiter)
         wait_for(lambda: not own._listener.is_running)
@@ -363,7 +365,7 @@ def test_behind_a_pooler_nobody_goes_on_listening_and_that_is_told_once(
 @transactional
 @on_postgresql
 def test_a_way_around_the_pooler_is_taken_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, waiter = Bell("default"), FakeWaiter()
+    own, waiter = Notifier("default"), FakeWaiter()
     around = psycopg.conninfo.make_conninfo(**address(), application_name="around")
     with override_settings(LEASING={"LISTEN_URL": around}):
         with monkeypatch.context() as patch:
@@ -372,7 +374,7 @@ def test_a_way_around_the_pooler_is_taken_to_listen(monkeypatch: pytest.MonkeyPa
         own.add("crane:1", waiter)
         wait_for(lambda: listeners("around"))
         notify("crane:1")
-        wait_for(lambda: waiter.rings)
+        wait_for(lambda: waiter.notified)
         own.remove("crane:1", waiter)
         wait_for(lambda: not own._listener.is_running)
         wait_for(lambda: not listeners("around"))  # the server ends it a moment later

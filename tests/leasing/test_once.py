@@ -25,7 +25,7 @@ from leasing.exceptions import (
 )
 from leasing.keeper import keeper
 from leasing.models import LeaseEvent, OnceKey
-from leasing.notifier import bell
+from leasing.notifier import notifier
 from leasing.querysets.once import OnceQuerySet
 from leasing.runtime.aio import drive, in_thread
 from leasing.testing.keeper import ManualKeeper, manual_keeper
@@ -571,7 +571,7 @@ def test_async_duplicates_wait_for_the_one_that_runs(done: list[str]) -> None:
     async def slowly() -> str:
         done.append("ann")
         async with asyncio.timeout(PATIENCE):
-            while len(bell("default")._waiters.get("once:charge", ())) < 4:
+            while len(notifier("default")._waiters.get("once:charge", ())) < 4:
                 await asyncio.sleep(0)
         return "receipt"
 

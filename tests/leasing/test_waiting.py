@@ -26,7 +26,7 @@ from leasing.exceptions import (
 )
 from leasing.hold import Hold
 from leasing.models import Lease
-from leasing.notifier import Bell, bell
+from leasing.notifier import Notifier, notifier
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.runtime import aio
 from leasing.testing.keeper import ManualKeeper
@@ -278,10 +278,10 @@ def test_an_error_of_the_database_ends_the_waiting(
 
 
 def no_waiters() -> bool:
-    return not bell("default")._waiters
+    return not notifier("default")._waiters
 
 
-# Who wakes whom: waiters that never poll, so that only a ring can wake them
+# Who wakes whom: waiters that never poll, so that only a notification can wake them
 
 
 @pytest.fixture
@@ -311,7 +311,7 @@ def closing(work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def waiters(resource: str = "crane:1") -> int:
-    return len(bell("default")._waiters.get(resource, ()))
+    return len(notifier("default")._waiters.get(resource, ()))
 
 
 @in_earnest
@@ -349,15 +349,15 @@ def test_a_revocation_wakes_a_waiter_too(crew: ThreadPoolExecutor) -> None:
 def test_a_release_that_is_rolled_back_wakes_nobody() -> None:
     held = Lease.objects.acquire("crane:1")
     waiter = Waiter(until=float("inf"))
-    bell("default").add("crane:1", waiter)
+    notifier("default").add("crane:1", waiter)
     try:
         with transaction.atomic():
             Lease.objects.release(held)
-            assert not waiter._rung.is_set()
+            assert not waiter._notified.is_set()
             transaction.set_rollback(True)
-        assert not waiter._rung.is_set()
+        assert not waiter._notified.is_set()
     finally:
-        bell("default").remove("crane:1", waiter)
+        notifier("default").remove("crane:1", waiter)
 
 
 @in_earnest
@@ -408,17 +408,17 @@ def test_a_release_wakes_one_of_fifty_waiters(attempts: list[str]) -> None:
     (winner,) = async_to_sync(race)()
 
     assert winner.grants == 2
-    # One for the ring of this process, and on PostgreSQL one for the notification.
+    # One for the notification of this process, and on PostgreSQL one for the notification.
     assert made[0] <= 2
     assert no_waiters()
 
 
 @in_earnest
-def test_without_a_ring_a_waiter_polls(
+def test_without_a_notification_a_waiter_polls(
     crew: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process has released it, and on SQLite nobody tells."""
-    monkeypatch.setattr(Bell, "ring", lambda bell, resource: None)
+    monkeypatch.setattr(Notifier, "notify", lambda notifier, resource: None)
     held = Lease.objects.acquire("crane:1")
     acquire = closing(lambda: Lease.objects.acquire("crane:1", wait=PATIENCE))
     winner = crew.submit(acquire)
@@ -456,17 +456,17 @@ def test_an_async_waiter_leaves_the_loop_free_and_is_woken() -> None:
     assert async_to_sync(story)().holder == "bob"
 
 
-def test_a_ring_before_the_wait_is_not_lost_to_async_code() -> None:
+def test_a_notification_before_the_wait_is_not_lost_to_async_code() -> None:
     waiter = Waiter(until=float("inf"))
     waiter._pauses = iter([PATIENCE])
 
     async def story() -> None:
-        waiter.ring()
+        waiter.notify()
         async with asyncio.timeout(PATIENCE / 2):
             await waiter.await_()
 
     async_to_sync(story)()
-    assert not waiter._rung.is_set()
+    assert not waiter._notified.is_set()
 
 
 @in_earnest
@@ -521,14 +521,14 @@ def test_a_cancelled_waiter_is_gone_at_once_and_its_turn_is_the_next_ones() -> N
 
 @in_earnest
 @pytest.mark.usefixtures("no_polls")
-def test_one_who_was_rung_and_then_cancelled_passes_the_ring_on() -> None:
+def test_one_who_was_notified_and_then_cancelled_passes_the_notification_on() -> None:
     async def story() -> Lease:
         held = await Lease.objects.aacquire("crane:1")
         first = asyncio.create_task(Lease.objects.aacquire("crane:1", wait=PATIENCE))
         await soon(lambda: waiters() == 1)
         second = asyncio.create_task(Lease.objects.aacquire("crane:1", holder="bob", wait=PATIENCE))
         await soon(lambda: waiters() == 2)
-        # The release rings from this very thread, so the first cannot have come before.
+        # The release notifies from this very thread, so the first cannot have come before.
         with override_async_unsafe():
             Lease.objects.release(held)
         first.cancel()

@@ -18,7 +18,7 @@ from leasing.runtime.clock import system_clock
 from leasing.runtime.services import run_services
 from tasks import notifier
 from tasks.models import Task, TaskStatus
-from tasks.notifier import CHANNEL, Listener, ringer
+from tasks.notifier import CHANNEL, Listener, limiter
 from tasks.runtime.service_threads import ServiceThreads
 from tasks.worker.process import WorkerProcess
 from tests.factories import TaskFactory
@@ -33,14 +33,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What is rung within this process, without a pause that another test began."""
-    monkeypatch.setattr(ringer, "_rung_at", {})
+    """What is notified within this process, without a pause that another test began."""
+    monkeypatch.setattr(limiter, "_notified_at", {})
     messages: list[str] = []
-    with ringer.heard_by(messages.append):
+    with limiter.heard_by(messages.append):
         yield messages
 
 
-def test_who_enqueues_rings_once_the_task_is_there_to_stay(heard: list[str]) -> None:
+def test_who_enqueues_notifies_once_the_task_is_there_to_stay(heard: list[str]) -> None:
     with transaction.atomic():
         TaskFactory(name="jobs.echo")
         assert heard == []
@@ -48,7 +48,7 @@ def test_who_enqueues_rings_once_the_task_is_there_to_stay(heard: list[str]) -> 
     assert heard == ["queue default"]
 
 
-def test_what_is_rolled_back_rings_nobody_and_silences_nobody(heard: list[str]) -> None:
+def test_what_is_rolled_back_notifies_nobody_and_silences_nobody(heard: list[str]) -> None:
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         TaskFactory(name="jobs.echo")
         raise ZeroDivisionError
@@ -59,7 +59,7 @@ def test_what_is_rolled_back_rings_nobody_and_silences_nobody(heard: list[str]) 
 
 
 @pytest.mark.usefixtures("queues")
-def test_a_queue_is_rung_once_in_a_while_each_by_itself(
+def test_a_queue_is_notified_once_in_a_while_each_by_itself(
     heard: list[str], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifier, "clock", clock)
@@ -67,7 +67,7 @@ def test_a_queue_is_rung_once_in_a_while_each_by_itself(
     TaskFactory(name="jobs.echo", queue="mail")
     assert heard == ["queue default", "queue mail"]
 
-    clock.advance(notifier.BESIDE * 0.9)
+    clock.advance(notifier.IN_STATEMENT_WINDOW * 0.9)
     TaskFactory(name="jobs.echo")
     assert len(heard) == 2
     clock.advance(notifier.WINDOW)
@@ -76,12 +76,12 @@ def test_a_queue_is_rung_once_in_a_while_each_by_itself(
 
 
 @pytest.mark.parametrize("verb", ["retry", "recover", "give back", "enqueue many"])
-def test_whatever_makes_a_task_ready_rings(
+def test_whatever_makes_a_task_ready_notifies(
     heard: list[str], verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = {"retry": "dead", "enqueue many": "ready"}.get(verb, "running")
     task = TaskFactory(state=state, name="jobs.echo")
-    ringer._rung_at.clear()
+    limiter._notified_at.clear()
     heard.clear()
 
     match verb:
@@ -124,27 +124,27 @@ def test_a_handler_hears_of_a_cancellation_without_waiting_for_a_heartbeat(
         wait_for(lambda: row_of(task)["status"] == TaskStatus.CANCELLED)
 
 
-def test_a_worker_that_is_rung_does_not_wait_for_its_next_look(
+def test_a_worker_that_is_notified_does_not_wait_for_its_next_look(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.TASK_QUEUE = {"POLL_EVERY": 1000, "SWEEP_EVERY": 1000}
-    monkeypatch.setattr(ringer, "_rung_at", {})  # what is written there is for this test
+    monkeypatch.setattr(limiter, "_notified_at", {})  # what is written there is for this test
     with working() as worker:
         wait_for(lambda: worker.executors.saw_all)
         task = TaskFactory(name="jobs.echo", data={})
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
         # What came within the window of the first is found by the second look.
-        ringer._rung_at["default", "default"] = float("inf")
+        limiter._notified_at["default", "default"] = float("inf")
         later = TaskFactory(name="jobs.echo", data={})
         worker.waking.hear("queue default")
         wait_for(lambda: row_of(later)["status"] == TaskStatus.SUCCEEDED)
 
 
-def test_a_worker_that_is_rung_looks_again_when_the_window_is_over(
+def test_a_worker_that_is_notified_looks_again_when_the_window_is_over(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.TASK_QUEUE = {"POLL_EVERY": 1000, "SWEEP_EVERY": 1000}
-    monkeypatch.setattr(ringer, "is_due", lambda using, queue: False)
+    monkeypatch.setattr(limiter, "is_due", lambda using, queue: False)
     monkeypatch.setattr("tasks.poller.can_listen", lambda using: False)
     looks: list[float] = []
     with working() as worker:
@@ -255,7 +255,7 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listening]:
     listening.end()
 
 
-def test_a_listener_hears_what_others_ring_and_heals(
+def test_a_listener_hears_what_others_notify_and_heals(
     on_postgresql: None, listening: Listening, caplog: Any
 ) -> None:
     wait_for(lambda: listening.listener.hears)
@@ -265,7 +265,7 @@ def test_a_listener_hears_what_others_ring_and_heals(
         listening.heard.clear()
         cursor.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE query = 'LISTEN leasing_tasks_bell' AND pid <> pg_backend_pid()"
+            " WHERE query = 'LISTEN leasing_tasks_notify' AND pid <> pg_backend_pid()"
             " AND datname = current_database()"
         )
     wait_for(lambda: "notifications.failed" in logged(caplog))

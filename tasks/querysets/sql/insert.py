@@ -37,7 +37,7 @@ _UNLESS_PRESENT = (
     " ON CONFLICT DO NOTHING RETURNING id, {created}, {start}"
 )
 _IS_NEW = "NOT EXISTS (SELECT 1 FROM {table} WHERE {key} = %s)"
-_RINGING = (
+_NOTIFYING = (
     f"WITH new (id, created, start) AS ({_ONE})"
     " SELECT id, created, start, pg_notify({channel}, {message}) FROM new"
 )
@@ -199,7 +199,7 @@ def _for_one(
     if message is None:
         return _ONE.format(**parts)
     channel, said = _literal(using, CHANNEL), _literal(using, message)
-    return _RINGING.format(**parts, channel=channel, message=said)
+    return _NOTIFYING.format(**parts, channel=channel, message=said)
 
 
 @lru_cache(maxsize=256)

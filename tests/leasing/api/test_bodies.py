@@ -41,7 +41,7 @@ WHOLE: dict[str, Callable[[bytes], bytes]] = {
     "a byte order mark": lambda good: b"\xef\xbb\xbf" + good,
 }
 #: What is put beside the fields of a good body.
-BESIDE: dict[str, bytes] = {
+IN_STATEMENT_WINDOW: dict[str, bytes] = {
     "no UTF-8": b'"\xff"',
     "a real NUL": b'"\x00"',
     "NaN": b"NaN",
@@ -65,7 +65,7 @@ def beside(fragment: bytes) -> Callable[[bytes], bytes]:
     return lambda good: good[:-1] + b', "x": ' + fragment + b"}"
 
 
-EVILS = WHOLE | {name: beside(fragment) for name, fragment in BESIDE.items()}
+EVILS = WHOLE | {name: beside(fragment) for name, fragment in IN_STATEMENT_WINDOW.items()}
 ROUTES = pytest.mark.parametrize(
     ("method", "path", "body"), BODIES, ids=[f"{method} {path}" for method, path, _ in BODIES]
 )

@@ -19,7 +19,7 @@ from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.context import Context
 from tasks.models import Queue, Task, TaskStatus
-from tasks.notifier import ringer
+from tasks.notifier import limiter
 from tests.tasks.celery.support import enqueue
 from tests.tasks.support import Handlers, Told, end_well, grant_to, names_of, row_of, take_back
 
@@ -64,16 +64,16 @@ def test_a_message_that_comes_twice_runs_its_task_once(handlers: Handlers) -> No
     assert row_of(Task.objects.get(pk=key))["holder"] == "ann"
 
 
-def test_the_end_of_a_task_with_a_key_rings_for_the_next_of_it() -> None:
+def test_the_end_of_a_task_with_a_key_notifies_for_the_next_of_it() -> None:
     plain, keyed = enqueue(), enqueue(concurrency_key="k", concurrency_limit=1)
-    rung: list[str] = []
+    notified: list[str] = []
 
-    with ringer.heard_by(rung.append):
+    with limiter.heard_by(notified.append):
         consume(plain[0], "default", "ann")
-        assert rung == []
+        assert notified == []
         consume(keyed[0], "default", "ann")
 
-    assert rung == ["queue default"]
+    assert notified == ["queue default"]
 
 
 def pause(task: Task) -> None:

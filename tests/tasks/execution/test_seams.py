@@ -135,26 +135,26 @@ def test_many_are_cancelled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def rung(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def notified(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     heard: list[str] = []
-    monkeypatch.setattr(notifier.ringer, "is_due", lambda using, queue: True)
-    monkeypatch.setattr(notifier.ringer, "tell", lambda using, message: heard.append(message))
+    monkeypatch.setattr(notifier.limiter, "is_due", lambda using, queue: True)
+    monkeypatch.setattr(notifier.limiter, "notify", lambda using, message: heard.append(message))
     return heard
 
 
-def test_a_queue_that_is_resumed_wakes_its_workers(rung: list[str]) -> None:
+def test_a_queue_that_is_resumed_wakes_its_workers(notified: list[str]) -> None:
     Queue.objects.pause("default")
     Queue.objects.resume("default")
 
-    assert rung == ["queue default"]
+    assert notified == ["queue default"]
 
 
-def test_a_task_that_is_replaced_wakes_workers(rung: list[str]) -> None:
+def test_a_task_that_is_replaced_wakes_workers(notified: list[str]) -> None:
     Task.objects.enqueue("jobs.echo", unique_key="k", delay=3600)
-    del rung[:]
+    del notified[:]
     Task.objects.enqueue("jobs.echo", unique_key="k", on_duplicate="replace")
 
-    assert rung == ["queue default"]
+    assert notified == ["queue default"]
 
 
 def test_a_replaced_task_is_no_longer_what_its_client_asked_for() -> None:

@@ -22,14 +22,14 @@ OWN = {
 
 
 @pytest.fixture
-def rung(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def notified(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The tasks whose workers were woken."""
     found: list[int] = []
 
-    def ring(using: str, tasks: list[Task]) -> None:
+    def notify(using: str, tasks: list[Task]) -> None:
         found.extend(task.pk for task in tasks)
 
-    monkeypatch.setattr("tasks.querysets.ends.ring", ring)
+    monkeypatch.setattr("tasks.querysets.ends.notify", notify)
     return found
 
 
@@ -60,7 +60,7 @@ def test_each_is_afterwards_what_one_alone_would_be(
 
 
 def test_those_whose_term_is_over_are_refused_alone_and_others_hear(
-    told: Told, rung: list[int]
+    told: Told, notified: list[int]
 ) -> None:
     first, sold, asked, last = running(4)
     take_over(copy_of(sold))
@@ -78,7 +78,7 @@ def test_those_whose_term_is_over_are_refused_alone_and_others_hear(
         ("cancelled", asked.pk),
         ("returned", last.pk),
     ]
-    assert rung == [first.pk, last.pk]
+    assert notified == [first.pk, last.pk]
 
 
 def test_what_came_between_lock_and_update_is_refused() -> None:
