@@ -21,7 +21,7 @@ from tasks.runtime.service_threads import ServiceThreads
 WHILE_HEARING = 5.0
 
 
-class Waking:
+class Poller:
     """Wakes a worker that serves ``queues``, until it has ``ended``. ``hurry`` is called with the
     key of a task that was asked to end."""
 

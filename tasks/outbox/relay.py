@@ -35,7 +35,7 @@ from tasks.models import OutboxMessage, Task
 from tasks.notifier import limiter
 from tasks.outbox import RELAY
 from tasks.outbox.totals import totals
-from tasks.poller import Waking
+from tasks.poller import Poller
 from tasks.querysets.outbox import OUTBOX
 from tasks.runtime.service_threads import ServiceThreads
 from tasks.runtime.tracepoints import Send, points
@@ -86,13 +86,13 @@ class Relay:
         self.stopping = threading.Event()
         self._prune_at = 0.0
         queues = [*task_settings.CELERY_QUEUES, OUTBOX]
-        self.waking = Waking(queues, self.stopping, lambda key: None)
+        self.poller = Poller(queues, self.stopping, lambda key: None)
 
     def run(self, threads: ServiceThreads) -> None:
         """Publish, or wait for the lease, until ``stop`` is called. ``threads`` end with it."""
-        self.waking.listen(threads)
+        self.poller.listen(threads)
         try:
-            with limiter.heard_by(self.waking.hear):
+            with limiter.heard_by(self.poller.hear):
                 for term in self.leader.terms(self.stopping):
                     log.relay_leads(holder=term.holder)
                     self._lead(term)
@@ -102,7 +102,7 @@ class Relay:
     def stop(self) -> None:
         """Publish nothing more."""
         self.stopping.set()
-        self.waking.wake()
+        self.poller.wake()
 
     def _lead(self, term: Hold) -> None:
         away = (Error, BrokerAway)
@@ -111,10 +111,10 @@ class Relay:
         )
         try:
             while term.valid and not self.stopping.is_set():
-                self.waking.begin_look()
+                self.poller.begin_look()
                 pause = publishing.step()
                 # What else wakes it is no reason to try sooner.
-                wait = self.stopping.wait if publishing.is_failing else self.waking.wait
+                wait = self.stopping.wait if publishing.is_failing else self.poller.wait
                 wait(pause)
         except LeaseLost as loss:
             log.relay_lost(reason=loss.reason)
@@ -126,7 +126,7 @@ class Relay:
             totals.failures += 1
             raise
         totals.succeeded_at = time.time()
-        return SHORT_PAUSE if has_more else self.waking.pause()
+        return SHORT_PAUSE if has_more else self.poller.pause()
 
     # One look
 

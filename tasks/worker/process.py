@@ -49,7 +49,7 @@ from tasks.log import log
 from tasks.maintenance import services
 from tasks.models import Queue, Task
 from tasks.notifier import limiter
-from tasks.poller import Waking
+from tasks.poller import Poller
 from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
 from tasks.runtime.connection import handlers_limited, lasting_connection
@@ -119,10 +119,10 @@ class WorkerProcess:
         failed = partial(log.worker_claim_failed, worker=self.name)
         self._claiming = Service(self._look, failed, survives=(Error,))
         self._threads = ServiceThreads(self._ended, self._timekeeper, self)
-        self.waking = Waking(self.queues, self._ended, self._hurry)
+        self.poller = Poller(self.queues, self._ended, self._hurry)
         counts = {Kind.THREAD: threads, Kind.COROUTINE: coroutines, Kind.PROCESS: processes}
         self.executors = ExecutorPool(
-            counts, self.waking.wake, self._stored, chaos, self._threads.callbacks
+            counts, self.poller.wake, self._stored, chaos, self._threads.callbacks
         )
 
     def run(self) -> None:
@@ -130,7 +130,7 @@ class WorkerProcess:
         self._start_threads()
         log.worker_started(worker=self.name, queues=", ".join(self.queues))
         ours = lasting_connection(self.stopping)
-        hearing = limiter.heard_by(self.waking.hear)
+        hearing = limiter.heard_by(self.poller.hear)
         with handlers_limited(), ours, apart(self._threads.callbacks), hearing:
             try:
                 self._serve()
@@ -139,7 +139,7 @@ class WorkerProcess:
 
     def _serve(self) -> None:
         while not self.stopping.is_set():
-            self.waking.begin_look()
+            self.poller.begin_look()
             pause = self._claiming.step()
             if self._is_finished:
                 break
@@ -148,7 +148,7 @@ class WorkerProcess:
                 self.failed = True
                 self.stop()
             elif pause:
-                self.waking.rest(pause, self._is_idle)
+                self.poller.rest(pause, self._is_idle)
 
     def _look(self) -> float:
         """Claim what there is room for. Returns the seconds until the next look."""
@@ -163,7 +163,7 @@ class WorkerProcess:
         self.stopping.set()
         for execution in self.executions:
             execution.interruption.stirred.set()
-        self.waking.wake()
+        self.poller.wake()
 
     def stop_now(self, patience: float = 5.0) -> None:
         """Give everything back, and wait up to ``patience`` seconds until that is done."""
@@ -197,7 +197,7 @@ class WorkerProcess:
                 found_any = found_any or found > 0
             self._more = more
             if self.executors.wake_when(
-                has_capacity=more, is_empty=found_any and not self.waking.hears
+                has_capacity=more, is_empty=found_any and not self.poller.hears
             ):
                 return True
         else:
@@ -251,7 +251,7 @@ class WorkerProcess:
         or a task that may be ready by it."""
         ends = self._closing or self.stopping.is_set() or self.until is not Until.STOPPED
         if ends or self._is_blocked or any(map(_makes_ready, outcomes)):
-            self.waking.wake()
+            self.poller.wake()
 
     # Waiting
 
@@ -259,7 +259,7 @@ class WorkerProcess:
         """Seconds until the next look, for whatever reason."""
         # Where more is ready, it is looked for as soon as there is room, and not at a time.
         asks = self._looked and not self._more
-        pauses = [self.waking.pause() if asks else task_settings.POLL_EVERY]
+        pauses = [self.poller.pause() if asks else task_settings.POLL_EVERY]
         wait_ends_in = self.executors.wait_ends_in()
         if wait_ends_in is not None:
             pauses.append(wait_ends_in)
@@ -302,12 +302,12 @@ class WorkerProcess:
 
     def _start_threads(self) -> None:
         presence = Presence(self.name, queues=self.queues, concurrency=self.executors.concurrency)
-        self.waking.listen(self._threads)
+        self.poller.listen(self._threads)
         services.start(
             self._threads,
             presence.service(),
-            found=self.waking.wake,
-            look_ahead=self.waking.look_ahead,
+            found=self.poller.wake,
+            look_ahead=self.poller.look_ahead,
         )
 
     def tend(self) -> None:
@@ -316,7 +316,7 @@ class WorkerProcess:
         if given_up := self.executors.tend():
             give_up(given_up)
             connections.close_all()
-            self.waking.wake()
+            self.poller.wake()
 
     # Stopping
 
@@ -328,10 +328,10 @@ class WorkerProcess:
         if waiting:
             give_back(waiting, STOPPED)
         while self.executions and not self._forced and clock() < deadline:
-            self.waking.begin_look()
+            self.poller.begin_look()
             self.executors.wake_when(has_capacity=False, is_empty=True)
             if self.executions:
-                self.waking.wait(min(0.5, max(0.0, deadline - clock())))
+                self.poller.wait(min(0.5, max(0.0, deadline - clock())))
         give_back_all(self.executions)
         self._timekeeper.close()
         self.executors.close()

@@ -136,7 +136,7 @@ def test_a_worker_that_is_notified_does_not_wait_for_its_next_look(
         # What came within the window of the first is found by the second look.
         limiter._notified_at["default", "default"] = float("inf")
         later = TaskFactory(name="jobs.echo", data={})
-        worker.waking.hear("queue default")
+        worker.poller.hear("queue default")
         wait_for(lambda: row_of(later)["status"] == TaskStatus.SUCCEEDED)
 
 
@@ -156,10 +156,10 @@ def test_a_worker_that_is_notified_looks_again_when_the_window_is_over(
             return claim()
 
         monkeypatch.setattr(worker, "_claim", counted)
-        worker.waking.hear("queue elsewhere")
+        worker.poller.hear("queue elsewhere")
         assert looks == []
         heard_at = system_clock()
-        worker.waking.hear("queue default")
+        worker.poller.hear("queue default")
         wait_for(lambda: bool(looks) and looks[-1] > heard_at + notifier.WINDOW)
 
 
@@ -292,16 +292,16 @@ def test_where_there_are_no_notifications_nobody_listens(
     if connection.vendor == "postgresql":
         pytest.skip("there are")
     monkeypatch.setattr(ServiceThreads, "start", pytest.fail)
-    WorkerProcess().waking.listen(ServiceThreads(threading.Event()))
+    WorkerProcess().poller.listen(ServiceThreads(threading.Event()))
 
 
 def test_while_notifications_arrive_a_worker_polls_less_and_looks_ahead(
     settings: Settings,
 ) -> None:
     settings.TASK_QUEUE = {"POLL_EVERY": 20.0}
-    waking = WorkerProcess().waking
-    assert 16.0 <= waking.pause() <= 20.0
-    waking.listener.hears = True
-    assert 80.0 <= waking.pause() <= 100.0
+    poller = WorkerProcess().poller
+    assert 16.0 <= poller.pause() <= 20.0
+    poller.listener.hears = True
+    assert 80.0 <= poller.pause() <= 100.0
     TaskFactory(scheduled_at=database_now("default") + timedelta(seconds=40))
-    assert 20.0 < waking.pause() <= 40.0
+    assert 20.0 < poller.pause() <= 40.0

@@ -23,7 +23,7 @@ from tasks.generator import Generator
 from tasks.maintenance import recovery, sampling, scheduler
 from tasks.models import OutboxMessage, Schedule, Task, Worker
 from tasks.outbox import publish
-from tasks.poller import Waking
+from tasks.poller import Poller
 from tasks.runtime.connection import _limit_handlers, handlers_limited, lasting_connection
 from tests.factories import TaskFactory
 from tests.logs import logged
@@ -99,7 +99,7 @@ def sample(claimed: list[Any]) -> None:
 
 
 def look_ahead(claimed: list[Any]) -> None:
-    Waking(["default"], threading.Event(), print).look_ahead(1)
+    Poller(["default"], threading.Event(), print).look_ahead(1)
 
 
 def register(claimed: list[Any]) -> None:

@@ -597,28 +597,28 @@ def test_a_worker_at_rest_asks_one_query_at_a_time_whether_there_is_anything_to_
     monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
 ) -> None:
     worker = WorkerProcess()
-    worker.waking.listener.hears = True
+    worker.poller.listener.hears = True
     waits: list[float] = []
 
     def wait(seconds: float) -> bool:
         waits.append(seconds)
         return len(waits) == 4
 
-    monkeypatch.setattr(worker.waking._reason, "wait", wait)
+    monkeypatch.setattr(worker.poller._reason, "wait", wait)
     with django_assert_num_queries(3):
-        worker.waking.rest(5.0, worker._is_idle)
+        worker.poller.rest(5.0, worker._is_idle)
     assert waits == [5.0] * 4
 
     # A wait for something that is known is followed by a look, and so is one for what is due soon.
     with django_assert_num_queries(0):
-        worker.waking.rest(0.01, worker._is_idle)
+        worker.poller.rest(0.01, worker._is_idle)
     TaskFactory(name="jobs.echo", delay=3)
     with django_assert_num_queries(1):
-        worker.waking.rest(5.0, worker._is_idle)
+        worker.poller.rest(5.0, worker._is_idle)
     # Without notifications every look is one for tasks.
-    worker.waking.listener.hears = False
+    worker.poller.listener.hears = False
     Task.objects.all().delete()
-    worker.waking.rest(5.0, worker._is_idle)
+    worker.poller.rest(5.0, worker._is_idle)
     assert len(waits) == 7
 
 
@@ -626,7 +626,7 @@ def test_who_looks_ahead_wakes_a_worker_at_rest_and_spares_it_its_own_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker = WorkerProcess()
-    worker.waking.listener.hears = True
+    worker.poller.listener.hears = True
     woken: list[int] = []
     answers: list[float | None] = []
     TaskFactory(name="jobs.echo", delay=30)
@@ -634,18 +634,18 @@ def test_who_looks_ahead_wakes_a_worker_at_rest_and_spares_it_its_own_look(
     def wait(seconds: float) -> bool:
         if len(answers) == 2:
             TaskFactory(name="jobs.echo", delay=2)
-        answers.append(worker.waking.look_ahead(3.0))
+        answers.append(worker.poller.look_ahead(3.0))
         return bool(woken)
 
-    monkeypatch.setattr(worker.waking._reason, "wait", wait)
-    monkeypatch.setattr(worker.waking, "wake", lambda: woken.append(len(answers)))
+    monkeypatch.setattr(worker.poller._reason, "wait", wait)
+    monkeypatch.setattr(worker.poller, "wake", lambda: woken.append(len(answers)))
     monkeypatch.setattr(TaskQuerySet, "are_due_within", lambda rows, seconds: 1 / 0)
 
-    worker.waking.rest(5.0, worker._is_idle)
+    worker.poller.rest(5.0, worker._is_idle)
 
     assert (woken, answers) == ([2], [None] * 3)
     # It does not rest any more, and sees by itself.
-    assert worker.waking.look_ahead(3.0) is None
+    assert worker.poller.look_ahead(3.0) is None
     assert woken == [2]
 
 
@@ -654,6 +654,6 @@ def test_a_look_ahead_is_a_sweep_as_well() -> None:
     TaskFactory(state="running", ttl=30)
 
     for rests in (False, True):
-        worker.waking._rests = rests
-        lapse_in = worker.waking.look_ahead(3.0)
+        worker.poller._rests = rests
+        lapse_in = worker.poller.look_ahead(3.0)
         assert lapse_in is not None and 20 < lapse_in <= 30

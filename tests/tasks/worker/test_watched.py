@@ -163,7 +163,7 @@ def test_the_watcher_is_watched_while_there_is_nothing_to_do(
     count = replaced["watcher"]
 
     def tend(worker: WorkerProcess) -> None:
-        if worker.waking._rests and replaced["watcher"] == count:
+        if worker.poller._rests and replaced["watcher"] == count:
             raise SystemExit
 
     monkeypatch.setattr(WorkerProcess, "tend", tend)
