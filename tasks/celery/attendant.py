@@ -33,11 +33,11 @@ def _begin(sender: Any, **kwargs: Any) -> None:
     # It may also serve queues with tasks of Celery's own.
     served = [q.name for q in sender.task_consumer.queues if q.name in task_settings.QUEUES]
     concurrency = sender.controller.concurrency
-    presence = Presence(
+    registration = Presence(
         sender.hostname, role=WorkerRole.CELERY, queues=served, concurrency=concurrency
     )
     threads = ServiceThreads(threading.Event())
-    services.start(threads, presence.service())
+    services.start(threads, registration.service())
     _threads.append(threads)
 
 

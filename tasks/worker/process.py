@@ -301,11 +301,13 @@ class WorkerProcess:
     # Threads
 
     def _start_threads(self) -> None:
-        presence = Presence(self.name, queues=self.queues, concurrency=self.executors.concurrency)
+        registration = Presence(
+            self.name, queues=self.queues, concurrency=self.executors.concurrency
+        )
         self.poller.listen(self._threads)
         services.start(
             self._threads,
-            presence.service(),
+            registration.service(),
             found=self.poller.wake,
             look_ahead=self.poller.look_ahead,
         )

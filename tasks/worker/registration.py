@@ -61,7 +61,7 @@ def presented(
     threads = ServiceThreads(ended)
     try:
         with lasting_connection(ended), apart(threads.callbacks):
-            threads.start("presence", Presence(name, **what).service())
+            threads.start("registration", Presence(name, **what).service())
             yield threads
     finally:
         threads.stop()

@@ -349,7 +349,7 @@ def test_a_task_without_a_handler_stops_no_worker(handlers: Handlers) -> None:
         wait_for(lambda: row_of(unknown)["status"] == TaskStatus.SUCCEEDED)
 
 
-# Presence
+# Registration
 
 
 def worker_row(worker: WorkerProcess) -> Any:
@@ -444,12 +444,12 @@ def test_a_sign_of_life_under_way_does_not_undo_the_signing_off(
         assert under_way.wait(PATIENCE)
         worker.stop()
         wait_for(ended(worker))
-        wait_for(lambda: not presence_threads())
+        wait_for(lambda: not registration_threads())
 
     assert worker_row(worker).state == "stopped"
 
 
-def presence_threads() -> list[threading.Thread]:
+def registration_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "recovery"]
 
 
