@@ -68,9 +68,9 @@ def _no_sweep_at_claim(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_trail(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     """No claim goes on behind those of the test before."""
-    monkeypatch.setattr(cursors, "_trails", {})
+    monkeypatch.setattr(cursors, "_cursors", {})
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ from tasks.querysets.claimed import (
     Term,
     keeping,
 )
-from tasks.querysets.sql.cursors import Trail, trail_of
+from tasks.querysets.sql.cursors import ClaimCursor, claim_cursor_of
 from tasks.querysets.sql.statements import (
     MARKS,
     MICROSECONDS,
@@ -117,17 +117,17 @@ def take(
     """Grant up to ``limit`` ready tasks of ``rows`` that need no seat. Returns them, and whether
     it came past tasks that do."""
     key = key_of(rows)
-    trail = Trail() if key is None else trail_of(key)
-    after = trail.after(queues)
+    claim_cursor = ClaimCursor() if key is None else claim_cursor_of(key)
+    after = claim_cursor.after(queues)
     claimed, passed_over = _take(rows, terms, queues, limit, after)
     if len(claimed) < limit:
-        trail.end()
+        claim_cursor.end()
         if after is not None and not passed_over:
             with keeping(claimed):
                 more, passed_over = _take(rows, terms, queues, limit - len(claimed), None)
                 claimed += more
     else:
-        trail.go_on(claimed)
+        claim_cursor.go_on(claimed)
     return claimed, passed_over
 
 

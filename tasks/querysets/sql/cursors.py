@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LASTS = 0.25
 
 
-class Trail:
+class ClaimCursor:
     """That of claims with one filter. Threads may share it: what it says need not be true."""
 
     def __init__(self) -> None:
@@ -50,15 +50,15 @@ class Trail:
         self._after = {}
 
 
-_trails: dict[Any, Trail] = {}
-_KEPT = 100
+_cursors: dict[Any, ClaimCursor] = {}
+MAX_CURSORS = 100
 
 
-def trail_of(key: Any) -> Trail:
-    """The trail of the claims that ``key`` tells from others."""
-    trail = _trails.get(key)
-    if trail is None:
-        if len(_trails) >= _KEPT:
-            _trails.clear()
-        trail = _trails[key] = Trail()
-    return trail
+def claim_cursor_of(key: Any) -> ClaimCursor:
+    """The cursor of the claims that ``key`` tells from others."""
+    claim_cursor = _cursors.get(key)
+    if claim_cursor is None:
+        if len(_cursors) >= MAX_CURSORS:
+            _cursors.clear()
+        claim_cursor = _cursors[key] = ClaimCursor()
+    return claim_cursor

@@ -183,13 +183,13 @@ def test_what_is_granted_is_not_forgotten_when_seating_fails(
 
 
 def test_no_more_places_are_kept_than_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cursors, "_KEPT", 2)
+    monkeypatch.setattr(cursors, "MAX_CURSORS", 2)
 
-    kept = [cursors.trail_of(key) for key in ("a", "b")]
-    assert cursors.trail_of("a") is kept[0]
-    cursors.trail_of("c")
+    kept = [cursors.claim_cursor_of(key) for key in ("a", "b")]
+    assert cursors.claim_cursor_of("a") is kept[0]
+    cursors.claim_cursor_of("c")
 
-    assert cursors.trail_of("a") is not kept[0]
+    assert cursors.claim_cursor_of("a") is not kept[0]
 
 
 @pytest.mark.parametrize("verb", ["claim", "take"])
