@@ -38,7 +38,7 @@ def sweep() -> int:
 
 @shared_task(resource="leasing_tasks:beat:examine", **_OPTIONS)  # type: ignore[untyped-decorator]
 def examine() -> dict[str, Any]:
-    """Go through the catalogue of states that must not be. Returns what was found."""
+    """Check the invariants. Returns what was found."""
     from tasks.maintenance import recovery
 
     return recovery.examine().as_json()

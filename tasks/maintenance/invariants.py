@@ -44,9 +44,9 @@ from tasks.querysets.transitions import closing
 from tasks.registry import UNKNOWN_DELAY
 
 #: How many rows in one state are counted, and how many are named.
-MOST, NAMED = 1000, 10
+MAX_COUNTED, MAX_NAMED = 1000, 10
 #: How long a holder may take to heed a cancellation: a renewal, and a step of its handler.
-HEED_WITHIN = timedelta(seconds=60)
+CANCEL_GRACE = timedelta(seconds=60)
 #: How far back claims are looked at for leases that were left open.
 CLAIMED_WITHIN = timedelta(days=1)
 #: What nobody needs to see of a task that is reported.
@@ -61,14 +61,14 @@ class Finding:
     what: str
     #: Empty for what is only reported.
     remedy: str
-    #: How many, counted up to MOST.
+    #: How many, counted up to MAX_COUNTED.
     count: int
     repaired: int = 0
     #: The keys of the first of them.
     keys: list[int] = field(default_factory=list)
 
 
-class Ailment:
+class Invariant:
     """A state that must not be. Subclasses say which rows are in it."""
 
     kind: ClassVar[str]
@@ -78,21 +78,21 @@ class Ailment:
     #: The constraint that refuses such a row.
     guard: ClassVar[str] = ""
 
-    def rows(self) -> models.QuerySet[Any]:
+    def violations(self) -> models.QuerySet[Any]:
         """The rows that are in this state now."""
         raise NotImplementedError
 
     def candidates(self) -> models.QuerySet[Any]:
         """Rows among which these are, where that is known with less."""
-        return self.rows()
+        return self.violations()
 
     def columns(self) -> dict[str, Any]:
         """What a repair writes."""
         raise NotImplementedError
 
-    def find(self, limit: int = MOST) -> list[Any]:
+    def find(self, limit: int = MAX_COUNTED) -> list[Any]:
         """Rows in this state, the oldest first; nothing is changed."""
-        return list(self.rows().order_by("pk")[:limit])
+        return list(self.violations().order_by("pk")[:limit])
 
     def repair(self) -> int:
         """Put right every row that nobody has locked. Returns how many."""
@@ -104,7 +104,7 @@ class Ailment:
                 return repaired
 
     def _repair_some(self) -> tuple[int, int]:
-        rows = self.rows()
+        rows = self.violations()
         with transaction.atomic(using=rows.db):
             locked = lock(rows.order_by("pk"), skip_locked=True)
             keys = list(locked.values_list("pk", flat=True)[:SWEEP_BATCH])
@@ -118,47 +118,47 @@ class Ailment:
         signals.send(signals.repaired, task, kind=self.kind, remedy=self.remedy)
 
 
-class Expired(Ailment):
+class Expired(Invariant):
     """Its holder is gone. Poison ends here: at the limit of its attempts the task is dead."""
 
     kind = "expired"
     what = "running past its deadline"
     remedy = "recovered with a higher token: ready, or failed after its last attempt"
 
-    def rows(self) -> TaskQuerySet:
+    def violations(self) -> TaskQuerySet:
         return _tasks().stuck()
 
     def repair(self) -> int:
         return in_batches(Task.objects.recover)
 
 
-class HolderGone(Ailment):
+class HolderGone(Invariant):
     """Only the lease says who holds: a worker that cannot reach the database may still work."""
 
     kind = "holder_gone"
     what = "running on a worker that is gone; recovered when its deadline passes"
 
-    def rows(self) -> TaskQuerySet:
+    def violations(self) -> TaskQuerySet:
         absent = [WorkerState.GONE.value, WorkerState.STOPPED.value]
         gone = _workers().with_state().filter(state__in=absent)
         held = _tasks().running().filter(expires_at__gt=DbNow())
         return held.filter(holder__in=gone.values("name"))
 
 
-class KeptSlot(Ailment):
+class KeptSlot(Invariant):
     kind = "kept_slot"
     what = "not running, but still occupies a slot of its concurrency key"
     remedy = "slot freed"
     guard = "leasing_tasks_task_slot_state"
 
-    def rows(self) -> TaskQuerySet:
+    def violations(self) -> TaskQuerySet:
         return _tasks().filter(slot__isnull=False).exclude(status=TaskStatus.RUNNING)
 
     def columns(self) -> dict[str, Any]:
         return {"slot": None}
 
 
-class KeptKey(Ailment):
+class KeptKey(Invariant):
     """The guard refuses all but one: a window that is over has nobody who would end it then."""
 
     kind = "kept_key"
@@ -166,7 +166,7 @@ class KeptKey(Ailment):
     remedy = "unique key freed"
     guard = "leasing_tasks_task_key_period"
 
-    def rows(self) -> TaskQuerySet:
+    def violations(self) -> TaskQuerySet:
         too_long = (
             Q(status__in=TaskStatus.ended(), unique_until=None)
             | Q(unique_until__lte=DbNow())
@@ -179,14 +179,14 @@ class KeptKey(Ailment):
         return {"unique_key": None}
 
 
-class OpenAttempt(Ailment):
+class OpenAttempt(Invariant):
     """The lists of leases would show it as held, although nobody can do anything under it."""
 
     kind = "open_attempt"
     what = "not running, but its lease is still open"
     remedy = "lease closed"
 
-    def rows(self) -> TaskQuerySet:
+    def violations(self) -> TaskQuerySet:
         # The deadline stands in no index; the moment of the claim does.
         lately = _tasks().filter(acquired_at__gte=after(-CLAIMED_WITHIN))
         open_ = lately.filter(released_at=None, expires_at__gt=DbNow())
@@ -196,14 +196,14 @@ class OpenAttempt(Ailment):
         return {"released_at": DbNow(), "expires_at": Least(F("expires_at"), DbNow())}
 
 
-class Unplanned(Ailment):
+class Unplanned(Invariant):
     """A scheduler that has the code plans it as it comes by; here it is done at once."""
 
     kind = "unplanned"
     what = "schedule is not paused but has no next due time"
     remedy = "next due time set"
 
-    def rows(self) -> ScheduleQuerySet:
+    def violations(self) -> ScheduleQuerySet:
         schedules: ScheduleQuerySet = Schedule._default_manager.using(leasing_settings.DATABASE)
         return schedules.filter(paused_at=None, next_at=None)
 
@@ -211,28 +211,28 @@ class Unplanned(Ailment):
         keys = [schedule.pk for schedule in self.find()]
         for key in keys:
             with suppress(TaskError, ValueError):  # the schedulers say what is wrong with it
-                self.rows().serve(key)
-        return len(keys) - self.rows().filter(pk__in=keys).count()
+                self.violations().serve(key)
+        return len(keys) - self.violations().filter(pk__in=keys).count()
 
 
-class NoWorker(Ailment):
+class NoWorker(Invariant):
     kind = "no_worker"
     what = "due, in a queue that no worker serves"
 
-    def rows(self) -> TaskQuerySet:
+    def violations(self) -> TaskQuerySet:
         return self.candidates().exclude(queue__in=list(_served()))
 
     def candidates(self) -> TaskQuerySet:
         return _tasks().ready()
 
 
-class UnknownName(Ailment):
+class UnknownName(Invariant):
     """Workers that lack the code give the task back for a while, so it is looked for then too."""
 
     kind = "unknown_task"
     what = "due, but no worker of its queue has its handler"
 
-    def rows(self) -> TaskQuerySet:
+    def violations(self) -> TaskQuerySet:
         unknown = Q(pk__in=[])
         for queue, names in _served().items():
             unknown |= Q(queue=queue) & ~Q(name__in=names)
@@ -242,14 +242,14 @@ class UnknownName(Ailment):
         return _tasks().filter(status=TaskStatus.READY, scheduled_at__lte=after(UNKNOWN_DELAY))
 
 
-class UnseenCancel(Ailment):
+class UnseenCancel(Invariant):
     """Its holder gave it back, or died, before it heard."""
 
     kind = "unseen_cancel"
     what = "waiting, although its cancellation was requested"
     remedy = "cancelled"
 
-    def rows(self) -> TaskQuerySet:
+    def violations(self) -> TaskQuerySet:
         asked = _tasks().filter(cancel_requested_at__isnull=False)
         return asked.filter(status=TaskStatus.READY)
 
@@ -261,16 +261,16 @@ class UnseenCancel(Ailment):
         _tasks()._tell_cancelled(task)
 
 
-class IgnoredCancel(Ailment):
+class IgnoredCancel(Invariant):
     kind = "ignored_cancel"
     what = "still running, although its cancellation was requested; a thread cannot be killed"
 
-    def rows(self) -> TaskQuerySet:
-        return _tasks().running().filter(cancel_requested_at__lte=after(-HEED_WITHIN))
+    def violations(self) -> TaskQuerySet:
+        return _tasks().running().filter(cancel_requested_at__lte=after(-CANCEL_GRACE))
 
 
 #: In the order in which they are looked for: what is repaired first may heal what comes later.
-CATALOGUE: Sequence[Ailment] = (
+INVARIANTS: Sequence[Invariant] = (
     Expired(),
     HolderGone(),
     KeptSlot(),
@@ -285,10 +285,11 @@ CATALOGUE: Sequence[Ailment] = (
 
 
 def is_anything_amiss() -> bool:
-    """Whether any row is, or may be, in a state of the catalogue: one query, for it is seldom."""
+    """Whether any row is, or may be, in a state that violates an invariant: one query, for it is
+    seldom."""
     using = leasing_settings.DATABASE
     found = ask(
-        Task, using, "amiss", lambda: {each.kind: Exists(each.candidates()) for each in CATALOGUE}
+        Task, using, "amiss", lambda: {each.kind: Exists(each.candidates()) for each in INVARIANTS}
     )
     return any(found.values())
 

@@ -2,7 +2,7 @@
 
     sweep     when the next lease of a task runs out unless it is renewed, and at the latest after
               SWEEP_EVERY seconds, in every controller: takes back what has expired
-    examine   about every EXAMINE_EVERY seconds, in one of them: goes through the catalogue
+    examine   about every EXAMINE_EVERY seconds, in one of them: checks the invariants
     prune     about every PRUNE_EVERY seconds, in one of them: see
               ``tasks.maintenance.housekeeping``
 
@@ -27,11 +27,11 @@ from tasks import signals
 from tasks.conf import task_settings
 from tasks.log import log
 from tasks.maintenance.invariants import (
-    CATALOGUE,
-    NAMED,
-    Ailment,
+    INVARIANTS,
+    MAX_NAMED,
     Expired,
     Finding,
+    Invariant,
     in_batches,
     is_anything_amiss,
 )
@@ -118,46 +118,46 @@ def _sweep(look_ahead: LookAhead | None = None) -> tuple[int, float]:
 
 
 def examine(dry_run: bool = False) -> Report:
-    """Go through the catalogue: repair what can be, report the rest. ``dry_run`` only looks."""
+    """Check the invariants: repair what can be, report the rest. ``dry_run`` only looks."""
     report = Report(dry_run)
     if not is_anything_amiss():
         if not dry_run:
             _suspects.clear()
         return report
-    for ailment in CATALOGUE:
-        if (finding := _examine(ailment, dry_run)) is not None:
+    for invariant in INVARIANTS:
+        if (finding := _examine(invariant, dry_run)) is not None:
             report.findings.append(finding)
     return report
 
 
-def _examine(ailment: Ailment, dry_run: bool) -> Finding | None:
-    found = ailment.find()
+def _examine(invariant: Invariant, dry_run: bool) -> Finding | None:
+    found = invariant.find()
     repaired = 0
     if found and not dry_run:
-        repaired = ailment.repair() if ailment.remedy else 0
-        totals.repaired[ailment.kind] += repaired
-    if not dry_run and not ailment.remedy:
-        _tell_suspects(ailment, found)
+        repaired = invariant.repair() if invariant.remedy else 0
+        totals.repaired[invariant.kind] += repaired
+    if not dry_run and not invariant.remedy:
+        _tell_suspects(invariant, found)
     if not found:
         return None
-    keys = [row.pk for row in found[:NAMED]]
+    keys = [row.pk for row in found[:MAX_NAMED]]
     count = max(len(found), repaired)
-    return Finding(ailment.kind, ailment.what, ailment.remedy, count, repaired, keys)
+    return Finding(invariant.kind, invariant.what, invariant.remedy, count, repaired, keys)
 
 
-def _tell_suspects(ailment: Ailment, found: list[Any]) -> None:
+def _tell_suspects(invariant: Invariant, found: list[Any]) -> None:
     """Tell of the rows that this process has not told of."""
-    known = _suspects.get(ailment.kind, set())
-    _suspects[ailment.kind] = {row.pk for row in found}
+    known = _suspects.get(invariant.kind, set())
+    _suspects[invariant.kind] = {row.pk for row in found}
     news = [row for row in found if row.pk not in known]
     if not news:
         return
-    totals.suspected[ailment.kind] += len(news)
-    named = ", ".join(str(row) for row in news[:NAMED]) + (", ..." if news[NAMED:] else "")
-    log.recovery_suspected(kind=ailment.kind, what=ailment.what, found=len(news), rows=named)
+    totals.suspected[invariant.kind] += len(news)
+    named = ", ".join(str(row) for row in news[:MAX_NAMED]) + (", ..." if news[MAX_NAMED:] else "")
+    log.recovery_suspected(kind=invariant.kind, what=invariant.what, found=len(news), rows=named)
     for row in news:
         if isinstance(row, Task):
-            signals.send(signals.suspected, row, kind=ailment.kind, what=ailment.what)
+            signals.send(signals.suspected, row, kind=invariant.kind, what=invariant.what)
 
 
 def service(

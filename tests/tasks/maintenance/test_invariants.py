@@ -1,4 +1,4 @@
-"""The catalogue: each state that must not be is made by hand, then looked for and put right."""
+"""Invariants: each violation is made by hand, then looked for and put right."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ REPORTED: list[tuple[str, str, Callable[[], Task]]] = [
         lambda: change(TaskFactory(state="running"), cancel_requested_at=PAST),
     ),
 ]
-#: Sound rows that only just are not in a state of the catalogue.
+#: Sound rows that only just are not in a state that violates an invariant.
 SOUND: list[tuple[str, Callable[[], Task]]] = [
     ("ready", lambda: TaskFactory()),
     ("scheduled", lambda: TaskFactory(state="scheduled")),
@@ -358,13 +358,13 @@ def test_sound_rows_are_left_alone(make: Callable[[], Task]) -> None:
 def test_each_state_of_the_catalogue_is_made_by_a_test() -> None:
     made = {kind for kind, *_ in REPAIRED} | {kind for kind, *_ in REPORTED} | {"unplanned"}
 
-    assert {ailment.kind for ailment in invariants.CATALOGUE} == made
+    assert {invariant.kind for invariant in invariants.INVARIANTS} == made
     assert all(f"    {kind} " in (invariants.__doc__ or "") for kind in made)
 
 
 def test_the_guards_are_constraints_of_the_table() -> None:
     """That they refuse such rows, see ``test_constraints``."""
-    guards = {ailment.guard for ailment in invariants.CATALOGUE} - {""}
+    guards = {invariant.guard for invariant in invariants.INVARIANTS} - {""}
 
     assert guards < {constraint.name for constraint in Task._meta.constraints}
     assert guards == {guard for _, _, guard, *_ in REPAIRED} - {""}
