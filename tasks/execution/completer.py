@@ -19,23 +19,23 @@ from tasks.execution.outcomes import Outcome
 from tasks.runtime.connection import lasting_connection
 
 #: How many are stored by one statement at most, and from how many on none is waited for.
-LIMIT, ENOUGH = 250, 100
+MAX_BATCH, FULL_BATCH = 250, 100
 #: Seconds that a result waits for others while more is being done.
-LINGER = 0.005
+BATCH_DELAY = 0.005
 #: So many results may wait: a worker claims no more until some are stored.
-MOST_WAITING = 1000
+MAX_WAITING = 1000
 #: Seconds that a statement may take before another thread takes over what comes after it (it
 #: may wait for a lock on one of its rows), and how many may do so at a time.
-SLOW, MOST_STUCK = 1.0, 4
+STUCK_WRITER_AFTER, MAX_STUCK_WRITERS = 1.0, 4
 #: After how many times the ttl of its task a result that is not stored is a reason to end.
 STUCK_AFTER = 3
 
 
-class State(Enum):
+class WriterState(Enum):
     """What the storing thread does."""
 
     IDLE = "waits for a result"
-    LINGERING = "waits for more"
+    COLLECTING = "waits for more"
     STORING = "stores"
 
 
@@ -55,13 +55,13 @@ class Completer:
         self._wakes = threading.Condition()
         self._waiting: deque[Outcome] = deque()
         self._under_way: dict[threading.Thread, list[Outcome]] = {}
-        self._state = State.IDLE
+        self._state = WriterState.IDLE
         self._began_at = 0.0
         #: The thread that stores what comes; those before it are stuck.
-        self._chief: threading.Thread | None = None
-        self._is_away = False
+        self._writer: threading.Thread | None = None
+        self._database_down = False
         #: When the database did not answer last.
-        self._away_at = float("-inf")
+        self._down_at = float("-inf")
         self._closed = False
 
     @property
@@ -75,13 +75,13 @@ class Completer:
     @property
     def is_full(self) -> bool:
         """Whether nothing more should be begun: the database does not take what has ended."""
-        return self._is_away or len(self._waiting) >= MOST_WAITING
+        return self._database_down or len(self._waiting) >= MAX_WAITING
 
     def is_stuck(self) -> bool:
         """Return True if a result whose task is renewed still has not been stored for 3 times
         its ttl, though the database answered all the while."""
-        if self._is_away or keeper.draining:
-            self._away_at = clock()
+        if self._database_down or keeper.draining:
+            self._down_at = clock()
         return any(
             map(self._waits_too_long, (*self._under_way.copy().values(), self._waiting.copy()))
         )
@@ -90,7 +90,7 @@ class Completer:
         now = clock()
         for outcome in outcomes:  # the oldest first
             hold = outcome.execution.hold
-            if now - max(outcome.ended_at, self._away_at) <= STUCK_AFTER * hold.ttl:
+            if now - max(outcome.ended_at, self._down_at) <= STUCK_AFTER * hold.ttl:
                 return False
             if not hold.is_lost:
                 return True
@@ -103,27 +103,29 @@ class Completer:
     def wake(self) -> None:
         """See to what was put. Called as a slot has become free."""
         state = self._state
-        if state is State.STORING:
-            if clock() - self._began_at > SLOW:
-                self.take_over()
-        elif state is State.IDLE or len(self._waiting) >= ENOUGH or not self._is_busy():
+        if state is WriterState.STORING:
+            if clock() - self._began_at > STUCK_WRITER_AFTER:
+                self.replace_stuck_writer()
+        elif state is WriterState.IDLE or len(self._waiting) >= FULL_BATCH or not self._is_busy():
             with self._wakes:
                 self._start()
                 self._wakes.notify()
 
-    def take_over(self) -> None:
+    def replace_stuck_writer(self) -> None:
         """Let another thread store what waits, if the one that should has been long at it."""
         with self._wakes:
-            stuck = self._state is State.STORING and clock() - self._began_at > SLOW
-            gone = self._chief is None
-            if (stuck or gone) and self._waiting and len(self._under_way) < MOST_STUCK:
-                self._chief = None
+            stuck = (
+                self._state is WriterState.STORING and clock() - self._began_at > STUCK_WRITER_AFTER
+            )
+            gone = self._writer is None
+            if (stuck or gone) and self._waiting and len(self._under_way) < MAX_STUCK_WRITERS:
+                self._writer = None
                 self._start()
 
     def is_alive(self) -> bool:
         """Return True unless the thread that stores has ended."""
-        chief = self._chief
-        return chief is None or chief.is_alive()
+        writer = self._writer
+        return writer is None or writer.is_alive()
 
     def tend(self) -> None:
         """Start again the thread that stores, if it has ended; what it and others that have ended
@@ -134,10 +136,10 @@ class Completer:
                     del self._under_way[thread]
                     self._put_back(batch)
             if not self.is_alive():
-                self._chief = None
+                self._writer = None
                 if self._start():
                     note_replaced("task-results")
-        self.take_over()
+        self.replace_stuck_writer()
 
     def _put_back(self, batch: list[Outcome]) -> None:
         waiting = {id(outcome) for outcome in self._waiting}
@@ -154,46 +156,46 @@ class Completer:
 
     def _start(self) -> bool:
         """Return True if there is a thread that stores."""
-        if self._chief is None:
-            self._state = State.IDLE
-            chief = threading.Thread(target=self._work, name="task-results", daemon=True)
+        if self._writer is None:
+            self._state = WriterState.IDLE
+            writer = threading.Thread(target=self._work, name="task-results", daemon=True)
             # It waits for the lock of whoever calls this. Where there can be no thread more there
             # is none: the next call tries again.
             with contextlib.suppress(RuntimeError):
-                chief.start()
-                self._chief = chief
-        return self._chief is not None
+                writer.start()
+                self._writer = writer
+        return self._writer is not None
 
     def _work(self) -> None:
         with lasting_connection(), apart(self._teller):
             while batch := self._next():
-                store_outcomes(batch, self._hear)
+                store_outcomes(batch, self._note_database)
                 with self._wakes:
                     del self._under_way[threading.current_thread()]
                 self._stored(batch)
 
-    def _hear(self, is_away: bool) -> None:
-        self._is_away = is_away
+    def _note_database(self, database_down: bool) -> None:
+        self._database_down = database_down
 
     def _next(self) -> list[Outcome]:
         """What to store now; nothing when this thread is to end."""
         me = threading.current_thread()
         with self._wakes:
-            if self._chief is not me:
+            if self._writer is not me:
                 return []
             while not self._waiting:
                 if self._closed:
                     # Whatever comes yet begins another.
-                    self._chief, self._state = None, State.IDLE
+                    self._writer, self._state = None, WriterState.IDLE
                     return []
-                self._state = State.IDLE
+                self._state = WriterState.IDLE
                 # Whoever puts something from here on sees that, and wakes; before, it is seen.
                 if not self._waiting:
                     self._wakes.wait()
-            self._linger()
-            self._state = State.STORING
+            self._wait_for_batch()
+            self._state = WriterState.STORING
             self._began_at = clock()
-            count = min(LIMIT, len(self._waiting))
+            count = min(MAX_BATCH, len(self._waiting))
             batch = self._under_way[me] = []
             for _ in range(count):
                 # In this order: what is not stored is always to be found in one of the two.
@@ -201,10 +203,10 @@ class Completer:
                 self._waiting.popleft()
             return batch
 
-    def _linger(self) -> None:
-        until = clock() + LINGER
-        self._state = State.LINGERING
-        while len(self._waiting) < ENOUGH and self._is_busy() and not self._closed:
+    def _wait_for_batch(self) -> None:
+        until = clock() + BATCH_DELAY
+        self._state = WriterState.COLLECTING
+        while len(self._waiting) < FULL_BATCH and self._is_busy() and not self._closed:
             left = until - clock()
             if left <= 0:
                 return

@@ -27,18 +27,18 @@ from tasks.runtime.tracepoints import points
 STORE_PAUSES = (0.1, 0.3, 1, 2, 4, 8, 15)
 
 
-def store_outcomes(outcomes: list[Outcome], is_away: Callable[[bool], object] = bool) -> None:
-    """Store ``outcomes``, each under its grant alone. Raises nothing. ``is_away`` is told whether
-    the database does not answer."""
+def store_outcomes(outcomes: list[Outcome], database_down: Callable[[bool], object] = bool) -> None:
+    """Store ``outcomes``, each under its grant alone. Raises nothing. ``database_down`` is told
+    whether the database does not answer."""
     try:
         for outcome in outcomes:
             if outcome.dropped:
                 _drop(outcome)
-        _store_until_stored(_left(outcomes), is_away)
+        _store_until_stored(_left(outcomes), database_down)
     except BaseException:  # pragma: no cover - a fault of ours must reach no worker
         log.task_result_failed(exc_info=True)
     finally:
-        is_away(False)
+        database_down(False)
         detach_all([outcome.execution.hold for outcome in outcomes])
 
 
@@ -53,7 +53,7 @@ def _drop(outcome: Outcome) -> None:
             log.task_note_failed(execution.claimed, error=error)
 
 
-def _store_until_stored(left: list[Outcome], is_away: Callable[[bool], object]) -> None:
+def _store_until_stored(left: list[Outcome], database_down: Callable[[bool], object]) -> None:
     unsure = any(outcome.is_unsure for outcome in left)
     for pause in (*STORE_PAUSES, None):
         if not left:
@@ -69,7 +69,7 @@ def _store_until_stored(left: list[Outcome], is_away: Callable[[bool], object]) 
         if answers and len(left) > 1:
             _each_alone(left)
         left = _left(left)
-        is_away(not answers)
+        database_down(not answers)
         if pause is None:
             for outcome in left:
                 log.task_result_not_stored(

@@ -182,7 +182,7 @@ class WorkerProcess:
         """Claim for the slots that are free, and ahead of them. Whether there may be more to
         claim at once."""
         self._give_back_overdue()
-        self.executors.completer.take_over()
+        self.executors.completer.replace_stuck_writer()
         more = found_any = self.executors.saw_all = self._looked = False
         self._is_blocked = self.executors.completer.is_full or self._threads.callbacks.is_behind
         with suppress(RuntimeError):  # where nothing can be renewed it drains

@@ -81,7 +81,7 @@ class Doom:
 
 def work(doom: Doom, until: Until) -> None:
     """Be a worker, of few tasks at a time: there are to be enough to die over."""
-    threads.MAX_PREFETCH, completer.LIMIT = 2, 2
+    threads.MAX_PREFETCH, completer.MAX_BATCH = 2, 2
     doom.install()
     with override_settings(TASK_QUEUE={"POLL_EVERY": 0.05, "SWEEP_EVERY": 0.2}):
         WorkerProcess(threads=3, ttl=1, until=until).run()

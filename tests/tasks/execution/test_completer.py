@@ -37,7 +37,7 @@ def refuse(thread: threading.Thread) -> None:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("again", ["wake", "take_over"])
+@pytest.mark.parametrize("again", ["wake", "replace_stuck_writer"])
 def test_results_wait_while_there_can_be_no_thread_more(
     again: str, stored: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,12 +128,12 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Any:
         storing._waiting, storing._under_way = deque(), under_way
         if waits:
             storing._waiting, storing._under_way = deque([result]), {}  # type: ignore[list-item]
-        storing._hear(is_away)
+        storing._note_database(is_away)
         with monkeypatch.context() as patched:
             for moment in (1045.0, now):
                 patched.setattr(completer, "clock", lambda moment=moment: moment)
                 answer = storing.is_stuck()
-                storing._hear(False)
+                storing._note_database(False)
         return answer
 
     return is_stuck

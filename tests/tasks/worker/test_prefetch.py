@@ -337,7 +337,7 @@ def test_results_that_come_together_are_stored_by_few_statements(
         return complete(rows, results)
 
     monkeypatch.setattr(TaskQuerySet, "complete_claimed", counting)
-    monkeypatch.setattr("tasks.execution.completer.LINGER", PATIENCE)
+    monkeypatch.setattr("tasks.execution.completer.BATCH_DELAY", PATIENCE)
     barrier = threading.Barrier(8)
     handlers["jobs.meet"] = lambda ctx: barrier.wait(PATIENCE) and None
     TaskFactory.create_batch(8, name="jobs.meet", data={})
@@ -350,7 +350,7 @@ def test_results_that_come_together_are_stored_by_few_statements(
 
 
 def test_a_single_result_waits_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.execution.completer.LINGER", 10 * PATIENCE)
+    monkeypatch.setattr("tasks.execution.completer.BATCH_DELAY", 10 * PATIENCE)
     task = TaskFactory(name="jobs.echo", data={})
 
     with working():
@@ -370,7 +370,7 @@ def test_a_result_waits_for_others_for_a_moment_only(turnstile: Turnstile) -> No
 def test_a_bad_output_among_many_sinks_none(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.execution.completer.LINGER", PATIENCE)
+    monkeypatch.setattr("tasks.execution.completer.BATCH_DELAY", PATIENCE)
     barrier = threading.Barrier(6)
     outputs: dict[str, Any] = {"set": {1}, "nul": "a\0b", "good": 7}
 
@@ -399,7 +399,7 @@ def test_a_bad_output_among_many_sinks_none(
 def test_a_result_that_the_database_never_takes_sinks_none_of_its_neighbours(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.execution.completer.LINGER", PATIENCE)
+    monkeypatch.setattr("tasks.execution.completer.BATCH_DELAY", PATIENCE)
     monkeypatch.setattr(outcome_store, "STORE_PAUSES", (0, 0))
     complete = TaskQuerySet.complete_claimed
 
@@ -457,7 +457,7 @@ def test_while_results_cannot_be_stored_nothing_is_claimed_and_none_is_lost(
 def test_a_result_that_waits_for_a_lock_does_not_hold_up_those_after_it(
     monkeypatch: pytest.MonkeyPatch, handlers: Handlers
 ) -> None:
-    monkeypatch.setattr("tasks.execution.completer.SLOW", 0.02)
+    monkeypatch.setattr("tasks.execution.completer.STUCK_WRITER_AFTER", 0.02)
     handlers["jobs.answer"] = lambda ctx, what: what
     let_go = threading.Event()
     complete = TaskQuerySet.complete_claimed

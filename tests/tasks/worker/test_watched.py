@@ -348,7 +348,7 @@ def test_a_result_that_was_stored_as_its_thread_ended_is_not_stored_twice(
         real(storing, batch)
 
     monkeypatch.setattr(Completer, "_put_back", put_back)
-    once(monkeypatch, Completer, "_hear", SystemExit())
+    once(monkeypatch, Completer, "_note_database", SystemExit())
     task = TaskFactory(name="jobs.echo", data={"x": 1})
 
     with working() as worker:
