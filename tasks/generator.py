@@ -1,10 +1,10 @@
-"""The generator: one process of many that makes sample tasks, while it is wished to.
+"""The generator: one process of many that makes sample tasks, while its desired state is running.
 
-Start and stop write one row, the wish, from any process; its revision rises each time. Who
+Start and stop write one row, the desired state, from any process; its revision rises each time. Who
 generates is decided by the lease ``leasing_tasks.generator``: one instance has it, the others
 stand by and take over when it is gone. Every batch is stored in one transaction that locks the
-wish and the lease first, so a stop that was committed *is* stopped, and a generator that lost its
-lease stores nothing. Acknowledging a wish is for display.
+desired state and the lease first, so a stop that was committed *is* stopped, and a generator that
+lost its lease stores nothing. Acknowledging it is for display.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from leasing.hold import Hold
 from leasing.models import Lease, LeaseState
 from leasing.runtime.services import Service, run_services
 from tasks.log import log
-from tasks.models import GeneratorWish, Task
+from tasks.models import GeneratorDesiredState, Task
 from tasks.sample import LONGEST, SHORTEST, SLEEP
 
 RESOURCE = "leasing_tasks.generator"
@@ -37,12 +37,12 @@ LOOK_EVERY = 0.5
 
 @dataclass(frozen=True)
 class GeneratorStatus:
-    """What the generator is wished to do, and what it does."""
+    """What the generator is to do, and what it does."""
 
     is_running: bool
     status: str
     message: str
-    wish: GeneratorWish | None
+    desired: GeneratorDesiredState | None
     lease: Lease | None
 
     @property
@@ -53,75 +53,75 @@ class GeneratorStatus:
 
 
 def generator_status() -> GeneratorStatus:
-    """STARTED is wished and not yet producing, RUNNING producing, STOPPED otherwise.
+    """STARTED is to run and does not produce yet, RUNNING producing, STOPPED otherwise.
 
     Read from the database alone, so every instance gives the same answer.
     """
     using = leasing_settings.DATABASE
-    wish = GeneratorWish.objects.using(using).first()
+    desired = GeneratorDesiredState.objects.using(using).first()
     lease = Lease.objects.using(using).with_state().filter(resource=RESOURCE).first()
     holder = lease.holder if lease and lease.state == LeaseState.ACTIVE else ""
-    if wish is None or not wish.wanted:
-        return GeneratorStatus(False, "STOPPED", _stopped_message(wish, holder), wish, lease)
-    seen = wish.acknowledged_revision == wish.revision and wish.acknowledged_by == holder
+    if desired is None or not desired.wanted:
+        return GeneratorStatus(False, "STOPPED", _stopped_message(desired, holder), desired, lease)
+    seen = desired.acknowledged_revision == desired.revision and desired.acknowledged_by == holder
     if holder and seen:
         message = f"The generator is running on {holder}."
-        return GeneratorStatus(True, "RUNNING", message, wish, lease)
+        return GeneratorStatus(True, "RUNNING", message, desired, lease)
     message = "The generator is started, but no instance has picked it up yet."
-    return GeneratorStatus(True, "STARTED", message, wish, lease)
+    return GeneratorStatus(True, "STARTED", message, desired, lease)
 
 
 def is_used() -> bool:
     """Return True if somebody ever started or stopped it, or an instance of it ever ran."""
-    return GeneratorWish.objects.using(leasing_settings.DATABASE).exists()
+    return GeneratorDesiredState.objects.using(leasing_settings.DATABASE).exists()
 
 
-def _stopped_message(wish: GeneratorWish | None, holder: str) -> str:
-    if wish is None or not wish.revision:
+def _stopped_message(desired: GeneratorDesiredState | None, holder: str) -> str:
+    if desired is None or not desired.revision:
         return "The generator was never started."
-    by = f" by {wish.changed_by}" if wish.changed_by else ""
-    if holder and wish.acknowledged_revision < wish.revision:
+    by = f" by {desired.changed_by}" if desired.changed_by else ""
+    if holder and desired.acknowledged_revision < desired.revision:
         return f"The generator was stopped{by}; {holder} has not acknowledged it yet."
     return f"The generator was stopped{by}."
 
 
 def start_generator(by: str = "", reason: str = "", via: str = "") -> GeneratorStatus:
-    """Wish tasks to be generated. ``via`` says where it was asked for, in the audit."""
-    _wish_of_somebody(True, by, reason, via)
+    """Set the desired state to running. ``via`` says where it was asked for, in the audit."""
+    _set_desired(True, by, reason, via)
     return generator_status()
 
 
 def stop_generator(by: str = "", reason: str = "", via: str = "") -> GeneratorStatus:
-    """Wish no more tasks to be generated. When this returns, none will be."""
-    _wish_of_somebody(False, by, reason, via)
+    """Set the desired state to stopped. When this returns, none will be."""
+    _set_desired(False, by, reason, via)
     return generator_status()
 
 
 def start_unless_asked() -> None:
-    """Make the first wish, if nobody ever made one."""
+    """Set the desired state to running, if nobody ever set it."""
     using = leasing_settings.DATABASE
     with transaction.atomic(using=using):
-        if _locked_wish(using).revision == 0:
-            _wish(True, "run_generator", "started with the first generator")
+        if _locked_desired(using).revision == 0:
+            _write_desired(True, "run_generator", "started with the first generator")
 
 
-def _wish_of_somebody(wanted: bool, by: str, reason: str, via: str) -> None:
+def _set_desired(wanted: bool, by: str, reason: str, via: str) -> None:
     verb = "start" if wanted else "stop"
-    with audit.recording(by, verb, GeneratorWish, keys=[1], reason=reason, via=via) as act:
-        if _wish(wanted, by, reason):
+    with audit.recording(by, verb, GeneratorDesiredState, keys=[1], reason=reason, via=via) as act:
+        if _write_desired(wanted, by, reason):
             act.changed = 1
         else:
             act.skipped = {"already in this state": 1}
 
 
-def _wish(wanted: bool, by: str, reason: str) -> bool:
-    """Write the wish. Returns whether it was another."""
+def _write_desired(wanted: bool, by: str, reason: str) -> bool:
+    """Write the desired state. Returns whether it was another."""
     using = leasing_settings.DATABASE
     with transaction.atomic(using=using):
-        wish = _locked_wish(using)
-        if wish.revision and wish.wanted == wanted:
+        desired = _locked_desired(using)
+        if desired.revision and desired.wanted == wanted:
             return False
-        GeneratorWish.objects.using(using).update(
+        GeneratorDesiredState.objects.using(using).update(
             wanted=wanted,
             revision=F("revision") + 1,
             changed_by=by[:200],
@@ -131,13 +131,13 @@ def _wish(wanted: bool, by: str, reason: str) -> bool:
     return True
 
 
-def _locked_wish(using: str) -> GeneratorWish:
-    wishes = GeneratorWish.objects.using(using)
-    wish = lock(wishes.all()).first()
-    if wish is None:
-        wishes.bulk_create([GeneratorWish()], ignore_conflicts=True)
-        wish = lock(wishes.all()).get()
-    return wish
+def _locked_desired(using: str) -> GeneratorDesiredState:
+    rows = GeneratorDesiredState.objects.using(using)
+    desired = lock(rows.all()).first()
+    if desired is None:
+        rows.bulk_create([GeneratorDesiredState()], ignore_conflicts=True)
+        desired = lock(rows.all()).get()
+    return desired
 
 
 @dataclass
@@ -158,9 +158,13 @@ class Generator:
         run_services([turns], stopping)
 
     def _take_turn(self, stopping: threading.Event) -> float:
-        """Generate for as long as it is wished and the lease is held. Returns the seconds until
-        the next turn."""
-        if not GeneratorWish.objects.using(leasing_settings.DATABASE).filter(wanted=True).exists():
+        """Generate for as long as the desired state is running and the lease is held. Returns the
+        seconds until the next turn."""
+        if (
+            not GeneratorDesiredState.objects.using(leasing_settings.DATABASE)
+            .filter(wanted=True)
+            .exists()
+        ):
             return LOOK_EVERY
         try:
             with Lease.objects.hold(RESOURCE, ttl=self.ttl, holder=self.name) as hold:
@@ -180,26 +184,29 @@ class Generator:
             hold.ensure()
 
     def batch(self, hold: Hold, size: int) -> bool:
-        """Store ``size`` tasks under the proof of ``hold``, and acknowledge the wish. Returns
-        whether more are wished. Raises LeaseLost."""
+        """Store ``size`` tasks under the proof of ``hold``, and acknowledge the desired state.
+        Returns whether more are to be generated. Raises LeaseLost."""
         using = leasing_settings.DATABASE
         with transaction.atomic(using=using):
-            wish = _locked_wish(using)
+            desired = _locked_desired(using)
             mine = Lease.objects.using(using).filter(pk=hold.key, grant_id=hold.grant_id)
             list(lock(mine).values_list("pk"))
             if not mine.active().exists():
                 raise LeaseLost(RESOURCE, "its row belongs to another generator")
-            if wish.acknowledged_revision != wish.revision or wish.acknowledged_by != hold.holder:
-                GeneratorWish.objects.using(using).update(
+            if (
+                desired.acknowledged_revision != desired.revision
+                or desired.acknowledged_by != hold.holder
+            ):
+                GeneratorDesiredState.objects.using(using).update(
                     acknowledged_revision=F("revision"),
                     acknowledged_by=hold.holder,
                     acknowledged_at=DbNow(),
                 )
-            if wish.wanted and size:
+            if desired.wanted and size:
                 Task.objects.using(using).enqueue_many(
                     SLEEP, [self._data() for _ in range(size)], queue=self.queue
                 )
-        return wish.wanted
+        return desired.wanted
 
     def _data(self, uniform: Callable[[float, float], float] = random.uniform) -> dict[str, float]:
         return {"sleep_duration_seconds": round(uniform(self.shortest, self.longest), 1)}

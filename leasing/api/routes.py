@@ -48,7 +48,7 @@ class Term(Request):
 
 
 class Acquire(Term):
-    """A wish for a lease."""
+    """A request for a lease."""
 
     ttl: float | None = Field(None, description="Seconds, within the bounds of this site.")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tasks.admin.attempts import TaskAttemptAdmin, TaskStepAdmin
 from tasks.admin.outbox import OutboxMessageAdmin
-from tasks.admin.processes import GeneratorWishAdmin, QueueAdmin, SampleAdmin, WorkerAdmin
+from tasks.admin.processes import GeneratorDesiredStateAdmin, QueueAdmin, SampleAdmin, WorkerAdmin
 from tasks.admin.schedules import ScheduleAdmin, ScheduleSlotAdmin
 from tasks.admin.tasks import TaskAdmin
 
 __all__ = [
-    "GeneratorWishAdmin",
+    "GeneratorDesiredStateAdmin",
     "OutboxMessageAdmin",
     "QueueAdmin",
     "SampleAdmin",

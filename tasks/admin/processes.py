@@ -1,4 +1,4 @@
-"""Queues, workers, the generator's wish and the samples in Django's admin."""
+"""Queues, workers, the generator's desired state and the samples in Django's admin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tasks.dashboard.forms import PauseForm, ResumeForm
 from tasks.diagnosis import RESUME
 from tasks.exceptions import UnknownQueue
 from tasks.generator import RESOURCE
-from tasks.models import GeneratorWish, Queue, Sample, Task, Worker, WorkerState
+from tasks.models import GeneratorDesiredState, Queue, Sample, Task, Worker, WorkerState
 
 
 def _pause(rows: Any, said: Said, by: str) -> int:
@@ -143,8 +143,8 @@ class WorkerAdmin(ReadOnlyAdmin):
         return badge(WORKER_SIGNS[worker.state])
 
 
-@admin.register(GeneratorWish)
-class GeneratorWishAdmin(ReadOnlyAdmin):
+@admin.register(GeneratorDesiredState)
+class GeneratorDesiredStateAdmin(ReadOnlyAdmin):
     list_display = ("__str__", "revision", "changed_by", "changed_at", "acknowledged_by")
     list_page = "leasing_tasks:generator"
     fields = (
@@ -159,10 +159,10 @@ class GeneratorWishAdmin(ReadOnlyAdmin):
         *("acknowledged_revision", "acknowledged_by", "acknowledged_at"),
     )
 
-    def view_on_site(self, wish: GeneratorWish) -> str | None:
+    def view_on_site(self, desired: GeneratorDesiredState) -> str | None:
         return site_url("leasing_tasks:generator")
 
-    def links(self, request: HttpRequest, wish: Any) -> list[SafeString | str]:
+    def links(self, request: HttpRequest, desired: Any) -> list[SafeString | str]:
         return [related(request, "Lease of the generator", Lease, {"q": RESOURCE})]
 
 

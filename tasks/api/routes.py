@@ -158,7 +158,7 @@ def fail_task(request: HttpRequest, task_id: str, body: Fail) -> Status[Any]:
     response=answers({200: GeneratorOut, 409: GeneratorOut}),
 )
 def start(request: HttpRequest) -> Status[GeneratorOut]:
-    """Wish that tasks are generated. 409 if someone stopped it again at the same moment."""
+    """Set the desired state to running. 409 if someone stopped it again at the same moment."""
     return generator_answer(start_generator(by=caller(request), via="api"), wanted=True)
 
 
@@ -169,7 +169,7 @@ def start(request: HttpRequest) -> Status[GeneratorOut]:
     response=answers({200: GeneratorOut, 409: GeneratorOut}),
 )
 def stop(request: HttpRequest) -> Status[GeneratorOut]:
-    """Wish that no more tasks are generated: once this is answered, none are. 409 if someone
+    """Set the desired state to stopped: once this is answered, none are. 409 if someone
     started it again at the same moment."""
     return generator_answer(stop_generator(by=caller(request), via="api"), wanted=False)
 
@@ -178,7 +178,7 @@ def stop(request: HttpRequest) -> Status[GeneratorOut]:
     "/generator/status", auth=may_see, tags=["generator"], response=answers({200: GeneratorOut})
 )
 def status(request: HttpRequest) -> Status[GeneratorOut]:
-    """STARTED is wished and not yet producing, RUNNING producing, STOPPED otherwise."""
+    """STARTED is to run and does not produce yet, RUNNING producing, STOPPED otherwise."""
     seen = generator_status()
     return generator_answer(seen, wanted=seen.status != "STOPPED")
 

@@ -167,7 +167,7 @@ class DiagnosisOut(BaseModel):
 
 
 class GeneratorOut(BothSpellings):
-    """What the generator is wished to do, and what it does."""
+    """What the generator is to do, and what it does."""
 
     model_config = ConfigDict(from_attributes=True)
 

@@ -189,8 +189,8 @@ class RescheduleForm(ReasonForm):
 
 
 class StartGeneratorForm(ReasonForm):
-    """Wish that tasks are generated."""
+    """Set the desired state to running."""
 
 
 class StopGeneratorForm(ReasonForm):
-    """Wish that no more tasks are generated."""
+    """Set the desired state to stopped."""

@@ -13,7 +13,7 @@ from tasks.dashboard.queue_rows import QueueLine
 #: How grave, in rising order.
 SEVERITIES = ("ok", "info", "warning", "critical")
 
-#: For how long a wish may go unheard before somebody is called.
+#: For how long a desired state may go unacknowledged before somebody is called.
 PATIENCE = timedelta(seconds=10)
 
 #: More workers than this are counted, not named.
@@ -53,7 +53,7 @@ class Figures:
     late: list[str] = field(default_factory=list)
     #: Schedules whose moment has passed without anybody serving it.
     overdue_schedules: Capped | None = None
-    #: How long the generator has been wished to run without running, or to stop without
+    #: How long the generator was to run without running, or to stop without
     #: anyone acknowledging it.
     start_unheard: timedelta | None = field(default=None, compare=False)
     stop_unheard: timedelta | None = field(default=None, compare=False)

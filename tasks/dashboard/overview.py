@@ -69,7 +69,7 @@ def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
         "lines": queues.lines[:QUEUES_SHOWN] if queues else [],
         "span": span,
         "status": status,
-        "uses_generator": status is None or status.wish is not None,
+        "uses_generator": status is None or status.desired is not None,
         "lease": status.lease if status else None,
         "generator_sign": GENERATOR_SIGNS[status.status] if status else None,
     }
@@ -152,7 +152,7 @@ def _figures(
         gone=[w.name for w in workers if worker_rows.state_of(w) == WorkerState.GONE],
         late=[w.name for w in workers if worker_rows.state_of(w) == WorkerState.LATE],
         overdue_schedules=counts["schedules"]["overdue"],
-        **_wish(status, now),
+        **_desired(status, now),
     )
 
 
@@ -163,13 +163,13 @@ def _lacks_relay(queue: str, present: list[Worker]) -> bool:
     return roles == {WorkerRole.CELERY} and not is_told
 
 
-def _wish(status: GeneratorStatus | None, now: datetime) -> dict[str, Any]:
-    if status is None or status.wish is None:
+def _desired(status: GeneratorStatus | None, now: datetime) -> dict[str, Any]:
+    if status is None or status.desired is None:
         return {}
-    wish = status.wish
-    unheard = now - wish.changed_at
-    is_heard = wish.acknowledged_revision == wish.revision
+    desired = status.desired
+    unheard = now - desired.changed_at
+    is_heard = desired.acknowledged_revision == desired.revision
     return {
         "start_unheard": unheard if status.status == "STARTED" else None,
-        "stop_unheard": unheard if not wish.wanted and status.holder and not is_heard else None,
+        "stop_unheard": unheard if not desired.wanted and status.holder and not is_heard else None,
     }

@@ -51,7 +51,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='GeneratorWish',
+            name='GeneratorDesiredState',
             fields=[
                 ('id', models.PositiveSmallIntegerField(default=1, editable=False, primary_key=True, serialize=False)),
                 ('wanted', models.BooleanField(default=False)),

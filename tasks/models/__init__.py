@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.models.attempt import AttemptOutcome, AttemptQuerySet, TaskAttempt, TaskStep
-from tasks.models.generator import GeneratorWish
+from tasks.models.generator import GeneratorDesiredState
 from tasks.models.outbox import OutboxMessage
 from tasks.models.queue import Queue
 from tasks.models.sample import Sample
@@ -16,7 +16,7 @@ from tasks.scheduling.rules import MissedSlots
 __all__ = [
     "AttemptOutcome",
     "AttemptQuerySet",
-    "GeneratorWish",
+    "GeneratorDesiredState",
     "MissedSlots",
     "OutboxMessage",
     "Queue",

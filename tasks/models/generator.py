@@ -11,8 +11,8 @@ from leasing.db.routing import RoutedManager
 from leasing.functions import DbNow
 
 
-class GeneratorWish(models.Model):
-    """The one row that says whether tasks are to be generated, and what became of the wish."""
+class GeneratorDesiredState(models.Model):
+    """The one row that says whether tasks are to be generated, and what became of that."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1, editable=False)
     wanted = models.BooleanField(default=False)

@@ -16,11 +16,18 @@ from tasks.dashboard.badges import ATTEMPT_SIGNS, OPEN, PAUSED, UNSERVED, WORKER
 from tasks.dashboard.charts import Chart
 from tasks.dashboard.line_chart import Drawing, draw, said
 from tasks.dashboard.queue_rows import QueueLine
-from tasks.models import AttemptOutcome, GeneratorWish, Task, TaskAttempt, TaskStatus, Worker
+from tasks.models import (
+    AttemptOutcome,
+    GeneratorDesiredState,
+    Task,
+    TaskAttempt,
+    TaskStatus,
+    Worker,
+)
 
 register = template.Library()
 
-#: Who acknowledges a wish later than this has come to the lease later.
+#: Who acknowledges a desired state later than this has come to the lease later.
 HEARD_SOON = timedelta(minutes=1)
 
 
@@ -132,10 +139,14 @@ def lasted(start: datetime, end: datetime) -> str:
 
 
 @register.simple_tag
-def heard_after(wish: GeneratorWish | None) -> str:
-    """How long it took until the generator acknowledged ``wish``: "0.6 s"; "" when that was long,
-    for it says only that another process holds the lease since."""
-    if wish is None or wish.acknowledged_at is None or wish.acknowledged_at < wish.changed_at:
+def heard_after(desired: GeneratorDesiredState | None) -> str:
+    """How long it took until the generator acknowledged ``desired``: "0.6 s"; "" when that was
+    long, for it says only that another process holds the lease since."""
+    if (
+        desired is None
+        or desired.acknowledged_at is None
+        or desired.acknowledged_at < desired.changed_at
+    ):
         return ""
-    heard_in = wish.acknowledged_at - wish.changed_at
+    heard_in = desired.acknowledged_at - desired.changed_at
     return humanize.brief(heard_in) if heard_in < HEARD_SOON else ""

@@ -14,7 +14,7 @@ from tasks.dashboard import worker_rows
 from tasks.dashboard.badges import GENERATOR_SIGNS, WORKER_SIGNS
 from tasks.dashboard.forms import StartGeneratorForm, StopGeneratorForm
 from tasks.generator import generator_status, start_generator, stop_generator
-from tasks.models import GeneratorWish, Worker, WorkerState
+from tasks.models import GeneratorDesiredState, Worker, WorkerState
 
 VIEW, CONTROL = "leasing_tasks.view_task", "leasing_tasks.control_generator"
 
@@ -25,13 +25,13 @@ COMMANDS_SHOWN = 10
 
 @page(VIEW)
 def generator(request: HttpRequest) -> HttpResponse:
-    """What is wished of the generator, what it does, who stands by, and who has heard."""
+    """The desired state of the generator, what it does, who stands by, and who has heard."""
     return _generator(request, StartGeneratorForm(), StopGeneratorForm())
 
 
 @verb(CONTROL)
 def generator_start(request: HttpRequest) -> HttpResponse:
-    """Wish that tasks are generated."""
+    """Set the desired state to running."""
     form = StartGeneratorForm(request.POST)
     if not form.is_valid():
         return _generator(request, form, StopGeneratorForm(), status=400)
@@ -42,7 +42,7 @@ def generator_start(request: HttpRequest) -> HttpResponse:
 
 @verb(CONTROL)
 def generator_stop(request: HttpRequest) -> HttpResponse:
-    """Wish that no more tasks are generated."""
+    """Set the desired state to stopped."""
     form = StopGeneratorForm(request.POST)
     if not form.is_valid():
         return _generator(request, StartGeneratorForm(), form, status=400)
@@ -82,4 +82,4 @@ def _generator(
 def _commands() -> list[AuditEntry]:
     """Who started and stopped it lately."""
     entries = AuditEntry.objects.using(leasing_settings.DATABASE)
-    return list(entries.filter(model=GeneratorWish._meta.label_lower)[:COMMANDS_SHOWN])
+    return list(entries.filter(model=GeneratorDesiredState._meta.label_lower)[:COMMANDS_SHOWN])

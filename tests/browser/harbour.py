@@ -14,7 +14,7 @@ from leasing.functions import database_now
 from leasing.models import Lease
 from tasks.dashboard import listing
 from tasks.generator import start_generator
-from tasks.models import GeneratorWish, Queue, Sample, Schedule, Task, Worker
+from tasks.models import GeneratorDesiredState, Queue, Sample, Schedule, Task, Worker
 from tasks.sample import SLEEP
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
 from tests.leasing.support import expire
@@ -101,8 +101,8 @@ def traded() -> Lease:
 
 
 def clear() -> None:
-    """Leave no task, worker, queue, schedule or wish."""
-    for model in (Task, Worker, Queue, Schedule, GeneratorWish):
+    """Leave no task, worker, queue, schedule or desired state."""
+    for model in (Task, Worker, Queue, Schedule, GeneratorDesiredState):
         model._default_manager.all().delete()
 
 

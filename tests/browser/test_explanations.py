@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from leasing.functions import after
 from tasks.dashboard import overview
 from tasks.generator import start_generator
-from tasks.models import GeneratorWish, Queue, Schedule, Task
+from tasks.models import GeneratorDesiredState, Queue, Schedule, Task
 from tasks.sample import SLEEP
 from tests.browser import harbour
 from tests.browser.conftest import Figure
@@ -72,7 +72,7 @@ def _overdue() -> None:
 def _unheard() -> None:
     WorkerFactory()
     start_generator(by="olga")
-    GeneratorWish.objects.update(changed_at=after(timedelta(minutes=-2)))
+    GeneratorDesiredState.objects.update(changed_at=after(timedelta(minutes=-2)))
 
 
 PROBLEMS: dict[str, Callable[[], None]] = {

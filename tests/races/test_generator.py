@@ -6,7 +6,7 @@ import pytest
 
 from leasing.models import Lease
 from tasks.generator import RESOURCE, generator_status, start_generator, stop_generator
-from tasks.models import GeneratorWish, Task
+from tasks.models import GeneratorDesiredState, Task
 from tests.conftest import Spawn
 from tests.processes import Process, wait_for
 from tests.races.support import PATIENCE
@@ -44,8 +44,8 @@ def lease() -> Lease:
     return Lease.objects.get(resource=RESOURCE)
 
 
-def wish() -> GeneratorWish:
-    return GeneratorWish.objects.get()
+def desired() -> GeneratorDesiredState:
+    return GeneratorDesiredState.objects.get()
 
 
 @pytest.mark.usefixtures("generators")
@@ -61,7 +61,7 @@ def test_after_a_stop_nothing_is_generated_ten_times_of_ten() -> None:
         # Its holder has seen the stop and left: whatever it would have made was made by now.
         wait_for(lambda: holder() == "None")
         assert Task.objects.count() == made, f"round {round_number}"
-        assert wish().acknowledged_revision == 2 * round_number
+        assert desired().acknowledged_revision == 2 * round_number
 
 
 def test_when_the_holder_is_killed_the_other_takes_over(generators: dict[str, Process]) -> None:
@@ -76,4 +76,4 @@ def test_when_the_holder_is_killed_the_other_takes_over(generators: dict[str, Pr
 
     produces()
     assert lease().fencing_token > first.fencing_token
-    assert wish().acknowledged_by == survivor
+    assert desired().acknowledged_by == survivor

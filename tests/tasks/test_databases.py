@@ -13,7 +13,7 @@ from django.urls import reverse
 
 from leasing.exceptions import LeaseLost
 from tasks.models import (
-    GeneratorWish,
+    GeneratorDesiredState,
     Queue,
     Sample,
     Schedule,
@@ -109,7 +109,7 @@ def test_a_worker_works_in_the_database_of_the_tasks(handlers: Handlers) -> None
     ],
 )
 def test_pages_show_the_database_of_the_tasks(page: str, admin_client: Client) -> None:
-    GeneratorWish.objects.create()
+    GeneratorDesiredState.objects.create()
     Task.objects.enqueue(SLEEP, {"seconds": 0})
 
     with connections["default"].execute_wrapper(_of_the_project):

@@ -1,4 +1,4 @@
-"""The generator: what is wished, what is acknowledged, and every batch under proof."""
+"""The generator: what is desired, what is acknowledged, and every batch under proof."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tasks.generator import (
     start_unless_asked,
     stop_generator,
 )
-from tasks.models import GeneratorWish, Task
+from tasks.models import GeneratorDesiredState, Task
 from tasks.sample import SLEEP
 from tests.leasing.support import OtherSession, expire, just_before_the_update, usurp
 from tests.processes import wait_for
@@ -31,8 +31,8 @@ from tests.processes import wait_for
 pytestmark = pytest.mark.django_db
 
 
-def wish() -> GeneratorWish:
-    return GeneratorWish.objects.get()
+def desired() -> GeneratorDesiredState:
+    return GeneratorDesiredState.objects.get()
 
 
 @pytest.fixture
@@ -48,34 +48,34 @@ def hold(manual_keeper: Any) -> Iterator[Hold]:
 # Wishing
 
 
-def test_nothing_is_wished_at_first() -> None:
+def test_nothing_is_desired_at_first() -> None:
     status = generator_status()
 
     assert (status.is_running, status.status) == (False, "STOPPED")
     assert status.message
-    assert (status.wish, status.lease) == (None, None)
+    assert (status.desired, status.lease) == (None, None)
 
 
-def test_a_start_is_wished_until_somebody_takes_it_up() -> None:
+def test_a_start_is_desired_until_somebody_takes_it_up() -> None:
     status = start_generator(by="alice", reason="a show")
 
     assert (status.is_running, status.status) == (True, "STARTED") and status.message
-    assert (wish().wanted, wish().revision) == (True, 1)
-    assert (wish().changed_by, wish().reason) == ("alice", "a show")
-    assert str(wish()) == "started"
+    assert (desired().wanted, desired().revision) == (True, 1)
+    assert (desired().changed_by, desired().reason) == ("alice", "a show")
+    assert str(desired()) == "started"
 
 
 def test_a_stop_is_in_force_at_once() -> None:
     start_generator(by="alice")
-    before = wish().changed_at
+    before = desired().changed_at
 
     status = stop_generator(by="bob")
 
     assert (status.is_running, status.status) == (False, "STOPPED")
     assert "bob" in status.message
-    assert (wish().wanted, wish().revision) == (False, 2)
-    assert wish().changed_at >= before
-    assert str(wish()) == "stopped"
+    assert (desired().wanted, desired().revision) == (False, 2)
+    assert desired().changed_at >= before
+    assert str(desired()) == "stopped"
 
 
 def test_a_stop_by_nobody_in_particular_names_nobody() -> None:
@@ -87,41 +87,41 @@ def test_a_stop_by_nobody_in_particular_names_nobody() -> None:
 
 
 @pytest.mark.parametrize("change", [start_generator, stop_generator])
-def test_wishing_the_same_again_changes_nothing(change: Callable[..., Any]) -> None:
+def test_the_same_state_again_changes_nothing(change: Callable[..., Any]) -> None:
     change(by="alice")
-    before = GeneratorWish.objects.values().get()
+    before = GeneratorDesiredState.objects.values().get()
 
     change(by="bob", reason="again")
 
-    assert GeneratorWish.objects.values().get() == before
+    assert GeneratorDesiredState.objects.values().get() == before
 
 
-def test_a_first_stop_is_a_wish_too() -> None:
+def test_a_first_stop_is_a_desired_state_too() -> None:
     stop_generator(by="alice")
 
-    assert (wish().revision, wish().changed_by) == (1, "alice")
+    assert (desired().revision, desired().changed_by) == (1, "alice")
 
 
 @pytest.mark.once
 def test_names_and_reasons_that_are_too_long_are_cut() -> None:
     start_generator(by="a" * 300, reason="r" * 600)
 
-    assert (len(wish().changed_by), len(wish().reason)) == (200, 500)
+    assert (len(desired().changed_by), len(desired().reason)) == (200, 500)
 
 
 def test_a_generator_starts_by_itself_only_if_nobody_was_ever_asked() -> None:
     start_unless_asked()
-    assert (wish().wanted, wish().revision) == (True, 1)
+    assert (desired().wanted, desired().revision) == (True, 1)
 
     stop_generator(by="alice")
     start_unless_asked()
-    assert (wish().wanted, wish().revision, wish().changed_by) == (False, 2, "alice")
+    assert (desired().wanted, desired().revision, desired().changed_by) == (False, 2, "alice")
 
 
 # Generating
 
 
-def test_a_batch_stores_tasks_and_acknowledges_the_wish(hold: Hold) -> None:
+def test_a_batch_stores_tasks_and_acknowledges_the_desired_state(hold: Hold) -> None:
     start_generator()
 
     assert Generator(shortest=2, longest=3).batch(hold, 5)
@@ -130,15 +130,15 @@ def test_a_batch_stores_tasks_and_acknowledges_the_wish(hold: Hold) -> None:
     for task in Task.objects.all():
         assert set(task.task_data) == {"sleep_duration_seconds"}
         assert 2 <= task.task_data["sleep_duration_seconds"] <= 3
-    assert (wish().acknowledged_revision, wish().acknowledged_by) == (1, "ann")
-    assert wish().acknowledged_at is not None
+    assert (desired().acknowledged_revision, desired().acknowledged_by) == (1, "ann")
+    assert desired().acknowledged_at is not None
 
 
 def test_a_generator_that_produces_is_running() -> None:
     start_generator()
     lease = Lease.objects.acquire(RESOURCE, holder="ann")
     assert generator_status().status == "STARTED"
-    GeneratorWish.objects.update(acknowledged_revision=1, acknowledged_by="ann")
+    GeneratorDesiredState.objects.update(acknowledged_revision=1, acknowledged_by="ann")
 
     status = generator_status()
 
@@ -151,7 +151,7 @@ def test_a_generator_that_produces_is_running() -> None:
 def test_without_a_holder_it_is_started_again(end: Callable[[Any], object]) -> None:
     start_generator()
     lease = Lease.objects.acquire(RESOURCE, holder="ann")
-    GeneratorWish.objects.update(acknowledged_revision=1, acknowledged_by="ann")
+    GeneratorDesiredState.objects.update(acknowledged_revision=1, acknowledged_by="ann")
 
     end(lease)
 
@@ -179,14 +179,14 @@ def test_a_stop_that_is_not_acknowledged_says_by_whom(hold: Hold) -> None:
     assert Task.objects.count() == 1
 
 
-def test_a_wish_is_acknowledged_once(hold: Hold) -> None:
+def test_a_desired_state_is_acknowledged_once(hold: Hold) -> None:
     start_generator()
     Generator().batch(hold, 0)
-    before = wish().acknowledged_at
+    before = desired().acknowledged_at
 
     Generator().batch(hold, 0)
 
-    assert wish().acknowledged_at == before
+    assert desired().acknowledged_at == before
 
 
 @pytest.mark.once
@@ -244,7 +244,7 @@ def test_a_generator_that_lost_its_lease_stores_nothing(
         Generator().batch(hold, 7)
 
     assert Task.objects.count() == 1
-    assert wish().acknowledged_revision == 1
+    assert desired().acknowledged_revision == 1
 
 
 def test_a_lease_of_another_name_proves_nothing(hold: Hold) -> None:
@@ -295,7 +295,7 @@ def test_a_batch_is_stored_whole_or_not_and_so_is_its_acknowledgement(
         Generator().batch(hold, 3)
 
     assert not Task.objects.exists()
-    assert wish().acknowledged_revision == 0
+    assert desired().acknowledged_revision == 0
 
 
 # Running
@@ -331,7 +331,7 @@ class TestInThreads:
 
     pytestmark = in_threads
 
-    def test_it_stands_by_until_it_is_wished_and_after_a_stop(self) -> None:
+    def test_it_stands_by_until_it_is_desired_and_after_a_stop(self) -> None:
         with generating(name="ann"):
             assert generator_status().status == "STOPPED"
             start_generator()
@@ -339,7 +339,7 @@ class TestInThreads:
             assert generator_status().status == "RUNNING"
             stop_generator()
             count = Task.objects.count()
-            wait_for(lambda: wish().acknowledged_revision == 2)
+            wait_for(lambda: desired().acknowledged_revision == 2)
             wait_for(lambda: not Lease.objects.active().exists())
             assert Task.objects.count() == count
             start_generator()
@@ -351,7 +351,7 @@ class TestInThreads:
             wait_for(lambda: generator_status().status == "RUNNING")
             with generating(name="bob"):
                 ann.set()
-                wait_for(lambda: wish().acknowledged_by == "bob")
+                wait_for(lambda: desired().acknowledged_by == "bob")
                 assert (generator_status().status, generator_status().holder) == ("RUNNING", "bob")
                 count = Task.objects.count()
                 wait_for(lambda: Task.objects.count() > count)

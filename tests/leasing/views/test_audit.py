@@ -11,7 +11,7 @@ from django.test import Client
 from leasing import audit
 from leasing.models import AuditEntry, Lease
 from leasing.web.badges import BROKEN_OFF, DONE, NO_CHANGE, PARTLY, REFUSED
-from tasks.models import GeneratorWish, Queue, Task
+from tasks.models import GeneratorDesiredState, Queue, Task
 from tests.fixtures import client_with
 from tests.pages import Page, Row, assert_cheap, get, sent_by, signed_in
 
@@ -80,12 +80,12 @@ def test_many_rows_are_named_in_part(viewer: Client) -> None:
 def test_entries_are_found_by_who_what_and_which(viewer: Client) -> None:
     audit.record("olga", "retry", Task, keys=[17], changed=1)
     audit.record("emil", "retry", Task, keys=[18], changed=1)
-    audit.record("emil", "stop", GeneratorWish, keys=[1], changed=1)
+    audit.record("emil", "stop", GeneratorDesiredState, keys=[1], changed=1)
     found = {
         "?by=emil&verb=retry": [("retry", ["18"])],
         "?verb=retry": [("retry", ["18"]), ("retry", ["17"])],
         "?model=leasing_tasks.task&key=17": [("retry", ["17"])],
-        "?model=leasing_tasks.generatorwish": [("stop", ["1"])],
+        "?model=leasing_tasks.generatordesiredstate": [("stop", ["1"])],
         "?by=nina": [],
     }
     assert {query: list(map(deed, get(viewer, AUDIT + query).rows)) for query in found} == found

@@ -1,4 +1,4 @@
-"""Tasks, attempts, workers and the generator's wish in Django's admin."""
+"""Tasks, attempts, workers and the generator's desired state in Django's admin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tasks.diagnosis import diagnose
 from tasks.generator import start_generator
 from tasks.models import (
     AttemptOutcome,
-    GeneratorWish,
+    GeneratorDesiredState,
     OutboxMessage,
     Queue,
     Sample,
@@ -41,12 +41,12 @@ from tests.tasks.support import Handlers, row_of
 pytestmark = pytest.mark.django_db
 
 TASKS, ATTEMPTS = "/admin/leasing_tasks/task/", "/admin/leasing_tasks/taskattempt/"
-WORKERS, WISH = "/admin/leasing_tasks/worker/", "/admin/leasing_tasks/generatorwish/"
+WORKERS, DESIRED = "/admin/leasing_tasks/worker/", "/admin/leasing_tasks/generatordesiredstate/"
 STEPS, QUEUES = "/admin/leasing_tasks/taskstep/", "/admin/leasing_tasks/queue/"
 SAMPLES, SLOTS = "/admin/leasing_tasks/sample/", "/admin/leasing_tasks/scheduleslot/"
 MESSAGES = "/admin/leasing_tasks/outboxmessage/"
 SEEN = (
-    *("task", "taskattempt", "taskstep", "queue", "worker", "generatorwish", "sample"),
+    *("task", "taskattempt", "taskstep", "queue", "worker", "generatordesiredstate", "sample"),
     "outboxmessage",
 )
 VIEW = (
@@ -86,7 +86,7 @@ def one_of_each() -> list[Any]:
         TaskStep.objects.create(task=task, name="fetch", output={"api_key": "hunter2", "n": 1}),
         Queue.objects.get_or_create(name="default")[0],
         worker,
-        GeneratorWish.objects.get(),
+        GeneratorDesiredState.objects.get(),
         Sample.objects.create(queue="default", slot=1_700_000_000 + 10 * Sample.objects.count()),
         publish("orders.paid", {"api_key": "hunter2", "order": 17}, key="order:17"),
     ]
@@ -181,7 +181,7 @@ LISTS += [
     QUEUES,
     WORKERS,
     f"{WORKERS}?state=live",
-    WISH,
+    DESIRED,
     SAMPLES,
 ]
 

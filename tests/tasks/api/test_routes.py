@@ -15,7 +15,7 @@ from leasing.functions import after
 from leasing.models import Lease
 from leasing.web.masking import MASK
 from tasks.generator import generator_status
-from tasks.models import GeneratorWish, Task, TaskAttempt, TaskStatus
+from tasks.models import GeneratorDesiredState, Task, TaskAttempt, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tests.api_calls import call
 from tests.leasing.support import expire, usurp
@@ -447,8 +447,10 @@ def test_a_word_said_twice_is_answered_twice(client: Client, method: str, word: 
 def test_a_generator_that_produces_is_running(client: Client) -> None:
     call(client, "POST", "/generator/start")
     lease = Lease.objects.acquire("leasing_tasks.generator", holder="generator-1")
-    wish = GeneratorWish.objects.get()
-    GeneratorWish.objects.update(acknowledged_revision=wish.revision, acknowledged_by=lease.holder)
+    desired = GeneratorDesiredState.objects.get()
+    GeneratorDesiredState.objects.update(
+        acknowledged_revision=desired.revision, acknowledged_by=lease.holder
+    )
     assert call(client, "GET", "/generator/status").body["status"] == "RUNNING"
 
 
@@ -462,11 +464,11 @@ def test_a_word_that_was_overruled_at_once_is_a_conflict(
 
 
 @pytest.mark.once
-def test_the_wish_remembers_who_made_it(client: Client, admin_client: Client) -> None:
+def test_the_desired_state_remembers_who_made_it(client: Client, admin_client: Client) -> None:
     call(client, "POST", "/generator/start")
-    assert GeneratorWish.objects.get().changed_by == "a client at 127.0.0.1"
+    assert GeneratorDesiredState.objects.get().changed_by == "a client at 127.0.0.1"
     call(admin_client, "DELETE", "/generator/stop")
-    assert GeneratorWish.objects.get().changed_by == "admin"
+    assert GeneratorDesiredState.objects.get().changed_by == "admin"
 
 
 @pytest.mark.once

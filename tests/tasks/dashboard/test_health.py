@@ -59,7 +59,7 @@ def test_what_the_next_sweep_will_find_is_no_news() -> None:
 
 
 @pytest.mark.parametrize("field", ["start_unheard", "stop_unheard"])
-def test_a_wish_may_go_unheard_for_a_moment(field: str) -> None:
+def test_a_desired_state_may_go_unheard_for_a_moment(field: str) -> None:
     assert assess(replace(WELL, **{field: PATIENCE})).severity == "ok"  # type: ignore[arg-type]
     late = replace(WELL, **{field: PATIENCE + timedelta(seconds=1)})  # type: ignore[arg-type]
     assert (assess(late).severity, codes(assess(late))) == ("warning", [field])

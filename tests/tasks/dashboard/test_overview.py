@@ -14,7 +14,7 @@ from leasing.web import cache
 from tasks.dashboard import overview
 from tasks.dashboard.badges import GENERATOR_SIGNS, WORKER_SIGNS
 from tasks.generator import RESOURCE, start_generator, stop_generator
-from tasks.models import GeneratorWish, Queue, Sample, Schedule, Task, Worker, WorkerState
+from tasks.models import GeneratorDesiredState, Queue, Sample, Schedule, Task, Worker, WorkerState
 from tests.elements import Element
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
 from tests.fixtures import client_with
@@ -33,21 +33,21 @@ operator = client_with(*EVERYTHING, name="olga")
 
 
 def generating(holder: str = "web-2") -> Lease:
-    """``holder`` generates, and has heard the latest wish."""
+    """``holder`` generates, and has acknowledged the latest desired state."""
     lease: Lease = LeaseFactory(resource=RESOURCE, holder=holder)
     acknowledge(holder)
     return lease
 
 
 def acknowledge(holder: str) -> None:
-    wish = GeneratorWish.objects.get()
-    GeneratorWish.objects.update(
-        acknowledged_revision=wish.revision, acknowledged_by=holder, acknowledged_at=DbNow()
+    desired = GeneratorDesiredState.objects.get()
+    GeneratorDesiredState.objects.update(
+        acknowledged_revision=desired.revision, acknowledged_by=holder, acknowledged_at=DbNow()
     )
 
 
 def changed_long_ago() -> None:
-    GeneratorWish.objects.update(changed_at=after(timedelta(minutes=-2)))
+    GeneratorDesiredState.objects.update(changed_at=after(timedelta(minutes=-2)))
 
 
 def needs(page: Page) -> list[str]:
@@ -332,7 +332,7 @@ def test_controls_need_their_permission(viewer: Client) -> None:
     assert not {START, STOP} & set(get(viewer, GENERATOR).forms)
     for url in (START, STOP):
         assert viewer.post(url).status_code == 403
-    assert not GeneratorWish.objects.exists()
+    assert not GeneratorDesiredState.objects.exists()
 
 
 @pytest.mark.once
@@ -342,7 +342,7 @@ def test_controls_need_a_post_with_a_csrf_token() -> None:
     for url in (START, STOP):
         assert client.get(url).status_code == 405
         assert client.post(url).status_code == 403
-    assert not GeneratorWish.objects.exists()
+    assert not GeneratorDesiredState.objects.exists()
 
 
 @pytest.mark.once
@@ -350,7 +350,7 @@ def test_a_reason_that_is_too_long_is_refused(operator: Client) -> None:
     page = Page(operator.post(START, {"reason": "x" * 501}))
     assert page.status == 400
     assert 'aria-invalid="true"' in page.html
-    assert not GeneratorWish.objects.exists()
+    assert not GeneratorDesiredState.objects.exists()
 
 
 def test_the_generators_page_asks_a_fixed_number_of_questions(operator: Client) -> None:

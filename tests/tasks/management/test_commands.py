@@ -18,7 +18,7 @@ from leasing.runtime import shutdown
 from tasks.execution.chaos import Chaos
 from tasks.generator import Generator
 from tasks.management.commands import run_generator, run_recovery, run_worker
-from tasks.models import GeneratorWish
+from tasks.models import GeneratorDesiredState
 from tasks.runtime.service_threads import ServiceThreads
 from tests.processes import wait_for
 
@@ -228,10 +228,10 @@ def test_a_generator_without_options_has_the_defaults() -> None:
 @pytest.mark.django_db
 def test_a_generator_can_be_started_with_its_process() -> None:
     call_command("run_generator")
-    assert not GeneratorWish.objects.exists()
+    assert not GeneratorDesiredState.objects.exists()
 
     call_command("run_generator", "--start")
-    assert GeneratorWish.objects.get().wanted
+    assert GeneratorDesiredState.objects.get().wanted
 
 
 # Signals

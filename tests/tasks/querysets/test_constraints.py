@@ -14,7 +14,7 @@ from django.db.models import F
 from leasing.functions import DbNow, after
 from tasks.constraints import UniqueWhereSet
 from tasks.generator import start_generator
-from tasks.models import GeneratorWish, Task, TaskAttempt
+from tasks.models import GeneratorDesiredState, Task, TaskAttempt
 from tests.factories import TaskFactory
 
 pytestmark = pytest.mark.django_db
@@ -274,24 +274,24 @@ def test_attempts_go_with_their_task() -> None:
     assert not TaskAttempt.objects.exists()
 
 
-# The wish
+# The desired state
 
 
-def test_there_is_one_wish() -> None:
+def test_there_is_one_desired_state() -> None:
     start_generator()
 
     with (
         pytest.raises(IntegrityError, match="leasing_tasks_generator_single"),
         transaction.atomic(),
     ):
-        GeneratorWish.objects.create(id=2)
+        GeneratorDesiredState.objects.create(id=2)
 
 
-def test_nothing_is_acknowledged_that_was_not_wished() -> None:
+def test_nothing_is_acknowledged_that_was_not_desired() -> None:
     start_generator()
 
     with (
         pytest.raises(IntegrityError, match="leasing_tasks_generator_acked"),
         transaction.atomic(),
     ):
-        GeneratorWish.objects.update(acknowledged_revision=F("revision") + 1)
+        GeneratorDesiredState.objects.update(acknowledged_revision=F("revision") + 1)
