@@ -63,12 +63,12 @@ class Log:
         "attempt %(attempt)s of %(max_attempts)s",
     )
     task_completed = _task(INFO, "task:%(task_id)s completed by %(holder)s")
-    task_failed = _task(
+    task_attempt_failed = _task(
         WARNING,
         "task:%(task_id)s failed in attempt %(attempt)s of %(max_attempts)s; "
         "next attempt at %(scheduled_at)s: %(error)s",
     )
-    task_dead = _task(
+    task_failed = _task(
         ERROR,
         "task:%(task_id)s failed for good after attempt %(attempt)s of %(max_attempts)s: %(error)s",
     )

@@ -7,8 +7,8 @@ one that hangs holds up none of these. A late write that was turned away sends
 ``leasing.signals.refused``.
 
     enqueued, claimed, completed
-    failed       error: this attempt failed, and the task will be tried again
-    dead         error: attempts exhausted, or given up
+    attempt_failed  error: this attempt failed, and the task will be tried again
+    failed       error: attempts exhausted, or given up
     recovered    holder, reason: taken from a holder that is gone. kind: "expired", "stalled" or
                  "revoked"; silent_for: since its last sign of life; overdue_for: since the
                  deadline, below nothing where that lay ahead
@@ -56,8 +56,8 @@ class ToldOfQueue(Logged):
 enqueued = Told(log.task_enqueued)
 claimed = Told(log.task_claimed)
 completed = Told(log.task_completed)
+attempt_failed = Told(log.task_attempt_failed)
 failed = Told(log.task_failed)
-dead = Told(log.task_dead)
 recovered = Told(log.task_recovered)
 returned = Told(log.task_returned)
 snoozed = Told(log.task_snoozed)
@@ -74,7 +74,7 @@ resumed = ToldOfQueue(log.queue_resumed)
 
 
 #: What tells that a task has ended.
-_ENDS = (completed, dead, cancelled)
+_ENDS = (completed, failed, cancelled)
 
 
 def send(signal: Signal, task: Any, **details: Any) -> None:

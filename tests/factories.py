@@ -65,7 +65,7 @@ def _end(lease: Lease, state: str) -> None:
 class TaskFactory(DjangoModelFactory[Task]):
     """A task as the database has it; for a running one the instance is its holder's.
 
-    ``state`` is ready (the default), scheduled, running, stuck, succeeded, dead (attempts
+    ``state`` is ready (the default), scheduled, running, stuck, succeeded, failed (attempts
     exhausted), given_up, cancelled, retrying (failed once, waits), recovered (lost once, ready)
     or returned. ``holder`` and ``ttl`` are of its only claim; everything else goes to
     ``enqueue``.
@@ -85,7 +85,7 @@ class TaskFactory(DjangoModelFactory[Task]):
         state, holder, ttl = (kwargs.pop(k) for k in ("state", "holder", "ttl"))
         if state == "scheduled":
             kwargs.setdefault("scheduled_at", database_now("default") + timedelta(hours=1))
-        if state == "dead":
+        if state == "failed":
             kwargs["max_attempts"] = 1
         task = model_class.objects.enqueue(kwargs.pop("name"), kwargs.pop("data"), **kwargs)
         if state not in ("ready", "scheduled", "cancelled"):
@@ -114,7 +114,7 @@ def _bring(task: Task, state: str) -> None:
             expire(task)
         case "succeeded":
             Task.objects.complete(task, {"slept_seconds": 1})
-        case "dead" | "retrying":
+        case "failed" | "retrying":
             Task.objects.fail(task, ValueError("no luck"))
             # The pause is drawn, and may be next to nothing.
             row.filter(status=TaskStatus.READY).update(scheduled_at=after(timedelta(seconds=60)))

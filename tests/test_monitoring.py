@@ -358,10 +358,10 @@ CASES: dict[str, list[Case]] = {
         Case({'tasks_queue_paused{queue="mail"}': flat(1)}, "61m", {"queue": "mail"}),
         Case({'tasks_queue_paused{queue="mail"}': flat(1)}, "59m"),
     ],
-    "TasksDeadLetters": [
-        Case({"tasks_dead_letters": "5+0x40 6+0x200"}, "45m", {}),
-        Case({"tasks_dead_letters": flat(5)}, "90m"),
-        Case({"tasks_dead_letters": "5+0x40 2+0x200"}, "45m"),
+    "TasksFailed": [
+        Case({"tasks_failed_current": "5+0x40 6+0x200"}, "45m", {}),
+        Case({"tasks_failed_current": flat(5)}, "90m"),
+        Case({"tasks_failed_current": "5+0x40 2+0x200"}, "45m"),
     ],
     "TasksFailing": [
         Case(

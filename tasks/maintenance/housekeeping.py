@@ -29,7 +29,7 @@ from tasks.querysets import BULK_BATCH
 PAUSE = 0.1
 #: How often in PRUNE_EVERY each worker asks whether it is time to.
 PRUNE_LOOKS = 6
-#: How long ended tasks are kept where RETENTION does not say. The dead ones wait for someone
+#: How long ended tasks are kept where RETENTION does not say. Failed ones wait for someone
 #: to look at them, and a quarter of a year is what such a look may take.
 KEPT: Mapping[str, Age] = {
     TaskStatus.SUCCEEDED.value: timedelta(days=7),

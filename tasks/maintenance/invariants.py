@@ -119,7 +119,7 @@ class Invariant:
 
 
 class Expired(Invariant):
-    """Its holder is gone. Poison ends here: at the limit of its attempts the task is dead."""
+    """Its holder is gone. Poison ends here: at the limit of its attempts the task is failed."""
 
     kind = "expired"
     what = "running past its deadline"

@@ -36,7 +36,7 @@ def figures() -> Sequence[Figure]:
     return [
         Figure("waiting tasks", _waiting),
         Figure("running tasks", _running),
-        Figure("dead letters", _dead),
+        Figure("failed tasks", _failed),
         Figure("queues and workers", _workers),
         Figure("schedules", _schedules),
         Figure("outbox", _outbox),
@@ -98,11 +98,11 @@ def _running() -> list[Family]:
     return [running, orphans, oldest]
 
 
-def _dead() -> list[Family]:
-    dead = Family("tasks_dead_letters", "Tasks that failed for good.")
+def _failed() -> list[Family]:
+    failed = Family("tasks_failed_current", "Tasks that failed for good.")
     # Both, for the index that has them has both.
-    dead.add(Task.objects.home().failed().filter(processed_at__isnull=False).count())
-    return [dead]
+    failed.add(Task.objects.home().failed().filter(processed_at__isnull=False).count())
+    return [failed]
 
 
 def _workers() -> list[Family]:

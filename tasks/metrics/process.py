@@ -56,7 +56,7 @@ class TaskMetrics(ProcessMetrics):
         self.duration = histogram(
             "tasks_execution_duration_seconds", "How long an attempt had its slot.", queue
         )
-        self.dead = counter("tasks_dead_total", "Tasks that failed for good.", queue)
+        self.failed = counter("tasks_failed_total", "Tasks that failed for good.", queue)
         self.recovered = counter("tasks_recovered_total", "Tasks taken back.", *(queue, "reason"))
         self.death = histogram(
             "tasks_death_to_requeue_seconds",
@@ -82,8 +82,8 @@ class TaskMetrics(ProcessMetrics):
             signals.duplicate: self._duplicate,
             signals.claimed: self._claimed,
             signals.completed: self._completed,
+            signals.attempt_failed: self._attempt_failed,
             signals.failed: self._failed,
-            signals.dead: self._dead,
             signals.cancelled: self._cancelled,
             signals.returned: self._returned,
             signals.snoozed: self._snoozed,
@@ -117,13 +117,13 @@ class TaskMetrics(ProcessMetrics):
     def _completed(self, rows: Sequence[Any], details: Details) -> None:
         self._ended(rows, "succeeded")
 
-    def _failed(self, rows: Sequence[Any], details: Details) -> None:
-        self._ended(rows, "failed")
+    def _attempt_failed(self, rows: Sequence[Any], details: Details) -> None:
+        self._ended(rows, "attempt_failed")
 
-    def _dead(self, rows: Sequence[Any], details: Details) -> None:
+    def _failed(self, rows: Sequence[Any], details: Details) -> None:
         for row in rows:
-            self.dead.labels(row.queue).inc()
-        self._ended([row for row in rows if _ended_an_attempt(row)], "dead")
+            self.failed.labels(row.queue).inc()
+        self._ended([row for row in rows if _ended_an_attempt(row)], "failed")
 
     def _cancelled(self, rows: Sequence[Any], details: Details) -> None:
         self._ended([row for row in rows if _ended_an_attempt(row)], "cancelled")

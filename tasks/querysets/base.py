@@ -95,7 +95,7 @@ class TaskRows(LeasableQuerySet["Task"]):
         return self.filter(status=TaskStatus.SUCCEEDED)
 
     def failed(self) -> Self:
-        """Dead letters: attempts exhausted, or given up."""
+        """Failed tasks: attempts exhausted, or given up."""
         return self.filter(status=TaskStatus.FAILED)
 
     def cancelled(self) -> Self:

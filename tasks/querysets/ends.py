@@ -49,8 +49,8 @@ NOTHING: Mapping[int, Exception] = {}
 
 #: What tells of an attempt that failed, by the state of its task afterwards.
 FAILURES = {
-    TaskStatus.READY: signals.failed,
-    TaskStatus.FAILED: signals.dead,
+    TaskStatus.READY: signals.attempt_failed,
+    TaskStatus.FAILED: signals.failed,
     TaskStatus.CANCELLED: signals.cancelled,
 }
 
@@ -255,10 +255,10 @@ def _write_failures(mine: TaskRows, failures: dict[Any, Failure]) -> int:
         left = mine.filter(pk__in=list(delays), attempts__lt=F("max_attempts"))
         due = _by_task("scheduled_at", starts, delays)
         again = left.update(**said, **waiting(timedelta(0)), **due)
-    dead = 0
+    failed = 0
     if cancelled + again < len(failures):
-        dead = mine.update(status=TaskStatus.FAILED, **said, **ending())
-    return cancelled + again + dead
+        failed = mine.update(status=TaskStatus.FAILED, **said, **ending())
+    return cancelled + again + failed
 
 
 def _refund(

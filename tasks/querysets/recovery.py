@@ -136,13 +136,13 @@ def take_from_holders(
             status=TaskStatus.CANCELLED, **closing(), **taking
         )
         last = Q(attempts__gte=F("max_attempts"))
-        dead = still.filter(last).update(status=TaskStatus.FAILED, **closing(), **taking)
+        failed = still.filter(last).update(status=TaskStatus.FAILED, **closing(), **taking)
         again = still.filter(~last).update(
             status=TaskStatus.READY, unique_key=key_in_retry(), **taking
         )
         taken = rows._everything().filter(mine).exclude(status=TaskStatus.RUNNING)
         tasks = (
-            list(taken.filter(released_at=None).order_by("pk")) if asked or dead or again else []
+            list(taken.filter(released_at=None).order_by("pk")) if asked or failed or again else []
         )
         _note_taken(rows, tasks, before, reason)
     for task in tasks:
@@ -157,7 +157,7 @@ def take_from_holders(
             overdue_for=old.now - old.expires_at,
         )
         if task.status == TaskStatus.FAILED:
-            rows._tell(signals.dead, task, error=task.last_error)
+            rows._tell(signals.failed, task, error=task.last_error)
         elif task.status == TaskStatus.CANCELLED:
             rows._tell_cancelled(task)
     notify(rows.db, [task for task in tasks if task.status == TaskStatus.READY])

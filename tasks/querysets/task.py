@@ -214,7 +214,7 @@ class TaskQuerySet(TaskRows):
         """End this attempt badly. The task is tried again after a pause, which its handler's
         retry policy decides about where that is known here, and TASK_QUEUE["BACKOFF"]
         otherwise. When its attempts are used up, the error is a GiveUp, or the policy gives up,
-        it is dead. A policy gets an ``error`` that is text as a TaskError. Raises LeaseLost.
+        it is failed. A policy gets an ``error`` that is text as a TaskError. Raises LeaseLost.
         """
         rows = self.home(task)
         return ends.alone(ends.fail(rows, [(task, error)], unexpired=unexpired))
@@ -308,7 +308,7 @@ class TaskQuerySet(TaskRows):
     # Recovery
 
     def recover(self, limit: int = recovery.SWEEP_BATCH) -> int:
-        """Take stuck tasks from holders that are gone: ready again, or dead when that was their
+        """Take stuck tasks from holders that are gone: ready again, or failed when that was their
         last attempt, with a raised token. Returns how many; call again while it is ``limit``.
 
         Any number of processes may do so at once: each takes rows that the others have not.

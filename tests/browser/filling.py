@@ -15,7 +15,7 @@ from tests.factories import TaskFactory
 
 TASKS, EVENTS, LEASES = 1_000_000, 1_000_000, 10_000
 #: How many of a thousand tasks are in which state; the others have succeeded.
-OF_A_THOUSAND = {"dead": 30, "cancelled": 20, "ready": 40, "scheduled": 5, "retrying": 10}
+OF_A_THOUSAND = {"failed": 30, "cancelled": 20, "ready": 40, "scheduled": 5, "retrying": 10}
 #: Days over which they are spread.
 DAYS = 30
 
@@ -31,7 +31,7 @@ def fill() -> None:
             other = {"created_at": f"created_at {back}"}
             if state not in ("scheduled", "retrying"):
                 other |= {"scheduled_at": f"scheduled_at {back}"}
-            if state in ("dead", "cancelled", "succeeded"):
+            if state in ("failed", "cancelled", "succeeded"):
                 other |= {"processed_at": f"processed_at {back}"}
             copy(task, count - 1, **other)
         lease = harbour.traded()

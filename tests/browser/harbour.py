@@ -34,7 +34,7 @@ def fill() -> dict[str, str]:
     tasks = {
         state: TaskFactory(state=state, holder="ann")
         for state in (
-            *("ready", "scheduled", "running", "stuck", "succeeded", "dead"),
+            *("ready", "scheduled", "running", "stuck", "succeeded", "failed"),
             *("given_up", "cancelled", "retrying", "recovered"),
         )
     }
@@ -50,7 +50,7 @@ def fill() -> dict[str, str]:
     Schedule.objects.create(name="nightly", task_name=SLEEP, every=timedelta(hours=24))
     Schedule.objects.create(name=LONG[:80], task_name=SLEEP, cron="0 3 * * *")
     start_generator(by="olga", reason="for the show")
-    audit.record("olga", "retry", Task, keys=[tasks["dead"].pk], changed=1, reason="once more")
+    audit.record("olga", "retry", Task, keys=[tasks["failed"].pk], changed=1, reason="once more")
     _sample()
     pages = {
         name: reverse(name)
@@ -83,7 +83,7 @@ def fill() -> dict[str, str]:
         "worker gone": reverse("leasing_tasks:worker", args=[gone.pk]),
         "workers gone": f"{reverse('leasing_tasks:workers')}?state=gone",
         "leases renewed": f"{reverse('leasing:list')}?renewed=1",
-        "bulk": f"{reverse('leasing_tasks:bulk', args=['retry'])}?task={tasks['dead'].pk}",
+        "bulk": f"{reverse('leasing_tasks:bulk', args=['retry'])}?task={tasks['failed'].pk}",
         "nothing found": f"{reverse('leasing_tasks:list')}?name=no-such-task",
         "charts of a day": f"{reverse('leasing_tasks:overview')}?span=24h",
     }

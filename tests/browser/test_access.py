@@ -54,7 +54,7 @@ def test_01_anonymous_goes_to_login_and_staff_without_permission_gets_403(
 
 def _verbs() -> dict[str, dict[str, str]]:
     """The address of every verb, with what is sent there."""
-    task, lease = TaskFactory(state="dead"), LeaseFactory()
+    task, lease = TaskFactory(state="failed"), LeaseFactory()
     schedule = Schedule.objects.create(name="to pause", task_name=SLEEP, cron="0 3 * * *")
     said = {"reason": "spring cleaning"}
     verbs = {
@@ -131,7 +131,7 @@ def test_23_secrets_are_masked_and_script_in_any_text_is_inert(
     page: Page, visit: Visit, figure: Figure
 ) -> None:
     WorkerFactory(name=f"ann{EVIL}"[:200])
-    task = TaskFactory(state="dead", holder=f"ann{EVIL}")
+    task = TaskFactory(state="failed", holder=f"ann{EVIL}")
     Task.objects.filter(pk=task.pk).update(
         name=f"jobs.{EVIL}",
         task_data={"password": "hunter2", "note": EVIL, "deep": [{"api_key": "sk-1"}]},

@@ -34,8 +34,8 @@ def test_18_retry_makes_one_attempt_and_so_does_a_double_click(
 def test_19_a_bulk_retry_of_mixed_states_reports_what_changed_and_what_was_skipped(
     page: Page, figure: Figure
 ) -> None:
-    tasks = [TaskFactory(state=s) for s in ("dead", "cancelled", "succeeded", "running")]
-    TaskFactory(state="dead")  # which nobody ticks
+    tasks = [TaskFactory(state=s) for s in ("failed", "cancelled", "succeeded", "running")]
+    TaskFactory(state="failed")  # which nobody ticks
     page.goto(reverse("leasing_tasks:list"))
     for task in tasks:
         page.locator(f"#pick{task.pk}").check()

@@ -47,7 +47,7 @@ def _late() -> None:
 
 def _failed() -> None:
     WorkerFactory()
-    TaskFactory(state="dead")
+    TaskFactory(state="failed")
 
 
 def _paused() -> None:

@@ -75,11 +75,11 @@ def test_27_exports_match_the_filter_and_formulas_are_neutralised(
 ) -> None:
     formulas = {"=HYPERLINK(1)", "+1", "-1", "@SUM(1)"}
     for formula in formulas:
-        task = TaskFactory(state="dead", holder="dora")
+        task = TaskFactory(state="failed", holder="dora")
         Task.objects.filter(pk=task.pk).update(name=formula)
     for _ in range(70):
-        TaskFactory(state="dead", holder="dora")
-    TaskFactory(state="dead", holder="emil")
+        TaskFactory(state="failed", holder="dora")
+    TaskFactory(state="failed", holder="emil")
     TaskFactory()
     for number in range(3):
         LeaseFactory(holder=f"=cmd{number}", state="expired" if number else "active")

@@ -49,7 +49,7 @@ def test_02_what_the_policy_refuses_would_be_noticed(page: Page, watch: Watch) -
 def test_03_without_javascript_one_lists_filters_pages_retries_and_stops(
     visit: Visit, olga: object, figure: Figure
 ) -> None:
-    dead = TaskFactory(state="dead", holder="dora")
+    failed = TaskFactory(state="failed", holder="dora")
     running = TaskFactory(state="running", holder="emil")
     for _ in range(60):
         LeaseFactory()
@@ -69,10 +69,10 @@ def test_03_without_javascript_one_lists_filters_pages_retries_and_stops(
     page.get_by_role("link", name="Older").first.click()
     assert "at=" in page.url
 
-    page.goto(reverse("leasing_tasks:detail", args=[dead.pk]))
+    page.goto(reverse("leasing_tasks:detail", args=[failed.pk]))
     page.get_by_role("button", name="Retry").click()
     expect(page.get_by_text("Retried.")).to_be_visible()
-    assert Task.objects.get(pk=dead.pk).status == "ready"
+    assert Task.objects.get(pk=failed.pk).status == "ready"
 
     page.goto(reverse("leasing_tasks:detail", args=[running.pk]))
     page.locator("summary", has_text="Cancel").click()

@@ -141,12 +141,12 @@ def test_an_entry_that_another_row_protects_keeps_no_other() -> None:
 
 
 def test_the_admin_notes_what_its_actions_did() -> None:
-    dead: Task = TaskFactory(state="dead")
+    failed: Task = TaskFactory(state="failed")
     done: Task = TaskFactory(state="succeeded")
     olga = signed_in(
         "leasing_tasks.view_task", "leasing_tasks.retry_task", name="olga", is_staff=True
     )
-    data = {"action": "retry", "_selected_action": [dead.pk, done.pk], "confirmed": "yes"}
+    data = {"action": "retry", "_selected_action": [failed.pk, done.pk], "confirmed": "yes"}
     olga.post(reverse("admin:leasing_tasks_task_changelist"), data)
 
     noted = entry()
@@ -158,7 +158,7 @@ def test_the_admin_notes_what_its_actions_did() -> None:
     ("command", "verb"), [("retry", "retry"), ("move", "reschedule"), ("discard", "discard")]
 )
 def test_commands_note_who_ran_them(command: str, verb: str) -> None:
-    task: Task = TaskFactory(state="ready" if command == "move" else "dead")
+    task: Task = TaskFactory(state="ready" if command == "move" else "failed")
     extra = ["--to-queue", "default"] if command == "move" else []
     call_command("tasks", command, str(task.pk), "--by", "olga", *extra)
 
@@ -202,7 +202,7 @@ def test_read_only_overrides_every_permission_on_pages(
     admin_client: Client, read_only: None, view: str, of: str
 ) -> None:
     lease: Lease = LeaseFactory()
-    task: Task = TaskFactory(state="dead")
+    task: Task = TaskFactory(state="failed")
     named: dict[str, list[Any]] = {"lease": [lease.lease_id], "task": [task.pk, "retry"], "": []}
     args = named[of]
 
@@ -217,7 +217,7 @@ def test_read_only_overrides_every_permission_on_pages(
 def test_read_only_overrides_every_permission_in_the_admin(
     admin_client: Client, read_only: None
 ) -> None:
-    task: Task = TaskFactory(state="dead")
+    task: Task = TaskFactory(state="failed")
     queue = Queue.objects.create(name="default")
     for name, action, key in (("task", "retry", task.pk), ("queue", "pause", queue.pk)):
         url = reverse(f"admin:leasing_tasks_{name}_changelist")

@@ -91,7 +91,7 @@ def test_a_task_is_logged_with_its_attempt(caplog: pytest.LogCaptureFixture) -> 
     assert (
         said.items()
         >= {
-            "event": "task.dead",
+            "event": "task.failed",
             "task_id": task.pk,
             "task_name": task.name,
             "queue": task.queue,

@@ -88,7 +88,7 @@ def sweep(me: int, limit: str) -> int:
 
 
 def retry(me: int, key: str) -> int:
-    """Set the dead task ready."""
+    """Set the failed task ready."""
     together.wait()
     return Task.objects.filter(pk=key).retry()
 

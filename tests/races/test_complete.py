@@ -47,7 +47,7 @@ def test_eight_processes_that_sweep_recover_each_task_once(spawn: Spawn) -> None
 
 
 def test_of_eight_operators_who_retry_one_task_one_does(spawn: Spawn) -> None:
-    tasks = TaskFactory.create_batch(ROUNDS, state="dead")
+    tasks = TaskFactory.create_batch(ROUNDS, state="failed")
 
     retried = race(spawn, "retry", *[task.pk for task in tasks])
 

@@ -79,7 +79,7 @@ def test_a_queue_is_notified_once_in_a_while_each_by_itself(
 def test_whatever_makes_a_task_ready_notifies(
     heard: list[str], verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = {"retry": "dead", "enqueue many": "ready"}.get(verb, "running")
+    state = {"retry": "failed", "enqueue many": "ready"}.get(verb, "running")
     task = TaskFactory(state=state, name="jobs.echo")
     limiter._notified_at.clear()
     heard.clear()

@@ -194,14 +194,16 @@ def test_a_failure_heeds_the_policy_of_its_handler(
     assert (task.status, attempts(task)) == (TaskStatus.READY, [(1, "failed")])
 
 
-def test_a_policy_that_gives_up_leaves_a_dead_task(task: Task, policy: Policy, told: Told) -> None:
+def test_a_policy_that_gives_up_leaves_a_failed_task(
+    task: Task, policy: Policy, told: Told
+) -> None:
     policy(GiveUpOn(Stolen))
     told.clear()
 
     Task.objects.fail(task, Stolen("the card"))
 
     assert (task.status, task.attempts, task.last_error) == ("failed", 1, "Stolen: the card")
-    assert names_of(told) == ["dead"]
+    assert names_of(told) == ["failed"]
 
 
 def test_no_policy_goes_beyond_the_last_attempt(task: Task, policy: Policy) -> None:

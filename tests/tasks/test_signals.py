@@ -24,12 +24,12 @@ LINES: dict[str, tuple[Callable[[Task], object], int, str]] = {
         logging.INFO,
         "completed by ann",
     ),
-    "failed": (
+    "attempt_failed": (
         lambda task: Task.objects.fail(task, "no luck"),
         logging.WARNING,
         "failed in attempt 1 of 10; next attempt at {scheduled_at}: no luck",
     ),
-    "dead": (
+    "failed": (
         lambda task: Task.objects.fail(task, GiveUp("no hope")),
         logging.ERROR,
         "failed for good after attempt 1 of 10: GiveUp: no hope",
@@ -78,7 +78,7 @@ def test_what_happens_to_a_running_task_is_logged(
 
 @pytest.mark.once
 def test_a_retry_is_logged_with_the_operators_name(caplog: pytest.LogCaptureFixture) -> None:
-    task, other = TaskFactory.create_batch(2, state="dead")
+    task, other = TaskFactory.create_batch(2, state="failed")
     caplog.clear()
 
     Task.objects.filter(pk=task.pk).retry(by="root")
@@ -102,7 +102,7 @@ def test_an_enqueue_that_met_another_is_logged(caplog: pytest.LogCaptureFixture)
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    "signal", [signals.claimed, signals.completed, signals.failed, signals.recovered]
+    "signal", [signals.claimed, signals.completed, signals.attempt_failed, signals.recovered]
 )
 def test_a_receiver_that_raises_harms_nobody(signal: Signal) -> None:
     def receiver(**details: Any) -> None:

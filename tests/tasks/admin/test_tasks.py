@@ -141,7 +141,7 @@ def test_a_state_is_shown_by_mark_and_word(viewer: Client) -> None:
         "running": badges.RUNNING,
         "stuck": badges.STUCK,
         "succeeded": badges.SUCCEEDED,
-        "dead": badges.FAILED,
+        "failed": badges.FAILED,
         "cancelled": badges.CANCELLED,
         "retrying": badges.RETRYING,
     }
@@ -250,7 +250,7 @@ def test_a_page_loads_its_large_columns_at_once_and_costs_the_same(viewer: Clien
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    "state", ["ready", "scheduled", "running", "stuck", "dead", "succeeded", "cancelled"]
+    "state", ["ready", "scheduled", "running", "stuck", "failed", "succeeded", "cancelled"]
 )
 def test_a_task_is_diagnosed_in_the_words_of_its_page(operator: Client, state: str) -> None:
     task = TaskFactory(state=state)
@@ -290,15 +290,15 @@ def test_hostile_text_is_inert(viewer: Client, handlers: Handlers) -> None:
 
 @pytest.mark.once
 def test_an_act_asks_first_and_then_calls_the_service_of_the_pages(operator: Client) -> None:
-    dead, done = TaskFactory(state="dead"), TaskFactory(state="succeeded")
-    page = act(operator, "retry", [dead, done])
+    failed, done = TaskFactory(state="failed"), TaskFactory(state="succeeded")
+    page = act(operator, "retry", [failed, done])
     assert ACTIONS["retry"].consequence in page.text
     assert page.one("[data-outlook]").numbers == [1, 2, 1]
-    assert row_of(dead)["status"] == "failed"
-    page = act(operator, "retry", [dead, done], confirmed="yes")
+    assert row_of(failed)["status"] == "failed"
+    page = act(operator, "retry", [failed, done], confirmed="yes")
     assert (page.notice.tone, page.notice.numbers) == ("warn", [1, 2, 1])
-    assert (row_of(dead)["status"], row_of(done)["status"]) == ("ready", "succeeded")
-    assert [entry.object_id for entry in LogEntry.objects.all()] == [str(dead.pk)]
+    assert (row_of(failed)["status"], row_of(done)["status"]) == ("ready", "succeeded")
+    assert [entry.object_id for entry in LogEntry.objects.all()] == [str(failed.pk)]
 
     entry = AuditEntry.objects.get()
     assert (entry.by, entry.verb, entry.via) == ("olga", "retry", "admin")
@@ -314,7 +314,7 @@ def test_what_none_fits_cannot_be_confirmed(operator: Client) -> None:
 
 @pytest.mark.once
 def test_from_its_page_a_task_is_acted_on_and_shown_again(operator: Client) -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     page = act(operator, "retry", [task], from_row="yes")
     assert url_of(task) in page.links
     response = operator.post(TASKS, page.hidden)
@@ -406,7 +406,7 @@ def test_queues_are_paused_with_a_reason_and_resumed(operator: Client) -> None:
     assert verbs == [("pause", 1, "default"), ("pause", 0, "default"), ("resume", 1, "default")]
 
 
-STATES = {"retry": "dead", "reschedule": "ready", "cancel": "ready", "discard": "dead"}
+STATES = {"retry": "failed", "reschedule": "ready", "cancel": "ready", "discard": "failed"}
 
 
 @pytest.mark.once
@@ -434,7 +434,7 @@ def test_nothing_is_done_while_read_only(operator: Client, settings: Settings, a
 
 @pytest.mark.once
 def test_a_change_needs_the_token_of_the_form_and_a_post(operator: Client) -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     strict = Client(enforce_csrf_checks=True)
     strict.cookies = operator.cookies
     data = {"action": "retry", "_selected_action": [task.pk], "confirmed": "yes"}
@@ -445,7 +445,7 @@ def test_a_change_needs_the_token_of_the_form_and_a_post(operator: Client) -> No
 
 @pytest.mark.once
 def test_the_history_tells_what_came_by_any_way(operator: Client) -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     operator.post(reverse("leasing_tasks:act", args=[task.pk, "retry"]), {"seen": task.grants})
     page = get(operator, url_of(task).replace("change", "history"))
     (row,) = page.all(".leasing-scroll tbody tr")

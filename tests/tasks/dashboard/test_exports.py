@@ -42,10 +42,10 @@ def test_an_export_has_what_the_filter_lets_by_in_its_order(
 ) -> None:
     monkeypatch.setattr(paging.chunks_of, "__defaults__", (NEWEST_FIRST, None, 2))
     monkeypatch.setattr(paging, "REACH", 3)
-    dead = [TaskFactory(state="dead", holder="dora").pk for _ in range(5)]
-    TaskFactory(state="dead", holder="emil")
+    failed = [TaskFactory(state="failed", holder="dora").pk for _ in range(5)]
+    TaskFactory(state="failed", holder="emil")
     TaskFactory()
-    assert ids(viewer, f"{TASKS}.json?state=failed&holder=dora") == dead[::-1]
+    assert ids(viewer, f"{TASKS}.json?state=failed&holder=dora") == failed[::-1]
     assert len(ids(viewer, f"{TASKS}.json")) == 7
 
 

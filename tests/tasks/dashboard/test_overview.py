@@ -78,7 +78,7 @@ def test_when_all_is_well_the_overview_says_so_and_lists_nothing(viewer: Client)
 @pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
 def test_the_overview_names_every_problem_the_gravest_first(viewer: Client) -> None:
     TaskFactory(state="stuck")
-    TaskFactory(state="dead")
+    TaskFactory(state="failed")
     TaskFactory()
     start_generator(by="olga")
     changed_long_ago()
@@ -94,7 +94,7 @@ def test_the_overview_names_every_problem_the_gravest_first(viewer: Client) -> N
 
 def test_a_single_problem_is_told_with_where_to_look(viewer: Client) -> None:
     WorkerFactory()
-    TaskFactory(state="dead")
+    TaskFactory(state="failed")
     page = get(viewer, OVERVIEW)
     assert needs(page) == ["failed"] and page.one("header.health h1").numbers == [1]
     assert need(page, "failed").links == ["/ops/tasks/?state=failed"]
@@ -238,7 +238,7 @@ def test_polls_share_what_one_of_them_has_read(
     monkeypatch.setattr(cache, "SHARED_FOR", 60.0)
     tag = viewer.get(OVERVIEW, headers={"X-Live": "1"}).headers["ETag"]
     get(viewer, OVERVIEW)  # from now on
-    TaskFactory(state="dead")
+    TaskFactory(state="failed")
     headers = {"X-Live": "1", "If-None-Match": f"W/{tag}"}
     with queries() as sent:
         assert viewer.get(OVERVIEW, headers=headers).status_code == 304
@@ -254,7 +254,7 @@ def test_the_overview_asks_a_fixed_number_of_questions(viewer: Client) -> None:
     TaskFactory(state="running", holder="dora")
     few = sent_by(viewer, OVERVIEW)
     for _ in range(3):
-        TaskFactory(state="dead")
+        TaskFactory(state="failed")
         LeaseFactory()
     statements = sent_by(viewer, OVERVIEW)
     assert len(statements) == len(few) <= 20

@@ -70,7 +70,7 @@ def test_a_list_of_tasks_hears_of_all_that_it_shows(viewer: Client) -> None:
 
 
 def test_a_list_of_failures_hears_of_an_error_and_of_an_end(viewer: Client) -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     page = Open(viewer, f"{TASKS}?state=failed")
     for change in ({"last_error": "another"}, {"processed_at": F("processed_at") - SECOND}):
         Task.objects.filter(pk=task.pk).update(**change)
@@ -181,7 +181,7 @@ def test_the_page_of_a_lease_has_no_news_while_nothing_happens(
         assert not page.hears()
 
 
-@pytest.mark.parametrize("state", ["ready", "succeeded", "dead", "cancelled", "running"])
+@pytest.mark.parametrize("state", ["ready", "succeeded", "failed", "cancelled", "running"])
 def test_the_page_of_a_task_has_no_news_while_nothing_happens(
     viewer: Client, database_clock: DatabaseClock, state: str
 ) -> None:
@@ -246,13 +246,13 @@ def test_counts_may_be_a_little_old_but_not_beside_other_rows(
 ) -> None:
     TaskFactory(state="running", ttl=3_600)
     page = Open(viewer, f"{TASKS}?state=running")
-    TaskFactory(state="dead")
+    TaskFactory(state="failed")
     heard = []
     for _ in range(6):
         shared.advance(3)
         heard.append(page.hears())
     assert heard == [False, False, False, False, True, False]
-    TaskFactory(state="dead")
+    TaskFactory(state="failed")
     TaskFactory(state="running", ttl=3_600)
     shared.advance(3)
     answer = poll(viewer, page.url, page.tag)

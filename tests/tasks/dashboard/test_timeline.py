@@ -118,7 +118,7 @@ def test_an_attempt_whose_holder_is_gone_is_overdue_and_then_lost(
     assert seen.spans[0].refused_verb == "complete"
 
 
-@pytest.mark.parametrize("end", ["dead", "cancelled while it waits", "cancelled at work"])
+@pytest.mark.parametrize("end", ["failed", "cancelled while it waits", "cancelled at work"])
 def test_what_ended_badly_has_no_attempt_too_many(database_clock: DatabaseClock, end: str) -> None:
     task = enqueued()
     row = Task.objects.filter(pk=task.pk)
@@ -129,12 +129,12 @@ def test_what_ended_badly_has_no_attempt_too_many(database_clock: DatabaseClock,
         return
     mine = again(task, "ann")
     database_clock.advance(5)
-    if end == "dead":
+    if end == "failed":
         Task.objects.fail(mine, GiveUp("no hope"))
     else:
         row.cancel()
         Task.objects.accept_cancel(mine)
-    outcome = "failed" if end == "dead" else "cancelled"
+    outcome = "failed" if end == "failed" else "cancelled"
 
     assert lengths(shown(task, database_clock)) == [(outcome, "ann", 5.0)]
 

@@ -182,7 +182,7 @@ SITUATIONS: dict[str, Callable[[], Task]] = {
     "due": due,
     "done": lambda: TaskFactory(state="succeeded"),
     "cancelled": lambda: TaskFactory(state="cancelled"),
-    "exhausted": lambda: TaskFactory(state="dead"),
+    "exhausted": lambda: TaskFactory(state="failed"),
     "given_up": lambda: TaskFactory(state="given_up"),
 }
 
@@ -274,7 +274,7 @@ def test_a_holder_whose_sign_of_life_is_missing_is_not_said_to_have_been_seen() 
 @pytest.mark.once
 @pytest.mark.parametrize(("spent", "told"), [(1, []), (3, ["3"])])
 def test_attempts_that_are_used_up_are_counted_in_plain_words(spent: int, told: list[str]) -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     Task.objects.filter(pk=task.pk).update(attempts=spent, max_attempts=spent)
     task.refresh_from_db()
     answer = diagnose(task)

@@ -195,7 +195,7 @@ def test_whatever_a_handler_raises_fails_its_attempt_and_nothing_else(
 
 
 @pytest.mark.once
-def test_the_last_attempt_that_raises_leaves_a_dead_task(run: Run) -> None:
+def test_the_last_attempt_that_raises_leaves_a_failed_task(run: Run) -> None:
     task = run(raising(ValueError("no luck")), max_attempts=1)
 
     assert task.status == TaskStatus.FAILED

@@ -99,7 +99,7 @@ REPAIRED: list[tuple[str, str, str, Callable[[], Task], dict[str, Any]]] = [
         "kept_key",
         "ended with a key for no window",
         "leasing_tasks_task_key_period",
-        lambda: change(TaskFactory(state="dead"), unique_key="k"),
+        lambda: change(TaskFactory(state="failed"), unique_key="k"),
         {"unique_key": None},
     ),
     (
@@ -194,7 +194,7 @@ SOUND: list[tuple[str, Callable[[], Task]]] = [
     ("a holder that is no worker", lambda: TaskFactory(state="running", holder="over-http")),
     ("a worker that is late", lambda: running_under_a_worker(WorkerState.LATE)),
     ("succeeded", lambda: TaskFactory(state="succeeded")),
-    ("dead", lambda: TaskFactory(state="dead")),
+    ("failed", lambda: TaskFactory(state="failed")),
     ("retrying with a key until it ends", lambda: TaskFactory(state="retrying", unique_key="k")),
     ("recovered", lambda: TaskFactory(state="recovered")),
     ("returned", lambda: TaskFactory(state="returned")),

@@ -30,7 +30,7 @@ from tests.tasks.support import Told
 
 pytestmark = pytest.mark.django_db
 
-ENDED = ("succeeded", "dead", "given_up", "cancelled")
+ENDED = ("succeeded", "failed", "given_up", "cancelled")
 NOT_ENDED = ("ready", "scheduled", "running", "stuck", "retrying", "recovered", "returned")
 DAY = timedelta(days=1)
 
@@ -81,8 +81,8 @@ def test_a_task_that_keeps_its_unique_key_is_kept_until_the_window_is_over() -> 
 
 
 def test_what_hangs_on_a_task_goes_with_it_by_set() -> None:
-    tasks = [ended("dead") for _ in range(5)]
-    kept = ended("dead", days=0)
+    tasks = [ended("failed") for _ in range(5)]
+    kept = ended("failed", days=0)
     schedule = Schedule.objects.create(name="n", task_name="sample.sleep", every=DAY)
     for number, task in enumerate([*tasks, kept]):
         TaskStep.objects.create(task=task, name="one")
@@ -137,7 +137,7 @@ def protected(days: float = 10) -> Task:
 
 def protected_by_its_attempt(days: float = 10) -> Task:
     """A task with an attempt, which would go with it, that a row of another app protects."""
-    task = ended("dead", days=days)
+    task = ended("failed", days=days)
     Receipt.objects.create(attempt=task.attempt_set.get())
     return task
 
@@ -158,7 +158,7 @@ def test_a_task_that_another_row_protects_keeps_no_other(make: Callable[..., Tas
 
 def test_the_houskeeping_goes_on_past_what_is_protected() -> None:
     kept = [protected(days=20), protected_by_its_attempt(days=100)]
-    ended(), ended("dead", days=99)
+    ended(), ended("failed", days=99)
 
     pruned = housekeeping.prune(batch=1, pause=0)
 
@@ -169,7 +169,7 @@ def test_the_houskeeping_goes_on_past_what_is_protected() -> None:
 @pytest.mark.parametrize("make", [protected, protected_by_its_attempt])
 def test_an_operator_discards_what_is_not_protected(make: Callable[..., Task], told: Told) -> None:
     kept = [make(), make()]
-    gone = [ended(), ended("dead")]
+    gone = [ended(), ended("failed")]
     told.clear()
 
     assert Task.objects.discard(by="olga") == 2
@@ -221,7 +221,7 @@ def test_an_attempt_that_is_protected_keeps_no_task_from_being_given_back() -> N
 
 def test_each_state_is_kept_as_long_as_the_settings_say(settings: Settings) -> None:
     settings.TASK_QUEUE = {"RETENTION": {"succeeded": 3600, "failed": None}}
-    kept = [ended(days=0.04), ended("dead", days=1000), ended("cancelled", days=6)]
+    kept = [ended(days=0.04), ended("failed", days=1000), ended("cancelled", days=6)]
     for state, days in [("succeeded", 0.05), ("cancelled", 8)]:
         ended(state, days=days)
 
@@ -229,9 +229,9 @@ def test_each_state_is_kept_as_long_as_the_settings_say(settings: Settings) -> N
     assert left() == {task.pk for task in kept}
 
 
-def test_without_a_setting_the_dead_are_kept_for_longest() -> None:
-    kept = [ended("dead", days=89), ended("succeeded", days=6.9), ended("cancelled", days=6.9)]
-    for state, days in [("dead", 91), ("succeeded", 7.1), ("cancelled", 7.1)]:
+def test_without_a_setting_failed_tasks_are_kept_for_longest() -> None:
+    kept = [ended("failed", days=89), ended("succeeded", days=6.9), ended("cancelled", days=6.9)]
+    for state, days in [("failed", 91), ("succeeded", 7.1), ("cancelled", 7.1)]:
         ended(state, days=days)
 
     done = housekeeping.prune(pause=0)
@@ -421,7 +421,7 @@ def test_the_command_says_how_many_of_each_state() -> None:
 
 
 def test_the_command_can_be_given_an_age_and_states() -> None:
-    kept = ended("dead", days=2)
+    kept = ended("failed", days=2)
     ended("succeeded", days=2)
     ended("cancelled", days=2)
 
@@ -471,7 +471,7 @@ def test_verbs_over_many_tasks_are_many_transactions(
     monkeypatch: pytest.MonkeyPatch, told: Any
 ) -> None:
     monkeypatch.setattr("tasks.querysets.operator.BULK_BATCH", 2)
-    tasks = TaskFactory.create_batch(5, state="dead")
+    tasks = TaskFactory.create_batch(5, state="failed")
     TaskFactory(state="succeeded")
     told.clear()
 

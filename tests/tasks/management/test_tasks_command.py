@@ -46,27 +46,27 @@ def listed(*options: object) -> list[int]:
 @pytest.mark.parametrize(
     ("options", "states"),
     [
-        ([], ["ready", "scheduled", "running", "stuck", "dead"]),
+        ([], ["ready", "scheduled", "running", "stuck", "failed"]),
         (["--state", "ready"], ["ready"]),
         (["--state", "scheduled"], ["scheduled"]),
         (["--state", "running"], ["running", "stuck"]),
-        (["--state", "failed"], ["dead"]),
+        (["--state", "failed"], ["failed"]),
         (["--state", "stuck"], ["stuck"]),
         (["--stuck"], ["stuck"]),
-        (["--limit", "2"], ["stuck", "dead"]),
+        (["--limit", "2"], ["stuck", "failed"]),
         (["--queue", "mail"], ["scheduled"]),
-        (["--name", "jobs.echo"], ["dead"]),
+        (["--name", "jobs.echo"], ["failed"]),
         (["--queue", "mail", "--name", "jobs.echo"], []),
     ],
 )
 def test_it_lists_what_is_asked_for_the_newest_first(options: list[str], states: list[str]) -> None:
     more: dict[str, Any] = {
         "scheduled": {"queue": "mail"},
-        "dead": {"name": "jobs.echo", "data": {}},
+        "failed": {"name": "jobs.echo", "data": {}},
     }
     made = {
         TaskFactory(state=state, **more.get(state, {})).pk: state
-        for state in ("ready", "scheduled", "running", "stuck", "dead")
+        for state in ("ready", "scheduled", "running", "stuck", "failed")
     }
 
     assert [made[pk] for pk in listed(*options)] == list(reversed(states))
@@ -137,7 +137,7 @@ def test_a_task_that_never_ran_has_no_deadline() -> None:
 
 @pytest.mark.once
 def test_what_has_failed_is_retried_by_its_id(told: Told) -> None:
-    one, two = TaskFactory.create_batch(2, state="dead")
+    one, two = TaskFactory.create_batch(2, state="failed")
     told.clear()
 
     assert count(tasks("retry", one.pk, "--by", "root")) == 1
@@ -146,44 +146,44 @@ def test_what_has_failed_is_retried_by_its_id(told: Told) -> None:
 
 
 def test_only_what_was_retried_is_told(told: Told) -> None:
-    dead, waiting = TaskFactory(state="dead"), TaskFactory()
+    failed, waiting = TaskFactory(state="failed"), TaskFactory()
     told.clear()
 
-    assert count(tasks("retry", dead.pk, waiting.pk)) == 1
-    assert [pk for _, pk, _ in told] == [dead.pk]
+    assert count(tasks("retry", failed.pk, waiting.pk)) == 1
+    assert [pk for _, pk, _ in told] == [failed.pk]
 
 
 @pytest.mark.once
 def test_whoever_runs_it_is_named(told: Told) -> None:
-    tasks("retry", TaskFactory(state="dead").pk)
+    tasks("retry", TaskFactory(state="failed").pk)
 
     assert told[-1][2] == {"by": getpass.getuser()}
 
 
 def test_all_that_the_filters_let_by_is_retried_when_it_is_meant() -> None:
-    dead = TaskFactory.create_batch(3, state="dead", queue="mail")
-    other = TaskFactory(state="dead")
+    failed = TaskFactory.create_batch(3, state="failed", queue="mail")
+    other = TaskFactory(state="failed")
 
     with pytest.raises(CommandError, match=r"\b3\b.* --yes .*\bretry\b"):
         tasks("retry", "--queue", "mail")
     assert not Task.objects.ready().exists()
 
     assert tasks("retry", "--queue", "mail", "--yes", "--json") == '{\n  "retried": 3\n}\n'
-    assert {task.pk for task in Task.objects.ready()} == {task.pk for task in dead}
+    assert {task.pk for task in Task.objects.ready()} == {task.pk for task in failed}
     assert row_of(other)["status"] == "failed"
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("verb", ["retry", "cancel", "discard", "move"])
 def test_nothing_is_done_to_all_tasks_by_mistake(verb: str) -> None:
-    TaskFactory(state="dead")
+    TaskFactory(state="failed")
 
     with pytest.raises(CommandError, match="--state"):
         tasks(verb, "--yes")
 
 
 def test_ids_and_filters_narrow_each_other() -> None:
-    one, two = TaskFactory(state="dead"), TaskFactory(state="dead", queue="mail")
+    one, two = TaskFactory(state="failed"), TaskFactory(state="failed", queue="mail")
 
     assert count(tasks("retry", one.pk, two.pk, "--queue", "mail")) == 1
     assert row_of(one)["status"] == "failed"
@@ -279,7 +279,7 @@ def test_a_waiting_task_can_be_moved(state: str, told: Told) -> None:
     assert told == [("rescheduled", task.pk, {"by": "root"})]
 
 
-@pytest.mark.parametrize("state", ["running", "stuck", "succeeded", "dead", "cancelled"])
+@pytest.mark.parametrize("state", ["running", "stuck", "succeeded", "failed", "cancelled"])
 def test_what_does_not_wait_is_not_moved(state: str, told: Told) -> None:
     task = TaskFactory(state=state)
     before = row_of(task)
@@ -341,7 +341,7 @@ def test_explain_gives_the_answers_and_what_can_be_done(
 
 @pytest.mark.once
 def test_explain_tells_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     call_command("tasks", "explain", str(task.pk), "--json")
 
     told = json.loads(capsys.readouterr().out)

@@ -49,13 +49,13 @@ class Live:
     def counts(self) -> dict[str, float]:
         """What the workers have counted."""
         self.scrape()
-        outcomes = ("succeeded", "failed", "dead", "lost", "cancelled")
+        outcomes = ("succeeded", "attempt_failed", "failed", "lost", "cancelled")
         ended = {each: self.sum("tasks_executions_total", outcome=each) for each in outcomes}
         return {
             **ended,
             "claims": self.sum("tasks_claims_total"),
             "recovered": self.sum("tasks_recovered_total"),
-            "dead for good": self.sum("tasks_dead_total"),
+            "failed for good": self.sum("tasks_failed_total"),
         }
 
 
@@ -63,16 +63,16 @@ def stored() -> dict[str, float]:
     """The same, from the tables."""
     tasks = Counter(Task.objects.values_list("status", flat=True))
     attempts = Counter(TaskAttempt.objects.values_list("outcome", flat=True))
-    failed, dead = attempts[AttemptOutcome.FAILED], tasks[TaskStatus.FAILED]
+    attempts_failed, failed = attempts[AttemptOutcome.FAILED], tasks[TaskStatus.FAILED]
     return {
         "succeeded": tasks[TaskStatus.SUCCEEDED],
-        "failed": failed - dead,
-        "dead": dead,
+        "attempt_failed": attempts_failed - failed,
+        "failed": failed,
         "lost": attempts[AttemptOutcome.LOST],
         "cancelled": attempts[AttemptOutcome.CANCELLED],
         "claims": Task.objects.aggregate(Sum("attempts"))["attempts__sum"],
         "recovered": attempts[AttemptOutcome.LOST],
-        "dead for good": dead,
+        "failed for good": failed,
     }
 
 
@@ -134,7 +134,7 @@ def test_what_is_scraped_adds_up_to_what_the_database_says(
     wait_for(lambda: live.counts() == stored(), timeout=30, message=f"{live.counts()} {stored()}")
 
     counts = live.counts()
-    assert (counts["succeeded"], counts["failed"], counts["dead"]) == (202, 5, 6)
+    assert (counts["succeeded"], counts["attempt_failed"], counts["failed"]) == (202, 5, 6)
     assert counts["lost"] >= 1
     assert live.sum("tasks_death_to_requeue_seconds_sum") >= TTL
     # Claims of what was taken back tell of no wait.
@@ -143,5 +143,5 @@ def test_what_is_scraped_adds_up_to_what_the_database_says(
     said = read(of_database)
     for name in ("queue_ready", "queue_scheduled", "queue_running", "orphans"):
         assert said.sum(f"tasks_{name}") == 0, name
-    assert said.sum("tasks_dead_letters") == stored()["dead"]
+    assert said.sum("tasks_failed_current") == stored()["failed"]
     check_names(live.scraped["ann"].text)

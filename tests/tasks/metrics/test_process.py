@@ -50,7 +50,7 @@ def counted(registry: CollectorRegistry) -> Iterator[TaskMetrics]:
 
 def executions(value: Value, name: str = SLEEP) -> dict[str, float]:
     """How many attempts ended in each way, of those in which any did."""
-    outcomes = ("succeeded", "failed", "dead", "cancelled", "returned", "snoozed", "lost")
+    outcomes = ("succeeded", "attempt_failed", "failed", "cancelled", "returned", "snoozed", "lost")
     counts = {
         outcome: value("tasks_executions_total", **QUEUE, task=name, outcome=outcome)
         for outcome in outcomes
@@ -130,9 +130,9 @@ def test_attempts_are_counted_by_how_they_ended(value: Value) -> None:
     Task.objects.give_back(TaskFactory(state="running"), "stopped")
     Task.objects.snooze(TaskFactory(state="running"), 60)
 
-    outcomes = ("succeeded", "failed", "dead", "cancelled", "returned", "snoozed")
+    outcomes = ("succeeded", "attempt_failed", "failed", "cancelled", "returned", "snoozed")
     assert executions(value) == dict.fromkeys(outcomes, 1)
-    assert value("tasks_dead_total", **QUEUE) == 1
+    assert value("tasks_failed_total", **QUEUE) == 1
 
 
 def test_what_ends_while_it_waits_is_no_attempt(value: Value) -> None:
@@ -185,7 +185,7 @@ def test_a_task_without_code_here_has_no_name_of_its_own(value: Value) -> None:
 
     Task.objects.fail(task, "no luck")
 
-    assert executions(value, "unknown") == {"failed": 1}
+    assert executions(value, "unknown") == {"attempt_failed": 1}
 
 
 # Recovery
@@ -208,13 +208,13 @@ def test_recovery_tells_how_long_a_task_was_without_a_holder(
     assert executions(value) == {"lost": 1}
 
 
-def test_a_task_that_dies_with_its_holder_is_lost_and_dead(value: Value) -> None:
+def test_a_task_that_dies_with_its_holder_is_lost_and_failed(value: Value) -> None:
     expire(TaskFactory(state="running", max_attempts=1))
 
     Task.objects.recover()
 
     assert executions(value) == {"lost": 1}
-    assert value("tasks_dead_total", **QUEUE) == 1
+    assert value("tasks_failed_total", **QUEUE) == 1
 
 
 def test_what_else_takes_a_task_back_is_counted_apart(
@@ -303,7 +303,7 @@ def read() -> Scrape:
 @pytest.mark.usefixtures("found")
 def test_queues_are_counted_in_the_database(settings: Settings) -> None:
     settings.TASK_QUEUE = {"QUEUES": ("default", "mail", "idle")}
-    states = ("ready", "ready", "scheduled", "running", "stuck", "succeeded", "dead", "given_up")
+    states = ("ready", "ready", "scheduled", "running", "stuck", "succeeded", "failed", "given_up")
     for state in states:
         TaskFactory(state=state)
     first = TaskFactory(queue="mail")
@@ -325,7 +325,7 @@ def test_queues_are_counted_in_the_database(settings: Settings) -> None:
     assert count("queue_workers") == [1, 0, 0]
     assert 90 <= count("queue_oldest_ready_age_seconds")[1] < 120
     assert count("queue_oldest_ready_age_seconds")[2] == 0
-    assert said.sum("tasks_dead_letters") == 2
+    assert said.sum("tasks_failed_current") == 2
     assert said.sum("tasks_workers", role="worker", state="live") == 1
     assert said.sum("tasks_recovering_workers") == 1
     # Without tasks a queue has figures all the same: their absence would say nothing.

@@ -78,7 +78,7 @@ def test_a_task_that_runs_is_asked_to_stop_and_goes_on_meanwhile(
     assert told == []
 
 
-@pytest.mark.parametrize("state", ["succeeded", "dead", "cancelled"])
+@pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
 def test_what_has_ended_is_not_cancelled(state: str, told: Told) -> None:
     task = TaskFactory(state=state)
     before = row_of(task)
@@ -222,7 +222,7 @@ def test_a_task_that_was_asked_to_stop_is_never_tried_again(how: str, told: Told
     assert row["processed_at"] is not None
     assert attempts(task) == [(1, outcome)]
     assert names_of(told)[-1] == "cancelled"
-    assert not {"failed", "returned", "dead"} & set(names_of(told))
+    assert not {"attempt_failed", "returned", "failed"} & set(names_of(told))
 
 
 @pytest.mark.parametrize("how", BACK)

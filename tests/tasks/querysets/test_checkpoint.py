@@ -70,7 +70,7 @@ def test_whatever_ended_the_attempt_the_next_goes_on_from_the_checkpoint(
     assert (again.state, again.task.checkpoints) == ([3, "abc"], 1)
 
 
-def test_a_dead_task_that_is_retried_goes_on_from_it_too(task: Task, context: ContextOf) -> None:
+def test_a_failed_task_that_is_retried_goes_on_from_it_too(task: Task, context: ContextOf) -> None:
     Task.objects.filter(pk=task.pk).update(max_attempts=1)
     context(task).checkpoint("far")
     Task.objects.fail(task, "no luck")

@@ -64,7 +64,7 @@ def test_the_setting_decides_how_long_a_claim_lasts(settings: Settings) -> None:
 
 
 def test_with_nothing_ready_nothing_is_claimed(told: Told) -> None:
-    for state in ("scheduled", "running", "stuck", "succeeded", "dead", "cancelled"):
+    for state in ("scheduled", "running", "stuck", "succeeded", "failed", "cancelled"):
         TaskFactory(state=state)
     before = list(Task.objects.order_by("pk").values())
     told.clear()
@@ -114,7 +114,7 @@ def test_a_task_is_not_claimed_before_its_time(database_clock: DatabaseClock) ->
     assert claim_all() == [task.pk]
 
 
-@pytest.mark.parametrize("state", ["scheduled", "running", "stuck", "succeeded", "dead"])
+@pytest.mark.parametrize("state", ["scheduled", "running", "stuck", "succeeded", "failed"])
 def test_what_cannot_be_claimed_stands_in_nobodys_way(state: str) -> None:
     TaskFactory(state=state, priority=9)
     ready = TaskFactory()

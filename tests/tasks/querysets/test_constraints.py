@@ -49,10 +49,10 @@ IMPOSSIBLE: list[tuple[str, str, str, dict[str, Any]]] = [
     ("counts", "fewer than no checkpoints", "ready", {"checkpoints": -1}),
     ("attempts", "fewer than no attempts allowed", "ready", {"max_attempts": -1}),
     ("attempts", "more attempts than allowed", "running", {"attempts": 11}),
-    ("attempts", "fewer allowed than were made", "dead", {"max_attempts": 0}),
+    ("attempts", "fewer allowed than were made", "failed", {"max_attempts": 0}),
     ("attempts", "ready with no attempt left", "retrying", {"max_attempts": 1}),
     ("key_period", "ended and in the way of others", "succeeded", {"unique_key": "k"}),
-    ("key_period", "dead and in the way of others", "dead", {"unique_key": "k"}),
+    ("key_period", "failed and in the way of others", "failed", {"unique_key": "k"}),
     (
         "key_period",
         "claimed, with the key of one that waits",
@@ -149,7 +149,7 @@ def test_an_impossible_state_cannot_be_written(
         ("retrying", {"unique_for": "finished"}),
         *[
             (state, {"unique_for": "window", "unique_until": LATER})
-            for state in ("ready", "running", "retrying", "succeeded", "dead")
+            for state in ("ready", "running", "retrying", "succeeded", "failed")
         ],
     ],
 )

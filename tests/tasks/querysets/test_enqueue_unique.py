@@ -79,7 +79,7 @@ def test_the_last_attempt_ends_the_key_too(unique_for: Any, keeps: bool, end: st
 
 
 def test_a_retry_by_an_operator_keeps_the_window() -> None:
-    task = TaskFactory(unique_key="k", unique_for=HOUR, state="dead")
+    task = TaskFactory(unique_key="k", unique_for=HOUR, state="failed")
 
     Task.objects.retry()
 

@@ -92,7 +92,7 @@ def test_the_pause_is_drawn_from_nothing_up_to_its_bound(
     assert list(Task.objects.ready()) == [task]
 
 
-def test_the_last_attempt_that_fails_leaves_a_dead_task(
+def test_the_last_attempt_that_fails_leaves_a_failed_task(
     database_clock: DatabaseClock, told: Told
 ) -> None:
     task: Task = TaskFactory(state="running", max_attempts=2)
@@ -108,7 +108,7 @@ def test_the_last_attempt_that_fails_leaves_a_dead_task(
     assert task.processed_at == task.released_at == task.expires_at == database_clock.now
     assert task.last_error == "Refused: no luck again"
     assert attempts(task) == [(1, "failed"), (2, "failed")]
-    assert told == [("dead", task.pk, {"error": "Refused: no luck again"})]
+    assert told == [("failed", task.pk, {"error": "Refused: no luck again"})]
     assert list(Task.objects.failed()) == [task]
 
 
@@ -133,7 +133,7 @@ def test_giving_up_is_not_tried_again(told: Told) -> None:
 
     assert (task.status, task.attempts, task.max_attempts) == (TaskStatus.FAILED, 1, 5)
     assert task.last_error == "GiveUp: the card was stolen"
-    assert told == [("dead", task.pk, {"error": "GiveUp: the card was stolen"})]
+    assert told == [("failed", task.pk, {"error": "GiveUp: the card was stolen"})]
 
 
 def test_a_failure_is_told_with_its_error(told: Told) -> None:
@@ -142,7 +142,7 @@ def test_a_failure_is_told_with_its_error(told: Told) -> None:
 
     Task.objects.fail(task, "no luck")
 
-    assert told == [("failed", task.pk, {"error": "no luck"})]
+    assert told == [("attempt_failed", task.pk, {"error": "no luck"})]
 
 
 def test_a_success_after_failures_keeps_their_history() -> None:

@@ -32,7 +32,7 @@ def send(data: Any = DATA, **options: Any) -> Task:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("state", ["ready", "running", "succeeded", "dead", "retrying"])
+@pytest.mark.parametrize("state", ["ready", "running", "succeeded", "failed", "retrying"])
 def test_the_same_enqueue_again_is_the_same_task_ended_or_not(state: str, told: Told) -> None:
     task = TaskFactory(name=ECHO, data=DATA, idempotency_key="i", state=state)
     before = row_of(task)

@@ -222,9 +222,9 @@ def test_many_fail_each_in_its_own_way(
     assert again.scheduled_at == database_clock.now + timedelta(seconds=60)
     assert [attempts(task) for task in done] == [[(1, "failed")]] * 3
     assert told == [
-        ("failed", again.pk, {"error": "ValueError: no luck"}),
-        ("dead", given_up.pk, {"error": "GiveUp: no hope"}),
-        ("dead", last.pk, {"error": "HTTP 502"}),
+        ("attempt_failed", again.pk, {"error": "ValueError: no luck"}),
+        ("failed", given_up.pk, {"error": "GiveUp: no hope"}),
+        ("failed", last.pk, {"error": "HTTP 502"}),
     ]
 
 
@@ -236,7 +236,7 @@ def test_many_fail_by_one_statement_for_each_way() -> None:
             Task.objects.fail_many([(task, errors[n % 3]) for n, task in enumerate(tasks)])
         return len(queries)
 
-    # The savepoint and its end; locks, cancelled ones, others to come, dead ones; their attempts
+    # The savepoint and its end; locks, cancelled ones, others to come, failed ones; their attempts
     # and what became of them.
     assert cost(30) == cost(3) <= 8
 
@@ -268,7 +268,7 @@ def test_of_many_that_fail_those_that_someone_asked_to_cancel_are_cancelled(told
     assert [(task.status, task.last_error) for task in done] == [("cancelled", "a"), ("ready", "b")]
     assert all(is_as_stored(task) for task in done)
     assert [attempts(task) for task in done] == [[(1, "failed")]] * 2
-    assert [name for name, _, _ in told] == ["cancelled", "failed", "refused"]
+    assert [name for name, _, _ in told] == ["cancelled", "attempt_failed", "refused"]
 
 
 @pytest.mark.parametrize("verb", ["complete_many", "fail_many"])

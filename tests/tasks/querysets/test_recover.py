@@ -108,7 +108,7 @@ def test_the_lost_attempt_is_written_down() -> None:
     assert record.error == "ann did not renew its lease in time"
 
 
-def test_a_task_that_was_lost_in_its_last_attempt_is_dead(
+def test_a_task_that_was_lost_in_its_last_attempt_is_failed(
     database_clock: DatabaseClock, told: Told
 ) -> None:
     task = TaskFactory(state="running", holder="ann", max_attempts=1, unique_key="k")
@@ -123,7 +123,7 @@ def test_a_task_that_was_lost_in_its_last_attempt_is_dead(
     assert after["unique_key"] is None
     assert after["fencing_token"] > before["fencing_token"]
     assert attempts(task) == [(1, "lost")]
-    assert [name for name, _, _ in told] == ["recovered", "dead"]
+    assert [name for name, _, _ in told] == ["recovered", "failed"]
 
 
 def test_a_task_that_keeps_killing_its_worker_ends() -> None:
@@ -143,7 +143,7 @@ def test_a_task_that_keeps_killing_its_worker_ends() -> None:
         "scheduled",
         "running",
         "succeeded",
-        "dead",
+        "failed",
         "cancelled",
         "retrying",
         "recovered",
@@ -180,12 +180,12 @@ def test_a_grant_takes_its_own_row_only() -> None:
 
 
 def test_living_and_dying_tasks_are_recovered_side_by_side() -> None:
-    again, dead = TaskFactory(state="stuck"), TaskFactory(state="stuck", max_attempts=1)
+    again, failed = TaskFactory(state="stuck"), TaskFactory(state="stuck", max_attempts=1)
 
     assert Task.objects.recover() == 2
 
     assert row_of(again)["status"] == TaskStatus.READY
-    assert row_of(dead)["status"] == TaskStatus.FAILED
+    assert row_of(failed)["status"] == TaskStatus.FAILED
 
 
 def test_each_task_says_who_lost_it() -> None:
@@ -328,7 +328,7 @@ def test_an_operator_can_take_a_task_from_a_holder_that_is_well(
         Task.objects.complete(task)
 
 
-def test_revoking_the_last_attempt_leaves_a_dead_task() -> None:
+def test_revoking_the_last_attempt_leaves_a_failed_task() -> None:
     task = TaskFactory(state="running", max_attempts=1)
 
     assert Task.objects.revoke() == 1
@@ -337,7 +337,7 @@ def test_revoking_the_last_attempt_leaves_a_dead_task() -> None:
     assert row_of(task)["last_error"] == "revoked by an operator"
 
 
-@pytest.mark.parametrize("state", ["ready", "scheduled", "succeeded", "dead", "cancelled"])
+@pytest.mark.parametrize("state", ["ready", "scheduled", "succeeded", "failed", "cancelled"])
 def test_what_nobody_holds_cannot_be_revoked(state: str) -> None:
     task = TaskFactory(state=state)
     before = row_of(task)
@@ -375,7 +375,7 @@ def test_a_task_that_changed_since_the_operator_saw_it_is_not_revoked(
 # Retry
 
 
-@pytest.mark.parametrize("state", ["dead", "given_up", "cancelled"])
+@pytest.mark.parametrize("state", ["failed", "given_up", "cancelled"])
 def test_an_operator_can_set_ready_again_what_has_ended_badly(
     state: str, database_clock: DatabaseClock, told: Told
 ) -> None:
@@ -396,16 +396,16 @@ def test_an_operator_can_set_ready_again_what_has_ended_badly(
 
 
 def test_a_retry_adds_an_attempt_only_where_they_were_used_up() -> None:
-    dead, given_up = TaskFactory(state="dead"), TaskFactory(state="given_up", max_attempts=5)
+    failed, given_up = TaskFactory(state="failed"), TaskFactory(state="given_up", max_attempts=5)
 
     Task.objects.retry()
 
-    assert (row_of(dead)["attempts"], row_of(dead)["max_attempts"]) == (1, 2)
+    assert (row_of(failed)["attempts"], row_of(failed)["max_attempts"]) == (1, 2)
     assert (row_of(given_up)["attempts"], row_of(given_up)["max_attempts"]) == (1, 5)
 
 
 def test_the_history_survives_a_retry() -> None:
-    task: Task = TaskFactory(state="dead")
+    task: Task = TaskFactory(state="failed")
     Task.objects.retry()
     (task,) = Task.objects.claim("bob")
     Task.objects.fail(task, "no luck")
@@ -429,7 +429,7 @@ def test_what_has_not_ended_badly_is_not_retried(state: str, told: Told) -> None
 
 
 def test_only_what_was_chosen_is_retried() -> None:
-    one, two = TaskFactory.create_batch(2, state="dead")
+    one, two = TaskFactory.create_batch(2, state="failed")
 
     assert Task.objects.filter(pk=one.pk).retry() == 1
     assert row_of(two)["status"] == TaskStatus.FAILED
@@ -437,7 +437,7 @@ def test_only_what_was_chosen_is_retried() -> None:
 
 @pytest.mark.usefixtures("_no_locks")
 def test_a_task_that_was_retried_and_claimed_meanwhile_is_left_to_its_holder() -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
 
     def meanwhile() -> None:
         Task.objects.filter(pk=task.pk).retry()

@@ -28,8 +28,8 @@ def again(key: str = "k") -> Task:
     return Task.objects.enqueue(ECHO, unique_key=key)
 
 
-def dead(key: str | None = "k", **options: Any) -> Task:
-    return TaskFactory(state="dead", unique_key=key, **options)
+def failed(key: str | None = "k", **options: Any) -> Task:
+    return TaskFactory(state="failed", unique_key=key, **options)
 
 
 def ended(how: str, **options: Any) -> Task:
@@ -85,7 +85,7 @@ def test_its_key_is_free_once_it_has_ended_again() -> None:
 def test_a_task_whose_key_another_has_by_now_is_not_retried(how: str, told: Told) -> None:
     task = ended(how)
     other = again()
-    free = dead("another")
+    free = failed("another")
     before = row_of(task)
     told.clear()
 
@@ -110,8 +110,8 @@ def test_one_that_waits_without_its_key_is_retried_beside_who_has_it(
 
 
 def test_of_several_of_one_key_one_is_retried() -> None:
-    first = dead()
-    second, third = dead(), dead("another")
+    first = failed()
+    second, third = failed(), failed("another")
 
     assert Task.objects.retry() == 2
 
@@ -120,7 +120,7 @@ def test_of_several_of_one_key_one_is_retried() -> None:
 
 
 def test_a_key_that_is_taken_just_before_is_not_taken_back(told: Told) -> None:
-    task, free = dead(), dead("another")
+    task, free = failed(), failed("another")
     told.clear()
 
     with just_before_the_update(again):
@@ -131,13 +131,13 @@ def test_a_key_that_is_taken_just_before_is_not_taken_back(told: Told) -> None:
 
 
 def test_a_task_without_a_key_is_retried_as_ever() -> None:
-    dead(None)
+    failed(None)
 
     assert Task.objects.retry() == 1
 
 
 def test_what_is_retried_takes_the_key_of_no_other() -> None:
-    mine, other = dead("k"), dead("another")
+    mine, other = failed("k"), failed("another")
 
     Task.objects.retry()
 

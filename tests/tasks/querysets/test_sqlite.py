@@ -43,7 +43,7 @@ ALONE = {"pause"}
 @pytest.mark.parametrize("verb", VERBS)
 def test_others_write_before_a_transaction_or_after_it(verb: str, others_write: list[str]) -> None:
     task = TaskFactory(state="running", holder="ann")
-    for state in ("ready", "dead", "succeeded"):
+    for state in ("ready", "failed", "succeeded"):
         TaskFactory(state=state)
     Worker.objects.register("w", hostname="h", pid=1)
     Schedule.objects.create(name="hourly", task_name=task.name, every=timedelta(hours=1))

@@ -99,7 +99,7 @@ def test_a_heartbeat_is_no_progress(task: Task, database_clock: DatabaseClock) -
 
 def test_only_running_tasks_with_a_timeout_stall(database_clock: DatabaseClock) -> None:
     TaskFactory(state="running", ttl=3600)
-    for state in ("ready", "succeeded", "dead", "retrying", "returned"):
+    for state in ("ready", "succeeded", "failed", "retrying", "returned"):
         TaskFactory(state=state)
     Task.objects.exclude(status="running").update(progress_timeout=timedelta(seconds=1))
     database_clock.advance(3000)
@@ -129,7 +129,7 @@ def test_it_is_taken_from_its_holder_under_a_raised_token(
     assert (details["reason"], details["kind"]) == ("no progress for 1 min", "stalled")
 
 
-def test_in_its_last_attempt_it_is_dead(task: Task, database_clock: DatabaseClock) -> None:
+def test_in_its_last_attempt_it_is_failed(task: Task, database_clock: DatabaseClock) -> None:
     Task.objects.filter(pk=task.pk).update(max_attempts=1)
     database_clock.advance(61)
 

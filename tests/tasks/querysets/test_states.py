@@ -17,7 +17,7 @@ STATES: dict[str, set[str]] = {
     "running": {"running"},
     "stuck": {"running", "stuck"},
     "succeeded": {"succeeded"},
-    "dead": {"failed"},
+    "failed": {"failed"},
     "given_up": {"failed"},
     "cancelled": {"cancelled"},
     "retrying": {"scheduled"},
@@ -37,7 +37,7 @@ def test_a_task_stands_in_the_lists_of_its_state_only(state: str, listed: set[st
 
 @pytest.mark.django_db
 def test_lists_can_be_narrowed_further() -> None:
-    one, _ = TaskFactory.create_batch(2, state="dead")
+    one, _ = TaskFactory.create_batch(2, state="failed")
 
     assert list(Task.objects.filter(pk=one.pk).failed()) == [one]
 

@@ -338,14 +338,14 @@ def test_one_queue_can_be_drained_and_all_are_in_their_order(ran: list[Any]) -> 
 def test_delays_can_be_skipped_retries_too(ran: list[Any]) -> None:
     later = timezone.now() + timedelta(days=1)
     Task.objects.enqueue("note", {"n": 1}, scheduled_at=later)
-    dead = Task.objects.enqueue("fail", {"n": 2}, max_attempts=3)
+    failed = Task.objects.enqueue("fail", {"n": 2}, max_attempts=3)
 
     done = drain(skip_delays=True)
 
     assert [task.status for task in done].count("ready") == 2
     assert sorted(ran) == [1, 2, 2, 2]
-    assert status(dead) == "failed"
-    assert attempts(dead) == [(1, "failed"), (2, "failed"), (3, "failed")]
+    assert status(failed) == "failed"
+    assert attempts(failed) == [(1, "failed"), (2, "failed"), (3, "failed")]
 
 
 def test_a_drain_runs_what_became_due_just_before_it_would_be_brought_forward(

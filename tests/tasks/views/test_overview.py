@@ -43,7 +43,7 @@ def url_of(task: Task, verb: str = "detail") -> str:
 
 
 def in_state(state: str) -> Task:
-    task: Task = TaskFactory(state="dead" if state == "failed" else state)
+    task: Task = TaskFactory(state=state)
     return task
 
 
@@ -72,7 +72,7 @@ def test_workers_have_a_permission_of_their_own() -> None:
 
 @pytest.mark.once
 def test_a_retry_without_permission_answers_403_and_changes_nothing(viewer: Client) -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     before = row_of(task)
     assert viewer.post(url_of(task, "retry")).status_code == 403
     assert row_of(task) == before
@@ -85,7 +85,7 @@ def test_a_retry_without_permission_answers_403_and_changes_nothing(viewer: Clie
 def test_while_a_site_is_read_only_no_permission_is_said_to_lack(
     viewer: Client, settings: Settings
 ) -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     settings.LEASING = {**settings.LEASING, "READ_ONLY": True}
     for url in (url_of(task), reverse("leasing_tasks:generator")):
         assert get(viewer, url).one("[data-forbidden]").text == why_not("any thing")
@@ -98,7 +98,7 @@ def test_while_a_site_is_read_only_no_permission_is_said_to_lack(
 
 @pytest.mark.once
 def test_a_retry_needs_a_csrf_token() -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     client = Client(enforce_csrf_checks=True)
     client.force_login(user_with(VIEW, RETRY))
     assert client.post(url_of(task, "retry")).status_code == 403
@@ -107,7 +107,7 @@ def test_a_retry_needs_a_csrf_token() -> None:
 
 @pytest.mark.once
 def test_get_changes_nothing(operator: Client) -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     before = row_of(task)
     assert operator.get(url_of(task, "retry")).status_code == 405
     assert operator.get(url_of(task)).status_code == 200
@@ -187,7 +187,7 @@ def test_a_page_costs_the_same_however_much_it_shows(viewer: Client) -> None:
 
     def add() -> None:
         worker = WorkerFactory()
-        for state in ("ready", "running", "stuck", "dead", "succeeded"):
+        for state in ("ready", "running", "stuck", "failed", "succeeded"):
             TaskFactory(state=state, holder=worker.name)
 
     add()

@@ -81,7 +81,7 @@ def test_each_verb_has_a_permission_of_its_own(verb: str) -> None:
 @pytest.mark.once
 def test_while_the_site_is_read_only_nobody_may(operator: Client, settings: Settings) -> None:
     settings.LEASING = {"READ_ONLY": True}
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     before = row_of(task)
     for verb in ACTIONS:
         assert operator.post(f"{LIST}{task.pk}/{verb}/", REASON).status_code == 403
@@ -102,7 +102,7 @@ def test_who_may_only_look_sees_no_boxes_to_tick() -> None:
 
 @pytest.mark.once
 def test_a_bulk_action_needs_a_csrf_token() -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     client = Client(enforce_csrf_checks=True)
     client.force_login(user_with("leasing_tasks.view_task", *PERMISSIONS))
     assert client.post(bulk("retry"), {"picked": f"[[{task.pk}, 1]]"}).status_code == 403
@@ -111,7 +111,7 @@ def test_a_bulk_action_needs_a_csrf_token() -> None:
 
 @pytest.mark.once
 def test_asking_changes_nothing(operator: Client) -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     before = row_of(task)
     assert get(operator, bulk("retry", task=task.pk)).status == 200
     assert row_of(task) == before and not AuditEntry.objects.exists()
@@ -129,24 +129,26 @@ def test_what_nobody_can_do_answers_404(operator: Client) -> None:
 
 @pytest.mark.once
 def test_a_selection_is_asked_about_and_the_outcome_is_reported(operator: Client) -> None:
-    dead, cancelled = TaskFactory(state="dead"), TaskFactory(state="cancelled")
+    failed, cancelled = TaskFactory(state="failed"), TaskFactory(state="cancelled")
     running, done = TaskFactory(state="running"), TaskFactory(state="succeeded")
-    ticked = [dead.pk, cancelled.pk, running.pk, done.pk]
+    ticked = [failed.pk, cancelled.pk, running.pk, done.pk]
     url = bulk("retry", task=ticked, state="all")
     asked = get(operator, url)
     assert asked.one("h1").numbers == [2] and outlook(asked) == [2, 4, 2, 1, 1]
     assert ACTIONS["retry"].consequence in asked.text
-    assert ACTIONS["retry"].consequence_of_one in get(operator, bulk("retry", task=[dead.pk])).text
+    assert (
+        ACTIONS["retry"].consequence_of_one in get(operator, bulk("retry", task=[failed.pk])).text
+    )
     told = confirm(operator, url).notice
     assert (told.tone, told.numbers) == ("warn", [2, 4, 1, 1])
-    assert [row_of(task)["status"] for task in (dead, cancelled)] == ["ready", "ready"]
+    assert [row_of(task)["status"] for task in (failed, cancelled)] == ["ready", "ready"]
     entry = AuditEntry.objects.get()
     assert (entry.by, entry.verb, entry.via) == ("olga", "retry", "page")
     assert (entry.asked, entry.changed, entry.skipped) == (4, 2, {"running": 1, "succeeded": 1})
 
 
 def test_all_that_match_the_filter_are_taken(operator: Client) -> None:
-    wanted = [TaskFactory(state="dead") for _ in range(3)]
+    wanted = [TaskFactory(state="failed") for _ in range(3)]
     other = TaskFactory(state="given_up", holder="dora")
     url = bulk("retry", scope="all", state="failed", q="sample", task=other.pk)
     Task.objects.filter(pk=other.pk).update(name="something.else")
@@ -163,7 +165,7 @@ def test_a_bulk_action_takes_so_many_and_says_so(
     for module in (actions, selection):
         monkeypatch.setattr(module, "MOST", 2)
     for _ in range(3):
-        TaskFactory(state="dead")
+        TaskFactory(state="failed")
     url = bulk("discard", scope="all", state="failed")
     assert get(operator, url).one("[data-more]").numbers == [2]
     confirm(operator, url)
@@ -173,10 +175,10 @@ def test_a_bulk_action_takes_so_many_and_says_so(
 
 @pytest.mark.once
 def test_what_was_asked_about_is_what_is_done(operator: Client) -> None:
-    asked = TaskFactory(state="dead")
+    asked = TaskFactory(state="failed")
     url = bulk("discard", scope="all", state="failed")
     page = get(operator, url)
-    later = TaskFactory(state="dead")
+    later = TaskFactory(state="failed")
     operator.post(bulk("discard"), page.hidden)
     assert list(Task.objects.values_list("pk", flat=True)) == [later.pk]
     assert asked.pk != later.pk
@@ -198,7 +200,7 @@ def test_a_task_that_ran_since_it_was_asked_about_is_left_alone(operator: Client
 @pytest.mark.once
 @pytest.mark.parametrize("verb", ACTIONS)
 def test_what_is_sent_twice_is_done_once(operator: Client, verb: str) -> None:
-    state = {"retry": "dead", "discard": "dead"}.get(verb, "scheduled")
+    state = {"retry": "failed", "discard": "failed"}.get(verb, "scheduled")
     task = TaskFactory(state=state)
     page = get(operator, bulk(verb, task=task.pk))
     said = page.hidden | REASON | ({"at_once": "on"} if verb == "reschedule" else {})
@@ -223,7 +225,7 @@ def test_cancelling_many_wants_a_reason_and_keeps_what_was_picked(operator: Clie
 
 @pytest.mark.once
 def test_the_way_back_leads_to_the_list_it_came_from(operator: Client) -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     url = bulk("retry", task=task.pk, state="failed", q="sample")
     response = operator.post(bulk("retry"), get(operator, url).hidden)
     assert response["Location"] == f"{LIST}?state=failed&q=sample"
@@ -231,7 +233,7 @@ def test_the_way_back_leads_to_the_list_it_came_from(operator: Client) -> None:
 
 @pytest.mark.once
 def test_a_made_up_selection_changes_nothing(operator: Client) -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     before = row_of(task)
     huge = f"[[{'9' * 40}, 0]]"
     for picked in ("", "x", "1", "[1]", '[["x", 1]]', '[[1, "x"]]', "[[-1, 0]]", "{}", huge):
@@ -253,7 +255,7 @@ def test_nothing_ticked_is_told(operator: Client) -> None:
 
 @pytest.mark.once
 def test_a_deletion_says_that_a_row_protects_the_task(operator: Client) -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     Receipt.objects.create(task=task)
 
     assert act(operator, task, "discard", **REASON).notice.tone == "warn"
@@ -264,7 +266,7 @@ def test_a_deletion_says_that_a_row_protects_the_task(operator: Client) -> None:
 
 @pytest.mark.once
 def test_a_retry_says_that_another_task_has_the_key(operator: Client) -> None:
-    task = TaskFactory(state="dead", unique_key="k")
+    task = TaskFactory(state="failed", unique_key="k")
     TaskFactory(unique_key="k")
     why = "unique key taken by another task"
 
@@ -299,7 +301,7 @@ def test_a_cancellation_without_a_reason_is_asked_about_again(operator: Client) 
 
 @pytest.mark.once
 def test_a_discarded_task_is_gone(operator: Client) -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     page = act(operator, task, "discard")
     assert page.notice.tone == "ok" and not Task.objects.exists()
     assert operator.get(f"{LIST}{task.pk}/").status_code == 404
@@ -351,7 +353,7 @@ def test_a_verb_that_no_longer_fits_says_why_it_changed_nothing(operator: Client
         ("ready", {"reschedule", "cancel"}),
         ("running", {"cancel"}),
         ("succeeded", {"discard"}),
-        ("dead", {"retry", "discard"}),
+        ("failed", {"retry", "discard"}),
         ("cancelled", {"retry", "discard"}),
     ],
 )

@@ -51,7 +51,7 @@ def test_what_waits_is_listed_by_when_it_may_start(viewer: Client) -> None:
 
 @pytest.mark.parametrize("state", ["failed", "succeeded", "cancelled"])
 def test_what_ended_is_listed_by_when_it_did(viewer: Client, state: str) -> None:
-    made = "dead" if state == "failed" else state
+    made = state
     first, second, third = (TaskFactory(state=made) for _ in range(3))
     for age, task in ((1, second), (2, third), (3, first)):
         Task.objects.filter(pk=task.pk).update(processed_at=after(timedelta(seconds=-age)))
@@ -70,7 +70,7 @@ def test_pages_by_a_moment_show_every_task_once_though_many_have_the_same(
 ) -> None:
     moment = database_now("default").replace(microsecond=0)
     for number in range(7):
-        task = TaskFactory(state="ready" if state == "waiting" else "dead")
+        task = TaskFactory(state="ready" if state == "waiting" else "failed")
         column = "scheduled_at" if state == "waiting" else "processed_at"
         Task.objects.filter(pk=task.pk).update(**{column: moment - timedelta(seconds=number // 3)})
     everything = found(get(viewer, address(state=state)))
@@ -182,7 +182,7 @@ def test_a_search_by_a_moment_misses_nothing(
 ) -> None:
     monkeypatch.setattr(keyset, "REACH", 2)
     handlers["rare"] = handlers["other"] = lambda ctx: None
-    made = "ready" if state == "waiting" else "dead"
+    made = "ready" if state == "waiting" else "failed"
     rare = [
         task
         for number in range(9)
@@ -220,7 +220,7 @@ def test_a_search_shows_no_count_that_it_does_not_know(
 def test_every_list_sends_the_same_few_statements(viewer: Client, asked: dict[str, str]) -> None:
     urls = [address(state=state, **asked) for state in listing.STATES]
     few = {url: len(sent_by(viewer, url)) for url in urls}
-    for made in ("ready", "running", "stuck", "dead", "succeeded", "cancelled", "retrying"):
+    for made in ("ready", "running", "stuck", "failed", "succeeded", "cancelled", "retrying"):
         TaskFactory(state=made)
     large = ('"task_data"', '"task_output"', '"traceback"', '"checkpoint"')
     for url in urls:

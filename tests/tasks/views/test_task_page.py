@@ -40,7 +40,7 @@ STATES = (
     "running",
     "stuck",
     "succeeded",
-    "dead",
+    "failed",
     "given_up",
     "cancelled",
     "retrying",
@@ -149,7 +149,7 @@ def test_its_cost_does_not_grow_with_its_attempts(viewer: Client) -> None:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("state", ["dead", "given_up", "cancelled"])
+@pytest.mark.parametrize("state", ["failed", "given_up", "cancelled"])
 def test_a_retry_sets_the_task_ready(operator: Client, state: str) -> None:
     task = TaskFactory(state=state)
     page = Page(operator.post(url_of(task, "retry"), follow=True))
@@ -159,7 +159,7 @@ def test_a_retry_sets_the_task_ready(operator: Client, state: str) -> None:
 
 @pytest.mark.once
 def test_a_second_retry_makes_no_second_attempt(operator: Client) -> None:
-    task = TaskFactory(state="dead")
+    task = TaskFactory(state="failed")
     operator.post(url_of(task, "retry"))
     before = row_of(task)
     page = Page(operator.post(url_of(task, "retry"), follow=True))

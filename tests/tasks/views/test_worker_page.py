@@ -45,7 +45,7 @@ def test_it_shows_what_it_works_on_and_what_it_did(viewer: Client) -> None:
         TaskFactory(state="succeeded", holder="dora"),
         TaskFactory(state="succeeded", holder="emil"),
     )
-    failed = TaskFactory(state="dead", holder="dora")
+    failed = TaskFactory(state="failed", holder="dora")
     page = get(viewer, url_of(worker))
     assert page.answers["why"].numbers == [1]
 
@@ -106,7 +106,7 @@ def test_the_page_asks_a_fixed_number_of_questions(viewer: Client) -> None:
     worker = WorkerFactory(name="dora")
 
     def work() -> None:
-        for state in ("running", "succeeded", "dead"):
+        for state in ("running", "succeeded", "failed"):
             TaskFactory(state=state, holder="dora")
 
     work()
