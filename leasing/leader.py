@@ -47,7 +47,7 @@ from typing import Any, TypeVar, overload
 from asgiref.sync import iscoroutinefunction
 from django.db import Error, close_old_connections, connections
 
-from leasing.db.side_connection import Aside, moved
+from leasing.db.side_connection import SideConnection, moved
 from leasing.decorators import refuse_generators
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.hold import Hold
@@ -65,7 +65,7 @@ from leasing.waiting import LONGEST, Rest, pauses
 Result = TypeVar("Result")
 
 #: Seconds for which who resigned stands aside: two polls of those who wait.
-ASIDE = 2 * LONGEST
+SIDE_CALL_TIMEOUT = 2 * LONGEST
 #: Seconds between looks of those who watch.
 LOOK = 1.0
 #: Seconds between tries while the database is away, at most.
@@ -138,7 +138,7 @@ class Leader:
                 finally:
                     drive(self._ending(term))
                 if self._resigned:
-                    Rest(ASIDE, stopping).wait()
+                    Rest(SIDE_CALL_TIMEOUT, stopping).wait()
 
     @overload
     def lead(
@@ -175,7 +175,7 @@ class Leader:
                     if finished:
                         return result
                     if self._resigned:
-                        await Rest(ASIDE).await_()
+                        await Rest(SIDE_CALL_TIMEOUT).await_()
 
             return alead
 
@@ -374,7 +374,7 @@ def _entering(term: Hold, stopping: threading.Event) -> Steps[None]:
     and end soon after ``stopping`` is set."""
     using = _apart_in(term)
     steps = term.entering()
-    return steps if using is None else moved(Aside(using, stopping=stopping), steps)
+    return steps if using is None else moved(SideConnection(using, stopping=stopping), steps)
 
 
 @contextmanager
@@ -385,8 +385,8 @@ def _beside(term: Hold) -> Iterator[Callable[[Callable[[], object]], object]]:
     if using is None:
         yield lambda call: call()
         return
-    with Aside(using) as aside:
-        yield aside.run
+    with SideConnection(using) as side_connection:
+        yield side_connection.run
 
 
 def _apart_in(term: Hold) -> str | None:

@@ -36,7 +36,7 @@ CLOSING = 1.0
 Job = tuple["Future[Any]", Callable[[], Any]]
 
 
-class Aside:
+class SideConnection:
     """A thread with a private connection to the database ``using``, while a ``with`` block runs.
 
     A call is given up after ``seconds`` (None: twice the patience of the connection), and soon
@@ -101,7 +101,7 @@ class Aside:
         # A daemon: the exit of the process must not wait for what will never be answered.
         limit = self._seconds + LAST_CALL
         work = partial(_work, self.using, self._jobs, limit, teller_here())
-        self._thread = start_thread("leasing-aside", work)
+        self._thread = start_thread("leasing-side-connection", work)
 
 
 def _work(
@@ -124,9 +124,10 @@ def _work(
         connections.close_all()
 
 
-def moved(aside: Aside, steps: Steps[Result]) -> Steps[Result]:
-    """The same ``steps``, whose calls are made by ``aside``; pauses stay with the driver."""
-    with closing(steps), aside:
+def moved(side_connection: SideConnection, steps: Steps[Result]) -> Steps[Result]:
+    """The same ``steps``, whose calls are made by ``side_connection``; pauses stay with the
+    driver."""
+    with closing(steps), side_connection:
         send: Callable[[], Any] = partial(next, steps)
         while True:
             try:
@@ -135,13 +136,13 @@ def moved(aside: Aside, steps: Steps[Result]) -> Steps[Result]:
                 result: Result = end.value
                 return result
             try:
-                answer = yield _moved(aside, step) if callable(step) else step
+                answer = yield _moved(side_connection, step) if callable(step) else step
             except Exception as error:
                 send = partial(steps.throw, error)
             else:
                 send = partial(steps.send, answer)
 
 
-def _moved(aside: Aside, call: Callable[[], Any]) -> Callable[[], Any]:
-    run = partial(aside.run, call)
+def _moved(side_connection: SideConnection, call: Callable[[], Any]) -> Callable[[], Any]:
+    run = partial(side_connection.run, call)
     return Undoable(run, call.undo) if isinstance(call, Undoable) else run

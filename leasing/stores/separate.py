@@ -16,7 +16,7 @@ from typing import Any
 from django.db import connections
 
 from leasing.db.dialects import after_commit, in_transaction
-from leasing.db.side_connection import Aside, moved
+from leasing.db.side_connection import SideConnection, moved
 from leasing.exceptions import LeaseInTransaction, LeaseLost
 from leasing.runtime.aio import Steps
 from leasing.runtime.event_lines import log
@@ -31,8 +31,8 @@ class SeparateRowStore(RowStore):
     def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
         if not in_transaction(self.using):
             return super().renew(grants, timeout)
-        with Aside(self.using) as aside:
-            return aside.run(partial(super().renew, grants, timeout))
+        with SideConnection(self.using) as side_connection:
+            return side_connection.run(partial(super().renew, grants, timeout))
 
     def release(self, grant: Grant) -> None:
         if in_transaction(self.using):
@@ -57,4 +57,4 @@ def taking_separately(using: str, steps: Steps[Any]) -> Steps[Any]:
             "SQLite has one writer at a time: during a transaction no lease can be acquired, even "
             "over a separate connection. Acquire the lease before the transaction."
         )
-    return (yield from moved(Aside(using), steps))
+    return (yield from moved(SideConnection(using), steps))

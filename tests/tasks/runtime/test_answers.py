@@ -16,7 +16,7 @@ from django.db.backends.signals import connection_created
 from pytest_django import Settings
 
 from leasing.db.answers import Line, answers, watch_answers
-from leasing.db.side_connection import Aside
+from leasing.db.side_connection import SideConnection
 from leasing.models import Lease
 from tasks.celery.consuming import consume
 from tasks.generator import Generator
@@ -270,8 +270,11 @@ def test_a_call_aside_ends_though_nobody_waits_for_it_any_more(network: Proxy) -
         finally:
             ended.set()
 
-    with Aside("default", seconds=0.05) as aside, pytest.raises(OperationalError):
-        aside.run(call)
+    with (
+        SideConnection("default", seconds=0.05) as side_connection,
+        pytest.raises(OperationalError),
+    ):
+        side_connection.run(call)
 
     assert ended.wait(PATIENCE)
 
