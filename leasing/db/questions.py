@@ -15,7 +15,7 @@ from django.db.models import sql
 from leasing.db.statements import kept
 
 
-def ask(
+def query_scalars(
     model: type[models.Model],
     using: str,
     about: Hashable,
@@ -39,7 +39,7 @@ def ask(
             params += own
         return f"SELECT {', '.join(texts)}", params, asked
 
-    statement, params, asked = kept((ask, model, using, about), compiled)
+    statement, params, asked = kept((query_scalars, model, using, about), compiled)
     with connections[using].cursor() as cursor:
         cursor.execute(statement, params)
         answers = [cursor.fetchone()]

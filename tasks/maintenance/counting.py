@@ -17,7 +17,7 @@ from typing import Any, Final
 from django.db import models
 from django.db.models import Count, Exists, F, Q, Subquery
 
-from leasing.db.questions import ask
+from leasing.db.questions import query_scalars
 from leasing.functions import DbNow
 from leasing.models import EventKind, LeaseEvent
 from leasing.web.counts import COUNT_CAP
@@ -111,7 +111,7 @@ class Outlook:
     @classmethod
     def of_now(cls) -> Outlook:
         """Ask for it: one statement, every part of it over an index."""
-        said = ask(Task, Task.objects.home().db, "outlook", _outlook)
+        said = query_scalars(Task, Task.objects.home().db, "outlook", _outlook)
         return cls(
             said["now"],
             said["sampled"],

@@ -33,7 +33,7 @@ from django.db.models.functions import Least
 
 from leasing.conf import leasing_settings
 from leasing.db.dialects import lock
-from leasing.db.questions import ask
+from leasing.db.questions import query_scalars
 from leasing.functions import DbNow, after
 from leasing.runtime.clock import clock
 from tasks import signals
@@ -288,7 +288,7 @@ def is_anything_amiss() -> bool:
     """Whether any row is, or may be, in a state that violates an invariant: one query, for it is
     seldom."""
     using = leasing_settings.DATABASE
-    found = ask(
+    found = query_scalars(
         Task, using, "amiss", lambda: {each.kind: Exists(each.candidates()) for each in INVARIANTS}
     )
     return any(found.values())

@@ -12,7 +12,7 @@ from django.db.models import Exists, F, Min, Q, Subquery, Value
 from django.db.models.functions import Coalesce, Least
 
 from leasing.db.dialects import lock, refuse_transaction
-from leasing.db.questions import ask
+from leasing.db.questions import query_scalars
 from leasing.functions import DbNow, next_token, remaining
 from leasing.humanize import span
 from leasing.runtime.clock import clock
@@ -83,7 +83,7 @@ def sweep_if_due(rows: TaskRows) -> None:
 def next_lapse_in(rows: TaskRows) -> float | None:
     """Seconds until the next running task is to be taken."""
     swept_at[rows.db] = clock()
-    said = ask(rows.model, rows.db, "lapse", lambda: {"left": _lapse(rows)})
+    said = query_scalars(rows.model, rows.db, "lapse", lambda: {"left": _lapse(rows)})
     return _seconds(said["left"])
 
 
@@ -95,7 +95,7 @@ def look_ahead(rows: TaskRows, seconds: float) -> tuple[float | None, bool]:
     def questions() -> dict[str, Any]:
         return {"left": _lapse(rows), "due": Exists(rows.due_within(seconds))}
 
-    said = ask(rows.model, rows.db, about, questions)
+    said = query_scalars(rows.model, rows.db, about, questions)
     return _seconds(said["left"]), bool(said["due"])
 
 

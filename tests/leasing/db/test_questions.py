@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models import Exists, Min, Subquery
 from django.test.utils import CaptureQueriesContext
 
-from leasing.db.questions import ask
+from leasing.db.questions import query_scalars
 from leasing.functions import DbNow, database_now, remaining
 from leasing.models import Lease
 
@@ -32,10 +32,10 @@ def questions() -> dict[str, Any]:
 def test_each_is_answered_as_a_row_would_give_it_and_all_by_one_statement() -> None:
     before = database_now("default")
     with CaptureQueriesContext(connection) as captured:
-        nothing = ask(Lease, "default", "test", questions)
+        nothing = query_scalars(Lease, "default", "test", questions)
     Lease.objects.acquire("crane", ttl=30, holder="ann")
 
-    found = ask(Lease, "default", "test", questions)
+    found = query_scalars(Lease, "default", "test", questions)
 
     assert len(captured) == 1
     assert before <= nothing.pop("now") <= found["now"]
@@ -52,5 +52,5 @@ def test_what_is_about_the_same_is_compiled_once() -> None:
         return questions()
 
     for about, times in (("one", 1), ("one", 1), ("another", 2)):
-        ask(Lease, "default", about, counted)
+        query_scalars(Lease, "default", about, counted)
         assert len(made) == times
