@@ -12,7 +12,7 @@ from typing import Any
 from django.db import connections, models
 from django.db.models import sql
 
-from leasing.db.statements import kept
+from leasing.db.statements import cached_statement
 
 
 def query_scalars(
@@ -39,7 +39,7 @@ def query_scalars(
             params += own
         return f"SELECT {', '.join(texts)}", params, asked
 
-    statement, params, asked = kept((query_scalars, model, using, about), compiled)
+    statement, params, asked = cached_statement((query_scalars, model, using, about), compiled)
     with connections[using].cursor() as cursor:
         cursor.execute(statement, params)
         answers = [cursor.fetchone()]

@@ -127,19 +127,19 @@ def joined(values: Iterable[str]) -> str:
     return "{" + ",".join(values) + "}"
 
 
-_kept: dict[Hashable, Any] = {}
+_cache: dict[Hashable, Any] = {}
 
 Made = TypeVar("Made")
 
 
-def kept(key: Hashable, make: Callable[[], Made]) -> Made:
+def cached_statement(key: Hashable, make: Callable[[], Made]) -> Made:
     """What ``make`` brought when it was first asked for under ``key``."""
     if clock.stand_in is not None:
         return make()  # the time of a test stands in the text
     try:
-        made: Made = _kept[key]
+        made: Made = _cache[key]
     except KeyError:
-        made = _kept[key] = make()
+        made = _cache[key] = make()
     return made
 
 

@@ -40,7 +40,7 @@ def function_of(module: Any, place: str) -> FunctionType:
 
 def forget_statements() -> None:
     """Empty the caches of the two packages."""
-    statements._kept.clear()
+    statements._cache.clear()
     for name, module in list(sys.modules.items()):
         if name.startswith(("leasing.", "tasks.")):
             for value in vars(module).values():

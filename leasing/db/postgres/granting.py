@@ -29,9 +29,9 @@ from leasing.db.statements import (
     Marker,
     Several,
     Statement,
+    cached_statement,
     columns_of,
     joined,
-    kept,
     shape_of,
     values_of,
 )
@@ -107,7 +107,7 @@ def _granted(
 ) -> list[Granted] | None:
     if _is_plain(rows.query):
         key = (type(rows), rows.model, rows.db, form, shape_of(values))
-        granting: Granting | None = kept(key, compile)
+        granting: Granting | None = cached_statement(key, compile)
     else:
         granting = compile()
     if granting is None:

@@ -29,7 +29,7 @@ from leasing.db.postgres.rows import (
     table_of,
 )
 from leasing.db.row_reader import Reader, reader
-from leasing.db.statements import Marker, Several, Statement, kept
+from leasing.db.statements import Marker, Several, Statement, cached_statement
 
 _RENEW_ONE = """
 WITH chosen AS MATERIALIZED ({chosen} FOR NO KEY UPDATE SKIP LOCKED)
@@ -87,7 +87,7 @@ def _written(
         }
     several = len(held) != 1
     key = (type(rows), rows.model, rows.db, verb, several)
-    statement = kept(key, lambda: _writing(rows, columns(), template, several=several))
+    statement = cached_statement(key, lambda: _writing(rows, columns(), template, several=several))
     own = _reader(rows)
     return own.read(held, execute(rows.db, statement, values))
 
@@ -137,7 +137,7 @@ def renew(
     model: Any = target.model
     connection: Any = connections[using]
     told = reader(model, using, model.renewal_columns)
-    statement = kept(
+    statement = cached_statement(
         (type(target), model, using, "renew many"), lambda: _renewing(target, columns, told)
     )
     values = {"keys": list(grants), "grants": list(grants.values())}

@@ -35,9 +35,9 @@ from tasks.querysets.sql.cursors import ClaimCursor, claim_cursor_of
 from tasks.querysets.sql.statements import (
     MARKS,
     MICROSECONDS,
+    cached_statement,
     compiled,
     inlined,
-    kept,
     key_of,
     plan,
     plan_took,
@@ -159,7 +159,7 @@ def take_one(rows: TaskRows, terms: Terms, queue: str, key: int) -> tuple[list[C
 def _timed(what: str, rows: TaskRows, compiled: Callable[..., str], limit: int) -> str:
     # How long they have waited is read where somebody counts, and nowhere else.
     timed, most = signals.claimed.is_counted, _most(limit)
-    return kept((what, timed, most), rows, partial(compiled, timed=timed, most=most))
+    return cached_statement((what, timed, most), rows, partial(compiled, timed=timed, most=most))
 
 
 def _most(limit: int) -> int:
@@ -210,7 +210,9 @@ def claim(
 ) -> tuple[list[Task], bool]:
     """``take``, with every column, as model instances."""
     most = _most(limit)
-    statement = kept(("claim", most), rows, partial(_claim_statement, most=most)) + plan()
+    statement = (
+        cached_statement(("claim", most), rows, partial(_claim_statement, most=most)) + plan()
+    )
     sent_at = clock()
     manager: Any = rows.model._default_manager.using(rows.db)
     answers: list[Any] = list(manager.raw(statement, _parameters(terms, queues, limit)))

@@ -15,8 +15,8 @@ from tasks.querysets.claimed import ClaimedTask
 from tasks.querysets.sql.statements import (
     MARKS,
     MICROSECONDS,
+    cached_statement,
     inlined,
-    kept,
     plan,
     table_of,
     update_of,
@@ -51,7 +51,7 @@ def complete(
         "grants": array_of([each.grant_id for each in mine]),
         "outputs": outputs,
     }
-    statement = kept("complete", rows._everything(), _complete_statement)
+    statement = cached_statement("complete", rows._everything(), _complete_statement)
     column = f"{table_of(rows)}.processed_at"
     moment = f", {MICROSECONDS.format(moment=column)}\n" if timed else ", NULL\n"
     with connections[rows.db].cursor() as cursor:

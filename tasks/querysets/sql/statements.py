@@ -72,7 +72,7 @@ def key_of(rows: QuerySet[Any]) -> Any:
     return rows.db, query.where
 
 
-def kept(what: Any, rows: Any, make: Callable[[Any], str]) -> str:
+def cached_statement(what: Any, rows: Any, make: Callable[[Any], str]) -> str:
     """The statement that ``make`` returns for ``rows``, made once for all that are like them."""
     like = key_of(rows)
     if like is None:

@@ -26,10 +26,10 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def kept(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+def cached_statement(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
     """The statements of one test alone."""
     statements: dict[Any, Any] = {}
-    monkeypatch.setattr(compiled, "_kept", statements)
+    monkeypatch.setattr(compiled, "_cache", statements)
     return statements
 
 
@@ -159,14 +159,16 @@ def test_a_value_of_unknown_type_makes_no_statement() -> None:
     assert compiled.columns_of(Lease.objects.all().granting, terms) is None
 
 
-def test_nothing_is_kept_while_a_test_has_the_time_in_its_hands(kept: dict[Any, Any]) -> None:
+def test_nothing_is_kept_while_a_test_has_the_time_in_its_hands(
+    cached_statement: dict[Any, Any],
+) -> None:
     with manual_keeper() as clocks:
         first = Order.objects.acquire(order(), ttl=10)
         clocks.advance(60)
         second = Order.objects.acquire(order(), ttl=10)
 
     assert second.expires_at - first.expires_at == timedelta(seconds=60)
-    assert kept == {}
+    assert cached_statement == {}
 
 
 def test_a_row_that_names_its_resource_itself_is_noted_by_that_name(
