@@ -24,14 +24,14 @@ from django.utils.safestring import SafeString
 from leasing.admin.actions import ask_or_do
 from leasing.admin.changelist import BoundedChangeList, CappedPaginator, floor_of
 from leasing.admin.filters import is_limited_choice, offered_lookups
-from leasing.admin.links import badge, related, site_url
+from leasing.admin.links import badge_text, related, site_url
 from leasing.conf import leasing_settings
 from leasing.dashboard.operator_actions import OperatorAction
 from leasing.diagnosis.base import Diagnosis
 from leasing.models import AuditEntry
 from leasing.validation.keys import key_of
 from leasing.web.access import READ_ONLY, is_read_only, why_not
-from leasing.web.badges import Sign, audit_sign
+from leasing.web.badges import Badge, badge_of_entry
 from leasing.web.counts import COUNT_CAP
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Panel:
     """What stands above the form of a row: why it is as it is, what leads on from it, and what
     can be done to it."""
 
-    badge: SafeString | str = ""
+    badge_text: SafeString | str = ""
     diagnosis: Diagnosis | None = None
     links: Sequence[SafeString] = ()
     acts: Sequence[OperatorAction] = field(default_factory=list)
@@ -244,8 +244,8 @@ class ReadOnlyAdmin(AdminOfAny):
             return None
         return super().get_object(request, object_id, from_field)
 
-    def diagnosis(self, row: Any) -> tuple[Sign | None, Diagnosis | None]:
-        """Why ``row`` is as it is, with a sign of how grave that is."""
+    def diagnosis(self, row: Any) -> tuple[Badge | None, Diagnosis | None]:
+        """Why ``row`` is as it is, with a badge of how grave that is."""
         return None, None
 
     def links(self, request: HttpRequest, row: Any) -> list[SafeString | str]:
@@ -262,10 +262,10 @@ class ReadOnlyAdmin(AdminOfAny):
         obj: Any = None,
     ) -> HttpResponse:
         if obj is not None:
-            sign, diagnosis = self.diagnosis(obj)
+            badge, diagnosis = self.diagnosis(obj)
             links = [*self.links(request, obj), self._audit_of(request, obj)]
             context["panel"] = Panel(
-                badge(sign) if sign else "",
+                badge_text(badge) if badge else "",
                 diagnosis,
                 [each for each in links if isinstance(each, SafeString)],
                 [act for act in self._allowed(request) if act.fits(obj)],
@@ -285,7 +285,9 @@ class ReadOnlyAdmin(AdminOfAny):
             entries = AuditEntry.objects.using(leasing_settings.DATABASE).filter(
                 model=self.model._meta.label_lower, key=unquote(object_id)
             )
-            context["audited"] = [(each, badge(audit_sign(each))) for each in entries[:AUDITED]]
+            context["audited"] = [
+                (each, badge_text(badge_of_entry(each))) for each in entries[:AUDITED]
+            ]
         return super().history_view(request, object_id, context | (extra_context or {}))
 
 

@@ -9,9 +9,9 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
-from leasing.admin.links import badge, related, short
+from leasing.admin.links import badge_text, related, short
 from leasing.models import BeatEntry, Lease
-from leasing.web.badges import beat_sign
+from leasing.web.badges import badge_of_beat
 
 
 @admin.register(BeatEntry)
@@ -40,4 +40,4 @@ class BeatEntryAdmin(ReadOnlyAdmin):
 
     @admin.display(description="latest slot")
     def badge(self, entry: BeatEntry) -> SafeString:
-        return badge(beat_sign(entry))
+        return badge_text(badge_of_beat(entry))

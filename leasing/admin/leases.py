@@ -12,14 +12,14 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
-from leasing.admin.links import badge, json_of, related, short, site_url
+from leasing.admin.links import badge_text, json_of, related, short, site_url
 from leasing.conf import leasing_settings
 from leasing.dashboard.forms import ForceReleaseForm
 from leasing.dashboard.operator_actions import Keys, OperatorAction, Said, counted
 from leasing.diagnosis.base import Diagnosis
 from leasing.diagnosis.lease import explain
 from leasing.models import Lease, LeaseEvent, LeaseState, OnceKey
-from leasing.web.badges import Sign, lease_sign
+from leasing.web.badges import Badge, badge_of_lease
 from leasing.web.paging import PAGE_SIZE
 
 REVOKE = "leasing.revoke_lease"
@@ -110,12 +110,12 @@ class LeasableAdmin(ReadOnlyAdmin):
     def links(self, request: HttpRequest, row: Any) -> list[SafeString | str]:
         return [related(request, "Events", LeaseEvent, {"q": row.lease_resource})]
 
-    def diagnosis(self, row: Any) -> tuple[Sign | None, Diagnosis | None]:
+    def diagnosis(self, row: Any) -> tuple[Badge | None, Diagnosis | None]:
         events = LeaseEvent.objects.using(leasing_settings.DATABASE).filter(
             resource=row.lease_resource, model=row._meta.label_lower, key=str(row.pk)
         )
         explanation = explain(row, row.now, events=events.order_by("-pk")[:PAGE_SIZE])
-        return explanation.sign, explanation
+        return explanation.badge, explanation
 
     def view_on_site(self, row: Any) -> str | None:
         return site_url("leasing:detail", row.lease_id)
@@ -131,7 +131,7 @@ class LeasableAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state")
     def badge(self, row: Any) -> SafeString:
-        return badge(lease_sign(row, row.now))
+        return badge_text(badge_of_lease(row, row.now))
 
 
 @admin.register(Lease)

@@ -9,9 +9,9 @@ from django.contrib import admin
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
-from leasing.admin.links import badge, json_of, link, short
+from leasing.admin.links import badge_text, json_of, link, short
 from leasing.models import AuditEntry, LeaseEvent
-from leasing.web.badges import audit_sign, event_sign
+from leasing.web.badges import badge_of_entry, badge_of_event
 
 
 @admin.register(LeaseEvent)
@@ -36,7 +36,7 @@ class LeaseEventAdmin(ReadOnlyAdmin):
 
     @admin.display(description="event")
     def badge(self, event: LeaseEvent) -> SafeString:
-        return badge(event_sign(event.kind))
+        return badge_text(badge_of_event(event.kind))
 
     @admin.display(description="resource")
     def leased(self, event: LeaseEvent) -> SafeString | str:
@@ -81,7 +81,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
 
     @admin.display(description="outcome")
     def badge(self, entry: AuditEntry) -> SafeString:
-        return badge(audit_sign(entry))
+        return badge_text(badge_of_entry(entry))
 
     @admin.display(description="object")
     def done_to(self, entry: AuditEntry) -> SafeString | str:

@@ -1,4 +1,4 @@
-"""How the admin of leasing and tasks writes names, signs and links."""
+"""How the admin of leasing and tasks writes names, badges and links."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 
 from leasing.templatetags.leasing_ops import pretty_json
-from leasing.web.badges import Sign
+from leasing.web.badges import Badge
 from leasing.web.masking import masked
 
 #: How much of a name a list shows.
@@ -34,13 +34,13 @@ def site_url(view: str, *args: Any) -> str | None:
         return None
 
 
-def badge(sign: Sign) -> SafeString:
-    """The sign of a state, as text: the mark stands for the icon."""
+def badge_text(badge: Badge) -> SafeString:
+    """The badge of a state, as text: the mark stands for the icon."""
     return format_html(
         '<span class="leasing-badge leasing-{}"><span aria-hidden="true">{}</span> {}</span>',
-        sign.tone,
-        sign.mark,
-        sign.word,
+        badge.tone,
+        badge.mark,
+        badge.word,
     )
 
 

@@ -9,12 +9,12 @@ from typing import Final
 from leasing.dashboard.timeline import Term, Timeline
 from leasing.humanize import plural, span
 from leasing.models import EventKind, Leasable
-from leasing.web.badges import EXPIRED, Sign, event_sign, lease_sign
+from leasing.web.badges import EXPIRED, Badge, badge_of_event, badge_of_lease
 from leasing.web.timeline_chart import Drawing, Mark, Span, Track, draw
 
 #: How many terms a drawing shows.
 MOST: Final = 12
-UNTOLD: Final = Sign("ended, time unknown", "mute", "circle", "?")
+UNTOLD: Final = Badge("ended, time unknown", "mute", "circle", "?")
 
 
 def drawing_of(row: Leasable, timeline: Timeline) -> Drawing:
@@ -33,13 +33,13 @@ def drawing_of(row: Leasable, timeline: Timeline) -> Drawing:
 def _track(
     title: str, term: Term, previous: Term | None, row: Leasable, timeline: Timeline
 ) -> Track:
-    sign = _sign(term, row, timeline.now)
+    badge = _badge(term, row, timeline.now)
     start = term.began_at or timeline.since
     end = term.ended_at if term.end != "unknown" else term.ended_at or start
     lasted = f", {span(end - start)}" if end else ""
-    bar = Span(start, end, sign.tone, f"{term.holder}: {sign.word}{lasted}")
+    bar = Span(start, end, badge.tone, f"{term.holder}: {badge.word}{lasted}")
     return Track(
-        sign,
+        badge,
         title,
         term.holder,
         term.fencing_token,
@@ -52,12 +52,12 @@ def _track(
     )
 
 
-def _sign(term: Term, row: Leasable, now: datetime) -> Sign:
+def _badge(term: Term, row: Leasable, now: datetime) -> Badge:
     match term.end:
         case "held":
-            return lease_sign(row, now)
+            return badge_of_lease(row, now)
         case "released" | "revoked":
-            return event_sign(term.end)
+            return badge_of_event(term.end)
         case "expired":
             return EXPIRED
         case _:
@@ -79,7 +79,9 @@ def _notes(term: Term, previous: Term | None) -> Iterable[str]:
 
 def _marks(term: Term) -> Iterable[Mark]:
     if term.is_takeover and term.began_at:
-        yield Mark(term.began_at, "warn", f"{event_sign(EventKind.TAKEN_OVER).word.capitalize()}")
+        yield Mark(
+            term.began_at, "warn", f"{badge_of_event(EventKind.TAKEN_OVER).word.capitalize()}"
+        )
     if term.asked_at:
         yield Mark(term.asked_at, "warn", "Asked to yield")
     if term.lost_at:

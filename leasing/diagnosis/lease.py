@@ -18,7 +18,7 @@ from typing import Final
 from leasing.diagnosis.base import FLAPPING_WITHIN, FLAPS, Action, Diagnosis, is_skewed
 from leasing.humanize import span, stamp, until
 from leasing.models import EventKind, Leasable, LeaseEvent, LeaseState
-from leasing.web.badges import LATE, UNKNOWN, Sign, lease_sign
+from leasing.web.badges import LATE, UNKNOWN, Badge, badge_of_lease
 
 #: The permission that taking a lease from its holder wants.
 REVOKE: Final = "leasing.revoke_lease"
@@ -29,7 +29,7 @@ _ENDINGS: Final = (EventKind.RELEASED, EventKind.REVOKED)
 class Explanation(Diagnosis):
     """Why a lease is as it is, and what happens next."""
 
-    sign: Sign = UNKNOWN
+    badge: Badge = UNKNOWN
     #: What an operator's revocation would do; empty when there is nothing to revoke.
     revoking: str = ""
 
@@ -48,11 +48,11 @@ def explain(
     """
     events = list(events)
     ending = ending or next((event for event in events if event.kind in _ENDINGS), None)
-    sign = lease_sign(row, now)
+    badge = badge_of_lease(row, now)
     state = row.lease_state(now)
     if state == LeaseState.FREE:
         next_ = "The next acquire gets it."
-        return Explanation("free", "ok", "Never held.", next_, sign=sign)
+        return Explanation("free", "ok", "Never held.", next_, badge=badge)
     if state == LeaseState.RELEASED:
         return Explanation(
             "released",
@@ -61,20 +61,20 @@ def explain(
             "The next acquire gets it.",
             until=f"Ended at {stamp(row.released_at or row.expires_at)}.",
             facts=_facts(row),
-            sign=sign,
+            badge=badge,
         )
-    found = _expired(row, now, sign) if state == LeaseState.EXPIRED else _held(row, now, sign)
+    found = _expired(row, now, badge) if state == LeaseState.EXPIRED else _held(row, now, badge)
     takeovers = [each for each in events if _is_recent_takeover(each, now)]
     return found if len(takeovers) < FLAPS else _flapping(found, takeovers)
 
 
-def _expired(row: Leasable, now: datetime, sign: Sign) -> Explanation:
+def _expired(row: Leasable, now: datetime, badge: Badge) -> Explanation:
     headline = f"Expired: {row.holder} neither renewed nor released it in time."
     next_ = (
         "The next acquire takes it over with a higher fencing token. From then on, late writes "
         f"by {row.holder} are refused."
     )
-    found = _told(row, now, "expired_unclaimed", "warning", headline, next_, sign)
+    found = _told(row, now, "expired_unclaimed", "warning", headline, next_, badge)
     refusing = (
         f"Writes by {row.holder} under its token are refused from now on, not only after the next "
         "takeover. Work it has already done elsewhere is not undone."
@@ -87,7 +87,7 @@ def _expired(row: Leasable, now: datetime, sign: Sign) -> Explanation:
     )
 
 
-def _held(row: Leasable, now: datetime, sign: Sign) -> Explanation:
+def _held(row: Leasable, now: datetime, badge: Badge) -> Explanation:
     next_ = (
         "It stays held while its holder renews it. Otherwise it expires, and the next acquire "
         "takes it over."
@@ -99,15 +99,15 @@ def _held(row: Leasable, now: datetime, sign: Sign) -> Explanation:
             "here: it was set back, or another server took over."
         )
         next_ = f"If its holder dies, it stays taken {span(ahead)} longer. {next_}"
-        return _told(row, now, "clock_skew", "warning", headline, next_, sign)
-    if sign is LATE:
+        return _told(row, now, "clock_skew", "warning", headline, next_, badge)
+    if badge is LATE:
         headline = f"{row.holder} missed a renewal."
-        return _told(row, now, "late", "warning", headline, next_, sign)
-    return _told(row, now, "running_ok", "ok", f"Held by {row.holder}.", next_, sign)
+        return _told(row, now, "late", "warning", headline, next_, badge)
+    return _told(row, now, "running_ok", "ok", f"Held by {row.holder}.", next_, badge)
 
 
 def _told(
-    row: Leasable, now: datetime, code: str, severity: str, headline: str, next_: str, sign: Sign
+    row: Leasable, now: datetime, code: str, severity: str, headline: str, next_: str, badge: Badge
 ) -> Explanation:
     revoking = (
         f"{row.holder} loses the lease immediately, and its writes under the old token are "
@@ -123,7 +123,7 @@ def _told(
         until=f"{stamp(row.expires_at)}, {until(row.expires_at, now)}.",
         facts=_facts(row),
         actions=[Action("revoke", "Revoke lease", revoking, REVOKE)],
-        sign=sign,
+        badge=badge,
         revoking=revoking,
     )
 

@@ -1,4 +1,4 @@
-"""Tags of the operator's pages: times that tick, signs, icons, the menu."""
+"""Tags of the operator's pages: times that tick, badges, icons, the menu."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from leasing import humanize
 from leasing.models import Leasable
 from leasing.web import navigation
 from leasing.web.access import is_live, why_not
-from leasing.web.badges import Sign, lease_sign
+from leasing.web.badges import Badge, badge_of_lease
 
 register = template.Library()
 
 #: Signs after which a name may go on in the next line; never inside of an escape.
 _PARTING = re.compile(r"([._:/@-])(?=\w)")
 
-#: Strings of JSON, and signs of scripts that run from right to left.
+#: Strings of JSON, and badges of scripts that run from right to left.
 _STRINGS = re.compile(r'("(?:[^"\\]|\\.)*")')
 _LEFTWARD = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")
 
@@ -44,17 +44,17 @@ def icon(name: str, label: str = "") -> SafeString:
 
 
 @register.simple_tag
-def badge(sign: Sign) -> SafeString:
-    """The ``sign`` of a state."""
+def badge(badge: Badge) -> SafeString:
+    """The ``badge`` of a state."""
     return format_html(
-        '<span class="badge tone-{}">{}{}</span>', sign.tone, icon(sign.icon), sign.word
+        '<span class="badge tone-{}">{}{}</span>', badge.tone, icon(badge.icon), badge.word
     )
 
 
 @register.simple_tag
 def lease_badge(row: Leasable, now: datetime) -> SafeString:
-    """The sign of the lease of ``row``, at the time it was read or else at ``now``."""
-    return badge(lease_sign(row, getattr(row, "now", now)))
+    """The badge of the lease of ``row``, at the time it was read or else at ``now``."""
+    return badge(badge_of_lease(row, getattr(row, "now", now)))
 
 
 @register.simple_tag

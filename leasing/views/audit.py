@@ -16,7 +16,7 @@ from leasing.dashboard.forms import AuditFilter
 from leasing.models import AuditEntry
 from leasing.web import navigation
 from leasing.web.access import page
-from leasing.web.badges import Sign, audit_sign
+from leasing.web.badges import Badge, badge_of_entry
 from leasing.web.export import export
 from leasing.web.paging import page_of
 from leasing.web.polling import answer, read_list
@@ -33,7 +33,7 @@ class Deed:
     """An entry as it is shown: what it was done to, and what became of it."""
 
     entry: AuditEntry
-    sign: Sign
+    badge: Badge
     #: What the rows are called.
     kind: str
     #: The rows, each with its page, as far as they are shown; how many more there are.
@@ -90,7 +90,7 @@ def _deed(entry: AuditEntry) -> Deed:
     asked = target.get("filter") or {}
     return Deed(
         entry,
-        audit_sign(entry),
+        badge_of_entry(entry),
         _kind(entry.model),
         shown,
         max(len(keys), entry.asked or 0) - len(shown) if keys else 0,

@@ -22,7 +22,7 @@ from leasing.leasables import find_row, rows_of
 from leasing.models import Leasable, LeaseEvent
 from leasing.web import navigation
 from leasing.web.access import may, page, verb
-from leasing.web.badges import event_sign
+from leasing.web.badges import badge_of_event
 from leasing.web.cursors import InvalidCursor
 from leasing.web.export import FORMATS, export
 from leasing.web.paging import Page, page_of
@@ -83,7 +83,7 @@ def _detail(
         "now": now,
         "row_url": navigation.row_url(row),
         "events": events,
-        "marked": [(event, event_sign(event.kind)) for event in events.rows],
+        "marked": [(event, badge_of_event(event.kind)) for event in events.rows],
         "explanation": explain(row, now, events=() if events.moved else events.rows),
         "drawing": None if events.moved else _drawing(row, events, now),
         "is_revocable": rows_of(type(row)).filter(pk=row.pk).holding().exists(),

@@ -12,7 +12,7 @@ from leasing.models import AuditEntry, BeatEntry, EventKind, Leasable, Lease, Le
 
 
 @dataclass(frozen=True)
-class Sign:
+class Badge:
     """How a state is shown.
 
     ``tone`` is ok, info, warn, crit or mute; ``icon`` names a symbol of ``icons.svg``; ``mark``
@@ -25,38 +25,38 @@ class Sign:
     mark: str
 
 
-NOT_YET: Final = Sign("none yet", "mute", "circle", "○")
-SENT: Final = Sign("sent", "ok", "check", "✓")
-UNSURE: Final = Sign("possibly not sent", "warn", "alert", "!")
-FREE: Final = Sign("free", "mute", "circle", "○")
-ACTIVE: Final = Sign("active", "ok", "lock", "●")
-LATE: Final = Sign("late", "warn", "clock", "◔")
-EXPIRED: Final = Sign("expired", "warn", "alert", "▲")
-RELEASED: Final = Sign("released", "mute", "unlock", "◌")
+NOT_YET: Final = Badge("none yet", "mute", "circle", "○")
+SENT: Final = Badge("sent", "ok", "check", "✓")
+UNSURE: Final = Badge("possibly not sent", "warn", "alert", "!")
+FREE: Final = Badge("free", "mute", "circle", "○")
+ACTIVE: Final = Badge("active", "ok", "lock", "●")
+LATE: Final = Badge("late", "warn", "clock", "◔")
+EXPIRED: Final = Badge("expired", "warn", "alert", "▲")
+RELEASED: Final = Badge("released", "mute", "unlock", "◌")
 
-LEASE_SIGNS: Final = {
+LEASE_BADGES: Final = {
     LeaseState.FREE: FREE,
     LeaseState.ACTIVE: ACTIVE,
     LeaseState.EXPIRED: EXPIRED,
     LeaseState.RELEASED: RELEASED,
 }
 
-EVENT_SIGNS: Final = {
-    EventKind.ACQUIRED: Sign("acquired", "ok", "lock", "●"),
-    EventKind.TAKEN_OVER: Sign("taken over", "warn", "swap", "⇄"),
-    EventKind.RELEASED: Sign("released", "mute", "unlock", "◌"),
-    EventKind.REVOKED: Sign("revoked", "warn", "shield", "◆"),
-    EventKind.LOST: Sign("lost", "crit", "alert", "▲"),
-    EventKind.REFUSED: Sign("write refused", "crit", "slash", "⊘"),
+EVENT_BADGES: Final = {
+    EventKind.ACQUIRED: Badge("acquired", "ok", "lock", "●"),
+    EventKind.TAKEN_OVER: Badge("taken over", "warn", "swap", "⇄"),
+    EventKind.RELEASED: Badge("released", "mute", "unlock", "◌"),
+    EventKind.REVOKED: Badge("revoked", "warn", "shield", "◆"),
+    EventKind.LOST: Badge("lost", "crit", "alert", "▲"),
+    EventKind.REFUSED: Badge("write refused", "crit", "slash", "⊘"),
 }
 
-DONE: Final = Sign("done", "ok", "check", "✓")
-PARTLY: Final = Sign("partly done", "warn", "info", "◐")
-NO_CHANGE: Final = Sign("no change", "mute", "circle", "○")
-REFUSED: Final = Sign("failed", "crit", "cross", "✕")
-BROKEN_OFF: Final = Sign("unfinished", "warn", "alert", "?")
+DONE: Final = Badge("done", "ok", "check", "✓")
+PARTLY: Final = Badge("partly done", "warn", "info", "◐")
+NO_CHANGE: Final = Badge("no change", "mute", "circle", "○")
+REFUSED: Final = Badge("failed", "crit", "cross", "✕")
+BROKEN_OFF: Final = Badge("unfinished", "warn", "alert", "?")
 
-UNKNOWN: Final = Sign("unknown", "mute", "circle", "?")
+UNKNOWN: Final = Badge("unknown", "mute", "circle", "?")
 
 
 def is_late(row: Leasable, now: datetime) -> bool:
@@ -69,12 +69,12 @@ def is_late(row: Leasable, now: datetime) -> bool:
     return left < ttl - latest
 
 
-def lease_sign(row: Leasable, now: datetime) -> Sign:
-    """The sign of the lease of ``row`` at ``now``, which is the database's clock."""
+def badge_of_lease(row: Leasable, now: datetime) -> Badge:
+    """The badge of the lease of ``row`` at ``now``, which is the database's clock."""
     state = row.lease_state(now)
     if state == LeaseState.ACTIVE and is_renewed(row) and is_late(row, now):
         return LATE
-    return LEASE_SIGNS[state]
+    return LEASE_BADGES[state]
 
 
 def is_renewed(row: Leasable) -> bool:
@@ -83,7 +83,7 @@ def is_renewed(row: Leasable) -> bool:
     return row.renewals > 0 or not isinstance(row, Lease)
 
 
-def audit_sign(entry: AuditEntry) -> Sign:
+def badge_of_entry(entry: AuditEntry) -> Badge:
     """What became of an operator's action. One without an outcome was broken off, or goes on."""
     if entry.error:
         return REFUSED
@@ -94,13 +94,13 @@ def audit_sign(entry: AuditEntry) -> Sign:
     return PARTLY if entry.asked and entry.changed < entry.asked else DONE
 
 
-def event_sign(kind: str) -> Sign:
-    """The sign of an event; a kind that a later version wrote is shown as it is called."""
-    known = EVENT_SIGNS.get(kind)  # type: ignore[call-overload]
-    return known or Sign(kind, UNKNOWN.tone, UNKNOWN.icon, UNKNOWN.mark)
+def badge_of_event(kind: str) -> Badge:
+    """The badge of an event; a kind that a later version wrote is shown as it is called."""
+    known = EVENT_BADGES.get(kind)  # type: ignore[call-overload]
+    return known or Badge(kind, UNKNOWN.tone, UNKNOWN.icon, UNKNOWN.mark)
 
 
-def beat_sign(entry: BeatEntry) -> Sign:
+def badge_of_beat(entry: BeatEntry) -> Badge:
     """What became of the latest slot of an entry of a beat."""
     if not entry.runs:
         return NOT_YET

@@ -24,7 +24,7 @@ from leasing.web.masking import masked
 
 #: How many rows are read at a time.
 CHUNK: Final = 500
-#: What a formula begins with, in whatever width the sign is written.
+#: What a formula begins with, in whatever width the badge is written.
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 FORMATS: Final = {"csv": "text/csv", "json": "application/json"}
 

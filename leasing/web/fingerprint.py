@@ -18,7 +18,7 @@ from django.db.models import Model, QuerySet
 from django.forms import BaseForm
 
 from leasing.models import Leasable
-from leasing.web.badges import lease_sign
+from leasing.web.badges import badge_of_lease
 
 #: Of rows: the database's clock when they were read, which is new each time.
 NOW = "now"
@@ -88,7 +88,7 @@ def _feed_row(row: Model, now: datetime, feed: Feed) -> None:
             feed(key)
             _feed(item, now, feed)
     if isinstance(row, Leasable) and vars(row).keys() >= LEASE_READ:
-        shown.append(lease_sign(row, now).word)
+        shown.append(badge_of_lease(row, now).word)
     if hasattr(row, "stalled_for") and vars(row).keys() >= PROGRESS_READ:
         shown.append(row.stalled_for(now) is not None)
     feed(repr(shown))

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from leasing import humanize
 from leasing.humanize import DATE, TIME, TIME_TO_MINUTE
-from leasing.web.badges import Sign
+from leasing.web.badges import Badge
 
 #: So wide is the shortest bar: it is to be seen.
 NARROWEST = 0.7
@@ -65,7 +65,7 @@ class Shape:
 class Track:
     """One line of a drawing: what it is about, and what happened in it."""
 
-    sign: Sign
+    badge: Badge
     title: str
     who: str
     token: int

@@ -11,8 +11,8 @@ from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
-from leasing.admin.links import badge, json_of, link, related, short, site_url
-from tasks.dashboard.badges import ATTEMPT_SIGNS
+from leasing.admin.links import badge_text, json_of, link, related, short, site_url
+from tasks.dashboard.badges import ATTEMPT_BADGES
 from tasks.models import AttemptOutcome, Task, TaskAttempt, TaskStep
 
 VIEW_PAYLOAD = "leasing_tasks.view_payload"
@@ -71,7 +71,7 @@ class TaskAttemptAdmin(OfTaskAdmin):
 
     @admin.display(description="outcome")
     def badge(self, attempt: TaskAttempt) -> SafeString:
-        return badge(ATTEMPT_SIGNS[AttemptOutcome(attempt.outcome)])
+        return badge_text(ATTEMPT_BADGES[AttemptOutcome(attempt.outcome)])
 
     @admin.display(description="held by")
     def worker(self, attempt: TaskAttempt) -> SafeString | str:

@@ -10,11 +10,11 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
-from leasing.admin.links import badge, json_of, related, short
+from leasing.admin.links import badge_text, json_of, related, short
 from leasing.dashboard.operator_actions import OperatorAction, Said
 from leasing.models import Lease
 from tasks.admin.attempts import VIEW_PAYLOAD
-from tasks.dashboard.badges import message_sign
+from tasks.dashboard.badges import badge_of_message
 from tasks.dashboard.forms import DiscardForm, RetryForm
 from tasks.models import OutboxMessage
 from tasks.outbox import RELAY
@@ -114,7 +114,7 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state")
     def badge(self, message: OutboxMessage) -> SafeString:
-        return badge(message_sign(message))
+        return badge_text(badge_of_message(message))
 
     @admin.display(description="payload")
     def shown_payload(self, message: OutboxMessage) -> SafeString | str:

@@ -10,10 +10,10 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
-from leasing.admin.links import badge, related, short, site_url
+from leasing.admin.links import badge_text, related, short, site_url
 from leasing.dashboard.operator_actions import OperatorAction, Said
 from leasing.models import Lease
-from tasks.dashboard.badges import WORKER_SIGNS, queue_sign
+from tasks.dashboard.badges import WORKER_BADGES, badge_of_queue
 from tasks.dashboard.forms import PauseForm, ResumeForm
 from tasks.diagnosis import RESUME
 from tasks.exceptions import UnknownQueue
@@ -82,7 +82,7 @@ class QueueAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state")
     def badge(self, queue: Queue) -> SafeString:
-        return badge(queue_sign(queue))
+        return badge_text(badge_of_queue(queue))
 
 
 class WorkerStateFilter(admin.SimpleListFilter):
@@ -140,7 +140,7 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state")
     def badge(self, worker: Any) -> SafeString:
-        return badge(WORKER_SIGNS[worker.state])
+        return badge_text(WORKER_BADGES[worker.state])
 
 
 @admin.register(GeneratorDesiredState)

@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 
 from leasing import audit
 from leasing.admin.base import AdminOfAny, ReadOnlyAdmin
-from leasing.admin.links import badge, json_of, link, related, short, site_url
+from leasing.admin.links import badge_text, json_of, link, related, short, site_url
 from leasing.conf import leasing_settings
 from leasing.dashboard.operator_actions import OperatorAction
 from leasing.functions import DbNow, database_now
@@ -208,7 +208,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state")
     def badge(self, schedule: Schedule) -> SafeString:
-        return badge(self._standing(schedule).sign)
+        return badge_text(self._standing(schedule).badge)
 
     @admin.display(description="why")
     def why(self, schedule: Schedule) -> str:

@@ -10,13 +10,13 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from leasing.admin.leases import LeasableAdmin, RevokeAction
-from leasing.admin.links import badge, json_of, related, short, site_url
+from leasing.admin.links import badge_text, json_of, related, short, site_url
 from leasing.dashboard.forms import ForceReleaseForm
 from leasing.dashboard.operator_actions import Said
 from leasing.diagnosis.base import Diagnosis
-from leasing.web.badges import Sign
+from leasing.web.badges import Badge
 from tasks.admin.attempts import VIEW_PAYLOAD, related_to, worker_of
-from tasks.dashboard.badges import SEVERITY_SIGNS, task_sign
+from tasks.dashboard.badges import SEVERITY_BADGES, badge_of_task
 from tasks.dashboard.operator_actions import ACTIONS
 from tasks.diagnosis import REVOKE, diagnose
 from tasks.models import (
@@ -109,9 +109,9 @@ class TaskAdmin(LeasableAdmin):
         ),
     )
 
-    def diagnosis(self, task: Any) -> tuple[Sign | None, Diagnosis | None]:
+    def diagnosis(self, task: Any) -> tuple[Badge | None, Diagnosis | None]:
         found = diagnose(task)
-        return SEVERITY_SIGNS[found.severity], found
+        return SEVERITY_BADGES[found.severity], found
 
     def links(self, request: HttpRequest, task: Any) -> list[SafeString | str]:
         of_task = {"task__id__exact": task.pk}
@@ -135,7 +135,7 @@ class TaskAdmin(LeasableAdmin):
 
     @admin.display(description="state")
     def badge(self, task: Any) -> SafeString:
-        return badge(task_sign(task, task.now))
+        return badge_text(badge_of_task(task, task.now))
 
     @admin.display(description="held by")
     def worker(self, task: Task) -> SafeString | str:

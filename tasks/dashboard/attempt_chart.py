@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Final
 
 from leasing.humanize import span
-from leasing.web.badges import Sign
+from leasing.web.badges import Badge
 from leasing.web.timeline_chart import Drawing, Mark, Span, Track, draw
-from tasks.dashboard.badges import ATTEMPT_SIGNS, STUCK, SUCCEEDED, task_sign
+from tasks.dashboard.badges import ATTEMPT_BADGES, STUCK, SUCCEEDED, badge_of_task
 from tasks.dashboard.timeline import Span as Stretch
 from tasks.dashboard.timeline import Timeline
 from tasks.models import AttemptOutcome, Task
@@ -29,7 +29,7 @@ def drawing_of(task: Task, timeline: Timeline) -> Drawing:
             continue
         is_drawn = wait is not None and (tracks or _leaves_room(wait, timeline))
         before = [_wait(wait, timeline)] if wait is not None and is_drawn else []
-        track = _attempt(stretch, _sign(stretch, task, timeline))
+        track = _attempt(stretch, _badge(stretch, task, timeline))
         tracks.append(replace(track, spans=[*before, *track.spans]))
         wait = None
     if tracks and wait is not None:
@@ -54,16 +54,16 @@ def _wait(wait: Stretch, timeline: Timeline) -> Span:
     return Span(wait.began_at, end, "mute", "Waiting for the next attempt", thin=True)
 
 
-def _attempt(attempt: Stretch, sign: Sign) -> Track:
+def _attempt(attempt: Stretch, badge: Badge) -> Track:
     end = attempt.ended_at
     lasted = f", {span(end - attempt.began_at)}" if end else ""
-    bar = Span(attempt.began_at, end, sign.tone, f"{attempt.holder}: {sign.word}{lasted}")
+    bar = Span(attempt.began_at, end, badge.tone, f"{attempt.holder}: {badge.word}{lasted}")
     marks, note = [], ""
     if attempt.refused_at is not None:
         note = f"late “{attempt.refused_verb}” refused"
         marks.append(Mark(attempt.refused_at, "crit", note.capitalize()))
     return Track(
-        sign,
+        badge,
         f"Attempt {attempt.number}",
         attempt.holder,
         attempt.fencing_token,
@@ -75,13 +75,13 @@ def _attempt(attempt: Stretch, sign: Sign) -> Track:
     )
 
 
-def _sign(attempt: Stretch, task: Task, timeline: Timeline) -> Sign:
+def _badge(attempt: Stretch, task: Task, timeline: Timeline) -> Badge:
     match attempt.outcome:
         case "running":
-            return task_sign(task, timeline.now)
+            return badge_of_task(task, timeline.now)
         case "overdue":
             return STUCK
         case "succeeded":
             return SUCCEEDED
         case outcome:
-            return ATTEMPT_SIGNS[AttemptOutcome(outcome)]
+            return ATTEMPT_BADGES[AttemptOutcome(outcome)]

@@ -5,19 +5,19 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from leasing.web.badges import LATE, UNKNOWN, Sign, is_late
+from leasing.web.badges import LATE, UNKNOWN, Badge, is_late
 from tasks.models import AttemptOutcome, OutboxMessage, Queue, Task, TaskStatus, WorkerState
 
-READY: Final = Sign("ready", "mute", "circle", "○")
-SCHEDULED: Final = Sign("scheduled", "mute", "clock", "◷")
-RETRYING: Final = Sign("retrying", "warn", "retry", "↻")
-RUNNING: Final = Sign("running", "info", "play", "▶")
-STUCK: Final = Sign("stuck", "crit", "alert", "▲")
-SUCCEEDED: Final = Sign("succeeded", "ok", "check", "✓")
-FAILED: Final = Sign("failed", "crit", "cross", "✕")
-CANCELLED: Final = Sign("cancelled", "mute", "slash", "⊘")
+READY: Final = Badge("ready", "mute", "circle", "○")
+SCHEDULED: Final = Badge("scheduled", "mute", "clock", "◷")
+RETRYING: Final = Badge("retrying", "warn", "retry", "↻")
+RUNNING: Final = Badge("running", "info", "play", "▶")
+STUCK: Final = Badge("stuck", "crit", "alert", "▲")
+SUCCEEDED: Final = Badge("succeeded", "ok", "check", "✓")
+FAILED: Final = Badge("failed", "crit", "cross", "✕")
+CANCELLED: Final = Badge("cancelled", "mute", "slash", "⊘")
 
-TASK_SIGNS: Final = {
+TASK_BADGES: Final = {
     TaskStatus.READY: READY,
     TaskStatus.RUNNING: RUNNING,
     TaskStatus.SUCCEEDED: SUCCEEDED,
@@ -25,60 +25,60 @@ TASK_SIGNS: Final = {
     TaskStatus.CANCELLED: CANCELLED,
 }
 
-ATTEMPT_SIGNS: Final = {
-    AttemptOutcome.FAILED: Sign("failed", "crit", "cross", "✕"),
-    AttemptOutcome.LOST: Sign("lost", "warn", "alert", "▲"),
-    AttemptOutcome.RETURNED: Sign("given back", "mute", "unlock", "◌"),
-    AttemptOutcome.SNOOZED: Sign("postponed", "mute", "clock", "◷"),
+ATTEMPT_BADGES: Final = {
+    AttemptOutcome.FAILED: Badge("failed", "crit", "cross", "✕"),
+    AttemptOutcome.LOST: Badge("lost", "warn", "alert", "▲"),
+    AttemptOutcome.RETURNED: Badge("given back", "mute", "unlock", "◌"),
+    AttemptOutcome.SNOOZED: Badge("postponed", "mute", "clock", "◷"),
     AttemptOutcome.CANCELLED: CANCELLED,
 }
 
-WORKER_SIGNS: Final = {
-    WorkerState.LIVE: Sign("live", "ok", "check", "●"),
+WORKER_BADGES: Final = {
+    WorkerState.LIVE: Badge("live", "ok", "check", "●"),
     WorkerState.LATE: LATE,
-    WorkerState.GONE: Sign("gone", "crit", "alert", "▲"),
-    WorkerState.STOPPED: Sign("stopped", "mute", "stop", "■"),
+    WorkerState.GONE: Badge("gone", "crit", "alert", "▲"),
+    WorkerState.STOPPED: Badge("stopped", "mute", "stop", "■"),
 }
 
-GENERATOR_SIGNS: Final = {
-    "RUNNING": Sign("running", "ok", "play", "▶"),
-    "STARTED": Sign("starting", "info", "clock", "◷"),
-    "STOPPED": Sign("stopped", "mute", "stop", "■"),
+GENERATOR_BADGES: Final = {
+    "RUNNING": Badge("running", "ok", "play", "▶"),
+    "STARTED": Badge("starting", "info", "clock", "◷"),
+    "STOPPED": Badge("stopped", "mute", "stop", "■"),
 }
 
-OPEN: Final = Sign("open", "ok", "check", "●")
-PAUSED: Final = Sign("paused", "warn", "pause", "‖")
-UNSERVED: Final = Sign("no worker", "crit", "alert", "▲")
+OPEN: Final = Badge("open", "ok", "check", "●")
+PAUSED: Final = Badge("paused", "warn", "pause", "‖")
+UNSERVED: Final = Badge("no worker", "crit", "alert", "▲")
 
-PENDING: Final = Sign("pending", "mute", "circle", "○")
-REFUSED: Final = Sign("refused", "crit", "cross", "✕")
-PUBLISHED: Final = Sign("published", "ok", "check", "✓")
+PENDING: Final = Badge("pending", "mute", "circle", "○")
+REFUSED: Final = Badge("refused", "crit", "cross", "✕")
+PUBLISHED: Final = Badge("published", "ok", "check", "✓")
 
 #: How grave a diagnosis is.
-SEVERITY_SIGNS: Final = {
-    "ok": Sign("OK", "ok", "check", "✓"),
-    "info": Sign("info", "info", "info", "i"),
-    "warning": Sign("warning", "warn", "alert", "!"),
-    "critical": Sign("critical", "crit", "alert", "▲"),
+SEVERITY_BADGES: Final = {
+    "ok": Badge("OK", "ok", "check", "✓"),
+    "info": Badge("info", "info", "info", "i"),
+    "warning": Badge("warning", "warn", "alert", "!"),
+    "critical": Badge("critical", "crit", "alert", "▲"),
 }
 
 
-def queue_sign(queue: Queue) -> Sign:
+def badge_of_queue(queue: Queue) -> Badge:
     return OPEN if queue.paused_at is None else PAUSED
 
 
-def task_sign(task: Task, now: datetime) -> Sign:
-    """The sign of ``task`` at ``now``, which is the database's clock."""
+def badge_of_task(task: Task, now: datetime) -> Badge:
+    """The badge of ``task`` at ``now``, which is the database's clock."""
     if task.status == TaskStatus.RUNNING:
         if task.expires_at <= now or task.stalled_for(now):
             return STUCK
         return LATE if is_late(task, now) else RUNNING
     if task.status == TaskStatus.READY and task.scheduled_at > now:
         return RETRYING if task.attempts else SCHEDULED
-    return TASK_SIGNS.get(TaskStatus(task.status), UNKNOWN)
+    return TASK_BADGES.get(TaskStatus(task.status), UNKNOWN)
 
 
-def message_sign(message: OutboxMessage) -> Sign:
+def badge_of_message(message: OutboxMessage) -> Badge:
     """What became of a message of the outbox."""
     if message.published_at:
         return PUBLISHED

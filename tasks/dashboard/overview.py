@@ -16,7 +16,7 @@ from leasing.functions import DbNow
 from leasing.web.cache import shared
 from leasing.web.counts import Tally, count_together
 from tasks.dashboard import listing, worker_rows
-from tasks.dashboard.badges import GENERATOR_SIGNS, SEVERITY_SIGNS
+from tasks.dashboard.badges import GENERATOR_BADGES, SEVERITY_BADGES
 from tasks.dashboard.charts import Chart, series
 from tasks.dashboard.health import SWEPT_WITHIN, Figures, assess
 from tasks.dashboard.line_chart import trimmed
@@ -61,8 +61,8 @@ def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
         "failed": failed,
         "figures": figures,
         "health": health,
-        "health_sign": SEVERITY_SIGNS[health.severity],
-        "needs": [(need, SEVERITY_SIGNS[need.severity]) for need in health.needs],
+        "health_sign": SEVERITY_BADGES[health.severity],
+        "needs": [(need, SEVERITY_BADGES[need.severity]) for need in health.needs],
         "members": members,
         "more_workers": len(at_work) > WORKERS_SHOWN,
         "queues": queues,
@@ -71,7 +71,7 @@ def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
         "status": status,
         "uses_generator": status is None or status.desired is not None,
         "lease": status.lease if status else None,
-        "generator_sign": GENERATOR_SIGNS[status.status] if status else None,
+        "generator_sign": GENERATOR_BADGES[status.status] if status else None,
     }
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from leasing.humanize import ago, stamp
-from leasing.web.badges import Sign
+from leasing.web.badges import Badge
 from tasks import registry
 from tasks.exceptions import InvalidSchedule
 from tasks.models import Schedule
@@ -15,19 +15,19 @@ from tasks.models import Schedule
 #: How many moments to foretell.
 FORETOLD = 5
 
-ACTIVE: Final = Sign("active", "ok", "clock", "◷")
-PAUSED: Final = Sign("paused", "warn", "pause", "‖")
-OVERDUE: Final = Sign("overdue", "crit", "alert", "▲")
-ORPHANED: Final = Sign("orphaned", "warn", "info", "?")
-UNKNOWN_TASK: Final = Sign("unknown task", "crit", "cross", "✕")
-BROKEN: Final = Sign("invalid rule", "crit", "cross", "✕")
+ACTIVE: Final = Badge("active", "ok", "clock", "◷")
+PAUSED: Final = Badge("paused", "warn", "pause", "‖")
+OVERDUE: Final = Badge("overdue", "crit", "alert", "▲")
+ORPHANED: Final = Badge("orphaned", "warn", "info", "?")
+UNKNOWN_TASK: Final = Badge("unknown task", "crit", "cross", "✕")
+BROKEN: Final = Badge("invalid rule", "crit", "cross", "✕")
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of a schedule: its sign, the reason in a sentence, and the moments to come."""
+    """The state of a schedule: its badge, the reason in a sentence, and the moments to come."""
 
-    sign: Sign
+    badge: Badge
     #: In words, some of which tell the time.
     why: str = field(default="", compare=False)
     rule: str = ""
@@ -40,14 +40,14 @@ def standing_of(schedule: Schedule, now: datetime) -> Standing:
         rule = schedule.rule
     except InvalidSchedule as error:
         return Standing(BROKEN, f"The rule is not valid: {error}")
-    sign, why = _state(schedule, now)
-    if sign is ACTIVE or sign is OVERDUE:
+    badge, why = _state(schedule, now)
+    if badge is ACTIVE or badge is OVERDUE:
         begin = schedule.next_at or rule.first(now)
-        return Standing(sign, why, str(rule), tuple(rule.upcoming(begin, FORETOLD)))
-    return Standing(sign, why, str(rule))
+        return Standing(badge, why, str(rule), tuple(rule.upcoming(begin, FORETOLD)))
+    return Standing(badge, why, str(rule))
 
 
-def _state(schedule: Schedule, now: datetime) -> tuple[Sign, str]:
+def _state(schedule: Schedule, now: datetime) -> tuple[Badge, str]:
     if schedule.paused_at is not None:
         by = f" by {schedule.paused_by}" if schedule.paused_by else ""
         return PAUSED, (

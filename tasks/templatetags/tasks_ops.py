@@ -11,8 +11,15 @@ from django.utils.safestring import SafeString
 
 from leasing import humanize
 from leasing.templatetags.leasing_ops import badge, deadline, moment
-from leasing.web.badges import Sign
-from tasks.dashboard.badges import ATTEMPT_SIGNS, OPEN, PAUSED, UNSERVED, WORKER_SIGNS, task_sign
+from leasing.web.badges import Badge
+from tasks.dashboard.badges import (
+    ATTEMPT_BADGES,
+    OPEN,
+    PAUSED,
+    UNSERVED,
+    WORKER_BADGES,
+    badge_of_task,
+)
 from tasks.dashboard.charts import Chart
 from tasks.dashboard.line_chart import Drawing, draw, said
 from tasks.dashboard.queue_rows import QueueLine
@@ -33,8 +40,8 @@ HEARD_SOON = timedelta(minutes=1)
 
 @register.simple_tag
 def task_badge(task: Task, now: datetime) -> SafeString:
-    """The sign of the state of ``task``."""
-    return badge(task_sign(task, getattr(task, "now", now)))
+    """The badge of the state of ``task``."""
+    return badge(badge_of_task(task, getattr(task, "now", now)))
 
 
 @register.simple_tag
@@ -51,8 +58,8 @@ def task_when(task: Task, now: datetime) -> SafeString:
 
 @register.simple_tag
 def worker_badge(worker: Worker) -> SafeString:
-    """The sign of a worker that was read ``with_state()``."""
-    return badge(WORKER_SIGNS[worker.state])  # type: ignore[attr-defined]
+    """The badge of a worker that was read ``with_state()``."""
+    return badge(WORKER_BADGES[worker.state])  # type: ignore[attr-defined]
 
 
 @register.simple_tag
@@ -88,9 +95,9 @@ def clock(value: datetime) -> str:
 
 
 @register.simple_tag
-def attempt_sign(attempt: TaskAttempt) -> Sign:
+def attempt_badge(attempt: TaskAttempt) -> Badge:
     """How ``attempt`` ended."""
-    return ATTEMPT_SIGNS[AttemptOutcome(attempt.outcome)]
+    return ATTEMPT_BADGES[AttemptOutcome(attempt.outcome)]
 
 
 @register.simple_tag

@@ -19,7 +19,7 @@ from leasing.web.polling import answer
 from leasing.web.timeline_chart import Drawing
 from tasks.dashboard import listing
 from tasks.dashboard.attempt_chart import drawing_of
-from tasks.dashboard.badges import SEVERITY_SIGNS, task_sign
+from tasks.dashboard.badges import SEVERITY_BADGES, badge_of_task
 from tasks.dashboard.exports import PAYLOAD, VIEW_PAYLOAD
 from tasks.dashboard.forms import PageFilter
 from tasks.dashboard.operator_actions import ACTIONS
@@ -68,7 +68,7 @@ def detail(
         "form": form,
         "task": task,
         "now": now,
-        "sign": task_sign(task, now),
+        "badge": badge_of_task(task, now),
         "attempts": attempts,
         "drawing": None if attempts.moved else _drawing(task, attempts, now),
         "sees_payload": sees_payload,
@@ -87,7 +87,7 @@ def _diagnosed(task: Task, *, fresh: bool) -> dict[str, Any]:
         "diagnosis": found,
         # The page of a task that waits is the only one that shows these words.
         "until": found.until if task.status == TaskStatus.READY else "",
-        "severity": SEVERITY_SIGNS[found.severity],
+        "severity": SEVERITY_BADGES[found.severity],
         "facts": [fact for fact in found.facts if fact[0] not in TOLD],
     }
 

@@ -11,7 +11,7 @@ from leasing.models import AuditEntry
 from leasing.web.access import may, page, user_name, verb
 from leasing.web.polling import answer
 from tasks.dashboard import worker_rows
-from tasks.dashboard.badges import GENERATOR_SIGNS, WORKER_SIGNS
+from tasks.dashboard.badges import GENERATOR_BADGES, WORKER_BADGES
 from tasks.dashboard.forms import StartGeneratorForm, StopGeneratorForm
 from tasks.generator import generator_status, start_generator, stop_generator
 from tasks.models import GeneratorDesiredState, Worker, WorkerState
@@ -60,10 +60,10 @@ def _generator(
     may_see_audit = request.user.has_perm("leasing.view_auditentry")
     context = {
         "status": seen,
-        "sign": GENERATOR_SIGNS[seen.status],
+        "badge": GENERATOR_BADGES[seen.status],
         "lease": seen.lease,
         "standby": [
-            (worker_rows.Member(each, []), WORKER_SIGNS[WorkerState(worker_rows.state_of(each))])
+            (worker_rows.Member(each, []), WORKER_BADGES[WorkerState(worker_rows.state_of(each))])
             for each in instances[:INSTANCES_SHOWN]
             if each.name != seen.holder
         ],

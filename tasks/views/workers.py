@@ -15,7 +15,7 @@ from leasing.web.counts import capped_count
 from leasing.web.paging import Page, page_of
 from leasing.web.polling import answer, read_list, shared_reading
 from tasks.dashboard import worker_rows
-from tasks.dashboard.badges import WORKER_SIGNS
+from tasks.dashboard.badges import WORKER_BADGES
 from tasks.dashboard.forms import WorkerFilter
 from tasks.models import Worker, WorkerState
 
@@ -69,7 +69,7 @@ def worker_detail(request: HttpRequest, pk: int) -> HttpResponse:
         return {
             "member": member,
             "state": state.value,
-            "sign": WORKER_SIGNS[state],
+            "badge": WORKER_BADGES[state],
             "next": NEXT[state],
             "past": worker_rows.past_of(worker),
             "looked_through": worker_rows.LOOKED_THROUGH,

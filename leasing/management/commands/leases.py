@@ -13,7 +13,7 @@ from leasing.humanize import ago, plural, stamp, until
 from leasing.models import Lease, LeaseEvent, LeaseState, leasable_models
 from leasing.querysets.leasable import LeasableQuerySet
 from leasing.runtime.terminal import as_json, as_table, plain
-from leasing.web.badges import event_sign
+from leasing.web.badges import badge_of_event
 
 #: Seconds, a day: tokens that are raised stay ahead of the clock until it has come so far.
 FURTHEST = 86_400
@@ -173,7 +173,7 @@ def _event(event: LeaseEvent) -> dict[str, Any]:
 
 def _told(event: LeaseEvent) -> tuple[str, ...]:
     by = f"by {event.actor}" if event.actor else ""
-    return stamp(event.at), event_sign(event.kind).word, event.holder, by, event.reason
+    return stamp(event.at), badge_of_event(event.kind).word, event.holder, by, event.reason
 
 
 def _shown(value: Any) -> str:

@@ -64,7 +64,7 @@ def test_each_situation_is_recognised_and_answered_in_full(code: str) -> None:
 
     assert answer.code == code
     assert len(answer.answers) == 5 and all(text for _, text in answer.answers)
-    assert "sign" not in json.loads(json.dumps(answer.as_json()))
+    assert "badge" not in json.loads(json.dumps(answer.as_json()))
 
 
 @pytest.mark.once

@@ -24,7 +24,7 @@ from leasing.models import EventKind, Lease, LeaseEvent
 from leasing.process.supervisor import KILLED, Run
 from leasing.runtime.terminal import plain
 from leasing.waiting import Rest
-from leasing.web.badges import EVENT_SIGNS
+from leasing.web.badges import EVENT_BADGES
 from tests.conftest import Spawn
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock
@@ -185,8 +185,8 @@ def test_one_lease_is_explained_with_what_happened_to_it(
     assert facts["state"] == "released"
     assert facts["released_at"] == facts["expires_at"] == "2030-01-01 00:00:05 UTC"
     assert [line.split("  ", 1)[1].split() for line in lines[lines.index("") + 1 :]] == [
-        [EVENT_SIGNS[EventKind.REVOKED].word, "ann", "by", "root", "it", "burns"],
-        [EVENT_SIGNS[EventKind.ACQUIRED].word, "ann"],
+        [EVENT_BADGES[EventKind.REVOKED].word, "ann", "by", "root", "it", "burns"],
+        [EVENT_BADGES[EventKind.ACQUIRED].word, "ann"],
     ]
 
 

@@ -13,7 +13,7 @@ from django.urls import reverse
 from leasing.admin.links import short
 from leasing.functions import DbNow, after, database_now
 from leasing.models import AuditEntry
-from leasing.web.badges import Sign
+from leasing.web.badges import Badge
 from tasks import schedule
 from tasks.dashboard import schedule_status
 from tasks.dashboard.schedule_status import standing_of
@@ -103,7 +103,7 @@ def refusal_of(cron: str) -> str:
 
 
 #: How a schedule stands, and what its reason names.
-STANDINGS: list[tuple[dict[str, Any], Sign, str]] = [
+STANDINGS: list[tuple[dict[str, Any], Badge, str]] = [
     ({}, schedule_status.ACTIVE, ""),
     ({"paused_at": DbNow(), "paused_by": "ida"}, schedule_status.PAUSED, "ida"),
     (
@@ -120,21 +120,21 @@ STANDINGS: list[tuple[dict[str, Any], Sign, str]] = [
 
 @pytest.mark.once
 @pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
-@pytest.mark.parametrize(("columns", "sign", "names"), STANDINGS)
+@pytest.mark.parametrize(("columns", "badge", "names"), STANDINGS)
 def test_it_is_said_how_a_schedule_stands_and_why(
-    viewer: Client, columns: dict[str, Any], sign: Sign, names: str
+    viewer: Client, columns: dict[str, Any], badge: Badge, names: str
 ) -> None:
     schedule = make(**columns)
     stands = standing_of(schedule, database_now("default"))
-    assert stands.sign is sign and names in stands.why
-    assert bool(stands.why) == (sign is not schedule_status.ACTIVE)
+    assert stands.badge is badge and names in stands.why
+    assert bool(stands.why) == (badge is not schedule_status.ACTIVE)
     assert len(stands.upcoming) == (
-        5 if sign in (schedule_status.ACTIVE, schedule_status.OVERDUE) else 0
+        5 if badge in (schedule_status.ACTIVE, schedule_status.OVERDUE) else 0
     )
 
     page = get(viewer, PAGE)
     (row,) = page.rows
-    assert row.badges == [sign.word] and stands.why in row.element.one("td.name").text
+    assert row.badges == [badge.word] and stands.why in row.element.one("td.name").text
     assert not any("/pause/" in url or "/run/" in url for url in page.forms)
 
 

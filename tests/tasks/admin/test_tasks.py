@@ -14,10 +14,10 @@ from pytest_django import Settings
 
 from leasing.admin import changelist
 from leasing.models import AuditEntry
-from leasing.web.badges import DONE, Sign
+from leasing.web.badges import DONE, Badge
 from tasks.admin.tasks import TaskAdmin
 from tasks.dashboard import badges
-from tasks.dashboard.badges import ATTEMPT_SIGNS
+from tasks.dashboard.badges import ATTEMPT_BADGES
 from tasks.dashboard.operator_actions import ACTIONS
 from tasks.diagnosis import diagnose
 from tasks.generator import start_generator
@@ -122,7 +122,7 @@ def test_task_attempts_and_worker_lead_to_each_other(viewer: Client) -> None:
     assert f"{QUEUES}?q=default" in page.links
     attempts = get(viewer, next(link for link in page.links if link.startswith(ATTEMPTS + "?")))
     (attempt,) = attempts.rows
-    assert attempt.badges == [ATTEMPT_SIGNS[AttemptOutcome.LOST].word]
+    assert attempt.badges == [ATTEMPT_BADGES[AttemptOutcome.LOST].word]
     assert f"{TASKS}{task.pk}/change/" in attempt.links
 
     found = get(viewer, next(link for link in page.links if link.startswith(WORKERS + "?")))
@@ -147,11 +147,11 @@ def test_a_state_is_shown_by_mark_and_word(viewer: Client) -> None:
     }
     tasks = {state: TaskFactory(state=state) for state in expected}
 
-    def shown(sign: Sign) -> str:
-        return f"{sign.mark} {sign.word}"
+    def shown(badge: Badge) -> str:
+        return f"{badge.mark} {badge.word}"
 
     listed = {row["id"]: row["badge"] for row in get(viewer, TASKS).rows}
-    assert listed == {str(tasks[state].pk): shown(sign) for state, sign in expected.items()}
+    assert listed == {str(tasks[state].pk): shown(badge) for state, badge in expected.items()}
     stuck = get(viewer, url_of(tasks["stuck"]))
     assert stuck.fields["badge"] == shown(badges.STUCK)
 

@@ -12,7 +12,7 @@ from leasing.functions import DbNow, after, database_now
 from leasing.models import Lease
 from leasing.web import cache
 from tasks.dashboard import overview
-from tasks.dashboard.badges import GENERATOR_SIGNS, WORKER_SIGNS
+from tasks.dashboard.badges import GENERATOR_BADGES, WORKER_BADGES
 from tasks.generator import RESOURCE, start_generator, stop_generator
 from tasks.models import GeneratorDesiredState, Queue, Sample, Schedule, Task, Worker, WorkerState
 from tests.elements import Element
@@ -275,7 +275,7 @@ def test_the_generator_is_linked_once_it_was_used(viewer: Client) -> None:
 @pytest.mark.once
 def test_a_generator_that_was_never_started_says_so(viewer: Client) -> None:
     page = get(viewer, GENERATOR)
-    assert page.badges == [GENERATOR_SIGNS["STOPPED"].word]
+    assert page.badges == [GENERATOR_BADGES["STOPPED"].word]
     assert "data-wanted" not in page.one("p.heard").attrs
 
 
@@ -305,7 +305,7 @@ def test_a_start_is_acknowledged_by_whoever_takes_it_up(operator: Client) -> Non
     assert [each.text for each in heard.all("bdi")] == ["olga"]
     generating("web-1")
     page = get(operator, GENERATOR)
-    assert page.badges[0] == GENERATOR_SIGNS["RUNNING"].word
+    assert page.badges[0] == GENERATOR_BADGES["RUNNING"].word
     assert page.one("p.heard")["data-acknowledged"] == "web-1"
     assert page.answers["who"].text == "web-1"
     assert page.answers["until"].one("time")["datetime"].startswith("2030-01-01T00:00:30")
@@ -316,7 +316,7 @@ def test_a_generator_whose_holder_is_gone_waits_for_another(operator: Client) ->
     start_generator()
     expire(generating("web-1"))
     page = get(operator, GENERATOR)
-    assert page.badges == [GENERATOR_SIGNS["STARTED"].word]
+    assert page.badges == [GENERATOR_BADGES["STARTED"].word]
     assert page.answers["who"].text != "web-1" == page.answers["who"].one("bdi").text
 
 
@@ -370,7 +370,7 @@ def test_who_stands_by_is_named(operator: Client) -> None:
     WorkerFactory(name="web-3", role="generator", concurrency=0, state="gone")
     (member,) = get(operator, GENERATOR).answers["standby"].all("li")
     assert member.one("bdi").text == "web-2"
-    assert member.one(".badge").text == WORKER_SIGNS[WorkerState.LIVE].word
+    assert member.one(".badge").text == WORKER_BADGES[WorkerState.LIVE].word
 
 
 @pytest.mark.once

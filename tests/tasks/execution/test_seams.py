@@ -14,7 +14,7 @@ from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 from leasing.exceptions import LeaseLost
 from leasing.runtime.clock import clock
 from tasks import notifier
-from tasks.dashboard.badges import ATTEMPT_SIGNS
+from tasks.dashboard.badges import ATTEMPT_BADGES
 from tasks.execution.context import Context
 from tasks.maintenance import recovery
 from tasks.models import AttemptOutcome, Queue, Schedule, Task
@@ -43,7 +43,7 @@ def public(kind: type) -> set[str]:
 
 
 def test_every_outcome_of_an_attempt_has_a_sign() -> None:
-    assert set(ATTEMPT_SIGNS) == set(AttemptOutcome)
+    assert set(ATTEMPT_BADGES) == set(AttemptOutcome)
 
 
 def test_a_task_that_was_cancelled_while_it_ran_has_a_page(admin_client: Client) -> None:

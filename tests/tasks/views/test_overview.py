@@ -12,7 +12,7 @@ from pytest_django import Settings
 
 from leasing.functions import database_now
 from leasing.web.access import READ_ONLY, why_not
-from tasks.dashboard.badges import WORKER_SIGNS
+from tasks.dashboard.badges import WORKER_BADGES
 from tasks.diagnosis import diagnose
 from tasks.exceptions import GiveUp
 from tasks.models import Task, WorkerState
@@ -254,8 +254,8 @@ def test_workers_show_their_state_and_what_they_do(viewer: Client) -> None:
     page = get(viewer, WORKERS)
     assert page.tabs == {"": "2", "state=gone": "1", "state=stopped": "1"}
     late, dora = page.rows
-    assert page.names[0] == "late" and late.badges == [WORKER_SIGNS[WorkerState.LATE].word]
-    assert dora.badges == [WORKER_SIGNS[WorkerState.LIVE].word]
+    assert page.names[0] == "late" and late.badges == [WORKER_BADGES[WorkerState.LATE].word]
+    assert dora.badges == [WORKER_BADGES[WorkerState.LIVE].word]
     assert dora.element.one("td.number").numbers == [1, 4] and url_of(task) in dora.links
     assert get(viewer, f"{WORKERS}?state=gone").names == ["gone"]
     assert get(viewer, f"{WORKERS}?state=stopped").names == ["over"]

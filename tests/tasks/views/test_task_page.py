@@ -11,7 +11,7 @@ from django.urls import reverse
 
 from leasing.exceptions import LeaseLost
 from leasing.models import AuditEntry
-from tasks.dashboard.badges import ATTEMPT_SIGNS
+from tasks.dashboard.badges import ATTEMPT_BADGES
 from tasks.models import AttemptOutcome, Task, TaskAttempt
 from tests.factories import TaskFactory, claimed
 from tests.fixtures import client_with
@@ -82,11 +82,11 @@ def test_attempts_tell_their_errors_and_the_late_write_that_was_refused(
     page = get(viewer, url_of(task))
     failed, lost = page.all(".timeline li")
     assert failed["data-key"] == f"a{TaskAttempt.objects.get(number=2, task=task).pk}"
-    assert failed.one(".dot").tone == ATTEMPT_SIGNS[AttemptOutcome.FAILED].tone
+    assert failed.one(".dot").tone == ATTEMPT_BADGES[AttemptOutcome.FAILED].tone
     assert failed.one(".error").text == "ValueError: no luck"
     assert "Traceback (most recent call last)" not in page.text
     assert lost["data-key"] == f"a{mine.pk}" and lost.one(".what .loud").numbers == [1]
-    assert lost.one(".dot").tone == ATTEMPT_SIGNS[AttemptOutcome.LOST].tone
+    assert lost.one(".dot").tone == ATTEMPT_BADGES[AttemptOutcome.LOST].tone
     assert "dora" in lost.one(".error").text
     assert lost.one("[data-refused]")["data-refused"] == "complete"
     assert lost.one(".token .mono").text == str(mine.fencing_token)

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from leasing.functions import after
-from tasks.dashboard.badges import WORKER_SIGNS
+from tasks.dashboard.badges import WORKER_BADGES
 from tasks.models import Task, Worker, WorkerState
 from tests.factories import TaskFactory, WorkerFactory
 from tests.fixtures import client_with
@@ -33,7 +33,7 @@ def test_a_worker_tells_how_it_is(viewer: Client, state: str, moment: str | None
     worker = WorkerFactory(name="dora", state=state)
     page = get(viewer, url_of(worker))
     assert page.one("h1").text == "dora"
-    assert page.badges == [WORKER_SIGNS[WorkerState(state)].word]
+    assert page.badges == [WORKER_BADGES[WorkerState(state)].word]
     told = [getattr(worker, moment).isoformat(timespec="milliseconds")] if moment else []
     assert [each["datetime"] for each in page.answers["why"].all("time")] == told
 
