@@ -21,7 +21,7 @@ from leasing.functions import DbNow, database_now
 from leasing.humanize import stamp
 from leasing.web.access import is_read_only
 from tasks.dashboard.forms import DataField
-from tasks.dashboard.schedule_status import ACTIVE, Standing, is_orphaned, standing_of
+from tasks.dashboard.schedule_status import ACTIVE, ScheduleStatus, is_orphaned, status_of
 from tasks.exceptions import TaskError
 from tasks.models import Queue, Schedule, ScheduleSlot
 from tasks.querysets.schedule import RULE
@@ -204,15 +204,15 @@ class ScheduleAdmin(ReadOnlyAdmin):
 
     @admin.display(description="when")
     def when(self, schedule: Schedule) -> str:
-        return short(self._standing(schedule).rule)
+        return short(self._status(schedule).rule)
 
     @admin.display(description="state")
     def badge(self, schedule: Schedule) -> SafeString:
-        return badge_text(self._standing(schedule).badge)
+        return badge_text(self._status(schedule).badge)
 
     @admin.display(description="why")
     def why(self, schedule: Schedule) -> str:
-        return self._standing(schedule).why or "–"
+        return self._status(schedule).why or "–"
 
     @admin.display(description="arguments")
     def shown_task_data(self, schedule: Schedule) -> SafeString | str:
@@ -220,12 +220,12 @@ class ScheduleAdmin(ReadOnlyAdmin):
 
     @admin.display(description="next due times")
     def moments(self, schedule: Schedule) -> SafeString:
-        upcoming = self._standing(schedule).upcoming
+        upcoming = self._status(schedule).upcoming
         return format_html_join("", "{}<br>", ((stamp(each),) for each in upcoming))
 
-    def _standing(self, schedule: Schedule) -> Standing:
+    def _status(self, schedule: Schedule) -> ScheduleStatus:
         now: datetime | None = getattr(schedule, "now", None)
-        return standing_of(schedule, now) if now else Standing(ACTIVE)
+        return status_of(schedule, now) if now else ScheduleStatus(ACTIVE)
 
 
 @admin.register(ScheduleSlot)

@@ -24,7 +24,7 @@ BROKEN: Final = Badge("invalid rule", "crit", "cross", "✕")
 
 
 @dataclass(frozen=True)
-class Standing:
+class ScheduleStatus:
     """The state of a schedule: its badge, the reason in a sentence, and the moments to come."""
 
     badge: Badge
@@ -34,17 +34,17 @@ class Standing:
     upcoming: tuple[datetime, ...] = ()
 
 
-def standing_of(schedule: Schedule, now: datetime) -> Standing:
+def status_of(schedule: Schedule, now: datetime) -> ScheduleStatus:
     """How ``schedule`` stands at ``now``, which is the database's clock."""
     try:
         rule = schedule.rule
     except InvalidSchedule as error:
-        return Standing(BROKEN, f"The rule is not valid: {error}")
+        return ScheduleStatus(BROKEN, f"The rule is not valid: {error}")
     badge, why = _state(schedule, now)
     if badge is ACTIVE or badge is OVERDUE:
         begin = schedule.next_at or rule.first(now)
-        return Standing(badge, why, str(rule), tuple(rule.upcoming(begin, FORETOLD)))
-    return Standing(badge, why, str(rule))
+        return ScheduleStatus(badge, why, str(rule), tuple(rule.upcoming(begin, FORETOLD)))
+    return ScheduleStatus(badge, why, str(rule))
 
 
 def _state(schedule: Schedule, now: datetime) -> tuple[Badge, str]:

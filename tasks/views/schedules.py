@@ -15,7 +15,7 @@ from leasing.web.access import may, page, user_name, verb
 from leasing.web.paging import page_of
 from leasing.web.polling import answer, read_list
 from tasks.dashboard.forms import PageFilter
-from tasks.dashboard.schedule_status import standing_of
+from tasks.dashboard.schedule_status import status_of
 from tasks.exceptions import TaskError
 from tasks.models import Schedule
 
@@ -37,7 +37,7 @@ def schedule_list(request: HttpRequest) -> HttpResponse:
 
     def read(now: datetime) -> dict[str, Any]:
         shown = page_of(_rows().with_last().defer("task_data"), form.cleaned_data["at"])
-        return {"page": shown, "schedules": [(each, standing_of(each, now)) for each in shown.rows]}
+        return {"page": shown, "schedules": [(each, status_of(each, now)) for each in shown.rows]}
 
     context = {
         "form": form,

@@ -16,7 +16,7 @@ from leasing.models import AuditEntry
 from leasing.web.badges import Badge
 from tasks import schedule
 from tasks.dashboard import schedule_status
-from tasks.dashboard.schedule_status import standing_of
+from tasks.dashboard.schedule_status import status_of
 from tasks.exceptions import InvalidSchedule
 from tasks.maintenance import scheduler
 from tasks.models import Schedule, ScheduleSlot, Task
@@ -125,7 +125,7 @@ def test_it_is_said_how_a_schedule_stands_and_why(
     viewer: Client, columns: dict[str, Any], badge: Badge, names: str
 ) -> None:
     schedule = make(**columns)
-    stands = standing_of(schedule, database_now("default"))
+    stands = status_of(schedule, database_now("default"))
     assert stands.badge is badge and names in stands.why
     assert bool(stands.why) == (badge is not schedule_status.ACTIVE)
     assert len(stands.upcoming) == (
