@@ -54,7 +54,7 @@ def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
     status = part("generator", generator_status)
     figures = part("tasks", lambda: _figures(queues, status, workers, now), Figures())
     at_work = [worker for worker in workers if worker.role != WorkerRole.GENERATOR]
-    members = part("workers’ tasks", lambda: worker_rows.with_tasks(at_work[:WORKERS_SHOWN]), [])
+    rows = part("workers’ tasks", lambda: worker_rows.with_tasks(at_work[:WORKERS_SHOWN]), [])
     health = assess(figures, failed)
     return {
         "charts": part("charts", lambda: _charts(now, span, fresh=fresh)),
@@ -63,7 +63,7 @@ def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
         "health": health,
         "health_sign": SEVERITY_BADGES[health.severity],
         "needs": [(need, SEVERITY_BADGES[need.severity]) for need in health.needs],
-        "members": members,
+        "worker_rows": rows,
         "more_workers": len(at_work) > WORKERS_SHOWN,
         "queues": queues,
         "lines": queues.lines[:QUEUES_SHOWN] if queues else [],

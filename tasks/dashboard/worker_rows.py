@@ -21,7 +21,7 @@ REMEMBERED = 20
 
 
 @dataclass(frozen=True)
-class Member:
+class WorkerRow:
     """A worker with the tasks that it holds."""
 
     worker: Worker = field(compare=False)
@@ -88,7 +88,7 @@ def state_of(worker: Worker) -> str:
     return str(worker.state)  # type: ignore[attr-defined]
 
 
-def with_tasks(workers: Iterable[Worker]) -> list[Member]:
+def with_tasks(workers: Iterable[Worker]) -> list[WorkerRow]:
     """Each of ``workers`` with its running tasks, found by one query."""
     workers = list(workers)
     names = [worker.name for worker in workers]
@@ -98,12 +98,12 @@ def with_tasks(workers: Iterable[Worker]) -> list[Member]:
         "name", "queue", "status", "holder", "acquired_at", "expires_at", "ttl", "attempts"
     ).order_by("pk")[:SHOWN]:
         held[task.holder].append(task)
-    return [_member(worker, held[worker.name]) for worker in workers]
+    return [_row_of(worker, held[worker.name]) for worker in workers]
 
 
-def _member(worker: Worker, held: list[Task]) -> Member:
+def _row_of(worker: Worker, held: list[Task]) -> WorkerRow:
     own = [task for task in held if task.acquired_at and task.acquired_at >= worker.started_at]
-    return Member(worker, own, [task for task in held if task not in own])
+    return WorkerRow(worker, own, [task for task in held if task not in own])
 
 
 def past_of(worker: Worker) -> Past:

@@ -63,7 +63,10 @@ def _generator(
         "badge": GENERATOR_BADGES[seen.status],
         "lease": seen.lease,
         "standby": [
-            (worker_rows.Member(each, []), WORKER_BADGES[WorkerState(worker_rows.state_of(each))])
+            (
+                worker_rows.WorkerRow(each, []),
+                WORKER_BADGES[WorkerState(worker_rows.state_of(each))],
+            )
             for each in instances[:INSTANCES_SHOWN]
             if each.name != seen.holder
         ],

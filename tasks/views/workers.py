@@ -44,7 +44,7 @@ def workers(request: HttpRequest) -> HttpResponse:
             "tabs": [_tab(value, label, value == state) for value, label in WorkerFilter.STATES],
             "moved": shown.moved,
             "page_links": Page((), shown.newer, shown.older, shown.moved),
-            "members": worker_rows.with_tasks(shown.rows),
+            "worker_rows": worker_rows.with_tasks(shown.rows),
         }
 
     context = {
@@ -64,10 +64,10 @@ def worker_detail(request: HttpRequest, pk: int) -> HttpResponse:
 
     def read(now: datetime) -> dict[str, Any]:
         worker = get_object_or_404(rows, pk=pk)
-        (member,) = worker_rows.with_tasks([worker])
-        state = WorkerState(member.state)
+        (worker_row,) = worker_rows.with_tasks([worker])
+        state = WorkerState(worker_row.state)
         return {
-            "member": member,
+            "worker_row": worker_row,
             "state": state.value,
             "badge": WORKER_BADGES[state],
             "next": NEXT[state],
