@@ -12,9 +12,9 @@ Threads, all daemons, started when the first hold comes and never before
               carried the work of a hold has to go on, or it is not renewed
     watchdog  declares holds lost whose trust has run out. It never touches a connection, so a
               renewal that hangs in the network delays nothing
-    tellers   call ``on_lost`` and send signals, so that a slow callback delays nobody
+    callbacks   call ``on_lost`` and send signals, so that a slow callback delays nobody
               (``leasing.runtime.callbacks``); prompt callbacks, which are not users', have
-              tellers of their own
+              threads of their own
     Renewer and watchdog look after each other: one that has ended is started again.
 
 What happens when it fails
@@ -56,7 +56,7 @@ from leasing.renewable import Group, Renewable, group_of, in_batches
 from leasing.runtime import probes
 from leasing.runtime.alarm import LOOK, Alarm
 from leasing.runtime.breaker import Breaker
-from leasing.runtime.callbacks import Teller
+from leasing.runtime.callbacks import CallbackThreads
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.event_lines import log
 from leasing.runtime.notes import Notes
@@ -104,8 +104,8 @@ class Keeper:
         self._watchdog_wakes = Alarm(self._lock)
         self._holds: dict[int, Renewable] = {}
         self._notes = Notes(self.clock)
-        self._teller = Teller()
-        self._prompt_teller = Teller()
+        self._callbacks = CallbackThreads()
+        self._prompt_callbacks = CallbackThreads()
         self._request: Request | None = None
         self._is_overdue = False
         self._breakers: defaultdict[Group, Breaker] = defaultdict(Breaker)
@@ -173,15 +173,15 @@ class Keeper:
                 self.start()
             self._renewer_wakes.notify()
 
-    def tell(self, tale: Callable[[], object], *, is_prompt: bool = False) -> None:
-        """Run ``tale`` apart from renewing and watching. One that ``is_prompt`` ends at once, and
-        waits for no users' code that hangs."""
+    def call(self, callback: Callable[[], object], *, is_prompt: bool = False) -> None:
+        """Run ``callback`` apart from renewing and watching. One that ``is_prompt`` ends at once,
+        and waits for no users' code that hangs."""
         if not self._with_threads:
-            tale()
+            callback()
         elif is_prompt:
-            self._prompt_teller.tell(tale)
+            self._prompt_callbacks.call(callback)
         else:
-            self._teller.tell(tale)
+            self._callbacks.call(callback)
 
     @property
     def draining(self) -> bool:
@@ -450,12 +450,12 @@ class Keeper:
             # Who holds something from now on has threads of its own.
             threads, self._threads = self._threads, []
             stopped, self._stopped = self._stopped, threading.Event()
-            tellers = self._prompt_teller, self._teller
-            self._prompt_teller, self._teller = Teller(), Teller()
+            callbacks = self._prompt_callbacks, self._callbacks
+            self._prompt_callbacks, self._callbacks = CallbackThreads(), CallbackThreads()
             stopped.set()
             self._renewer_wakes.notify_all()
             self._watchdog_wakes.notify_all()
-        _end(threads, *tellers)
+        _end(threads, *callbacks)
 
     def stop(self) -> None:
         """End the threads; what is held runs out by itself. For exit, and for tests."""
@@ -463,7 +463,7 @@ class Keeper:
             self._stopped.set()
             self._renewer_wakes.notify_all()
             self._watchdog_wakes.notify_all()
-        _end(self._threads, self._prompt_teller, self._teller)
+        _end(self._threads, self._prompt_callbacks, self._callbacks)
         self._reset()
 
     def give_back_all(self) -> None:
@@ -513,13 +513,13 @@ class Keeper:
             hold.forget()
 
 
-def _end(threads: Iterable[threading.Thread], *tellers: Teller) -> None:
+def _end(threads: Iterable[threading.Thread], *callbacks: CallbackThreads) -> None:
     """Wait for what was told to end, for a moment each."""
     for thread in threads:
         if thread is not threading.current_thread():
             thread.join(EXIT_PATIENCE)
-    for teller in tellers:
-        teller.stop(EXIT_PATIENCE)
+    for each in callbacks:
+        each.stop(EXIT_PATIENCE)
 
 
 def _goes_on(hold: Renewable) -> bool:

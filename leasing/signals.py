@@ -72,7 +72,7 @@ class Logged(Signal):
         if callbacks.is_apart():
             # What it tells of goes on meanwhile: receivers see it as it was.
             named[self.subject] = copy(named[self.subject])
-            callbacks.tell(partial(super().send_robust, sender, **named))
+            callbacks.call(partial(super().send_robust, sender, **named))
             return []
         return super().send_robust(sender, **named)
 

@@ -183,7 +183,7 @@ def tell_end(task: Ended) -> None:
     """Call the ``on_end`` of the handler of ``task``, which has ended. Raises nothing."""
     known = _handlers.get(task.name)
     if known is not None and known.on_end is not None:
-        callbacks.tell(partial(_tell_end, known.on_end, task))
+        callbacks.call(partial(_tell_end, known.on_end, task))
 
 
 def _tell_end(on_end: Callable[[Any], object], task: Ended) -> None:

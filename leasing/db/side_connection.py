@@ -22,7 +22,7 @@ from django.db import Error, OperationalError, connections
 from leasing.db.answers import LAST_CALL, watch_answers
 from leasing.db.dialects import patience, use_private_connection
 from leasing.runtime.aio import Steps, Undoable
-from leasing.runtime.callbacks import Teller, apart, teller_here
+from leasing.runtime.callbacks import CallbackThreads, apart, callbacks_here
 from leasing.runtime.clock import system_clock
 from leasing.runtime.threads import start_thread
 
@@ -100,12 +100,12 @@ class SideConnection:
         self._jobs = queue.SimpleQueue()
         # A daemon: the exit of the process must not wait for what will never be answered.
         limit = self._seconds + LAST_CALL
-        work = partial(_work, self.using, self._jobs, limit, teller_here())
+        work = partial(_work, self.using, self._jobs, limit, callbacks_here())
         self._thread = start_thread("leasing-side-connection", work)
 
 
 def _work(
-    using: str, jobs: queue.SimpleQueue[Job | None], limit: float, teller: Teller | None
+    using: str, jobs: queue.SimpleQueue[Job | None], limit: float, callbacks: CallbackThreads | None
 ) -> None:
     use_private_connection(using, patience())
     # Nobody waits for it any more by then: it is to end, and not to hang for good.
@@ -114,7 +114,7 @@ def _work(
         while (job := jobs.get()) is not None:
             future, call = job
             try:
-                with apart(teller):
+                with apart(callbacks):
                     future.set_result(call())
             except BaseException as error:
                 if isinstance(error, Error):

@@ -262,7 +262,7 @@ class HeldGrant:
         if self.trace is not None:
             self.trace.renewed()
         if asked and self._on_yield is not None:
-            self._keeper.tell(self._tell_asked, is_prompt=self._are_prompt)
+            self._keeper.call(self._tell_asked, is_prompt=self._are_prompt)
 
     def goes_on(self) -> bool:
         """Return True unless it is known that what carries the work has ended."""
@@ -317,9 +317,9 @@ class HeldGrant:
 
     def _say_lost(self, reason: str) -> None:
         try:
-            self._keeper.tell(self._tell_lost, is_prompt=self._are_prompt)
+            self._keeper.call(self._tell_lost, is_prompt=self._are_prompt)
         finally:  # by hand the callback is called here, and may raise
-            self._keeper.tell(partial(self.store.lost, self.grant, reason))
+            self._keeper.call(partial(self.store.lost, self.grant, reason))
 
     def _tell_lost(self) -> None:
         on_lost = self._on_lost  # which may be let go meanwhile

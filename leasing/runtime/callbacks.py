@@ -1,8 +1,8 @@
 """Calls back: what users hear of their holds and tasks, apart from the threads that renew, claim
 and store.
 
-A thread of the engine works in ``apart``: whatever receivers are told there is told by a teller
-instead, so that one which hangs holds up none but those after it.
+A thread of the engine works in ``apart``: whatever receivers are told there is called by threads of
+their own instead, so that one which hangs holds up none but those after it.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log
 
 #: How many callbacks may run at a time: a slow one delays no other until so many are slow.
-MOST = 16
+MAX_THREADS = 16
 #: With so many callbacks waiting, whoever causes more of them may wait until some are through.
-MANY = 1000
+BACKLOG = 1000
 #: Seconds after which a callback counts as one that hangs.
-HANGS = 1.0
+HANGS_AFTER = 1.0
 #: So much may wait to be told to receivers; what comes then, while they hang, is not told.
-MOST_UNTOLD = 10_000
+MAX_WAITING = 10_000
 
-Tale = Callable[[], object]
+Callback = Callable[[], object]
 
 
-class Teller:
-    """Runs what it is told on daemon threads: one, and one more whenever those before have been
-    busy for ``patience`` seconds. With one at a time they are told in order. Of more than ``most``
-    that wait the newest are dropped, with a line in the log."""
+class CallbackThreads:
+    """Calls callbacks on daemon threads: one, and one more whenever those before have been
+    busy for ``patience`` seconds. With one at a time they are called in order. Of more than
+    ``most`` that wait the newest are dropped, with a line in the log."""
 
     def __init__(
-        self, name: str = "leasing-teller", patience: float = 0.0, most: float = math.inf
+        self, name: str = "leasing-callbacks", patience: float = 0.0, most: float = math.inf
     ) -> None:
         self._name = name
         self._patience = patience
         self._most = most
         self._lock = threading.Lock()
-        self._tales: queue.SimpleQueue[Tale | None] = queue.SimpleQueue()
+        self._callbacks: queue.SimpleQueue[Callback | None] = queue.SimpleQueue()
         self._pending = 0
         self._threads: list[threading.Thread] = []
         self._busy_since: dict[threading.Thread, float] = {}
-        self._told_at = float("-inf")
+        self._ended_at = float("-inf")
         #: How many were dropped.
         self.dropped = 0
 
-    def tell(self, tale: Tale) -> None:
-        """Run ``tale`` soon. Whatever it raises is logged."""
+    def call(self, callback: Callback) -> None:
+        """Run ``callback`` soon. Whatever it raises is logged."""
         with self._lock:
             if is_full := self._pending >= self._most:
                 self.dropped += 1
             else:
-                self._tales.put(tale)
+                self._callbacks.put(callback)
                 self._pending += 1
             self._grow()
         if is_full and self.dropped == 1:
@@ -65,8 +65,8 @@ class Teller:
 
     @property
     def is_behind(self) -> bool:
-        """Return True if MANY wait and get on: not if they hang, for who knows how long."""
-        return self._pending >= MANY and clock() - self._told_at < HANGS
+        """Return True if BACKLOG wait and get on: not if they hang, for who knows how long."""
+        return self._pending >= BACKLOG and clock() - self._ended_at < HANGS_AFTER
 
     def tend(self) -> None:
         """Let what waits go on: behind callbacks that hang, and after threads that have ended."""
@@ -74,17 +74,17 @@ class Teller:
             self._grow()
 
     def stop(self, patience: float) -> None:
-        """Run what was told before, and end; wait for ``patience`` seconds at most."""
+        """Call what was submitted before, and end; wait for ``patience`` seconds at most."""
         until = clock() + patience
         for _ in self._threads:
-            self._tales.put(None)
+            self._callbacks.put(None)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until - clock()))
 
     def _grow(self) -> None:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        if len(self._threads) >= min(self._pending, MOST):
+        if len(self._threads) >= min(self._pending, MAX_THREADS):
             return
         latest = clock() - self._patience
         busy = [self._busy_since.get(thread, math.inf) <= latest for thread in self._threads]
@@ -97,71 +97,72 @@ class Teller:
 
     def _run(self) -> None:
         me = threading.current_thread()
-        while (tale := self._tales.get()) is not None:
+        while (callback := self._callbacks.get()) is not None:
             self._busy_since[me] = clock()
             try:
-                self._call(tale)
+                self._run_one(callback)
             finally:
                 with self._lock:
                     self._pending -= 1
-                    self._told_at = clock()
+                    self._ended_at = clock()
                     del self._busy_since[me]
 
-    def _call(self, tale: Tale) -> None:
+    def _run_one(self, callback: Callback) -> None:
         try:
             try:
-                tale()
+                callback()
             finally:
                 self._tidy()
         except BaseException:  # sys.exit() too: it would end this thread, and no more
             log.hold_callback_failed(exc_info=True)
 
     def _tidy(self) -> None:
-        """Close the connections of this thread, unless there is more to tell."""
+        """Close the connections of this thread, unless more callbacks wait."""
         for connection in connections.all(initialized_only=True):
             left_open = connection.in_atomic_block
-            if left_open or self._tales.empty():
+            if left_open or self._callbacks.empty():
                 connection.close()
             if left_open:
                 del connections[connection.alias]  # or it would believe that it is still inside
 
 
-def patient_teller() -> Teller:
-    """The teller of a process, for receivers: in order, unless one hangs."""
-    return Teller("receivers", HANGS, MOST_UNTOLD)
+def receiver_threads() -> CallbackThreads:
+    """Threads of a process, for receivers: in order, unless one hangs."""
+    return CallbackThreads("receivers", HANGS_AFTER, MAX_WAITING)
 
 
 class _Here(threading.local):
-    teller: Teller | None = None
+    callbacks: CallbackThreads | None = None
 
 
 _here = _Here()
 
 
 @contextmanager
-def apart(teller: Teller | None) -> Iterator[None]:
-    """A block in which ``teller`` tells what this thread has users told; None: the thread."""
-    before, _here.teller = _here.teller, teller
+def apart(callbacks: CallbackThreads | None) -> Iterator[None]:
+    """Let ``callbacks`` call the receivers of what this thread does, in this block; None: the
+    thread calls them."""
+    before, _here.callbacks = _here.callbacks, callbacks
     try:
         yield
     finally:
-        _here.teller = before
+        _here.callbacks = before
 
 
-def teller_here() -> Teller | None:
-    """The one that tells what this thread has users told; None: the thread does."""
-    return _here.teller
+def callbacks_here() -> CallbackThreads | None:
+    """Return what calls the receivers of what this thread does; None: the thread itself."""
+    return _here.callbacks
 
 
 def is_apart() -> bool:
-    """Return True if what this thread has users told is told by another."""
-    return _here.teller is not None
+    """Return True if receivers of what this thread does are called by another."""
+    return _here.callbacks is not None
 
 
-def tell(tale: Tale) -> None:
-    """Run ``tale``, which calls users' code: now, or apart from this thread."""
-    teller = _here.teller
-    if teller is None:
-        tale()
+def call(callback: Callback) -> None:
+    """Run ``callback``, which calls users' code: now, or apart from this thread."""
+    callbacks = _here.callbacks
+    if callbacks is None:
+        callback()
     else:
-        teller.tell(tale)
+        callbacks.call(callback)

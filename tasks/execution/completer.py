@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 
 from leasing.keeper import keeper
-from leasing.runtime.callbacks import Teller, apart
+from leasing.runtime.callbacks import CallbackThreads, apart
 from leasing.runtime.clock import clock
 from leasing.runtime.threads import note_replaced
 from tasks.execution.attempt import Execution
@@ -41,15 +41,15 @@ class WriterState(Enum):
 
 class Completer:
     """Stores what it is given, on a thread of its own. ``is_busy`` says whether more is under
-    way, ``stored`` is called with what was just stored. Receivers are called by ``teller``."""
+    way, ``stored`` is called with what was just stored. Receivers are called by ``callbacks``."""
 
     def __init__(
         self,
         is_busy: Callable[[], bool],
         stored: Callable[[list[Outcome]], object],
-        teller: Teller | None = None,
+        callbacks: CallbackThreads | None = None,
     ) -> None:
-        self._teller = teller
+        self._callbacks = callbacks
         self._is_busy = is_busy
         self._stored = stored
         self._wakes = threading.Condition()
@@ -167,7 +167,7 @@ class Completer:
         return self._writer is not None
 
     def _work(self) -> None:
-        with lasting_connection(), apart(self._teller):
+        with lasting_connection(), apart(self._callbacks):
             while batch := self._next():
                 store_outcomes(batch, self._note_database)
                 with self._wakes:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from leasing.db.answers import answers
-from leasing.runtime.callbacks import apart, patient_teller
+from leasing.runtime.callbacks import apart, receiver_threads
 from leasing.runtime.clock import clock
 from leasing.runtime.services import Service, run_services
 from leasing.runtime.threads import LastingThread
@@ -40,7 +40,7 @@ class ServiceThreads:
 
     def __init__(self, ended: threading.Event, *watched: Watched) -> None:
         self.ended = ended
-        self.callbacks = patient_teller()
+        self.callbacks = receiver_threads()
         self._threads: list[LastingThread] = []
         self._closing: list[LastingThread] = []
         all_watched: list[Watched] = [self, self.callbacks, answers, *watched]

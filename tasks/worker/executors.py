@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from leasing.runtime.callbacks import Teller
+from leasing.runtime.callbacks import CallbackThreads
 from leasing.runtime.clock import clock
 from tasks import registry
 from tasks.execution.attempt import Execution
@@ -45,7 +45,7 @@ class ClaimRequest:
 class ExecutorPool:
     """One executor for each kind of handler, and what stores what came of its tasks. ``wake`` is
     called when an executor has emptied as far as somebody wants to know; ``stored`` with what was
-    just stored. ``teller`` calls the receivers of what is stored."""
+    just stored. ``callbacks`` calls the receivers of what is stored."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class ExecutorPool:
         wake: Callable[[], object],
         stored: Callable[[list[Outcome]], object],
         chaos: Chaos | None = None,
-        teller: Teller | None = None,
+        callbacks: CallbackThreads | None = None,
     ) -> None:
-        self.completer = Completer(self._is_busy, stored, teller)
+        self.completer = Completer(self._is_busy, stored, callbacks)
         self.executors: dict[Kind, Executor] = {
             executor.kind: executor(slots[executor.kind], self.completer, wake, chaos)
             for executor in (Threads, Coroutines, Processes)

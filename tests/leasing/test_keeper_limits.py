@@ -19,7 +19,7 @@ from leasing.hold import Hold
 from leasing.keeper import Keeper, keeper
 from leasing.models import Lease
 from leasing.runtime import callbacks, notes
-from leasing.runtime.callbacks import MOST, Teller
+from leasing.runtime.callbacks import MAX_THREADS, CallbackThreads
 from leasing.signals import lost
 from tests.conftest import Spawn
 from tests.leasing.support import (
@@ -226,55 +226,55 @@ def test_a_request_gives_way_to_nobody_whom_that_would_not_help(
 
 
 def test_a_callback_that_exits_keeps_nobody_else_from_being_told() -> None:
-    teller, told = Teller(), threading.Event()
-    teller.tell(partial(sys.exit, 1))
-    teller.tell(told.set)
+    callback_threads, told = CallbackThreads(), threading.Event()
+    callback_threads.call(partial(sys.exit, 1))
+    callback_threads.call(told.set)
 
     assert told.wait(PATIENCE)
-    teller.stop(PATIENCE)
+    callback_threads.stop(PATIENCE)
 
 
 def test_slow_callbacks_delay_no_other() -> None:
-    teller, go_on, told = Teller(), threading.Event(), threading.Event()
-    for _ in range(MOST - 1):
-        teller.tell(partial(go_on.wait, PATIENCE))
-    teller.tell(told.set)
+    callback_threads, go_on, told = CallbackThreads(), threading.Event(), threading.Event()
+    for _ in range(MAX_THREADS - 1):
+        callback_threads.call(partial(go_on.wait, PATIENCE))
+    callback_threads.call(told.set)
 
     assert told.wait(PATIENCE)
     go_on.set()
-    teller.stop(PATIENCE)
+    callback_threads.stop(PATIENCE)
 
 
 def test_callbacks_one_after_the_other_share_a_thread() -> None:
-    teller, threads = Teller(), set()
+    callback_threads, threads = CallbackThreads(), set()
     for _ in range(5):
         told = threading.Event()
-        teller.tell(lambda: threads.add(threading.get_ident()))
-        teller.tell(told.set)
+        callback_threads.call(lambda: threads.add(threading.get_ident()))
+        callback_threads.call(told.set)
         told.wait(PATIENCE)
-        wait_for(lambda: not teller._pending)
-    teller.stop(PATIENCE)
+        wait_for(lambda: not callback_threads._pending)
+    callback_threads.stop(PATIENCE)
 
     assert len(threads) <= 2
 
 
-def test_a_patient_teller_tells_in_order_unless_a_callback_hangs() -> None:
+def test_receivers_are_called_in_order_unless_a_callback_hangs() -> None:
     told: list[int] = []
-    teller, let_go = Teller(patience=0.01), threading.Event()
+    callback_threads, let_go = CallbackThreads(patience=0.01), threading.Event()
     for number in range(50):
-        teller.tell(partial(told.append, number))
+        callback_threads.call(partial(told.append, number))
     wait_for(lambda: len(told) == 50)
-    teller.tell(partial(let_go.wait, PATIENCE))
-    wait_for(lambda: teller._busy_since)
-    teller.tell(partial(told.append, 50))
+    callback_threads.call(partial(let_go.wait, PATIENCE))
+    wait_for(lambda: callback_threads._busy_since)
+    callback_threads.call(partial(told.append, 50))
 
     def look() -> bool:
-        teller.tend()
+        callback_threads.tend()
         return len(told) == 51
 
     wait_for(look)
     let_go.set()
-    teller.stop(PATIENCE)
+    callback_threads.stop(PATIENCE)
 
     assert told == [*range(51)]
 
@@ -283,42 +283,44 @@ def test_what_is_told_behind_callbacks_that_hang_is_dropped_in_the_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     told: list[int] = []
-    teller, let_go = Teller(patience=PATIENCE, most=3), threading.Event()
-    teller.tell(partial(let_go.wait, PATIENCE))
+    callback_threads, let_go = CallbackThreads(patience=PATIENCE, most=3), threading.Event()
+    callback_threads.call(partial(let_go.wait, PATIENCE))
     for number in range(4):
-        teller.tell(partial(told.append, number))
+        callback_threads.call(partial(told.append, number))
     let_go.set()
-    teller.stop(PATIENCE)
+    callback_threads.stop(PATIENCE)
 
     assert told == [0, 1]
-    assert teller.dropped == 2
+    assert callback_threads.dropped == 2
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
-def test_a_teller_is_behind_while_much_waits_and_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callback_threads_is_behind_while_much_waits_and_gets_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 1000.0
     monkeypatch.setattr("leasing.runtime.callbacks.clock", lambda: now)
-    teller = Teller()
-    for pending, told_at, is_behind in (
-        (callbacks.MANY - 1, now, False),
-        (callbacks.MANY, now - callbacks.HANGS, False),
-        (callbacks.MANY, now - callbacks.HANGS + 0.1, True),
+    callback_threads = CallbackThreads()
+    for pending, ended_at, is_behind in (
+        (callbacks.BACKLOG - 1, now, False),
+        (callbacks.BACKLOG, now - callbacks.HANGS_AFTER, False),
+        (callbacks.BACKLOG, now - callbacks.HANGS_AFTER + 0.1, True),
     ):
-        teller._pending, teller._told_at = pending, told_at
-        assert teller.is_behind is is_behind
+        callback_threads._pending, callback_threads._ended_at = pending, ended_at
+        assert callback_threads.is_behind is is_behind
 
 
-def test_a_thread_of_a_teller_that_has_ended_is_replaced() -> None:
-    teller, told = Teller(patience=PATIENCE), threading.Event()
+def test_a_thread_of_callbacks_that_has_ended_is_replaced() -> None:
+    callback_threads, told = CallbackThreads(patience=PATIENCE), threading.Event()
     gone = threading.Thread(target=bool)
     gone.start()
     gone.join()
-    teller._threads.append(gone)
-    teller._busy_since[gone] = 0.0
-    teller.tell(told.set)
+    callback_threads._threads.append(gone)
+    callback_threads._busy_since[gone] = 0.0
+    callback_threads.call(told.set)
 
     assert told.wait(PATIENCE)
-    teller.stop(PATIENCE)
+    callback_threads.stop(PATIENCE)
 
 
 @pytest.mark.django_db
@@ -326,7 +328,7 @@ def test_who_hears_late_of_a_loss_hears_of_the_term_that_was_lost(
     manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch, notes: Keeper
 ) -> None:
     later: list[Any] = []
-    monkeypatch.setattr(manual_keeper, "tell", lambda tale, **_: later.append(tale))
+    monkeypatch.setattr(manual_keeper, "call", lambda tale, **_: later.append(tale))
     told: list[tuple[Any, str]] = []
 
     def receiver(lease: Lease, reason: str, **_: Any) -> None:

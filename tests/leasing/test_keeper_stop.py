@@ -110,7 +110,7 @@ def test_a_keeper_that_holds_nothing_rests_and_starts_again_with_the_next_hold(
         threads = list(keeper._threads)
     noted, told = threading.Event(), threading.Event()
     keeper.soon(noted.set)
-    keeper.tell(told.set)
+    keeper.call(told.set)
 
     keeper.rest()
 

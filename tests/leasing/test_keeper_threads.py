@@ -96,9 +96,9 @@ def test_a_loss_is_told_in_time_while_the_renewal_hangs(
     store: FakeStore, live_keeper: Keeper, hanging: Hanging
 ) -> None:
     store.answer = hanging
-    told_at: list[float] = []
+    ended_at: list[float] = []
     sent_at = holder_clock()
-    hold = hold_of(store, live_keeper, on_lost=lambda hold: told_at.append(holder_clock()))
+    hold = hold_of(store, live_keeper, on_lost=lambda hold: ended_at.append(holder_clock()))
     with pytest.raises(LeaseLost, match="it was not renewed in time"), hold:
         assert hanging.reached.wait(PATIENCE)
         # Only now, however late the renewal came: it hangs while trust ends.
@@ -106,10 +106,10 @@ def test_a_loss_is_told_in_time_while_the_renewal_hangs(
         with live_keeper._lock:
             live_keeper._watchdog_wakes.notify()
         assert hold.lost.wait(PATIENCE)
-        wait_for(lambda: told_at)
+        wait_for(lambda: ended_at)
 
     assert not hanging.let_go.is_set()
-    assert trusted_until <= told_at[0] < sent_at + hold.ttl
+    assert trusted_until <= ended_at[0] < sent_at + hold.ttl
 
 
 def test_the_answer_of_a_renewal_that_hung_too_long_changes_nothing(

@@ -471,7 +471,7 @@ def test_a_workers_threads_leave_no_renewals_behind() -> None:
         wait_for(lambda: states() == ["succeeded"] * 3)
 
     assert keeper._holds == {}
-    theirs = {"leasing-renewer", "leasing-watchdog", "leasing-teller"}
+    theirs = {"leasing-renewer", "leasing-watchdog", "leasing-callbacks"}
     wait_for(lambda: not {thread.name for thread in threading.enumerate()} & theirs)
 
 

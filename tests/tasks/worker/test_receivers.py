@@ -63,7 +63,7 @@ class Hanging:
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
     monkeypatch.setattr("tasks.execution.completer.STUCK_WRITER_AFTER", 0.01)
-    monkeypatch.setattr(callbacks, "HANGS", 0.01)
+    monkeypatch.setattr(callbacks, "HANGS_AFTER", 0.01)
     hanging = Hanging()
     yield hanging
     hanging.let_go.set()

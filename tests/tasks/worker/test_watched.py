@@ -17,7 +17,7 @@ from django.utils import timezone
 from pytest_django import Settings
 
 from leasing.keeper import Keeper, keeper
-from leasing.runtime.callbacks import MOST
+from leasing.runtime.callbacks import MAX_THREADS
 from leasing.runtime.clock import clock
 from leasing.runtime.services import Service
 from leasing.runtime.threads import LastingThread, replaced, start_thread
@@ -267,8 +267,8 @@ def test_a_task_hears_of_its_end_though_receivers_of_users_hang(heard: str) -> N
     threaded, let_go = Keeper(), threading.Event()
     task: Task = TaskFactory(name="jobs.echo", data={}, state="running")
     execution = Execution(task, threading.Event(), keeper=threaded)
-    for _ in range(MOST + 2):
-        threaded.tell(partial(let_go.wait, PATIENCE))
+    for _ in range(MAX_THREADS + 2):
+        threaded.call(partial(let_go.wait, PATIENCE))
 
     if heard == "loss":
         execution.hold.mark_lost("somebody took it")
