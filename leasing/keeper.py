@@ -150,7 +150,7 @@ class Keeper:
             if self._breakers:
                 self._forget_unheld()
 
-    def hurry(self, hold: Renewable) -> None:
+    def renew_now(self, hold: Renewable) -> None:
         """Renew ``hold`` now: the store has something to say to it."""
         with self._lock:
             if id(hold) in self._holds:

@@ -83,7 +83,7 @@ class NotifyLimiter:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, message])
         except Error as error:  # the work is stored: a poll will find it
-            log.notifications_unsent(told=message, error=error)
+            log.notifications_unsent(reported=message, error=error)
 
     def is_due(self, using: str, queue: str, window: float = WINDOW) -> bool:
         """Whether ``queue`` may be notified, which it then counts as: it was not within ``window``
@@ -150,7 +150,7 @@ def takes_messages(connection: BaseDatabaseWrapper) -> bool:
     )
 
 
-def hurry(using: str, keys: Iterable[Any]) -> None:
+def notify_holders(using: str, keys: Iterable[Any]) -> None:
     """Let the holders of the tasks with ``keys`` hear at once that they were asked to stop."""
     messages = [f"task {key}" for key in keys]
 

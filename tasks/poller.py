@@ -22,15 +22,15 @@ WHILE_HEARING = 5.0
 
 
 class Poller:
-    """Wakes a worker that serves ``queues``, until it has ``ended``. ``hurry`` is called with the
-    key of a task that was asked to end."""
+    """Wakes a worker that serves ``queues``, until it has ``ended``. ``renew_now`` is called with
+    the key of a task that was asked to end."""
 
     def __init__(
-        self, queues: Sequence[str], ended: threading.Event, hurry: Callable[[str], object]
+        self, queues: Sequence[str], ended: threading.Event, renew_now: Callable[[str], object]
     ) -> None:
         self.listener = Listener(leasing_settings.DATABASE, self.hear, ended)
         self._queues = queues
-        self._hurry = hurry
+        self._renew_now = renew_now
         #: Set: there is a reason to look.
         self._reason = threading.Event()
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class Poller:
         """Wake the worker, if ``message`` is for it."""
         what, _, which = message.partition(" ")
         if what == "task":
-            self._hurry(which)
+            self._renew_now(which)
         elif what == "all" or which in self._queues:
             with self._lock:
                 self._look_again_at = clock() + SECOND_POLL_AFTER

@@ -174,19 +174,19 @@ def get(name: str) -> Handler | None:
     return _handlers.get(name)
 
 
-def heeded() -> list[str]:
+def observed() -> list[str]:
     """The names of those tasks whose end is told by ``on_end``."""
     return [known.name for known in list(_handlers.values()) if known.on_end is not None]
 
 
-def tell_end(task: Ended) -> None:
+def report_end(task: Ended) -> None:
     """Call the ``on_end`` of the handler of ``task``, which has ended. Raises nothing."""
     known = _handlers.get(task.name)
     if known is not None and known.on_end is not None:
-        callbacks.call(partial(_tell_end, known.on_end, task))
+        callbacks.call(partial(_report_end, known.on_end, task))
 
 
-def _tell_end(on_end: Callable[[Any], object], task: Ended) -> None:
+def _report_end(on_end: Callable[[Any], object], task: Ended) -> None:
     try:
         on_end(task)
     except Exception:  # as any receiver's: what has happened has happened

@@ -41,36 +41,36 @@ from tasks import registry
 from tasks.log import log
 
 
-class Told(Logged):
+class TaskSignal(Logged):
     """A signal about a task."""
 
     subject = "task"
 
 
-class ToldOfQueue(Logged):
+class QueueSignal(Logged):
     """A signal about a queue."""
 
     subject = "queue"
 
 
-enqueued = Told(log.task_enqueued)
-claimed = Told(log.task_claimed)
-completed = Told(log.task_completed)
-attempt_failed = Told(log.task_attempt_failed)
-failed = Told(log.task_failed)
-recovered = Told(log.task_recovered)
-returned = Told(log.task_returned)
-snoozed = Told(log.task_snoozed)
-cancelled = Told(log.task_cancelled)
-retried = Told(log.task_retried)
-duplicate = Told(log.task_duplicate)
-rescheduled = Told(log.task_rescheduled)
-discarded = Told(log.task_discarded)
-repaired = Told(log.task_repaired)
-suspected = Told()
-replaced = Told(log.task_replaced)
-paused = ToldOfQueue(log.queue_paused)
-resumed = ToldOfQueue(log.queue_resumed)
+enqueued = TaskSignal(log.task_enqueued)
+claimed = TaskSignal(log.task_claimed)
+completed = TaskSignal(log.task_completed)
+attempt_failed = TaskSignal(log.task_attempt_failed)
+failed = TaskSignal(log.task_failed)
+recovered = TaskSignal(log.task_recovered)
+returned = TaskSignal(log.task_returned)
+snoozed = TaskSignal(log.task_snoozed)
+cancelled = TaskSignal(log.task_cancelled)
+retried = TaskSignal(log.task_retried)
+duplicate = TaskSignal(log.task_duplicate)
+rescheduled = TaskSignal(log.task_rescheduled)
+discarded = TaskSignal(log.task_discarded)
+repaired = TaskSignal(log.task_repaired)
+suspected = TaskSignal()
+replaced = TaskSignal(log.task_replaced)
+paused = QueueSignal(log.queue_paused)
+resumed = QueueSignal(log.queue_resumed)
 
 
 #: What tells that a task has ended.
@@ -81,4 +81,4 @@ def send(signal: Signal, task: Any, **details: Any) -> None:
     """Tell the receivers of ``signal`` about ``task``, and of an end its handler's ``on_end``."""
     signal.send_robust(sender=type(task), task=task, **details)
     if signal in _ENDS:
-        registry.tell_end(task)
+        registry.report_end(task)

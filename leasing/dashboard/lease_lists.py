@@ -93,10 +93,10 @@ def _shown(model: type[Leasable], wanted: Mapping[str, Any]) -> Any:
 
 def _columns(model: type[Leasable]) -> tuple[str, ...]:
     """What a list of leases of ``model`` shows, and what tells how each stands."""
-    told = model.leases_told_by
-    if told is None:
+    reported = model.columns_of_lease_names
+    if reported is None:
         return tuple(field.name for field in model._meta.concrete_fields if not is_large(field))
-    return tuple(sorted({model._meta.pk.name, "holder", "acquired_at", *LEASE_READ, *told}))
+    return tuple(sorted({model._meta.pk.name, "holder", "acquired_at", *LEASE_READ, *reported}))
 
 
 def _rows(model: type[Leasable], wanted: Mapping[str, Any]) -> Any:

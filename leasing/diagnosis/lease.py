@@ -74,7 +74,7 @@ def _expired(row: Leasable, now: datetime, badge: Badge) -> Explanation:
         "The next acquire takes it over with a higher fencing token. From then on, late writes "
         f"by {row.holder} are refused."
     )
-    found = _told(row, now, "expired_unclaimed", "warning", headline, next_, badge)
+    found = _diagnosed(row, now, "expired_unclaimed", "warning", headline, next_, badge)
     refusing = (
         f"Writes by {row.holder} under its token are refused from now on, not only after the next "
         "takeover. Work it has already done elsewhere is not undone."
@@ -99,14 +99,14 @@ def _held(row: Leasable, now: datetime, badge: Badge) -> Explanation:
             "here: it was set back, or another server took over."
         )
         next_ = f"If its holder dies, it stays taken {span(ahead)} longer. {next_}"
-        return _told(row, now, "clock_skew", "warning", headline, next_, badge)
+        return _diagnosed(row, now, "clock_skew", "warning", headline, next_, badge)
     if badge is LATE:
         headline = f"{row.holder} missed a renewal."
-        return _told(row, now, "late", "warning", headline, next_, badge)
-    return _told(row, now, "running_ok", "ok", f"Held by {row.holder}.", next_, badge)
+        return _diagnosed(row, now, "late", "warning", headline, next_, badge)
+    return _diagnosed(row, now, "running_ok", "ok", f"Held by {row.holder}.", next_, badge)
 
 
-def _told(
+def _diagnosed(
     row: Leasable, now: datetime, code: str, severity: str, headline: str, next_: str, badge: Badge
 ) -> Explanation:
     revoking = (

@@ -75,7 +75,7 @@ class Leasable(Guarded):
 
     #: The columns beside those of the lease that ``lease_id`` and ``lease_resource`` read: pages
     #: that list leases load no others. None: any.
-    leases_told_by: ClassVar[frozenset[str] | None] = None
+    columns_of_lease_names: ClassVar[frozenset[str] | None] = None
 
     objects: ClassVar[models.Manager[Any]] = LeasableQuerySet.as_manager()
 

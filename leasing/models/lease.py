@@ -45,7 +45,7 @@ class Lease(Leasable):
     }
 
     granted_columns = GRANTED_FIELDS | {"metadata", "priority", "grace"}
-    leases_told_by = frozenset({"resource"})
+    columns_of_lease_names = frozenset({"resource"})
 
     objects: ClassVar = LeaseQuerySet.as_manager()
 

@@ -26,7 +26,7 @@ class OnceKey(Leasable):
     window_ends_at = models.DateTimeField(default=EPOCH, editable=False)
 
     verb_columns = LEASE_FIELDS | {"payload_hash", "result", "finished_at", "window_ends_at"}
-    leases_told_by = frozenset({"key"})
+    columns_of_lease_names = frozenset({"key"})
 
     objects: ClassVar = OnceQuerySet.as_manager()
 

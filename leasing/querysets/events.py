@@ -122,7 +122,7 @@ class LeaseEventQuerySet(LedgerQuerySet[Any]):
             of = event.model, event.resource
             if event.kind in BEGINNINGS:
                 turn = following.get(of) or self._turn_after(event)
-                end = None if turn is None else end_told_by(turn)
+                end = None if turn is None else end_reported_by(turn)
                 if end is None:
                     untold.append(event)
                 elif end <= before:
@@ -154,7 +154,7 @@ class LeaseEventQuerySet(LedgerQuerySet[Any]):
 END = Case(When(kind="acquired", then=None), default=Coalesce("previous_expired_at", "at"))
 
 
-def end_told_by(turn: Any) -> datetime | None:
+def end_reported_by(turn: Any) -> datetime | None:
     """END, of an event that was read."""
     end: datetime = turn.previous_expired_at or turn.at
     return None if turn.kind == "acquired" else end

@@ -108,5 +108,5 @@ def _events(row: Leasable) -> QuerySet[LeaseEvent]:
 
 
 def _drawing(row: Leasable, events: Page[LeaseEvent], now: datetime) -> Drawing:
-    told = timeline(row, now, events.rows, has_more=bool(events.older))
-    return drawing_of(row, told)
+    reported = timeline(row, now, events.rows, has_more=bool(events.older))
+    return drawing_of(row, reported)

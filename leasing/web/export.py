@@ -124,8 +124,8 @@ def _as_json(chunks: Iterable[Sequence[Any]], columns: Sequence[Column]) -> Iter
     between = "\n"
     for chunk in chunks:
         for row in chunk:
-            told = dict(zip(names, _values(row, columns), strict=True))
-            yield between + json.dumps(told, ensure_ascii=False, cls=_Encoder)
+            reported = dict(zip(names, _values(row, columns), strict=True))
+            yield between + json.dumps(reported, ensure_ascii=False, cls=_Encoder)
             between = ",\n"
     yield "\n]\n"
 

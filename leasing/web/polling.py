@@ -63,11 +63,11 @@ def shared_reading(request: HttpRequest, read: Read, count: Count | None = None)
     def reading() -> SharedReading:
         read_at, now = time.monotonic(), database_now(leasing_settings.DATABASE)
         context = read(now)
-        told = fingerprint(context, now)
+        reported = fingerprint(context, now)
         if count is not None:
-            counts = shared((address, told), count, fresh=fresh, seconds=COUNTS_SHARED_FOR)
-            context, told = {**context, **counts}, told + fingerprint(counts, now)
-        return SharedReading(context, told, now, read_at)
+            counts = shared((address, reported), count, fresh=fresh, seconds=COUNTS_SHARED_FOR)
+            context, reported = {**context, **counts}, reported + fingerprint(counts, now)
+        return SharedReading(context, reported, now, read_at)
 
     return shared(address, reading, fresh=fresh)
 

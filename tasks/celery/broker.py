@@ -150,8 +150,8 @@ class CeleryBroker:
             self._connection = connection
             channel = connection.default_channel
             # Only RabbitMQ's own protocol tells of what it could route nowhere.
-            told = self._on_return if hasattr(channel, "events") else None
-            self._producer = Producer(channel, on_return=told)
+            reported = self._on_return if hasattr(channel, "events") else None
+            self._producer = Producer(channel, on_return=reported)
         except Exception as error:
             self.close()
             raise BrokerAway(f"the broker does not answer: {error}") from error

@@ -159,8 +159,8 @@ def _figures(
 def _lacks_relay(queue: str, present: list[Worker]) -> bool:
     """Whether only Celery workers serve ``queue``, and no relay tells them of its tasks."""
     roles = {worker.role for worker in present if queue in worker.queues}
-    is_told = any(worker.role == WorkerRole.RELAY for worker in present)
-    return roles == {WorkerRole.CELERY} and not is_told
+    has_relay = any(worker.role == WorkerRole.RELAY for worker in present)
+    return roles == {WorkerRole.CELERY} and not has_relay
 
 
 def _desired(status: GeneratorStatus | None, now: datetime) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from leasing.diagnosis.base import Diagnosis
 from leasing.humanize import span
 from tasks.conf import task_settings
 from tasks.diagnosis.surroundings import Surroundings
-from tasks.diagnosis.unclaimed import told
+from tasks.diagnosis.unclaimed import diagnosed
 from tasks.models import Task
 
 START_A_RELAY = (
@@ -25,7 +25,7 @@ def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) 
         )
         next_ = "It waits until the queue is listed, or a worker serves it: manage.py run_worker."
         until = "Until the queue is published or served."
-        return told("no_worker", "critical", headline, next_, until, facts)
+        return diagnosed("no_worker", "critical", headline, next_, until, facts)
     if task.has_message:
         return None
     if not around.relays:
@@ -34,14 +34,14 @@ def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) 
             "its tasks to them."
         )
         until = "Until a relay publishes it."
-        return told("no_relay", "critical", headline, START_A_RELAY, until, facts)
+        return diagnosed("no_relay", "critical", headline, START_A_RELAY, until, facts)
     headline = "Due, but not yet published to the Celery broker."
     window = task_settings.CELERY_WINDOW
     next_ = (
         f"The relay publishes it at its next poll, or when it is among the first {window:,} of its "
         "queue. If that does not happen, check the relay's log: the broker may be down."
     )
-    return told("unpublished", "info", headline, next_, "Until the relay publishes it.", facts)
+    return diagnosed("unpublished", "info", headline, next_, "Until the relay publishes it.", facts)
 
 
 def published(task: Task, now: datetime, facts: list[tuple[str, str]]) -> Diagnosis:

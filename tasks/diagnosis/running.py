@@ -31,19 +31,19 @@ def held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
                 f"{task.holder} has sent no heartbeat for this task for {span(silent)}, and the "
                 "worker itself is late."
             )
-        return _told(task, now, "late", "warning", headline, next_)
+        return _diagnosed(task, now, "late", "warning", headline, next_)
     headline = (
         f"{task.holder} has sent no heartbeat for {span(silent)} and is not a worker that was "
         "seen recently."
     )
-    return _told(task, now, "holder_gone", "warning", headline, next_)
+    return _diagnosed(task, now, "holder_gone", "warning", headline, next_)
 
 
 def _on_time(task: Task, now: datetime) -> Diagnosis:
     if task.cancel_requested_at is None:
         headline = f"Running on {task.holder}. Heartbeats arrive on time."
         next_ = "It ends when its handler returns."
-        return _told(task, now, "running_ok", "ok", headline, next_)
+        return _diagnosed(task, now, "running_ok", "ok", headline, next_)
     by = task.cancel_requested_by or "an operator"
     wait = span(now - task.cancel_requested_at)
     headline = f"Still running: {by} requested cancellation {wait} ago."
@@ -51,7 +51,7 @@ def _on_time(task: Task, now: datetime) -> Diagnosis:
         "The worker sees the request at its next heartbeat, the handler at its next ensure() or "
         "await. A handler that does neither may still complete the task. It is not retried."
     )
-    found = _told(task, now, "cancel_pending", "info", headline, next_)
+    found = _diagnosed(task, now, "cancel_pending", "info", headline, next_)
     return replace(found, actions=[REVOKE])
 
 
@@ -61,9 +61,9 @@ def stalled(task: Task, now: datetime, idle: timedelta, around: Surroundings) ->
         f"Stalled: {task.holder} sends heartbeats but has reported no progress for {span(idle)}."
     )
     if around.someone_sweeps:
-        return _told(task, now, "zombie", "warning", headline, _after_the_sweep(task))
+        return _diagnosed(task, now, "zombie", "warning", headline, _after_the_sweep(task))
     next_ = f"This will not recover automatically: no worker runs recovery. {START_ONE}"
-    return _told(task, now, "zombie", "critical", headline, next_)
+    return _diagnosed(task, now, "zombie", "critical", headline, next_)
 
 
 def expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
@@ -75,15 +75,15 @@ def expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
             "recovers tasks."
         )
         next_ = f"This will not recover automatically. {START_ONE}"
-        return _told(task, now, "no_recoverer", "critical", headline, next_)
+        return _diagnosed(task, now, "no_recoverer", "critical", headline, next_)
     next_ = _after_the_sweep(task)
     if around.is_live(task.holder):
         headline = (
             f"{task.holder} is alive, but did not renew this task: its lease expired {since} ago."
         )
-        return _told(task, now, "expired_holder_alive", "warning", headline, next_)
+        return _diagnosed(task, now, "expired_holder_alive", "warning", headline, next_)
     headline = f"{task.holder} is gone: its lease expired {since} ago."
-    return _told(task, now, "expired_unclaimed", "warning", headline, next_)
+    return _diagnosed(task, now, "expired_unclaimed", "warning", headline, next_)
 
 
 def _after_the_sweep(task: Task) -> str:
@@ -96,7 +96,7 @@ def _after_the_sweep(task: Task) -> str:
     return f"The next recovery sweep (within {within}) {end}. After that a late result is refused."
 
 
-def _told(
+def _diagnosed(
     task: Task, now: datetime, code: str, severity: str, headline: str, next_: str
 ) -> Diagnosis:
     is_over = task.expires_at <= now

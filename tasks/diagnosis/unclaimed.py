@@ -8,7 +8,7 @@ from leasing.diagnosis.base import Action, Diagnosis
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE
 
 
-def told(
+def diagnosed(
     code: str,
     severity: str,
     headline: str,

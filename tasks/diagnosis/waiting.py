@@ -11,7 +11,7 @@ from tasks.diagnosis.actions import CANCEL, RESCHEDULE, RESUME
 from tasks.diagnosis.broker import published, unpublished
 from tasks.diagnosis.facts import attempt_facts, stamped
 from tasks.diagnosis.surroundings import Surroundings
-from tasks.diagnosis.unclaimed import told
+from tasks.diagnosis.unclaimed import diagnosed
 from tasks.models import Queue, Task, WorkerRole
 
 #: How many holders of a key are named.
@@ -28,11 +28,11 @@ def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         if task.started_at:
             headline = f"Postponed without using an attempt. Runs again in {wait}."
         next_ = "A worker claims it then."
-        return told("scheduled", "info", headline, next_, until, facts)
+        return diagnosed("scheduled", "info", headline, next_, until, facts)
     headline = f"The last attempt failed. Next retry in {wait}."
     next_ = f"Attempt {task.attempts + 1} of {task.max_attempts} starts then."
     facts.append(("Last error", task.last_error))
-    return told("backoff", "info", headline, next_, until, facts)
+    return diagnosed("backoff", "info", headline, next_, until, facts)
 
 
 def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
@@ -49,12 +49,12 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
             or_celery = ""
         next_ = f"It waits until one is started: manage.py run_worker{or_celery}."
         until = "Until a worker serves the queue."
-        return told("no_worker", "critical", headline, next_, until, facts)
+        return diagnosed("no_worker", "critical", headline, next_, until, facts)
     if not able:
         headline = f"No worker serving the queue {task.queue} has a handler for {task.name}."
         next_ = "Each worker that claims it gives it back for a minute, until one has the handler."
         until = "Until a worker has the handler."
-        return told("unknown_task", "critical", headline, next_, until, facts)
+        return diagnosed("unknown_task", "critical", headline, next_, until, facts)
     holders = around.by_key.get(task.concurrency_key, {}) if task.concurrency_key else {}
     if sum(holders.values()) >= (task.concurrency_limit or 1):
         return _key_held(task, holders, facts)
@@ -62,14 +62,14 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     if not awake:
         headline = "No worker that can run it is sending heartbeats."
         next_ = "It starts when one recovers, or another is started: manage.py run_worker."
-        return told("no_worker", "warning", headline, next_, "Until a worker is back.", facts)
+        return diagnosed("no_worker", "warning", headline, next_, "Until a worker is back.", facts)
     by_message = all(worker.role == WorkerRole.CELERY for worker in awake)
     if by_message and (found := unpublished(task, around, facts)):
         return found
     if not around.free_threads(awake):
         headline = f"All slots of the {plural(len(able), 'worker')} that can run it are busy."
         next_ = "It starts when a slot becomes free; tasks of higher priority go first."
-        return told("saturated", "info", headline, next_, "Until a slot is free.", facts)
+        return diagnosed("saturated", "info", headline, next_, "Until a slot is free.", facts)
     if by_message:
         return published(task, now, facts)
     headline = "Due. A worker is free to claim it."
@@ -101,4 +101,4 @@ def _paused(queue: Queue, facts: list[tuple[str, str]]) -> Diagnosis:
     next_ = "It waits until someone resumes the queue."
     until = "Until someone resumes the queue."
     actions = [RESUME, RESCHEDULE, CANCEL]
-    return told("queue_paused", "warning", headline, next_, until, facts, actions)
+    return diagnosed("queue_paused", "warning", headline, next_, until, facts, actions)

@@ -170,7 +170,7 @@ def _result(task: AnyTask, row: results.Row) -> DatabaseTaskResult:
         results,  # its models may be loaded by now, but not as tasks are declared
     )
 
-    if isinstance(row, ClaimedTask) and not row.can_be_told:
+    if isinstance(row, ClaimedTask) and not row.can_be_reported:
         row = row.task
     return results.result_of(task, row, results.history(row))
 

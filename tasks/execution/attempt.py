@@ -164,7 +164,7 @@ class Execution:
 
     def end_work(self) -> None:
         """Let the handler hear that it is over; end it where that can be done."""
-        self.interruption.stirred.set()
+        self.interruption.notified.set()
         if self.interrupt is not None:
             self.interrupt()
 

@@ -16,7 +16,7 @@ from tasks.runtime.latch import Latch
 class Interruption:
     """What the handler of one attempt is asked to do."""
 
-    __slots__ = ("cancelled_by", "deadline", "stirred", "stopping", "timeout")
+    __slots__ = ("cancelled_by", "deadline", "notified", "stopping", "timeout")
 
     def __init__(
         self, stopping: threading.Event | None = None, timeout: timedelta | None = None
@@ -29,7 +29,7 @@ class Interruption:
         #: The end of the timeout on the holder's clock; None while there is none.
         self.deadline: float | None = None
         #: Set with the first thing there is to hear of: it ends the pauses of the handler.
-        self.stirred = Latch()
+        self.notified = Latch()
 
     def start_timeout(self, since: float | None = None) -> None:
         """The attempt begins now, or began at ``since`` on the holder's clock."""
@@ -40,7 +40,7 @@ class Interruption:
     def cancel(self, by: str) -> None:
         """Pass on that ``by`` asked for the cancellation."""
         self.cancelled_by = by
-        self.stirred.set()
+        self.notified.set()
 
     @property
     def timed_out(self) -> bool:

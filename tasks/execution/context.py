@@ -98,7 +98,7 @@ class Context:
         deadline = self._interruption.deadline
         if deadline is not None:
             seconds = min(seconds, max(0.0, deadline - clock()))
-        self._interruption.stirred.wait(seconds)
+        self._interruption.notified.wait(seconds)
         self.ensure()
         return self.stopping
 

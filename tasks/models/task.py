@@ -85,7 +85,7 @@ class Task(Leasable):
     # Before the tasks that were claimed may come a million that never were.
     leases_listed_by = "acquired_at"
     held_is_indexed = True
-    leases_told_by = frozenset[str]()
+    columns_of_lease_names = frozenset[str]()
     renewal_columns = frozenset(
         {"grant_id", "expires_at", "cancel_requested_at", "cancel_requested_by"}
     )
@@ -269,10 +269,10 @@ class Task(Leasable):
     def has_message(self) -> bool:
         """Whether a message to workers behind a broker tells of it, as far as is known here: see
         ``tasks.querysets.relay``."""
-        told_at = self.published_at
-        if told_at is None or told_at < self.scheduled_at:
+        sent_at = self.published_at
+        if sent_at is None or sent_at < self.scheduled_at:
             return False
-        return self.acquired_at is None or told_at > self.acquired_at
+        return self.acquired_at is None or sent_at > self.acquired_at
 
     @property
     def lease_resource(self) -> str:

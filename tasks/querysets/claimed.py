@@ -39,9 +39,9 @@ COLUMNS = (
     "grant_id",
     "fencing_token",
 )
-#: Those it brings besides where the end of a task is told (``registry.heeded``). Moments come as
+#: Those it brings besides where the end of a task is told (``registry.observed``). Moments come as
 #: numbers, which are read much faster, and made when somebody looks at them.
-TOLD_COLUMNS = ("priority", "created_at", "started_at")
+REPORTED_COLUMNS = ("priority", "created_at", "started_at")
 #: And where tasks are traced.
 TRACED_COLUMNS = ("trace_context",)
 #: The columns that are the same for all tasks of one claim.
@@ -200,7 +200,7 @@ class ClaimedTask:
         if self._task is None:
             model: type[Task] = apps.get_model("leasing_tasks", "Task")
             of_term = {name: getattr(self.term, name) for name in _OF_TERM}
-            brought = (*COLUMNS, *TOLD_COLUMNS) if self.can_be_told else COLUMNS
+            brought = (*COLUMNS, *REPORTED_COLUMNS) if self.can_be_reported else COLUMNS
             own = {name: getattr(self, name) for name in ("task_data", *brought)}
             columns = {**own, **of_term, "status": self.status}
             # Django wants them in the model's order.
@@ -211,8 +211,8 @@ class ClaimedTask:
         return self._task
 
     @property
-    def can_be_told(self) -> bool:
-        """Whether the claim brought TOLD_COLUMNS."""
+    def can_be_reported(self) -> bool:
+        """Whether the claim brought REPORTED_COLUMNS."""
         return self._created is not None
 
     @property
@@ -269,8 +269,8 @@ class ClaimedTask:
 
 
 class Completed:
-    """A task that was completed as it was claimed, with TOLD_COLUMNS: read as the row would be, as
-    far as ``ClaimedTask`` can, and without reading it."""
+    """A task that was completed as it was claimed, with REPORTED_COLUMNS: read as the row would be,
+    as far as ``ClaimedTask`` can, and without reading it."""
 
     __slots__ = ("_output", "_processed", "_claimed")
 

@@ -29,8 +29,8 @@ def complete_claimed(rows: TaskRows, results: Iterable[tuple[ClaimedTask, Any]])
     results = list(results)
     if signals.completed.has_receivers(rows.model) or not postgres.serves(rows.db):
         return _by_instances(rows, results)
-    done, told = _in_one_statement(rows, results)
-    _tell([each for each, _ in results if id(each) in done], told, rows.db)
+    done, reported = _in_one_statement(rows, results)
+    _tell([each for each, _ in results if id(each) in done], reported, rows.db)
     left = [result for result in results if id(result[0]) not in done]
     return [refusal for result in left for refusal in _by_instances(rows, [result])]
 
@@ -46,19 +46,19 @@ def _in_one_statement(
 ) -> tuple[set[int], list[Completed]]:
     """Complete what can be completed so. Returns the ``id()`` of each that is, and those of
     them whose end is to be told."""
-    asked, outputs, told = _asked_together(results)
+    asked, outputs, reported = _asked_together(results)
     if not asked:
         return set(), []
     try:
         with _statement(rows.db):
             done = complete.complete(
-                rows, [each for each, _ in asked.values()], outputs, timed=bool(told)
+                rows, [each for each, _ in asked.values()], outputs, timed=bool(reported)
             )
     except (DataError, IntegrityError):
         return set(), []
     completed = [
         Completed(asked[key][0], _as_json(asked[key][1]) or "null", at)
-        for key in told
+        for key in reported
         if (at := done.get(key))
     ]
     return {id(asked[key][0]) for key in done}, completed
@@ -71,7 +71,7 @@ def _tell(done: list[ClaimedTask], completed: list[Completed], using: str) -> No
         if done and signals.completed.is_noted:
             signals.completed.note(done)
         for each in completed:
-            registry.tell_end(each)
+            registry.report_end(each)
 
     if completed or signals.completed.is_noted:
         after_commit(using, tell)
@@ -83,22 +83,22 @@ def _asked_together(
     """Those of ``results`` that one statement may store, by their keys and in their order; all
     their outputs as one text of JSON; and the keys of those whose end is to be told."""
     asked: dict[int, tuple[ClaimedTask, Any]] = {}
-    told: list[int] = []
+    reported: list[int] = []
     for result in sorted(results, key=_key):
         each = result[0]
         if each.id in asked:
             continue
         handler = registry.get(each.name)
         if handler is not None and handler.on_end is not None:
-            if not each.can_be_told:
+            if not each.can_be_reported:
                 continue
-            told.append(each.id)
+            reported.append(each.id)
         asked[each.id] = result
     # Together they take half as long as one by one, and are seldom refused.
     text = _as_json([output for _, output in asked.values()])
     if text is None or len(text) > LARGEST:
         asked, text = _small_enough(asked)
-    return asked, text, [key for key in told if key in asked]
+    return asked, text, [key for key in reported if key in asked]
 
 
 def _small_enough(

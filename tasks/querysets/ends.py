@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 #: Locked tasks by their keys, each with what is to be stored of it.
 Locked = dict[Any, tuple["Task", Result]]
 #: Tasks that have ended so, each with the signal that tells of it, and what that says.
-Told = list[tuple["Task", Signal, dict[str, Any]]]
+TaskSignal = list[tuple["Task", Signal, dict[str, Any]]]
 Refused = list[tuple["Task", Exception]]
 #: The tasks that a verb has served, and the others, each with its error.
 Answer = tuple[list["Task"], Refused]
@@ -109,7 +109,7 @@ def _end(
     rows: TaskRows,
     items: list[tuple[Task, Result]],
     verb: str,
-    write: Callable[[TaskRows, Locked[Result]], Told],
+    write: Callable[[TaskRows, Locked[Result]], TaskSignal],
     unfit: Mapping[int, Exception] = NOTHING,
 ) -> Answer:
     """``write`` what is to be stored of each task, but of the ``unfit``."""
@@ -127,7 +127,7 @@ def _end_together(
     rows: TaskRows,
     items: list[tuple[Task, Result]],
     verb: str,
-    write: Callable[[TaskRows, Locked[Result]], Told],
+    write: Callable[[TaskRows, Locked[Result]], TaskSignal],
 ) -> dict[int, Exception]:
     """``write`` in a transaction, and tell of it. Returns the errors of those that are refused, by
     the ``id()`` of the task."""
@@ -135,18 +135,18 @@ def _end_together(
         return {}
     for task, _ in items:
         rows.refuse_elsewhere(task, rows.db)
-    told: Told = []
+    reported: TaskSignal = []
     failure: Exception | None = None
     with leaving_blocks(rows.db, [task for task, _ in items]) as standing:
         try:
             with transaction.atomic(using=rows.db):
-                told = write(rows, _lock(rows, items))
+                reported = write(rows, _lock(rows, items))
         except (DataError, IntegrityError) as error:
             failure = error
-        ended = {id(task) for task, _, _ in told}
+        ended = {id(task) for task, _, _ in reported}
         left = [item for item in items if id(item[0]) not in ended]
         standing += [task for task, _ in left]
-    for task, signal, details in told:
+    for task, signal, details in reported:
         if task.status == TaskStatus.CANCELLED:
             rows._tell_cancelled(task)
         else:
@@ -208,7 +208,7 @@ def _ended_by(row: Task, task: Task) -> bool:
     return row.grant_id == task.grant_id and row.released_at is not None
 
 
-def _complete(rows: TaskRows, locked: Locked[Any], *, unexpired: bool) -> Told:
+def _complete(rows: TaskRows, locked: Locked[Any], *, unexpired: bool) -> TaskSignal:
     outputs = {key: output for key, (_, output) in locked.items()}
     mine = _of_grants(rows, _tasks(locked), unexpired=unexpired)
     count = mine.update(**_by_task("task_output", outputs, locked), **completing())
@@ -219,7 +219,7 @@ def _complete(rows: TaskRows, locked: Locked[Any], *, unexpired: bool) -> Told:
     return [(task, signals.completed, {}) for task, _ in _written(rows, locked, count, is_so)]
 
 
-def _fail(rows: TaskRows, locked: Locked[Failure], *, unexpired: bool) -> Told:
+def _fail(rows: TaskRows, locked: Locked[Failure], *, unexpired: bool) -> TaskSignal:
     failures = {key: failure for key, (_, failure) in locked.items()}
     mine = _of_grants(rows, _tasks(locked), unexpired=unexpired)
     count = _write_failures(mine, failures) if failures else 0
@@ -268,7 +268,7 @@ def _refund(
     delay: timedelta,
     signal: Signal,
     like: dict[str, str],
-) -> Told:
+) -> TaskSignal:
     """Set the tasks ready in ``delay`` with their attempts uncounted, and put the records of these
     in place of those ``like`` them."""
     tasks = _tasks(locked)
@@ -282,7 +282,7 @@ def _refund(
     return [(task, signal, {"reason": attempt.error}) for task, attempt in given]
 
 
-def _cancel(rows: TaskRows, locked: Locked[TaskAttempt], *, text: str) -> Told:
+def _cancel(rows: TaskRows, locked: Locked[TaskAttempt], *, text: str) -> TaskSignal:
     tasks = _tasks(locked)
     columns = {"status": TaskStatus.CANCELLED, "last_error": said(text), **ending()}
     count = _of_grants(rows, tasks).update(**columns, **_traces(tasks))

@@ -23,7 +23,7 @@ from leasing.db.dialects import lock
 from leasing.functions import DbNow
 from leasing.validation.moments import check_moment
 from tasks import signals
-from tasks.notifier import hurry, notify
+from tasks.notifier import notify, notify_holders
 from tasks.querysets.base import CANCEL_REQUESTED, TaskRows, TaskStatus, check_queue
 from tasks.querysets.transitions import cancellation, closing
 from tasks.querysets.unique import key_once_retried
@@ -50,7 +50,7 @@ def cancel(rows: TaskRows, by: str, reason: str) -> int:
     for ended, asked in _batch_by_batch(concerned, write):
         for task in ended:
             rows._tell_cancelled(task, reason=reason)
-        hurry(rows.db, asked)
+        notify_holders(rows.db, asked)
         count += len(ended) + len(asked)
     return count
 
@@ -149,10 +149,10 @@ def _batch_by_batch(rows: TaskRows, write: Callable[[list[int]], Written]) -> It
 def discard(rows: TaskRows, by: str) -> int:
     """Delete those that have ended. Returns how many."""
     rows, last, discarded = rows._of_one_table(), 0, 0
-    told = unprotected(rows.ended()).only("name", "queue", "status").order_by("pk")
+    reported = unprotected(rows.ended()).only("name", "queue", "status").order_by("pk")
     delete = partial(_delete, rows)
     while True:
-        left = told.filter(pk__gt=last)
+        left = reported.filter(pk__gt=last)
         count, tasks = delete_batch(left, BULK_BATCH, delete, skip_locked=False)
         for task in tasks if count == len(tasks) else _gone(rows, tasks):
             rows._tell(signals.discarded, task, by=by)

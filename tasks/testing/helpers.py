@@ -160,7 +160,7 @@ def assert_not_enqueued(
     """There is no such task; without arguments, no task at all. See ``enqueued``."""
     found = enqueued(name_or_handler, data=data, queue=queue, **columns)
     if found:
-        raise AssertionError(f"Expected none like that. Enqueued: {_told(found)}.")
+        raise AssertionError(f"Expected none like that. Enqueued: {_listed(found)}.")
 
 
 aassert_enqueued = sync_to_async(assert_enqueued)
@@ -182,8 +182,8 @@ def _after_enqueue(then: Callable[[list[Task]], None] | None) -> Iterator[None]:
         if not _asks:
             # What every enqueue of one task comes to, whenever it is stored.
             for verb in ("_store", "enqueue_many"):
-                told = _telling(getattr(producer, verb))
-                stack.enter_context(patch.object(producer, verb, told))
+                reported = _telling(getattr(producer, verb))
+                stack.enter_context(patch.object(producer, verb, reported))
         _mode, _asks = then, True
         try:
             yield
@@ -216,8 +216,8 @@ def _name(name_or_handler: str | Callable[..., Any]) -> str:
 
 
 def _inventory() -> str:
-    return _told(list(Task.objects.home().order_by("pk")[:20])) or "nothing"
+    return _listed(list(Task.objects.home().order_by("pk")[:20])) or "nothing"
 
 
-def _told(tasks: list[Task]) -> str:
+def _listed(tasks: list[Task]) -> str:
     return ", ".join(f"{task.name} {task.task_data} in {task.queue}" for task in tasks)

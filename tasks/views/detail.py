@@ -30,7 +30,7 @@ from tasks.models import Task, TaskAttempt, TaskStatus
 VIEW, REVOKE = "leasing_tasks.view_task", "leasing.revoke_lease"
 
 #: Facts of a diagnosis that the page tells by itself, with times that tick.
-TOLD = {
+ON_PAGE = {
     "Held by",
     "Since",
     "Last heartbeat",
@@ -88,7 +88,7 @@ def _diagnosed(task: Task, *, fresh: bool) -> dict[str, Any]:
         # The page of a task that waits is the only one that shows these words.
         "until": found.until if task.status == TaskStatus.READY else "",
         "severity": SEVERITY_BADGES[found.severity],
-        "facts": [fact for fact in found.facts if fact[0] not in TOLD],
+        "facts": [fact for fact in found.facts if fact[0] not in ON_PAGE],
     }
 
 
@@ -104,8 +104,8 @@ def _attempts(form: PageFilter, task: Task) -> Page[Any]:
 
 
 def _drawing(task: Task, attempts: Page[Any], now: datetime) -> Drawing:
-    told = timeline(task, now, attempts.rows, has_more=bool(attempts.older))
-    return drawing_of(task, told)
+    reported = timeline(task, now, attempts.rows, has_more=bool(attempts.older))
+    return drawing_of(task, reported)
 
 
 def _verbs(request: HttpRequest, task: Task, forms: Mapping[str, forms.Form]) -> dict[str, Any]:

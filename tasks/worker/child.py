@@ -101,7 +101,7 @@ class Attempt:
             self.interruption.cancel(news.cancelled_by)
         if news.stopping:
             self.interruption.stopping.set()
-            self.interruption.stirred.set()
+            self.interruption.notified.set()
 
     def run(self) -> Answer:
         if self.trace is None:

@@ -119,7 +119,7 @@ class WorkerProcess:
         failed = partial(log.worker_claim_failed, worker=self.name)
         self._claiming = Service(self._look, failed, survives=(Error,))
         self._threads = ServiceThreads(self._ended, self._timekeeper, self)
-        self.poller = Poller(self.queues, self._ended, self._hurry)
+        self.poller = Poller(self.queues, self._ended, self._renew_now)
         counts = {Kind.THREAD: threads, Kind.COROUTINE: coroutines, Kind.PROCESS: processes}
         self.executors = ExecutorPool(
             counts, self.poller.wake, self._stored, chaos, self._threads.callbacks
@@ -162,7 +162,7 @@ class WorkerProcess:
         self._forced = self.stopping.is_set()
         self.stopping.set()
         for execution in self.executions:
-            execution.interruption.stirred.set()
+            execution.interruption.notified.set()
         self.poller.wake()
 
     def stop_now(self, patience: float = 5.0) -> None:
@@ -271,11 +271,11 @@ class WorkerProcess:
         """Whether there is nothing to be done but to wait for tasks."""
         return self.until is Until.STOPPED and not (self.executions or self._closing)
 
-    def _hurry(self, key: str) -> None:
+    def _renew_now(self, key: str) -> None:
         """The task with this ``key`` was asked to end."""
         for execution in self.executions:
             if str(execution.claimed.id) == key:
-                keeper.hurry(execution.hold)
+                keeper.renew_now(execution.hold)
 
     def _reaches_end(self) -> bool:
         """Whether the end is reached, after a look that found no more."""

@@ -162,7 +162,7 @@ class Watch:
 
     def __init__(self, execution: Execution) -> None:
         self.execution = execution
-        self._told = self._news()
+        self._reported = self._news()
         self._cancelled_at: float | None = None
 
     def look(self) -> child.News | None:
@@ -177,9 +177,9 @@ class Watch:
             if clock() - self._cancelled_at > CANCEL_GRACE:
                 raise TaskCancelled("The handler did not end, and its process was killed.")
         news = self._news()
-        if news == self._told:
+        if news == self._reported:
             return None
-        self._told = news
+        self._reported = news
         return news
 
     def _news(self) -> child.News:

@@ -55,11 +55,11 @@ def child(hold: Hold, parents_name: str) -> None:
 
 
 def main() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     parents_name = default_holder()
     with (
         override_settings(LEASING={"RENEW_EVERY": 0.05, "JITTER": 0}),
-        Lease.objects.hold("crane:1", ttl=30, on_lost=lambda h: told.append("lost")) as hold,
+        Lease.objects.hold("crane:1", ttl=30, on_lost=lambda h: reported.append("lost")) as hold,
     ):
         wait_for(lambda: Lease.objects.get(resource="crane:1").renewals >= 1)
         with warnings.catch_warnings():
@@ -77,7 +77,7 @@ def main() -> None:
         assert os.waitpid(pid, 0)[1] == 0, "the child failed"
         count = Lease.objects.get(resource="crane:1").renewals
         wait_for(lambda: Lease.objects.get(resource="crane:1").renewals > count)
-        say("parent", valid=hold.valid, renewed_after_the_fork=True, told=told)
+        say("parent", valid=hold.valid, renewed_after_the_fork=True, reported=reported)
 
 
 main()

@@ -57,11 +57,11 @@ def test_the_keepers_fixture_works_without_a_database(lease_keeper: ManualKeeper
 
 @pytest.mark.django_db
 def test_a_hold_is_lost_where_the_work_is_rolled_back() -> None:
-    told: list[Any] = []
-    with pytest.raises(LeaseLost), Lease.objects.hold("berth:1", on_lost=told.append) as hold:
+    reported: list[Any] = []
+    with pytest.raises(LeaseLost), Lease.objects.hold("berth:1", on_lost=reported.append) as hold:
         expire(hold)
         assert_lost(hold)
-    assert told == [hold]
+    assert reported == [hold]
 
 
 @pytest.mark.django_db

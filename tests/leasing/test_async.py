@@ -199,12 +199,12 @@ def test_cleaning_up_after_the_cancellation_may_take_its_time() -> None:
 
 
 def test_on_lost_is_called_although_the_loop_is_gone() -> None:
-    told = threading.Event()
-    hold = hold_of(on_lost=lambda hold: told.set())
+    reported = threading.Event()
+    hold = hold_of(on_lost=lambda hold: reported.set())
     asyncio.run(hold.__aenter__())
 
     hold.held.mark_lost(REASON)
-    assert told.wait(PATIENCE)
+    assert reported.wait(PATIENCE)
 
 
 # Other cancellations

@@ -20,8 +20,8 @@ def test_a_forked_child_holds_nothing_and_takes_nothing_from_its_parent(spawn: S
     wait_for(lambda: process.poll() is not None, timeout=60)
     assert process.returncode == 0, process.output
 
-    told = {line["who"]: line for line in map(json.loads, _answers(process.output))}
-    child, parent = told["child"], told["parent"]
+    reported = {line["who"]: line for line in map(json.loads, _answers(process.output))}
+    child, parent = reported["child"], reported["parent"]
     assert child["valid"] is False
     assert child["lost"] is True
     assert child["ensure"] == child["exit"]
@@ -31,7 +31,7 @@ def test_a_forked_child_holds_nothing_and_takes_nothing_from_its_parent(spawn: S
     assert child["own_hold_renewed"] is True
     assert parent["valid"] is True
     assert parent["renewed_after_the_fork"] is True
-    assert parent["told"] == []
+    assert parent["reported"] == []
     assert Lease.objects.get(resource="crane:1").released_at is not None
     assert events("crane:1") == ["acquired", "released"]
 
@@ -43,8 +43,8 @@ def _answers(output: str) -> list[str]:
 def test_a_keeper_forgets_in_a_child_even_if_its_lock_was_held_at_the_fork(
     store: FakeStore, manual_keeper: Keeper
 ) -> None:
-    told: list[Hold] = []
-    hold = hold_of(store, manual_keeper, on_lost=told.append)
+    reported: list[Hold] = []
+    hold = hold_of(store, manual_keeper, on_lost=reported.append)
     hold.__enter__()
     manual_keeper._lock.acquire()
 
@@ -53,6 +53,6 @@ def test_a_keeper_forgets_in_a_child_even_if_its_lock_was_held_at_the_fork(
     assert not manual_keeper._holds
     assert not hold.valid
     assert hold.lost.is_set()
-    assert (told, store.losses) == ([], [])
+    assert (reported, store.losses) == ([], [])
     with hold_of(store, manual_keeper, key=2) as own:
         assert own.valid

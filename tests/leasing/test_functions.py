@@ -81,12 +81,12 @@ def test_the_deadline_can_come_from_a_column(database_clock: DatabaseClock) -> N
     assert row.deadline == database_clock.now + timedelta(seconds=45)
 
 
-@pytest.mark.parametrize("told", ["2030-01-01 12:00:00.5", "2030-01-01 07:00:00.5-05:00"])
-def test_the_answer_of_the_database_is_readas_utc(told: str) -> None:
+@pytest.mark.parametrize("reported", ["2030-01-01 12:00:00.5", "2030-01-01 07:00:00.5-05:00"])
+def test_the_answer_of_the_database_is_readas_utc(reported: str) -> None:
     moment = datetime(2030, 1, 1, 12, 0, 0, 500_000, tzinfo=UTC)
 
-    assert as_utc(told) == moment
-    assert as_utc(datetime.fromisoformat(told)) == moment
+    assert as_utc(reported) == moment
+    assert as_utc(datetime.fromisoformat(reported)) == moment
 
 
 def test_mysql_is_asked_for_utc() -> None:

@@ -155,8 +155,8 @@ def test_a_release_by_hand_ends_the_term(
 def test_after_a_release_the_hold_is_over_but_nothing_was_lost(
     store: FakeStore, manual_keeper: Keeper
 ) -> None:
-    told: list[Hold] = []
-    hold = hold_of(store, manual_keeper, on_lost=told.append)
+    reported: list[Hold] = []
+    hold = hold_of(store, manual_keeper, on_lost=reported.append)
     with hold:
         hold.release()
         with pytest.raises(LeaseLost, match="it was released"):
@@ -164,7 +164,7 @@ def test_after_a_release_the_hold_is_over_but_nothing_was_lost(
         with pytest.raises(LeaseLost):
             hold.renew()
 
-    assert (told, store.losses) == ([], [])
+    assert (reported, store.losses) == ([], [])
     assert not hold.lost.is_set()
 
 
@@ -178,8 +178,8 @@ def test_a_hold_that_was_left_is_not_given_back(hold: Hold, store: FakeStore) ->
 def test_a_hold_that_settles_is_renewed_but_not_told_of_its_end(
     store: FakeStore, manual_keeper: Keeper, clock: FakeClock
 ) -> None:
-    told: list[Hold] = []
-    hold = hold_of(store, manual_keeper, on_lost=told.append)
+    reported: list[Hold] = []
+    hold = hold_of(store, manual_keeper, on_lost=reported.append)
     hold.__enter__()
     hold.held.expect_end()
     clock.advance(11)
@@ -191,4 +191,4 @@ def test_a_hold_that_settles_is_renewed_but_not_told_of_its_end(
     manual_keeper.renew_due()
 
     assert not hold.valid
-    assert (told, store.losses) == ([], [])
+    assert (reported, store.losses) == ([], [])

@@ -16,35 +16,35 @@ from tests.leasing.support import FakeClock, FakeStore, granted, hold_of
 def test_on_lost_is_called_once_with_the_hold(
     store: FakeStore, manual_keeper: Keeper, clock: FakeClock
 ) -> None:
-    told: list[Hold] = []
-    hold = hold_of(store, manual_keeper, on_lost=told.append)
+    reported: list[Hold] = []
+    hold = hold_of(store, manual_keeper, on_lost=reported.append)
     with pytest.raises(LeaseLost, match="first"), hold:
         hold.held.mark_lost("first")
         hold.held.mark_lost("second")
         clock.advance(60)
         manual_keeper.declare_lost()
 
-    assert told == [hold]
+    assert reported == [hold]
     assert store.losses == ["first"]
 
 
 def test_the_store_hears_of_a_loss_that_is_told_promptly(
     store: FakeStore, manual_keeper: Keeper
 ) -> None:
-    told: list[HeldGrant] = []
+    reported: list[HeldGrant] = []
     grant = granted(1, 30, manual_keeper.clock())
-    held = HeldGrant(store, grant, on_lost=told.append, are_prompt=True, keeper=manual_keeper)
+    held = HeldGrant(store, grant, on_lost=reported.append, are_prompt=True, keeper=manual_keeper)
     held.keep()
     held.mark_lost("thief has held it")
 
-    assert (told, store.losses) == ([held], ["thief has held it"])
+    assert (reported, store.losses) == ([held], ["thief has held it"])
 
 
 def test_on_lost_is_called_once_when_many_find_out_together(
     store: FakeStore, manual_keeper: Keeper
 ) -> None:
-    told: list[Hold] = []
-    hold = hold_of(store, manual_keeper, on_lost=told.append)
+    reported: list[Hold] = []
+    hold = hold_of(store, manual_keeper, on_lost=reported.append)
     hold.__enter__()
     start = threading.Barrier(8)
 
@@ -58,7 +58,7 @@ def test_on_lost_is_called_once_when_many_find_out_together(
     for thread in threads:
         thread.join()
 
-    assert told == [hold]
+    assert reported == [hold]
 
 
 def test_the_ledger_hears_of_the_loss_although_the_callback_fails(

@@ -47,15 +47,15 @@ def test_a_hold_on_a_held_lease_is_refused(manual_keeper: Keeper) -> None:
 def test_a_revoked_hold_hears_of_it_with_the_next_renewal(
     manual_keeper: Keeper, clock: FakeClock
 ) -> None:
-    told: list[Hold] = []
-    hold = row_hold(manual_keeper, on_lost=told.append)
+    reported: list[Hold] = []
+    hold = row_hold(manual_keeper, on_lost=reported.append)
     with pytest.raises(LeaseLost, match="revoked or released"), hold:
         Lease.objects.revoke("enough", "root")
         clock.advance(11)
         manual_keeper.renew_due()
         assert hold.lost.is_set()
 
-    assert told == [hold]
+    assert reported == [hold]
     assert stored(Lease.objects.get())["renewals"] == 0
 
 

@@ -130,12 +130,12 @@ def test_who_hurries_while_a_renewal_is_under_way_is_renewed_once_more(
 ) -> None:
     (hold,) = enter(store, manual_keeper, 1, ttl=30)
 
-    def hurry_meanwhile(grants: Mapping[Any, uuid.UUID]) -> Renewals:
+    def renew_meanwhile(grants: Mapping[Any, uuid.UUID]) -> Renewals:
         clock.advance(0.1)
-        manual_keeper.hurry(hold.held)
+        manual_keeper.renew_now(hold.held)
         return FakeStore.renew_all(grants)
 
-    store.answer = hurry_meanwhile
+    store.answer = renew_meanwhile
     clock.advance(10)
     manual_keeper.renew_due()
     store.answer = FakeStore.renew_all
@@ -236,8 +236,8 @@ def test_a_row_that_stays_busy_is_lost_when_its_trust_ends(
 def test_an_answer_to_a_term_that_was_released_meanwhile_is_no_loss(
     store: FakeStore, manual_keeper: Keeper, clock: FakeClock
 ) -> None:
-    told: list[Hold] = []
-    (hold,) = enter(store, manual_keeper, 1, on_lost=told.append)
+    reported: list[Hold] = []
+    (hold,) = enter(store, manual_keeper, 1, on_lost=reported.append)
 
     def released_meanwhile(grants: Mapping[Any, uuid.UUID]) -> Renewals:
         hold.release()
@@ -247,7 +247,7 @@ def test_an_answer_to_a_term_that_was_released_meanwhile_is_no_loss(
     clock.advance(10)
     manual_keeper.renew_due()
 
-    assert told == []
+    assert reported == []
     assert not hold.lost.is_set()
 
 

@@ -131,8 +131,8 @@ def test_the_keeper_drains_from_the_first_failure_until_a_success(
     clock.advance(10)
     manual_keeper.renew_due()
     assert manual_keeper.draining
-    told = r"Renewal failed; will retry in about 0\.[12] s: the database is away"
-    assert re.search(told, caplog.text)
+    reported = r"Renewal failed; will retry in about 0\.[12] s: the database is away"
+    assert re.search(reported, caplog.text)
 
     store.answer = store.renew_all
     clock.now = hold.held.due_at
@@ -161,17 +161,17 @@ def test_the_keeper_ends_draining_when_nothing_is_left_to_renew(
 def test_a_hold_is_declared_lost_when_its_trust_has_run_out_and_not_before(
     store: FakeStore, manual_keeper: Keeper, clock: FakeClock
 ) -> None:
-    told: list[Hold] = []
-    (hold,) = enter(store, manual_keeper, 1, ttl=30, on_lost=told.append)
+    reported: list[Hold] = []
+    (hold,) = enter(store, manual_keeper, 1, ttl=30, on_lost=reported.append)
 
     clock.now = hold.trusted_until - 0.001
     manual_keeper.declare_lost()
-    assert told == []
+    assert reported == []
 
     clock.now = hold.trusted_until
     manual_keeper.declare_lost()
     manual_keeper.declare_lost()
-    assert told == [hold]
+    assert reported == [hold]
     assert store.losses == ["it was not renewed in time"]
     assert not manual_keeper._holds
 

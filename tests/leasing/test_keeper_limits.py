@@ -226,21 +226,21 @@ def test_a_request_gives_way_to_nobody_whom_that_would_not_help(
 
 
 def test_a_callback_that_exits_keeps_nobody_else_from_being_told() -> None:
-    callback_threads, told = CallbackThreads(), threading.Event()
+    callback_threads, reported = CallbackThreads(), threading.Event()
     callback_threads.call(partial(sys.exit, 1))
-    callback_threads.call(told.set)
+    callback_threads.call(reported.set)
 
-    assert told.wait(PATIENCE)
+    assert reported.wait(PATIENCE)
     callback_threads.stop(PATIENCE)
 
 
 def test_slow_callbacks_delay_no_other() -> None:
-    callback_threads, go_on, told = CallbackThreads(), threading.Event(), threading.Event()
+    callback_threads, go_on, reported = CallbackThreads(), threading.Event(), threading.Event()
     for _ in range(MAX_THREADS - 1):
         callback_threads.call(partial(go_on.wait, PATIENCE))
-    callback_threads.call(told.set)
+    callback_threads.call(reported.set)
 
-    assert told.wait(PATIENCE)
+    assert reported.wait(PATIENCE)
     go_on.set()
     callback_threads.stop(PATIENCE)
 
@@ -248,10 +248,10 @@ def test_slow_callbacks_delay_no_other() -> None:
 def test_callbacks_one_after_the_other_share_a_thread() -> None:
     callback_threads, threads = CallbackThreads(), set()
     for _ in range(5):
-        told = threading.Event()
+        reported = threading.Event()
         callback_threads.call(lambda: threads.add(threading.get_ident()))
-        callback_threads.call(told.set)
-        told.wait(PATIENCE)
+        callback_threads.call(reported.set)
+        reported.wait(PATIENCE)
         wait_for(lambda: not callback_threads._pending)
     callback_threads.stop(PATIENCE)
 
@@ -259,38 +259,38 @@ def test_callbacks_one_after_the_other_share_a_thread() -> None:
 
 
 def test_receivers_are_called_in_order_unless_a_callback_hangs() -> None:
-    told: list[int] = []
+    reported: list[int] = []
     callback_threads, let_go = CallbackThreads(patience=0.01), threading.Event()
     for number in range(50):
-        callback_threads.call(partial(told.append, number))
-    wait_for(lambda: len(told) == 50)
+        callback_threads.call(partial(reported.append, number))
+    wait_for(lambda: len(reported) == 50)
     callback_threads.call(partial(let_go.wait, PATIENCE))
     wait_for(lambda: callback_threads._busy_since)
-    callback_threads.call(partial(told.append, 50))
+    callback_threads.call(partial(reported.append, 50))
 
     def look() -> bool:
         callback_threads.tend()
-        return len(told) == 51
+        return len(reported) == 51
 
     wait_for(look)
     let_go.set()
     callback_threads.stop(PATIENCE)
 
-    assert told == [*range(51)]
+    assert reported == [*range(51)]
 
 
 def test_what_is_told_behind_callbacks_that_hang_is_dropped_in_the_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     callback_threads, let_go = CallbackThreads(patience=PATIENCE, most=3), threading.Event()
     callback_threads.call(partial(let_go.wait, PATIENCE))
     for number in range(4):
-        callback_threads.call(partial(told.append, number))
+        callback_threads.call(partial(reported.append, number))
     let_go.set()
     callback_threads.stop(PATIENCE)
 
-    assert told == [0, 1]
+    assert reported == [0, 1]
     assert callback_threads.dropped == 2
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
@@ -311,15 +311,15 @@ def test_callback_threads_is_behind_while_much_waits_and_gets_on(
 
 
 def test_a_thread_of_callbacks_that_has_ended_is_replaced() -> None:
-    callback_threads, told = CallbackThreads(patience=PATIENCE), threading.Event()
+    callback_threads, reported = CallbackThreads(patience=PATIENCE), threading.Event()
     gone = threading.Thread(target=bool)
     gone.start()
     gone.join()
     callback_threads._threads.append(gone)
     callback_threads._busy_since[gone] = 0.0
-    callback_threads.call(told.set)
+    callback_threads.call(reported.set)
 
-    assert told.wait(PATIENCE)
+    assert reported.wait(PATIENCE)
     callback_threads.stop(PATIENCE)
 
 
@@ -329,10 +329,10 @@ def test_who_hears_late_of_a_loss_hears_of_the_term_that_was_lost(
 ) -> None:
     later: list[Any] = []
     monkeypatch.setattr(manual_keeper, "call", lambda tale, **_: later.append(tale))
-    told: list[tuple[Any, str]] = []
+    reported: list[tuple[Any, str]] = []
 
     def receiver(lease: Lease, reason: str, **_: Any) -> None:
-        told.append((lease.grant_id, reason))
+        reported.append((lease.grant_id, reason))
 
     hold = row_hold(manual_keeper)
     hold.__enter__()
@@ -347,7 +347,7 @@ def test_who_hears_late_of_a_loss_hears_of_the_term_that_was_lost(
     lost.disconnect(receiver)
 
     assert hold.grant_id != grant_id
-    assert told == [(grant_id, "revoked")]
+    assert reported == [(grant_id, "revoked")]
     hold.release()
 
 
@@ -384,14 +384,14 @@ def test_a_jump_of_the_clock_is_noticed_while_the_threads_wait(
     monkeypatch.setattr(keeper_module, "LOOK", 0.02)
     now = FakeClock()
     keeper = Keeper(clock=now)
-    told: list[Hold] = []
+    reported: list[Hold] = []
     with override_settings(LEASING={}):
-        hold = hold_of(store, keeper, ttl=3600, on_lost=told.append)
+        hold = hold_of(store, keeper, ttl=3600, on_lost=reported.append)
         hold.__enter__()
     now.advance(7200)
 
     assert hold.lost.wait(PATIENCE)
-    wait_for(lambda: told == [hold])
+    wait_for(lambda: reported == [hold])
     keeper.stop()
 
 
@@ -416,8 +416,8 @@ def test_a_release_that_failed_can_be_tried_again(store: FakeStore, manual_keepe
 def test_a_loss_that_the_release_finds_out_is_told_like_any_other(
     manual_keeper: Keeper, notes: Keeper
 ) -> None:
-    told: list[Hold] = []
-    hold = row_hold(manual_keeper, on_lost=told.append)
+    reported: list[Hold] = []
+    hold = row_hold(manual_keeper, on_lost=reported.append)
     hold.__enter__()
     Lease.objects.all().revoke()
 
@@ -425,11 +425,11 @@ def test_a_loss_that_the_release_finds_out_is_told_like_any_other(
         hold.release()
 
     assert hold.lost.is_set()
-    assert told == [hold]
+    assert reported == [hold]
     assert not hold.valid
     with pytest.raises(Exception, match="revoked"):
         hold.release()
-    assert told == [hold]
+    assert reported == [hold]
 
 
 def test_at_its_end_a_process_gives_back_what_its_threads_still_hold(spawn: Any) -> None:
@@ -455,7 +455,7 @@ def test_at_its_end_a_process_gives_back_what_its_threads_still_hold(spawn: Any)
 
     released = Lease.objects.filter(released_at__isnull=False).order_by("resource")
     assert [lease.resource for lease in released] == ["main", "thread"], process.output
-    assert "told" not in process.output
+    assert "reported" not in process.output
 
 
 WEIGHED = """

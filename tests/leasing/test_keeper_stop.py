@@ -108,13 +108,13 @@ def test_a_keeper_that_holds_nothing_rests_and_starts_again_with_the_next_hold(
     keeper = Keeper()
     with hold_of(store, keeper):
         threads = list(keeper._threads)
-    noted, told = threading.Event(), threading.Event()
+    noted, reported = threading.Event(), threading.Event()
     keeper.soon(noted.set)
-    keeper.call(told.set)
+    keeper.call(reported.set)
 
     keeper.rest()
 
-    assert have_ended(threads) and noted.is_set() and told.is_set()
+    assert have_ended(threads) and noted.is_set() and reported.is_set()
     with hold_of(store, keeper):
         calls = len(store.calls)
         wait_for(lambda: len(store.calls) > calls)

@@ -133,17 +133,17 @@ def test_every_hold_of_a_silent_store_is_told_though_telling_the_ledger_fails(
 
     store.answer = store.fail
     store.lost = fail  # type: ignore[method-assign]
-    told: list[Any] = []
+    reported: list[Any] = []
     with override_settings(LEASING={**OFTEN, "MARGIN": 0.9}):
         holds = [
-            hold_of(store, live_keeper, key, ttl=1.0, on_lost=lambda h: told.append(h.key))
+            hold_of(store, live_keeper, key, ttl=1.0, on_lost=lambda h: reported.append(h.key))
             for key in range(3)
         ]
         for hold in holds:
             hold.__enter__()
-        wait_for(lambda: len(told) == 3)
+        wait_for(lambda: len(reported) == 3)
 
-    assert sorted(told) == [0, 1, 2]
+    assert sorted(reported) == [0, 1, 2]
     wait_for(lambda: "hold.callback_failed" in logged(caplog))
 
 
@@ -196,14 +196,14 @@ def test_a_callback_that_fails_is_logged_and_the_next_is_called(
     def on_lost(hold: Hold) -> None:
         raise ZeroDivisionError
 
-    told: list[Hold] = []
+    reported: list[Hold] = []
     first = hold_of(store, live_keeper, 1, on_lost=on_lost)
-    second = hold_of(store, live_keeper, 2, on_lost=told.append)
+    second = hold_of(store, live_keeper, 2, on_lost=reported.append)
     for hold in (first, second):
         hold.__enter__()
         hold.held.mark_lost("thief has held it")
 
-    wait_for(lambda: told)
+    wait_for(lambda: reported)
     wait_for(lambda: "ZeroDivisionError" in caplog.text)
 
 

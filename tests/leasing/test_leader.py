@@ -373,8 +373,8 @@ def test_while_the_database_is_away_the_campaign_goes_on(
     with leader as term:
         term.ensure()
 
-    told = logged(caplog, resource="scheduler", error="nobody is there")
-    assert told == ["leader.campaign_failed"] * 2
+    reported = logged(caplog, resource="scheduler", error="nobody is there")
+    assert reported == ["leader.campaign_failed"] * 2
 
 
 def test_so_does_that_of_a_coroutine(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -939,7 +939,7 @@ def test_nobody_leads_where_nobody_holds(state: str) -> None:
     assert Leader("scheduler").current() is None
 
 
-def told(watching: Iterator[Incumbent | None]) -> str | None:
+def reported(watching: Iterator[Incumbent | None]) -> str | None:
     leads = next(watching)
     return None if leads is None else leads.holder
 
@@ -969,7 +969,7 @@ def test_who_watches_is_told_of_each_change_and_of_nothing_else(
     }
     watching = Leader("scheduler").watch()
 
-    assert [told(watching) for _ in range(6)] == [None, "ann", None, "bob", "bob", None]
+    assert [reported(watching) for _ in range(6)] == [None, "ann", None, "bob", "bob", None]
     assert next(script) == 10
     assert len(looks) == 9
     assert all(0.8 <= length <= 1.0 for length in looks)
@@ -1013,11 +1013,11 @@ def test_where_clocks_stand_still_nobody_waits(leader: Leader) -> None:
         next(terms)
         leader.resign()
         watching = leader.watch()
-        assert told(watching) == "ann"
+        assert reported(watching) == "ann"
         next(terms)
         assert clocks.passed >= 2
         terms.close()
-        assert told(watching) is None
+        assert reported(watching) is None
 
 
 def in_thread(work: Callable[..., Any], *args: Any) -> Any:

@@ -165,9 +165,9 @@ def test_the_options_are_those_of_a_hold(
     waits = Waits(clocks, monkeypatch)
     held = Lease.objects.acquire("report", ttl=60)
     waits.after(3, lambda: Lease.objects.release(held))
-    told: list[Hold] = []
+    reported: list[Hold] = []
 
-    @leased("report", holder="ann", wait=10, metadata={"why": "monthly"}, on_lost=told.append)
+    @leased("report", holder="ann", wait=10, metadata={"why": "monthly"}, on_lost=reported.append)
     def build(hold: Hold) -> None:
         lease = Lease.objects.get()
         assert (lease.holder, lease.metadata) == ("ann", {"why": "monthly"})
@@ -176,7 +176,7 @@ def test_the_options_are_those_of_a_hold(
 
     with pytest.raises(LeaseLost, match="revoked"):
         build()  # type: ignore[call-arg]
-    assert [hold.resource for hold in told] == ["report"]
+    assert [hold.resource for hold in reported] == ["report"]
 
 
 @pytest.mark.once

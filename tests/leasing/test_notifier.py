@@ -514,8 +514,8 @@ def test_a_waiter_of_another_process_wakes_within_milliseconds(
         wait_for(Lease.objects.active().filter(resource=resource).exists, process=releaser)
         with Lease.objects.hold(resource, wait=PATIENCE):
             acquired_at = time.monotonic()
-        told = wait_for(lambda: released(releaser.output, resource), process=None)  # noqa: B023
-        latencies.append(1000 * (acquired_at - told))
+        reported = wait_for(lambda: released(releaser.output, resource), process=None)  # noqa: B023
+        latencies.append(1000 * (acquired_at - reported))
 
     latencies.sort()
     median, worst = latencies[rounds // 2], latencies[-1]

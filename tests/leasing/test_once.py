@@ -384,7 +384,7 @@ def test_payloads_a_microsecond_apart_are_two(one: Any, done: list[str]) -> None
     [object(), {1, 2}, {1: "a", "b": 2}, b"bytes", {1: "a"}, [{"a": ({None: 1},)}]],
 )
 def test_a_payload_that_is_no_json_is_refused(payload: Any, done: list[str]) -> None:
-    """Told by its repr, the same would be another in every process."""
+    """Reported by its repr, the same would be another in every process."""
     with pytest.raises(ValueError, match="^The payload is not JSON"):
         once("charge", window=3600, payload=payload).run(body(done))
 

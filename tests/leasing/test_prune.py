@@ -444,11 +444,11 @@ def test_whatever_happened_who_held_since_is_told_as_before(
             for moment in moments
         ]
 
-    told = answers()
+    reported = answers()
     tokens = {lease.resource: lease.fencing_token for lease in Lease.objects.all()}
     prune(age, batch=chance.choice([1, 2, 7, 500]))
 
-    assert answers() == told
+    assert answers() == reported
     assert prune(age) == Pruned(0, 0, 0)
     for name, token in tokens.items():
         database_clock.advance(2 * DAY)

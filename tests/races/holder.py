@@ -29,8 +29,8 @@ def refusal(verb: object, *args: object) -> str:
 
 
 def main(resource: str, ttl: float, ask: Path) -> None:
-    told: list[str] = []
-    hold = Lease.objects.hold(resource, ttl=ttl, on_lost=lambda hold: told.append("lost"))
+    reported: list[str] = []
+    hold = Lease.objects.hold(resource, ttl=ttl, on_lost=lambda hold: reported.append("lost"))
     hold.__enter__()
     lease = Lease.objects.get(pk=hold.key)
     print(json.dumps({"holder": hold.holder, "token": hold.fencing_token}))
@@ -44,9 +44,9 @@ def main(resource: str, ttl: float, ask: Path) -> None:
         "hold": refusal(hold.release),
         "lost": hold.lost.wait(10),
     }
-    while not told and answer["lost"]:
+    while not reported and answer["lost"]:
         time.sleep(0.001)
-    print(json.dumps({**answer, "told": told}))
+    print(json.dumps({**answer, "told": reported}))
 
 
 main(sys.argv[1], float(sys.argv[2]), Path(sys.argv[3]))

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 TTL = 3
 
 
-def told(process: Process) -> list[dict[str, Any]]:
+def reported(process: Process) -> list[dict[str, Any]]:
     """What ``process`` has printed as JSON."""
     lines = process.output.splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
@@ -78,7 +78,7 @@ def test_the_lease_of_a_killed_holder_is_taken_over_after_its_ttl(
     spawn: Spawn, tmp_path: Path
 ) -> None:
     process = spawn(["-m", "tests.races.holder", "crane:1", str(TTL), str(tmp_path / "ask")])
-    wait_for(lambda: told(process), timeout=PATIENCE, process=process)
+    wait_for(lambda: reported(process), timeout=PATIENCE, process=process)
     wait_for(lambda: Lease.objects.get().renewals >= 1, process=process)
 
     process.send_signal(signal.SIGKILL)
@@ -93,7 +93,7 @@ def test_the_lease_of_a_killed_holder_is_taken_over_after_its_ttl(
     assert (taken.acquired_at - killed_at).total_seconds() < TTL + 2
     assert taken.fencing_token > last.fencing_token
     event = LeaseEvent.objects.filter(kind="taken_over").get()
-    assert event.previous_holder == told(process)[0]["holder"]
+    assert event.previous_holder == reported(process)[0]["holder"]
 
 
 def acquired_or_none(resource: str) -> Lease | None:
@@ -105,7 +105,7 @@ def acquired_or_none(resource: str) -> Lease | None:
 
 def pause_between_renewals(process: Process) -> None:
     """Stop the holder where it has no transaction open, which would lock out everybody."""
-    wait_for(lambda: told(process), timeout=PATIENCE, process=process)
+    wait_for(lambda: reported(process), timeout=PATIENCE, process=process)
     count = Lease.objects.get().renewals
     wait_for(lambda: Lease.objects.get().renewals > count, process=process)
     pause(process)
@@ -122,9 +122,9 @@ def test_a_holder_that_was_paused_past_its_ttl_believes_and_changes_nothing(
     before = stored(taken)
     ask.touch()
     process.resume()
-    wait_for(lambda: len(told(process)) == 2, process=process)
+    wait_for(lambda: len(reported(process)) == 2, process=process)
 
-    answer = told(process)[1]
+    answer = reported(process)[1]
     assert answer["valid"] is False
     for verb in ("renew", "release"):
         assert answer[verb].startswith("successor has held it since")
@@ -144,9 +144,9 @@ def test_a_holder_that_was_paused_finds_its_lease_expired_although_nobody_took_i
     before = stored(Lease.objects.get())
     ask.touch()
     process.resume()
-    wait_for(lambda: len(told(process)) == 2, process=process)
+    wait_for(lambda: len(reported(process)) == 2, process=process)
 
-    answer = told(process)[1]
+    answer = reported(process)[1]
     assert answer["valid"] is False
     assert answer["renew"].startswith("it expired at")
     assert answer["release"].startswith("it expired at")

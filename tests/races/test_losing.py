@@ -82,13 +82,13 @@ def check(fault: str, writer: Writer, since: float, ends: dict[str, float]) -> N
         print(f"{fault}, {which}: deadline {ends[which] - since:+.2f} s after the fault")
         print(f"    last write {last - ends[which]:+.3f} s from the deadline")
         for way in ways:
-            told = writer.moments(which, way)
-            assert len(told) == 1, f"{which} was told {len(told)} times by {way}"
-            print(f"    {way:12} {told[0] - ends[which]:+.3f} s")
-            assert told[0] < ends[which], f"{which} was told too late by {way}"
+            reported = writer.moments(which, way)
+            assert len(reported) == 1, f"{which} was told {len(reported)} times by {way}"
+            print(f"    {way:12} {reported[0] - ends[which]:+.3f} s")
+            assert reported[0] < ends[which], f"{which} was told too late by {way}"
         assert last < ends[which], f"{which} wrote after its deadline"
-        first_told = min(writer.moments(which, way)[0] for way in ways)
-        assert last < first_told, f"{which} wrote after it was told"
+        first_reported = min(writer.moments(which, way)[0] for way in ways)
+        assert last < first_reported, f"{which} wrote after it was told"
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="there is no network to SQLite")
@@ -137,9 +137,9 @@ def test_a_holder_that_was_suspended(writer: Callable[..., Writer]) -> None:
         print(f"suspended, {which}: deadline {ends[which] - since:+.2f} s from the resumption")
         assert started.moments(which, "write")[-1] < ends[which]
         for way in ways:
-            (told,) = started.moments(which, way)
-            print(f"    {way:12} {told - since:+.3f} s after the resumption")
-            assert told - since < 1 + SLACK
+            (reported,) = started.moments(which, way)
+            print(f"    {way:12} {reported - since:+.3f} s after the resumption")
+            assert reported - since < 1 + SLACK
     for lease in taken:
         token = lease.fencing_token
         lease.refresh_from_db()

@@ -38,7 +38,7 @@ from tests.leasing.conftest import (
     other_session,
     store,
 )
-from tests.tasks.support import Handlers, Told, granted_at
+from tests.tasks.support import Handlers, Reported, granted_at
 
 __all__ = [
     "clock",
@@ -179,9 +179,9 @@ def quick(settings: Settings) -> None:
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
+def reported() -> Iterator[Reported]:
     """Every signal about a task that was sent, of its lease too."""
-    heard: Told = []
+    heard: Reported = []
     named = {name: signal for name, signal in vars(signals).items() if _is_signal(signal)}
     named |= {name: getattr(lease_signals, name) for name in ("renewed", "lost", "refused")}
     connected = []

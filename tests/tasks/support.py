@@ -21,7 +21,7 @@ from tests.factories import TaskFactory
 from tests.leasing.support import expire
 
 #: A signal that was sent: its name, the task, and what else it says.
-Told = list[tuple[str, int, dict[str, Any]]]
+Reported = list[tuple[str, int, dict[str, Any]]]
 
 #: Makes what the handler of a claimed task is given.
 ContextOf = Callable[[Task], Context]
@@ -71,8 +71,8 @@ def make_due(task: Task) -> None:
     Task.objects.filter(pk=task.pk).update(scheduled_at=after(timedelta(seconds=-1)))
 
 
-def names_of(told: Told) -> list[str]:
-    return [name for name, _, _ in told]
+def names_of(reported: Reported) -> list[str]:
+    return [name for name, _, _ in reported]
 
 
 def running(count: int, **options: Any) -> list[Task]:

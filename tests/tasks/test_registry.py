@@ -148,10 +148,12 @@ def test_a_handler_may_name_a_queue_that_a_check_finds_missing() -> None:
 
 @pytest.mark.django_db
 def test_an_end_is_told_to_the_handler_it_is_of() -> None:
-    told: list[tuple[int, str]] = []
-    registry.handler("jobs.heeded", on_end=lambda task: told.append((task.pk, task.status)))(build)
+    reported: list[tuple[int, str]] = []
+    registry.handler("jobs.observed", on_end=lambda task: reported.append((task.pk, task.status)))(
+        build
+    )
     well, badly, again, dropped = (
-        Task.objects.enqueue("jobs.heeded", {}, max_attempts=n) for n in (1, 1, 2, 1)
+        Task.objects.enqueue("jobs.observed", {}, max_attempts=n) for n in (1, 1, 2, 1)
     )
     TaskFactory(state="succeeded")
 
@@ -160,8 +162,8 @@ def test_an_end_is_told_to_the_handler_it_is_of() -> None:
     Task.objects.fail(claimed(again, "ann"), "no luck")
     Task.objects.filter(pk=dropped.pk).cancel()
 
-    assert told == [(well.pk, "succeeded"), (badly.pk, "failed"), (dropped.pk, "cancelled")]
-    assert "jobs.heeded" in registry.heeded()
+    assert reported == [(well.pk, "succeeded"), (badly.pk, "failed"), (dropped.pk, "cancelled")]
+    assert "jobs.observed" in registry.observed()
 
 
 @pytest.mark.django_db
@@ -169,8 +171,8 @@ def test_who_fails_to_hear_of_an_end_harms_nobody(caplog: pytest.LogCaptureFixtu
     def hear(task: object) -> None:
         raise RuntimeError("a bug of the hearer's")
 
-    registry.handler("jobs.heeded", on_end=hear)(build)
-    task = claimed(Task.objects.enqueue("jobs.heeded", {"report_id": 1}), "ann")
+    registry.handler("jobs.observed", on_end=hear)(build)
+    task = claimed(Task.objects.enqueue("jobs.observed", {"report_id": 1}), "ann")
 
     assert Task.objects.complete_many([(task, None)]) == ([task], [])
     assert "task.end_not_told" in logged(caplog)

@@ -18,7 +18,7 @@ from tasks.retry import Exponential, Fixed, GiveUpOn, RetryOn, RetryPolicy, deci
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.logs import logged
-from tests.tasks.support import Handlers, Told, attempts, names_of
+from tests.tasks.support import Handlers, Reported, attempts, names_of
 
 OOPS = ValueError("no luck")
 
@@ -195,15 +195,15 @@ def test_a_failure_heeds_the_policy_of_its_handler(
 
 
 def test_a_policy_that_gives_up_leaves_a_failed_task(
-    task: Task, policy: Policy, told: Told
+    task: Task, policy: Policy, reported: Reported
 ) -> None:
     policy(GiveUpOn(Stolen))
-    told.clear()
+    reported.clear()
 
     Task.objects.fail(task, Stolen("the card"))
 
     assert (task.status, task.attempts, task.last_error) == ("failed", 1, "Stolen: the card")
-    assert names_of(told) == ["failed"]
+    assert names_of(reported) == ["failed"]
 
 
 def test_no_policy_goes_beyond_the_last_attempt(task: Task, policy: Policy) -> None:

@@ -95,8 +95,8 @@ def resource_of(model: type[Any]) -> str | None:
     if model.lease_resource is named.lease_resource:
         return "w.resource"
     pk: Any = model._meta.pk
-    is_told = model.lease_resource is named.__base__.lease_resource
-    if not is_told or type(key_field(model)) not in _SPELLED_ALIKE:
+    is_noted = model.lease_resource is named.__base__.lease_resource
+    if not is_noted or type(key_field(model)) not in _SPELLED_ALIKE:
         return None
     return f"'{model.leased_model()._meta.label_lower}:' || w.{_quoted(pk.column)}::text"
 

@@ -93,7 +93,7 @@ class Command(BaseCommand):
         )
         if events:
             self.stdout.write("")
-            self.stdout.write(as_table([_told(event) for event in events]))
+            self.stdout.write(as_table([_cells(event) for event in events]))
 
     def _revoke(self, options: dict[str, Any]) -> None:
         lease = _find(options["name"])
@@ -171,7 +171,7 @@ def _event(event: LeaseEvent) -> dict[str, Any]:
     }
 
 
-def _told(event: LeaseEvent) -> tuple[str, ...]:
+def _cells(event: LeaseEvent) -> tuple[str, ...]:
     by = f"by {event.actor}" if event.actor else ""
     return stamp(event.at), badge_of_event(event.kind).word, event.holder, by, event.reason
 

@@ -104,11 +104,11 @@ class Command(BaseCommand):
         diagnosis = diagnose(task)
         attempts = list(task.attempt_set.using(task._state.db))
         if options["json"]:
-            told = diagnosis.as_json()
+            reported = diagnosis.as_json()
             more = {name: masked(getattr(task, name)) for name in ("task_data", "task_output")}
             history = [_attempt(attempt) for attempt in attempts]
             self.stdout.write(
-                as_json(_facts(task) | more | {"diagnosis": told, "history": history})
+                as_json(_facts(task) | more | {"diagnosis": reported, "history": history})
             )
             return
         self.stdout.write(f"task:{task.pk} {plain(task.name)}: {plain(diagnosis.headline)}")
@@ -118,7 +118,7 @@ class Command(BaseCommand):
         self.stdout.write(as_table([(name, value) for name, value in facts.items() if value]))
         if attempts:
             self.stdout.write("")
-            self.stdout.write(as_table([_told(attempt) for attempt in attempts]))
+            self.stdout.write(as_table([_cells(attempt) for attempt in attempts]))
 
     def _explain(self, options: dict[str, Any]) -> None:
         task = _find(options["id"])
@@ -282,7 +282,7 @@ def _attempt(attempt: TaskAttempt) -> dict[str, Any]:
     return {name: getattr(attempt, name) for name in (*names, "traceback", "refused_verb")}
 
 
-def _told(attempt: TaskAttempt) -> tuple[str, ...]:
+def _cells(attempt: TaskAttempt) -> tuple[str, ...]:
     error = attempt.error.partition("\n")[0]
     refused = f"late {attempt.refused_verb} refused" if attempt.refused_verb else ""
     moment = stamp(attempt.ended_at)

@@ -25,7 +25,7 @@ from leasing.validation.terms import Terms
 from tasks import registry, signals
 from tasks.querysets.claimed import (
     COLUMNS,
-    TOLD_COLUMNS,
+    REPORTED_COLUMNS,
     TRACED_COLUMNS,
     ClaimedTask,
     Term,
@@ -96,7 +96,7 @@ _ORDER = "priority AS _priority, scheduled_at AS _scheduled_at"
 _OF_CHOSEN = "{table}.id = ANY(ARRAY(SELECT id FROM chosen WHERE concurrency_key = ''))"
 
 #: What few tasks need: reading it takes longer than reading a null.
-_IF_TOLD = "CASE WHEN name = ANY(%(told)s::text[]) THEN {value} END"
+_IF_REPORTED = "CASE WHEN name = ANY(%(reported)s::text[]) THEN {value} END"
 #: For how many microseconds a task had been due; nothing of one that was taken back, for it
 #: would tell of its first wait again.
 _WAITED = "CASE WHEN {started} >= {now} OR {due} > {started} THEN {now} - {due} END"
@@ -138,7 +138,7 @@ def _take(
     limit: int,
     after: list[int | None] | None,
 ) -> tuple[list[ClaimedTask], bool]:
-    parameters = {**_parameters(terms, queues, limit), "told": registry.heeded()}
+    parameters = {**_parameters(terms, queues, limit), "reported": registry.observed()}
     if after is None:
         statement = _timed("take", rows, _take_statement, limit)
         return _answered(rows, terms, statement, parameters)
@@ -152,7 +152,7 @@ def _take(
 
 def take_one(rows: TaskRows, terms: Terms, queue: str, key: int) -> tuple[list[ClaimedTask], bool]:
     """``take``, of the task with this ``key`` alone."""
-    parameters = {**_parameters(terms, [queue], 1), "told": registry.heeded(), "key": key}
+    parameters = {**_parameters(terms, [queue], 1), "reported": registry.observed(), "key": key}
     return _answered(rows, terms, _timed("take one", rows, _take_one_statement, 1), parameters)
 
 
@@ -247,7 +247,7 @@ def _take_after_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
     found = _FOUND_AFTER.format(first=first, further=further)
     chosen = _CHOSEN.format(asked=_ASKED_AFTER.format(table=table), found=found, most=most)
     now = compiled(rows, DbMicroseconds())
-    answer = _told(rows, timed, due="scheduled_at", now=f"(SELECT {now})")
+    answer = _reported(rows, timed, due="scheduled_at", now=f"(SELECT {now})")
     return _CLAIM_ON.format(
         chosen=chosen, update=_granting(rows), now=now, answer=", ".join(answer)
     )
@@ -261,19 +261,19 @@ def _take_one_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
 
 def _taking(rows: TaskRows, asked: str, found: str, timed: bool, most: int) -> str:
     traced = () if points.tracer is None else TRACED_COLUMNS
-    columns = ("task_data", *COLUMNS, *TOLD_COLUMNS, *traced)
-    answer = ("passed_over", "now", *_told(rows, timed, due="_scheduled_at", now="now"))
+    columns = ("task_data", *COLUMNS, *REPORTED_COLUMNS, *traced)
+    answer = ("passed_over", "now", *_reported(rows, timed, due="_scheduled_at", now="now"))
     chosen = _CHOSEN.format(asked=asked, found=found, most=most)
     return _claiming(rows, chosen, columns, answer, DbMicroseconds())
 
 
-def _told(rows: TaskRows, timed: bool, *, due: str, now: str) -> tuple[str, ...]:
+def _reported(rows: TaskRows, timed: bool, *, due: str, now: str) -> tuple[str, ...]:
     """What a ``ClaimedTask`` is made of."""
     traced = () if points.tracer is None else TRACED_COLUMNS
-    told = (_IF_TOLD.format(value=value) for value in _told_values(rows))
+    reported = (_IF_REPORTED.format(value=value) for value in _reported_values(rows))
     # By their places: what is traced comes after this, also where this is not asked for.
     waited = [_waited(due, now)] if timed else ["NULL"] if traced else []
-    return ("task_data", *COLUMNS, *told, *waited, *traced)
+    return ("task_data", *COLUMNS, *reported, *waited, *traced)
 
 
 def _waited(due: str, now: str) -> str:
@@ -281,8 +281,8 @@ def _waited(due: str, now: str) -> str:
     return _WAITED.format(due=due, started=started, now=now)
 
 
-def _told_values(rows: TaskRows) -> Iterator[str]:
-    for name in TOLD_COLUMNS:
+def _reported_values(rows: TaskRows) -> Iterator[str]:
+    for name in REPORTED_COLUMNS:
         is_moment = isinstance(rows.model._meta.get_field(name), DateTimeField)
         yield MICROSECONDS.format(moment=name) if is_moment else name
 

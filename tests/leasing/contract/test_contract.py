@@ -364,40 +364,40 @@ def test_a_revoked_holder_cannot_release_what_the_next_has(thing: Adapter) -> No
 
 @over_each
 def test_a_loss_is_told_in_every_way_and_once(thing: Adapter, clocks: ManualKeeper) -> None:
-    told: list[Hold] = []
-    with pytest.raises(LeaseLost, match="revoked"), thing.hold(on_lost=told.append) as hold:
+    reported: list[Hold] = []
+    with pytest.raises(LeaseLost, match="revoked"), thing.hold(on_lost=reported.append) as hold:
         revoke(thing.what)
         assert hold.valid  # nobody has asked yet
         clocks.renew()
 
-        assert told == [hold]
+        assert reported == [hold]
         assert hold.lost.is_set()
         assert not hold.valid
         with pytest.raises(LeaseLost):
             hold.ensure()
         clocks.advance(1000)
-    assert told == [hold]
+    assert reported == [hold]
     assert kinds(thing).count("lost") == 1
 
 
 @over_each
 def test_on_lost_is_not_called_for_what_was_released(thing: Adapter, clocks: ManualKeeper) -> None:
-    told: list[Hold] = []
-    with thing.hold(on_lost=told.append):
+    reported: list[Hold] = []
+    with thing.hold(on_lost=reported.append):
         pass
     clocks.advance(1000)
-    assert told == []
+    assert reported == []
 
 
 @over_each
 def test_ensure_finds_the_end_by_itself(thing: Adapter, clocks: ManualKeeper) -> None:
-    told: list[Hold] = []
-    with pytest.raises(LeaseLost), thing.hold(ttl=30, on_lost=told.append) as hold:
+    reported: list[Hold] = []
+    with pytest.raises(LeaseLost), thing.hold(ttl=30, on_lost=reported.append) as hold:
         clocks.suspend(40)
         assert not hold.valid
         with pytest.raises(LeaseLost, match="not renewed in time"):
             hold.ensure()
-        assert told == [hold]
+        assert reported == [hold]
 
 
 @over_each

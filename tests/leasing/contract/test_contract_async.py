@@ -234,17 +234,17 @@ def test_an_error_of_an_async_block_is_not_hidden_by_the_loss(thing: Adapter) ->
 
 @over_each
 def test_on_lost_is_called_once_for_an_async_block(thing: Adapter, clocks: ManualKeeper) -> None:
-    told: list[Any] = []
+    reported: list[Any] = []
 
     async def body() -> None:
-        async with thing.hold(on_lost=told.append) as hold:
+        async with thing.hold(on_lost=reported.append) as hold:
             expire_soon(hold)
             await asyncio.sleep(3600)
 
     with pytest.raises(LeaseLost):
         async_to_sync(body)()
     clocks.advance(100)
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 @over_each

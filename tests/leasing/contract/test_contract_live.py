@@ -82,31 +82,31 @@ def test_the_keeper_renews_by_itself(live_thing: Adapter) -> None:
 
 @over_each_live
 def test_a_revocation_is_heard_in_the_background_and_once(live_thing: Adapter) -> None:
-    told: list[tuple[Hold, threading.Thread]] = []
+    reported: list[tuple[Hold, threading.Thread]] = []
 
     def on_lost(hold: Hold) -> None:
-        told.append((hold, threading.current_thread()))
+        reported.append((hold, threading.current_thread()))
 
     with pytest.raises(LeaseLost, match="revoked"), live_thing.hold(on_lost=on_lost) as hold:
         revoke(live_thing.what)
         assert hold.lost.wait(PATIENCE)
         with pytest.raises(LeaseLost):
             hold.ensure()
-    wait_for(lambda: told, timeout=PATIENCE)
+    wait_for(lambda: reported, timeout=PATIENCE)
     wait_for(lambda: kinds(live_thing).count("lost"), timeout=PATIENCE)
 
-    ((lost, thread),) = told
+    ((lost, thread),) = reported
     assert lost is hold
     assert thread is not threading.current_thread()
 
 
 @over_each_live
 def test_a_hold_that_a_test_expires_is_told_by_the_keepers_thread(live_thing: Adapter) -> None:
-    told = threading.Event()
-    with pytest.raises(LeaseLost), live_thing.hold(on_lost=lambda hold: told.set()) as hold:
+    reported = threading.Event()
+    with pytest.raises(LeaseLost), live_thing.hold(on_lost=lambda hold: reported.set()) as hold:
         expire(hold)
         assert_lost(hold)
-        assert told.wait(PATIENCE)
+        assert reported.wait(PATIENCE)
 
 
 @over_each_live

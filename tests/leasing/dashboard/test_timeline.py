@@ -32,7 +32,9 @@ def seen(database_clock: DatabaseClock, **options: Any) -> Timeline:
     return read(Lease.objects.get(resource="crane"), database_clock.now, **options)
 
 
-def told(term: Term, database_clock: DatabaseClock) -> tuple[str, str, float | None, float | None]:
+def reported(
+    term: Term, database_clock: DatabaseClock
+) -> tuple[str, str, float | None, float | None]:
     """Holder and end of a term, and its two moments in seconds from now."""
 
     def ago(moment: Any) -> float | None:
@@ -55,7 +57,7 @@ def test_each_term_has_its_holder_its_moments_and_its_end(database_clock: Databa
 
     shown = seen(database_clock)
 
-    assert [told(term, database_clock) for term in shown.terms] == [
+    assert [reported(term, database_clock) for term in shown.terms] == [
         ("ann", "released", -70.0, -70.0),
         ("bob", "expired", -60.0, -30.0),
         ("cid", "revoked", -20.0, -15.0),
@@ -86,7 +88,7 @@ def test_an_expired_term_that_nobody_took_over_has_ended(database_clock: Databas
 
     shown = seen(database_clock)
 
-    assert told(shown.terms[0], database_clock) == ("ann", "expired", -31.0, -1.0)
+    assert reported(shown.terms[0], database_clock) == ("ann", "expired", -31.0, -1.0)
     assert shown.until == database_clock.now
 
 
@@ -111,7 +113,12 @@ def test_what_was_revoked_after_it_expired_ended_when_it_expired(
     database_clock.advance(40)
     Lease.objects.filter(resource="crane").revoke(by="olga")
 
-    assert told(seen(database_clock).terms[0], database_clock) == ("ann", "expired", -40.0, -10.0)
+    assert reported(seen(database_clock).terms[0], database_clock) == (
+        "ann",
+        "expired",
+        -40.0,
+        -10.0,
+    )
 
 
 def test_a_revocation_is_none_the_less_one_because_its_event_comes_later(
@@ -168,7 +175,7 @@ def test_so_many_events_are_read_and_the_rest_is_said_to_be_there(
 def test_a_lease_without_events_is_told_by_its_row(database_clock: DatabaseClock) -> None:
     take("ann")
     LeaseEvent._base_manager.all().delete()
-    assert told(seen(database_clock).terms[0], database_clock) == ("ann", "held", 0.0, None)
+    assert reported(seen(database_clock).terms[0], database_clock) == ("ann", "held", 0.0, None)
 
     Lease.objects.create(resource="new")
     assert read(Lease.objects.get(resource="new"), database_clock.now).terms == []

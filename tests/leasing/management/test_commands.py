@@ -177,10 +177,10 @@ def test_one_lease_is_explained_with_what_happened_to_it(
 
     lines = printed(capsys, "show", "crane:1").splitlines()
 
-    told = explained(capsys)
-    assert lines[:2] == [f"crane:1: {told['headline']}", told["next"]]
-    assert told["code"] == "released"
-    assert all(word in told["headline"] for word in ("ann", "root", "it burns"))
+    reported = explained(capsys)
+    assert lines[:2] == [f"crane:1: {reported['headline']}", reported["next"]]
+    assert reported["code"] == "released"
+    assert all(word in reported["headline"] for word in ("ann", "root", "it burns"))
     facts = dict(line.split(maxsplit=1) for line in lines[2 : lines.index("")])
     assert facts["state"] == "released"
     assert facts["released_at"] == facts["expires_at"] == "2030-01-01 00:00:05 UTC"
@@ -446,11 +446,11 @@ def leads(spawn: Spawn, notes: Path, *options: str) -> Process:
     """A process that leads; it does when this returns."""
     command = ["manage.py", "run_as_leader", "--skip-checks", "race", "--holder", "ann", *options]
     process = spawn([*command, "--", sys.executable, "-S", "-c", LED, str(notes)])
-    wait_for(lambda: told(notes), timeout=PATIENCE, process=process)
+    wait_for(lambda: reported(notes), timeout=PATIENCE, process=process)
     return process
 
 
-def told(notes: Path) -> list[str]:
+def reported(notes: Path) -> list[str]:
     text = notes.read_text() if notes.exists() else ""
     return [line.split()[1] for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
@@ -471,7 +471,7 @@ def test_a_command_runs_while_this_leads_and_ends_with_its_code(
 
     Path(f"{notes_of}.go").touch()
     assert process.wait(PATIENCE) == 5
-    assert told(notes_of) == ["race", "goes"]
+    assert reported(notes_of) == ["race", "goes"]
     assert not Lease.objects.active().exists()
 
 
@@ -485,7 +485,7 @@ def test_a_stop_is_passed_on_and_the_leadership_given_back_at_once(
 
     process.send_signal(number)
     assert process.wait(PATIENCE) == 3
-    assert told(notes_of) == ["race", "asked"]
+    assert reported(notes_of) == ["race", "asked"]
     assert Lease.objects.released().exists()
 
 
@@ -497,8 +497,8 @@ def test_a_revoked_leader_ends_its_command_and_campaigns_again(
     process = leads(spawn, notes_of, "--ttl", "3")
 
     call_command("leases", "revoke", "race", "--reason", "by a test")
-    wait_for(lambda: len(told(notes_of)) == 3, timeout=PATIENCE, process=process)
-    assert told(notes_of) == ["race", "asked", "race"]
+    wait_for(lambda: len(reported(notes_of)) == 3, timeout=PATIENCE, process=process)
+    assert reported(notes_of) == ["race", "asked", "race"]
     first, _, second = [int(line.split()[0]) for line in notes_of.read_text().splitlines()]
     assert second > first
     assert process.poll() is None
@@ -512,7 +512,7 @@ def test_a_leader_that_is_killed_takes_its_command_along(spawn: Spawn, notes_of:
 
     process.kill()
     wait_for(lambda: not is_running(pid))
-    assert told(notes_of) == ["race"]
+    assert reported(notes_of) == ["race"]
     assert Lease.objects.active().exists()
 
 
@@ -527,5 +527,5 @@ def test_the_command_of_a_leader_that_is_paused_does_not_outlive_its_term(
     process.pause()
     wait_for(lambda: not is_running(pid))
     process.resume()
-    wait_for(lambda: len(told(notes_of)) == 2, timeout=PATIENCE, process=process)
-    assert told(notes_of) == ["race", "race"]
+    wait_for(lambda: len(reported(notes_of)) == 2, timeout=PATIENCE, process=process)
+    assert reported(notes_of) == ["race", "race"]

@@ -227,17 +227,17 @@ def test_nothing_is_measured_while_nobody_asks(counted: LeaseMetrics) -> None:
 
 
 def test_a_count_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    told = signals.Logged()
+    reported = signals.Logged()
     probe = probes.Probe()
     counts: list[Any] = []
 
     def fail(*args: Any) -> None:
         raise ZeroDivisionError
 
-    told.count_by(fail)
-    told.count_by(lambda rows, details: counts.append((list(rows), dict(details))))
+    reported.count_by(fail)
+    reported.count_by(lambda rows, details: counts.append((list(rows), dict(details))))
     probe.connect(fail)
-    told.send_robust(object, lease="a lease", reason="why")
+    reported.send_robust(object, lease="a lease", reason="why")
     probe(1, 2)
 
     assert counts == [(["a lease"], {"reason": "why"})]

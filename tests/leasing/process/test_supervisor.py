@@ -220,8 +220,8 @@ def test_a_command_that_cannot_be_started_has_the_code_of_shells(
         with Child([name], os.environ) as child:
             child.run_until(clocks.clock() + PATIENCE)
             assert end(child) == code
-    told = capfd.readouterr().err.splitlines()
-    assert told == [
+    reported = capfd.readouterr().err.splitlines()
+    assert reported == [
         f"{tmp_path / 'none'}: No such file or directory",
         f"{tmp_path / 'plain.txt'}: Permission denied",
     ]

@@ -166,13 +166,13 @@ def test_a_row_is_held_while_the_block_runs(
 
 
 def test_a_revoked_row_is_a_lost_hold(order: Order, clocks: ManualKeeper) -> None:
-    told: list[Hold] = []
-    with pytest.raises(LeaseLost, match="revoked"), order.hold(on_lost=told.append) as hold:
+    reported: list[Hold] = []
+    with pytest.raises(LeaseLost, match="revoked"), order.hold(on_lost=reported.append) as hold:
         Order.objects.revoke()
         clocks.renew()
         assert not hold.valid
 
-    assert told == [hold]
+    assert reported == [hold]
 
 
 # Claim

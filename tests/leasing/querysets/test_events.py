@@ -30,8 +30,8 @@ def test_the_ledger_tells_the_life_of_a_lease_in_order() -> None:
         "acquired",
         "revoked",
     ]
-    told = LeaseEvent.objects.order_by("id").values_list("holder", "previous_holder", "actor")
-    assert list(told) == [
+    reported = LeaseEvent.objects.order_by("id").values_list("holder", "previous_holder", "actor")
+    assert list(reported) == [
         ("ann", "", ""),
         ("bob", "ann", ""),
         ("ann", "", ""),

@@ -113,10 +113,10 @@ def test_no_attempt_is_changed_through_its_task() -> None:
 @ledgers
 def test_a_fixture_is_loaded_over_what_is_there(make: Callable[[], Any], column: str) -> None:
     row = make()
-    (told,) = serializers.deserialize("python", serializers.serialize("python", [row]))
-    setattr(told.object, column, "ann")
+    (reported,) = serializers.deserialize("python", serializers.serialize("python", [row]))
+    setattr(reported.object, column, "ann")
 
-    told.save()
+    reported.save()
 
     assert getattr(rows(row).get(), column) == "ann"
 

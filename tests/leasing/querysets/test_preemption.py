@@ -154,8 +154,8 @@ def test_renewals_never_move_the_deadline_beyond_the_longest_hold(clocks: Manual
 
 
 def test_a_hold_ends_with_its_longest_time_and_says_so(clocks: ManualKeeper) -> None:
-    told: list[Hold] = []
-    hold = Lease.objects.hold("crane:1", ttl=10, max_hold=25, on_lost=told.append)
+    reported: list[Hold] = []
+    hold = Lease.objects.hold("crane:1", ttl=10, max_hold=25, on_lost=reported.append)
     with pytest.raises(LeaseLost, match="its maximum hold time"), hold:
         clocks.advance(24)
         assert hold.valid
@@ -163,7 +163,7 @@ def test_a_hold_ends_with_its_longest_time_and_says_so(clocks: ManualKeeper) -> 
         assert hold.lost.is_set()
         assert row().expires_at > clocks.now - seconds(0.001)  # told before others get it
 
-    assert told == [hold]
+    assert reported == [hold]
 
 
 def test_without_a_longest_hold_a_lease_is_renewed_for_ever(clocks: ManualKeeper) -> None:
@@ -258,9 +258,9 @@ def test_renewals_go_on_until_the_end_that_was_set(clocks: ManualKeeper) -> None
 
 def test_the_holder_hears_of_it_once_and_loses_it_at_the_end(clocks: ManualKeeper) -> None:
     yielding: list[Hold] = []
-    told: list[Hold] = []
+    reported: list[Hold] = []
     hold = Lease.objects.hold(
-        "crane:1", holder="ann", ttl=10, on_yield=yielding.append, on_lost=told.append
+        "crane:1", holder="ann", ttl=10, on_yield=yielding.append, on_lost=reported.append
     )
     with pytest.raises(LeaseLost, match="preempted by bob, which has a higher priority"), hold:
         assert hold.yield_to == ""
@@ -272,7 +272,7 @@ def test_the_holder_hears_of_it_once_and_loses_it_at_the_end(clocks: ManualKeepe
         clocks.advance(5)
         assert not hold.valid
 
-    assert (yielding, told) == ([hold], [hold])
+    assert (yielding, reported) == ([hold], [hold])
     assert Lease.objects.acquire("crane:1", holder="bob", priority=9).grants == 2
     assert events("crane:1") == ["acquired", "preempted", "lost", "taken_over"]
 

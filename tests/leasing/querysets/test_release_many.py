@@ -35,8 +35,8 @@ def test_all_are_free_at_once_noted_and_told(sent: Sent) -> None:
     for lease in leases:
         assert stored(lease) == {name: getattr(lease, name) for name in lease.verb_columns}
         assert events(lease.resource) == ["acquired", "released"]
-    told = [(name, lease.pk) for name, lease, _ in sent]
-    assert sorted(told) == [("released", lease.pk) for lease in leases]
+    reported = [(name, lease.pk) for name, lease, _ in sent]
+    assert sorted(reported) == [("released", lease.pk) for lease in leases]
     last = LeaseEvent.objects.filter(kind="released").order_by("id").last()
     assert last is not None
     ours = next(lease for lease in leases if lease.resource == last.resource)

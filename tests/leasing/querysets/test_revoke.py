@@ -77,12 +77,12 @@ def test_an_expired_lease_is_revoked_without_moving_its_deadline() -> None:
 @pytest.mark.parametrize("state", ["free", "released", "revoked"])
 def test_what_nobody_holds_cannot_be_revoked(state: str) -> None:
     lease = LeaseFactory(state=state)
-    before, told = stored(lease), events(lease.resource)
+    before, reported = stored(lease), events(lease.resource)
 
     assert Lease.objects.revoke() == 0
 
     assert stored(lease) == before
-    assert events(lease.resource) == told
+    assert events(lease.resource) == reported
 
 
 def test_the_count_leaves_out_what_was_over() -> None:

@@ -141,10 +141,10 @@ def adopted_by(store: Any) -> Hold:
 
 
 def test_the_holder_of_a_hold_that_expires_hears_of_it_at_once(clocks: ManualKeeper) -> None:
-    told: list[Hold] = []
-    with pytest.raises(LeaseLost), Lease.objects.hold("berth:1", on_lost=told.append) as hold:
+    reported: list[Hold] = []
+    with pytest.raises(LeaseLost), Lease.objects.hold("berth:1", on_lost=reported.append) as hold:
         expire(hold)
-        assert told == [hold]
+        assert reported == [hold]
         assert hold.lost.is_set()
     assert kinds("berth:1") == ["acquired", "lost"]
 
@@ -334,17 +334,17 @@ def test_tasks_are_ready_when_they_are_enqueued_and_later_ones_later(stopped: bo
 def test_a_process_that_was_suspended_finds_its_loss_when_it_goes_on(
     clocks: ManualKeeper,
 ) -> None:
-    told: list[float] = []
+    reported: list[float] = []
 
     def on_lost(hold: Hold) -> None:
-        told.append(clocks.passed)
+        reported.append(clocks.passed)
 
     with pytest.raises(LeaseLost), Lease.objects.hold("berth:1", ttl=5, on_lost=on_lost) as hold:
         clocks.suspend(60)
-        assert told == []
+        assert reported == []
         assert not hold.valid
         clocks.step()
-    assert told == [60]
+    assert reported == [60]
 
 
 def test_afterwards_time_goes_on_as_before() -> None:
@@ -388,10 +388,10 @@ def test_a_frozen_keeper_renews_nothing_until_it_is_thawed(clocks: ManualKeeper)
 
 
 def test_each_hold_is_told_at_its_own_moment(clocks: ManualKeeper) -> None:
-    told: dict[str, float] = {}
+    reported: dict[str, float] = {}
 
     def on_lost(hold: Hold) -> None:
-        told[hold.resource] = clocks.passed
+        reported[hold.resource] = clocks.passed
 
     with (
         pytest.raises(LeaseLost),
@@ -400,7 +400,7 @@ def test_each_hold_is_told_at_its_own_moment(clocks: ManualKeeper) -> None:
     ):
         clocks.frozen = True
         clocks.advance(100)
-    assert told == pytest.approx({"berth:1": 9.8, "berth:2": 39.2}, abs=0.02)
+    assert reported == pytest.approx({"berth:1": 9.8, "berth:2": 39.2}, abs=0.02)
 
 
 def test_a_renewal_that_fails_is_tried_again_as_time_passes(

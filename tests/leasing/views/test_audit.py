@@ -54,8 +54,8 @@ def test_what_came_of_it_is_told(viewer: Client) -> None:
     with pytest.raises(ZeroDivisionError), audit.recording("olga", "revoke", Lease, keys=[4]):
         raise ZeroDivisionError("oh")
     AuditEntry.objects.create(by="olga", verb="discard", model="vanished.thing", key="9")
-    told = [(*deed(row), *row.badges) for row in get(viewer, AUDIT).rows]
-    assert told == [
+    reported = [(*deed(row), *row.badges) for row in get(viewer, AUDIT).rows]
+    assert reported == [
         ("discard", ["9"], BROKEN_OFF.word),
         ("revoke", ["4", "ZeroDivisionError: oh"], REFUSED.word),
         ("pause", ["mail"], NO_CHANGE.word),

@@ -37,13 +37,13 @@ def test_an_active_lease_says_who_holds_it_and_what_happens_next(viewer: Client)
     lease = LeaseFactory(holder="dora")
     page = get(viewer, url_of(lease))
     now = database_now("default")
-    told = explain(Lease.objects.get(pk=lease.pk), now)
-    assert page.code == told.code == "running_ok"
+    reported = explain(Lease.objects.get(pk=lease.pk), now)
+    assert page.code == reported.code == "running_ok"
     assert page.answers["who"].text == "dora" and page.badges == [ACTIVE.word]
     until = page.answers["until"].one("time")
     assert datetime.fromisoformat(until["datetime"]) - now < timedelta(seconds=30)
     assert page.answers["until"].numbers[1] == 30
-    assert page.answers["next"].text == told.next
+    assert page.answers["next"].text == reported.next
     assert str(lease.fencing_token) in page.facts.values()
 
 

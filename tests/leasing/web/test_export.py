@@ -100,10 +100,10 @@ def test_chunks_that_are_full_to_the_last_end_too() -> None:
 def test_json_is_an_array_of_all_rows(count: int) -> None:
     LeaseFactory.create_batch(count)
 
-    told = json.loads(content(Lease.objects.with_state(), exports.LEASES, "json"))
+    reported = json.loads(content(Lease.objects.with_state(), exports.LEASES, "json"))
 
-    assert len(told) == count
-    assert all(row["state"] == "active" and row["ttl_seconds"] == 30.0 for row in told)
+    assert len(reported) == count
+    assert all(row["state"] == "active" and row["ttl_seconds"] == 30.0 for row in reported)
 
 
 def test_payload_is_for_those_who_may_see_it_and_its_secrets_for_nobody(admin_user: User) -> None:
@@ -144,8 +144,8 @@ def test_every_list_can_be_exported(admin_user: User) -> None:
     for rows, columns in lists:
         head, row = table(rows, columns, admin_user)
         assert head == [column.name for column in columns] and len(row) == len(head)
-        (told,) = json.loads(content(rows, columns, "json", admin_user))
-        assert list(told) == head
+        (reported,) = json.loads(content(rows, columns, "json", admin_user))
+        assert list(reported) == head
 
 
 @pytest.mark.once

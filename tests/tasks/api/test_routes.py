@@ -503,8 +503,8 @@ def test_a_user_sees_no_payload_without_permission(path: str) -> None:
         answer = call(
             signed_in(*permissions, name=f"with-{len(permissions)}"), "GET", path.format(task.pk)
         ).body
-        told = answer["task"] if "task" in answer else answer["tasks"][0]
-        return told["task_data"], told["task_output"]
+        reported = answer["task"] if "task" in answer else answer["tasks"][0]
+        return reported["task_data"], reported["task_output"]
 
     assert seen("leasing_tasks.view_task") == (None, None)
     stored = ({"sleep_duration_seconds": 3}, {"slept_seconds": 1})
@@ -527,8 +527,8 @@ def test_secrets_are_masked_for_everybody(client: Client, admin_client: Client, 
     Task.objects.filter(pk=task.pk).update(task_output=SECRET)
     for each in (client, admin_client):
         answer = call(each, "GET", path.format(task.pk)).body
-        told = answer["task"] if "task" in answer else answer["tasks"][0]
-        assert told["task_data"] == told["taskData"] == told["task_output"] == MASKED
+        reported = answer["task"] if "task" in answer else answer["tasks"][0]
+        assert reported["task_data"] == reported["taskData"] == reported["task_output"] == MASKED
 
 
 @pytest.mark.once
@@ -536,8 +536,8 @@ def test_who_claims_or_enqueues_a_task_gets_it_as_it_is(client: Client) -> None:
     body = {"name": "sample.sleep", "data": SECRET}
     worker = signed_in("leasing_tasks.change_task")
     assert call(client, "POST", "/tasks", body).body["task_data"] == SECRET
-    told = call(worker, "POST", "/tasks/next", ME).body
-    assert (told["task_data"], told["processor"]) == (SECRET, "me")
+    reported = call(worker, "POST", "/tasks/next", ME).body
+    assert (reported["task_data"], reported["processor"]) == (SECRET, "me")
 
 
 @pytest.mark.once
@@ -566,7 +566,7 @@ def test_a_known_unique_key_shows_no_more_of_a_task_than_asking_for_it() -> None
 def test_who_names_the_holder_is_not_shown_the_payload(client: Client, verb: str) -> None:
     body = {**ME, "error": "it broke", "task_output": SECRET}
 
-    def told(browser: Client) -> dict[str, Any]:
+    def reported(browser: Client) -> dict[str, Any]:
         secret_task()
         (task,) = Task.objects.claim("me")
         answer = call(browser, "PUT", f"/tasks/{task.pk}/{verb}", body)
@@ -574,15 +574,15 @@ def test_who_names_the_holder_is_not_shown_the_payload(client: Client, verb: str
         return dict(answer.body)
 
     change, view = "leasing_tasks.change_task", "leasing_tasks.view_task"
-    of_worker = told(signed_in(change))
+    of_worker = reported(signed_in(change))
     assert of_worker["task_data"] is of_worker["task_output"] is None
     assert of_worker["last_error"] == "" and of_worker["must_heartbeat_before"]
     assert of_worker["processor"] == "me"
-    of_viewer = told(signed_in(change, view, name="vera"))
+    of_viewer = reported(signed_in(change, view, name="vera"))
     assert of_viewer["task_data"] is of_viewer["task_output"] is None
     assert of_viewer["last_error"] == ("it broke" if verb == "fail" else "")
     # Clients of the sample service read what it has always answered.
-    assert told(client)["taskData"] == MASKED
+    assert reported(client)["taskData"] == MASKED
 
 
 @pytest.mark.once

@@ -21,7 +21,7 @@ from tasks.execution.context import Context
 from tasks.models import Queue, Task, TaskStatus
 from tasks.notifier import limiter
 from tests.tasks.celery.support import enqueue
-from tests.tasks.support import Handlers, Told, end_well, grant_to, names_of, row_of, take_back
+from tests.tasks.support import Handlers, Reported, end_well, grant_to, names_of, row_of, take_back
 
 pytestmark = pytest.mark.django_db
 
@@ -40,7 +40,9 @@ def _form(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.usefixtures("_form")
-def test_a_message_runs_its_task_under_a_lease_and_stores_what_came_of_it(told: Told) -> None:
+def test_a_message_runs_its_task_under_a_lease_and_stores_what_came_of_it(
+    reported: Reported,
+) -> None:
     other, key = enqueue(2)
 
     assert consume(key, "default", "ann")
@@ -49,7 +51,7 @@ def test_a_message_runs_its_task_under_a_lease_and_stores_what_came_of_it(told: 
     assert (task.status, task.task_output, task.holder) == ("succeeded", {"n": 1}, "ann")
     assert (task.attempts, task.grants) == (1, 1)
     assert Task.objects.get(pk=other).status == TaskStatus.READY
-    assert names_of(told) == ["enqueued", "enqueued", "claimed", "completed"]
+    assert names_of(reported) == ["enqueued", "enqueued", "claimed", "completed"]
 
 
 @pytest.mark.usefixtures("_form")

@@ -22,7 +22,7 @@ def codes(health: Health) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("figures", "told"),
+    ("figures", "reported"),
     [
         (WELL, ["2"]),
         (replace(WELL, running=Capped(3), ready=Capped(12), workers=1), ["3", "1", "12"]),
@@ -30,11 +30,11 @@ def codes(health: Health) -> list[str]:
     ],
 )
 def test_when_nothing_is_wrong_the_sentence_says_what_is_done(
-    figures: Figures, told: list[str]
+    figures: Figures, reported: list[str]
 ) -> None:
     health = assess(figures)
     assert (health.severity, health.needs) == ("ok", [])
-    assert re.findall(r"\d[\d,]*\+?", health.sentence.replace(", ", " ")) == told
+    assert re.findall(r"\d[\d,]*\+?", health.sentence.replace(", ", " ")) == reported
 
 
 def test_without_workers_it_depends_on_whether_anything_waits() -> None:

@@ -86,8 +86,8 @@ def test_the_overview_names_every_problem_the_gravest_first(viewer: Client) -> N
     assert needs(page) == ["no_recoverer", "no_worker", "failed", "start_unheard"]
     tones = [each.tone for each in page.all(".needs li .tinted")]
     assert tones == ["crit", "crit", "warn", "warn"]
-    told = [each.numbers for each in page.all(".needs li .loud")]
-    assert told == [[1], [1], [1], [2]]
+    reported = [each.numbers for each in page.all(".needs li .loud")]
+    assert reported == [[1], [1], [1], [2]]
     assert page.one("header.health").tone == "crit"
     assert page.one("header.health h1").numbers == page.one("head title").numbers == [4]
 
@@ -396,8 +396,8 @@ def test_queues_that_no_relay_publishes_are_told_of(viewer: Client) -> None:
     WorkerFactory(role="celery")
     assert is_well(get(viewer, OVERVIEW))
     TaskFactory()
-    told = need(get(viewer, OVERVIEW), "unpublished").one(".loud")
-    assert "default" in told.text and told.numbers == [1]
+    reported = need(get(viewer, OVERVIEW), "unpublished").one(".loud")
+    assert "default" in reported.text and reported.numbers == [1]
     other = WorkerFactory()
     assert is_well(get(viewer, OVERVIEW))
     other.delete()

@@ -208,11 +208,11 @@ def test_each_situation_is_recognised_and_answered_in_full(code: str) -> None:
 @pytest.mark.parametrize("code", ["late", "holder_gone", "expired_unclaimed", "no_recoverer"])
 def test_a_task_in_trouble_names_its_holder_and_the_deadline(code: str) -> None:
     task = SITUATIONS[code]()
-    told = dict(diagnose(task).facts).values()
+    reported = dict(diagnose(task).facts).values()
 
-    assert "ann" in told
+    assert "ann" in reported
     assert task.acquired_at and {stamp(task.acquired_at), stamp(task.expires_at)} <= {
-        each.partition(",")[0] for each in told
+        each.partition(",")[0] for each in reported
     }
 
 
@@ -272,13 +272,15 @@ def test_a_holder_whose_sign_of_life_is_missing_is_not_said_to_have_been_seen() 
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("spent", "told"), [(1, []), (3, ["3"])])
-def test_attempts_that_are_used_up_are_counted_in_plain_words(spent: int, told: list[str]) -> None:
+@pytest.mark.parametrize(("spent", "reported"), [(1, []), (3, ["3"])])
+def test_attempts_that_are_used_up_are_counted_in_plain_words(
+    spent: int, reported: list[str]
+) -> None:
     task = TaskFactory(state="failed")
     Task.objects.filter(pk=task.pk).update(attempts=spent, max_attempts=spent)
     task.refresh_from_db()
     answer = diagnose(task)
-    assert answer.code == "exhausted" and re.findall(r"\d+", answer.headline) == told
+    assert answer.code == "exhausted" and re.findall(r"\d+", answer.headline) == reported
 
 
 @pytest.mark.once

@@ -70,17 +70,17 @@ def work(manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> Work:
 @pytest.fixture
 def heard() -> Iterator[Heard]:
     """Every signal of Django's about a task that began or ended."""
-    told: Heard = []
+    reported: Heard = []
 
     def started(sender: Any, task_result: Any, **kwargs: Any) -> None:
-        told.append(("started", sender, task_result, sys.exception()))
+        reported.append(("started", sender, task_result, sys.exception()))
 
     def finished(sender: Any, task_result: Any, **kwargs: Any) -> None:
-        told.append(("finished", sender, task_result, sys.exception()))
+        reported.append(("finished", sender, task_result, sys.exception()))
 
     task_started.connect(started)
     task_finished.connect(finished)
-    yield told
+    yield reported
     task_started.disconnect(started)
     task_finished.disconnect(finished)
 
@@ -215,12 +215,12 @@ def test_a_task_that_ends_well_is_told_of_twice(work: Work, heard: Heard) -> Non
 def test_its_failure_is_told_in_the_except_block_of_its_exception(work: Work, heard: Heard) -> None:
     result = work(mails.once_only.enqueue())
 
-    name, sender, told, error = heard[-1]
+    name, sender, reported, error = heard[-1]
     assert (name, sender) == ("finished", DatabaseBackend)
-    assert told == result
-    assert told.status == FAILED
+    assert reported == result
+    assert reported.status == FAILED
     assert isinstance(error, mails.BouncedError)
-    assert told.errors[0].exception_class is mails.BouncedError
+    assert reported.errors[0].exception_class is mails.BouncedError
 
 
 @pytest.mark.once
@@ -236,10 +236,10 @@ def test_a_task_whose_last_worker_died_ends_where_it_is_recovered(heard: Heard) 
 
     Task.objects.recover()
 
-    ((name, sender, told, error),) = heard
-    assert (name, sender, told.status, error) == ("finished", DatabaseBackend, FAILED, None)
-    assert told.worker_ids == ["ann"]
-    assert told.errors[0].exception_class is LeaseLost
+    ((name, sender, reported, error),) = heard
+    assert (name, sender, reported.status, error) == ("finished", DatabaseBackend, FAILED, None)
+    assert reported.worker_ids == ["ann"]
+    assert reported.errors[0].exception_class is LeaseLost
 
 
 @pytest.mark.once
@@ -248,7 +248,7 @@ def test_a_cancelled_task_is_told_to_have_finished(heard: Heard) -> None:
 
     Task.objects.filter(pk=result.id).cancel()
 
-    assert [(name, told.status) for name, _, told, _ in heard] == [("finished", FAILED)]
+    assert [(name, reported.status) for name, _, reported, _ in heard] == [("finished", FAILED)]
 
 
 def take(*results: Any) -> list[ClaimedTask]:
@@ -268,12 +268,12 @@ def test_ends_that_are_stored_together_are_told_as_the_database_has_them(heard: 
     Task.objects.complete_claimed(list(zip(claimed, outputs, strict=True)))
 
     stored: list[Any] = [task_backends["default"].get_result(each.id) for each in results]
-    assert [told for _, _, told, _ in heard] == stored
-    assert [told.return_value for _, _, told, _ in heard] == outputs
-    assert [row_of(told.db_result) for _, _, told, _ in heard] == [
+    assert [reported for _, _, reported, _ in heard] == stored
+    assert [reported.return_value for _, _, reported, _ in heard] == outputs
+    assert [row_of(reported.db_result) for _, _, reported, _ in heard] == [
         row_of(each.db_result) for each in stored
     ]
-    assert [told.db_result.status for _, _, told, _ in heard] == ["succeeded"] * 2
+    assert [reported.db_result.status for _, _, reported, _ in heard] == ["succeeded"] * 2
 
 
 @pytest.mark.usefixtures("unheard", "on_postgresql")  # the portable form reads them
@@ -285,7 +285,7 @@ def test_telling_of_first_attempts_reads_nothing_back(
     with django_assert_num_queries(3):  # two of them the savepoint's
         Task.objects.complete_claimed([(each, None) for each in claimed])
 
-    assert [told.args for _, _, told, _ in heard] == [["a"], ["b"]]
+    assert [reported.args for _, _, reported, _ in heard] == [["a"], ["b"]]
 
 
 @pytest.mark.usefixtures("unheard")
@@ -297,9 +297,9 @@ def test_the_end_of_a_later_attempt_tells_of_those_before(heard: Heard) -> None:
 
     Task.objects.complete_claimed([(second, None)])
 
-    ((_, _, told, _),) = heard
-    assert (told.attempts, len(told.errors)) == (2, 1)
-    assert told == task_backends["default"].get_result(result.id)
+    ((_, _, reported, _),) = heard
+    assert (reported.attempts, len(reported.errors)) == (2, 1)
+    assert reported == task_backends["default"].get_result(result.id)
 
 
 @pytest.mark.usefixtures("unheard")
@@ -320,12 +320,14 @@ def test_what_was_claimed_before_its_task_was_declared_is_told_all_the_same(
 ) -> None:
     result = mails.send.enqueue("a")
     with monkeypatch.context() as before:
-        before.setattr(registry, "heeded", lambda: [])
+        before.setattr(registry, "observed", lambda: [])
         claimed = take(result)
 
     Task.objects.complete_claimed([(each, {}) for each in claimed])
 
-    assert [told for _, _, told, _ in heard] == [task_backends["default"].get_result(result.id)]
+    assert [reported for _, _, reported, _ in heard] == [
+        task_backends["default"].get_result(result.id)
+    ]
 
 
 @pytest.mark.once
@@ -359,7 +361,7 @@ def test_what_a_task_does_to_its_arguments_is_not_what_it_was_given(
     result = work(mails.stamp.enqueue(["a"]))
 
     assert result.return_value == ["a", "seen"]
-    assert [told.args for _, _, told, _ in heard] == [[["a"]], [["a"]]]
+    assert [reported.args for _, _, reported, _ in heard] == [[["a"]], [["a"]]]
 
 
 @pytest.mark.once

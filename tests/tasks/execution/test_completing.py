@@ -25,8 +25,8 @@ from tests.leasing.support import FakeClock, OtherSession
 from tests.tasks.support import (
     ContextOf,
     Handlers,
+    Reported,
     RunTask,
-    Told,
     attempts,
     lose,
     names_of,
@@ -49,13 +49,13 @@ def written() -> int:
 
 
 @transactional
-def test_work_and_completion_are_one_commit(run_task: RunTask, told: Told) -> None:
+def test_work_and_completion_are_one_commit(run_task: RunTask, reported: Reported) -> None:
     def handler(ctx: Context, **data: Any) -> str:
         with ctx.completing({"kept": True}):
             work()
             assert connection.in_atomic_block
             assert row_of(ctx.task)["status"] == TaskStatus.RUNNING
-            assert names_of(told) == ["enqueued", "claimed"]
+            assert names_of(reported) == ["enqueued", "claimed"]
         assert (ctx.completed, row_of(ctx.task)["status"]) == (True, TaskStatus.SUCCEEDED)
         return "not looked at"
 
@@ -63,7 +63,7 @@ def test_work_and_completion_are_one_commit(run_task: RunTask, told: Told) -> No
 
     assert (task.status, task.task_output) == (TaskStatus.SUCCEEDED, {"kept": True})
     assert (written(), attempts(task)) == (1, [])
-    assert names_of(told) == ["enqueued", "claimed", "completed"]
+    assert names_of(reported) == ["enqueued", "claimed", "completed"]
 
 
 def test_the_output_may_be_found_in_the_block(run_task: RunTask) -> None:
@@ -190,10 +190,10 @@ def test_a_task_is_completed_once(task: Task, context: ContextOf) -> None:
 
 
 def test_after_it_the_task_is_no_longer_the_handlers(
-    task: Task, context: ContextOf, notes: Keeper, told: Told
+    task: Task, context: ContextOf, notes: Keeper, reported: Reported
 ) -> None:
     ctx = context(task)
-    told.clear()
+    reported.clear()
     with ctx.completing(1):
         pass
 
@@ -201,13 +201,13 @@ def test_after_it_the_task_is_no_longer_the_handlers(
     for late in (ctx.ensure, lambda: ctx.checkpoint(1), lambda: ctx.step("x", int)):
         with pytest.raises(LeaseLost):
             late()
-    assert "lost" not in names_of(told)
+    assert "lost" not in names_of(reported)
 
 
 @transactional
 @pytest.mark.parametrize("error", [ValueError("too late"), Snooze(5), SystemExit(1)])
 def test_an_error_after_it_changes_nothing(
-    run_task: RunTask, error: BaseException, told: Told
+    run_task: RunTask, error: BaseException, reported: Reported
 ) -> None:
     def handler(ctx: Context, **data: Any) -> None:
         with ctx.completing("well"):
@@ -217,7 +217,7 @@ def test_an_error_after_it_changes_nothing(
     task = run_task(handler)
 
     assert (task.status, task.task_output, attempts(task)) == (TaskStatus.SUCCEEDED, "well", [])
-    assert names_of(told) == ["enqueued", "claimed", "completed"]
+    assert names_of(reported) == ["enqueued", "claimed", "completed"]
 
 
 @transactional
@@ -242,7 +242,7 @@ def test_a_renewal_under_way_as_it_commits_tells_of_no_loss(
     run_task: RunTask,
     notes: Keeper,
     clock: FakeClock,
-    told: Told,
+    reported: Reported,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     left = HeldGrant.abandon
@@ -259,7 +259,7 @@ def test_a_renewal_under_way_as_it_commits_tells_of_no_loss(
             pass
 
     assert run_task(handler).status == TaskStatus.SUCCEEDED
-    assert names_of(told) == ["enqueued", "claimed", "completed"]
+    assert names_of(reported) == ["enqueued", "claimed", "completed"]
 
 
 class Spike(Chaos):

@@ -29,7 +29,7 @@ from tests.leasing.support import FakeClock, expire
 from tests.logs import logged
 from tests.tasks.support import (
     Handlers,
-    Told,
+    Reported,
     attempt,
     attempts,
     make_due,
@@ -240,7 +240,7 @@ def test_a_lease_that_the_handler_lost_elsewhere_fails_its_attempt(run: Run) -> 
 
 @pytest.mark.once
 def test_a_task_whose_handler_is_missing_waits_and_spends_no_attempt(
-    manual_keeper: Keeper, handlers: Handlers, caplog: pytest.LogCaptureFixture, told: Told
+    manual_keeper: Keeper, handlers: Handlers, caplog: pytest.LogCaptureFixture, reported: Reported
 ) -> None:
     """As during a deploy: a worker with the old code has claimed a task of the new."""
     task = TaskFactory(name="jobs.echo", max_attempts=1)
@@ -259,7 +259,7 @@ def test_a_task_whose_handler_is_missing_waits_and_spends_no_attempt(
     assert "No handler is registered for 'jobs.echo'" in attempt(task).error
     assert "deploy" in attempt(task).error
     assert "task.no_handler" in logged(caplog, task_id=task.pk)
-    assert names_of(told)[-1] == "returned"
+    assert names_of(reported)[-1] == "returned"
     assert Task.objects.claim("old") == []
 
 
@@ -293,7 +293,7 @@ def lose(task: Task) -> None:
 
 @pytest.mark.once
 def test_a_handler_that_asks_stops_when_its_task_is_lost(
-    run: Run, manual_keeper: Keeper, clock: FakeClock, told: Told, caplog: Any
+    run: Run, manual_keeper: Keeper, clock: FakeClock, reported: Reported, caplog: Any
 ) -> None:
     steps = []
 
@@ -310,13 +310,13 @@ def test_a_handler_that_asks_stops_when_its_task_is_lost(
 
     assert steps == [0, 1]
     assert (task.status, attempts(task)) == (TaskStatus.READY, [(1, "lost")])
-    assert names_of(told)[-3:] == ["claimed", "recovered", "lost"]
+    assert names_of(reported)[-3:] == ["claimed", "recovered", "lost"]
     assert "task.lost" in logged(caplog, task_id=task.pk)
     assert refusals(task) == [""]
 
 
 def test_the_result_of_a_task_that_was_lost_is_refused_and_noted(
-    run: Run, manual_keeper: Keeper, clock: FakeClock, told: Told, caplog: Any
+    run: Run, manual_keeper: Keeper, clock: FakeClock, reported: Reported, caplog: Any
 ) -> None:
     def handler(ctx: Any, **data: Any) -> dict[str, str]:
         lose(ctx.task)
@@ -328,7 +328,7 @@ def test_the_result_of_a_task_that_was_lost_is_refused_and_noted(
 
     assert (task.status, task.task_output) == (TaskStatus.READY, None)
     assert refusals(task) == ["complete"]
-    assert names_of(told)[-3:] == ["recovered", "lost", "refused"]
+    assert names_of(reported)[-3:] == ["recovered", "lost", "refused"]
     assert f"Discarded the result of task:{task.pk}: lease lost (" in caplog.text
 
 
@@ -400,7 +400,7 @@ def test_a_renewal_under_way_while_the_task_completes_tells_of_no_loss(
     manual_keeper: Keeper,
     clock: FakeClock,
     monkeypatch: pytest.MonkeyPatch,
-    told: Told,
+    reported: Reported,
 ) -> None:
     """The renewal finds the row completed, before the holder could say that it has let go."""
     complete = TaskQuerySet.complete_claimed
@@ -416,7 +416,7 @@ def test_a_renewal_under_way_while_the_task_completes_tells_of_no_loss(
     task = run(lambda ctx, **data: None)
 
     assert task.status == TaskStatus.SUCCEEDED
-    assert names_of(told) == ["enqueued", "claimed", "completed"]
+    assert names_of(reported) == ["enqueued", "claimed", "completed"]
 
 
 def test_a_task_is_renewed_until_its_result_is_stored(
@@ -532,14 +532,19 @@ def test_that_many_results_wait_is_told_in_one_line(
     ids=["complete", "fail", "give up"],
 )
 def test_a_result_whose_answer_was_lost_on_the_way_is_stored_once(
-    run: Run, monkeypatch: pytest.MonkeyPatch, told: Told, verb: str, handler: Any, status: str
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    reported: Reported,
+    verb: str,
+    handler: Any,
+    status: str,
 ) -> None:
     with away(monkeypatch, verb, 1, GONE, after=True) as tries:
         task = run(handler)
 
     assert len(tries) == 1
     assert task.status == status
-    assert names_of(told).count("refused") == 0
+    assert names_of(reported).count("refused") == 0
     assert len(attempts(task)) == int(verb == "fail_many")
     assert set(refusals(task)) <= {""}
 

@@ -28,7 +28,7 @@ from tests.factories import TaskFactory
 from tests.jobs import mails
 from tests.leasing.support import expire
 from tests.processes import wait_for
-from tests.tasks.support import Handlers, Told, attempt, names_of, row_of
+from tests.tasks.support import Handlers, Reported, attempt, names_of, row_of
 from tests.tasks.workers import PATIENCE, ended, working
 
 pytestmark = pytest.mark.django_db
@@ -89,13 +89,13 @@ def test_a_schedule_that_cannot_be_read_keeps_recovery_from_nothing_else() -> No
     assert row_of(task)["status"] == "cancelled"
 
 
-def test_a_cancellation_that_recovery_completes_is_told(told: Told) -> None:
+def test_a_cancellation_that_recovery_completes_is_told(reported: Reported) -> None:
     task = TaskFactory()
     Task.objects.filter(pk=task.pk).update(cancel_requested_at=task.created_at)
 
     recovery.examine()
 
-    assert "cancelled" in names_of(told)
+    assert "cancelled" in names_of(reported)
 
 
 # Cancelling

@@ -19,7 +19,7 @@ from tasks.maintenance import invariants, recovery
 from tasks.models import Schedule, Task, TaskStatus, WorkerState
 from tests.factories import TaskFactory, WorkerFactory
 from tests.leasing.support import OtherSession
-from tests.tasks.support import Told, attempts, row_of
+from tests.tasks.support import Reported, attempts, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -252,12 +252,12 @@ SOUND: list[tuple[str, Callable[[], Task]]] = [
     ],
 )
 def test_what_can_be_repaired_is(
-    kind: str, guard: str, make: Callable[[], Task], becomes: dict[str, Any], told: Told
+    kind: str, guard: str, make: Callable[[], Task], becomes: dict[str, Any], reported: Reported
 ) -> None:
     with without(guard) if guard else without("leasing_tasks_task_ttl"):
         task = make()
         before = row_of(task)
-        told.clear()
+        reported.clear()
 
         looked = recovery.examine(dry_run=True)
 
@@ -265,7 +265,7 @@ def test_what_can_be_repaired_is(
             (kind, 1, 0)
         ]
         assert looked.findings[0].keys == [task.pk]
-        assert (row_of(task), told, recovery.totals.repaired) == (before, [], {})
+        assert (row_of(task), reported, recovery.totals.repaired) == (before, [], {})
 
         done = recovery.examine()
 
@@ -273,7 +273,7 @@ def test_what_can_be_repaired_is(
     row = row_of(task)
     assert {column: row[column] for column in becomes} == becomes
     assert recovery.totals.repaired == {kind: 1}
-    assert told[0][:2] == ("recovered" if kind == "expired" else "repaired", task.pk)
+    assert reported[0][:2] == ("recovered" if kind == "expired" else "repaired", task.pk)
     assert recovery.examine().findings == []
 
 
@@ -302,21 +302,23 @@ def test_a_lease_that_was_left_open_is_closed_now() -> None:
     [pytest.param(kind, make, id=f"{kind}: {how}") for kind, how, make in REPORTED],
 )
 def test_what_cannot_be_repaired_is_reported_once(
-    kind: str, make: Callable[[], Task], told: Told
+    kind: str, make: Callable[[], Task], reported: Reported
 ) -> None:
     task = make()
     before = row_of(task)
-    told.clear()
+    reported.clear()
 
     assert [each.kind for each in recovery.examine(dry_run=True).findings] == [kind]
-    assert told == []
+    assert reported == []
     for _ in range(2):
         (finding,) = recovery.examine().findings
         assert (finding.kind, finding.count, finding.repaired) == (kind, 1, 0)
         assert (finding.remedy, finding.keys) == ("", [task.pk])
 
     assert row_of(task) == before
-    assert [(name, pk, said["kind"]) for name, pk, said in told] == [("suspected", task.pk, kind)]
+    assert [(name, pk, said["kind"]) for name, pk, said in reported] == [
+        ("suspected", task.pk, kind)
+    ]
     assert recovery.totals.suspected == {kind: 1}
 
 

@@ -26,7 +26,7 @@ from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession
 from tests.logs import logged
 from tests.press.models import Receipt
-from tests.tasks.support import Told
+from tests.tasks.support import Reported
 
 pytestmark = pytest.mark.django_db
 
@@ -167,15 +167,17 @@ def test_the_houskeeping_goes_on_past_what_is_protected() -> None:
 
 
 @pytest.mark.parametrize("make", [protected, protected_by_its_attempt])
-def test_an_operator_discards_what_is_not_protected(make: Callable[..., Task], told: Told) -> None:
+def test_an_operator_discards_what_is_not_protected(
+    make: Callable[..., Task], reported: Reported
+) -> None:
     kept = [make(), make()]
     gone = [ended(), ended("failed")]
-    told.clear()
+    reported.clear()
 
     assert Task.objects.discard(by="olga") == 2
 
     assert left() == {task.pk for task in kept}
-    assert [(name, key) for name, key, _ in told] == [("discarded", task.pk) for task in gone]
+    assert [(name, key) for name, key, _ in reported] == [("discarded", task.pk) for task in gone]
 
 
 def test_a_slot_that_is_protected_keeps_no_other() -> None:
@@ -449,37 +451,37 @@ def test_what_cannot_be_meant_is_refused(options: list[str], says: str) -> None:
 
 
 @pytest.mark.parametrize("state", ENDED)
-def test_an_operator_can_delete_what_has_ended(state: str, told: Any) -> None:
+def test_an_operator_can_delete_what_has_ended(state: str, reported: Any) -> None:
     task = TaskFactory(state=state)
-    told.clear()
+    reported.clear()
 
     assert Task.objects.filter(pk=task.pk).discard(by="root") == 1
     assert left() == set()
-    assert told == [("discarded", task.pk, {"by": "root"})]
+    assert reported == [("discarded", task.pk, {"by": "root"})]
 
 
 @pytest.mark.parametrize("state", NOT_ENDED)
-def test_what_has_not_ended_cannot_be_discarded(state: str, told: Any) -> None:
+def test_what_has_not_ended_cannot_be_discarded(state: str, reported: Any) -> None:
     task = TaskFactory(state=state)
-    told.clear()
+    reported.clear()
 
     assert Task.objects.discard() == 0
-    assert (left(), told) == ({task.pk}, [])
+    assert (left(), reported) == ({task.pk}, [])
 
 
 def test_verbs_over_many_tasks_are_many_transactions(
-    monkeypatch: pytest.MonkeyPatch, told: Any
+    monkeypatch: pytest.MonkeyPatch, reported: Any
 ) -> None:
     monkeypatch.setattr("tasks.querysets.operator.BULK_BATCH", 2)
     tasks = TaskFactory.create_batch(5, state="failed")
     TaskFactory(state="succeeded")
-    told.clear()
+    reported.clear()
 
     with CaptureQueriesContext(connection) as queries:
         assert Task.objects.failed().order_by("-priority").retry(by="root") == 5
     savepoints = [query for query in queries if query["sql"].startswith("SAVEPOINT")]
     assert len(savepoints) == 2 * 3  # in each an update, which the key of another may refuse
-    assert told == [("retried", task.pk, {"by": "root"}) for task in tasks]
+    assert reported == [("retried", task.pk, {"by": "root"}) for task in tasks]
 
     assert Task.objects.order_by("-pk").reschedule(queue="default") == 5
     Task.objects.update(status="failed", processed_at=DbNow())

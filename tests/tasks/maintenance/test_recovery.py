@@ -84,10 +84,10 @@ def test_whoever_waits_for_recovered_tasks_is_told_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(recovery, "_sweep", Mock(side_effect=[(0, 1.0), (3, 1.0), (0, 1.0)]))
-    told: list[int] = []
-    controller = recovery.service(lambda: told.append(1))
+    reported: list[int] = []
+    controller = recovery.service(lambda: reported.append(1))
 
-    assert [controller.step() and len(told) for _ in range(3)] == [0, 1, 1]
+    assert [controller.step() and len(reported) for _ in range(3)] == [0, 1, 1]
 
 
 @pytest.mark.django_db(transaction=True)

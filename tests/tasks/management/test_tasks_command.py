@@ -19,7 +19,7 @@ from tasks.models import Task
 from tasks.querysets import TaskQuerySet
 from tests.factories import TaskFactory, WorkerFactory
 from tests.leasing.support import just_before_the_update
-from tests.tasks.support import Told, grant_to, row_of
+from tests.tasks.support import Reported, grant_to, row_of
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("queues")]
 
@@ -136,28 +136,28 @@ def test_a_task_that_never_ran_has_no_deadline() -> None:
 
 
 @pytest.mark.once
-def test_what_has_failed_is_retried_by_its_id(told: Told) -> None:
+def test_what_has_failed_is_retried_by_its_id(reported: Reported) -> None:
     one, two = TaskFactory.create_batch(2, state="failed")
-    told.clear()
+    reported.clear()
 
     assert count(tasks("retry", one.pk, "--by", "root")) == 1
-    assert told == [("retried", one.pk, {"by": "root"})]
+    assert reported == [("retried", one.pk, {"by": "root"})]
     assert row_of(two)["status"] == "failed"
 
 
-def test_only_what_was_retried_is_told(told: Told) -> None:
+def test_only_what_was_retried_is_told(reported: Reported) -> None:
     failed, waiting = TaskFactory(state="failed"), TaskFactory()
-    told.clear()
+    reported.clear()
 
     assert count(tasks("retry", failed.pk, waiting.pk)) == 1
-    assert [pk for _, pk, _ in told] == [failed.pk]
+    assert [pk for _, pk, _ in reported] == [failed.pk]
 
 
 @pytest.mark.once
-def test_whoever_runs_it_is_named(told: Told) -> None:
+def test_whoever_runs_it_is_named(reported: Reported) -> None:
     tasks("retry", TaskFactory(state="failed").pk)
 
-    assert told[-1][2] == {"by": getpass.getuser()}
+    assert reported[-1][2] == {"by": getpass.getuser()}
 
 
 def test_all_that_the_filters_let_by_is_retried_when_it_is_meant() -> None:
@@ -268,25 +268,25 @@ def test_what_cannot_be_meant_is_refused(options: list[str], named: str) -> None
 
 
 @pytest.mark.parametrize("state", ["ready", "scheduled", "retrying", "recovered", "returned"])
-def test_a_waiting_task_can_be_moved(state: str, told: Told) -> None:
+def test_a_waiting_task_can_be_moved(state: str, reported: Reported) -> None:
     task = TaskFactory(state=state)
     before = row_of(task)
-    told.clear()
+    reported.clear()
 
     assert Task.objects.filter(pk=task.pk).reschedule(queue="mail", by="root") == 1
 
     assert row_of(task) == before | {"queue": "mail"}
-    assert told == [("rescheduled", task.pk, {"by": "root"})]
+    assert reported == [("rescheduled", task.pk, {"by": "root"})]
 
 
 @pytest.mark.parametrize("state", ["running", "stuck", "succeeded", "failed", "cancelled"])
-def test_what_does_not_wait_is_not_moved(state: str, told: Told) -> None:
+def test_what_does_not_wait_is_not_moved(state: str, reported: Reported) -> None:
     task = TaskFactory(state=state)
     before = row_of(task)
-    told.clear()
+    reported.clear()
 
     assert Task.objects.reschedule(queue="mail", scheduled_at=timezone.now()) == 0
-    assert (row_of(task), told) == (before, [])
+    assert (row_of(task), reported) == (before, [])
 
 
 def test_a_task_that_is_claimed_meanwhile_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,15 +328,15 @@ def test_explain_gives_the_answers_and_what_can_be_done(
     task = TaskFactory()
     call_command("tasks", "explain", str(task.pk))
 
-    told = capsys.readouterr().out
-    assert told.splitlines()[0] == f"task:{task.pk} sample.sleep: no_worker"
+    reported = capsys.readouterr().out
+    assert reported.splitlines()[0] == f"task:{task.pk} sample.sleep: no_worker"
     answer = diagnose(task)
-    assert [question for question, _ in answer.answers if question in told] == [
+    assert [question for question, _ in answer.answers if question in reported] == [
         question for question, _ in answer.answers[:4]
     ]
-    assert answer.headline in told and answer.next in told
+    assert answer.headline in reported and answer.next in reported
     for action in answer.actions:
-        assert f"{action.label}: {action.consequence}\n" in told
+        assert f"{action.label}: {action.consequence}\n" in reported
 
 
 @pytest.mark.once
@@ -344,8 +344,8 @@ def test_explain_tells_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
     task = TaskFactory(state="failed")
     call_command("tasks", "explain", str(task.pk), "--json")
 
-    told = json.loads(capsys.readouterr().out)
-    assert (told["id"], told["code"]) == (task.pk, "exhausted")
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["id"], reported["code"]) == (task.pk, "exhausted")
     with pytest.raises(CommandError):
         call_command("tasks", "explain", "999999")
 

@@ -273,7 +273,9 @@ def test_nothing_is_counted_while_nobody_asks(counted: TaskMetrics) -> None:
 
     assert not probes.running
     assert not any(
-        signal.is_counted for signal in vars(signals).values() if isinstance(signal, signals.Told)
+        signal.is_counted
+        for signal in vars(signals).values()
+        if isinstance(signal, signals.TaskSignal)
     )
 
 

@@ -17,7 +17,7 @@ from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, expire, just_before_the_update
 from tests.tasks.support import (
-    Told,
+    Reported,
     attempt,
     attempts,
     end_well,
@@ -39,10 +39,10 @@ def rows(*tasks: Task) -> TaskQuerySet:
 
 @pytest.mark.parametrize("state", ["ready", "scheduled", "retrying", "returned"])
 def test_a_task_that_waits_is_cancelled_at_once(
-    state: str, database_clock: DatabaseClock, told: Told
+    state: str, database_clock: DatabaseClock, reported: Reported
 ) -> None:
     task = TaskFactory(state=state, unique_key="once")
-    told.clear()
+    reported.clear()
 
     assert rows(task).cancel(by="ann", reason="wrong month") == 1
 
@@ -53,16 +53,16 @@ def test_a_task_that_waits_is_cancelled_at_once(
         "ann",
         "cancelled by ann: wrong month",
     )
-    assert told == [("cancelled", task.pk, {"by": "ann", "reason": "wrong month"})]
+    assert reported == [("cancelled", task.pk, {"by": "ann", "reason": "wrong month"})]
     assert Task.objects.claim("bob") == []
 
 
 def test_a_task_that_runs_is_asked_to_stop_and_goes_on_meanwhile(
-    database_clock: DatabaseClock, told: Told
+    database_clock: DatabaseClock, reported: Reported
 ) -> None:
     task = TaskFactory(state="running", holder="bob")
     before = row_of(task)
-    told.clear()
+    reported.clear()
     asked_at = database_clock.now
 
     assert rows(task).cancel(by="ann") == 1
@@ -75,18 +75,18 @@ def test_a_task_that_runs_is_asked_to_stop_and_goes_on_meanwhile(
         "cancel_requested_by": "ann",
         "last_error": "cancelled by ann",
     }
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
-def test_what_has_ended_is_not_cancelled(state: str, told: Told) -> None:
+def test_what_has_ended_is_not_cancelled(state: str, reported: Reported) -> None:
     task = TaskFactory(state=state)
     before = row_of(task)
-    told.clear()
+    reported.clear()
 
     assert rows(task).cancel(by="ann") == 0
     assert row_of(task) == before
-    assert told == []
+    assert reported == []
 
 
 def test_only_the_tasks_that_are_meant_are_cancelled() -> None:
@@ -152,11 +152,11 @@ def test_a_task_that_is_lost_while_it_is_to_be_cancelled_is_lost_for_its_own_rea
 
 
 def test_the_holder_of_a_task_ends_it_as_cancelled(
-    database_clock: DatabaseClock, told: Told
+    database_clock: DatabaseClock, reported: Reported
 ) -> None:
     task = TaskFactory(state="running", holder="bob", unique_key="once", max_attempts=1)
     rows(task).cancel(by="ann", reason="wrong month")
-    told.clear()
+    reported.clear()
 
     answer = Task.objects.accept_cancel(task)
 
@@ -165,7 +165,7 @@ def test_the_holder_of_a_task_ends_it_as_cancelled(
     assert task.processed_at == task.released_at == database_clock.now
     assert attempts(task) == [(1, "cancelled")]
     assert attempt(task).error == "cancelled by ann: wrong month"
-    assert [(name, details["by"]) for name, _, details in told] == [("cancelled", "ann")]
+    assert [(name, details["by"]) for name, _, details in reported] == [("cancelled", "ann")]
 
 
 def test_a_handler_may_end_its_task_as_cancelled_when_nobody_asked() -> None:
@@ -208,12 +208,12 @@ BACK: dict[str, tuple[Callable[[Task], object], str]] = {
 
 
 @pytest.mark.parametrize("how", BACK)
-def test_a_task_that_was_asked_to_stop_is_never_tried_again(how: str, told: Told) -> None:
+def test_a_task_that_was_asked_to_stop_is_never_tried_again(how: str, reported: Reported) -> None:
     end, outcome = BACK[how]
     most = 1 if "last" in how else 5
     task = TaskFactory(state="running", unique_key="once", max_attempts=most)
     rows(task).cancel(by="ann")
-    told.clear()
+    reported.clear()
 
     end(task)
 
@@ -221,8 +221,8 @@ def test_a_task_that_was_asked_to_stop_is_never_tried_again(how: str, told: Told
     assert (row["status"], row["unique_key"]) == (TaskStatus.CANCELLED, None)
     assert row["processed_at"] is not None
     assert attempts(task) == [(1, outcome)]
-    assert names_of(told)[-1] == "cancelled"
-    assert not {"attempt_failed", "returned", "failed"} & set(names_of(told))
+    assert names_of(reported)[-1] == "cancelled"
+    assert not {"attempt_failed", "returned", "failed"} & set(names_of(reported))
 
 
 @pytest.mark.parametrize("how", BACK)
@@ -268,7 +268,7 @@ def test_saving_a_stale_instance_takes_no_request_back() -> None:
 
 @pytest.mark.parametrize(("state", "meanwhile"), [("ready", "claimed"), ("running", "ended")])
 def test_what_changes_between_the_lock_and_the_update_is_left_alone(
-    state: str, meanwhile: str, told: Told
+    state: str, meanwhile: str, reported: Reported
 ) -> None:
     """As could happen on a database without row locks."""
     task = TaskFactory(state=state)
@@ -284,4 +284,4 @@ def test_what_changes_between_the_lock_and_the_update_is_left_alone(
 
     assert changed == 0
     assert row_of(task)["cancel_requested_at"] is None
-    assert "cancelled" not in names_of(told)
+    assert "cancelled" not in names_of(reported)

@@ -20,7 +20,7 @@ from tasks.sample import SLEEP
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, just_before_the_update
-from tests.tasks.support import Told, grant_to, make_due, row_of, take_over
+from tests.tasks.support import Reported, grant_to, make_due, row_of, take_over
 
 pytestmark = pytest.mark.django_db
 
@@ -63,16 +63,16 @@ def test_the_setting_decides_how_long_a_claim_lasts(settings: Settings) -> None:
     assert task.ttl == timedelta(seconds=12)
 
 
-def test_with_nothing_ready_nothing_is_claimed(told: Told) -> None:
+def test_with_nothing_ready_nothing_is_claimed(reported: Reported) -> None:
     for state in ("scheduled", "running", "stuck", "succeeded", "failed", "cancelled"):
         TaskFactory(state=state)
     before = list(Task.objects.order_by("pk").values())
-    told.clear()
+    reported.clear()
 
     assert claim_all() == []
 
     assert list(Task.objects.order_by("pk").values()) == before
-    assert told == []
+    assert reported == []
 
 
 def test_a_task_is_claimed_once() -> None:
@@ -330,17 +330,17 @@ def last_swept(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("seconds_ago", [None, 5.1])
 def test_stuck_tasks_are_recovered_first_when_none_has_looked_for_them_lately(
-    last_swept: Any, settings: Settings, seconds_ago: float | None, told: Told
+    last_swept: Any, settings: Settings, seconds_ago: float | None, reported: Reported
 ) -> None:
     settings.TASK_QUEUE = {"SWEEP_EVERY": 5}
     stuck = TaskFactory(state="stuck", holder="gone")
-    told.clear()
+    reported.clear()
     last_swept(seconds_ago)
 
     (task,) = Task.objects.claim("ann")
 
     assert (task.pk, task.attempts, task.holder) == (stuck.pk, 2, "ann")
-    assert [name for name, _, _ in told] == ["recovered", "claimed"]
+    assert [name for name, _, _ in reported] == ["recovered", "claimed"]
     assert clock() - recovery.swept_at["default"] < 5
 
 
@@ -375,13 +375,13 @@ def test_sweeps_at_claims_look_in_every_queue(last_swept: Any, settings: Setting
     assert row_of(stuck)["status"] == TaskStatus.READY
 
 
-def test_a_claim_tells_of_each_task(told: Told) -> None:
+def test_a_claim_tells_of_each_task(reported: Reported) -> None:
     tasks = TaskFactory.create_batch(2)
-    told.clear()
+    reported.clear()
 
     Task.objects.claim("ann", limit=2)
 
-    assert told == [("claimed", task.pk, {}) for task in tasks]
+    assert reported == [("claimed", task.pk, {}) for task in tasks]
 
 
 def test_a_claim_of_part_of_the_tasks_takes_only_those() -> None:

@@ -23,7 +23,7 @@ from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import just_before_the_update
 from tests.tasks.support import (
-    Told,
+    Reported,
     copy_of,
     end_by_another,
     refusals,
@@ -102,13 +102,13 @@ def test_no_instance_is_made_where_nobody_but_the_log_listens(
     }
 
 
-def test_who_listens_hears_of_claims_and_completions(told: Told) -> None:
+def test_who_listens_hears_of_claims_and_completions(reported: Reported) -> None:
     tasks = TaskFactory.create_batch(2)
-    told.clear()
+    reported.clear()
 
     Task.objects.complete_claimed([(each, None) for each in take()])
 
-    assert told == [(name, task.pk, {}) for name in ("claimed", "completed") for task in tasks]
+    assert reported == [(name, task.pk, {}) for name in ("claimed", "completed") for task in tasks]
 
 
 @pytest.mark.usefixtures("queues", "unheard")

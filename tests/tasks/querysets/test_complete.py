@@ -15,7 +15,7 @@ from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
 from tests.tasks.querysets.test_enqueue import EVIL, GOOD
-from tests.tasks.support import Told, attempts, copy_of, names_of, row_of
+from tests.tasks.support import Reported, attempts, copy_of, names_of, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -56,11 +56,11 @@ def test_who_did_it_stays_to_be_seen_and_the_token_does_not_rise() -> None:
     }
 
 
-def test_a_task_that_succeeds_at_once_leaves_no_attempt_behind(told: Told) -> None:
+def test_a_task_that_succeeds_at_once_leaves_no_attempt_behind(reported: Reported) -> None:
     task = TaskFactory(state="succeeded")
 
     assert attempts(task) == []
-    assert names_of(told) == ["enqueued", "claimed", "completed"]
+    assert names_of(reported) == ["enqueued", "claimed", "completed"]
 
 
 @pytest.mark.parametrize("output", [*GOOD.values(), None, 0, False, "", [], "text", [1, None]])
@@ -124,7 +124,7 @@ def test_a_completion_refused_for_the_deadline_is_noted_on_the_attempt_it_lost(
     assert (attempt.outcome, attempt.refused_verb) == ("lost", "complete")
 
 
-def test_of_two_completions_by_the_same_grant_one_is_accepted(told: Told) -> None:
+def test_of_two_completions_by_the_same_grant_one_is_accepted(reported: Reported) -> None:
     """As when the answer to the first was lost on the way."""
     task = TaskFactory(state="running")
     again = copy_of(task)
@@ -134,50 +134,52 @@ def test_of_two_completions_by_the_same_grant_one_is_accepted(told: Told) -> Non
         Task.objects.complete(again, {"second": True})
 
     assert row_of(task)["task_output"] == {"first": True}
-    assert names_of(told).count("completed") == 1
+    assert names_of(reported).count("completed") == 1
 
 
-def test_a_completion_tells_once_with_the_task_as_it_now_is(told: Told) -> None:
+def test_a_completion_tells_once_with_the_task_as_it_now_is(reported: Reported) -> None:
     task = TaskFactory(state="running")
-    told.clear()
+    reported.clear()
 
     Task.objects.complete(task)
 
-    assert told == [("completed", task.pk, {})]
+    assert reported == [("completed", task.pk, {})]
 
 
 # In the caller's transaction
 
 
 @pytest.mark.django_db(transaction=True)
-def test_work_and_completion_can_be_one_commit(told: Told, other_session: OtherSession) -> None:
+def test_work_and_completion_can_be_one_commit(
+    reported: Reported, other_session: OtherSession
+) -> None:
     task = TaskFactory(state="running")
-    told.clear()
+    reported.clear()
 
     with transaction.atomic():
         TaskFactory(unique_key="written by the handler")
         Task.objects.complete(task)
         seen_before = other_session.run(Task.objects.succeeded().exists)
-        told_before = list(told)
+        reported_before = list(reported)
 
     assert not seen_before
-    assert told_before == []
-    assert names_of(told) == ["enqueued", "completed"]
+    assert reported_before == []
+    assert names_of(reported) == ["enqueued", "completed"]
     assert other_session.run(Task.objects.succeeded().exists)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_rollback_takes_the_completion_with_it(told: Told) -> None:
+def test_a_rollback_takes_the_completion_with_it(reported: Reported) -> None:
     task = TaskFactory(state="running")
     before = row_of(task)
-    told.clear()
+    reported.clear()
 
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         Task.objects.complete(copy_of(task), {"never": "seen"})
         raise ZeroDivisionError
 
     assert row_of(task) == before
-    assert told == []
+    assert reported == []
     Task.objects.complete(task)
 
 

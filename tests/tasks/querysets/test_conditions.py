@@ -22,7 +22,7 @@ from tasks.querysets.claimed import ClaimedTask
 from tests.factories import TaskFactory
 from tests.leasing.support import expire, just_before_the_update
 from tests.tasks.support import (
-    Told,
+    Reported,
     attempts,
     copy_of,
     end_well,
@@ -114,9 +114,9 @@ TIMELESS = {
 ONE_STATEMENT = {"progress", "checkpoint"}
 #: Each verb with the attempts that its task is given: to fail is another update at the last.
 CASES = {
-    f"{verb}, {told}" if told else verb: (verb, attempts)
+    f"{verb}, {reported}" if reported else verb: (verb, attempts)
     for verb in VERBS
-    for told, attempts in (
+    for reported, attempts in (
         {"the last attempt": 1, "the first of three": 3} if verb.startswith("fail") else {"": 3}
     ).items()
 }
@@ -151,18 +151,18 @@ def refusals_unnoted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("refusals_unnoted")
 @pytest.mark.parametrize(("verb", "breaks", "task"), TABLE, indirect=["task"])
 def test_a_verb_whose_condition_is_broken_changes_nothing(
-    verb: Verb, breaks: Callable[[Task], object], task: Task, told: Told
+    verb: Verb, breaks: Callable[[Task], object], task: Task, reported: Reported
 ) -> None:
     breaks(task)
     before = row_of(task)
-    told.clear()
+    reported.clear()
 
     with pytest.raises(LeaseLost):
         verb(copy_of(task))
 
     assert row_of(task) == before
     assert (attempts(task), task.step_set.count()) == ([], 0)
-    assert {name for name, _, _ in told} <= {"refused"}
+    assert {name for name, _, _ in reported} <= {"refused"}
 
 
 @pytest.mark.usefixtures("refusals_unnoted")

@@ -250,7 +250,7 @@ def test_a_claim_that_was_prepared_is_planned_once(monkeypatch: pytest.MonkeyPat
         "queues": ["default"],
         "limit": 100,
         "after": [None],
-        "told": [],
+        "reported": [],
         "holder": "ann",
         "ttl": timedelta(seconds=30),
     }

@@ -23,7 +23,7 @@ from tasks.sample import SLEEP
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
-from tests.tasks.support import Told, row_of
+from tests.tasks.support import Reported, row_of
 
 DATA = {"sleep_duration_seconds": 1}
 
@@ -84,7 +84,7 @@ def test_a_task_is_seen_by_others_only_when_its_transaction_commits(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_rollback_takes_the_task_with_it_and_tells_nobody(told: Told) -> None:
+def test_a_rollback_takes_the_task_with_it_and_tells_nobody(reported: Reported) -> None:
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         Task.objects.enqueue(SLEEP, DATA)
         Task.objects.enqueue(SLEEP, DATA, unique_key="k")
@@ -92,18 +92,18 @@ def test_a_rollback_takes_the_task_with_it_and_tells_nobody(told: Told) -> None:
         raise ZeroDivisionError
 
     assert not Task.objects.exists()
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.django_db(transaction=True)
-def test_enqueued_is_told_after_the_commit(told: Told) -> None:
+def test_enqueued_is_told_after_the_commit(reported: Reported) -> None:
     with transaction.atomic():
         one = Task.objects.enqueue(SLEEP, DATA)
         many = Task.objects.enqueue_many(SLEEP, [DATA, DATA])
-        told_before = list(told)
+        reported_before = list(reported)
 
-    assert told_before == []
-    assert told == [("enqueued", task.pk, {}) for task in (one, *many)]
+    assert reported_before == []
+    assert reported == [("enqueued", task.pk, {}) for task in (one, *many)]
 
 
 # Which code runs it
@@ -308,7 +308,9 @@ def test_a_moment_of_any_time_zone_is_the_same_moment(hours: float) -> None:
 
 
 @pytest.mark.django_db
-def test_a_second_enqueue_with_the_same_key_returns_the_first_and_is_counted(told: Told) -> None:
+def test_a_second_enqueue_with_the_same_key_returns_the_first_and_is_counted(
+    reported: Reported,
+) -> None:
     first = Task.objects.enqueue(SLEEP, DATA, unique_key="report:42")
 
     second = Task.objects.enqueue("jobs.echo", {"other": 1}, unique_key="report:42", priority=5)
@@ -318,7 +320,7 @@ def test_a_second_enqueue_with_the_same_key_returns_the_first_and_is_counted(tol
     assert (second.duplicates, third.duplicates) == (1, 2)
     assert (second.name, second.priority) == (SLEEP, 0)
     assert Task.objects.count() == 1
-    assert told == [(name, first.pk, {}) for name in ("enqueued", "duplicate", "duplicate")]
+    assert reported == [(name, first.pk, {}) for name in ("enqueued", "duplicate", "duplicate")]
 
 
 @pytest.mark.django_db
@@ -524,7 +526,7 @@ def test_many_can_come_from_a_generator() -> None:
 
 
 @pytest.mark.django_db
-def test_many_are_stored_all_or_none(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
+def test_many_are_stored_all_or_none(monkeypatch: pytest.MonkeyPatch, reported: Reported) -> None:
     monkeypatch.setattr("tasks.querysets.producer.INSERT_BATCH", 2)
     monkeypatch.setattr("tasks.querysets.bulk.BATCH_ROWS", 2)
     inserts = []
@@ -544,7 +546,7 @@ def test_many_are_stored_all_or_none(monkeypatch: pytest.MonkeyPatch, told: Told
 
     assert len(inserts) == 2
     assert not Task.objects.exists()
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.django_db

@@ -18,7 +18,7 @@ from tasks.querysets import duplicates
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, just_before_the_update
-from tests.tasks.support import Told, grant_to, lose, row_of
+from tests.tasks.support import Reported, grant_to, lose, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -142,16 +142,16 @@ def test_of_two_that_take_over_at_once_one_does(other_session: OtherSession) -> 
 # Modes
 
 
-def test_skip_leaves_the_present_task_as_it_is(told: Told) -> None:
+def test_skip_leaves_the_present_task_as_it_is(reported: Reported) -> None:
     task = TaskFactory(name=ECHO, data={"n": 1}, unique_key="k")
     before = row_of(task)
-    told.clear()
+    reported.clear()
 
     present = again(priority=9)
 
     assert present.is_duplicate and present.task_data == {"n": 1}
     assert row_of(task) == before | {"duplicates": 1}
-    assert told == [("duplicate", task.pk, {})]
+    assert reported == [("duplicate", task.pk, {})]
 
 
 @pytest.mark.parametrize("keys", [{}, {"idempotency_key": "i"}], ids=["one key", "both"])
@@ -179,13 +179,13 @@ def test_a_duplicate_costs_an_insert_of_nothing_a_look_and_a_count(
 @pytest.mark.usefixtures("queues")
 @pytest.mark.parametrize("mode", ["replace", "keep_time"])
 def test_a_waiting_task_becomes_what_was_asked_for_last(
-    mode: str, told: Told, database_clock: DatabaseClock
+    mode: str, reported: Reported, database_clock: DatabaseClock
 ) -> None:
     later = database_clock.now + HOUR
     other = TaskFactory(unique_key="another")
     task = TaskFactory(unique_key="k", unique_for=7200, scheduled_at=later)
     before, bystander = row_of(task), row_of(other)
-    told.clear()
+    reported.clear()
 
     present = again(
         on_duplicate=mode,
@@ -214,7 +214,7 @@ def test_a_waiting_task_becomes_what_was_asked_for_last(
     assert present.pk == task.pk and present.is_duplicate
     assert row_of(present) == {column: getattr(present, column) for column in row_of(present)}
     assert row_of(other) == bystander
-    assert told == [("replaced", task.pk, {})]
+    assert reported == [("replaced", task.pk, {})]
 
 
 def test_a_replacement_without_a_time_is_due_now(database_clock: DatabaseClock) -> None:
@@ -243,16 +243,16 @@ def test_a_task_that_began_and_is_replaced_forgets_what_it_had_done(
 @pytest.mark.parametrize("mode", ["replace", "keep_time"])
 @pytest.mark.parametrize("state", ["running", "succeeded"])
 def test_what_does_not_wait_is_left_alone_and_counts_a_duplicate(
-    state: str, mode: str, told: Told
+    state: str, mode: str, reported: Reported
 ) -> None:
     task = TaskFactory(unique_key="k", unique_for=HOUR, state=state)
     before = row_of(task)
-    told.clear()
+    reported.clear()
 
     assert again(on_duplicate=mode).pk == task.pk
 
     assert row_of(task) == before | {"duplicates": 1}
-    assert told == [("duplicate", task.pk, {})]
+    assert reported == [("duplicate", task.pk, {})]
 
 
 def test_a_task_that_is_claimed_before_it_can_be_replaced_is_left_alone() -> None:
@@ -316,7 +316,7 @@ def keep_locked(session: OtherSession, task: Task) -> None:
 @pytest.mark.parametrize("mode", ["skip", "replace"])
 @pytest.mark.parametrize("lock", LOCKS)
 def test_a_duplicate_does_not_wait_for_a_handler_that_has_its_row_locked(
-    lock: str, mode: str, other_session: OtherSession, told: Told
+    lock: str, mode: str, other_session: OtherSession, reported: Reported
 ) -> None:
     task = TaskFactory(unique_key="k", state="running")
 
@@ -326,7 +326,7 @@ def test_a_duplicate_does_not_wait_for_a_handler_that_has_its_row_locked(
 
     assert present.pk == task.pk and present.is_duplicate
     assert row_of(task)["duplicates"] == 0  # who could not count it told of it all the same
-    assert told[-1] == ("duplicate", task.pk, {})
+    assert reported[-1] == ("duplicate", task.pk, {})
     again()
     assert row_of(task)["duplicates"] == 1
 

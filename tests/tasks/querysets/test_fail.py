@@ -16,7 +16,7 @@ from tasks.models import AttemptOutcome, Task, TaskStatus
 from tasks.retry import backoff
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
-from tests.tasks.support import Told, attempt, attempts, make_due, names_of, row_of
+from tests.tasks.support import Reported, attempt, attempts, make_due, names_of, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -93,13 +93,13 @@ def test_the_pause_is_drawn_from_nothing_up_to_its_bound(
 
 
 def test_the_last_attempt_that_fails_leaves_a_failed_task(
-    database_clock: DatabaseClock, told: Told
+    database_clock: DatabaseClock, reported: Reported
 ) -> None:
     task: Task = TaskFactory(state="running", max_attempts=2)
     Task.objects.fail(task, "no luck")
     make_due(task)
     (task,) = Task.objects.claim("bob")
-    told.clear()
+    reported.clear()
 
     Task.objects.fail(task, Refused("no luck again"))
 
@@ -108,7 +108,7 @@ def test_the_last_attempt_that_fails_leaves_a_failed_task(
     assert task.processed_at == task.released_at == task.expires_at == database_clock.now
     assert task.last_error == "Refused: no luck again"
     assert attempts(task) == [(1, "failed"), (2, "failed")]
-    assert told == [("failed", task.pk, {"error": "Refused: no luck again"})]
+    assert reported == [("failed", task.pk, {"error": "Refused: no luck again"})]
     assert list(Task.objects.failed()) == [task]
 
 
@@ -125,24 +125,24 @@ def test_a_task_is_tried_as_often_as_allowed_and_no_more() -> None:
     assert row_of(task)["status"] == TaskStatus.FAILED
 
 
-def test_giving_up_is_not_tried_again(told: Told) -> None:
+def test_giving_up_is_not_tried_again(reported: Reported) -> None:
     task = TaskFactory(state="running", max_attempts=5)
-    told.clear()
+    reported.clear()
 
     Task.objects.fail(task, GiveUp("the card was stolen"))
 
     assert (task.status, task.attempts, task.max_attempts) == (TaskStatus.FAILED, 1, 5)
     assert task.last_error == "GiveUp: the card was stolen"
-    assert told == [("failed", task.pk, {"error": "GiveUp: the card was stolen"})]
+    assert reported == [("failed", task.pk, {"error": "GiveUp: the card was stolen"})]
 
 
-def test_a_failure_is_told_with_its_error(told: Told) -> None:
+def test_a_failure_is_told_with_its_error(reported: Reported) -> None:
     task = TaskFactory(state="running")
-    told.clear()
+    reported.clear()
 
     Task.objects.fail(task, "no luck")
 
-    assert told == [("attempt_failed", task.pk, {"error": "no luck"})]
+    assert reported == [("attempt_failed", task.pk, {"error": "no luck"})]
 
 
 def test_a_success_after_failures_keeps_their_history() -> None:
@@ -288,14 +288,14 @@ def test_a_late_failure_counts_while_nobody_else_had_the_task(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_rollback_takes_the_failure_and_its_record_with_it(told: Told) -> None:
+def test_a_rollback_takes_the_failure_and_its_record_with_it(reported: Reported) -> None:
     task = TaskFactory(state="running")
     before = row_of(task)
-    told.clear()
+    reported.clear()
 
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         Task.objects.fail(task, "no luck")
         raise ZeroDivisionError
 
     assert (row_of(task), attempts(task)) == (before, [])
-    assert names_of(told) == []
+    assert names_of(reported) == []

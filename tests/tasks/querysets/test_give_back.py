@@ -10,18 +10,18 @@ from leasing.exceptions import LeaseLost
 from tasks.models import AttemptOutcome, Task, TaskStatus
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
-from tests.tasks.support import Told, attempt, attempts, make_due, row_of
+from tests.tasks.support import Reported, attempt, attempts, make_due, row_of
 
 pytestmark = pytest.mark.django_db
 
 
 def test_a_task_given_back_is_ready_at_once_and_no_attempt_is_spent(
-    database_clock: DatabaseClock, told: Told
+    database_clock: DatabaseClock, reported: Reported
 ) -> None:
     task = TaskFactory(state="running", holder="ann")
     before = row_of(task)
     database_clock.advance(3)
-    told.clear()
+    reported.clear()
 
     answer = Task.objects.give_back(task, "its worker was stopped")
 
@@ -32,7 +32,7 @@ def test_a_task_given_back_is_ready_at_once_and_no_attempt_is_spent(
     assert (task.scheduled_at, task.started_at) == (before["scheduled_at"], before["started_at"])
     assert (task.processed_at, task.last_error) == (None, "")
     assert list(Task.objects.ready()) == [task]
-    assert told == [("returned", task.pk, {"reason": "its worker was stopped"})]
+    assert reported == [("returned", task.pk, {"reason": "its worker was stopped"})]
 
 
 def test_its_history_says_who_gave_it_back_and_why(database_clock: DatabaseClock) -> None:

@@ -9,7 +9,7 @@ from tasks.models import Task, TaskStatus
 from tests.factories import claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import just_before_the_update
-from tests.tasks.support import Told, attempts, copy_of, refusals, row_of, running, take_over
+from tests.tasks.support import Reported, attempts, copy_of, refusals, row_of, running, take_over
 
 pytestmark = pytest.mark.django_db
 
@@ -60,12 +60,12 @@ def test_each_is_afterwards_what_one_alone_would_be(
 
 
 def test_those_whose_term_is_over_are_refused_alone_and_others_hear(
-    told: Told, notified: list[int]
+    reported: Reported, notified: list[int]
 ) -> None:
     first, sold, asked, last = running(4)
     take_over(copy_of(sold))
     Task.objects.filter(pk=asked.pk).cancel(by="olga")
-    told.clear()
+    reported.clear()
 
     given, ((refused, error),) = Task.objects.give_back_many([first, sold, asked, last], WHY)
 
@@ -73,7 +73,7 @@ def test_those_whose_term_is_over_are_refused_alone_and_others_hear(
     assert refused is sold and isinstance(error, LeaseLost)
     assert (row_of(sold)["status"], row_of(sold)["holder"]) == (TaskStatus.RUNNING, "thief")
     assert (row_of(sold)["attempts"], attempts(sold)) == (1, [])
-    assert [(name, key) for name, key, _ in told][:3] == [
+    assert [(name, key) for name, key, _ in reported][:3] == [
         ("returned", first.pk),
         ("cancelled", asked.pk),
         ("returned", last.pk),

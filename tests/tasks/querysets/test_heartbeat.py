@@ -13,7 +13,7 @@ from tasks.models import Task, TaskStatus
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire
-from tests.tasks.support import Told, end_well, row_of, take_back, take_over
+from tests.tasks.support import Reported, end_well, row_of, take_back, take_over
 
 pytestmark = pytest.mark.django_db
 
@@ -58,13 +58,13 @@ def test_a_heartbeat_at_the_deadline_comes_too_late(database_clock: DatabaseCloc
     assert (attempt.outcome, attempt.refused_verb) == ("lost", "heartbeat")
 
 
-def test_a_heartbeat_is_told(told: Told) -> None:
+def test_a_heartbeat_is_told(reported: Reported) -> None:
     task = TaskFactory(state="running")
-    told.clear()
+    reported.clear()
 
     Task.objects.heartbeat(task)
 
-    assert told == [("renewed", task.pk, {})]
+    assert reported == [("renewed", task.pk, {})]
 
 
 def test_a_heartbeat_inside_a_transaction_is_refused() -> None:

@@ -18,7 +18,7 @@ from tasks.querysets import duplicates
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
-from tests.tasks.support import Told, row_of
+from tests.tasks.support import Reported, row_of
 
 ECHO = "jobs.echo"
 DATA = {"n": 1}
@@ -33,16 +33,18 @@ def send(data: Any = DATA, **options: Any) -> Task:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("state", ["ready", "running", "succeeded", "failed", "retrying"])
-def test_the_same_enqueue_again_is_the_same_task_ended_or_not(state: str, told: Told) -> None:
+def test_the_same_enqueue_again_is_the_same_task_ended_or_not(
+    state: str, reported: Reported
+) -> None:
     task = TaskFactory(name=ECHO, data=DATA, idempotency_key="i", state=state)
     before = row_of(task)
-    told.clear()
+    reported.clear()
 
     present = send(priority=9)
 
     assert present.pk == task.pk and present.is_duplicate
     assert row_of(task) == before
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.django_db
@@ -175,7 +177,7 @@ def test_the_second_of_two_waits_for_what_becomes_of_the_first(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_task_for_after_the_commit_is_stored_then(
-    told: Told, database_clock: DatabaseClock
+    reported: Reported, database_clock: DatabaseClock
 ) -> None:
     data = {"n": [1]}
     with transaction.atomic():
@@ -187,7 +189,7 @@ def test_a_task_for_after_the_commit_is_stored_then(
     task = Task.objects.get()
     assert (task.name, task.task_data, task.priority) == (ECHO, {"n": [1]}, 3)
     assert task.scheduled_at == database_clock.now + timedelta(seconds=5)
-    assert told == [("enqueued", task.pk, {})]
+    assert reported == [("enqueued", task.pk, {})]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -23,7 +23,7 @@ from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import just_before_the_update
 from tests.tasks.support import (
     Handlers,
-    Told,
+    Reported,
     attempts,
     copy_of,
     end_by_another,
@@ -52,9 +52,11 @@ def is_as_stored(task: Task) -> bool:
     return row_of(task) == {column: getattr(task, column) for column in row_of(task)}
 
 
-def test_many_are_completed_each_with_its_output(database_clock: DatabaseClock, told: Told) -> None:
+def test_many_are_completed_each_with_its_output(
+    database_clock: DatabaseClock, reported: Reported
+) -> None:
     tasks = running(4)
-    told.clear()
+    reported.clear()
 
     done, refused = Task.objects.complete_many(zip(tasks, [{"n": 1}, None, [2], 0], strict=True))
 
@@ -63,7 +65,7 @@ def test_many_are_completed_each_with_its_output(database_clock: DatabaseClock, 
     assert all(is_as_stored(task) for task in tasks)
     assert {task.status for task in tasks} == {TaskStatus.SUCCEEDED}
     assert {task.processed_at for task in tasks} == {database_clock.now}
-    assert told == [("completed", task.pk, {}) for task in tasks]
+    assert reported == [("completed", task.pk, {}) for task in tasks]
 
 
 def test_an_output_of_nothing_is_stored_as_one_alone_is() -> None:
@@ -120,10 +122,10 @@ def test_what_one_statement_completes_is_locked_in_the_order_of_keys() -> None:
     assert re.search(r'ORDER BY [^ ]*"id" ASC\s+FOR NO KEY UPDATE', statement)
 
 
-def test_what_cannot_be_taken_sinks_no_neighbour(told: Told) -> None:
+def test_what_cannot_be_taken_sinks_no_neighbour(reported: Reported) -> None:
     good, other, bad, sold = running(4)
     take_over(copy_of(sold))
-    told.clear()
+    reported.clear()
 
     done, refused = Task.objects.complete_many(
         [(sold, 1), (bad, object()), (good, "well"), (other, "well")]
@@ -136,7 +138,7 @@ def test_what_cannot_be_taken_sinks_no_neighbour(told: Told) -> None:
     ]
     assert outputs([good, other, bad, sold]) == ["well", "well", None, None]
     assert row_of(bad)["status"] == TaskStatus.RUNNING
-    assert [name for name, _, _ in told] == ["completed", "completed", "refused"]
+    assert [name for name, _, _ in reported] == ["completed", "completed", "refused"]
 
 
 def test_an_output_that_only_the_database_refuses_sinks_no_neighbour(
@@ -205,12 +207,12 @@ def test_who_came_between_lock_and_update_is_told_apart(change: Callable[[Task],
 
 
 def test_many_fail_each_in_its_own_way(
-    handlers: Handlers, database_clock: DatabaseClock, told: Told
+    handlers: Handlers, database_clock: DatabaseClock, reported: Reported
 ) -> None:
     registry._handlers["jobs.echo"] = registry.Handler("jobs.echo", print, retry=Fixed(60))
     again, given_up, last = running(3, name="jobs.echo")
     Task.objects.filter(pk=last.pk).update(max_attempts=1)
-    told.clear()
+    reported.clear()
 
     done, refused = Task.objects.fail_many(
         [(again, ValueError("no luck")), (given_up, GiveUp("no hope")), (last, "HTTP 502")]
@@ -221,7 +223,7 @@ def test_many_fail_each_in_its_own_way(
     assert all(is_as_stored(task) for task in done)
     assert again.scheduled_at == database_clock.now + timedelta(seconds=60)
     assert [attempts(task) for task in done] == [[(1, "failed")]] * 3
-    assert told == [
+    assert reported == [
         ("attempt_failed", again.pk, {"error": "ValueError: no luck"}),
         ("failed", given_up.pk, {"error": "GiveUp: no hope"}),
         ("failed", last.pk, {"error": "HTTP 502"}),
@@ -256,11 +258,13 @@ def test_policies_are_asked_before_anything_is_locked(handlers: Handlers) -> Non
     assert blocks == [outside] * 2
 
 
-def test_of_many_that_fail_those_that_someone_asked_to_cancel_are_cancelled(told: Told) -> None:
+def test_of_many_that_fail_those_that_someone_asked_to_cancel_are_cancelled(
+    reported: Reported,
+) -> None:
     asked, other, sold = running(3)
     Task.objects.filter(pk=asked.pk).cancel(by="olga")
     take_over(copy_of(sold))
-    told.clear()
+    reported.clear()
 
     done, refused = Task.objects.fail_many([(asked, "a"), (other, "b"), (sold, "c")])
 
@@ -268,7 +272,7 @@ def test_of_many_that_fail_those_that_someone_asked_to_cancel_are_cancelled(told
     assert [(task.status, task.last_error) for task in done] == [("cancelled", "a"), ("ready", "b")]
     assert all(is_as_stored(task) for task in done)
     assert [attempts(task) for task in done] == [[(1, "failed")]] * 2
-    assert [name for name, _, _ in told] == ["cancelled", "attempt_failed", "refused"]
+    assert [name for name, _, _ in reported] == ["cancelled", "attempt_failed", "refused"]
 
 
 @pytest.mark.parametrize("verb", ["complete_many", "fail_many"])

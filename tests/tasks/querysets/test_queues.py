@@ -12,7 +12,7 @@ from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession
 from tests.pages import Page, get, signed_in
-from tests.tasks.support import Told
+from tests.tasks.support import Reported
 
 QUEUES = "/admin/leasing_tasks/queue/"
 VIEW = ("leasing_tasks.view_queue", "leasing_tasks.view_task")
@@ -24,9 +24,9 @@ def claim(**options: object) -> list[int]:
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("queues")
-def test_nothing_of_a_paused_queue_is_claimed_until_it_is_resumed(told: Told) -> None:
+def test_nothing_of_a_paused_queue_is_claimed_until_it_is_resumed(reported: Reported) -> None:
     mail, other = TaskFactory(queue="mail"), TaskFactory()
-    told.clear()
+    reported.clear()
 
     assert Queue.objects.pause("mail", by="olga", reason="the server is down")
     assert claim() == [other.pk]
@@ -34,7 +34,7 @@ def test_nothing_of_a_paused_queue_is_claimed_until_it_is_resumed(told: Told) ->
 
     assert Queue.objects.resume("mail", by="olga")
     assert claim() == [mail.pk]
-    assert [(name, rest) for name, _, rest in told if name in ("paused", "resumed")] == [
+    assert [(name, rest) for name, _, rest in reported if name in ("paused", "resumed")] == [
         ("paused", {"queue": "mail", "by": "olga", "reason": "the server is down"}),
         ("resumed", {"queue": "mail", "by": "olga"}),
     ]
@@ -52,7 +52,7 @@ def test_what_runs_when_its_queue_is_paused_runs_on() -> None:
 
 
 @pytest.mark.django_db
-def test_who_paused_first_and_why_stays(told: Told, database_clock: DatabaseClock) -> None:
+def test_who_paused_first_and_why_stays(reported: Reported, database_clock: DatabaseClock) -> None:
     paused_at = database_clock.now
     Queue.objects.pause("default", by="olga", reason="x" * 600)
     database_clock.advance(5)
@@ -64,7 +64,7 @@ def test_who_paused_first_and_why_stays(told: Told, database_clock: DatabaseCloc
     assert Queue.objects.resume("default") and not Queue.objects.resume("default")
     queue.refresh_from_db()
     assert (queue.paused_at, queue.paused_by, queue.reason) == (None, "", "")
-    assert [name for name, *_ in told] == ["paused", "resumed"]
+    assert [name for name, *_ in reported] == ["paused", "resumed"]
 
 
 @pytest.mark.django_db
@@ -95,12 +95,12 @@ def test_a_queue_that_is_no_longer_declared_can_still_be_paused() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_pause_is_told_when_it_has_committed(told: Told) -> None:
+def test_a_pause_is_told_when_it_has_committed(reported: Reported) -> None:
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         Queue.objects.pause("default")
         raise ZeroDivisionError
 
-    assert told == []
+    assert reported == []
     assert not Queue.objects.paused().exists()
 
 

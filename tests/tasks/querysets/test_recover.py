@@ -19,7 +19,7 @@ from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire, just_before_the_update
 from tests.tasks.support import (
-    Told,
+    Reported,
     attempt,
     attempts,
     end_well,
@@ -50,12 +50,12 @@ def test_many_tasks_of_one_holder_take_no_more_statements_than_few() -> None:
 
 
 def test_a_stuck_task_is_ready_again_under_a_raised_token(
-    database_clock: DatabaseClock, told: Told
+    database_clock: DatabaseClock, reported: Reported
 ) -> None:
     task = TaskFactory(state="running", holder="ann", ttl=30)
     database_clock.advance(31)
     before = row_of(task)
-    told.clear()
+    reported.clear()
 
     assert Task.objects.recover() == 1
 
@@ -72,7 +72,7 @@ def test_a_stuck_task_is_ready_again_under_a_raised_token(
         "silent_for": timedelta(seconds=31),
         "overdue_for": timedelta(seconds=1),
     }
-    assert told == [("recovered", task.pk, details)]
+    assert reported == [("recovered", task.pk, details)]
 
 
 def test_a_task_is_stuck_from_its_deadline_on(database_clock: DatabaseClock) -> None:
@@ -109,12 +109,12 @@ def test_the_lost_attempt_is_written_down() -> None:
 
 
 def test_a_task_that_was_lost_in_its_last_attempt_is_failed(
-    database_clock: DatabaseClock, told: Told
+    database_clock: DatabaseClock, reported: Reported
 ) -> None:
     task = TaskFactory(state="running", holder="ann", max_attempts=1, unique_key="k")
     database_clock.advance(31)
     before = row_of(task)
-    told.clear()
+    reported.clear()
 
     assert Task.objects.recover() == 1
 
@@ -123,7 +123,7 @@ def test_a_task_that_was_lost_in_its_last_attempt_is_failed(
     assert after["unique_key"] is None
     assert after["fencing_token"] > before["fencing_token"]
     assert attempts(task) == [(1, "lost")]
-    assert [name for name, _, _ in told] == ["recovered", "failed"]
+    assert [name for name, _, _ in reported] == ["recovered", "failed"]
 
 
 def test_a_task_that_keeps_killing_its_worker_ends() -> None:
@@ -212,15 +212,15 @@ def test_the_lease_of_a_recovered_task_is_expired(database_clock: DatabaseClock)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_is_rolled_back_is_told_to_nobody(told: Told) -> None:
+def test_what_is_rolled_back_is_told_to_nobody(reported: Reported) -> None:
     task = TaskFactory(state="stuck")
-    told.clear()
+    reported.clear()
 
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         Task.objects.recover()
         raise ZeroDivisionError
 
-    assert told == []
+    assert reported == []
     assert attempts(task) == []
     assert Task.objects.recover() == 1
 
@@ -275,11 +275,11 @@ def _no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("max_attempts", [1, 3])
 @pytest.mark.parametrize("change", [pytest.param(do, id=what) for what, do in CHANGES])
 def test_a_task_that_changed_since_it_was_read_is_not_recovered(
-    change: Callable[[Task], None], max_attempts: int, others: int, told: Told
+    change: Callable[[Task], None], max_attempts: int, others: int, reported: Reported
 ) -> None:
     task = TaskFactory(state="stuck", max_attempts=max_attempts)
     after: dict[str, Any] = {}
-    told.clear()
+    reported.clear()
 
     def meanwhile() -> None:
         change(task)
@@ -290,31 +290,31 @@ def test_a_task_that_changed_since_it_was_read_is_not_recovered(
 
     assert row_of(task) == after
     assert attempts(task) == []
-    assert task.pk not in [pk for _, pk, _ in told]
+    assert task.pk not in [pk for _, pk, _ in reported]
 
 
 @pytest.mark.usefixtures("_no_locks")
-def test_what_another_sweep_has_just_recovered_is_recovered_once(told: Told) -> None:
+def test_what_another_sweep_has_just_recovered_is_recovered_once(reported: Reported) -> None:
     task = TaskFactory(state="stuck")
-    told.clear()
+    reported.clear()
 
     with just_before_the_update(lambda: take_back(task)):
         assert Task.objects.recover() == 0
 
     assert attempts(task) == []
-    assert told == []
+    assert reported == []
 
 
 # Revoke
 
 
 def test_an_operator_can_take_a_task_from_a_holder_that_is_well(
-    database_clock: DatabaseClock, told: Told
+    database_clock: DatabaseClock, reported: Reported
 ) -> None:
     task = TaskFactory(state="running", holder="ann", ttl=30)
     before = row_of(task)
     database_clock.advance(5)
-    told.clear()
+    reported.clear()
 
     assert Task.objects.filter(pk=task.pk).revoke("wrong printer", "root") == 1
 
@@ -323,7 +323,7 @@ def test_an_operator_can_take_a_task_from_a_holder_that_is_well(
     assert after["fencing_token"] > before["fencing_token"]
     assert after["last_error"] == "revoked by root: wrong printer"
     assert (attempts(task), attempt(task).error) == ([(1, "lost")], after["last_error"])
-    assert [name for name, _, _ in told] == ["recovered"]
+    assert [name for name, _, _ in reported] == ["recovered"]
     with pytest.raises(LeaseLost, match="it was recovered"):
         Task.objects.complete(task)
 
@@ -377,12 +377,12 @@ def test_a_task_that_changed_since_the_operator_saw_it_is_not_revoked(
 
 @pytest.mark.parametrize("state", ["failed", "given_up", "cancelled"])
 def test_an_operator_can_set_ready_again_what_has_ended_badly(
-    state: str, database_clock: DatabaseClock, told: Told
+    state: str, database_clock: DatabaseClock, reported: Reported
 ) -> None:
     task = TaskFactory(state=state)
     before = row_of(task)
     database_clock.advance(60)
-    told.clear()
+    reported.clear()
 
     assert Task.objects.filter(pk=task.pk).retry(by="root") == 1
 
@@ -391,7 +391,7 @@ def test_an_operator_can_set_ready_again_what_has_ended_badly(
     assert after["scheduled_at"] == database_clock.now
     changed = {column for column, value in after.items() if before[column] != value}
     assert changed <= {"status", "processed_at", "scheduled_at", "max_attempts"}
-    assert told == [("retried", task.pk, {"by": "root"})]
+    assert reported == [("retried", task.pk, {"by": "root"})]
     assert len(Task.objects.claim("bob")) == 1
 
 
@@ -417,15 +417,15 @@ def test_the_history_survives_a_retry() -> None:
 @pytest.mark.parametrize(
     "state", ["ready", "scheduled", "running", "stuck", "succeeded", "retrying"]
 )
-def test_what_has_not_ended_badly_is_not_retried(state: str, told: Told) -> None:
+def test_what_has_not_ended_badly_is_not_retried(state: str, reported: Reported) -> None:
     task = TaskFactory(state=state)
     before = row_of(task)
-    told.clear()
+    reported.clear()
 
     assert Task.objects.retry() == 0
 
     assert row_of(task) == before
-    assert told == []
+    assert reported == []
 
 
 def test_only_what_was_chosen_is_retried() -> None:

@@ -19,7 +19,7 @@ from tasks.querysets import TaskQuerySet
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire
-from tests.tasks.support import Told, attempt, copy_of, refusals, row_of
+from tests.tasks.support import Reported, attempt, copy_of, refusals, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -45,11 +45,11 @@ def lost() -> Task:
 
 @ANY
 def test_after_recovery_it_is_refused_and_noted(
-    verb: str, write: Callable[[Task], object], lost: Task, told: Told
+    verb: str, write: Callable[[Task], object], lost: Task, reported: Reported
 ) -> None:
     before = row_of(lost)
     start = database_now("default")
-    told.clear()
+    reported.clear()
 
     with pytest.raises(LeaseLost, match="it was recovered and waits for another attempt"):
         write(lost)
@@ -60,7 +60,7 @@ def test_after_recovery_it_is_refused_and_noted(
     assert record.refused_at is not None
     assert start <= record.refused_at <= database_now("default")
     reason = "it was recovered and waits for another attempt"
-    assert told == [("refused", lost.pk, {"verb": verb, "reason": reason})]
+    assert reported == [("refused", lost.pk, {"verb": verb, "reason": reason})]
 
 
 @ANY
@@ -195,11 +195,11 @@ def test_a_rollback_by_the_caller_does_not_erase_the_note(lost: Task, notes: Kee
 
 
 def test_a_write_that_comes_after_the_deadline_takes_the_task_back_to_be_noted(
-    told: Told,
+    reported: Reported,
 ) -> None:
     task, other = TaskFactory(state="stuck"), TaskFactory(state="stuck")
     before = row_of(other)
-    told.clear()
+    reported.clear()
 
     with pytest.raises(LeaseLost, match="it expired at"):
         Task.objects.heartbeat(copy_of(task))
@@ -207,7 +207,7 @@ def test_a_write_that_comes_after_the_deadline_takes_the_task_back_to_be_noted(
     assert row_of(task)["status"] == "ready"
     assert refusals(task) == ["heartbeat"]
     assert row_of(other) == before
-    assert [(name, key) for name, key, _ in told] == [
+    assert [(name, key) for name, key, _ in reported] == [
         ("recovered", task.pk),
         ("refused", task.pk),
     ]

@@ -12,7 +12,7 @@ from tasks.exceptions import GiveUp
 from tasks.models import Task
 from tests.factories import TaskFactory, claimed
 from tests.leasing.support import just_before_the_update
-from tests.tasks.support import Told, names_of, row_of
+from tests.tasks.support import Reported, names_of, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -82,17 +82,17 @@ def test_its_key_is_free_once_it_has_ended_again() -> None:
 
 
 @pytest.mark.parametrize("how", ["failed", "cancelled"])
-def test_a_task_whose_key_another_has_by_now_is_not_retried(how: str, told: Told) -> None:
+def test_a_task_whose_key_another_has_by_now_is_not_retried(how: str, reported: Reported) -> None:
     task = ended(how)
     other = again()
     free = failed("another")
     before = row_of(task)
-    told.clear()
+    reported.clear()
 
     assert rows(task, other, free).retry() == 1
 
     assert row_of(task) == before
-    assert [key for _, key, _ in told] == [free.pk]
+    assert [key for _, key, _ in reported] == [free.pk]
     assert row_of(other)["unique_key"] == "k"
 
     rows(other).cancel()
@@ -119,15 +119,15 @@ def test_of_several_of_one_key_one_is_retried() -> None:
     assert states == ["ready", "failed", "ready"]
 
 
-def test_a_key_that_is_taken_just_before_is_not_taken_back(told: Told) -> None:
+def test_a_key_that_is_taken_just_before_is_not_taken_back(reported: Reported) -> None:
     task, free = failed(), failed("another")
-    told.clear()
+    reported.clear()
 
     with just_before_the_update(again):
         assert Task.objects.retry() == 1
 
     assert (row_of(task)["status"], row_of(free)["status"]) == ("failed", "ready")
-    assert names_of(told).count("retried") == 1
+    assert names_of(reported).count("retried") == 1
 
 
 def test_a_task_without_a_key_is_retried_as_ever() -> None:

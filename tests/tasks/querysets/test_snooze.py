@@ -14,19 +14,19 @@ from tasks.models import AttemptOutcome, Task, TaskStatus
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.pages import get, signed_in
-from tests.tasks.support import RunTask, Told, attempt, attempts, make_due, row_of
+from tests.tasks.support import Reported, RunTask, attempt, attempts, make_due, row_of
 
 pytestmark = pytest.mark.django_db
 
 
 def test_a_task_that_is_put_off_waits_and_no_attempt_is_spent(
-    database_clock: DatabaseClock, told: Told
+    database_clock: DatabaseClock, reported: Reported
 ) -> None:
     task = TaskFactory(state="running", holder="ann", max_attempts=1)
     grant_id = task.grant_id
     Task.objects.checkpoint(task, [1])
     Task.objects.finish_step(task, "fetch")
-    told.clear()
+    reported.clear()
 
     answer = Task.objects.snooze(task, 300, "the box is locked")
 
@@ -39,7 +39,7 @@ def test_a_task_that_is_put_off_waits_and_no_attempt_is_spent(
     record = attempt(task)
     assert (record.number, record.holder, record.grant_id) == (1, "ann", grant_id)
     assert (record.outcome, record.error) == (AttemptOutcome.SNOOZED, "the box is locked")
-    assert told == [("snoozed", task.pk, {"reason": "the box is locked"})]
+    assert reported == [("snoozed", task.pk, {"reason": "the box is locked"})]
 
 
 def test_of_many_snoozes_the_history_keeps_the_latest() -> None:

@@ -19,7 +19,7 @@ from tests.leasing.support import FakeClock, just_before_the_update
 from tests.pages import get, signed_in
 from tests.tasks.support import (
     ContextOf,
-    Told,
+    Reported,
     attempt,
     attempts,
     end_well,
@@ -108,11 +108,11 @@ def test_only_running_tasks_with_a_timeout_stall(database_clock: DatabaseClock) 
 
 
 def test_it_is_taken_from_its_holder_under_a_raised_token(
-    task: Task, database_clock: DatabaseClock, told: Told
+    task: Task, database_clock: DatabaseClock, reported: Reported
 ) -> None:
     before = row_of(task)
     database_clock.advance(61)
-    told.clear()
+    reported.clear()
 
     assert Task.objects.recover_stalled() == 1
 
@@ -124,7 +124,7 @@ def test_it_is_taken_from_its_holder_under_a_raised_token(
     assert (record.outcome, record.holder) == (AttemptOutcome.LOST, "ann")
     assert record.grant_id == before["grant_id"]
     assert record.error == after["last_error"] == "no progress for 1 min"
-    ((name, key, details),) = told
+    ((name, key, details),) = reported
     assert (name, key, details["holder"]) == ("recovered", task.pk, "ann")
     assert (details["reason"], details["kind"]) == ("no progress for 1 min", "stalled")
 

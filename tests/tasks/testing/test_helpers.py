@@ -193,20 +193,20 @@ def test_what_a_handler_wrote_before_it_failed_stays_as_in_life(handlers: Handle
 
 
 def test_a_transaction_of_the_handlers_own_is_one_as_in_life(handlers: Handlers) -> None:
-    told: list[bool] = []
+    reported: list[bool] = []
 
     def write(ctx: Any) -> None:
         with transaction.atomic():
-            told.append(in_transaction("default"))
+            reported.append(in_transaction("default"))
             Lease.objects.create(resource="berth:3")
         with Lease.objects.hold("berth:4") as hold:  # refused inside a transaction
-            told.append(hold.valid)
+            reported.append(hold.valid)
 
     handlers["write"] = write
 
     with transaction.atomic():
         assert run(Task.objects.enqueue("write")).status == "succeeded"
-    assert told == [True, True]
+    assert reported == [True, True]
 
 
 # At once

@@ -228,8 +228,8 @@ def test_a_stuck_task_says_who_held_it_until_when_and_what_happens_next(viewer: 
     assert "dora" in page.facts.values()
     (article,) = page.all("article")
     assert article["data-code"] == "no_recoverer" and article.all("time")
-    for told in (diagnose(task).headline, diagnose(task).next):
-        assert re.sub(r"\d+ s", "", told) in re.sub(r"\d+ s", "", article.text)
+    for reported in (diagnose(task).headline, diagnose(task).next):
+        assert re.sub(r"\d+ s", "", reported) in re.sub(r"\d+ s", "", article.text)
     WorkerFactory(name="emil")
     (article,) = get(viewer, STUCK).all("article")
     assert article["data-code"] == "expired_unclaimed" and "dora" in article.text

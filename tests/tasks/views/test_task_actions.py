@@ -139,8 +139,8 @@ def test_a_selection_is_asked_about_and_the_outcome_is_reported(operator: Client
     assert (
         ACTIONS["retry"].consequence_of_one in get(operator, bulk("retry", task=[failed.pk])).text
     )
-    told = confirm(operator, url).notice
-    assert (told.tone, told.numbers) == ("warn", [2, 4, 1, 1])
+    reported = confirm(operator, url).notice
+    assert (reported.tone, reported.numbers) == ("warn", [2, 4, 1, 1])
     assert [row_of(task)["status"] for task in (failed, cancelled)] == ["ready", "ready"]
     entry = AuditEntry.objects.get()
     assert (entry.by, entry.verb, entry.via) == ("olga", "retry", "page")
@@ -192,8 +192,8 @@ def test_a_task_that_ran_since_it_was_asked_about_is_left_alone(operator: Client
     Task.objects.filter(pk=task.pk).retry()
     Task.objects.fail(claimed(task, "emil"), ValueError("again"))
     Task.objects.filter(pk=task.pk).update(status="failed", processed_at=after(timedelta(0)))
-    told = Page(operator.post(bulk("retry"), page.hidden, follow=True)).notice
-    assert (told.tone, told.numbers) == ("warn", [0, 1, 1])
+    reported = Page(operator.post(bulk("retry"), page.hidden, follow=True)).notice
+    assert (reported.tone, reported.numbers) == ("warn", [0, 1, 1])
     assert row_of(task)["status"] == "failed"
 
 

@@ -34,8 +34,8 @@ def test_a_worker_tells_how_it_is(viewer: Client, state: str, moment: str | None
     page = get(viewer, url_of(worker))
     assert page.one("h1").text == "dora"
     assert page.badges == [WORKER_BADGES[WorkerState(state)].word]
-    told = [getattr(worker, moment).isoformat(timespec="milliseconds")] if moment else []
-    assert [each["datetime"] for each in page.answers["why"].all("time")] == told
+    reported = [getattr(worker, moment).isoformat(timespec="milliseconds")] if moment else []
+    assert [each["datetime"] for each in page.answers["why"].all("time")] == reported
 
 
 def test_it_shows_what_it_works_on_and_what_it_did(viewer: Client) -> None:

@@ -52,11 +52,11 @@ class Hanging:
     """A receiver without a time-out."""
 
     def __init__(self) -> None:
-        self.told: list[int] = []
+        self.reported: list[int] = []
         self.let_go = threading.Event()
 
     def __call__(self, task: Any = None, lease: Any = None, **details: Any) -> None:
-        self.told.append((task or lease).pk)
+        self.reported.append((task or lease).pk)
         self.let_go.wait(PATIENCE)
 
 
@@ -79,7 +79,7 @@ def test_receivers_that_hang_hold_up_neither_claims_nor_results(
         for number in range(6):  # more than threads that store
             TaskFactory(name="jobs.echo", data={})
             wait_for(lambda: states() == ["succeeded"] * (number + 1), timeout=8)  # noqa: B023
-        wait_for(lambda: len(hanging.told) == 6)
+        wait_for(lambda: len(hanging.reported) == 6)
         hanging.let_go.set()
 
 
@@ -93,7 +93,7 @@ def test_receivers_that_hang_hold_up_no_examination(
     with working(queues=["default"]):
         for number in range(3):
             TaskFactory(queue="mail")  # which nobody serves
-            wait_for(lambda: len(hanging.told) == number + 1, timeout=8)  # noqa: B023
+            wait_for(lambda: len(hanging.reported) == number + 1, timeout=8)  # noqa: B023
         hanging.let_go.set()
 
 
@@ -154,7 +154,7 @@ def test_receivers_that_hang_hold_up_no_recovery(
                 TaskFactory.create_batch(3, state="stuck")
                 wait_for(lambda: states() == ["ready"] * 3 * (number + 1), timeout=8)  # noqa: B023
             # Those that wait are told though nothing more happens.
-            wait_for(lambda: len(hanging.told) == 6, timeout=8)
+            wait_for(lambda: len(hanging.reported) == 6, timeout=8)
         finally:
             hanging.let_go.set()
     wait_for(lambda: not {each.name for each in threading.enumerate()} & DUTIES)
@@ -169,7 +169,7 @@ def test_receivers_that_hang_hold_up_no_generator(
     with alone(monkeypatch, run_generator, rate=100, start=True):
         try:
             wait_for(lambda: Task.objects.count() >= 30, timeout=8)
-            wait_for(lambda: hanging.told)
+            wait_for(lambda: hanging.reported)
         finally:
             hanging.let_go.set()
 
@@ -186,7 +186,7 @@ def test_receivers_that_hang_hold_up_no_relay(
     with alone(monkeypatch, run_relay):
         try:
             wait_for(lambda: broker.tasks == [each.pk for each in tasks], timeout=8)
-            wait_for(lambda: hanging.told)
+            wait_for(lambda: hanging.reported)
         finally:
             hanging.let_go.set()
 
@@ -195,8 +195,8 @@ def test_what_hears_of_an_end_and_hangs_holds_up_no_results(
     handlers: Handlers, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handlers["jobs.told"] = lambda ctx: None
-    told = replace(registry.find("jobs.told"), on_end=hanging)
-    monkeypatch.setitem(registry._handlers, "jobs.told", told)
+    reported = replace(registry.find("jobs.told"), on_end=hanging)
+    monkeypatch.setitem(registry._handlers, "jobs.told", reported)
 
     with working():
         for number in range(6):
@@ -207,11 +207,11 @@ def test_what_hears_of_an_end_and_hangs_holds_up_no_results(
 
 @pytest.mark.once
 def test_receivers_hear_of_a_task_in_order_and_as_it_was(connect: Connect) -> None:
-    told: list[tuple[int, str, str]] = []
+    reported: list[tuple[int, str, str]] = []
 
     def receiver(task: Task, signal: Signal, **details: Any) -> None:
         name = "claimed" if signal is signals.claimed else "completed"
-        told.append((task.pk, name, task.status))
+        reported.append((task.pk, name, task.status))
 
     connect(signals.claimed, receiver)
     connect(signals.completed, receiver)
@@ -220,7 +220,7 @@ def test_receivers_hear_of_a_task_in_order_and_as_it_was(connect: Connect) -> No
         wait_for(lambda: states() == ["succeeded"] * 20)
 
     for task in tasks:
-        mine = [(name, status) for key, name, status in told if key == task.pk]
+        mine = [(name, status) for key, name, status in reported if key == task.pk]
         assert mine == [("claimed", "running"), ("completed", "succeeded")]
 
 

@@ -203,7 +203,7 @@ class Timed:
 def test_timeouts_are_told_also_where_there_can_be_no_thread_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[Any] = []
+    reported: list[Any] = []
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -212,7 +212,7 @@ def test_timeouts_are_told_also_where_there_can_be_no_thread_more(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    timekeeper = Timekeeper(told.append)
+    timekeeper = Timekeeper(reported.append)
     first, second = Timed(), Timed()
     refused = "timeouts"
     with pytest.raises(RuntimeError):
@@ -221,7 +221,7 @@ def test_timeouts_are_told_also_where_there_can_be_no_thread_more(
     refused = "timeout"
     timekeeper.watch(second)  # type: ignore[arg-type]
 
-    wait_for(lambda: told == [first, second])
+    wait_for(lambda: reported == [first, second])
     timekeeper.close()
 
 

@@ -276,7 +276,7 @@ def test_a_task_hears_of_its_end_though_receivers_of_users_hang(heard: str) -> N
         execution.hold.renewed(clock(), Renewal(timezone.now(), 30.0, "ann"))
 
     try:
-        wait_for(execution.interruption.stirred.is_set, timeout=5)
+        wait_for(execution.interruption.notified.is_set, timeout=5)
     finally:
         let_go.set()
         threaded.stop()
