@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["FencedModel", "Leader", "leased", "once"]
 
 # Models can be imported only once the apps are loaded, and this module is imported before.
-_PLACES = {
+_MODULES = {
     "FencedModel": "leasing.fencing",
     "Leader": "leasing.leader",
     "leased": "leasing.decorators",
@@ -28,6 +28,6 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PLACES:
-        return getattr(import_module(_PLACES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -57,7 +57,7 @@ from leasing.runtime import aio, probes
 from leasing.runtime.aio import Steps, adrive, drive, in_thread
 from leasing.runtime.event_lines import log
 from leasing.stores.rows import RowStore
-from leasing.subject import place_of
+from leasing.subject import subject_of
 from leasing.validation.names import LONGEST_DURATION, check_name
 from leasing.validation.terms import Terms
 from leasing.waiting import LONGEST, Rest, pauses
@@ -258,7 +258,7 @@ class Leader:
 
     def current(self) -> Incumbent | None:
         """Who leads now, by the database's clock; None while nobody does."""
-        lease = place_of(self.name).look()
+        lease = subject_of(self.name).look()
         if lease is None or lease.lease_state(lease.now) != LeaseState.ACTIVE:
             return None
         return Incumbent(lease.holder, lease.fencing_token, lease.expires_at)

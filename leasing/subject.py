@@ -22,7 +22,7 @@ from leasing.validation.terms import Terms
 What = Hold | Leasable | str
 
 
-class Place(Protocol):
+class Subject(Protocol):
     """Where one lease is kept."""
 
     resource: str
@@ -43,7 +43,7 @@ class Place(Protocol):
         """What happened, oldest first."""
 
 
-class RowPlace:
+class RowSubject:
     """A row of the database."""
 
     def __init__(self, rows: Any, key: dict[str, Any], resource: str) -> None:
@@ -69,7 +69,7 @@ class RowPlace:
         return list(events.order_by("id"))
 
 
-class MemoryPlace:
+class MemorySubject:
     """A row in the memory of this process."""
 
     def __init__(self, store: MemoryStore, key: Key, blank: Callable[[], Any]) -> None:
@@ -95,10 +95,10 @@ class MemoryPlace:
         return [event for event in self._store.events if event.resource == self.resource]
 
 
-def place_of(what: What) -> Place:
+def subject_of(what: What) -> Subject:
     """Where the lease on ``what`` is kept. Raises TypeError for what cannot be leased."""
     if isinstance(what, Hold):
-        return _place_of_hold(what)
+        return _subject_of_hold(what)
     if isinstance(what, str):
         key: dict[str, Any] = {"resource": what}
         rows: Any = Lease.objects.all()
@@ -110,18 +110,18 @@ def place_of(what: What) -> Place:
         raise TypeError(f"Expected a hold, a leasable row or a name, not {what!r}.")
     if not leasing_settings.ENABLED:
         blank = partial(rows.model, **key)
-        return MemoryPlace(memory, key_of(blank()), blank)
+        return MemorySubject(memory, key_of(blank()), blank)
     resource = what if isinstance(what, str) else what.lease_resource
-    return RowPlace(rows, key, resource)
+    return RowSubject(rows, key, resource)
 
 
-def _place_of_hold(hold: Hold) -> Place:
+def _subject_of_hold(hold: Hold) -> Subject:
     if isinstance(hold.store, RowStore):
         rows = hold.store.model.lease_rows(hold.store.using)
-        return RowPlace(rows, {"pk": hold.key}, hold.resource)
+        return RowSubject(rows, {"pk": hold.key}, hold.resource)
     if isinstance(hold.store, MemoryStore):
         model: Any = apps.get_model(hold.key[0])
-        return MemoryPlace(hold.store, hold.key, model)
+        return MemorySubject(hold.store, hold.key, model)
     raise TypeError(f"Tests cannot access {hold.store!r}.")
 
 

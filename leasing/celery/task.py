@@ -171,9 +171,9 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
 
     def _holder_of(self, request: Any, resource: str) -> float:
         """Which attempt of this task holds ``resource``, or held it last; infinity: none."""
-        from leasing.subject import place_of
+        from leasing.subject import subject_of
 
-        row = place_of(resource).look()
+        row = subject_of(resource).look()
         if row is None or request.id is None or row.metadata.get("task_id") != request.id:
             return math.inf
         return float(row.metadata.get("retries", math.inf))

@@ -35,7 +35,7 @@ from leasing.stores.rows import grant_of
 from leasing.validation.terms import Terms
 
 #: What the waiters of these leases call their database.
-PLACE = "(the memory of this process)"
+MEMORY = "(the memory of this process)"
 #: Events that are remembered; the oldest give way.
 MAX_EVENTS = 1000
 #: Rows that are kept before those that are over make room.
@@ -94,7 +94,7 @@ class MemoryStore:
             return self.acquire(blank(), terms)
 
         step = Undoable(attempt, self.release)
-        return lambda: taking(PLACE, resource, wait, step, stopping=stopping)
+        return lambda: taking(MEMORY, resource, wait, step, stopping=stopping)
 
     def acquire(self, row: Any, terms: Terms) -> Grant:
         """Grant ``row``, a new instance that names the resource. Raises LeaseHeld."""
@@ -211,7 +211,7 @@ class MemoryStore:
                 self._record(row, "released")
         if reason is None:
             signals.send(signals.released, row)
-            notifier(PLACE).notify(grant.resource)
+            notifier(MEMORY).notify(grant.resource)
         elif not _was_released_by_holder(row, grant):
             self.refused(grant.row, "release", reason)
             raise LeaseLost(grant.resource, reason)
@@ -259,7 +259,7 @@ class MemoryStore:
             row.fencing_token = self._next_token()
             self._record(row, "revoked", reason=reason, actor=by)
         signals.send(signals.revoked, row, reason=reason, by=by)
-        notifier(PLACE).notify(row.lease_resource)
+        notifier(MEMORY).notify(row.lease_resource)
         return True
 
     def change(self, key: Key, columns: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from leasing.hold import Hold
 from leasing.models import Leasable, LeaseEvent, LeaseState
 from leasing.runtime import clock as clocks
 from leasing.stores.memory import MemoryStore, memory
-from leasing.subject import What, place_of, situation
+from leasing.subject import What, situation, subject_of
 from leasing.testing.keeper import ManualKeeper, manual_keeper
 from leasing.validation.terms import Terms
 
@@ -37,15 +37,15 @@ def expire(what: What, *, ago: float = 0.0) -> None:
 
     Raises AssertionError when nobody has it.
     """
-    place = place_of(what)
-    row = place.look()
+    subject = subject_of(what)
+    row = subject.look()
     if row is None or row.released_at is not None or not row.grants:
-        raise AssertionError(f"{place.resource} cannot expire: {situation(row)}.")
+        raise AssertionError(f"{subject.resource} cannot expire: {situation(row)}.")
     back = row.expires_at - row.now + timedelta(seconds=ago)
     if back > timedelta(0):
         names = ("acquired_at", "renewed_at", "expires_at", "ends_at")
         times = {name: getattr(row, name) for name in names if name in row.verb_columns}
-        place.change({name: time - back for name, time in times.items() if time is not None})
+        subject.change({name: time - back for name, time in times.items() if time is not None})
     if isinstance(what, Hold):
         what.held.mark_lost(what.held.overdue_reason)
     _write_notes()
@@ -54,9 +54,9 @@ def expire(what: What, *, ago: float = 0.0) -> None:
 def revoke(what: What, reason: str = "revoked by a test", by: str = "a test") -> None:
     """Take ``what`` from its holder, as an operator would. The holder hears of it at its next
     renewal: ``manual_keeper().renew()``. Raises AssertionError when nobody has it."""
-    place = place_of(what)
-    if not place.revoke(reason, by):
-        raise AssertionError(f"{place.resource} cannot be revoked: {situation(place.look())}.")
+    subject = subject_of(what)
+    if not subject.revoke(reason, by):
+        raise AssertionError(f"{subject.resource} cannot be revoked: {situation(subject.look())}.")
 
 
 class hold_elsewhere(AbstractContextManager[Any], AbstractAsyncContextManager[Any]):
@@ -70,7 +70,7 @@ class hold_elsewhere(AbstractContextManager[Any], AbstractAsyncContextManager[An
     def __init__(
         self, what: Leasable | str, holder: str = SOMEONE, *, ttl: float | None = None
     ) -> None:
-        self._place = place_of(what)
+        self._place = subject_of(what)
         ttl = leasing_settings.MAX_TTL if ttl is None else ttl
         self._terms = Terms.check(holder=holder, ttl=ttl)
 
@@ -104,25 +104,25 @@ class hold_elsewhere(AbstractContextManager[Any], AbstractAsyncContextManager[An
 
 def assert_held(what: What, by: str | Hold | None = None) -> None:
     """``what`` is held now; ``by`` a holder of that name, or under the grant of that hold."""
-    place = place_of(what)
-    row = place.look()
+    subject = subject_of(what)
+    row = subject.look()
     if row is None or row.lease_state(row.now) != LeaseState.ACTIVE:
-        raise AssertionError(f"{place.resource} is not held: {situation(row)}.")
+        raise AssertionError(f"{subject.resource} is not held: {situation(row)}.")
     if isinstance(by, Hold) and by.grant_id != row.grant_id:
-        raise AssertionError(f"{place.resource} is not held under that grant: {situation(row)}.")
+        raise AssertionError(f"{subject.resource} is not held under that grant: {situation(row)}.")
     if isinstance(by, str) and by != row.holder:
-        raise AssertionError(f"{place.resource} is held by {row.holder!r}, not by {by!r}.")
+        raise AssertionError(f"{subject.resource} is held by {row.holder!r}, not by {by!r}.")
 
 
 def assert_free(what: What) -> None:
     """Anybody could have ``what`` now: nobody holds it, and no grace runs."""
-    place = place_of(what)
-    row = place.look()
+    subject = subject_of(what)
+    row = subject.look()
     if row is None or not row.grants or row.released_at is not None:
         return
     grace = row.grace if "grace" in row.verb_columns else timedelta(0)
     if row.expires_at + grace > row.now:
-        raise AssertionError(f"{place.resource} is not free: {situation(row)}.")
+        raise AssertionError(f"{subject.resource} is not free: {situation(row)}.")
 
 
 def assert_lost(hold: Hold, reason: str = "") -> None:
@@ -140,7 +140,7 @@ def assert_lost(hold: Hold, reason: str = "") -> None:
 def events_of(what: What) -> list[LeaseEvent]:
     """What the ledger says about ``what``, oldest first; ``event.kind`` tells what happened."""
     _write_notes()
-    return place_of(what).events()
+    return subject_of(what).events()
 
 
 aassert_free = sync_to_async(assert_free)

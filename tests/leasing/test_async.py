@@ -25,7 +25,7 @@ from leasing.models import Lease
 from leasing.notifier import notifier
 from leasing.runtime.aio import Undoable, adrive, in_thread
 from leasing.store import Grant
-from leasing.stores.memory import PLACE, memory
+from leasing.stores.memory import MEMORY, memory
 from leasing.testing import assert_free, assert_held, assert_lost, in_memory
 from tests.logs import logged
 from tests.processes import wait_for
@@ -482,11 +482,11 @@ def test_a_cancelled_waiter_leaves_its_turn_to_the_next() -> None:
         return got
 
     assert run(body) == ["second"]
-    assert not notifier(PLACE)._waiters
+    assert not notifier(MEMORY)._waiters
 
 
 async def waiters(count: int) -> None:
-    while len(notifier(PLACE)._waiters.get("berth:1", ())) < count:
+    while len(notifier(MEMORY)._waiters.get("berth:1", ())) < count:
         await asyncio.sleep(0.001)
 
 

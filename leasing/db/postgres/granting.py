@@ -75,7 +75,7 @@ def claim(rows: LeasableRows, terms: Terms, limit: int) -> list[Granted] | None:
     values = {**values_of(terms), "limit": limit, "grants": joined(grants)}
 
     def compile() -> Granting | None:
-        return _granting(rows, rows.available(), terms, _grant_by_place(rows), limited=True)
+        return _granting(rows, rows.available(), terms, _grant_by_position(rows), limited=True)
 
     granted = _granted(rows, ("claim",), compile, values)
     return granted and _sorted(granted, grants)
@@ -96,7 +96,7 @@ def grant_all(
 
     def compile() -> Granting | None:
         free = rows.available().filter(is_one_of(column, Several("keys", field))).order_by(column)
-        return _granting(rows, free, terms, _grant_by_place(rows), counted=True)
+        return _granting(rows, free, terms, _grant_by_position(rows), counted=True)
 
     granted = _granted(rows, ("all", column), compile, values)
     return granted and _sorted(granted, grants)
@@ -171,7 +171,7 @@ def _granting(
     return Statement(text, (*chosen_params, *update_params)), every
 
 
-def _grant_by_place(rows: LeasableRows) -> Spelled:
+def _grant_by_position(rows: LeasableRows) -> Spelled:
     """Each chosen row's own of ``grants``."""
     text = f"({{}}::uuid[])[array_position(ARRAY(SELECT {pk_of(rows)} FROM chosen), {{}})]"
     return Spelled(text, Marker("grants", UUID), F("pk"), output_field=UUID)

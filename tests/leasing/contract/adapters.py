@@ -11,7 +11,7 @@ from leasing.hold import Hold
 from leasing.models import Lease
 from leasing.runtime.aio import drive
 from leasing.store import Grant
-from leasing.subject import What, place_of
+from leasing.subject import What, subject_of
 from leasing.testing import events_of, in_memory
 from leasing.validation.terms import Terms
 from tests.shop.models import Order
@@ -39,11 +39,11 @@ class Adapter:
     @property
     def row(self) -> Any:
         """The row as it stands, with ``now``."""
-        return place_of(self.what).look()
+        return subject_of(self.what).look()
 
     def take(self, holder: str = "rival", ttl: float = 60.0) -> Any:
         """Grant it to ``holder``, who never renews; returns the row."""
-        row, _ = place_of(self.what).acquire(Terms.check(holder=holder, ttl=ttl))
+        row, _ = subject_of(self.what).acquire(Terms.check(holder=holder, ttl=ttl))
         return row
 
     def grant(self, hold: Hold) -> Grant:

@@ -11,7 +11,7 @@ from django.test import override_settings
 from leasing.exceptions import InvalidTTL, LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.hold import Hold
 from leasing.hold.trust import margin
-from leasing.subject import place_of
+from leasing.subject import subject_of
 from leasing.testing import (
     assert_free,
     assert_held,
@@ -83,7 +83,7 @@ def test_every_grant_has_a_grant_id_of_its_own_and_a_greater_token(thing: Adapte
 
 
 def release_row(what: Any) -> None:
-    place = place_of(what)
+    place = subject_of(what)
     place.change({"released_at": place.look().now, "expires_at": place.look().now})
 
 
@@ -163,7 +163,7 @@ def test_a_renewal_moves_the_deadline_to_a_ttl_from_then(
 def test_a_renewal_never_shortens(thing: Adapter, clocks: ManualKeeper) -> None:
     with thing.hold(ttl=10) as hold:
         far = hold.expires_at + timedelta(seconds=50)
-        place_of(thing.what).change({"expires_at": far})
+        subject_of(thing.what).change({"expires_at": far})
 
         hold.renew()
         assert hold.expires_at == thing.row.expires_at == far
@@ -284,7 +284,7 @@ def set_ahead_of_the_clock(thing: Adapter) -> None:
     """Give it back by a clock that was set back since."""
     now = thing.row.now
     ahead = {"released_at": now + timedelta(seconds=60), "expires_at": now + timedelta(seconds=50)}
-    place_of(thing.what).change(ahead)
+    subject_of(thing.what).change(ahead)
 
 
 # Running out

@@ -129,12 +129,12 @@ Start = Callable[..., Child]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a command, given as Python; PLACE is a folder for what it has to say."""
+    """Starts a command, given as Python; MEMORY is a folder for what it has to say."""
     children: list[Child] = []
 
     def started(code: str, lasting: float = PATIENCE) -> Child:
         child = Child(
-            [sys.executable, "-S", "-c", PRELUDE + code], {**os.environ, "PLACE": str(tmp_path)}
+            [sys.executable, "-S", "-c", PRELUDE + code], {**os.environ, "MEMORY": str(tmp_path)}
         )
         children.append(child)
         child.run_until(clocks.clock() + lasting)
@@ -150,7 +150,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 PRELUDE = """
 import os, signal, sys, time
 def say(name, what=""):
-    path = os.path.join(os.environ["PLACE"], name)
+    path = os.path.join(os.environ["MEMORY"], name)
     with open(path + ".new", "w") as file:
         file.write(str(what))
     os.rename(path + ".new", path)
@@ -398,7 +398,7 @@ def python(code: str) -> list[str]:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PLACE", str(tmp_path))
+    monkeypatch.setenv("MEMORY", str(tmp_path))
     return tmp_path
 
 
