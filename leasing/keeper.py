@@ -54,7 +54,7 @@ from django.db import connections
 from leasing.conf import leasing_settings
 from leasing.renewable import Group, Renewable, group_of, in_batches
 from leasing.runtime import probes
-from leasing.runtime.alarm import LOOK, Alarm
+from leasing.runtime.alarm import CHECK_CLOCK_EVERY, Alarm
 from leasing.runtime.breaker import Breaker
 from leasing.runtime.callbacks import CallbackThreads
 from leasing.runtime.clock import clock as holder_clock
@@ -417,7 +417,7 @@ class Keeper:
             due_at = min(due_at, self._notes.due_at)
         if due_at == math.inf and not self._holds:
             return None
-        return min(LOOK, max(0.0, due_at - self.clock()))
+        return min(CHECK_CLOCK_EVERY, max(0.0, due_at - self.clock()))
 
     def _renewal_due_at(self) -> float:
         # A hold whose renewals were stalled on purpose is due at infinity.
@@ -433,7 +433,7 @@ class Keeper:
                 if self._request is not None:
                     soon = self.clock() + SHORTEST_LIMIT  # who comes meanwhile wakes nobody
                     ends.append(min(soon, self._cut_off_at(self._request)))
-                wait = min(LOOK, max(0.0, min(ends) - self.clock())) if ends else None
+                wait = min(CHECK_CLOCK_EVERY, max(0.0, min(ends) - self.clock())) if ends else None
                 if wait is None or wait > 0:
                     self._watchdog_wakes.sleep(self.clock(), wait)
             self._try(stopped, self._declare_and_cut_off)

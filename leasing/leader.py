@@ -60,16 +60,16 @@ from leasing.stores.rows import RowStore
 from leasing.subject import subject_of
 from leasing.validation.names import LONGEST_DURATION, check_name
 from leasing.validation.terms import Terms
-from leasing.waiting import LONGEST, Rest, pauses
+from leasing.waiting import MAX_PAUSE, Rest, pauses
 
 Result = TypeVar("Result")
 
 #: Seconds for which who resigned stands aside: two polls of those who wait.
-SIDE_CALL_TIMEOUT = 2 * LONGEST
+SIDE_CALL_TIMEOUT = 2 * MAX_PAUSE
 #: Seconds between looks of those who watch.
-LOOK = 1.0
+CHECK_EVERY = 1.0
 #: Seconds between tries while the database is away, at most.
-LONGEST_PAUSE = 5.0
+MAX_CAMPAIGN_PAUSE = 5.0
 
 
 #: Every Leader of this process, for those who count them.
@@ -283,7 +283,7 @@ class Leader:
                 if token != known:
                     known = token
                     yield leads
-            Rest(LOOK * random.uniform(0.8, 1.0), stopping).wait()
+            Rest(CHECK_EVERY * random.uniform(0.8, 1.0), stopping).wait()
 
     # The pieces
 
@@ -295,7 +295,7 @@ class Leader:
 
     def _electing(self, stopping: threading.Event) -> Steps[Hold | None]:
         """Steps that wait for the next term of this process; None when asked to stop."""
-        for pause in pauses(longest=LONGEST_PAUSE):
+        for pause in pauses(longest=MAX_CAMPAIGN_PAUSE):
             if stopping.is_set():
                 break
             term = self.candidacy(stopping)

@@ -18,17 +18,17 @@ from leasing.runtime.aio import in_thread
 from leasing.runtime.clock import clock, system_clock
 
 #: Pauses between polls, in seconds: the first, and the longest.
-FIRST, LONGEST = 0.05, 1.0
+FIRST_PAUSE, MAX_PAUSE = 0.05, 1.0
 #: Seconds between looks whether the caller was asked to stop.
-LOOK = 0.1
+CHECK_STOP_EVERY = 0.1
 
 
 def pauses(
-    uniform: Callable[[float, float], float] = random.uniform, longest: float = LONGEST
+    uniform: Callable[[float, float], float] = random.uniform, longest: float = MAX_PAUSE
 ) -> Iterator[float]:
-    """Seconds to wait before each next poll: doubling from FIRST up to ``longest``, of which
+    """Seconds to wait before each next poll: doubling from FIRST_PAUSE up to ``longest``, of which
     each takes a random part between a half and all, so that waiters don't stay in step."""
-    bound = FIRST
+    bound = FIRST_PAUSE
     while True:
         yield bound * uniform(0.5, 1.0)
         bound = min(longest, bound * 2)
@@ -71,7 +71,7 @@ class Waiter:
         end = system_clock() + self._next_pause()
         while not self.stopped and (left := end - system_clock()) > 0:
             # Nothing wakes a thread at the first of two events: it looks after the other.
-            if self._notified.wait(left if self._stopping is None else min(left, LOOK)):
+            if self._notified.wait(left if self._stopping is None else min(left, CHECK_STOP_EVERY)):
                 break
         self._notified.clear()
 

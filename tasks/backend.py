@@ -41,7 +41,7 @@ OPTIONS = ("max_attempts", "modules", "timeout")
 #: Those of them that tasks have for want of their own.
 DEFAULTS = ("max_attempts", "timeout")
 #: How many tasks a backend remembers to have validated.
-MOST_VALIDATED = 200
+MAX_VALIDATED = 200
 #: The greatest key that databases store.
 MAX_KEY = 2**63 - 1
 
@@ -67,7 +67,7 @@ class DatabaseBackend(BaseTaskBackend):
         super().validate_task(task)
         defaults = {key: self.options[key] for key in DEFAULTS if key in self.options}
         bridge.declare(task, defaults)
-        if len(self._validated) >= MOST_VALIDATED:
+        if len(self._validated) >= MAX_VALIDATED:
             self._validated.clear()
         self._validated[id(task)] = task, self.queues
 

@@ -14,7 +14,14 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
-from leasing.dashboard.operator_actions import MOST, NAMED, OperatorAction, Said, Selection, keys_of
+from leasing.dashboard.operator_actions import (
+    MAX_SELECTED,
+    NAMED,
+    OperatorAction,
+    Said,
+    Selection,
+    keys_of,
+)
 from leasing.web.access import READ_ONLY, is_read_only
 
 if TYPE_CHECKING:
@@ -56,7 +63,7 @@ def _ask(
         "view": view,
         "named": list(site.rows().filter(pk__in=view.fitting[:NAMED]).order_by("pk")),
         "unnamed": max(0, len(view.fitting) - NAMED),
-        "most": MOST,
+        "most": MAX_SELECTED,
         "back": _row_url(site, picked) if "from_row" in request.POST else None,
         "media": site.media,
     }

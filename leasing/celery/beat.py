@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from leasing.querysets.beats import BeatEntry
 
 #: Seconds between looks of a beat that stands by whether it leads now.
-LOOK = 0.25
+CHECK_EVERY = 0.25
 #: Seconds until what failed for want of a database or a broker is tried again.
-PAUSE = 1.0
+RETRY_AFTER = 1.0
 #: Seconds that the end of a beat waits for its lease to be given back.
-PATIENCE = 5.0
+JOIN_TIMEOUT = 5.0
 
 
 class Campaign:
@@ -77,14 +77,14 @@ class Campaign:
     def end(self) -> None:
         """Give back the leadership."""
         self._stopping.set()
-        self._thread.join(PATIENCE)
+        self._thread.join(JOIN_TIMEOUT)
 
     def _run(self) -> None:
         try:
             for term in self._leader.terms(self._stopping):
                 log.beat_leads(resource=term.resource, holder=term.holder)
                 self._term = term
-                while term.valid and not self._stopping.wait(LOOK):
+                while term.valid and not self._stopping.wait(CHECK_EVERY):
                     pass
         except BaseException as failure:  # whatever ends this thread, beat is to hear of
             self._failure = failure
@@ -139,7 +139,7 @@ class LeaderMixin:
         term = self._campaign.term
         if term is None:
             self._led = None
-            return LOOK
+            return CHECK_EVERY
         try:
             if self._led != term.fencing_token:
                 self._take_over(term)
@@ -148,12 +148,12 @@ class LeaderMixin:
         except LeaseLost as loss:
             log.beat_lost(reason=loss.reason)
         except (Error, OperationalError, OSError) as error:
-            log.beat_failed(pause_seconds=PAUSE, error=error)
+            log.beat_failed(pause_seconds=RETRY_AFTER, error=error)
             connections.close_all()
         else:
-            return min(pause, PAUSE) if self._unsure() else pause
+            return min(pause, RETRY_AFTER) if self._unsure() else pause
         self._led = None
-        return PAUSE
+        return RETRY_AFTER
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
         """Plan from what the database says was sent, whoever sent it."""
@@ -166,7 +166,7 @@ class LeaderMixin:
         """Whether the next slot of ``entry`` has come, and when to look at it again."""
         self._set_back(entry)
         if self._rows[entry.name].is_unsure:
-            return False, PAUSE
+            return False, RETRY_AFTER
         due, wait = super().is_due(entry)  # type: ignore[misc]
         if due:
             after = entry.schedule.remaining_estimate(zoned(self._slot(entry), entry))
@@ -201,7 +201,7 @@ class LeaderMixin:
             sent = super().apply_async(marked(entry, row), *args, **kwargs)  # type: ignore[misc]
         except SchedulingError as error:
             if isinstance(error.__context__, OperationalError | OSError):
-                self._retry_at = clock() + PAUSE
+                self._retry_at = clock() + RETRY_AFTER
                 raise
             self._confirm(row)  # it would fail for ever, so it is over
             raise

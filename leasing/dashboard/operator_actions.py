@@ -21,7 +21,7 @@ from leasing.models import Leasable
 from leasing.validation.keys import key_of
 
 #: How many rows an action takes at most.
-MOST = 1_000
+MAX_SELECTED = 1_000
 #: How many of them the page that asks names.
 NAMED = 20
 
@@ -41,12 +41,12 @@ class Selection:
 
     @classmethod
     def of(cls, rows: QuerySet[Any]) -> Selection:
-        """Select up to MOST of ``rows``, in their order."""
+        """Select up to MAX_SELECTED of ``rows``, in their order."""
         columns = ("pk", "grants") if issubclass(rows.model, Leasable) else ("pk",)
-        found = list(rows.values_list(*columns)[: MOST + 1])
+        found = list(rows.values_list(*columns)[: MAX_SELECTED + 1])
         return cls(
-            {key: grants[0] if grants else None for key, *grants in found[:MOST]},
-            more=len(found) > MOST,
+            {key: grants[0] if grants else None for key, *grants in found[:MAX_SELECTED]},
+            more=len(found) > MAX_SELECTED,
         )
 
     @property
@@ -63,7 +63,7 @@ def keys_of(model: type[Model], text: str) -> dict[Any, int | None]:
             raise ValueError("not a list of pairs")
         return {
             key_of(model, str(key)): int(grants) if grants is not None else None
-            for key, grants in pairs[:MOST]
+            for key, grants in pairs[:MAX_SELECTED]
         }
     except (TypeError, OverflowError, RecursionError) as error:
         raise ValueError("not a list of pairs") from error

@@ -13,7 +13,7 @@ from leasing.web.badges import EXPIRED, Badge, badge_of_event, badge_of_lease
 from leasing.web.timeline_chart import Drawing, Mark, Span, Track, draw
 
 #: How many terms a drawing shows.
-MOST: Final = 12
+MAX_TERMS: Final = 12
 UNTOLD: Final = Badge("ended, time unknown", "mute", "circle", "?")
 
 
@@ -26,8 +26,8 @@ def drawing_of(row: Leasable, timeline: Timeline) -> Drawing:
         _track(f"Term {number}", term, previous, row, timeline)
         for number, (term, previous) in enumerate(zip(terms, before, strict=False), first)
     ]
-    left_out = timeline.has_more or len(tracks) > MOST
-    return draw(tracks[-MOST:], timeline.now, left_out=left_out)
+    left_out = timeline.has_more or len(tracks) > MAX_TERMS
+    return draw(tracks[-MAX_TERMS:], timeline.now, left_out=left_out)
 
 
 def _track(

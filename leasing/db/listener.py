@@ -21,7 +21,7 @@ from leasing.runtime.services import Service
 from leasing.runtime.threads import start_thread
 
 #: Seconds between looks whether anybody still waits.
-LOOK = 1.0
+CHECK_EVERY = 1.0
 #: Seconds in which what was sent to try a connection out has to arrive, and for which nobody
 #: listens when it did not.
 ARRIVAL, DEAFNESS = 5.0, 300.0
@@ -73,7 +73,7 @@ class Listener:
             trial = notify_trial(self.using, CHANNEL)
             arrives_by = clock.system_clock() + ARRIVAL
             while self._goes_on(end=False):
-                for payload in notes.within(LOOK):
+                for payload in notes.within(CHECK_EVERY):
                     if payload == trial:
                         arrives_by = math.inf
                     self._hear(payload)

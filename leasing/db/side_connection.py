@@ -29,7 +29,7 @@ from leasing.runtime.threads import start_thread
 Result = TypeVar("Result")
 
 #: Seconds between looks whether the caller was asked to stop.
-LOOK = 0.1
+CHECK_STOP_EVERY = 0.1
 #: Seconds that waiting for the thread's end may take: it has nothing to do but to close.
 CLOSING = 1.0
 
@@ -86,7 +86,7 @@ class SideConnection:
                 wait([future], min(left, LAST_CALL))
                 break
             else:
-                wait([future], min(left, LOOK))
+                wait([future], min(left, CHECK_STOP_EVERY))
         return future.done()
 
     def _leave(self, future: Future[Any], call: Callable[[], Any]) -> None:

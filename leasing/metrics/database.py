@@ -25,7 +25,7 @@ SHOWN_FOR = 100
 #: Seconds that a statement may take.
 LIMIT = 5.0
 #: Where no index helps, so many rows are looked at, and no more.
-MOST_ROWS = 100_000
+MAX_ROWS = 100_000
 
 
 class TooMany(Exception):
@@ -105,7 +105,7 @@ def _limited(using: str) -> Iterator[None]:
 
 def refuse_many(rows: models.QuerySet[Any]) -> None:
     """Raise TooMany for more rows than are looked at without an index."""
-    if rows.order_by().values("pk")[: MOST_ROWS + 1].count() > MOST_ROWS:
+    if rows.order_by().values("pk")[: MAX_ROWS + 1].count() > MAX_ROWS:
         raise TooMany
 
 

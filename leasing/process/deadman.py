@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 NUMBER = struct.Struct("d")
 #: Seconds between looks at the clock: a machine that was suspended wakes nobody in time.
-LOOK = 0.25
+CHECK_EVERY = 0.25
 #: As shells have them.
 NOT_EXECUTABLE, NOT_FOUND, KILLED_BY = 126, 127, 128
 #: Sent to the whole group, for the command; this process goes on until that has ended.
@@ -69,7 +69,7 @@ class Deadman:
             left = self._deadline - clock()
             if left <= 0:
                 kill_group()
-            ready, _, _ = select.select([self._channel, woken], [], [], min(left, LOOK))
+            ready, _, _ = select.select([self._channel, woken], [], [], min(left, CHECK_EVERY))
             if woken in ready:
                 woken.recv(4096)
             if self._channel in ready:

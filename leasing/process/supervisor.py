@@ -36,7 +36,7 @@ from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log
 
 #: Seconds between looks at the term and at whether to stop.
-TICK = 0.1
+POLL_EVERY = 0.1
 #: Seconds that a command has to end when its term was taken away.
 LAST_WORDS = 1.0
 KILLED = deadman.KILLED_BY + signal.SIGKILL
@@ -185,7 +185,7 @@ def run_under(
                     command=command[0], resource=term.resource, holder=term.holder, reason=asked
                 )
                 child.ask_to_end()
-            child.wait(TICK)
+            child.wait(POLL_EVERY)
         if child.code is None:
             look()  # it was killed, perhaps while this process was paused: is the term over?
     code = KILLED if child.code is None else child.code

@@ -31,7 +31,7 @@ from leasing.runtime.aio import Steps, Undoable, adrive, drive, in_thread
 from leasing.runtime.clock import clock
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
-from leasing.waiting import LONGEST
+from leasing.waiting import MAX_PAUSE
 
 if TYPE_CHECKING:
     from leasing.models import Lease
@@ -250,13 +250,15 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         if connections[self.db].vendor != "postgresql":
             return
         # One mark serves all who wait: each of them writing would keep the row locked.
-        unmarked = Q(wanted_until=None) | Q(wanted_until__lt=after(timedelta(seconds=2 * LONGEST)))
+        unmarked = Q(wanted_until=None) | Q(
+            wanted_until__lt=after(timedelta(seconds=2 * MAX_PAUSE))
+        )
         waited_for = self._everything().filter(unmarked, resource=resource)
         if not waited_for.exists():
             return
         with durable(self.db):
             if self._lock_at_once(resource=resource):
-                waited_for.update(wanted_until=after(timedelta(seconds=4 * LONGEST)))
+                waited_for.update(wanted_until=after(timedelta(seconds=4 * MAX_PAUSE)))
 
     def _lock_at_once(self, **key: Any) -> bool:
         """Lock the row with ``key``, unless somebody else has: nobody is to wait for a lease

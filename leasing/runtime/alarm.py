@@ -8,7 +8,7 @@ from typing import Any
 
 #: The threads look at the clock so often, in seconds, while something is held: their waiting
 #: does not count the time for which the machine was suspended, and trust does.
-LOOK = 1.0
+CHECK_CLOCK_EVERY = 1.0
 
 
 class Alarm(threading.Condition):
@@ -21,11 +21,12 @@ class Alarm(threading.Condition):
         self._lingers = False
 
     def sleep(self, now: float, seconds: float | None) -> None:
-        """Sleep for ``seconds``; None: until something comes. What comes within a LOOK of the last
-        need not wake it: else whoever holds something for moments would do so each time."""
+        """Sleep for ``seconds``; None: until something comes. What comes within CHECK_CLOCK_EVERY
+        of the last need not wake it: else whoever holds something for moments would do so each
+        time."""
         lingers, self._lingers = self._lingers, seconds is not None
         if seconds is None and lingers:
-            seconds = LOOK
+            seconds = CHECK_CLOCK_EVERY
         self._looks_at = math.inf if seconds is None else now + seconds
         try:
             self.wait(seconds)

@@ -21,7 +21,7 @@ from leasing.runtime.aio import in_thread
 from leasing.stores.memory import memory
 
 #: Seconds that pass between two looks at least.
-TICK = 0.01
+STEP = 0.01
 
 
 class ManualKeeper:
@@ -46,7 +46,7 @@ class ManualKeeper:
         loss of those that were not renewed in time is told at its moment, before this
         returns."""
         end = self.passed + seconds
-        while (moment := max(self._next_moment(), self.passed + TICK)) < end:
+        while (moment := max(self._next_moment(), self.passed + STEP)) < end:
             self.passed = moment
             self.step()
         self.passed = end

@@ -14,7 +14,7 @@ from tasks.dashboard.timeline import Timeline
 from tasks.models import AttemptOutcome, Task
 
 #: How many attempts a drawing shows.
-MOST: Final = 12
+MAX_ATTEMPTS_DRAWN: Final = 12
 #: The wait before the first attempt is left out when it is so many times as long as the rest.
 TOO_LONG: Final = 4
 
@@ -34,8 +34,8 @@ def drawing_of(task: Task, timeline: Timeline) -> Drawing:
         wait = None
     if tracks and wait is not None:
         tracks[-1] = replace(tracks[-1], spans=[*tracks[-1].spans, _wait(wait, timeline)])
-    left_out = timeline.has_more or len(tracks) > MOST
-    return draw(tracks[-MOST:], timeline.now, left_out=left_out)
+    left_out = timeline.has_more or len(tracks) > MAX_ATTEMPTS_DRAWN
+    return draw(tracks[-MAX_ATTEMPTS_DRAWN:], timeline.now, left_out=left_out)
 
 
 def _leaves_room(wait: Stretch, timeline: Timeline) -> bool:

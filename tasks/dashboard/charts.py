@@ -14,7 +14,7 @@ from leasing.conf import leasing_settings
 from tasks.models import Sample
 
 #: How many points a line has at most: several slots share one where there are more.
-MOST_POINTS: Final = 120
+MAX_POINTS: Final = 120
 MINUTE: Final = 60.0
 
 
@@ -59,7 +59,7 @@ class Chart:
 
 
 def series(
-    since: datetime, until: datetime, *, queue: str | None = None, points: int = MOST_POINTS
+    since: datetime, until: datetime, *, queue: str | None = None, points: int = MAX_POINTS
 ) -> list[Chart]:
     """Four charts of what was sampled between two moments by the database's clock: tasks a
     minute ("rate"), seconds waited ("wait"), tasks waiting and running ("depth"), and what

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from django.http import QueryDict
 
-from leasing.dashboard.operator_actions import MOST, Keys, Selection, keys_of
+from leasing.dashboard.operator_actions import MAX_SELECTED, Keys, Selection, keys_of
 from leasing.web.cursors import Cursor
 from leasing.web.paging import page_of
 from tasks.dashboard import listing
@@ -45,7 +45,7 @@ def pick(asked: QueryDict) -> Picked:
             return Picked({}, back=back)
         keys, more = _let_by(form.cleaned_data)
         return Picked(_granted(keys), more, wanted=back)
-    ticked = [int(key) for key in asked.getlist("task") if _is_key(key)][:MOST]
+    ticked = [int(key) for key in asked.getlist("task") if _is_key(key)][:MAX_SELECTED]
     return Picked(_granted(ticked), back=back)
 
 
@@ -72,11 +72,11 @@ def _let_by(wanted: Mapping[str, Any]) -> tuple[list[int], bool]:
     keys: list[int] = []
     cursor = None
     for _ in range(STRETCHES):
-        shown = page_of(rows, cursor, MOST - len(keys), state.order, search)
+        shown = page_of(rows, cursor, MAX_SELECTED - len(keys), state.order, search)
         keys += [task.pk for task in shown.rows]
         if not shown.older:
             return keys, False
-        if len(keys) >= MOST:
+        if len(keys) >= MAX_SELECTED:
             break
         cursor = Cursor.decode(shown.older)
     return keys, True

@@ -18,11 +18,11 @@ from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker, Worke
 from tasks.querysets import TaskStatus
 
 #: How many workers are looked at.
-MOST_WORKERS: Final = 1000
+MAX_WORKERS: Final = 1000
 #: How many pairs of a holder and a concurrency key are looked at.
-MOST_GROUPS: Final = 10_000
+MAX_GROUPS: Final = 10_000
 #: How many attempts are looked at.
-MOST_ATTEMPTS: Final = 1_000
+MAX_ATTEMPTS_READ: Final = 1_000
 #: An attempt that ended like this was the worker's end, not the task's.
 _LOST: Final = (AttemptOutcome.LOST, AttemptOutcome.RETURNED)
 
@@ -73,11 +73,11 @@ def look_around(tasks: Iterable[Task] = (), *, fresh: bool = True) -> Surroundin
 
 def _everyone() -> Surroundings:
     using = leasing_settings.DATABASE
-    present = Worker.objects.using(using).present().with_state().order_by("id")[:MOST_WORKERS]
+    present = Worker.objects.using(using).present().with_state().order_by("id")[:MAX_WORKERS]
     held = Task.objects.using(using).running().values("holder", "concurrency_key")
     running: Counter[str] = Counter()
     by_key: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for row in held.annotate(tasks=Count("id"))[:MOST_GROUPS]:
+    for row in held.annotate(tasks=Count("id"))[:MAX_GROUPS]:
         running[row["holder"]] += row["tasks"]
         by_key[row["concurrency_key"]][row["holder"]] = row["tasks"]
     return Surroundings(
@@ -101,6 +101,6 @@ def _losses(tasks: Iterable[Task], using: str) -> dict[int, list[str]]:
         task__in=often, outcome__in=_LOST, ended_at__gt=after(-FLAPPING_WITHIN)
     )
     found: defaultdict[int, list[str]] = defaultdict(list)
-    for key, holder in lately.order_by("-pk").values_list("task", "holder")[:MOST_ATTEMPTS]:
+    for key, holder in lately.order_by("-pk").values_list("task", "holder")[:MAX_ATTEMPTS_READ]:
         found[key].append(holder)
     return {key: holders for key, holders in found.items() if len(holders) >= FLAPS}

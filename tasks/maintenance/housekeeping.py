@@ -26,9 +26,9 @@ from tasks.models import Task, TaskStatus
 from tasks.querysets import BULK_BATCH
 
 #: Seconds between two batches, in which others come to their turn.
-PAUSE = 0.1
+PRUNE_PAUSE = 0.1
 #: How often in PRUNE_EVERY each worker asks whether it is time to.
-PRUNE_LOOKS = 6
+PRUNES_A_RETENTION = 6
 #: How long ended tasks are kept where RETENTION does not say. Failed ones wait for someone
 #: to look at them, and a quarter of a year is what such a look may take.
 KEPT: Mapping[str, Age] = {
@@ -54,7 +54,7 @@ def prune(
     keep: Mapping[str, timedelta | None] | None = None,
     *,
     batch: int = BULK_BATCH,
-    pause: float = PAUSE,
+    pause: float = PRUNE_PAUSE,
     stopping: threading.Event | None = None,
 ) -> dict[str, int]:
     """Delete tasks that ended longer ago than ``keep`` says for their state (None: what
@@ -100,7 +100,7 @@ def services(stopping: threading.Event) -> list[Service]:
         every = task_settings.PRUNE_EVERY
         if every is not None:
             _once("leasing_tasks:prune", every, prune_all)
-        return max(task_settings.EXAMINE_EVERY, (every or 0) / PRUNE_LOOKS)
+        return max(task_settings.EXAMINE_EVERY, (every or 0) / PRUNES_A_RETENTION)
 
     every, failed = task_settings.EXAMINE_EVERY, log.housekeeping_failed
     # Workers that start together begin apart.

@@ -45,7 +45,7 @@ LAG: Final = 2.0
 #: Seconds later that a turn comes, so that no clock makes it come too early.
 LATE: Final = 0.05
 #: How many slots that nobody wrote are made up for.
-MOST_MISSED: Final = 30
+MAX_MISSED: Final = 30
 #: What a sample says of a queue, apart from what workers add.
 COLUMNS: Final = [
     *("ready", "scheduled", "running"),
@@ -62,7 +62,7 @@ def take() -> int:
 def fill(outlook: Outlook, names: Collection[str]) -> int:
     """``take``, where the queues have these ``names``."""
     newest = Slot.before(outlook.now - timedelta(seconds=LAG)).number
-    oldest = newest - (MOST_MISSED - 1) * Sample.SLOT
+    oldest = newest - (MAX_MISSED - 1) * Sample.SLOT
     sampled = outlook.sampled
     first = newest if sampled is None else max(oldest, sampled + Sample.SLOT)
     slots = range(first, newest + 1, Sample.SLOT)

@@ -25,7 +25,7 @@ from tasks.scheduling import declarations
 
 #: Seconds between two looks while nothing is due: how late a schedule is that was made in
 #: between, and is due at once.
-LOOK_EVERY = 15.0
+CHECK_EVERY = 15.0
 #: Seconds after which to look again at what was due, and others were at.
 PATIENCE = 1.0
 #: Seconds between two rounds of housekeeping.
@@ -91,7 +91,7 @@ def housekeeping() -> Service:
 def _look() -> tuple[int, float]:
     """Serve what is due. Returns how many slots were taken, and for how many seconds there is
     nothing else to do."""
-    ahead = Schedule.objects.home().served_here().due(timedelta(seconds=LOOK_EVERY))
+    ahead = Schedule.objects.home().served_here().due(timedelta(seconds=CHECK_EVERY))
     rows = list(
         ahead.order_by(F("next_at").asc(nulls_first=True))
         .annotate(now=DbNow())
@@ -100,7 +100,7 @@ def _look() -> tuple[int, float]:
     due = [(key, name) for key, name, at, now in rows if at is None or at <= now]
     if not due:
         waits = [(at - now).total_seconds() for _, _, at, now in rows if at is not None]
-        return 0, min([LOOK_EVERY, *waits])
+        return 0, min([CHECK_EVERY, *waits])
     taken = sum(_serve(key, name) for key, name in due)
     return taken, 0.0 if taken else PATIENCE
 

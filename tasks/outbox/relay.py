@@ -43,7 +43,7 @@ from tasks.runtime.tracepoints import Send, points
 #: How many messages are marked by one transaction.
 BATCH: Final = 100
 #: Seconds until the next look while more is ready than may be at the broker.
-SHORT_PAUSE: Final = 0.1
+NEXT_BATCH_AFTER: Final = 0.1
 #: How many published messages are deleted after a look that found little to do.
 PRUNED: Final = 500
 #: Seconds until it looks again for such, once there are no more.
@@ -126,7 +126,7 @@ class Relay:
             totals.failures += 1
             raise
         totals.succeeded_at = time.time()
-        return SHORT_PAUSE if has_more else self.poller.pause()
+        return NEXT_BATCH_AFTER if has_more else self.poller.pause()
 
     # One look
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: What wakes the relay: no queue is called so.
 OUTBOX = " outbox"
 #: Seconds before a message that could not be sent is tried again, doubled each time.
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 3600.0
+FIRST_PAUSE, MAX_RETRY_PAUSE = 1.0, 3600.0
 #: How much of an error is kept.
 LONGEST_ERROR = 2000
 
@@ -74,7 +74,7 @@ class OutboxQuerySet(RoutedQuerySet["OutboxMessage"]):
 
     def put_off(self, message: OutboxMessage, error: BaseException) -> None:
         """Note that ``message`` could not be sent, and when it is tried again."""
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(message.failures, 20))
+        pause = min(MAX_RETRY_PAUSE, FIRST_PAUSE * 2.0 ** min(message.failures, 20))
         text = f"{type(error).__name__}: {error}".replace("\0", "\\0")[:LONGEST_ERROR]
         self.home().filter(pk=message.pk).pending().update(
             failures=F("failures") + 1, last_error=text, due_at=after(timedelta(seconds=pause))

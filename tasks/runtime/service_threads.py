@@ -23,7 +23,7 @@ from tasks.log import log
 from tasks.runtime.connection import LIMIT, lasting_connection
 
 #: Seconds between two looks of the watcher.
-LOOK = 1.0
+TEND_EVERY = 1.0
 #: Seconds that ``stop`` waits for what services have to do at their end.
 PATIENCE = 5.0
 
@@ -77,9 +77,9 @@ class ServiceThreads:
     def _watching(self, each: Watched) -> Service:
         def look() -> float:
             each.tend()
-            return LOOK
+            return TEND_EVERY
 
-        return Service(look, log.worker_tending_failed, longest=LOOK)
+        return Service(look, log.worker_tending_failed, longest=TEND_EVERY)
 
     def _thread(
         self,

@@ -16,7 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 
-from leasing.dashboard.operator_actions import MOST, NAMED, Outcome
+from leasing.dashboard.operator_actions import MAX_SELECTED, NAMED, Outcome
 from leasing.web.access import READ_ONLY, may, page, verb
 from tasks.dashboard import listing, selection
 from tasks.dashboard.operator_actions import ACTIONS, TaskAction
@@ -99,7 +99,7 @@ def _ask(
         "named": named.only("name") if view.fitting else [],
         "more": max(0, len(view.fitting) - NAMED),
         "back": _list(picked.wanted or picked.back),
-        "most": MOST,
+        "most": MAX_SELECTED,
     }
     return render(request, "leasing_tasks/confirm.html", context, status=status)
 

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
-from leasing.dashboard.operator_actions import MOST
+from leasing.dashboard.operator_actions import MAX_SELECTED
 from leasing.web.access import is_live, page
 from leasing.web.export import export
 from leasing.web.paging import chunks_of, page_of
@@ -37,7 +37,7 @@ def task_list(request: HttpRequest) -> HttpResponse:
             "filters": _filters(form),
             "address": urlencode(asked),
             "asked": asked,
-            "most": MOST,
+            "most": MAX_SELECTED,
             "page": page_of(rows, wanted["at"], order=state.order, search=search),
         }
 

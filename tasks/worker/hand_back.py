@@ -18,7 +18,7 @@ from tasks.registry import Kind
 #: How often a task of this process was given back because what carried it had ended, by kind.
 abandoned: Counter[str] = Counter()
 #: Seconds between looks whether what has ended is stored.
-TICK = 0.02
+CHECK_STORED_EVERY = 0.02
 
 
 def give_back_all(left: list[Execution]) -> None:
@@ -37,7 +37,7 @@ def give_back_all(left: list[Execution]) -> None:
         give_back(left, STOPPED)
     pause = threading.Event()
     while clock() < patience and any(each.hold.is_kept for each in ending):
-        pause.wait(TICK)
+        pause.wait(CHECK_STORED_EVERY)
 
 
 def give_up(executions: list[Execution]) -> None:

@@ -34,7 +34,7 @@ CANCEL_GRACE = 10.0
 #: Seconds that a child has to start: to import the project.
 START_PATIENCE = 60.0
 #: Seconds between looks whether the attempt is over.
-TICK = 0.1
+CHECK_EVERY = 0.1
 
 _START = (
     "import sys; sys.path[:] = {path!r}; import django; django.setup(); "
@@ -145,7 +145,7 @@ class Child:
             process = self._process
             ended = process is None or process.poll() is not None
             try:
-                if self._pipe.poll(0 if ended else TICK):
+                if self._pipe.poll(0 if ended else CHECK_EVERY):
                     return self._pipe.recv()
             except (EOFError, OSError):
                 ended = True

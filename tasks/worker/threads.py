@@ -3,7 +3,7 @@
 ``Threads`` here runs plain functions; ``tasks.worker.coroutines`` has the executor of coroutines,
 ``tasks.worker.processes`` that of work in child processes. A worker claims for the executors that
 have room: for their free slots, and where tasks are short for as many more as the slots end in
-``PREFETCH_SECONDS`` seconds. What waits in an executor for longer than ``LONGEST_WAIT`` is given
+``PREFETCH_SECONDS`` seconds. What waits in an executor for longer than ``MAX_SLOT_WAIT`` is given
 back for others to run.
 """
 
@@ -30,7 +30,7 @@ from tasks.runtime import connection, probes
 #: How many seconds of work an executor has waiting, and how many tasks at most.
 PREFETCH_SECONDS, MAX_PREFETCH = 0.1, 250
 #: Seconds after its claim until a task that has not begun is given back.
-LONGEST_WAIT = 1.0
+MAX_SLOT_WAIT = 1.0
 #: Seconds after its claim until a task that neither waits nor has begun is nobody's.
 FORGOTTEN_AFTER = 10.0
 #: The weight of the latest task in the mean of the time that one takes.
@@ -109,7 +109,7 @@ class Executor:
     def waits_until(self) -> float | None:
         """When what waits has waited for too long; None when nothing waits."""
         try:
-            return self._waiting[0].claimed.sent_at + LONGEST_WAIT
+            return self._waiting[0].claimed.sent_at + MAX_SLOT_WAIT
         except IndexError:
             return None
 

@@ -15,7 +15,7 @@ from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.hold.held_grant import HeldGrant, detach_all, keep_all
 from leasing.keeper import Keeper
-from leasing.runtime.alarm import LOOK, Alarm
+from leasing.runtime.alarm import CHECK_CLOCK_EVERY, Alarm
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.threads import replaced
 from tests.leasing.support import (
@@ -381,13 +381,13 @@ def test_a_thread_that_was_just_needed_lingers_for_a_look(monkeypatch: pytest.Mo
 
     def wait(seconds: float | None) -> None:
         slept.append(seconds)
-        alarm.set_for(100.0 + 2 * LOOK)
+        alarm.set_for(100.0 + 2 * CHECK_CLOCK_EVERY)
 
     monkeypatch.setattr(alarm, "wait", wait)
     for seconds in (None, 0.5, None, None, 0.5):
         alarm.sleep(100.0, seconds)
 
-    assert slept == [None, 0.5, LOOK, None, 0.5]
+    assert slept == [None, 0.5, CHECK_CLOCK_EVERY, None, 0.5]
     assert woken == [math.inf, math.inf]  # while it would sleep for ever
 
 

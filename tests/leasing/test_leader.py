@@ -249,8 +249,8 @@ def test_a_campaign_ends_promptly_when_asked_to_stop_and_does_not_win_after_that
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The next poll is far away.
-    monkeypatch.setattr("leasing.waiting.FIRST", 60.0)
-    monkeypatch.setattr("leasing.waiting.LONGEST", 60.0)
+    monkeypatch.setattr("leasing.waiting.FIRST_PAUSE", 60.0)
+    monkeypatch.setattr("leasing.waiting.MAX_PAUSE", 60.0)
     with hold_elsewhere("scheduler", "bob"):
         campaign = side_connection.start(lambda: list(leader.terms(stopping)))
         wait_for(campaigns)

@@ -24,7 +24,7 @@ from leasing.notifier import Notifier, notifier
 from leasing.notifier import waiting as waiting_for
 from leasing.runtime import clock
 from leasing.testing.keeper import manual_keeper
-from leasing.waiting import LONGEST, Waiter
+from leasing.waiting import MAX_PAUSE, Waiter
 from tests.conftest import Spawn
 from tests.leasing.locks import someone_waits
 from tests.leasing.support import PATIENCE, OtherSession
@@ -38,7 +38,7 @@ on_postgresql = pytest.mark.usefixtures("on_postgresql")
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Looks often whether anybody still waits, and leaves nobody listening."""
-    monkeypatch.setattr("leasing.db.listener.LOOK", 0.05)
+    monkeypatch.setattr("leasing.db.listener.CHECK_EVERY", 0.05)
     monkeypatch.setattr("leasing.db.notifications.PATIENCE", 0.05)
     yield
     own = notifier("default")
@@ -470,14 +470,14 @@ def test_one_mark_serves_all_who_wait_and_is_renewed_before_it_ends() -> None:
     lease = Lease.objects.acquire("crane:1")
     Lease.objects.all().home()._say_wanted("crane:1")
     first = wanted_until(lease)
-    assert timedelta(seconds=3 * LONGEST) < first - database_now("default")
+    assert timedelta(seconds=3 * MAX_PAUSE) < first - database_now("default")
 
     Lease.objects.all().home()._say_wanted("crane:1")
     assert wanted_until(lease) == first
 
-    mark(lease, 2 * LONGEST - 0.1)
+    mark(lease, 2 * MAX_PAUSE - 0.1)
     Lease.objects.all().home()._say_wanted("crane:1")
-    assert wanted_until(lease) - database_now("default") > timedelta(seconds=3 * LONGEST)
+    assert wanted_until(lease) - database_now("default") > timedelta(seconds=3 * MAX_PAUSE)
 
 
 @pytest.mark.django_db
@@ -522,7 +522,7 @@ def test_a_waiter_of_another_process_wakes_within_milliseconds(
     record_property("wake_up_ms", [round(one, 1) for one in latencies])
     print(f"woken after {median:.1f} ms in the middle, {worst:.1f} ms at most")
     # A loaded machine takes its time: what counts is that nobody waits for a poll.
-    assert median < 1000 * LONGEST / 2
+    assert median < 1000 * MAX_PAUSE / 2
 
 
 def released(output: str, resource: str) -> float:

@@ -30,7 +30,7 @@ from leasing.notifier import Notifier, notifier
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.runtime import aio
 from leasing.testing.keeper import ManualKeeper
-from leasing.waiting import FIRST, LONGEST, Waiter, pauses
+from leasing.waiting import FIRST_PAUSE, MAX_PAUSE, Waiter, pauses
 from tests.factories import LeaseFactory
 from tests.leasing.stopped import Waits
 from tests.leasing.support import PATIENCE, OtherSession, events
@@ -46,7 +46,7 @@ in_earnest = pytest.mark.django_db(transaction=True)
 def test_pauses_double_up_to_the_longest_and_are_never_less_than_half(share: float) -> None:
     bounds = [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
 
-    assert (FIRST, LONGEST) == (0.05, 1.0)
+    assert (FIRST_PAUSE, MAX_PAUSE) == (0.05, 1.0)
     found = list(islice(pauses(lambda low, high: share), 8))
     assert found == pytest.approx([share * bound for bound in bounds])
 
@@ -70,7 +70,7 @@ def test_two_waiters_do_not_stay_in_step() -> None:
 
 
 def test_a_waiter_polls_at_most_twice_a_second_once_it_has_waited_a_while() -> None:
-    assert min(islice(pauses(), 5, 500)) >= LONGEST / 2
+    assert min(islice(pauses(), 5, 500)) >= MAX_PAUSE / 2
 
 
 # How long: by clocks that stand still
@@ -150,7 +150,7 @@ def test_a_lease_that_was_released_meanwhile_is_acquired(
     lease = Lease.objects.acquire("crane:1", holder="bob", wait=10)
 
     assert lease.holder == "bob"
-    assert 3 <= clocks.passed <= 3 + LONGEST
+    assert 3 <= clocks.passed <= 3 + MAX_PAUSE
     assert events("crane:1") == ["acquired", "released", "acquired"]
 
 
@@ -163,7 +163,7 @@ def test_a_lease_that_ran_out_meanwhile_is_taken_over_within_one_pause(
 
     lease = Lease.objects.acquire("crane:1", wait=60)
 
-    assert 5 <= clocks.passed <= 5 + LONGEST
+    assert 5 <= clocks.passed <= 5 + MAX_PAUSE
     assert events("crane:1") == ["acquired", "taken_over"]
     assert lease.grants == 2
 

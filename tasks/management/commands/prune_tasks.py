@@ -32,8 +32,8 @@ class Command(BaseCommand):
         parser.add_argument(
             "--pause",
             type=float,
-            default=housekeeping.PAUSE,
-            help=f"Seconds between two batches (default {housekeeping.PAUSE})",
+            default=housekeeping.PRUNE_PAUSE,
+            help=f"Seconds between two batches (default {housekeeping.PRUNE_PAUSE})",
         )
 
     def handle(self, **options: Any) -> None:

@@ -20,7 +20,7 @@ from django.db import OperationalError as DatabaseError
 from django.db import transaction
 from kombu.exceptions import EncodeError, OperationalError
 
-from leasing.celery.beat import LOOK, PAUSE, Campaign, LeaderMixin, LeaderScheduler
+from leasing.celery.beat import CHECK_EVERY, RETRY_AFTER, Campaign, LeaderMixin, LeaderScheduler
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.models import BeatEntry, Lease
@@ -149,7 +149,7 @@ def test_who_does_not_lead_sends_nothing(beats: Beats) -> None:
     beat = beats(leads=False)
 
     assert beat.run() == []
-    assert beat.tick() == LOOK
+    assert beat.tick() == CHECK_EVERY
 
 
 def test_a_task_id_that_the_entry_says_stays(beats: Beats, app: Celery) -> None:
@@ -362,7 +362,7 @@ def test_a_slot_waits_for_its_broker_and_the_later_ones_wait_for_it(beats: Beats
     beat = beats()
     beat.trouble = OperationalError("the broker is away")
     assert beat.run() == []
-    assert beat.tick() <= PAUSE
+    assert beat.tick() <= RETRY_AFTER
 
     beat.trouble = None
     beat._retry_at = 0.0
@@ -400,7 +400,7 @@ def test_beat_goes_on_when_the_database_is_back(
     beat = beats()
     with monkeypatch.context() as away:
         away.setattr(BeatEntry.objects, "claim", raising(DatabaseError("away")))
-        assert beat.tick() == PAUSE
+        assert beat.tick() == RETRY_AFTER
 
     assert len(beat.run()) == 1
 
@@ -412,7 +412,7 @@ def test_beat_outlives_a_broker_that_refuses_connections(
     beat = beats()
     with monkeypatch.context() as away:
         away.setattr(beat, "apply_entry", raising(ConnectionRefusedError()))
-        assert beat.tick() == PAUSE
+        assert beat.tick() == RETRY_AFTER
 
     assert slots(beat.run()) == [before + timedelta(seconds=10)]
 

@@ -305,7 +305,7 @@ def test_a_figure_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture)
 
 @pytest.mark.usefixtures("with_token")
 def test_leases_too_many_to_count_are_not_counted_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "MOST_ROWS", 2)
+    monkeypatch.setattr(database, "MAX_ROWS", 2)
     for _ in range(3):
         LeaseFactory()
         TaskFactory(state="running")

@@ -363,7 +363,7 @@ def test_a_task_is_not_validated_twice_under_the_same_queues(
     validated: list[Any] = []
     monkeypatch.setattr(default(), "_validated", {})
     monkeypatch.setattr(bridge, "declare", lambda task, defaults: validated.append(task))
-    monkeypatch.setattr(backend_module, "MOST_VALIDATED", 1)
+    monkeypatch.setattr(backend_module, "MAX_VALIDATED", 1)
 
     for each in (mails.send, mails.send, mails.bounce, mails.send):
         each.enqueue("a")

@@ -271,7 +271,7 @@ def test_after_a_long_absence_only_the_last_minutes_are_made_up_for(clock: Clock
     sampling.take()
     clock.advance(86_400)
 
-    assert sampling.take() == sampling.MOST_MISSED
+    assert sampling.take() == sampling.MAX_MISSED
 
 
 def test_writing_a_slot_again_changes_nothing_and_keeps_what_workers_added(

@@ -279,7 +279,7 @@ def test_a_paused_schedule_enqueues_nothing_and_goes_on_after_the_pause(
     assert (Schedule.objects.pause(by="olga"), Schedule.objects.pause(by="ida")) == (1, 0)
     assert (fresh(row).paused_by, fresh(row).paused_at) == ("olga", START)
     database_clock.advance(2.5 * HOUR)
-    assert scheduler._look() == (0, scheduler.LOOK_EVERY)
+    assert scheduler._look() == (0, scheduler.CHECK_EVERY)
 
     assert (Schedule.objects.resume(), Schedule.objects.resume()) == (1, 0)
     assert scheduler.serve_due() == 0
@@ -546,7 +546,7 @@ def test_schedules_are_declared_until_that_succeeds(monkeypatch: pytest.MonkeyPa
 
     pauses = [serving.step() for _ in range(3)]
 
-    assert pauses[1:] == [scheduler.LOOK_EVERY] * 2
+    assert pauses[1:] == [scheduler.CHECK_EVERY] * 2
     assert declare_all.call_count == 2
 
 

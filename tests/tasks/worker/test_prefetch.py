@@ -110,7 +110,7 @@ def test_what_waits_goes_back_at_once_when_the_worker_stops_and_costs_no_attempt
 def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
     turnstile: Turnstile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "LONGEST_WAIT", 0.1)
+    monkeypatch.setattr(threads, "MAX_SLOT_WAIT", 0.1)
     monkeypatch.setattr(threads, "PREFETCH_SECONDS", 1e6)  # of whatever pace
     turnstile.let(1)
     tasks = TaskFactory.create_batch(8, name="jobs.turn", data={})
@@ -132,7 +132,7 @@ def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
 def test_a_worker_that_may_run_so_many_tasks_counts_what_it_gave_back_as_not_run(
     turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "LONGEST_WAIT", 0.1)
+    monkeypatch.setattr(threads, "MAX_SLOT_WAIT", 0.1)
     TaskFactory.create_batch(5, name="jobs.turn", data={})
 
     with working(threads=1, max_tasks=3) as worker:
@@ -147,7 +147,7 @@ def test_a_worker_that_runs_what_is_there_runs_what_it_gave_back_too(
     turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had found nothing more to claim, and was to end with what it had."""
-    monkeypatch.setattr(threads, "LONGEST_WAIT", 0.1)
+    monkeypatch.setattr(threads, "MAX_SLOT_WAIT", 0.1)
     TaskFactory.create_batch(2, name="jobs.turn", data={})
 
     with working(threads=1, until=Until.ONCE) as worker:

@@ -145,7 +145,7 @@ def test_receivers_that_hang_hold_up_no_recovery(
     hanging: Hanging,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tasks.runtime.service_threads.LOOK", 0.01)
+    monkeypatch.setattr("tasks.runtime.service_threads.TEND_EVERY", 0.01)
     connect(signals.recovered, hanging)
 
     with recovering(monkeypatch):

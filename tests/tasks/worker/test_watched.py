@@ -51,7 +51,7 @@ pytestmark = [
 
 @pytest.fixture
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_threads, "LOOK", 0.02)
+    monkeypatch.setattr(service_threads, "TEND_EVERY", 0.02)
 
 
 def once(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, error: BaseException) -> None:
