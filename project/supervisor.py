@@ -28,7 +28,7 @@ COLOURS = (36, 32, 33, 35, 34, 31)
 
 
 @dataclass
-class Child:
+class SiteProcess:
     """One process of the demo, under a name that stands before each of its lines."""
 
     name: str
@@ -44,7 +44,7 @@ class Supervisor:
     def __init__(
         self, children: Sequence[tuple[str, Sequence[str]]], env: Mapping[str, str], out: IO[str]
     ) -> None:
-        self.children = [Child(name, arguments) for name, arguments in children]
+        self.children = [SiteProcess(name, arguments) for name, arguments in children]
         # Into which the page that kills a process puts its number.
         self._killed = TemporaryDirectory(prefix="leasing-demo-")
         self.env = {
@@ -78,7 +78,7 @@ class Supervisor:
             self.out.write(f"{self._prefix(name)} {line}\n")
             self.out.flush()
 
-    def _look_after(self, child: Child) -> None:
+    def _look_after(self, child: SiteProcess) -> None:
         if child.process is None:
             if time.monotonic() >= child.restart_at:
                 self._start(child)
@@ -96,7 +96,7 @@ class Supervisor:
         mark.unlink()
         return True
 
-    def _start(self, child: Child) -> None:
+    def _start(self, child: SiteProcess) -> None:
         script = [] if child.arguments[0] == "-m" else [str(MANAGE)]
         child.process = subprocess.Popen(
             [sys.executable, *script, *child.arguments],

@@ -18,7 +18,7 @@ from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing.db.dialects import after_commit
-from leasing.db.notifications import Notes, listening, notify_trial
+from leasing.db.notifications import Notifications, listening, notify_trial
 from leasing.runtime.clock import clock
 from leasing.runtime.outage import LONGEST_PAUSE
 from leasing.runtime.services import Service
@@ -187,7 +187,7 @@ class Listener:
 
     def _listen_once(self) -> bool:
         """Listen for as long as the connection does its duty. Whether it ever did."""
-        with listening(self.using, CHANNEL) as raw, Notes(raw) as notes:
+        with listening(self.using, CHANNEL) as raw, Notifications(raw) as notes:
             self.service.failures.succeeded()
             # What came while nobody listened.
             self._hear("all")
@@ -197,7 +197,7 @@ class Listener:
                     return True
         return False
 
-    def _prove(self, notes: Notes) -> bool:
+    def _prove(self, notes: Notifications) -> bool:
         """Whether what is notified elsewhere is heard here."""
         trial = notify_trial(self.using, CHANNEL)
         heard = self._take(notes, clock() + ARRIVAL, until=trial)
@@ -208,7 +208,7 @@ class Listener:
             log.notifications_swallowed()
         return heard
 
-    def _take(self, notes: Notes, deadline: float, until: str = "") -> bool:
+    def _take(self, notes: Notifications, deadline: float, until: str = "") -> bool:
         """Pass on what comes before ``deadline``; stop at the message ``until``, if it comes."""
         while (left := deadline - clock()) > 0 and not self._ended.is_set():
             came = notes.within(min(ARRIVAL, left))

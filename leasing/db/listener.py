@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from leasing.db.notifications import CHANNEL, Notes, can_listen, listening, notify_trial
+from leasing.db.notifications import CHANNEL, Notifications, can_listen, listening, notify_trial
 from leasing.runtime import clock
 from leasing.runtime.event_lines import log
 from leasing.runtime.services import Service
@@ -68,7 +68,7 @@ class Listener:
             time.sleep(self._service.step())
 
     def _listen_once(self) -> float:
-        with listening(self.using, CHANNEL) as raw, Notes(raw) as notes:
+        with listening(self.using, CHANNEL) as raw, Notifications(raw) as notes:
             self._service.failures.succeeded()
             trial = notify_trial(self.using, CHANNEL)
             arrives_by = clock.system_clock() + ARRIVAL

@@ -80,7 +80,7 @@ def _limit() -> float:
     return ANSWERED_WITHIN
 
 
-class Notes:
+class Notifications:
     """What arrives at the connection ``raw`` of psycopg's, to be used in a ``with``. It is waited
     for in one call of the system, where psycopg wakes ten times a second."""
 

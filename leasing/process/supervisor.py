@@ -91,7 +91,7 @@ class Oversight:
         self._end_at = min(self._end_at, end_at)
 
 
-class Child:
+class SupervisedCommand:
     """A command in a process group of its own, with the process that watches over it."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
@@ -175,7 +175,7 @@ def run_under(
     def look() -> float:
         return oversight.look(clock(), term.trusted_until, term.lost.is_set(), stopping.is_set())
 
-    with Child(command, env) as child:
+    with SupervisedCommand(command, env) as child:
         asked = ""
         while not child.ended:
             child.run_until(look())

@@ -9,8 +9,7 @@ from leasing.humanize import span
 from leasing.web.badges import Badge
 from leasing.web.timeline_chart import Drawing, Mark, Span, Track, draw
 from tasks.dashboard.badges import ATTEMPT_BADGES, STUCK, SUCCEEDED, badge_of_task
-from tasks.dashboard.timeline import Span as Stretch
-from tasks.dashboard.timeline import Timeline
+from tasks.dashboard.timeline import AttemptSpan, Timeline
 from tasks.models import AttemptOutcome, Task
 
 #: How many attempts a drawing shows.
@@ -22,14 +21,14 @@ TOO_LONG: Final = 4
 def drawing_of(task: Task, timeline: Timeline) -> Drawing:
     """The drawing of the latest attempts of ``task``."""
     tracks: list[Track] = []
-    wait: Stretch | None = None
-    for stretch in timeline.spans:
-        if stretch.kind == "wait":
-            wait = stretch
+    wait: AttemptSpan | None = None
+    for attempt_span in timeline.spans:
+        if attempt_span.kind == "wait":
+            wait = attempt_span
             continue
         is_drawn = wait is not None and (tracks or _leaves_room(wait, timeline))
         before = [_wait(wait, timeline)] if wait is not None and is_drawn else []
-        track = _attempt(stretch, _badge(stretch, task, timeline))
+        track = _attempt(attempt_span, _badge(attempt_span, task, timeline))
         tracks.append(replace(track, spans=[*before, *track.spans]))
         wait = None
     if tracks and wait is not None:
@@ -38,14 +37,14 @@ def drawing_of(task: Task, timeline: Timeline) -> Drawing:
     return draw(tracks[-MAX_ATTEMPTS_DRAWN:], timeline.now, left_out=left_out)
 
 
-def _leaves_room(wait: Stretch, timeline: Timeline) -> bool:
+def _leaves_room(wait: AttemptSpan, timeline: Timeline) -> bool:
     """Whether the ``wait`` before the first attempt leaves room for what came after."""
     began = wait.ended_at or timeline.now
     ended = max((each.ended_at or timeline.now for each in timeline.attempts), default=began)
     return began - wait.began_at <= TOO_LONG * (ended - began)
 
 
-def _wait(wait: Stretch, timeline: Timeline) -> Span:
+def _wait(wait: AttemptSpan, timeline: Timeline) -> Span:
     end = wait.ended_at
     if end is not None:
         return Span(wait.began_at, end, "mute", f"Waited {span(end - wait.began_at)}", thin=True)
@@ -54,7 +53,7 @@ def _wait(wait: Stretch, timeline: Timeline) -> Span:
     return Span(wait.began_at, end, "mute", "Waiting for the next attempt", thin=True)
 
 
-def _attempt(attempt: Stretch, badge: Badge) -> Track:
+def _attempt(attempt: AttemptSpan, badge: Badge) -> Track:
     end = attempt.ended_at
     lasted = f", {span(end - attempt.began_at)}" if end else ""
     bar = Span(attempt.began_at, end, badge.tone, f"{attempt.holder}: {badge.word}{lasted}")
@@ -75,7 +74,7 @@ def _attempt(attempt: Stretch, badge: Badge) -> Track:
     )
 
 
-def _badge(attempt: Stretch, task: Task, timeline: Timeline) -> Badge:
+def _badge(attempt: AttemptSpan, task: Task, timeline: Timeline) -> Badge:
     match attempt.outcome:
         case "running":
             return badge_of_task(task, timeline.now)

@@ -34,7 +34,7 @@ LATEST_ENDED_FIRST: Final = Order("processed_at")
 
 
 @dataclass(frozen=True)
-class State:
+class StateList:
     """A list of tasks by their state. Its order is that of an index."""
 
     name: str
@@ -46,18 +46,18 @@ class State:
     within: str = ""
 
 
-def _waiting(name: str, label: str, within: str = "") -> State:
-    return State(name, label, SOONEST_FIRST, "next to start first", within)
+def _waiting(name: str, label: str, within: str = "") -> StateList:
+    return StateList(name, label, SOONEST_FIRST, "next to start first", within)
 
 
-def _ended(name: str, label: str) -> State:
-    return State(name, label, LATEST_ENDED_FIRST, "last ended first")
+def _ended(name: str, label: str) -> StateList:
+    return StateList(name, label, LATEST_ENDED_FIRST, "last ended first")
 
 
 _STATES = (
-    State("all", "All"),
-    State("stuck", "Stuck"),
-    State("running", "Running"),
+    StateList("all", "All"),
+    StateList("stuck", "Stuck"),
+    StateList("running", "Running"),
     _waiting("waiting", "Waiting"),
     _waiting("retrying", "Retrying"),
     _ended("failed", "Failed"),
@@ -66,7 +66,7 @@ _STATES = (
     _waiting("ready", "Ready", within="waiting"),
     _waiting("scheduled", "Scheduled", within="waiting"),
 )
-STATES: Final[Mapping[str, State]] = {state.name: state for state in _STATES}
+STATES: Final[Mapping[str, StateList]] = {state.name: state for state in _STATES}
 TABS: Final = tuple(state for state in _STATES if not state.within)
 
 

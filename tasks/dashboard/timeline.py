@@ -13,7 +13,7 @@ from tasks.models import Task, TaskAttempt, TaskStatus
 
 
 @dataclass(frozen=True)
-class Span:
+class AttemptSpan:
     """An attempt, or a wait."""
 
     kind: str
@@ -42,13 +42,13 @@ class Span:
 class Timeline:
     """Attempts and waits, the oldest first, without gaps."""
 
-    spans: list[Span]
+    spans: list[AttemptSpan]
     now: datetime
     #: Whether there were attempts before these.
     has_more: bool = False
 
     @property
-    def attempts(self) -> list[Span]:
+    def attempts(self) -> list[AttemptSpan]:
         return [span for span in self.spans if span.kind == "attempt"]
 
     @property
@@ -74,12 +74,12 @@ def timeline(
     spans = [_attempt(each) for each in reversed(list(attempts))]
     if _is_own_record(task):
         spans.append(_latest(task, now))
-    filled: list[Span] = []
+    filled: list[AttemptSpan] = []
     # What came before the attempts that were read nobody knows here.
     last = None if has_more else task.created_at
     for span in spans:
         if last is not None and span.began_at > last:
-            filled.append(Span("wait", last, span.began_at))
+            filled.append(AttemptSpan("wait", last, span.began_at))
         filled.append(span)
         last = span.ended_at
     return Timeline(_with_last_wait(filled, task, last), now, has_more)
@@ -90,8 +90,8 @@ def _is_own_record(task: Task) -> bool:
     return task.status in (TaskStatus.RUNNING, TaskStatus.SUCCEEDED)
 
 
-def _attempt(attempt: TaskAttempt) -> Span:
-    return Span(
+def _attempt(attempt: TaskAttempt) -> AttemptSpan:
+    return AttemptSpan(
         "attempt",
         attempt.started_at,
         attempt.ended_at,
@@ -105,11 +105,11 @@ def _attempt(attempt: TaskAttempt) -> Span:
     )
 
 
-def _latest(task: Task, now: datetime) -> Span:
+def _latest(task: Task, now: datetime) -> AttemptSpan:
     assert task.acquired_at is not None
     is_over = task.status == TaskStatus.SUCCEEDED
     running = "running" if task.expires_at > now else "overdue"
-    return Span(
+    return AttemptSpan(
         "attempt",
         task.acquired_at,
         task.processed_at if is_over else None,
@@ -122,11 +122,13 @@ def _latest(task: Task, now: datetime) -> Span:
     )
 
 
-def _with_last_wait(spans: list[Span], task: Task, last: datetime | None) -> list[Span]:
+def _with_last_wait(
+    spans: list[AttemptSpan], task: Task, last: datetime | None
+) -> list[AttemptSpan]:
     """``spans``, and the wait that goes on, or that was ended by a cancellation."""
     if task.status == TaskStatus.READY and last is not None:
-        return [*spans, Span("wait", last, due_at=task.scheduled_at)]
+        return [*spans, AttemptSpan("wait", last, due_at=task.scheduled_at)]
     ended_at = task.processed_at
     if task.status == TaskStatus.CANCELLED and last is not None and ended_at and ended_at > last:
-        return [*spans, Span("wait", last, ended_at, due_at=task.scheduled_at)]
+        return [*spans, AttemptSpan("wait", last, ended_at, due_at=task.scheduled_at)]
     return spans

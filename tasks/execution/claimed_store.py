@@ -11,7 +11,7 @@ from typing import Any
 from leasing.store import Grant
 from leasing.stores.rows import RowStore
 from tasks.models import Task
-from tasks.querysets.claimed import ClaimedTask, Term, resource_of
+from tasks.querysets.claimed import ClaimedTask, ClaimTerm, resource_of
 
 
 class ClaimedStore(RowStore):
@@ -56,7 +56,7 @@ def load(claimed: Sequence[ClaimedTask]) -> None:
 def grants_of(claimed: Sequence[ClaimedTask]) -> list[Grant]:
     """The grants of claimed tasks."""
     grants: list[Grant] = []
-    term: Term | None = None
+    term: ClaimTerm | None = None
     ttl = remaining = 0.0
     for claimed_task in claimed:
         if claimed_task.term is not term:  # which is the same for all of one claim

@@ -96,7 +96,7 @@ def depths(queues: Iterable[str]) -> dict[str, dict[str, int]]:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Activity:
     """When things happened last, and whether any task waits or runs: of a slot in which nothing
     did, nothing is to be counted."""
 
@@ -109,9 +109,9 @@ class Outlook:
     is_any_live: bool
 
     @classmethod
-    def of_now(cls) -> Outlook:
+    def of_now(cls) -> Activity:
         """Ask for it: one statement, every part of it over an index."""
-        said = query_scalars(Task, Task.objects.home().db, "outlook", _outlook)
+        said = query_scalars(Task, Task.objects.home().db, "outlook", _activity)
         return cls(
             said["now"],
             said["sampled"],
@@ -128,7 +128,7 @@ class Outlook:
         )
 
 
-def _outlook() -> dict[str, Any]:
+def _activity() -> dict[str, Any]:
     tasks = Task.objects.home()
     samples = Sample.objects.using(tasks.db).exclude(queue="").order_by("-slot")
     attempts = TaskAttempt.objects.using(tasks.db).order_by("-pk")

@@ -31,7 +31,7 @@ from leasing.runtime.clock import clock
 from leasing.runtime.services import Service
 from tasks.conf import task_settings
 from tasks.log import log
-from tasks.maintenance.counting import RESOURCE, Outlook, Slot, count, depths
+from tasks.maintenance.counting import RESOURCE, Activity, Slot, count, depths
 from tasks.models import Queue, Sample
 
 #: Seconds after which another samples when the one who did is gone, and before the end of these
@@ -56,18 +56,18 @@ COLUMNS: Final = [
 
 def take() -> int:
     """Write the slots that are over and have no sample. Returns how many."""
-    return fill(Outlook.of_now(), queues())
+    return fill(Activity.of_now(), queues())
 
 
-def fill(outlook: Outlook, names: Collection[str]) -> int:
+def fill(activity: Activity, names: Collection[str]) -> int:
     """``take``, where the queues have these ``names``."""
-    newest = Slot.before(outlook.now - timedelta(seconds=LAG)).number
+    newest = Slot.before(activity.now - timedelta(seconds=LAG)).number
     oldest = newest - (MAX_MISSED - 1) * Sample.SLOT
-    sampled = outlook.sampled
+    sampled = activity.sampled
     first = newest if sampled is None else max(oldest, sampled + Sample.SLOT)
     slots = range(first, newest + 1, Sample.SLOT)
     for number in slots:
-        write(Slot(number), outlook, names, is_newest=number == newest)
+        write(Slot(number), activity, names, is_newest=number == newest)
     return len(slots)
 
 
@@ -77,16 +77,16 @@ def queues() -> set[str]:
     return {*task_settings.QUEUES, *rows.values_list("name", flat=True)}
 
 
-def write(slot: Slot, outlook: Outlook, names: Collection[str], *, is_newest: bool) -> None:
+def write(slot: Slot, activity: Activity, names: Collection[str], *, is_newest: bool) -> None:
     """Write the samples of ``slot``: one for each queue that has one of ``names`` or had
     something, and one for leases. How deep the queues are is noted for the newest slot alone."""
     columns: dict[str, dict[str, Any]] = {name: {} for name in (*names, "")}
-    if not outlook.is_quiet(slot):
+    if not activity.is_quiet(slot):
         for queue, counts in count(slot).items():
             columns.setdefault(queue, {}).update(counts)
     if is_newest:
         empty = {name: {"ready": 0, "scheduled": 0, "running": 0} for name in names}
-        for queue, depth in (depths(sorted(names)) if outlook.is_any_live else empty).items():
+        for queue, depth in (depths(sorted(names)) if activity.is_any_live else empty).items():
             columns.setdefault(queue, {}).update(depth)
     rows = [Sample(queue=queue, slot=slot.number, **columns[queue]) for queue in sorted(columns)]
     _store(rows, leasing_settings.DATABASE)
@@ -169,12 +169,12 @@ class Sampler:
             self._term.sent_at = sent_at
         if not self._turns % NAMES_EVERY:
             self._names = queues()
-        asked_at, outlook = clock(), Outlook.of_now()
-        fill(outlook, self._names)
+        asked_at, activity = clock(), Activity.of_now()
+        fill(activity, self._names)
         if self._turns % PRUNED_EVERY == NAMES_EVERY:  # not as it begins: others do so too
             prune()
         self._turns += 1
-        since = outlook.now.timestamp() - LAG
+        since = activity.now.timestamp() - LAG
         return max(0.0, Sample.SLOT - since % Sample.SLOT - (clock() - asked_at)) + LATE
 
     def end(self) -> None:

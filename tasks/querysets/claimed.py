@@ -49,7 +49,7 @@ _OF_TERM = ("holder", "ttl", "acquired_at", "expires_at")
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class ClaimTerm:
     """What the tasks of one claim have in common."""
 
     holder: str
@@ -120,7 +120,7 @@ class ClaimedTask:
 
     def __init__(
         self,
-        term: Term,
+        term: ClaimTerm,
         task_data: dict[str, Any],
         id: int,
         name: str,
@@ -248,7 +248,7 @@ class ClaimedTask:
     def of(cls, task: Task) -> Self:
         """``task``, which was just claimed."""
         assert task.acquired_at is not None
-        term = Term(
+        term = ClaimTerm(
             task.holder,
             task.ttl,
             task.acquired_at,

@@ -49,7 +49,7 @@ class Processes(Threads):
 
     @contextmanager
     def _caller(self) -> Iterator[runner.Call | None]:
-        mine = Child()
+        mine = ChildProcess()
         self._children.append(mine)
         try:
             yield mine.call
@@ -59,7 +59,7 @@ class Processes(Threads):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._children: list[Child] = []
+        self._children: list[ChildProcess] = []
 
     def close(self) -> None:
         super().close()
@@ -67,7 +67,7 @@ class Processes(Threads):
             each.kill()
 
 
-class Child:
+class ChildProcess:
     """One child process at a time, started anew after it was killed or has died."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from tasks.models import Task, TaskStatus
 from tasks.runtime.tracepoints import points
 from tasks.worker.child import Answer, Attempt, Job
 from tasks.worker.hand_back import give_back
-from tasks.worker.processes import Child
+from tasks.worker.processes import ChildProcess
 from tests.factories import TaskFactory, claimed
 from tests.leasing.support import expire
 from tests.plugin import ENVIRONMENT, ROOT
@@ -423,7 +423,7 @@ def test_a_child_process_is_told_of_the_span(
     spans: Spans, execution_of: Callable[[Task], Execution], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[Any] = []
-    executor = Child()
+    executor = ChildProcess()
     monkeypatch.setattr(executor, "_start", lambda: None)
     monkeypatch.setattr(executor, "_send", sent.append)
     monkeypatch.setattr(executor, "_receive", lambda *args: Answer())

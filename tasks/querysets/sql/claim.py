@@ -28,7 +28,7 @@ from tasks.querysets.claimed import (
     REPORTED_COLUMNS,
     TRACED_COLUMNS,
     ClaimedTask,
-    Term,
+    ClaimTerm,
     keeping,
 )
 from tasks.querysets.sql.cursors import ClaimCursor, claim_cursor_of
@@ -196,7 +196,7 @@ def _claimed(
 ) -> tuple[list[ClaimedTask], bool]:
     passed_over, microseconds, *_ = answers[0]
     now = EPOCH + timedelta(microseconds=microseconds)
-    term = Term(terms.holder, terms.ttl, now, now + terms.ttl, now, sent_at, rows.db)
+    term = ClaimTerm(terms.holder, terms.ttl, now, now + terms.ttl, now, sent_at, rows.db)
     return [ClaimedTask(term, _read(data), *others) for _, _, data, *others in answers], passed_over
 
 

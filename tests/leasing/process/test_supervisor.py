@@ -22,9 +22,9 @@ from leasing.process import deadman, supervisor
 from leasing.process.supervisor import (
     KILLED,
     LAST_WORDS,
-    Child,
     Oversight,
     Run,
+    SupervisedCommand,
     notice_of,
     run_under,
 )
@@ -124,16 +124,16 @@ def test_both_sides_read_the_same_clock() -> None:
     assert abs(deadman.clock() - clocks.system_clock()) < 1
 
 
-Start = Callable[..., Child]
+Start = Callable[..., SupervisedCommand]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a command, given as Python; MEMORY is a folder for what it has to say."""
-    children: list[Child] = []
+    children: list[SupervisedCommand] = []
 
-    def started(code: str, lasting: float = PATIENCE) -> Child:
-        child = Child(
+    def started(code: str, lasting: float = PATIENCE) -> SupervisedCommand:
+        child = SupervisedCommand(
             [sys.executable, "-S", "-c", PRELUDE + code], {**os.environ, "MEMORY": str(tmp_path)}
         )
         children.append(child)
@@ -182,7 +182,7 @@ def when(folder: Path, names: str, act: Callable[[], object]) -> threading.Threa
     return thread
 
 
-def end(child: Child) -> int | None:
+def end(child: SupervisedCommand) -> int | None:
     """Wait until it has ended, and tell how."""
 
     def ended() -> bool:
@@ -217,7 +217,7 @@ def test_a_command_that_cannot_be_started_has_the_code_of_shells(
 ) -> None:
     (tmp_path / "plain.txt").touch()
     for name, code in ((str(tmp_path / "none"), 127), (str(tmp_path / "plain.txt"), 126)):
-        with Child([name], os.environ) as child:
+        with SupervisedCommand([name], os.environ) as child:
             child.run_until(clocks.clock() + PATIENCE)
             assert end(child) == code
     reported = capfd.readouterr().err.splitlines()
@@ -228,7 +228,7 @@ def test_a_command_that_cannot_be_started_has_the_code_of_shells(
 
 
 def test_it_starts_when_it_is_told_for_how_long(tmp_path: Path) -> None:
-    with Child(["touch", str(tmp_path / "begun")], os.environ) as child:
+    with SupervisedCommand(["touch", str(tmp_path / "begun")], os.environ) as child:
         child.wait(0.2)
         assert not child.ended
         assert not (tmp_path / "begun").exists()
@@ -318,7 +318,7 @@ def test_what_it_leaves_behind_is_killed_though_nobody_is_there_to_do_it(
     are_gone(pid)
 
 
-def unread(child: Child) -> None:
+def unread(child: SupervisedCommand) -> None:
     """Its code has come, and nobody has looked."""
     select.select([child._channel], [], [], PATIENCE)
     child._channel.close()
@@ -330,7 +330,7 @@ def unread(child: Child) -> None:
     ids=["a report that nobody read", "a deadline that is no time"],
 )
 def test_however_the_process_beside_it_ends_the_command_does(
-    start: Start, tmp_path: Path, failing: Callable[[Child], object]
+    start: Start, tmp_path: Path, failing: Callable[[SupervisedCommand], object]
 ) -> None:
     child = start(DEAF + "if os.fork() == 0:\n say('child', os.getpid())\n stay()")
     pid = int(said(tmp_path, "child"))
@@ -462,12 +462,12 @@ def test_asked_to_stop_a_command_has_its_time(term: Hold, place: Path) -> None:
 def test_an_error_of_this_process_ends_the_command(
     term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(child: Child, seconds: float) -> None:
+    def fail(child: SupervisedCommand, seconds: float) -> None:
         for name in ("parent", "child"):
             said(place, name)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Child, "wait", fail)
+    monkeypatch.setattr(SupervisedCommand, "wait", fail)
     with pytest.raises(ZeroDivisionError):
         run_under(term, python(TWO), threading.Event(), 5)
 
@@ -479,17 +479,17 @@ def test_killed_while_this_process_was_paused_it_is_known_to_have_outlived_its_t
 ) -> None:
     """The process beside it does not wait for this one to wake up."""
     caplog.set_level(logging.WARNING)
-    waits = Child.wait
+    waits = SupervisedCommand.wait
 
-    def sleep_once(child: Child, seconds: float) -> None:
-        monkeypatch.setattr(Child, "wait", waits)
+    def sleep_once(child: SupervisedCommand, seconds: float) -> None:
+        monkeypatch.setattr(SupervisedCommand, "wait", waits)
         child.run_until(clocks.clock() + 0.2)
         child._process.wait(PATIENCE)
         term.held.trusted_until = 0.0
         term.held.mark_lost("it was not renewed in time")
         child.wait(0)
 
-    monkeypatch.setattr(Child, "wait", sleep_once)
+    monkeypatch.setattr(SupervisedCommand, "wait", sleep_once)
     run = run_under(term, python(DEAF + "stay()"), threading.Event(), 5)
 
     assert run == Run(KILLED, "its term was lost", term_ended=True)

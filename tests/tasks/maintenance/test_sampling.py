@@ -18,7 +18,7 @@ from tasks.checks.settings import check_settings
 from tasks.dashboard.charts import series
 from tasks.exceptions import GiveUp
 from tasks.maintenance import sampling
-from tasks.maintenance.counting import RESOURCE, Outlook, Slot, count, depths, percentile
+from tasks.maintenance.counting import RESOURCE, Activity, Slot, count, depths, percentile
 from tasks.maintenance.sampling import Sampler
 from tasks.models import Queue, Sample, Task, TaskAttempt
 from tests.factories import TaskFactory, claimed
@@ -286,7 +286,7 @@ def test_writing_a_slot_again_changes_nothing_and_keeps_what_workers_added(
     clock.advance(10)
 
     for _ in range(2):
-        sampling.write(slot, Outlook.of_now(), ["default"], is_newest=True)
+        sampling.write(slot, Activity.of_now(), ["default"], is_newest=True)
 
     assert Sample.objects.get(slot=slot.number, queue="").renewals == 4
     assert Sample.objects.get(slot=slot.number, queue="default").completed == 1
@@ -387,7 +387,7 @@ def test_that_somebody_samples_is_nothing_that_happened(clock: Clock) -> None:
     clock.advance(10)
 
     over = Slot.before(clock.now)
-    assert Outlook.of_now().is_quiet(over)
+    assert Activity.of_now().is_quiet(over)
     assert count(over)[""] == {"expirations": 0, "releases": 0}
 
 
@@ -400,7 +400,7 @@ def test_a_quiet_slot_is_a_question_and_an_insert(
     clock.advance(10)
 
     with django_assert_num_queries(2):
-        assert sampling.fill(Outlook.of_now(), ["default", "mail"]) == 1
+        assert sampling.fill(Activity.of_now(), ["default", "mail"]) == 1
 
     newest = Sample.objects.order_by("slot", "queue").last()
     assert newest is not None and (newest.queue, newest.ready, newest.claimed) == ("mail", 0, 0)
@@ -492,7 +492,7 @@ def test_one_of_all_samples_and_the_others_only_add_their_renewals(
         return 0
 
     monkeypatch.setattr(sampling.Tally, "add", lambda tally: note("renewals"))
-    monkeypatch.setattr(sampling, "fill", lambda outlook, names: note("samples"))
+    monkeypatch.setattr(sampling, "fill", lambda activity, names: note("samples"))
     sampler = Sampler()
     with Lease.objects.hold(RESOURCE, holder="another"):
         sampler.tick()
