@@ -1,4 +1,4 @@
-"""Who did what: every action of an operator, by whatever way it came.
+"""Record every action of an operator, by whatever way it came: by whom, when, on which rows.
 
     with audit.recording(request.user, "retry", Task, keys=[17], via="page") as act:
         act.changed = Task.objects.filter(pk=17).retry(by=act.by)
@@ -22,7 +22,7 @@ from leasing.conf import leasing_settings
 from leasing.functions import DbNow
 from leasing.models import MAX_KEY, AuditEntry
 
-#: How many keys an entry names; ``asked`` tells how many there were.
+#: Keys that an entry names at most; ``asked`` has the full number.
 KEYS_NAMED = 1_000
 #: Why rows of a bulk action stay as they are, where nobody says more.
 OTHER_STATE = "not in a state for it"
@@ -36,9 +36,9 @@ class Act:
 
     by: str
     entry: AuditEntry
-    #: How many rows were asked for; None: as many as changed.
+    #: The number of rows that were asked for; None: as many as changed.
     asked: int | None
-    #: How many changed.
+    #: The number of rows that changed.
     changed: int = 0
     #: Why others did not: how many for each reason. What it leaves unsaid is OTHER_STATE.
     skipped: dict[str, int] = field(default_factory=dict)
@@ -56,12 +56,19 @@ def recording(
     reason: str = "",
     via: str = "",
 ) -> Iterator[Act]:
-    """Note that ``by`` (a user, or a name) does ``verb`` to the rows of ``model`` with these
-    ``keys``, or that ``filter`` lets by; the block does it, and sets ``changed`` of the Act.
+    """Record that ``by`` does ``verb`` to rows of ``model``; the block does it, and sets
+    ``changed`` of the Act. An error of the block is recorded, and raised.
 
-    ``asked`` is how many rows are meant; by default as many as there are keys, and as many as
-    changed where a filter says which. ``via`` says where
-    it was asked for: page, admin, api, command. What the block raises is noted, and raised.
+    Args:
+        by: A user, or a name.
+        verb: The action.
+        model: The model of the rows.
+        keys: Keys of the rows.
+        filter: The filter that selects the rows, where there are no keys.
+        asked: The number of rows that are meant; by default the number of keys, or with a filter
+            the number that changed.
+        reason: The reason that ``by`` gave.
+        via: The way it was requested: page, admin, api, command.
     """
     target: dict[str, Any] = {}
     if keys:
@@ -90,8 +97,16 @@ def recording(
 def record(
     by: User, verb: str, model: type[models.Model], *, changed: int, **what: Any
 ) -> AuditEntry:
-    """Note an action that was done: ``changed`` rows. ``skipped`` is why others were not; the
-    other arguments are those of ``recording``."""
+    """Record an action that is done.
+
+    Args:
+        by: A user, or a name.
+        verb: The action.
+        model: The model of the rows.
+        changed: The number of rows that changed.
+        what: ``skipped``, the reasons why others were not changed; and the arguments of
+            ``recording``.
+    """
     skipped = what.pop("skipped", {})
     with recording(by, verb, model, **what) as act:
         act.changed, act.skipped = changed, dict(skipped)

@@ -27,7 +27,7 @@ class AppSettings:
         return read(key)
 
     def given(self) -> Mapping[str, Any]:
-        """What the project has set."""
+        """Return the settings that the project has set."""
         return getattr(settings, self.name, None) or {}
 
     @classmethod
@@ -39,27 +39,27 @@ class AppSettings:
 class LeasingSettings(AppSettings):
     """``settings.LEASING``. Times are in seconds."""
 
-    #: How long a lease lasts when the caller does not say.
+    #: Seconds that a lease lasts when the caller does not say.
     TTL: float = 30.0
     #: Bounds for a ttl that a caller does say.
     MIN_TTL: float = 1.0
     MAX_TTL: float = 86_400.0
-    #: How often a hold is renewed; None is a third of its ttl.
+    #: Seconds between renewals of a hold; None is a third of its ttl.
     RENEW_EVERY: float | None = None
     #: Each renewal comes earlier or later by up to this share, so that processes spread out.
     JITTER: float = 0.15
-    #: How long before the database's expiry a holder stops believing; None is the larger of
-    #: 0.2 s (a round trip) and 2 % of the ttl (clocks that run at different rates).
+    #: Seconds before the database's expiry at which a holder stops trusting its lease; None is the
+    #: larger of 0.2 s (a round trip) and 2 % of the ttl (clocks that run at different rates).
     MARGIN: float | None = None
-    #: How long to wait for a lease that somebody holds, when the caller does not say.
+    #: Seconds to wait for a lease that is held, when the caller does not say.
     WAIT: float = 0.0
-    #: How long after an expiry (not a release) nobody else gets a lease, when its holder did not
-    #: say: time for what a dead holder had sent on its way to arrive.
+    #: Seconds after an expiry (not a release) during which nobody else gets a lease, unless its
+    #: holder gave another number: time for writes of a crashed holder to arrive.
     GRACE: float = 0.0
     #: The database of leases.
     DATABASE: str = "default"
-    #: Where to listen for releases, when DATABASE leads to a pooler that swallows notifications:
-    #: the address of the PostgreSQL server itself. None is where DATABASE leads.
+    #: The address to listen on for releases, when DATABASE leads to a pooler that swallows
+    #: notifications: that of the PostgreSQL server itself. None is the address of DATABASE.
     LISTEN_URL: str | None = None
     #: False keeps what is held in the memory of each process instead of the database: for
     #: tests, and machines where nothing else runs. See ``leasing.stores.memory``.
@@ -71,19 +71,19 @@ class LeasingSettings(AppSettings):
     API_ACCESS: str = "closed"
     #: Networks from which the compatible mode answers.
     API_COMPATIBLE_HOSTS: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
-    #: Whether pages, admin and API only show, whatever anybody is permitted to do.
+    #: True to make pages, admin and API show only, whatever anybody is permitted to do.
     READ_ONLY: bool = False
-    #: Whether every process of this site counts what it does, for metrics. Those with a
-    #: ``--metrics-port`` do so anyway.
+    #: True to count, for metrics, in every process of this site. Processes with a
+    #: ``--metrics-port`` count anyway.
     METRICS: bool = False
     #: Lets who sends it as a bearer token read the metrics; None: nobody. Users with
     #: ``leasing.view_metrics`` may, too.
     METRICS_TOKEN: str | None = None
     #: Leaderships of which there should always be one, by name: for an alert.
     METRICS_LEADERS: tuple[str, ...] = ()
-    #: Whether leases and tasks are traced with OpenTelemetry. Read as the apps start.
+    #: True to trace leases and tasks with OpenTelemetry. Read as the apps start.
     TRACES: bool = False
-    #: How long audit entries are kept: seconds, or None for ever.
+    #: Seconds for which audit entries are kept; None: for ever.
     AUDIT_RETENTION: float | None = 365 * 86_400.0
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a lease.
+"""Exceptions of leases.
 
 LeaseError
 ├── LeaseHeld           someone holds it; names the holder and the expiry

@@ -38,10 +38,10 @@ from leasing.hold import Hold
 from leasing.models import MAX_KEY, Leasable, LeaseEvent
 from leasing.stores.rows import RowStore, write_apart
 
-#: What proves a term: a hold, a row just acquired, or the bare token.
+#: A proof of a term: a hold, a row just acquired, or the bare token.
 Proof = Hold | Leasable | int
 
-#: What a fenced write is called where it was refused.
+#: The name of a fenced write in the record of its refusal.
 GUARDED = "guarded write"
 
 
@@ -49,8 +49,8 @@ class FencedQuerySet(models.QuerySet[Any]):
     """Rows of a fenced model."""
 
     def fenced(self, proof: Proof, *, strictly: bool = False) -> FencedRows:
-        """These rows, to be updated under the token of ``proof``: a hold, a leased row, or the
-        token itself. ``strictly`` lets each token write a row once, not more often.
+        """Return these rows, to be updated under the token of ``proof``: a hold, a leased row, or
+        the token itself. With ``strictly`` each token writes a row once, not more often.
 
         Raises LeaseLost when ``proof`` is a hold that is not valid any more.
         """

@@ -98,7 +98,7 @@ def after(duration: timedelta | Combinable) -> Combinable:
 
 
 def remaining(field: str = "expires_at") -> Combinable:
-    """How long the moment in ``field`` lies ahead by the database's clock."""
+    """Return the time until the moment in ``field``, by the database's clock."""
     return ExpressionWrapper(F(field) - DbNow(), output_field=DurationField())
 
 

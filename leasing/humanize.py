@@ -16,7 +16,7 @@ DATE, TIME_TO_MINUTE, TIME = "%Y-%m-%d", "%H:%M", "%H:%M:%S"
 
 
 def span(length: float | timedelta) -> str:
-    """How long ``length`` (seconds or a timedelta) is, in its two greatest units."""
+    """Return ``length`` (seconds or a timedelta) in its two greatest units."""
     seconds = length.total_seconds() if isinstance(length, timedelta) else length
     whole = int(abs(seconds))
     if whole < MINUTE:
@@ -35,12 +35,12 @@ def _two(whole: int, large: int, large_name: str, small: int, small_name: str) -
 
 
 def left(length: timedelta) -> str:
-    """How long a wait of ``length`` is still to come, as a countdown beside it says it."""
+    """Return the remaining time ``length`` in the words of a countdown."""
     return span(math.ceil(length.total_seconds()))
 
 
 def brief(length: timedelta) -> str:
-    """How long something took, with a tenth of a second where it was short."""
+    """Return a duration in words, with a tenth of a second where it was short."""
     seconds = max(0.0, length.total_seconds())
     if seconds < 0.05:
         return "< 0.1 s"
@@ -48,7 +48,7 @@ def brief(length: timedelta) -> str:
 
 
 def ago(moment: datetime, now: datetime) -> str:
-    """How far ``moment`` lies from ``now``, whichever comes first."""
+    """Return the distance of ``moment`` from ``now``, in either direction."""
     seconds = (now - moment).total_seconds()
     if seconds <= -1:
         return f"in {span(seconds)}"
@@ -56,8 +56,8 @@ def ago(moment: datetime, now: datetime) -> str:
 
 
 def until(deadline: datetime, now: datetime, ahead: str = "", past: str = "expired") -> str:
-    """How far ahead ``deadline`` lies ("``ahead`` in 3 s"), or how long it is past ("expired
-    3 s ago")."""
+    """Return the time until ``deadline`` ("``ahead`` in 3 s"), or since it passed ("expired 3 s
+    ago")."""
     seconds = (deadline - now).total_seconds()
     if seconds > 0:
         return f"{ahead} in {left(deadline - now)}".lstrip()

@@ -94,7 +94,7 @@ class Keeper:
     def __init__(self, clock: Callable[[], float] = holder_clock, threads: bool = True) -> None:
         self.clock = clock
         self._with_threads = threads
-        #: How many renewals it was granted since the process began.
+        #: The number of renewals since the process began.
         self.renewals = 0
         self._reset()
 
@@ -112,7 +112,7 @@ class Keeper:
         self._open_stores: set[Store] = set()
         #: Renewer and watchdog, as far as they were started.
         self._threads: list[threading.Thread] = []
-        #: Whether one of them could not be.
+        #: True if one of them could not be started.
         self._is_short = False
         # The threads keep the event they were started with: one that outlasts the stop (its
         # renewal hangs) must not go on beside those of the next start.
@@ -191,7 +191,7 @@ class Keeper:
         return self._is_overdue or self._is_short or any(open_ones)
 
     def next_due(self, sent_at: float, interval: float) -> float:
-        """When to renew what was granted or renewed by a request sent at ``sent_at``."""
+        """Return when to renew what was granted or renewed by a request sent at ``sent_at``."""
         return sent_at + interval * self._jitter()
 
     # Renewing
@@ -257,7 +257,7 @@ class Keeper:
                 hold.due_at = self.clock() + hold.interval * random.uniform(0.02, 0.05)
 
     def _open_breaker(self, breaker: Breaker, interval: float) -> float:
-        """Let nothing pass for a while. Returns for how many seconds."""
+        """Block requests for a while. Returns for how many seconds."""
         pause = breaker.failed(self.clock(), interval * (0.5 - SPREAD))
         with self._lock:
             self._forget_unheld()  # what it was about may have been let go meanwhile
@@ -314,7 +314,7 @@ class Keeper:
             hold.mark_lost(hold.overdue_reason)
 
     def cut_off(self) -> None:
-        """Let the request under way fail if it has taken too long."""
+        """Abort the request under way if it has taken too long."""
         with self._lock:
             request = self._request
             if request is None or self.clock() < self._cut_off_at(request):
@@ -324,8 +324,8 @@ class Keeper:
         request.abort()
 
     def _cut_off_at(self, request: Request) -> float:
-        """When ``request`` is to end: at its limit, or where it has taken a while, at the last
-        chance that it would cost another hold."""
+        """Return when ``request`` is to end: at its limit, or where it has taken a while, at the
+        last chance that it would cost another hold."""
         if self.clock() < request.began_at + SHORTEST_LIMIT:
             return request.ends_at
         chances = [
@@ -496,7 +496,7 @@ class Keeper:
 
     @property
     def holds(self) -> list[Renewable]:
-        """What is renewed now."""
+        """Return the holds that are renewed now."""
         with self._lock:
             return list(self._holds.values())
 

@@ -79,11 +79,11 @@ _leaders_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Incumbent:
-    """Who leads, as the database has it."""
+    """The leader, according to the database."""
 
     holder: str
     fencing_token: int
-    #: When its term ends, unless it is renewed before.
+    #: The moment at which its term ends, unless it is renewed before.
     expires_at: datetime
 
 
@@ -110,12 +110,12 @@ class Leader:
 
     @property
     def is_campaigning(self) -> bool:
-        """Whether it waits to be elected here, or leads."""
+        """Return True if it waits to be elected here, or leads."""
         return self._campaigning.locked()
 
     @property
     def is_leading(self) -> bool:
-        """Whether it surely leads."""
+        """Return True if it certainly leads."""
         term = self._term
         return term is not None and term.valid
 
@@ -257,15 +257,15 @@ class Leader:
     # Looking
 
     def current(self) -> Incumbent | None:
-        """Who leads now, by the database's clock; None while nobody does."""
+        """Return the present leader, by the database's clock; None while there is none."""
         lease = subject_of(self.name).look()
         if lease is None or lease.lease_state(lease.now) != LeaseState.ACTIVE:
             return None
         return Incumbent(lease.holder, lease.fencing_token, lease.expires_at)
 
     def watch(self, stopping: threading.Event | None = None) -> Iterator[Incumbent | None]:
-        """Who leads now, and then each change, about a second after it came: the new leader, or
-        None while there is none. Ends soon after ``stopping`` is set.
+        """Yield the present leader, and then each change, about a second after it happened: the new
+        leader, or None while there is none. Ends soon after ``stopping`` is set.
 
         A term that began and ended between two looks is not told. While the database is away
         nothing is.

@@ -56,7 +56,7 @@ def listed(model: type[Leasable]) -> Any:
 
 
 def is_large(field: object) -> bool:
-    """Whether a column may be so large that lists do without it."""
+    """Return True if a column may be so large that lists leave it out."""
     return isinstance(field, _LARGE)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from leasing.runtime.terminal import plain
 from leasing.web.masking import MASK, is_secret, masked_text
 
-#: What every record has; what else is on one is a field.
+#: Attributes of every record; all others of a record are fields.
 _OF_RECORDS: Final = frozenset(
     (*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message")
 )

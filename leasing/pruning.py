@@ -26,7 +26,7 @@ from leasing.models import AuditEntry, Lease, LeaseEvent, OnceKey
 
 @dataclass(frozen=True)
 class Pruned:
-    """How much was deleted."""
+    """The numbers of deleted rows."""
 
     leases: int
     events: int

@@ -58,7 +58,7 @@ def _is_installed() -> bool:
 
 
 def _is_rolled_back(request: pytest.FixtureRequest) -> bool:
-    """Whether the test runs in a transaction of unittest's TestCase, or of pytest-django."""
+    """Return True if the test runs in a transaction of unittest's TestCase, or of pytest-django."""
     from django.test import SimpleTestCase, TestCase
 
     if request.cls is not None and issubclass(request.cls, SimpleTestCase):
@@ -73,5 +73,5 @@ def _is_rolled_back(request: pytest.FixtureRequest) -> bool:
 
 
 def _truncates(transaction: bool = False, reset_sequences: bool = False, *_: Any, **__: Any) -> Any:
-    """Whether a ``django_db`` marker with these arguments commits what the test writes."""
+    """Return True if a ``django_db`` marker with these arguments commits what the test writes."""
     return transaction or reset_sequences

@@ -1,4 +1,4 @@
-"""What the keeper renews: holds, as it sees them, in groups that one statement renews."""
+"""The interface of holds that the keeper renews, and the groups that one statement renews."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BATCH = 1000
 
 
 class Renewable(Protocol):
-    """What the keeper sees of a hold."""
+    """The interface of a hold that the keeper uses."""
 
     @property
     def store(self) -> Store: ...

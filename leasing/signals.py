@@ -1,4 +1,4 @@
-"""What happens to leases, for code that wants to know.
+"""Signals about leases.
 
 Each is sent after the change is written, with the model as ``sender`` and the row as ``lease``.
 A receiver that raises is logged by Django and harms nobody. In a worker receivers are called apart
@@ -38,7 +38,7 @@ class Logged(Signal):
 
     Log and counters need less of a row than a receiver may: see ``note``."""
 
-    #: What the argument is called that brings the row.
+    #: The argument that has the row.
     subject = "lease"
 
     def __init__(self, event: Event | None = None) -> None:
@@ -59,7 +59,7 @@ class Logged(Signal):
         return self.is_noted or self.has_receivers(sender)
 
     def has_receivers(self, sender: Any = None) -> bool:
-        """Whether anybody but the log would hear of it."""
+        """Return True if any receiver besides the log is connected."""
         # Most have none, and looking for them takes a while.
         return bool(self.receivers and super().has_listeners(sender))
 
@@ -78,18 +78,18 @@ class Logged(Signal):
 
     @property
     def is_logged(self) -> bool:
-        """Whether the log has its level on."""
+        """Return True if the log has its level on."""
         event = self._event
         return event is not None and event.logger.isEnabledFor(event.level)
 
     @property
     def is_counted(self) -> bool:
-        """Whether somebody counts it."""
+        """Return True if a counter is connected."""
         return bool(self._counts)
 
     @property
     def is_noted(self) -> bool:
-        """Whether it is logged or counted."""
+        """Return True if it is logged or counted."""
         return bool(self._counts) or self.is_logged
 
     def note(self, rows: Sequence[Any], **details: Any) -> None:

@@ -1,4 +1,4 @@
-"""What can keep a grant: the seam between holds and whatever they hold something over.
+"""The contract between holds and the stores that keep their grants.
 
 Holds and the keeper know these shapes alone. ``leasing.stores.rows`` keeps grants in rows of the
 database; something else (a server, a quorum) would stand beside it.
@@ -30,7 +30,7 @@ class Grant:
     #: ... a request that was sent at this moment on the holder's clock.
     sent_at: float
     expires_at: datetime
-    #: What the store granted; only the store looks at it.
+    #: The granted row; only the store reads it.
     row: Any
 
 
@@ -41,9 +41,9 @@ class Renewal:
     expires_at: datetime
     #: Seconds that were left by the store's clock when it answered.
     remaining: float
-    #: Who asked the holder to yield; empty when nobody did.
+    #: The requester that asked the holder to yield; empty when there is none.
     yield_to: str = ""
-    #: Whether later renewals cannot move the deadline any more.
+    #: True if later renewals cannot move the deadline any more.
     is_last: bool = False
 
 
@@ -57,7 +57,7 @@ class Renewals:
 
 
 class Store(Hashable, Protocol):
-    """Where grants stand. Holds of equal stores are renewed together."""
+    """Keeps grants. Holds of equal stores are renewed together."""
 
     def open(self) -> None:
         """Called on the renewing thread before its first request."""

@@ -23,7 +23,7 @@ What = Hold | Leasable | str
 
 
 class Subject(Protocol):
-    """Where one lease is kept."""
+    """One lease, wherever it is kept."""
 
     resource: str
 
@@ -40,7 +40,7 @@ class Subject(Protocol):
         """The row, granted under ``terms``, and how to give it back."""
 
     def events(self) -> list[LeaseEvent]:
-        """What happened, oldest first."""
+        """Return its events, oldest first."""
 
 
 class RowSubject:
@@ -96,7 +96,8 @@ class MemorySubject:
 
 
 def subject_of(what: What) -> Subject:
-    """Where the lease on ``what`` is kept. Raises TypeError for what cannot be leased."""
+    """Return the subject of the lease on ``what``. Raises TypeError for an object that cannot be
+    leased."""
     if isinstance(what, Hold):
         return _subject_of_hold(what)
     if isinstance(what, str):
@@ -126,7 +127,7 @@ def _subject_of_hold(hold: Hold) -> Subject:
 
 
 def situation(row: Any) -> str:
-    """Who holds ``row``, or how that ended, for people."""
+    """Return the holder of ``row``, or how its lease ended, in words."""
     if row is None or not row.grants:
         return "it was never held"
     who, until = row.holder, row.expires_at.isoformat(" ", "milliseconds")

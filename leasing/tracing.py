@@ -34,7 +34,7 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 Value = str | int | float | bool
 
-#: What has gone wrong in here and was said.
+#: Failures of tracing that were logged already.
 _said: set[str] = set()
 
 
@@ -55,7 +55,7 @@ def tracer_of(name: str, provider: TracerProvider | None) -> trace.Tracer:
 
 
 def is_set_up(tracer: trace.Tracer) -> bool:
-    """Whether ``tracer`` may make spans that are told: without a provider none does."""
+    """Return True if ``tracer`` may make spans that are recorded: without a provider none is."""
     if not isinstance(tracer, trace.ProxyTracer):
         return True
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
@@ -84,7 +84,7 @@ class Following:
     def __init__(self, span: Span, parent: Context | None, *, inside: bool) -> None:
         self.span = span
         self.context = trace.set_span_in_context(span, parent)
-        #: Whether it is a span of its own, that is told: else it may be its parent's.
+        #: True if it is a recorded span of its own; False: it may be its parent's.
         self.is_own = span.is_recording()
         self.is_over = False
         self._token = context.attach(self.context) if inside else None

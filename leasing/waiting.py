@@ -49,7 +49,7 @@ class Waiter:
 
     @property
     def stopped(self) -> bool:
-        """Whether the caller was asked to wait no longer."""
+        """Return True if the caller was asked to stop waiting."""
         return self._stopping is not None and self._stopping.is_set()
 
     @property

@@ -101,7 +101,7 @@ def _do(
 
 
 def _sent(site: ReadOnlyAdmin, text: str) -> Selection:
-    """What was picked before, as the page that asks sends it."""
+    """Return the earlier selection, as the page that asks sends it."""
     try:
         return Selection(keys_of(site.model, text))
     except ValueError as error:

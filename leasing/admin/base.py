@@ -1,4 +1,4 @@
-"""What the admins of leasing and tasks have in common: they look and act, and never edit.
+"""Base classes for the admins of leasing and tasks, which show and act, and never edit.
 
 Rows change only through the verbs of the querysets, so every form is read-only, nothing is
 added or deleted, and an action (``leasing.admin.actions``) asks first and then calls the verb.
@@ -40,7 +40,7 @@ else:
     # Django's own class takes no type arguments at run time.
     AdminOfAny = admin.ModelAdmin
 
-#: How many entries of the audit a row's history shows.
+#: Entries of the audit in the history of a row.
 AUDITED = 50
 SEE_AUDIT = "leasing.view_auditentry"
 #: The id of a grant proves its term: who may end terms sees it, and nobody else.
@@ -49,8 +49,7 @@ SEE_GRANTS = "leasing.revoke_lease"
 
 @dataclass(frozen=True)
 class Panel:
-    """What stands above the form of a row: why it is as it is, what leads on from it, and what
-    can be done to it."""
+    """The panel above the form of a row: its diagnosis, its links and its acts."""
 
     badge_text: SafeString | str = ""
     diagnosis: Diagnosis | None = None
@@ -64,7 +63,7 @@ class Panel:
 
     @property
     def instead(self) -> str:
-        """What is said where there is no act."""
+        """Return the text shown where there is no act."""
         if self.diagnosis and self.diagnosis.actions:
             return why_not("Acting on this")
         return "No action needed."
@@ -96,10 +95,10 @@ class ReadOnlyAdmin(AdminOfAny):
     linked_filters: ClassVar[frozenset[str]] = frozenset()
     #: Columns that the list does without.
     large: ClassVar[tuple[str, ...]] = ()
-    #: Those of them that only they see who have ``payload_permission``.
+    #: Columns among them that are shown only with ``payload_permission``.
     payload: ClassVar[tuple[str, ...]] = ()
     payload_permission: ClassVar[str] = ""
-    #: What can be done to the rows.
+    #: Acts on the rows.
     acts: ClassVar[tuple[OperatorAction, ...]] = ()
     #: The operator's list of these rows, by the name of its view.
     list_page: ClassVar[str] = ""
@@ -229,7 +228,8 @@ class ReadOnlyAdmin(AdminOfAny):
         return queryset.filter(newest, reduce(or_, recent)), False
 
     def _is(self, term: str, name: str) -> Q:
-        """Whether the column ``name`` is what was typed; empty when it never can be."""
+        """Return a condition that the column ``name`` equals the search term; empty when it never
+        can."""
         try:
             return Q(**{name: self.model._meta.get_field(name).to_python(term)})
         except (ValidationError, ValueError):
@@ -249,7 +249,7 @@ class ReadOnlyAdmin(AdminOfAny):
         return None, None
 
     def links(self, request: HttpRequest, row: Any) -> list[SafeString | str]:
-        """What leads on from ``row``, as ``related`` says it."""
+        """Return the links of ``row``, as ``related`` names them."""
         return []
 
     def render_change_form(

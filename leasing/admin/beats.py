@@ -1,4 +1,4 @@
-"""What Celery's beat has sent, in Django's admin."""
+"""Show the entries that Celery's beat has sent, in Django's admin."""
 
 from __future__ import annotations
 

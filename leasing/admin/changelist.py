@@ -50,7 +50,7 @@ class CappedPaginator(PaginatorOfAny):
 
     @property
     def is_capped(self) -> bool:
-        """Whether there are more rows than it counted."""
+        """Return True if there are more rows than it counted."""
         return self.counted.value > COUNT_CAP
 
 
@@ -82,7 +82,8 @@ class BoundedChangeList(ChangeList):
         )
 
     def _is_served(self, name: str, value: Any) -> bool:
-        """Whether an index finds the rows that this filter lets by; the others narrow them."""
+        """Return True if an index finds the rows that match this filter; the other filters narrow
+        them."""
         values = value if isinstance(value, list) else [value]
         served = self.model_admin.indexed_filters
         return name in served or all(f"{name}={each}" in served for each in values)

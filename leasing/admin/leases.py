@@ -165,7 +165,7 @@ class OnceKeyAdmin(LeasableAdmin):
     list_filter = (StateFilter,)
     exact_search = ("key", "id")
     search_help_text = "Exact key or ID"
-    #: What the work gave back is its caller's business: no page shows it.
+    #: Columns that no page shows: the result of the work is its caller's business.
     large = payload = ("result",)
     fieldsets = (
         (None, {"fields": ["key", "badge", "finished_at", "window_ends_at", "payload_hash"]}),

@@ -1,4 +1,4 @@
-"""How the admin of leasing and tasks writes names, badges and links."""
+"""Write names, badges and links in the admin of leasing and tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leasing.templatetags.leasing_ops import pretty_json
 from leasing.web.badges import Badge
 from leasing.web.masking import masked
 
-#: How much of a name a list shows.
+#: Characters of a name that a list shows.
 SHOWN = 40
 
 
@@ -27,7 +27,8 @@ def short(text: str) -> str:
 
 
 def site_url(view: str, *args: Any) -> str | None:
-    """Where the operator's pages show a row, if they are mounted: for "view on site"."""
+    """Return the URL of the operator's page for a row, if the pages are mounted: for "view on
+    site"."""
     try:
         return reverse(view, args=args) if view else None
     except NoReverseMatch:

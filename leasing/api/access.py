@@ -1,4 +1,4 @@
-"""Who may call the API: nobody without permission, unless the site says otherwise.
+"""Decide who may call the API: nobody without permission, unless the site says otherwise.
 
 **Closed** (the default): a signed-in, active user who has the permission of the route. The
 session's cookie says who it is; a request that changes something proves by Django's CSRF token

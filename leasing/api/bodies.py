@@ -24,11 +24,11 @@ from pydantic.alias_generators import to_camel
 from leasing.conf import leasing_settings
 from leasing.validation.json_values import dumped_json
 
-#: How many bytes a body may have.
+#: The greatest size of a body, in bytes.
 MAX_BODY = 64 * 1024
-#: How deep objects and lists may be nested: SQLite's JSON stops at 1,000, and so does Python.
+#: The deepest nesting of objects and lists: SQLite's JSON stops at 1,000, and so does Python.
 MAX_DEPTH = 64
-#: How many characters a number may have.
+#: The greatest length of a number, in characters.
 MAX_NUMBER = 300
 
 #: Methods whose body nobody reads.
@@ -120,7 +120,7 @@ Moment = Annotated[
     WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
 
-#: How many rows a list shows.
+#: Rows that a list shows.
 Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of rows, newest first.")]
 
 
@@ -131,13 +131,13 @@ class Request(BaseModel):
 
 
 class Error(BaseModel):
-    """What every refusal answers."""
+    """The body of every refusal."""
 
     error: str
 
 
 class Notice(BaseModel):
-    """What there is to say when there is nothing to show."""
+    """The body of an answer that has nothing to show but a message."""
 
     message: str
 
@@ -157,12 +157,12 @@ class BothSpellings(BaseModel):
 
     model_config = ConfigDict(json_schema_extra=_document_both)
 
-    #: Where the sample's word is not the camel case of ours.
+    #: Fields whose name in the sample is not the camel case of the field.
     SAMPLE: ClassVar[dict[str, str]] = {}
 
     @classmethod
     def sample_spelling(cls, name: str) -> str:
-        """What the sample calls the field ``name``."""
+        """Return the name that the sample gives to the field ``name``."""
         return cls.SAMPLE.get(name) or to_camel(name)
 
     # Without a return type, the document shows the fields instead of "some object".

@@ -1,4 +1,4 @@
-"""What the lease and the task routes share: one API, one shape of errors, one table of them."""
+"""Errors of the lease and the task routes: one API, one shape of errors, one table of them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ View = Callable[..., HttpResponseBase]
 
 _AWAY = "The database is not reachable. Try again later."
 
-#: Which status an error answers, and with which text; an empty one is the error's own. What is
-#: in no line, nor any of its base classes, is a fault of ours: 500.
+#: The status and the text of each error; an empty text is the error's own. An error that is in no
+#: line, nor any of its base classes, is a fault of this package: 500.
 ERRORS: dict[type[Exception], tuple[int, str]] = {
     LeaseHeld: (409, ""),
     LeaseLost: (409, ""),

@@ -92,7 +92,7 @@ class LeaseList(BaseModel):
 @router.get("/healthz", auth=None, response=Notice, tags=["health"])
 @router.api_operation(["HEAD"], "/healthz", auth=None, response=Notice, include_in_schema=False)
 def healthz(request: HttpRequest) -> Notice:
-    """Whether this process answers. Asks the database nothing."""
+    """Report that this process answers. Runs no query."""
     return Notice(message="ok")
 
 
@@ -193,7 +193,8 @@ def page_of(model: type[Leasable], state: str, limit: int) -> list[Leasable]:
 
 
 def granted_at(row: Leasable) -> datetime:
-    """When the latest grant of ``row`` was made; never comes first of all times."""
+    """Return the moment of the latest grant of ``row``; a row that was never granted sorts
+    first."""
     return row.acquired_at or EPOCH
 
 

@@ -163,7 +163,8 @@ class LeaderMixin:
         super().populate_heap(*args, **kwargs)  # type: ignore[misc]
 
     def is_due(self, entry: Any) -> Any:
-        """Whether the next slot of ``entry`` has come, and when to look at it again."""
+        """Return whether the next slot of ``entry`` has come, and the seconds until the next
+        check."""
         self._set_back(entry)
         if self._rows[entry.name].is_unsure:
             return False, RETRY_AFTER
@@ -240,7 +241,7 @@ class LeaderMixin:
             self._rows.update(BeatEntry.objects.known(self._beat, missing, datetime.now(UTC)))
 
     def _set_back(self, entry: Any) -> None:
-        """Let ``entry`` say what its row says."""
+        """Set ``entry`` to the state of its row."""
         row = self._rows[entry.name]
         entry.last_run_at, entry.total_run_count = zoned(row.last_run_at, entry), row.runs
 

@@ -35,7 +35,7 @@ def slot_of(entry: Any, last: datetime, catch_up: float) -> datetime:
 
 
 def _is_plain(plan: Any) -> bool:
-    """Whether ``plan`` is an interval, counted from the slot before."""
+    """Return True if ``plan`` is an interval, counted from the slot before."""
     if getattr(type(plan), "remaining_estimate", None) is not schedule.remaining_estimate:
         return False
     return not plan.relative or plan.run_every < timedelta(seconds=1)

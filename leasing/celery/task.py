@@ -41,7 +41,7 @@ from leasing.validation.names import check_name
 if TYPE_CHECKING:
     from leasing.hold import Hold
 
-#: What becomes of a call that finds the lease held.
+#: The handling of a call that finds the lease held.
 WhenHeld = Literal["skip", "retry", "wait"]
 
 #: The header that counts how often a call was put off.
@@ -108,8 +108,8 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
             self.request_stack.pop()
 
     def resource_for(self, args: Any, kwargs: Any) -> str:
-        """What a call with these arguments leases. Override it where a format string does not
-        do. Raises InvalidResource when the name is unusable."""
+        """Return the name of the resource that a call with these arguments leases. Override it
+        where a format string does not suffice. Raises InvalidResource when the name is unusable."""
         call = self._signature.bind(*args, **kwargs)
         call.apply_defaults()
         resource = self.resource.format(**arguments_of(call))
@@ -160,17 +160,19 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
         return Lease.objects.hold(resource, ttl=self.ttl, wait=wait, **options)
 
     def _is_retry_of_holder(self, request: Any, resource: str) -> bool:
-        """Whether an earlier attempt of this call has it, which has sent this one, and is about
-        to end, or has died since."""
+        """Return True if an earlier attempt of this call holds it: that attempt has sent this one,
+        and is about to end or has died since."""
         retries: int = request.retries
         return retries > 0 and self._holder_of(request, resource) < retries
 
     def _is_double_of_holder(self, request: Any, resource: str) -> bool:
-        """Whether the same attempt of this call has it: the message came twice."""
+        """Return True if the same attempt of this call holds it: the message was delivered
+        twice."""
         return bool(self._holder_of(request, resource) == request.retries)
 
     def _holder_of(self, request: Any, resource: str) -> float:
-        """Which attempt of this task holds ``resource``, or held it last; infinity: none."""
+        """Return the number of the attempt of this task that holds ``resource`` or held it last;
+        infinity if none did."""
         from leasing.subject import subject_of
 
         row = subject_of(resource).look()
@@ -232,7 +234,7 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
 
 
 def is_skipped(result: object) -> bool:
-    """Whether ``result`` is that of a call that was skipped because the lease was held."""
+    """Return True if ``result`` is that of a call that was skipped because the lease was held."""
     return isinstance(result, dict) and result.keys() == {"skipped", "holder", "until"}
 
 

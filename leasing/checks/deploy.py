@@ -1,4 +1,4 @@
-"""What is unsafe in the settings of a production: ``manage.py check --deploy``.
+"""Check the settings of a production for what is unsafe: ``manage.py check --deploy``.
 
 Only what loses leases, or opens them to strangers. With ``--database`` the database is asked
 too.
@@ -39,7 +39,7 @@ def register_all() -> None:
 def check_strangers(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Who may call the API without credentials."""
+    """Report an API that accepts calls without credentials."""
     if leasing_settings.API_ACCESS != "compatible":
         return []
     messages: list[CheckMessage] = []
@@ -76,7 +76,7 @@ def _is_public(network: str) -> bool:
 def check_metrics(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Whether strangers could guess their way to the metrics."""
+    """Report metrics that strangers could read by guessing."""
     token = leasing_settings.METRICS_TOKEN
     if token is None or len(str(token)) >= SHORTEST_TOKEN:
         return []

@@ -274,8 +274,7 @@ def check_sqlite_mode(
 def check_transactions(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """How the project uses transactions: leases are taken outside of them, under READ
-    COMMITTED."""
+    """Check the use of transactions: leases are acquired outside of them, under READ COMMITTED."""
     database = connections.settings.get(leasing_settings.DATABASE, {})
     messages: list[CheckMessage] = []
     if database.get("ATOMIC_REQUESTS"):

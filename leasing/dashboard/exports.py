@@ -1,4 +1,4 @@
-"""What the lists of leases, their events and the audit export."""
+"""Columns that the lists of leases, their events and the audit export."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ class CursorField(forms.CharField):
 
 
 class LeaseFilter(forms.Form):
-    """Which leases to list. ``state=renewed`` is every state with ``renewed`` ticked: renewed
-    is a property beside the state and combines with each."""
+    """Choose the leases to list. ``state=renewed`` is every state with ``renewed`` ticked: renewed
+    is a property apart from the state and combines with each."""
 
     ALL, RENEWED = "all", "renewed"
     STATES = (
@@ -64,13 +64,13 @@ class LeaseFilter(forms.Form):
 
 
 class EventsFilter(forms.Form):
-    """Which events of a lease to list."""
+    """Choose the events of a lease to list."""
 
     at = CursorField(required=False)
 
 
 class AuditFilter(forms.Form):
-    """Which entries of the audit to list: by whom, which verb, of which model and row."""
+    """Choose the entries of the audit to list: by actor, verb, model and row."""
 
     by = forms.CharField(max_length=200, required=False)
     verb = forms.CharField(max_length=50, required=False)

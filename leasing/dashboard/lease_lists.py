@@ -37,8 +37,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many leases of all models there are in each state ("all" too), and how many of the
-    wanted state were renewed."""
+    """The number of leases of all models in each state ("all" too), and of those in the wanted
+    state that were renewed."""
 
     states: Mapping[str, Capped]
     renewed: Capped
@@ -92,7 +92,7 @@ def _shown(model: type[Leasable], wanted: Mapping[str, Any]) -> Any:
 
 
 def _columns(model: type[Leasable]) -> tuple[str, ...]:
-    """What a list of leases of ``model`` shows, and what tells how each stands."""
+    """Return the columns that a list of leases of ``model`` shows or derives the state from."""
     reported = model.columns_of_lease_names
     if reported is None:
         return tuple(field.name for field in model._meta.concrete_fields if not is_large(field))
@@ -106,7 +106,7 @@ def _rows(model: type[Leasable], wanted: Mapping[str, Any]) -> Any:
 
 
 def _held(model: type[Leasable], rows: Any) -> Any:
-    """Those of ``rows`` among which the active ones are: a model with a state of its own has an
+    """Return the part of ``rows`` that has the active ones: a model with a state of its own has an
     index on it."""
     return rows if model is Lease else rows.holding()
 
@@ -121,6 +121,6 @@ def _search(wanted: Mapping[str, Any]) -> Q | None:
 
 
 def _in(wanted: Mapping[str, Any], state: str) -> Q:
-    """What is wanted in ``state``."""
+    """Return the condition of ``wanted`` in ``state``."""
     demand = Q() if state == ALL else Q(state=state)
     return demand & RENEWED if wanted["renewed"] else demand

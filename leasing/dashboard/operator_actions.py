@@ -1,4 +1,5 @@
-"""What an operator does to rows, one or many: the pages and the admin ask and tell, this does it.
+"""Act on rows as an operator, on one or many: the pages and the admin ask and report, this module
+acts.
 
 An action only says beforehand, and in words, what a verb of the queryset will decide; that decides
 by its own conditions, in the statement that changes the rows.
@@ -20,9 +21,9 @@ from leasing.humanize import plural
 from leasing.models import Leasable
 from leasing.validation.keys import key_of
 
-#: How many rows an action takes at most.
+#: Rows that an action takes at most.
 MAX_SELECTED = 1_000
-#: How many of them the page that asks names.
+#: Rows that the page that asks names at most.
 NAMED = 20
 
 Said = Mapping[str, Any]
@@ -36,7 +37,7 @@ class Selection:
     """The rows that an action is about, fixed by the page that asks."""
 
     keys: Keys
-    #: Whether there are more than an action takes.
+    #: True if there are more rows than an action takes.
     more: bool = False
 
     @classmethod
@@ -71,7 +72,7 @@ def keys_of(model: type[Model], text: str) -> dict[Any, int | None]:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What an action would do. A reason to skip a row follows a number: "3 running"."""
+    """The preview of an action. A reason to skip a row follows a number: "3 running"."""
 
     fitting: list[Any]
     skipped: Counter[str]
@@ -88,7 +89,7 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Outcome(Outlook):
-    """What an action did; ``fitting`` were those that it tried to change."""
+    """The result of an action; ``fitting`` has the rows that it tried to change."""
 
     asked: int
     changed: int
@@ -99,12 +100,12 @@ class OperatorAction:
     """Something that can be done to rows of one model."""
 
     name: str
-    #: What it is called on buttons.
+    #: The label on buttons.
     label: str
-    #: What the message afterwards begins with.
+    #: The beginning of the message that reports success.
     done: str
     question: str
-    #: What follows from it.
+    #: The consequence, in a sentence.
     consequence: str
     permission: str
     form: type[forms.Form] = field(repr=False)
@@ -112,13 +113,13 @@ class OperatorAction:
     apply: Callable[[Any, Said, str], int] = field(repr=False)
     #: Why it would change nothing of a row that is ``judged``, "" when it would.
     idle: Callable[[Any, Said], str] = field(repr=False, default=lambda row, said: "")
-    #: What the audit calls it; ``name`` unless it says otherwise.
+    #: The name in the audit; ``name`` unless set.
     audited: str = ""
-    #: What ``apply`` raises to refuse.
+    #: Exceptions by which ``apply`` refuses.
     refusals: tuple[type[Exception], ...] = ()
-    #: Whether the rows are gone afterwards.
+    #: True if the rows are gone afterwards.
     deletes: bool = False
-    #: What the button on the page of one row is called, where ``label`` is about several.
+    #: The label of the button on the page of one row, where ``label`` is about several.
     of_one: str = ""
 
     def form_for(self, rows: QuerySet[Any], keys: Keys, sent: Any = None) -> forms.Form:

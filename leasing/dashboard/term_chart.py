@@ -12,7 +12,7 @@ from leasing.models import EventKind, Leasable
 from leasing.web.badges import EXPIRED, Badge, badge_of_event, badge_of_lease
 from leasing.web.timeline_chart import Drawing, Mark, Span, Track, draw
 
-#: How many terms a drawing shows.
+#: Terms that a drawing shows at most.
 MAX_TERMS: Final = 12
 UNTOLD: Final = Badge("ended, time unknown", "mute", "circle", "?")
 

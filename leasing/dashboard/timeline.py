@@ -29,16 +29,16 @@ class Term:
     ended_at: datetime | None = None
     #: "held" while it goes on; released, revoked, expired; or "unknown", where nothing tells.
     end: str = "held"
-    #: Whether it was taken from a term that had expired.
+    #: True if it was acquired after a term that had expired.
     is_takeover: bool = False
-    #: When it ends unless it is renewed; of a term that goes on.
+    #: The moment at which it ends unless it is renewed; of a term that is not over.
     expires_at: datetime | None = None
     #: Folded into a count, and the last; known of the latest term alone.
     renewals: int | None = None
     renewed_at: datetime | None = None
-    #: When its holder heard that it was over.
+    #: The moment at which its holder learned that it was over.
     lost_at: datetime | None = None
-    #: When somebody of higher priority asked for it.
+    #: The moment at which somebody of higher priority asked for it.
     asked_at: datetime | None = None
     #: Late writes under its token that were turned away: when, and what.
     refused: list[tuple[datetime, str]] = field(default_factory=list)
@@ -53,18 +53,18 @@ class Timeline:
 
     terms: list[Term]
     now: datetime
-    #: Whether there were terms before these.
+    #: True if there were terms before these.
     has_more: bool = False
 
     @property
     def since(self) -> datetime:
-        """Where the axis begins."""
+        """Return the start of the axis."""
         known = [term.began_at or term.ended_at for term in self.terms]
         return min((moment for moment in known if moment is not None), default=self.now)
 
     @property
     def until(self) -> datetime:
-        """Where it ends: now, or the deadline that lies ahead."""
+        """Return the end of the axis: now, or a deadline in the future."""
         ahead = [term.expires_at for term in self.terms if term.expires_at is not None]
         return max([self.now, *ahead])
 
@@ -141,7 +141,7 @@ def _end(term: Term, at: datetime, how: str) -> None:
 
 
 def _finish(term: Term, row: Leasable, now: datetime) -> None:
-    """What the row knows of its latest term, and the events do not."""
+    """Add to the latest term what only the row knows of it."""
     if term.grant_id != row.grant_id:
         if term.end == "held":
             term.end = "unknown"

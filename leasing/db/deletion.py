@@ -19,7 +19,7 @@ Rows = TypeVar("Rows", bound="models.QuerySet[Any, Any]")
 
 
 def unprotected(rows: Rows) -> Rows:
-    """Those of ``rows`` that no row refers to under PROTECT or RESTRICT."""
+    """Return the part of ``rows`` that no row refers to under PROTECT or RESTRICT."""
     for protector in _protectors(rows.model):
         rows = rows.exclude(protector)
     return rows

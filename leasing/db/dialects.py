@@ -74,7 +74,7 @@ def lock_names(using: str, names: Iterable[str]) -> set[str]:
 
 
 def limit_waiting(using: str, seconds: float) -> None:
-    """Let the statements of this transaction fail rather than wait longer than ``seconds``.
+    """Make the statements of this transaction fail rather than wait longer than ``seconds``.
 
     Set for the transaction alone, which is what a pooler between here and the server keeps.
     """
@@ -95,8 +95,8 @@ def waiting_limit(seconds: float) -> tuple[str, list[str]]:
 
 
 def limit_silence(using: str, seconds: float) -> None:
-    """Let the server end this transaction once it has heard nothing for ``seconds``: a process that
-    was stopped in the midst of it would keep its locks, and with them everybody else waiting.
+    """Make the server end this transaction once it has heard nothing for ``seconds``: a process
+    that was stopped in the middle of it would keep its locks, and make everybody else wait.
 
     Only PostgreSQL can do so, for the transaction alone.
     """
@@ -125,7 +125,7 @@ def refuse_transaction(using: str) -> None:
 
 
 def in_transaction(using: str) -> bool:
-    """Whether what is written now could still be rolled back by the caller."""
+    """Return True if the caller could still roll back what is written now."""
     try:
         refuse_transaction(using)
     except LeaseInTransaction:

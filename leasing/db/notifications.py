@@ -37,8 +37,8 @@ def announce(using: str, resource: str) -> None:
 
 
 def notifications_arrive(using: str) -> bool:
-    """Whether what is notified is heard: behind a pooler in transaction mode it is not. True
-    where nobody listens anyway."""
+    """Return True if a notification that is sent arrives: behind a pooler in transaction mode it
+    does not. True where nobody listens anyway."""
     if not can_listen(using):
         return True
     with listening(using, "leasing_check") as raw:
@@ -81,12 +81,12 @@ def _limit() -> float:
 
 
 class Notifications:
-    """What arrives at the connection ``raw`` of psycopg's, to be used in a ``with``. It is waited
-    for in one call of the system, where psycopg wakes ten times a second."""
+    """Wait for notifications on the connection ``raw`` of psycopg, in a ``with`` block: by one
+    system call, where psycopg wakes ten times a second."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
-        #: Whether something may have been read along with the answer to LISTEN.
+        #: True if notifications may have been read along with the answer to LISTEN.
         self._is_fresh = True
 
     def __enter__(self) -> Self:
@@ -98,7 +98,8 @@ class Notifications:
         self._selector.close()
 
     def within(self, seconds: float) -> list[str]:
-        """What has come, or else what comes first within ``seconds``."""
+        """Return the notifications that have arrived, or else the first to arrive within
+        ``seconds``."""
         fresh, self._is_fresh = self._is_fresh, False
         if fresh and (came := self._read()):
             return came
@@ -123,7 +124,7 @@ def notify_trial(using: str, channel: str) -> str:
 
 
 def can_listen(using: str) -> bool:
-    """Whether notifications of the database ``using`` can be waited for from here."""
+    """Return True if this process can wait for notifications of the database ``using``."""
     if using not in connections.settings or connections[using].vendor != "postgresql":
         return False
     if clock.stand_in is not None:

@@ -21,9 +21,10 @@ def query_scalars(
     about: Hashable,
     questions: Callable[[], Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """What the database ``using`` answers to each of ``questions``: expressions that are of no
-    row, as ``DbNow()``, ``Exists(rows)`` and ``Subquery(rows)`` of one column are. ``model`` is
-    any of that database. They are asked for once for all calls that are ``about`` the same."""
+    """Return the value that the database ``using`` computes for each of ``questions``: expressions
+    that are of no row, as ``DbNow()``, ``Exists(rows)`` and ``Subquery(rows)`` of one column are.
+    ``model`` is any of that database. The expressions are compiled once for all calls with an equal
+    ``about``."""
     compiler: Any = sql.Query(model).get_compiler(using)
 
     def compiled() -> tuple[str, list[Any], dict[str, Any]]:

@@ -37,7 +37,7 @@ class RoutedQuerySet(models.QuerySet[Row]):
         return where_ours_are(self._hints) if is_ours(self.model) else super().db  # type: ignore[attr-defined]
 
     def home(self, row: Row | None = None) -> Self:
-        """These rows in the database that they, and ``row`` of them, are written to. Raises
+        """Return these rows in the database that they, and ``row`` of them, are written to. Raises
         ValueError where ``row`` is in another."""
         using = self._db or _written_to(self.model, row, self._hints)  # type: ignore[attr-defined]
         if row is not None:

@@ -33,7 +33,7 @@ class Reader:
     key: int
     #: The places of moments.
     moments: tuple[int, ...]
-    #: What the fields make of a value: place, converters, and what they ask for.
+    #: Converters of the fields: position, functions, and the column they need.
     converters: tuple[tuple[int, list[Callable[..., Any]], Any], ...]
     #: Attributes that are not asked for: what was written there, or a marker of it.
     known: tuple[tuple[str, Any], ...]
@@ -104,7 +104,8 @@ def _aware(moments: Sequence[datetime | None]) -> list[datetime | None]:
 
 
 def instance_of(model: type[models.Model], using: str, attributes: dict[str, Any]) -> Any:
-    """What ``from_db`` makes of a row of the database ``using`` with these ``attributes``."""
+    """Return the instance that ``from_db`` makes of a row of the database ``using`` with these
+    ``attributes``."""
     make = _of_attributes if _is_plain(model) else _of_columns
     return make(model, using, attributes)
 
@@ -188,13 +189,13 @@ def _column(field: Any) -> Any:
 
 
 def _json(value: str | None, column: Any, connection: Any) -> Any:
-    """What a field for JSON makes of ``value``. Most are empty."""
+    """Return the value that a field for JSON makes of ``value``. Most are empty."""
     return {} if value == "{}" else column.target.from_db_value(value, column, connection)
 
 
 def _comes_back_as_it_is(field: Any, value: Any) -> bool:
-    """Whether ``value``, written to ``field``, is what would be read there: and none that could
-    be changed by who reads it."""
+    """Return True if ``value``, written to ``field``, would be read back equal, and is of a type
+    that no reader can change."""
     if field.primary_key or type(field) not in PLAIN | {models.DateTimeField}:
         return False
     if isinstance(value, Marker):
@@ -203,7 +204,8 @@ def _comes_back_as_it_is(field: Any, value: Any) -> bool:
 
 
 def _is_plain(model: type[models.Model]) -> bool:
-    """Whether an instance is no more than its attributes, and nobody is told of new ones."""
+    """Return True if an instance is no more than its attributes, and no receiver is called for new
+    ones."""
     for signal in (pre_init, post_init):
         # Most have none at all, and looking for those of a model takes a while.
         if signal.receivers and signal.has_listeners(model):

@@ -67,7 +67,8 @@ class SideConnection:
             self._thread = None
 
     def run(self, call: Callable[[], Result]) -> Result:
-        """What ``call`` returns or raises there. Raises OperationalError when it is given up."""
+        """Return or raise the result of ``call`` there. Raises OperationalError when the call is
+        given up."""
         if self._thread is None:
             self._begin()
         future: Future[Result] = Future()
@@ -90,7 +91,8 @@ class SideConnection:
         return future.done()
 
     def _leave(self, future: Future[Any], call: Callable[[], Any]) -> None:
-        """Let the thread go, to undo the call if that ever ends. The next has another."""
+        """Abandon the thread, which undoes the call if that ever ends. The next call gets another
+        thread."""
         if isinstance(call, Undoable):
             self._jobs.put((Future(), lambda: call.undo(future.result())))
         self._jobs.put(None)

@@ -21,7 +21,7 @@ from leasing.validation.terms import Terms
 
 AnyTerms = TypeVar("AnyTerms", bound=Terms)
 
-#: What drivers take as it is; other fields' values are prepared at each call.
+#: Fields whose values drivers take unchanged; values of others are prepared at each call.
 PLAIN = frozenset(
     {
         models.AutoField,
@@ -133,7 +133,7 @@ Made = TypeVar("Made")
 
 
 def cached_statement(key: Hashable, make: Callable[[], Made]) -> Made:
-    """What ``make`` brought when it was first asked for under ``key``."""
+    """Return the result of the first ``make`` that was called under ``key``."""
     if clock.stand_in is not None:
         return make()  # the time of a test stands in the text
     try:
@@ -154,8 +154,9 @@ _FIELDS: dict[type, Callable[[], models.Field[Any, Any]]] = {
 def columns_of(
     granting: Callable[[AnyTerms], dict[str, Any]], terms: AnyTerms
 ) -> dict[str, Any] | None:
-    """What ``granting`` makes of ``terms`` with markers in place of their values, but for those
-    that are None. None when it wants to know a value, or when one's type is not known here."""
+    """Return the columns that ``granting`` makes of ``terms``, with markers in place of their
+    values, but for those that are None. None when it needs to know a value, or when the type of one
+    is unknown here."""
     given = ((field.name, getattr(terms, field.name)) for field in fields(terms))
     try:
         markers: dict[str, Any] = {
@@ -172,10 +173,10 @@ def columns_of(
 
 
 def values_of(terms: Terms) -> dict[str, Any]:
-    """What the markers of ``columns_of`` stand for."""
+    """Return the values for the markers of ``columns_of``."""
     return {name: getattr(terms, name) for name in type(terms).__dataclass_fields__}
 
 
 def shape_of(values: Mapping[str, Any]) -> tuple[bool, ...]:
-    """What of ``values`` decides the text of a statement."""
+    """Return the part of ``values`` that decides the text of a statement."""
     return tuple([value is None for value in values.values()])

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-#: How grave, in rising order.
+#: Severities, in rising order.
 SEVERITIES: Final = ("ok", "info", "warning", "critical")
 #: A moment that is past and lies so far ahead was written by another clock, or before that was
 #: set back.
@@ -24,26 +24,26 @@ class Action:
     name: str
     label: str
     consequence: str
-    #: What one must be permitted to do it.
+    #: The permission that it needs.
     permission: str = ""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What an operator needs to know of one row."""
+    """The diagnosis of one row, for an operator."""
 
     code: str
     #: One of SEVERITIES.
     severity: str
     #: Why it is as it is.
     headline: str
-    #: What happens if nobody does anything.
+    #: The next step, if nobody does anything.
     next: str
-    #: Who holds it, and until when it stays as it is.
+    #: The holder, and until when it stays as it is.
     who: str = "Nobody."
     #: It tells the time in words, as do facts; pages count it on.
     until: str = field(default="", compare=False)
-    #: What else is known: pairs of a name and a value.
+    #: Further facts: pairs of a name and a value.
     facts: list[tuple[str, str]] = field(default_factory=list, compare=False)
     actions: list[Action] = field(default_factory=list)
 
@@ -67,5 +67,5 @@ class Diagnosis:
 
 
 def is_skewed(now: datetime, *moments: datetime | None) -> bool:
-    """Whether one of ``moments``, each of which has been, lies ahead of ``now``."""
+    """Return True if one of ``moments``, all of them in the past, lies after ``now``."""
     return any(moment is not None and moment - now > SKEW for moment in moments)

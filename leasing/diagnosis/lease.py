@@ -1,11 +1,10 @@
-"""What is the matter with a lease, in the words of an operator: the same five answers as for
-tasks.
+"""Explain a lease to an operator by the same five answers as a task.
 
-    free, released     nobody holds it
-    running_ok, late   its holder has it; late: a renewal was missed
-    expired_unclaimed  its holder let it expire, and nobody has asked for it since
-    flapping           it goes from holder to holder, and none gives it back
-    clock_skew         it was granted by a clock that was ahead of the database's
+free, released     nobody holds it
+running_ok, late   its holder has it; late: a renewal was missed
+expired_unclaimed  its holder let it expire, and nobody has asked for it since
+flapping           it goes from holder to holder, and none gives it back
+clock_skew         it was granted by a clock that was ahead of the database's
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Explanation(Diagnosis):
     """Why a lease is as it is, and what happens next."""
 
     badge: Badge = UNKNOWN
-    #: What an operator's revocation would do; empty when there is nothing to revoke.
+    #: The effect of a revocation by an operator; empty when there is nothing to revoke.
     revoking: str = ""
 
 

@@ -80,9 +80,9 @@ class HeldGrant:
         self.grant = grant
         self.due_at = 0.0
         self.trusted_until = 0.0
-        #: Who of higher priority asked for it; empty while nobody did.
+        #: The name of the requester of higher priority; empty while there is none.
         self.yield_to = ""
-        #: Whether it was neither released nor abandoned.
+        #: True while it was neither released nor abandoned.
         self.is_kept = False
         self.is_lost = False
         #: Why it was lost.
@@ -230,7 +230,7 @@ class HeldGrant:
 
     @property
     def valid(self) -> bool:
-        """Whether it is surely still held."""
+        """Return True if it is certainly still held."""
         return not self.is_lost and self._keeper.clock() < self.trusted_until
 
     def ensure(self) -> None:

@@ -24,7 +24,7 @@ from leasing.runtime import probes
 from leasing.runtime.aio import Steps, adrive, drive, in_thread
 from leasing.store import Grant, Store
 
-#: How often a renewal by hand that met a locked row is tried, and the seconds between.
+#: Tries of a renewal by hand that meets a locked row, and the seconds between them.
 BUSY_TRIES, BUSY_PAUSE = 10, 0.05
 
 #: Begins to acquire: the steps that a driver does.
@@ -143,7 +143,7 @@ class Hold:
 
     @property
     def valid(self) -> bool:
-        """Whether the lease is surely still held."""
+        """Return True if the lease is certainly still held."""
         return self._held is not None and self._held.valid
 
     @property
@@ -153,7 +153,8 @@ class Hold:
 
     @property
     def yield_to(self) -> str:
-        """Who of higher priority asked for it; empty while nobody did. Finish soon then."""
+        """The name of the requester of higher priority; empty while there is none. Finish soon
+        then."""
         return "" if self._held is None else self._held.yield_to
 
     def ensure(self) -> None:
@@ -232,7 +233,8 @@ class Hold:
 
     @property
     def expires_at(self) -> datetime:
-        """When the database lets others have the lease, unless it is renewed before."""
+        """Return the moment at which the database lets others have the lease, unless it is renewed
+        before."""
         return self.held.grant.expires_at
 
     @property

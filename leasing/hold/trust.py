@@ -1,4 +1,4 @@
-"""How often a grant is renewed, and how long before its expiry trust in it ends."""
+"""Compute how often a grant is renewed, and how long before its expiry trust in it ends."""
 
 from __future__ import annotations
 

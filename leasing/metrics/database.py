@@ -1,4 +1,4 @@
-"""How things stand, as the database has it: figures that cost it little, whoever asks.
+"""Read figures from the database, each of which costs it little.
 
 Each figure is read anew at most for a hundredth of the time: what took a tenth of a second to
 read is shown again for ten seconds. No statement of one runs longer than LIMIT.
@@ -24,7 +24,7 @@ from leasing.runtime.event_lines import log
 SHOWN_FOR = 100
 #: Seconds that a statement may take.
 LIMIT = 5.0
-#: Where no index helps, so many rows are looked at, and no more.
+#: Rows that are looked at, at most, where no index helps.
 MAX_ROWS = 100_000
 
 

@@ -18,13 +18,13 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from leasing.metrics import registry as instruments
 from leasing.metrics.database import read_all
 
-#: How the names of our metrics begin.
+#: Prefixes of this package's metrics.
 OURS = ("leasing_", "tasks_")
 
 
 def registry_of_process() -> CollectorRegistry:
-    """What this process counts. Where it leaves that in a directory with others, what all of
-    them have counted, and how this one stands."""
+    """Return the counts of this process. Where it shares a directory with others, the counts of all
+    of them, and the state of this one."""
     if not instruments.is_shared():
         return REGISTRY
     registry = CollectorRegistry()
@@ -35,7 +35,7 @@ def registry_of_process() -> CollectorRegistry:
 
 
 class _Shared:
-    """What all processes of this server have counted."""
+    """Collect the counts of all processes of this server."""
 
     def collect(self) -> Iterator[Metric]:
         collector: Any = MultiProcessCollector
@@ -43,14 +43,14 @@ class _Shared:
 
 
 class OfDatabase:
-    """How things stand in the database."""
+    """Collect the figures of the database."""
 
     def collect(self) -> Iterator[Metric]:
         yield from read_all(instruments.figures())
 
 
 class OfServer:
-    """What all processes of this server have counted, of ours alone: the site may show its own
+    """Collect this package's counts of all processes of this server; the site may show its own
     elsewhere."""
 
     def collect(self) -> Iterator[Metric]:
@@ -58,7 +58,8 @@ class OfServer:
 
 
 def exposition(accept: str) -> tuple[bytes, str]:
-    """What the web app shows, and its content type, for what the client says it accepts."""
+    """Return the body of the web app's metrics and its content type, for the client's ``accept``
+    header."""
     registry = CollectorRegistry()
     registry.register(OfDatabase())
     if instruments.is_shared():

@@ -1,4 +1,4 @@
-"""How leases stand, as the database has it."""
+"""Read figures of leases from the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process does with leases, counted for Prometheus.
+"""Count this process's work on leases, for Prometheus.
 
 ``connect()`` counts from now on, in the client library's registry. How things stand in the
 database is read elsewhere: ``leasing.metrics.database``.
@@ -209,7 +209,7 @@ class LeaseMetrics(ProcessMetrics):
 
 
 class State:
-    """What this process holds, looked at when somebody asks."""
+    """The holds of this process, read when metrics are collected."""
 
     def __init__(self) -> None:
         self._ahead: float | None = None
@@ -256,7 +256,8 @@ class State:
 
 
 def label_of_model(model: Any) -> str:
-    """What metrics call ``model``; "other" where it is none, as of leases in memory."""
+    """Return the label of ``model`` in metrics; "other" where it is none, as of leases in
+    memory."""
     meta = getattr(model, "_meta", None)
     return "other" if meta is None else str(meta.concrete_model._meta.label_lower)
 
@@ -283,7 +284,7 @@ def connect() -> None:
 
 
 def metrics() -> LeaseMetrics:
-    """What this process counts with. RuntimeError before ``connect``."""
+    """Return the counters of this process. Raises RuntimeError before ``connect``."""
     if _metrics is None:
         raise RuntimeError("Nothing is counted yet: call leasing.metrics.registry.connect().")
     return _metrics

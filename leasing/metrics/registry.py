@@ -1,5 +1,5 @@
-"""What there is to be measured: which modules count in processes, and which read figures from the
-database. Neither is imported before somebody asks, and nothing here needs the client library.
+"""List the modules that count in processes, and those that read figures from the database. None is
+imported before metrics are collected, and nothing here needs the client library.
 
 A module that counts has ``connect()`` and ``metrics()``; a module of figures has ``figures()``.
 """
@@ -16,10 +16,10 @@ from django.core.exceptions import ImproperlyConfigured
 if TYPE_CHECKING:
     from leasing.metrics.database import Figure
 
-#: What asks for metrics needs this.
+#: The error of a command or page that needs metrics without the client library.
 EXTRA = "Metrics need prometheus-client: pip install 'django-leasing[prometheus]'."
 
-#: Where the processes of one server leave what they count, for whoever of them is asked.
+#: The variable that names the directory in which the processes of one server share their counts.
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
 
 _counting = ["leasing.metrics.process"]
@@ -34,7 +34,7 @@ def add(*, counting: str, reading: str) -> None:
 
 
 def can_count() -> bool:
-    """Whether the client library is installed."""
+    """Return True if the client library is installed."""
     return util.find_spec("prometheus_client") is not None
 
 
@@ -59,5 +59,5 @@ def figures() -> Iterator[Figure]:
 
 
 def is_shared() -> bool:
-    """Whether several processes leave what they count in one place."""
+    """Return True if several processes share their counts."""
     return SHARED in os.environ

@@ -17,10 +17,11 @@ from leasing.querysets.ledger import LedgerQuerySet
 
 
 class AuditEntryQuerySet(LedgerQuerySet["AuditEntry"]):
-    """What operators did: ``AuditEntry.objects``. Entries are written by ``leasing.audit``."""
+    """The actions of operators: ``AuditEntry.objects``. Entries are written by
+    ``leasing.audit``."""
 
     def about(self, row: models.Model) -> Self:
-        """What was done to ``row`` alone; not what was done to many at once."""
+        """Return the entries about ``row`` alone; not those of actions on many rows."""
         return self.filter(model=row._meta.label_lower, key=str(row.pk))
 
     def prune(self, age: timedelta, batch: int = 500) -> int:
@@ -57,23 +58,23 @@ class AuditEntry(Ledger):
     at = models.DateTimeField(db_default=DbNow())
     #: The name of the user, or of the command's.
     by = models.CharField("user", max_length=200)
-    #: What was done: retry, cancel, discard, reschedule, revoke, pause, resume, start, stop, run.
+    #: The action: retry, cancel, discard, reschedule, revoke, pause, resume, start, stop, run.
     verb = models.CharField("action", max_length=50)
-    #: Where it was asked for: page, admin, api or command.
+    #: The way it was requested: page, admin, api or command.
     via = models.CharField(max_length=20, blank=True, default="")
     #: Of which model the rows are ("leasing_tasks.task").
     model = models.CharField(max_length=MAX_LABEL)
     #: The key of the row, when it was one.
     key = models.CharField(max_length=MAX_KEY, blank=True, default="")
-    #: What it was done to: {"keys": [...]}, {"filter": {...}}, or both.
+    #: The target of the action: {"keys": [...]}, {"filter": {...}}, or both.
     target = models.JSONField(default=dict)
     reason = models.CharField(max_length=500, blank=True, default="")
-    #: How many rows were asked for, and how many changed; null without an outcome.
+    #: The numbers of rows that were asked for and that changed; null without an outcome.
     asked = models.PositiveIntegerField(null=True, default=None)
     changed = models.PositiveIntegerField(null=True, default=None)
     #: Why the others were not: {"it was not failed or cancelled": 3}.
     skipped = models.JSONField(default=dict)
-    #: What was raised, when the action failed.
+    #: The error that was raised, when the action failed.
     error = models.CharField(max_length=500, blank=True, default="")
     finished_at = models.DateTimeField(null=True, default=None)
 

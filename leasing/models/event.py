@@ -13,14 +13,14 @@ from leasing.models.guarded import Ledger
 from leasing.models.leasable import Leasable
 from leasing.querysets.events import LeaseEventQuerySet
 
-#: How long the label of a model may be, as Django has it, and the key of a row that is leased: in
-#: the ledger's index both must find room, in PostgreSQL's 2,700 bytes.
+#: The greatest length of a model's label, as Django has it, and of the key of a row that is leased:
+#: in the ledger's index both must find room, in PostgreSQL's 2,700 bytes.
 MAX_LABEL = 201
 MAX_KEY = 400
 
 
 class EventKind(models.TextChoices):
-    """What happened to a lease."""
+    """Kinds of events of a lease."""
 
     ACQUIRED = "acquired"
     TAKEN_OVER = "taken_over", "taken over"
@@ -32,7 +32,7 @@ class EventKind(models.TextChoices):
 
 
 class LeaseEvent(Ledger):
-    """What happened to a lease, in the order of ``id``. Rows are only ever added.
+    """An event of a lease, in the order of ``id``. Rows are only ever added.
 
     Model and key stand as text, so that the history outlives the row.
     """

@@ -38,15 +38,15 @@ class Leasable(Guarded):
     # Each has a default in the database too: whoever inserts rows without knowing of leases, as
     # the code of the release before does while a deploy rolls, inserts free ones.
 
-    #: Who holds or last held the row; empty when nobody ever did.
+    #: The holder of the row, or the last one; empty when it was never held.
     holder = models.CharField(max_length=200, blank=True, default="", db_default="", editable=False)
     #: Chosen by the holder's process for each grant: the proof of its term.
     grant_id = models.UUIDField(null=True, default=None, editable=False)
     #: Rises with every grant and revocation, for all time; for resources outside the database.
     fencing_token = models.BigIntegerField(default=0, db_default=0, editable=False)
-    #: How often the row was granted: the small number that people are shown.
+    #: The number of grants of the row: the small number that people are shown.
     grants = models.IntegerField(default=0, db_default=0, editable=False)
-    #: How far each renewal moves the deadline.
+    #: The time by which each renewal moves the deadline.
     ttl = models.DurationField(
         default=timedelta(seconds=30), db_default=timedelta(seconds=30), editable=False
     )
@@ -64,12 +64,12 @@ class Leasable(Guarded):
     #: The columns beside those of the lease that verbs of the model alone write, once a row is
     #: stored.
     state_columns: ClassVar[frozenset[str]] = frozenset()
-    #: What ``renewal_now`` looks at.
+    #: Columns that ``renewal_now`` reads.
     renewal_columns: ClassVar[frozenset[str]] = frozenset({"grant_id", "expires_at"})
     #: The column with an index by which pages list the leases of rows that were held, the latest
     #: first; "" is the key.
     leases_listed_by: ClassVar[str] = ""
-    #: Whether an index leads to the rows that ``holding`` finds: then they are counted, however
+    #: True if an index leads to the rows that ``holding`` finds: then they are counted, however
     #: many others there are.
     held_is_indexed: ClassVar[bool] = False
 
@@ -157,7 +157,8 @@ class Leasable(Guarded):
         return verbs_of(cls)(cls, using=using)
 
     def renewal_now(self) -> Renewal:
-        """What to tell the holder of this row, which was just renewed and read with ``now``."""
+        """Return the answer to the holder of this row, which was just renewed and read with
+        ``now``."""
         return Renewal(self.expires_at, (self.expires_at - self.now).total_seconds())
 
     @classmethod
@@ -170,7 +171,7 @@ class Leasable(Guarded):
 
     @property
     def lease_id(self) -> str:
-        """What the API and the pages call this row's lease."""
+        """Return the id of this row's lease in the API and on pages."""
         model = self.leased_model()
         # As it can stand in an address: what separates its parts is spelled otherwise.
         key = str(self.pk).replace("%", "%25").replace("/", "%2F")
@@ -178,7 +179,7 @@ class Leasable(Guarded):
 
     @property
     def lease_resource(self) -> str:
-        """What the API and the pages say is leased."""
+        """Return the name of the leased resource in the API and on pages."""
         return f"{self.leased_model()._meta.label_lower}:{self.pk}"
 
     def lease_state(self, now: datetime) -> LeaseState:

@@ -21,15 +21,15 @@ class Lease(Leasable):
     id = models.BigAutoField(primary_key=True)
     resource = models.CharField(max_length=200, unique=True, editable=False)
     created_at = models.DateTimeField(db_default=DbNow(), editable=False)
-    #: What the holder wants others to know.
+    #: Data of the holder, for others to read.
     metadata = models.JSONField(default=dict, blank=True, editable=False)
     #: Of the latest grant; one of a higher priority may ask the holder to yield.
     priority = models.SmallIntegerField(default=0, editable=False)
-    #: How long after an expiry nobody else gets it.
+    #: The time after an expiry during which nobody else gets it.
     grace = models.DurationField(default=timedelta(0), editable=False)
     #: Renewals end here: the holder's maximum, or when it was asked to yield.
     ends_at = models.DateTimeField(null=True, default=None, editable=False)
-    #: Who asked the holder to yield.
+    #: The requester that asked the holder to yield.
     yield_to = models.CharField(max_length=200, blank=True, default="", editable=False)
     #: Somebody waits until then, and wants the release announced.
     wanted_until = models.DateTimeField(null=True, default=None, editable=False)

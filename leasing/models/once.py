@@ -22,7 +22,7 @@ class OnceKey(Leasable):
     payload_hash = models.CharField(max_length=64, blank=True, default="", editable=False)
     result = models.JSONField(null=True, default=None, editable=False)
     finished_at = models.DateTimeField(null=True, default=None, editable=False)
-    #: When the window ends, and the work may be done anew.
+    #: The end of the window, after which the work may be done again.
     window_ends_at = models.DateTimeField(default=EPOCH, editable=False)
 
     verb_columns = LEASE_FIELDS | {"payload_hash", "result", "finished_at", "window_ends_at"}

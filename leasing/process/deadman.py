@@ -112,7 +112,7 @@ def wake_at_signals() -> socket.socket:
 
 
 def bind_to(parent: int) -> Callable[[], None]:
-    """What the command's process does before it becomes the command."""
+    """Return the function that the command's process calls before it becomes the command."""
     prctl = find_prctl()
 
     def prepare() -> None:

@@ -44,13 +44,13 @@ KILLED = deadman.KILLED_BY + signal.SIGKILL
 
 @dataclass(frozen=True)
 class Run:
-    """How a command ended."""
+    """The end of a command."""
 
     #: 128 and the signal's number when a signal ended it.
     code: int
     #: Why it was asked to; empty when it ended by itself.
     asked: str = ""
-    #: Whether its term ended before it did.
+    #: True if its term ended before it did.
     term_ended: bool = False
 
 
@@ -126,8 +126,8 @@ class SupervisedCommand:
         self._channel.close()
 
     def run_until(self, moment: float) -> None:
-        """Let it be killed at ``moment`` on the holder's clock, by whoever still runs then. The
-        first call starts the command."""
+        """Set the moment, on the holder's clock, at which it is killed, by whichever process still
+        runs then. The first call starts the command."""
         if moment != self._until:
             self._until = moment
             with suppress(OSError):  # it has ended, as wait() will tell
@@ -166,8 +166,15 @@ def held_back(numbers: Iterable[int]) -> Iterator[None]:
 def run_under(
     term: Hold, command: Sequence[str], stopping: threading.Event, stop_timeout: float
 ) -> Run:
-    """Run ``command`` until it ends, ``term`` does, or ``stopping`` is set. It finds the name
-    of the lease in LEASE_RESOURCE, and its token in LEASE_FENCING_TOKEN."""
+    """Run ``command`` until it ends, ``term`` does, or ``stopping`` is set. It finds the name of
+    the lease in LEASE_RESOURCE, and its token in LEASE_FENCING_TOKEN.
+
+    Args:
+        term: The hold whose end ends the command.
+        command: The program and its arguments.
+        stopping: Set to end the command.
+        stop_timeout: Seconds that the command has to end when asked to.
+    """
     oversight = Oversight(notice_of(term), stop_timeout)
     token = str(term.fencing_token)
     env = {**os.environ, "LEASE_RESOURCE": term.resource, "LEASE_FENCING_TOKEN": token}
@@ -193,7 +200,7 @@ def run_under(
 
 
 def notice_of(term: Hold) -> float:
-    """How many seconds before the end of trust its command is to be asked to end: half of what
-    is left when a renewal that comes late is sent."""
+    """Return how many seconds before the end of trust the command is to be asked to end: half of
+    the time left when a late renewal is sent."""
     latest = term.interval * (1 + leasing_settings.JITTER)
     return max(0.0, term.ttl - latest - margin(term.ttl)) / 2

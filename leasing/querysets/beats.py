@@ -1,4 +1,4 @@
-"""What Celery's beat has sent: one row for each entry of a schedule, shared by all beats.
+"""The slots that Celery's beat has sent: one row for each entry of a schedule, shared by all beats.
 
 claim     the leader writes that it is about to send a slot, under its term: the row says from
           then on that this slot is taken, and by which message
@@ -66,11 +66,12 @@ class BeatEntry(models.Model):
     name = models.CharField(max_length=MAX_NAME)
     #: The moment of the latest slot that was claimed, by the plan and not when it was sent.
     last_run_at = models.DateTimeField()
-    #: How many slots were claimed: each number is of one slot.
+    #: The number of slots that were claimed: each number is of one slot.
     runs = models.PositiveBigIntegerField(default=0)
     #: The id of the latest slot's message.
     task_id = models.UUIDField(null=True, default=None)
-    #: When the broker had taken it; null: not, or nobody lived to say so.
+    #: The moment at which the broker accepted it; null: it did not, or no process lived to record
+    #: it.
     sent_at = models.DateTimeField(null=True, default=None)
     #: Of the term in which it was claimed.
     fencing_token = models.BigIntegerField(default=0)
@@ -94,12 +95,12 @@ class BeatEntry(models.Model):
 
     @property
     def is_unsure(self) -> bool:
-        """Whether nobody has said that the latest slot was sent."""
+        """Return True if no process has recorded that the latest slot was sent."""
         return self.runs > 0 and self.sent_at is None
 
 
 def key_of(name: str) -> str:
-    """What an entry called ``name`` is stored as: a name may be longer than a column."""
+    """Return the stored form of an entry's ``name``: a name may be longer than a column."""
     if len(name) <= MAX_NAME:
         return name
     return hashlib.sha256(name.encode()).hexdigest()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Row = TypeVar("Row", bound="Leasable")
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
-#: What is held in the blocks that run, by grant_id.
+#: Holds of the blocks that run, by grant_id.
 _in_blocks: WeakValueDictionary[uuid.UUID, HeldGrant] = WeakValueDictionary()
 
 
@@ -161,7 +161,8 @@ def _stay(left: Iterable[tuple[HeldGrant, float]]) -> None:
 
 
 def leaves_block(verb: Verb) -> Verb:
-    """Let the row that is the first argument of ``verb`` leave its block, unless it raises."""
+    """Make the row that is the first argument of ``verb`` leave its block, unless the verb
+    raises."""
 
     @wraps(verb)
     def leaving(rows: Any, row: Any, *args: Any, **options: Any) -> Any:
@@ -174,7 +175,7 @@ def leaves_block(verb: Verb) -> Verb:
 
 
 def _loss_of(hold: Hold) -> LeaseLost | None:
-    """How ``hold`` was lost; None when it was not."""
+    """Return the loss of ``hold``; None when it was not lost."""
     try:
         hold.ensure()
     except LeaseLost as loss:

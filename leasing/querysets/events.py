@@ -1,4 +1,4 @@
-"""What the ledger can tell about the past, and what of it may be forgotten.
+"""Read the past from the ledger, and prune it.
 
 A term begins with its grant. The next event of its resource that is a release, a revocation or
 another grant tells when it ended; while there is none, its row does.
@@ -67,8 +67,8 @@ class LeaseEventQuerySet(LedgerQuerySet[Any]):
         )
 
     def refusals(self) -> Any:
-        """How many late writes were refused: a dictionary for each resource, most first, with
-        ``resource``, ``count`` and ``last_at``. Narrow it before:
+        """Return the number of late writes that were refused: a dictionary for each resource, most
+        first, with ``resource``, ``count`` and ``last_at``. Narrow it before:
         ``LeaseEvent.objects.filter(at__gt=since).refusals()``."""
         refused = self.filter(kind="refused").order_by().values("resource")
         counted = refused.annotate(count=Count("pk"), last_at=Max("at"))
@@ -149,8 +149,8 @@ class LeaseEventQuerySet(LedgerQuerySet[Any]):
         return type(self)(self.model, using=using)
 
 
-#: When the term before an event was over, as that event tells it. A grant that is no takeover
-#: follows a release: where it does not, the row was made anew, and nobody noted the end.
+#: The end of the term before an event, according to that event. A grant that is no takeover follows
+#: a release: where it does not, the row was created again, and nobody recorded the end.
 END = Case(When(kind="acquired", then=None), default=Coalesce("previous_expired_at", "at"))
 
 

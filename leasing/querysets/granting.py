@@ -38,7 +38,7 @@ from leasing.validation.terms import Terms
 if TYPE_CHECKING:
     from leasing.models import Leasable
 
-#: How often to try while a row is free and someone else is just about to take it.
+#: Tries of an acquisition while a row is free and another process is about to acquire it.
 TRIES = 3
 
 #: The most rows that are claimed in one statement: each brings a grant made beforehand.
@@ -112,7 +112,7 @@ class GrantingRows(HolderRows[Row]):
         return Hold(store, acquire, on_lost=on_lost, on_yield=on_yield)
 
     def store(self, terms: Terms) -> RowStore:
-        """Where the grants of these rows are renewed."""
+        """Return the store that renews the grants of these rows."""
         return row_store(self.model, self.db)
 
     def _attempt(self, resource: str, terms: Terms, key: dict[str, Any]) -> Row:
@@ -144,7 +144,7 @@ class GrantingRows(HolderRows[Row]):
 
     @property
     def _is_granted_in_one(self) -> bool:
-        """Whether granting these rows is no more than the one-statement form knows."""
+        """Return True if granting these rows needs no more than the one-statement form."""
         own = type(self)
         plain = own._chosen is GrantingRows._chosen
         plain = plain and own._write_grants is GrantingRows._write_grants
@@ -219,7 +219,7 @@ class GrantingRows(HolderRows[Row]):
 
 @dataclass(slots=True)
 class Acquisition:
-    """What a hold does when it is entered. Small, because there may be thousands: a queryset
+    """The work of a hold when it is entered. Small, because there may be thousands: a queryset
     weighs more than the rest of a hold, and is kept only where it has a filter."""
 
     kind: type[GrantingRows[Any]]
@@ -247,7 +247,8 @@ class Acquisition:
 
 
 def sent_at(moment: float, granted: list[tuple[Row, str]] | None) -> list[tuple[Row, str]] | None:
-    """What was ``granted`` by a statement sent at ``moment``, which is read before the call."""
+    """Set the time of sending, ``moment``, which is read before the call, on the rows that were
+    ``granted``."""
     for row, _ in granted or ():
         row.sent_at = moment
     return granted

@@ -29,9 +29,9 @@ from leasing.store import Renewals
 class HolderRows(LeaseRows[Row]):
     """Rows that can be leased, as their holders renew and release them."""
 
-    #: What renewing these rows is called.
+    #: The name of the verb that renews these rows.
     renewing = "renew"
-    #: Whether a release is notified to other processes: of rows with ``wanted_until``.
+    #: True to notify other processes of a release: of rows with ``wanted_until``.
     tells_waiters = False
 
     def renew(self, row: Row) -> Row:

@@ -55,11 +55,13 @@ class LeasableQuerySet(GrantingRows[Row]):
         ttl: float | timedelta | None = None,
         wait: float | None = None,
     ) -> Row:
-        """Take the lease on ``row`` for ``ttl`` seconds, in the name of ``holder``, and return
-        the row as it stands then.
+        """Acquire the lease on ``row``, and return the row as it is stored then.
 
-        ``holder`` defaults to this process, ``ttl`` and ``wait`` (seconds to wait for whoever
-        has it) to the settings.
+        Args:
+            row: The row to lease.
+            holder: The name of the holder; this process by default.
+            ttl: Seconds until the deadline; the setting TTL by default.
+            wait: Seconds to wait for the present holder; the setting WAIT by default.
 
         Raises LeaseHeld, LeaseTimeout (waited in vain), LeaseLost (the row is gone),
         InvalidResource (the holder), InvalidTTL, LeaseInTransaction inside an atomic block.
@@ -91,12 +93,18 @@ class LeasableQuerySet(GrantingRows[Row]):
         separate: bool = False,
         on_lost: Callable[[Hold], object] | None = None,
     ) -> Hold:
-        """A context manager that acquires ``row``, renews it while the block runs, and releases
-        it at the end. Arguments and errors are those of ``acquire``; ``on_lost`` is called once,
-        on a thread of the keeper, when the hold is lost.
+        """Return a context manager that acquires ``row``, renews it while the block runs, and
+        releases it at the end. Errors are those of ``acquire``.
 
-        ``separate`` lets it be taken inside a transaction, over a connection of its own: it is
-        released when that commits, and left to its ttl when not."""
+        Args:
+            row: The row to lease.
+            holder: The name of the holder; this process by default.
+            ttl: Seconds until the deadline; the setting TTL by default.
+            wait: Seconds to wait for the present holder; the setting WAIT by default.
+            separate: True to permit it inside a transaction, over a connection of its own: it is
+                released when that commits, and left to its ttl when not.
+            on_lost: Called once, on a thread of the keeper, when the hold is lost.
+        """
         terms = Terms.check(holder=holder, ttl=ttl)
         return self.home(row).holding_of(
             row.lease_resource, terms, wait, {"pk": row.pk}, separate=separate, on_lost=on_lost
@@ -109,11 +117,16 @@ class LeasableQuerySet(GrantingRows[Row]):
         holder: str | None = None,
         ttl: float | timedelta | None = None,
     ) -> Claim[Row]:
-        """Take up to ``limit`` available rows of this queryset, in its order, in one
-        transaction; rows that others are taking are passed over.
+        """Acquire available rows of this queryset, in its order, in one transaction; rows that
+        others are acquiring are passed over.
 
-        The answer is a list of the rows, and a context manager that renews them all while the
-        block runs and releases them at the end.
+        The answer is a list of the rows, and a context manager that renews them all while the block
+        runs and releases them at the end.
+
+        Args:
+            limit: The number of rows, at most.
+            holder: The name of the holder; this process by default.
+            ttl: Seconds until the deadline; the setting TTL by default.
 
         Raises InvalidResource (the holder), InvalidTTL, LeaseInTransaction.
         """
@@ -176,9 +189,15 @@ class LeasableQuerySet(GrantingRows[Row]):
         )
 
     def raise_tokens(self, ahead: float = 0, reason: str = "", by: str = "") -> int:
-        """``revoke``, and raise the tokens of what can be granted again above the database's
-        clock as it will be ``ahead`` seconds from now: for after a restore or a promotion, where
-        that clock may be behind the one of grants that were lost. Returns how many were raised."""
+        """Revoke these rows, and raise the tokens of those that can be granted again above the
+        database's clock: for after a restore or a promotion, where that clock may be behind the one
+        of grants that were lost. Returns how many were raised.
+
+        Args:
+            ahead: Seconds by which the tokens are raised above the database's clock.
+            reason: The reason for the revocation.
+            by: The operator.
+        """
         rows = self.home()
         rows.filter(released_at=None).revoke(reason, by)
         floor = Greatest(next_token(), DbMicroseconds() + int(ahead * 1_000_000))

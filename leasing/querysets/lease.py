@@ -84,14 +84,19 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         on_yield: Callable[[Hold], object] | None = None,
         **terms: Any,
     ) -> Hold:
-        """A context manager, plain and async, that acquires ``resource``, renews it while the
-        block runs, and releases it at the end.
+        """Return a context manager, plain and async, that acquires ``resource``, renews it while
+        the block runs, and releases it at the end. Errors are those of ``acquire``.
 
-        ``on_lost`` is called once, on a thread of the keeper, when the hold is lost; ``on_yield``
-        when somebody of higher priority asked for it. ``stopping`` ends the waiting with
-        LeaseTimeout. ``separate`` lets it be taken inside a transaction, over a connection of its
-        own: it is released when that commits, and left to its ttl when not; on SQLite that too
-        is LeaseInTransaction. The other arguments, and the errors, are those of ``acquire``.
+        Args:
+            resource: The name of the resource.
+            wait: Seconds to wait for the present holder; the setting WAIT by default.
+            separate: True to permit it inside a transaction, over a connection of its own: it is
+                released when that commits, and left to its ttl when not; on SQLite that too is
+                LeaseInTransaction.
+            stopping: An event that ends the waiting with LeaseTimeout.
+            on_lost: Called once, on a thread of the keeper, when the hold is lost.
+            on_yield: Called when somebody of higher priority asked for it.
+            terms: The other arguments of ``acquire``.
         """
         check_name(resource, "resource")
         return self.home().holding_of(
@@ -246,7 +251,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             signals.send(signals.preempted, held, by=by)
 
     def _say_wanted(self, resource: str) -> None:
-        """Let the holder's release be announced to us."""
+        """Request a notification of the holder's release."""
         if connections[self.db].vendor != "postgresql":
             return
         # One mark serves all who wait: each of them writing would keep the row locked.

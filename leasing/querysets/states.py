@@ -28,7 +28,7 @@ from leasing.validation.terms import Terms
 
 
 class LeaseState(models.TextChoices):
-    """Where a row stands between its grants. Each row is in exactly one of these."""
+    """The state of a row between its grants. Each row is in exactly one of these."""
 
     FREE = "free"
     ACTIVE = "active"
@@ -39,7 +39,7 @@ class LeaseState(models.TextChoices):
 class LeaseRows(GuardedRows[Row]):
     """Rows that can be leased, as the verbs find, lock and judge them."""
 
-    #: Whether grants and losses of these rows are written to LeaseEvent.
+    #: True to write grants and losses of these rows to LeaseEvent.
     keeps_events = True
 
     # By state
@@ -166,13 +166,13 @@ class LeaseRows(GuardedRows[Row]):
         return type(self)(self.model, using=self.db)
 
     def _of_one_table(self) -> Self:
-        """These rows as rows of the lease's table alone, which can be locked."""
+        """Return these rows as rows of the lease's table alone, which can be locked."""
         if not joins.spans(self):
             return self
         return self._everything().filter(pk__in=self.order_by().values("pk"))
 
     def _each_once(self) -> Self:
-        """These rows in their order, each once, whatever several rows refer to them."""
+        """Return these rows in their order, each once, even if several rows refer to them."""
         if not joins.repeats(self):
             return self
         rows = self._instances().filter(pk__in=self.order_by().values("pk"))
@@ -214,7 +214,8 @@ class LeaseRows(GuardedRows[Row]):
 
     @property
     def _is_in_one(self) -> bool:
-        """Whether these rows are in a database and a table that has the one-statement forms."""
+        """Return True if these rows are in a database and a table that has the one-statement
+        forms."""
         return postgres.serves(self.db) and postgres.suits(self.model)
 
 

@@ -51,7 +51,7 @@ class Undoable:
         return self.call()
 
 
-#: What logic written once asks its driver to do: call something, or pause.
+#: Logic written once, which yields to its driver a call or a pause.
 Steps = Generator[Callable[[], Any] | Pause, Any, Result]
 
 

@@ -22,7 +22,7 @@ class Breaker:
     def __init__(self, uniform: Callable[[float, float], float] = random.uniform) -> None:
         self._uniform = uniform
         self._failures = 0
-        #: When the next try may pass, on the holder's clock.
+        #: The moment of the next try, on the holder's clock.
         self.opens_again_at = 0.0
 
     @property
@@ -30,7 +30,7 @@ class Breaker:
         return not self._failures
 
     def lets_pass(self, now: float) -> bool:
-        """Whether a request may be sent at ``now``."""
+        """Return True if a request may be sent at ``now``."""
         return self.is_closed or now >= self.opens_again_at
 
     def succeeded(self) -> bool:

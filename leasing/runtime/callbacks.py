@@ -19,7 +19,7 @@ from django.db import connections
 from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log
 
-#: How many callbacks may run at a time: a slow one delays no other until so many are slow.
+#: Callbacks that may run at a time: a slow one delays no other until so many are slow.
 MAX_THREADS = 16
 #: With so many callbacks waiting, whoever causes more of them may wait until some are through.
 BACKLOG = 1000
@@ -48,7 +48,7 @@ class CallbackThreads:
         self._threads: list[threading.Thread] = []
         self._busy_since: dict[threading.Thread, float] = {}
         self._ended_at = float("-inf")
-        #: How many were dropped.
+        #: The number of callbacks that were dropped.
         self.dropped = 0
 
     def call(self, callback: Callback) -> None:
@@ -69,7 +69,8 @@ class CallbackThreads:
         return self._pending >= BACKLOG and clock() - self._ended_at < HANGS_AFTER
 
     def tend(self) -> None:
-        """Let what waits go on: behind callbacks that hang, and after threads that have ended."""
+        """Start threads for callbacks that wait behind others that hang, or whose thread has
+        ended."""
         with self._lock:
             self._grow()
 
@@ -140,8 +141,8 @@ _here = _Here()
 
 @contextmanager
 def apart(callbacks: CallbackThreads | None) -> Iterator[None]:
-    """Let ``callbacks`` call the receivers of what this thread does, in this block; None: the
-    thread calls them."""
+    """Call receivers on ``callbacks`` rather than on this thread while the block runs; None: on
+    this thread."""
     before, _here.callbacks = _here.callbacks, callbacks
     try:
         yield

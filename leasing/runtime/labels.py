@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-#: How the resources of tasks begin in the API.
+#: The prefix of the resources of tasks in the API.
 TASKS: Final = "/api/tasks/"
 
 

@@ -17,7 +17,7 @@ MAX_NOTES = 1000
 NOTE_PAUSE = 1.0
 #: Seconds that writing one note may take; it waits no longer than this for locks.
 NOTE_LIMIT = 1.0
-#: What to write into the ledger, and what lets that fail when it hangs.
+#: A write to the ledger, and what aborts it when it hangs.
 Note = tuple[Callable[[], object], Callable[[], object]]
 
 
@@ -35,7 +35,7 @@ class Notes:
         return len(self._notes)
 
     def put(self, note: Callable[[], object], abort: Callable[[], object]) -> None:
-        """Let ``note`` wait. ``abort`` lets it fail where it hangs, from another thread."""
+        """Queue ``note``. ``abort`` makes it fail where it hangs, from another thread."""
         self._notes.append((note, abort))
 
     def take(self) -> list[Callable[[], object]]:

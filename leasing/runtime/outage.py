@@ -1,4 +1,4 @@
-"""What services do while they fail: how long each pauses, and which failures are worth a line.
+"""Back off services that fail, and decide which failures are logged.
 
 While the database is away every service of a process fails, again and again. The log gets one line
 when that begins and one when it has ended; a failure of another kind, which says something else,
@@ -17,7 +17,7 @@ from weakref import WeakSet
 from leasing.runtime.clock import system_clock
 from leasing.runtime.event_lines import log
 
-#: What errors are called that say that the database is away, in Django and in drivers.
+#: Names of the errors, in Django and in drivers, that mean the database is down.
 AWAY = frozenset({"OperationalError", "InterfaceError", "ConnectionError", "TimeoutError"})
 
 
@@ -89,11 +89,11 @@ class _Spell:
         # Weak: a service that ended while it failed keeps none from being over.
         self.failing: WeakSet[Streak] = WeakSet()
         self.kinds: set[str] = set()
-        #: Whether a service has succeeded again.
+        #: True if a service has succeeded again.
         self.is_closed = False
 
 
-#: That of this process.
+#: The outage of this process.
 outage = Outage()
 
 if hasattr(os, "register_at_fork"):
@@ -116,9 +116,9 @@ class Streak:
         self._longest = longest
         self._outage = outage
         self._uniform = uniform
-        #: How many they are.
+        #: The number of failures.
         self.count = 0
-        #: How loudly to tell of the latest failure.
+        #: The log level of the latest failure.
         self.level = logging.WARNING
 
     def failed(self, error: BaseException) -> float:

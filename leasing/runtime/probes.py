@@ -1,5 +1,4 @@
-"""What is measured where it happens, for whoever asked: beside the signals, which tell what
-happened.
+"""Measure where it happens, for those who connect: beside the signals, which report events.
 
 A probe is false while nobody listens, and then nothing is measured for it:
 
@@ -54,7 +53,7 @@ class Probe:
 class Round(NamedTuple):
     """One request that renews leases."""
 
-    #: Where they stand: a ``leasing.store.Store``.
+    #: The ``leasing.store.Store`` of the leases.
     store: Any
     #: Seconds that it took.
     took: float

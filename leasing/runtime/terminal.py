@@ -1,4 +1,4 @@
-"""How commands print: tables, JSON, and text from strangers that steers no terminal."""
+"""Print for commands: tables, JSON, and text of strangers without control characters."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from leasing.runtime.event_lines import log
 
-#: How often a thread of this process had ended before its work had, by its name.
+#: The number of times that a thread of this process ended before its work did, by its name.
 replaced: Counter[str] = Counter()
 
 

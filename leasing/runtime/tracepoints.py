@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class Held(Protocol):
-    """What is told of a hold that is followed."""
+    """The part of a hold that a tracer reads."""
 
     @property
     def resource(self) -> str: ...
@@ -54,7 +54,7 @@ class LeaseTracer(Protocol):
 
 
 class Points:
-    """Who traces the leases of this process; nobody is None."""
+    """The tracer of this process's leases; None while there is none."""
 
     tracer: LeaseTracer | None = None
 

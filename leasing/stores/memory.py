@@ -34,7 +34,7 @@ from leasing.stores.acquiring import taking
 from leasing.stores.rows import grant_of
 from leasing.validation.terms import Terms
 
-#: What the waiters of these leases call their database.
+#: The name under which waiters of these leases wait, in place of a database.
 MEMORY = "(the memory of this process)"
 #: Events that are remembered; the oldest give way.
 MAX_EVENTS = 1000
@@ -63,7 +63,7 @@ class MemoryStore:
         self._rows: dict[Key, Any] = {}
         self._room = ROOM
         self._began: tuple[datetime, float] | None = None
-        #: What happened, as unsaved events, oldest first.
+        #: Events, unsaved, oldest first.
         self.events: deque[Any] = deque(maxlen=MAX_EVENTS)
 
     def now(self) -> datetime:
@@ -85,8 +85,9 @@ class MemoryStore:
         *,
         unless_in: str | None,
     ) -> Callable[[], Steps[Grant]]:
-        """How a hold takes the row that ``blank`` makes, waiting for it if need be. It is
-        refused inside a transaction of the database ``unless_in``, if any, as it would be there."""
+        """Return the steps by which a hold acquires the row that ``blank`` makes, waiting for it if
+        need be. Refused inside a transaction of the database ``unless_in``, if any, as it would be
+        there."""
 
         def attempt() -> Grant:
             if unless_in is not None and connections[unless_in].in_atomic_block:
@@ -274,7 +275,7 @@ class MemoryStore:
 
 
 def key_of(row: Any) -> Key:
-    """Where a store keeps what ``row`` names."""
+    """Return the key under which a store keeps ``row``."""
     return row.leased_model()._meta.label, row.lease_resource
 
 

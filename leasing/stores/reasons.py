@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Why(StrEnum):
-    """What ended a term against its holder's will."""
+    """Reasons why a term ended against its holder's will."""
 
     #: It was not renewed in time.
     OVERDUE = "overdue"
@@ -23,7 +23,7 @@ class Why(StrEnum):
     LIMIT = "limit"
     #: Somebody of higher priority asked for it.
     PREEMPTED = "preempted"
-    #: What carried the work that it was for has ended.
+    #: The thread, coroutine or process that carried its work has ended.
     ABANDONED = "abandoned"
     OTHER = "other"
 

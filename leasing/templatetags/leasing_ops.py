@@ -69,7 +69,7 @@ def lease_end(row: Leasable, now: datetime, ahead: str = "") -> SafeString:
 
 @register.simple_tag
 def remaining_bar(row: Leasable, now: datetime, tone: str = "ok") -> SafeString:
-    """How much of the ttl of an active ``row`` is left, as a bar that shrinks."""
+    """Show the remaining part of the ttl of an active ``row`` as a bar that shrinks."""
     share = max(0.0, min(100.0, 100 * ((row.expires_at - now) / row.ttl)))
     return format_html(
         '<svg class="remaining tone-{}" role="img" aria-label="{} % of the lease time left">'
@@ -84,7 +84,7 @@ def remaining_bar(row: Leasable, now: datetime, tone: str = "ok") -> SafeString:
 
 @register.simple_tag
 def moment(value: datetime | None, now: datetime) -> SafeString:
-    """How long ago (or ahead) ``value`` is; the exact time on hovering."""
+    """Show the distance of ``value`` from now, with the exact time as a tooltip."""
     if value is None:
         return _nothing()
     return format_html(
@@ -195,7 +195,7 @@ def menu(context: RequestContext) -> list[dict[str, Any]]:
 
 @register.simple_tag(takes_context=True)
 def live(context: RequestContext) -> bool:
-    """Whether the page is rendered for a poll, which wants it without its frame."""
+    """Return True if the page is rendered for a poll, which wants it without its frame."""
     return "request" in context and is_live(context["request"])
 
 

@@ -29,7 +29,8 @@ SOMEONE = "someone else"
 
 
 def expire(what: What, *, ago: float = 0.0) -> None:
-    """Let the lease on ``what`` have run out ``ago`` seconds ago; its earlier times move along.
+    """Move the expiry of the lease on ``what`` to ``ago`` seconds ago; its earlier times move
+    along.
 
     The holder of a hold hears of it at once, as if no renewal had been answered in time. By its
     row or its name the lease ends where it is kept, and the holder hears of that at its next
@@ -52,17 +53,22 @@ def expire(what: What, *, ago: float = 0.0) -> None:
 
 
 def revoke(what: What, reason: str = "revoked by a test", by: str = "a test") -> None:
-    """Take ``what`` from its holder, as an operator would. The holder hears of it at its next
-    renewal: ``manual_keeper().renew()``. Raises AssertionError when nobody has it."""
+    """Revoke the lease on ``what``, as an operator would. The holder learns of it at its next
+    renewal: ``manual_keeper().renew()``. Raises AssertionError when nobody has it.
+
+    Args:
+        what: A hold, a row, or the name of a resource.
+        reason: The reason given to the holder.
+        by: The operator.
+    """
     subject = subject_of(what)
     if not subject.revoke(reason, by):
         raise AssertionError(f"{subject.resource} cannot be revoked: {situation(subject.look())}.")
 
 
 class hold_elsewhere(AbstractContextManager[Any], AbstractAsyncContextManager[Any]):
-    """Let ``holder``, who is no part of this process, hold ``what`` while the block runs, plain
-    or async; gives the leased row. Nobody renews it: its ``ttl`` is the longest allowed, unless
-    you say.
+    """Hold ``what`` as ``holder``, who is no part of this process, while the block runs, plain or
+    async; gives the leased row. Nobody renews it: its ``ttl`` is the longest allowed, unless given.
 
     Raises LeaseHeld when somebody has it already.
     """
@@ -138,7 +144,7 @@ def assert_lost(hold: Hold, reason: str = "") -> None:
 
 
 def events_of(what: What) -> list[LeaseEvent]:
-    """What the ledger says about ``what``, oldest first; ``event.kind`` tells what happened."""
+    """Return the ledger's events of ``what``, oldest first; see ``event.kind``."""
     _write_notes()
     return subject_of(what).events()
 

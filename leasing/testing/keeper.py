@@ -37,14 +37,14 @@ class ManualKeeper:
         self.frozen = False
 
     def stop(self) -> None:
-        """Let time stand still but for ``advance``."""
+        """Stop the clocks, but for ``advance``."""
         if self._stopped_after is None:
             self._stopped_after = clocks.system_clock() - self._started[0]
 
     def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass. Each hold is renewed when it is due, unless ``frozen``; the
-        loss of those that were not renewed in time is told at its moment, before this
-        returns."""
+        """Move the clocks on by ``seconds``. Each hold is renewed when it is due, unless
+        ``frozen``; the loss of those that were not renewed in time is reported at its moment,
+        before this returns."""
         end = self.passed + seconds
         while (moment := max(self._next_moment(), self.passed + STEP)) < end:
             self.passed = moment
@@ -53,8 +53,8 @@ class ManualKeeper:
         self.step()
 
     def suspend(self, seconds: float) -> None:
-        """Let ``seconds`` pass in which nothing of this process runs: what was lost meanwhile
-        it finds when it goes on."""
+        """Move the clocks on by ``seconds`` in which nothing of this process runs: it finds
+        afterwards what was lost meanwhile."""
         self.passed += seconds
 
     def step(self) -> None:
@@ -95,7 +95,7 @@ class ManualKeeper:
             note()
 
     def _next_moment(self) -> float:
-        """When the keeper has something to do next, in seconds that have ``passed`` then."""
+        """Return the moment of the keeper's next work, in seconds that have ``passed`` then."""
         moments = [hold.trusted_until for hold in self._keeper.holds]
         if not self.frozen:
             moments += [hold.due_at for hold in self._keeper.holds]
@@ -159,8 +159,8 @@ def manual_keeper(*, stopped: bool = True) -> Iterator[ManualKeeper]:
 
 @contextmanager
 def _defaults_by_these_clocks() -> Iterator[None]:
-    """Where the database fills in its clock as a column's default, send the expression: it
-    would fill in its real time."""
+    """Send the expression where a column's default is the database's clock: the database would fill
+    in its real time."""
     plain: Any = Field.pre_save
 
     def pre_save(field: Any, instance: Any, add: bool) -> Any:

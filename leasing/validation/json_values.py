@@ -1,4 +1,4 @@
-"""What every supported database stores as JSON, and gives back as it was."""
+"""Judge values that every supported database stores as JSON and returns unchanged."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-#: How many objects and lists may stand one inside the other. Each parser on the way has a limit
-#: of its own, some of them lower when read than when written; this one is below them all.
+#: The deepest nesting of objects and lists. Each parser on the way has a limit of its own, some of
+#: them lower when read than when written; this one is below them all.
 MAX_DEPTH = 200
 
 

@@ -1,4 +1,4 @@
-"""What a caller asks of a lease: checked once, before anything is sent."""
+"""Terms that a caller asks for a lease: checked once, before anything is sent."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ LOWEST_PRIORITY, HIGHEST_PRIORITY = -32768, 32767
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Who wants a lease, for how long, and under which conditions."""
+    """The holder of a lease, its duration and its conditions, as a caller asks for them."""
 
     holder: str
     ttl: timedelta
     priority: int = 0
     #: Renewals end this long after the grant; None is never.
     max_hold: timedelta | None = None
-    #: How long after an expiry (not a release) nobody else gets it.
+    #: The time after an expiry (not a release) during which nobody else gets it.
     grace: timedelta = timedelta(0)
-    #: How long a holder of lower priority may go on after it was asked to yield; None: not asked.
+    #: The time for which a holder of lower priority may go on after it was asked to yield; None:
+    #: not asked.
     preempt_after: timedelta | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 

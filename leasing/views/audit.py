@@ -23,7 +23,7 @@ from leasing.web.polling import answer, read_list
 
 VIEW = "leasing.view_auditentry"
 
-#: How many of the keys of one action are shown.
+#: Keys of one action that are shown.
 KEYS_SHOWN = 5
 FILTERS = ("by", "verb", "model", "key")
 
@@ -34,18 +34,18 @@ class Deed:
 
     entry: AuditEntry
     badge: Badge
-    #: What the rows are called.
+    #: The name of the rows' model.
     kind: str
     #: The rows, each with its page, as far as they are shown; how many more there are.
     rows: list[tuple[str, str]]
     more: int
-    #: What a bulk action went by: name and value.
+    #: The filter of a bulk action: names and values.
     filter: list[tuple[str, Any]]
 
 
 @page(VIEW)
 def audit_list(request: HttpRequest) -> HttpResponse:
-    """Who did what, when and why, and how much of it was done: the latest first."""
+    """List the actions of operators, the latest first: actor, verb, reason and number of rows."""
     form = AuditFilter(request.GET)
 
     def read(now: datetime) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def lease_detail(request: HttpRequest, lease_id: str) -> HttpResponse:
 
 @page(VIEW)
 def event_export(request: HttpRequest, lease_id: str, form: str) -> HttpResponseBase:
-    """What happened to one lease, as a file."""
+    """Export the events of one lease, as a file."""
     row = find_row(lease_id)
     if form not in FORMATS:
         raise Http404(f"There is no export format {form}.")

@@ -58,7 +58,7 @@ def _answer(
 
 
 def _worth_showing(sections: list[lease_lists.Section]) -> list[lease_lists.Section]:
-    """Those that have rows, or more to look through; the first one where none has."""
+    """Return the sections that have rows, or more to look through; the first one where none has."""
     worth = [each for each in sections if each.page.rows or each.page.moved or each.page.older]
     return worth or sections[:1]
 
@@ -76,6 +76,6 @@ def _tabs(wanted: dict[str, Any], counts: lease_lists.Counts) -> list[dict[str, 
 
 
 def _asked_for(wanted: dict[str, Any]) -> dict[str, str]:
-    """What narrows the list, for an address; without the place in it."""
+    """Return the filter of the list for an address; without the cursor."""
     asked = {"state": wanted["state"], "q": wanted["q"], "renewed": "1" * wanted["renewed"]}
     return {name: text for name, text in asked.items() if text and text != lease_lists.ALL}

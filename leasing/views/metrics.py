@@ -17,7 +17,7 @@ PLAIN = "text/plain; charset=utf-8"
 @never_cache
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
-    """How things stand in the database, and what the processes of this server have counted."""
+    """Show the figures of the database, and the counts of the processes of this server."""
     refused = _refusal(request)
     if refused is not None:
         return refused

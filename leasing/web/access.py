@@ -1,4 +1,4 @@
-"""Who may see and do what: closed by default."""
+"""Guard pages and actions by permissions: closed by default."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from leasing.conf import leasing_settings
 
 View = Callable[..., HttpResponseBase]
 
-#: What live.js sends with a poll. The answer is then the page without its frame.
+#: The header of a poll of live.js. The answer is then the page without its frame.
 LIVE_HEADER = "X-Live"
-#: What is said to who tries to change something while nothing may be.
+#: The answer to a change while the site is read-only.
 READ_ONLY = "This site is read-only: LEASING['READ_ONLY'] is set."
 
 
@@ -57,13 +57,13 @@ def verb(permission: str) -> Callable[[View], View]:
 
 
 def is_read_only() -> bool:
-    """Whether LEASING["READ_ONLY"] forbids every change by pages, admin and API."""
+    """Return True if LEASING["READ_ONLY"] forbids every change by pages, admin and API."""
     return bool(leasing_settings.READ_ONLY)
 
 
 def may(request: HttpRequest, permission: str) -> bool:
-    """Whether the user of ``request`` may do now what wants ``permission``: what shows a control
-    asks this."""
+    """Return True if the user of ``request`` may now do what needs ``permission``: whatever shows a
+    control calls this."""
     return not is_read_only() and request.user.has_perm(permission)
 
 
@@ -75,7 +75,7 @@ def why_not(what: str) -> str:
 
 
 def is_live(request: HttpRequest) -> bool:
-    """Whether ``request`` is a poll of live.js."""
+    """Return True if ``request`` is a poll of live.js."""
     return LIVE_HEADER in request.headers
 
 

@@ -13,7 +13,7 @@ from leasing.models import AuditEntry, BeatEntry, EventKind, Leasable, Lease, Le
 
 @dataclass(frozen=True)
 class Badge:
-    """How a state is shown.
+    """The word, tone and icon of a state.
 
     ``tone`` is ok, info, warn, crit or mute; ``icon`` names a symbol of ``icons.svg``; ``mark``
     is one character that stands for the icon where there is only text (the admin).
@@ -60,8 +60,8 @@ UNKNOWN: Final = Badge("unknown", "mute", "circle", "?")
 
 
 def is_late(row: Leasable, now: datetime) -> bool:
-    """Whether the holder of an active ``row`` has surely missed a renewal by ``now``: half of
-    its time is over, and the renewal is not only slow."""
+    """Return True if the holder of an active ``row`` has certainly missed a renewal by ``now``:
+    half of its time is over, and the renewal is not only slow."""
     left, ttl = (row.expires_at - now).total_seconds(), row.ttl.total_seconds()
     configured = leasing_settings.RENEW_EVERY
     every = ttl / 3 if configured is None else min(configured, ttl / 2)
@@ -78,13 +78,14 @@ def badge_of_lease(row: Leasable, now: datetime) -> Badge:
 
 
 def is_renewed(row: Leasable) -> bool:
-    """Whether ``row`` is known to be renewed: a named lease may be taken by somebody who never
-    means to."""
+    """Return True if ``row`` is known to be renewed: the holder of a named lease may never intend
+    to."""
     return row.renewals > 0 or not isinstance(row, Lease)
 
 
 def badge_of_entry(entry: AuditEntry) -> Badge:
-    """What became of an operator's action. One without an outcome was broken off, or goes on."""
+    """Return the badge of an operator's action. An action without an outcome was broken off, or is
+    under way."""
     if entry.error:
         return REFUSED
     if entry.changed is None:
@@ -101,7 +102,7 @@ def badge_of_event(kind: str) -> Badge:
 
 
 def badge_of_beat(entry: BeatEntry) -> Badge:
-    """What became of the latest slot of an entry of a beat."""
+    """Return the badge of the latest slot of a beat's entry."""
     if not entry.runs:
         return NOT_YET
     return UNSURE if entry.is_unsure else SENT

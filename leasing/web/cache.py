@@ -10,9 +10,9 @@ from django.core.cache.backends.locmem import LocMemCache
 
 from leasing.conf import leasing_settings
 
-#: How many seconds a reading is shared. It is longer than the two seconds between two polls: every
-#: second poll of a single page costs next to nothing, and of many pages nearly all. What is new
-#: shows at the second poll at the latest.
+#: Seconds that a reading is shared. Longer than the two seconds between two polls: every second
+#: poll of a single page costs next to nothing, and of many pages nearly all. News shows at the
+#: second poll at the latest.
 SHARED_FOR = 2.5
 
 #: In memory whatever CACHES says: a cache in the database would cost more than it saves, and what

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COUNT_CAP = 10_000
 #: Among how many rows of a list its search counts.
 SEARCH_CAP = 1_000
-#: How many seconds polls share the counts beside a page of rows that stays the same.
+#: Seconds that polls share the counts beside a page of rows that stays the same.
 COUNTS_SHARED_FOR = 15.0
 
 Key = TypeVar("Key", bound=Hashable)

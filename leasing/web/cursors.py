@@ -1,4 +1,4 @@
-"""How a list is sorted, and the place in it as it stands in an address."""
+"""Orders of lists, and cursors in their addresses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Order:
-    """How a list is sorted: by ``column``, a moment that is never null in these rows, and by key
+    """The order of a list: by ``column``, a moment that is never null in these rows, and by key
     where that is the same; by key alone without one. There should be an index."""
 
     column: str = ""
@@ -28,7 +28,7 @@ class Order:
 
     @property
     def words(self) -> tuple[str, str, str]:
-        """What the links to the first page and to both sides are called."""
+        """Return the labels of the links to the first page and to both sides."""
         return ("Newest", "Newer", "Older") if self.descending else ("First", "Earlier", "Later")
 
     def _by(self, descending: bool) -> list[str]:

@@ -22,9 +22,9 @@ from django.http import HttpRequest, StreamingHttpResponse
 
 from leasing.web.masking import masked
 
-#: How many rows are read at a time.
+#: Rows that are read at a time.
 CHUNK: Final = 500
-#: What a formula begins with, in whatever width the badge is written.
+#: Characters that begin a formula, in whatever width they are written.
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 FORMATS: Final = {"csv": "text/csv", "json": "application/json"}
 
@@ -35,7 +35,7 @@ class Column:
 
     name: str
     read: Callable[[Any], Any]
-    #: Whoever lacks it gets the export without the column, and what stands in it is masked.
+    #: The permission without which the export lacks the column; its contents are masked then.
     permission: str = ""
 
 
@@ -56,11 +56,16 @@ def export(
     form: str,
     name: str,
 ) -> StreamingHttpResponse:
-    """``rows`` as a file called ``name`` in ``form`` ("csv" or "json"), as the user of
-    ``request`` may see them.
+    """Return ``rows`` as a file, as the user of ``request`` may see them. Raises ValueError for
+    another form.
 
-    ``rows`` are a queryset, which is read by its key, the newest first, or an iterable of
-    chunks of rows, for lists in another order. Raises ValueError for another form.
+    Args:
+        request: The request.
+        rows: A queryset, which is read by its key, the newest first, or an iterable of chunks of
+            rows, for lists in another order.
+        columns: The columns of the file.
+        form: "csv" or "json".
+        name: The name of the file.
     """
     if form not in FORMATS:
         raise ValueError(f"There is no export format {form!r}.")

@@ -23,8 +23,7 @@ from leasing.web.badges import badge_of_lease
 #: Of rows: the database's clock when they were read, which is new each time.
 NOW = "now"
 
-#: What has to be loaded of a row to tell how it stands: a fingerprint asks the database for
-#: nothing.
+#: Columns that have to be loaded of a row to derive its state: a fingerprint runs no query.
 LEASE_READ = {"expires_at", "released_at", "ttl", "grants", "renewals"}
 PROGRESS_READ = {"status", "progress_timeout", "progressed_at"}
 

@@ -46,7 +46,7 @@ def rows_from(
 
 
 def _beyond(model: type[models.Model], cursor: Cursor, order: Order) -> Q:
-    """What lies on the cursor's side of its row."""
+    """Return the condition for rows on the cursor's side of its row."""
     key = _key(model, cursor.key)
     if cursor.column != order.column:
         raise InvalidCursor("of a list in another order")
@@ -66,7 +66,7 @@ def _beyond(model: type[models.Model], cursor: Cursor, order: Order) -> Q:
 
 
 def _end_of_reach(rows: models.QuerySet[Any], order: Order, backwards: bool) -> Cursor | None:
-    """Where the next REACH of ``rows`` end; None when they are all."""
+    """Return the end of the next REACH of ``rows``; None when they are all."""
     side = "newer" if backwards else "older"
     falling = order.descending != backwards
     model = rows.model
@@ -94,7 +94,7 @@ def _end_of_reach(rows: models.QuerySet[Any], order: Order, backwards: bool) -> 
 
 
 def _up_to(model: type[models.Model], end: Cursor, order: Order) -> Q:
-    """What lies before ``end``, and its row."""
+    """Return the condition for rows before ``end``, and its row."""
     falling = order.descending == (end.side == "older")
     by_key = Q(pk__gte=end.key) if falling else Q(pk__lte=end.key)
     if not order.column:
@@ -126,9 +126,10 @@ def _moment(text: str) -> datetime:
 
 
 class Beside(Func):
-    """Whether a row lies on one side of another, by a moment and by key where that is the same.
-    It is implied by what stands beside it, but an index of both is entered by it where it should
-    be: thousands of rows may be of the same moment, as what was enqueued at once is."""
+    """Compare rows by a moment and, where that is the same, by key: True if one lies on one side of
+    another. It is implied by the conditions next to it, but an index of both columns is entered by
+    it at the right entry: thousands of rows may be of the same moment, as those that were enqueued
+    at once are."""
 
     output_field = models.BooleanField()
     arity = 4

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-#: What is shown in place of a secret.
+#: The text shown in place of a secret.
 MASK: Final = "••••••"
 #: A key is secret when one of its words is one of these ("db_password", "apiKey", "Set-Cookie").
 SECRET_WORDS: Final = {
@@ -26,7 +26,7 @@ PLAIN_KEYS: Final = {
     *("idempotency", "concurrency", "partition", "routing", "sort", "order", "group", "grouping"),
     *("cache", "object", "row", "item", "record", "dedup", "deduplication", "message", "public"),
 }
-#: What the name of a secret stands under, where its value stands under VALUE.
+#: Keys under which the name of a secret stands, where its value stands under VALUE.
 NAMES: Final = ("name", "key", "header", "field", "variable")
 VALUE: Final = "value"
 #: Deeper than this nothing is shown at all.

@@ -48,7 +48,7 @@ def add_shared_page(label: str, view: str) -> None:
 
 
 def url_of(label: str, key: str) -> str:
-    """Where the row of the model ``label`` with that key is shown, if it is still there; else
+    """Return the URL of the row of the model ``label`` with that key, if it still exists; else
     nothing."""
     try:
         if label in _shared_views:
@@ -59,8 +59,8 @@ def url_of(label: str, key: str) -> str:
 
 
 def row_url(row: Model) -> str:
-    """Where ``row`` is shown: the page that was added for its model, else what its
-    ``get_absolute_url`` says, else nothing."""
+    """Return the URL of ``row``: the page that was added for its model, else its
+    ``get_absolute_url``, else nothing."""
     if row._meta.label_lower in _row_views:
         return url_of(row._meta.label_lower, str(row.pk))
     own = getattr(row, "get_absolute_url", None)
@@ -68,7 +68,8 @@ def row_url(row: Model) -> str:
 
 
 def menu(request: HttpRequest) -> list[dict[str, Any]]:
-    """What the user of ``request`` may open, in order, of what this site has mounted."""
+    """Return the menu of the user of ``request``, in order, of the pages that this site has
+    mounted."""
     match = request.resolver_match
     here = f"{match.app_name}:{match.url_name}" if match else ""
     shown = []

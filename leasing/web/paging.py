@@ -27,7 +27,7 @@ class Page(Generic[Record]):
     rows: Sequence[Record]
     newer: str = ""
     older: str = ""
-    #: Whether a cursor led here: the page is not the first.
+    #: True if a cursor led here: the page is not the first.
     moved: bool = False
     #: Among how many rows a search looked, where there are more; 0: it looked at all.
     looked_at: int = 0
@@ -41,11 +41,16 @@ def page_of(
     order: Order = NEWEST_FIRST,
     search: Q | None = None,
 ) -> Page[Record]:
-    """The page of ``rows`` at ``cursor``, or the first, in ``order``; of those that meet
-    ``search``, where there is one, among the next REACH rows.
+    """Return a page of ``rows``. A cursor of another model leaves ``rows`` at its first page, so
+    that one address can hold the cursor of one of several lists. Raises InvalidCursor when it fits
+    no row.
 
-    A cursor of another model leaves ``rows`` at its first page, so that one address can hold
-    the place in one of several lists. Raises InvalidCursor when it fits no row.
+    Args:
+        rows: The rows of the list.
+        cursor: The position of the page; None is the first page.
+        size: Rows of a page.
+        order: The order of the list.
+        search: A condition for the rows, met by those among the next REACH; None: all rows.
     """
     cursor = _of_model(rows.model, cursor)
     backwards = cursor is not None and cursor.side == "newer"

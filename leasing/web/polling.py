@@ -33,7 +33,7 @@ Count = Callable[[], dict[str, Any]]
 
 @dataclass(frozen=True)
 class SharedReading:
-    """What a page shows to everybody alike: a context, as it was at ``read_at``."""
+    """The part of a page that everybody sees: a context, as it was at ``read_at``."""
 
     context: dict[str, Any]
     fingerprint: str

@@ -24,7 +24,7 @@ NARROWEST = 0.7
 SHORTEST = timedelta(seconds=3)
 #: At most about so many moments are named on the axis.
 TICKS = 6
-#: How far apart they may be, in seconds.
+#: Distances between ticks, in seconds.
 STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 DAY = 86_400
 
@@ -82,7 +82,7 @@ class Track:
 
     @property
     def lasted(self) -> str:
-        """How long it took; "" while it lasts."""
+        """Return the duration; "" while it is not over."""
         return humanize.brief(self.end - self.start) if self.end else ""
 
 
@@ -105,7 +105,7 @@ class Drawing:
 
     tracks: list[Track] = field(default_factory=list)
     ticks: list[Tick] = field(default_factory=list, compare=False)
-    #: Where now is; "" when the drawing ends before.
+    #: The position of now; "" when the drawing ends before.
     now: str = field(default="", compare=False)
     #: Tracks that are left out because there are so many.
     left_out: bool = False
@@ -137,7 +137,7 @@ class _Scale:
     end: datetime
 
     def share(self, moment: datetime) -> float:
-        """Where ``moment`` is, with a little room on both sides."""
+        """Return the position of ``moment``, with a little room on both sides."""
         share = (moment - self.begin) / (self.end - self.begin)
         return 1 + 98 * min(1.0, max(0.0, share))
 

@@ -40,7 +40,7 @@ from leasing.validation.terms import Terms
 #: A granted row, and what happened to it.
 Granted = tuple[Any, str]
 
-#: What grants, and what makes rows of its answer.
+#: The statement that grants, and the reader that makes rows of its answer.
 Granting = tuple[Statement, Reader]
 
 _HAD_EXPIRED = "c.grants > 0 AND c.released_at IS NULL"
@@ -191,7 +191,7 @@ def _sorted(granted: list[Granted], grants: list[str]) -> list[Granted]:
 
 
 def _is_plain(query: Any) -> bool:
-    """Whether ``query`` is of all rows of a model, in no order of its own."""
+    """Return True if ``query`` is of all rows of a model, in no order of its own."""
     return not (
         query.where
         or query.order_by

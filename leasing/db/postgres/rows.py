@@ -18,8 +18,8 @@ from leasing.validation.terms import Terms
 
 
 class LeasableRows(Protocol):
-    """What is asked of a ``LeasableQuerySet``, which stands in a layer above: the portable forms,
-    whose conditions and columns are compiled here."""
+    """The interface of ``LeasableQuerySet`` that this module uses: that class stands in a layer
+    above; conditions and columns of its portable forms are compiled here."""
 
     keeps_events: bool
 
@@ -74,13 +74,13 @@ NUMBER: models.Field[Any, Any] = models.BigIntegerField()
 
 
 def serves(using: str) -> bool:
-    """Whether these statements can be sent to the database ``using``."""
+    """Return True if these statements can be sent to the database ``using``."""
     return connections[using].vendor == "postgresql"
 
 
 @cache
 def suits(model: type[models.Model]) -> bool:
-    """Whether the rows of ``model`` are in one table, with a key of one column."""
+    """Return True if the rows of ``model`` are in one table, with a key of one column."""
     concrete: Any = model._meta.concrete_model
     fields = concrete._meta
     return len(fields.local_concrete_fields) == len(fields.concrete_fields) and bool(
@@ -102,7 +102,7 @@ def resource_of(model: type[Any]) -> str | None:
 
 
 def notes(rows: LeasableRows) -> bool:
-    """Whether the events of ``rows`` can be noted by the statement that makes them."""
+    """Return True if the events of ``rows`` can be recorded by the statement that makes them."""
     model: Any = rows.model
     return not rows.keeps_events or resource_of(model) is not None
 

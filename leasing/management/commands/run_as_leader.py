@@ -95,6 +95,6 @@ class Command(BaseCommand):
 
 
 def exit_code(run: Run) -> int:
-    """What this process ends with when ``run`` was its last: 0 for a command that was asked to
-    end and left it to the signal, else the command's own."""
+    """Return the exit code of this process when ``run`` was its last: 0 for a command that was
+    asked to end and left it to the signal, else the command's own."""
     return 0 if run.asked and run.code == KILLED_BY + SIGTERM else run.code
