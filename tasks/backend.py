@@ -36,11 +36,11 @@ from tasks.exceptions import UnknownQueue
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: What ``OPTIONS`` may have.
+#: Keys of ``OPTIONS``.
 OPTIONS = ("max_attempts", "modules", "timeout")
-#: Those of them that tasks have for want of their own.
+#: Options among them that are defaults of tasks without their own.
 DEFAULTS = ("max_attempts", "timeout")
-#: How many tasks a backend remembers to have validated.
+#: Tasks that a backend remembers to have validated.
 MAX_VALIDATED = 200
 #: The greatest key that databases store.
 MAX_KEY = 2**63 - 1
@@ -74,8 +74,14 @@ class DatabaseBackend(BaseTaskBackend):
     def enqueue(
         self, task: Task[P, R], args: list[Any], kwargs: dict[str, Any]
     ) -> TaskResult[P, R]:
-        """Store ``task`` with JSON arguments, as part of the caller's transaction if there is
-        one. Raises InvalidTask, TypeError (arguments that are not JSON)."""
+        """Store ``task`` with JSON arguments, as part of the caller's transaction if there is one.
+        Raises InvalidTask, TypeError (arguments that are not JSON).
+
+        Args:
+            task: The task of Django's API.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+        """
         from tasks import models
         from tasks.django_api import results
 
@@ -123,7 +129,7 @@ class DatabaseBackend(BaseTaskBackend):
         return results.result_of(declared, row, attempts)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
-        """What is wrong with these settings. No query."""
+        """Check these settings. Runs no query."""
         return [*self._check_app(), *self._check_options(), *self._check_queues()]
 
     def _check_app(self) -> Iterable[CheckMessage]:

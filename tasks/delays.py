@@ -1,4 +1,4 @@
-"""How long a task may be told to wait."""
+"""The longest delay of a task."""
 
 from __future__ import annotations
 

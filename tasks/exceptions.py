@@ -1,4 +1,4 @@
-"""What can go wrong with a task.
+"""Exceptions of tasks.
 
 TaskError
 ├── UnknownTask      no handler of that name is registered

@@ -37,7 +37,7 @@ LOOK_EVERY = 0.5
 
 @dataclass(frozen=True)
 class GeneratorStatus:
-    """What the generator is to do, and what it does."""
+    """The desired state of the generator, and its actual one."""
 
     is_running: bool
     status: str
@@ -47,7 +47,7 @@ class GeneratorStatus:
 
     @property
     def holder(self) -> str:
-        """Who has the lease now; empty: nobody."""
+        """Return the holder of the lease; empty if there is none."""
         state = getattr(self.lease, "state", None)
         return self.lease.holder if self.lease and state == LeaseState.ACTIVE else ""
 
@@ -86,13 +86,25 @@ def _stopped_message(desired: GeneratorDesiredState | None, holder: str) -> str:
 
 
 def start_generator(by: str = "", reason: str = "", via: str = "") -> GeneratorStatus:
-    """Set the desired state to running. ``via`` says where it was asked for, in the audit."""
+    """Set the desired state to running.
+
+    Args:
+        by: The operator.
+        reason: The reason, for the audit.
+        via: The way it was requested, for the audit.
+    """
     _set_desired(True, by, reason, via)
     return generator_status()
 
 
 def stop_generator(by: str = "", reason: str = "", via: str = "") -> GeneratorStatus:
-    """Set the desired state to stopped. When this returns, none will be."""
+    """Set the desired state to stopped. When this returns, no more tasks will be generated.
+
+    Args:
+        by: The operator.
+        reason: The reason, for the audit.
+        via: The way it was requested, for the audit.
+    """
     _set_desired(False, by, reason, via)
     return generator_status()
 

@@ -43,7 +43,7 @@ Hear = Callable[[str], object]
 
 
 class NotifyLimiter:
-    """Who listens within this process, and when each queue was last notified from it."""
+    """The listeners of this process, and the moment at which it last notified each queue."""
 
     def __init__(self) -> None:
         self.forget()
@@ -86,8 +86,8 @@ class NotifyLimiter:
             log.notifications_unsent(reported=message, error=error)
 
     def is_due(self, using: str, queue: str, window: float = WINDOW) -> bool:
-        """Whether ``queue`` may be notified, which it then counts as: it was not within ``window``
-        seconds."""
+        """Return True if ``queue`` may be notified, and count it as notified: it was not within
+        ``window`` seconds."""
         now = clock()
         with self._lock:
             if now - self._notified_at.get((using, queue), float("-inf")) < window:
@@ -103,7 +103,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Queued(Protocol):
-    """What stands in a queue."""
+    """A row with a queue."""
 
     @property
     def queue(self) -> str: ...
@@ -132,12 +132,12 @@ def notify_now(using: str, queue: str) -> None:
 
 
 def message_of(queue: str) -> str:
-    """What wakes the workers that serve ``queue``."""
+    """Return the message that wakes the workers of ``queue``."""
     return f"queue {queue}"
 
 
 def takes_messages(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a statement that stores a task can send a message on CHANNEL besides.
+    """Return True if a statement that stores a task can send a message on CHANNEL besides.
 
     Only one that is a transaction of its own can carry it: in a longer one it would be heard late,
     and others would have relied on it meanwhile.
@@ -151,7 +151,7 @@ def takes_messages(connection: BaseDatabaseWrapper) -> bool:
 
 
 def notify_holders(using: str, keys: Iterable[Any]) -> None:
-    """Let the holders of the tasks with ``keys`` hear at once that they were asked to stop."""
+    """Notify the holders of the tasks with ``keys`` at once that these were asked to stop."""
     messages = [f"task {key}" for key in keys]
 
     def send() -> None:
@@ -169,10 +169,10 @@ class Listener:
         self.using = using
         self._hear = hear
         self._ended = ended
-        #: Whether notifications are known to arrive: behind a pooler in transaction mode they
-        #: do not.
+        #: True if notifications are known to arrive: behind a pooler in transaction mode they do
+        #: not.
         self.hears = False
-        #: How often in a row no proof has arrived.
+        #: The number of proofs in a row that did not arrive.
         self._deaf = 0
         #: Its ticks last as long as the connection does its duty, so it needs a thread of its own.
         self.service = Service(self._listen, log.notifications_failed, expected=(Exception,))
@@ -198,7 +198,7 @@ class Listener:
         return False
 
     def _prove(self, notes: Notifications) -> bool:
-        """Whether what is notified elsewhere is heard here."""
+        """Return True if a notification from another connection arrives here."""
         trial = notify_trial(self.using, CHANNEL)
         heard = self._take(notes, clock() + ARRIVAL, until=trial)
         if self.hears != heard:

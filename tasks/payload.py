@@ -1,4 +1,4 @@
-"""What may be stored as a task's data and output."""
+"""Check what may be stored as a task's data and output."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _dumped(value: Any, what: str, max_depth: int) -> str:
 
 
 def is_same_json(stored: Any, value: Any) -> bool:
-    """Whether a database that was given ``value`` may give back ``stored``: lists for tuples,
+    """Return True if a database that was given ``value`` may return ``stored``: lists for tuples,
     and for a number another of the same amount."""
     if isinstance(stored, dict) and isinstance(value, dict):
         return stored.keys() == value.keys() and all(

@@ -1,4 +1,4 @@
-"""When a worker looks for tasks: as something wakes it, or else when it is time to."""
+"""Decide when a worker looks for tasks: when it is woken, or else when the next poll is due."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tasks.notifier import SECOND_POLL_AFTER, Listener
 from tasks.querysets import TaskQuerySet
 from tasks.runtime.service_threads import ServiceThreads
 
-#: How many times as long a worker waits between polls while notifications arrive.
+#: The factor by which the time between polls grows while notifications arrive.
 WHILE_HEARING = 5.0
 
 
@@ -35,7 +35,8 @@ class Poller:
         self._reason = threading.Event()
         self._lock = threading.Lock()
         self._look_again_at: float | None = None
-        #: Whether the worker waits for nothing but tasks; and when that was last seen to.
+        #: True if the worker waits for nothing but tasks; and the moment at which that was last
+        #: checked.
         self._rests = False
         self._seen_to_at = float("-inf")
 
@@ -46,11 +47,11 @@ class Poller:
 
     @property
     def hears(self) -> bool:
-        """Whether notifications are known to arrive."""
+        """Return True if notifications are known to arrive."""
         return self.listener.hears
 
     def wake(self) -> None:
-        """Let the worker look now."""
+        """Make the worker look now."""
         self._reason.set()
 
     def hear(self, message: str) -> None:

@@ -21,7 +21,7 @@ from tasks.exceptions import UnknownTask
 from tasks.log import log
 from tasks.retry import RetryPolicy
 
-#: How long a task whose handler is missing here waits for a worker that has it.
+#: The time for which a task whose handler is missing here waits for a worker that has it.
 UNKNOWN_DELAY = timedelta(seconds=60)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -30,7 +30,7 @@ OnEnd: TypeAlias = Callable[[Any], object]
 
 
 class Kind(StrEnum):
-    """Where a handler runs."""
+    """The kind of executor that runs a handler."""
 
     THREAD = "thread"
     COROUTINE = "coroutine"
@@ -38,7 +38,7 @@ class Kind(StrEnum):
 
 
 class Ended(Protocol):
-    """What is told of a task that has ended."""
+    """The part of an ended task that is reported."""
 
     @property
     def pk(self) -> int: ...
@@ -57,23 +57,23 @@ class Handler:
     max_attempts: int | None = None
     #: Decides about another try: see ``tasks.retry``. None is the settings' backoff.
     retry: RetryPolicy | None = None
-    #: How long one attempt may run. None: for ever.
+    #: The time that one attempt may run. None: for ever.
     timeout: timedelta | None = None
-    #: How long it may run without a word of progress. None: for ever.
+    #: The time that it may run without reporting progress. None: for ever.
     progress_timeout: timedelta | None = None
     #: At most ``concurrency_limit`` of the tasks with the same key run at a time. The key is a
     #: format string over the task's data; empty: no limit.
     concurrency_key: str = ""
     concurrency_limit: int | None = None
-    #: Whether it runs in a process of its own rather than on a thread.
+    #: True to run it in a process of its own rather than on a thread.
     process: bool = False
     #: Called with each task of this name that has ended, well or badly, once that is stored, in
     #: whatever process stores it. May be called with a ``Completed`` in place of the row.
     on_end: OnEnd | None = None
 
-    #: Whether the function is a coroutine's.
+    #: True if the function is a coroutine function.
     is_async: bool = field(init=False)
-    #: Where it runs: coroutines on the worker's event loop, unless a process was asked for.
+    #: Its kind: coroutines run on the worker's event loop, unless a process was asked for.
     kind: Kind = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,20 +100,24 @@ def handler(
     process: bool = False,
     on_end: OnEnd | None = None,
 ) -> Callable[[Function], Function]:
-    """Register the decorated function as what runs tasks called ``name``.
+    """Register the decorated function as the handler of tasks called ``name``.
 
     It is called with a ``Context`` and the task's data as keyword arguments, and returns JSON.
-    These are the defaults of its tasks:
 
-    ``queue``; ``max_attempts`` (None: TASK_QUEUE["MAX_ATTEMPTS"]); ``retry`` decides whether and
-    when a failed attempt is followed by another (None: TASK_QUEUE["BACKOFF"]); ``timeout`` in
-    seconds ends one attempt, ``progress_timeout`` one that says nothing of its progress for so
-    long; at most ``concurrency_limit`` (1) of those with the same ``concurrency_key``, a format
-    string over the data such as "account:{account_id}", run at a time; ``process`` runs it in a
-    process of its own, for work of the CPU. ``on_end`` is called with each of them that has
-    ended, once that is stored.
+    Args:
+        name: The name of its tasks.
+        queue: The queue of its tasks, unless they say otherwise; so are the defaults below.
+        max_attempts: Attempts of a task; None: TASK_QUEUE["MAX_ATTEMPTS"].
+        retry: The policy that decides if and when a failed attempt is followed by another; None:
+            TASK_QUEUE["BACKOFF"].
+        timeout: Seconds after which an attempt fails.
+        progress_timeout: Seconds without progress after which an attempt fails.
+        concurrency_key: A format string over the data, such as "account:{account_id}".
+        concurrency_limit: The number of tasks of one such key that run at a time; 1 by default.
+        process: True to run it in a process of its own, for work of the CPU.
+        on_end: Called with each of its tasks that has ended, once that is stored.
 
-    Raises ValueError when the name stands for other code already, or a number is out of bounds.
+    Raises ValueError when the name is already used by other code, or a number is out of bounds.
     """
     check_name(name, "name of the task")
     if max_attempts is not None and not 1 <= max_attempts <= 32767:

@@ -1,4 +1,4 @@
-"""When to try again: decisions about an error and the number of the attempt that ended with it.
+"""Decide when to try again, by an error and the number of the attempt that ended with it.
 
 A policy is anything callable as RetryPolicy says. Those below can stand inside one another:
 
@@ -36,10 +36,16 @@ def backoff(
     cap: float,
     uniform: Callable[[float, float], float] = random.uniform,
 ) -> float:
-    """Seconds to wait after the ``attempt``-th attempt (the first is 1) failed.
+    """Return the seconds to wait after an attempt failed.
 
-    The bound doubles with each attempt up to ``cap``, and the wait is drawn evenly below it
-    ("full jitter"), so that tasks that failed together do not come back together.
+    The bound doubles with each attempt, and the wait is drawn evenly below it ("full jitter"), so
+    that tasks that failed together do not come back together.
+
+    Args:
+        attempt: The number of the attempt; the first is 1.
+        base: The first bound.
+        cap: The greatest bound.
+        uniform: Draws a number between two others.
     """
     return uniform(0.0, _bound(attempt, base, cap))
 
@@ -116,8 +122,8 @@ def _classes(errors: tuple[type[BaseException], ...]) -> tuple[type[BaseExceptio
 
 
 def decide(policy: RetryPolicy, error: BaseException, attempt: int) -> timedelta | None:
-    """What ``policy`` says: the wait, or None to give up. Of one that raises, or answers with
-    what is no wait, the answer is the usual one."""
+    """Return the decision of ``policy``: the wait, or None to give up. The default, if the policy
+    raises or returns something that is no wait."""
     try:
         answer = policy(error, attempt)
         return None if answer is None else check_delay(answer)

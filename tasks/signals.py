@@ -1,4 +1,4 @@
-"""What happens to tasks, for code that wants to know.
+"""Signals about tasks.
 
 Each is sent after the change is written, with ``sender=Task`` and the row as ``task``. A
 receiver that raises is logged by Django and harms nobody. In a worker, and in ``run_recovery``,
@@ -73,7 +73,7 @@ paused = QueueSignal(log.queue_paused)
 resumed = QueueSignal(log.queue_resumed)
 
 
-#: What tells that a task has ended.
+#: Signals that report the end of a task.
 _ENDS = (completed, failed, cancelled)
 
 

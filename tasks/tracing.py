@@ -55,7 +55,7 @@ Stored = TypeVar("Stored")
 
 #: In what a row carries, beside the headers: the span of the latest attempt.
 PREVIOUS = "previous"
-#: What came of an attempt, by what is to be stored of it.
+#: The outcome of an attempt, by the verb that stores it.
 OUTCOMES = {
     "complete": "succeeded",
     "fail": "failed",
@@ -356,7 +356,7 @@ def _carried_by(following: Following) -> str | None:
 
 @harmless
 def _leave_trace(outcome: Outcome) -> None:
-    """Let the row of an attempt that another one follows, as may be, keep its span."""
+    """Keep the span of an attempt in its row, if another attempt may follow."""
     attempt, claimed = outcome.execution.trace, outcome.execution.claimed
     if outcome.verb not in ("", "complete") and isinstance(attempt, Attempt):
         _keep(attempt.following, claimed.task, claimed.trace_context)

@@ -15,7 +15,7 @@ app_name = "leasing_tasks"
 SEE_TASKS, SEE_WORKERS = "leasing_tasks.view_task", "leasing_tasks.view_worker"
 SEE_SCHEDULES, SEE_QUEUES = "leasing_tasks.view_schedule", "leasing_tasks.view_queue"
 INSIDE_TASKS = ("leasing_tasks:detail", "leasing_tasks:act", "leasing_tasks:bulk")
-#: What shows its own page again where it refuses.
+#: Views that show their own page again when they refuse.
 INSIDE_QUEUES = ("leasing_tasks:queue_pause", "leasing_tasks:queue_resume")
 INSIDE_GENERATOR = ("leasing_tasks:generator_start", "leasing_tasks:generator_stop")
 

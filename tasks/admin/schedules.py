@@ -34,7 +34,7 @@ else:
 
 CHANGE = "leasing_tasks.change_schedule"
 
-#: What a form may say of a schedule.
+#: Fields of a schedule that a form may set.
 EDITED = (
     "name",
     "task_name",
@@ -89,7 +89,7 @@ ACTS = (
 
 
 class ScheduleForm(FormOfSchedule):
-    """What one says of a schedule of one's own. What it means is checked by ``clean``."""
+    """Edit a schedule that no code declares. Its meaning is checked by ``clean``."""
 
     class Meta:
         model = Schedule
@@ -136,11 +136,11 @@ class ScheduleAdmin(ReadOnlyAdmin):
         return rows
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """What is not there yet has no state, and was made at no time."""
+        """Return no fields of state for a row that does not exist yet: it was made at no time."""
         return EDITED if obj is None else super().get_fields(request, obj)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Who cannot change the data sees it masked; who can has to see it."""
+        """Return the data masked for users who cannot change it; those who can have to see it."""
         sets = super().get_fieldsets(request, obj)
         if obj is None or self.has_change_permission(request, obj):
             return sets

@@ -38,13 +38,13 @@ Given = Annotated[
 
 
 class Processor(Request):
-    """Who works."""
+    """The processor of a task."""
 
     processor: str
 
 
 class Complete(Processor):
-    """What came of a task."""
+    """The outcome of a task."""
 
     task_output: Any = Field(
         None,
@@ -142,7 +142,7 @@ class TaskList(BaseModel):
 
 
 class ActionOut(BaseModel):
-    """What an operator can do, and what follows from it."""
+    """An operator's action, and its consequence."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -167,7 +167,7 @@ class DiagnosisOut(BaseModel):
 
 
 class GeneratorOut(BothSpellings):
-    """What the generator is to do, and what it does."""
+    """The desired state of the generator, and its actual one."""
 
     model_config = ConfigDict(from_attributes=True)
 

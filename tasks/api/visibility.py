@@ -1,4 +1,4 @@
-"""How much of a task a client of the API is shown: decided here, for every route.
+"""Decide, for every route, how much of a task a client of the API is shown.
 
 | the client | sees |
 |---|---|

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Any
 
-#: What the task is called that claims and runs a row.
+#: The name of the Celery task that claims and runs a row.
 RUN = "leasing_tasks.run"
 
 
@@ -35,13 +35,19 @@ def connect(
     metrics_port: int | None = None,
     metrics_address: str = "127.0.0.1",
 ) -> None:
-    """Let workers of ``app``, a Celery application, run tasks of TASK_QUEUE["CELERY_QUEUES"].
+    """Connect workers of ``app``, a Celery application, to run tasks of
+    TASK_QUEUE["CELERY_QUEUES"].
 
-    Call it where the application is made; Django need not be set up yet. A worker also looks for
-    tasks whose holder is gone, enqueues what schedules say, and is shown among the workers, as
-    ``run_worker`` does: not if ``attend`` is False. With a ``metrics_port`` it shows what it counts
-    there, at ``metrics_address``; a pool of processes needs PROMETHEUS_MULTIPROC_DIR for that.
-    ``chaos`` is for demonstrations: some tasks crash their process, others stall.
+    Call it where the application is made; Django need not be set up yet.
+
+    Args:
+        app: The Celery application.
+        attend: True to recover tasks, serve schedules and be shown among the workers, as
+            ``run_worker`` does.
+        chaos: True to make some tasks crash their process and others stall, for demonstrations.
+        metrics_port: The port that shows the worker's counts; None: no port. A pool of processes
+            needs PROMETHEUS_MULTIPROC_DIR for that.
+        metrics_address: The address of that port.
     """
 
     def run(self: Any, key: int, queue: str) -> None:

@@ -1,5 +1,5 @@
-"""What runs beside the tasks of a Celery worker, in its main process: recovery, schedules, samples,
-and the row that shows it. Of a worker that forks none of it is in the processes that run tasks."""
+"""Run the services of a Celery worker in its main process: recovery, schedules, samples, and the
+row that shows it. In a worker that forks, none runs in the processes that run tasks."""
 
 from __future__ import annotations
 

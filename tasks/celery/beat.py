@@ -22,7 +22,7 @@ from leasing.celery import LeasedTask
 
 #: Seconds between looks for schedules that are due: what is planned for in between is late by it.
 SERVE_EVERY = 5.0
-#: How long what was leased is remembered.
+#: The time for which leased rows of beat are remembered.
 FORGET_AFTER = timedelta(days=30)
 
 _OPTIONS: dict[str, Any] = {"base": LeasedTask, "when_held": "skip", "ignore_result": True}

@@ -19,8 +19,8 @@ from tasks.outbox.relay import BrokerAway, QueueRefused
 
 #: Seconds that a connect, and an answer of the broker, may take.
 PATIENCE = 10.0
-#: What the transports are asked for where the project's own options say nothing else: that
-#: RabbitMQ confirms what it has stored, and that none is waited for without end.
+#: Options of transports where the project's own say nothing else: that RabbitMQ confirms what it
+#: has stored, and that no answer is waited for without end.
 OPTIONS: dict[str, dict[str, Any]] = {
     "amqp": {"confirm_publish": True, "read_timeout": PATIENCE, "write_timeout": PATIENCE},
     "redis": {"socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE},
@@ -42,7 +42,7 @@ class CeleryBroker:
 
     @classmethod
     def of_settings(cls) -> CeleryBroker:
-        """That of TASK_QUEUE["CELERY_APP"]. Raises ImproperlyConfigured."""
+        """Return the broker of TASK_QUEUE["CELERY_APP"]. Raises ImproperlyConfigured."""
         path = task_settings.CELERY_APP
         if path is None:
             raise ImproperlyConfigured(

@@ -1,4 +1,4 @@
-"""What a Celery worker does with a message: claim the row it tells of, and run it to its end."""
+"""Handle a message in a Celery worker: claim the row it names, and run it to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Celery worker counts, shown at a port of its main process."""
+"""Show the counts of a Celery worker at a port of its main process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _port, _address = 0, ""
 
 
 def show(port: int, address: str) -> None:
-    """Let workers of this process count, and show it at this ``address`` and ``port``."""
+    """Count in workers of this process, and show the counts at this ``address`` and ``port``."""
     global _port, _address
     _port, _address = port, address
     # Before the pool is forked, whose processes count on with what they inherit; and after, or
@@ -44,5 +44,5 @@ def _serve(sender: Any, **kwargs: Any) -> None:
 
 
 def _forks(consumer: Any) -> bool:
-    """Whether tasks run in other processes than this."""
+    """Return True if tasks run in other processes than this."""
     return type(consumer.controller.pool).__module__ == "celery.concurrency.prefork"

@@ -1,4 +1,4 @@
-"""What is unsafe in the settings of a production: ``manage.py check --deploy``."""
+"""Check the settings of a production for what is unsafe: ``manage.py check --deploy``."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tasks.dashboard.badges import ATTEMPT_BADGES, STUCK, SUCCEEDED, badge_of_ta
 from tasks.dashboard.timeline import AttemptSpan, Timeline
 from tasks.models import AttemptOutcome, Task
 
-#: How many attempts a drawing shows.
+#: Attempts that a drawing shows at most.
 MAX_ATTEMPTS_DRAWN: Final = 12
 #: The wait before the first attempt is left out when it is so many times as long as the rest.
 TOO_LONG: Final = 4
@@ -38,7 +38,7 @@ def drawing_of(task: Task, timeline: Timeline) -> Drawing:
 
 
 def _leaves_room(wait: AttemptSpan, timeline: Timeline) -> bool:
-    """Whether the ``wait`` before the first attempt leaves room for what came after."""
+    """Return True if the ``wait`` before the first attempt leaves room for what came after."""
     began = wait.ended_at or timeline.now
     ended = max((each.ended_at or timeline.now for each in timeline.attempts), default=began)
     return began - wait.began_at <= TOO_LONG * (ended - began)

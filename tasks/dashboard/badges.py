@@ -54,7 +54,7 @@ PENDING: Final = Badge("pending", "mute", "circle", "○")
 REFUSED: Final = Badge("refused", "crit", "cross", "✕")
 PUBLISHED: Final = Badge("published", "ok", "check", "✓")
 
-#: How grave a diagnosis is.
+#: Badges of diagnoses, by severity.
 SEVERITY_BADGES: Final = {
     "ok": Badge("OK", "ok", "check", "✓"),
     "info": Badge("info", "info", "info", "i"),
@@ -79,7 +79,7 @@ def badge_of_task(task: Task, now: datetime) -> Badge:
 
 
 def badge_of_message(message: OutboxMessage) -> Badge:
-    """What became of a message of the outbox."""
+    """Return the badge of a message of the outbox."""
     if message.published_at:
         return PUBLISHED
     return REFUSED if message.failures else PENDING

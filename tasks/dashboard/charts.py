@@ -1,4 +1,4 @@
-"""What the charts show, read from samples: never from the tasks themselves."""
+"""Read the charts from samples, never from the tasks themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.db.models import Count, F, Max, Q, Sum
 from leasing.conf import leasing_settings
 from tasks.models import Sample
 
-#: How many points a line has at most: several slots share one where there are more.
+#: Points that a line has at most: several slots share one where there are more.
 MAX_POINTS: Final = 120
 MINUTE: Final = 60.0
 
@@ -24,9 +24,9 @@ class Line:
 
     name: str
     values: Sequence[float | None]
-    #: How many moments in a row nobody need know for the line to go on. How deep a queue was is
-    #: noted when it is counted, and cannot be told later, as what happened can; but from one
-    #: moment to the next it does not come to nothing.
+    #: Unknown moments in a row across which the line goes on. The depth of a queue is recorded when
+    #: it is counted, and cannot be counted later, as events can; but from one moment to the next it
+    #: does not drop to nothing.
     bridged: int = 0
 
     @property
@@ -128,7 +128,7 @@ def _width(since: datetime, until: datetime, points: int) -> int:
 
 
 def _read(first: int, last: int, width: int, queue: str | None) -> dict[int, dict[str, Any]]:
-    """What each point shows, by where it begins."""
+    """Return the values of each point, by its beginning."""
     samples = Sample.objects.using(leasing_settings.DATABASE)
     if queue is not None:
         samples = samples.filter(queue=queue)

@@ -1,4 +1,4 @@
-"""What the lists of tasks, attempts, queues, workers and schedules export."""
+"""Columns that the lists of tasks, attempts, queues, workers and schedules export."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from leasing.web.export import Column, plain, secret
 
 VIEW_PAYLOAD: Final = "leasing_tasks.view_payload"
-#: What only those see who have that permission.
+#: Columns that are shown only with that permission.
 PAYLOAD: Final = ("task_data", "task_output", "progress", "checkpoint")
 
 TASKS: Final = [

@@ -70,7 +70,7 @@ class DataField(forms.JSONField):
 
 
 class TaskFilter(StateFilter):
-    """Which tasks to list: see ``tasks.dashboard.listing``."""
+    """Choose the tasks to list: see ``tasks.dashboard.listing``."""
 
     STATES = tuple((state.name, state.label) for state in STATES.values())
 
@@ -83,13 +83,13 @@ class TaskFilter(StateFilter):
 
 
 class WorkerFilter(StateFilter):
-    """Which workers to list."""
+    """Choose the workers to list."""
 
     STATES = (("present", "Running"), ("gone", "Gone"), ("stopped", "Stopped"))
 
 
 class OverviewForm(forms.Form):
-    """How far back the charts look."""
+    """Choose the span of the charts."""
 
     DEFAULT = "10m"
     SPANS = (("10m", "10 min"), ("1h", "1 h"), ("6h", "6 h"), ("24h", "24 h"))
@@ -107,7 +107,7 @@ class OverviewForm(forms.Form):
 
 
 class PageFilter(forms.Form):
-    """Which page of a list that has no other choices."""
+    """Choose the page of a list that has no other choices."""
 
     at = CursorField(required=False)
 
@@ -126,7 +126,7 @@ class QueueField(forms.CharField):
 
 
 class PauseForm(RevokeForm):
-    """Let nothing of a queue be claimed."""
+    """Pause a queue: none of its tasks is claimed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -134,7 +134,7 @@ class PauseForm(RevokeForm):
 
 
 class ResumeForm(forms.Form):
-    """Let the tasks of a queue be claimed again. There is nothing to say about it."""
+    """Resume a queue, so that its tasks are claimed again. It has no fields."""
 
 
 class PauseQueueForm(PauseForm):

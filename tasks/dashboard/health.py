@@ -10,7 +10,7 @@ from leasing.humanize import plural, span
 from leasing.web.counts import Capped
 from tasks.dashboard.queue_rows import QueueLine
 
-#: How grave, in rising order.
+#: Severities, in rising order.
 SEVERITIES = ("ok", "info", "warning", "critical")
 
 #: For how long a desired state may go unacknowledged before somebody is called.
@@ -19,17 +19,18 @@ PATIENCE = timedelta(seconds=10)
 #: More workers than this are counted, not named.
 NAMED = 3
 
-#: How long recovery may take to find a task before it is said to be stuck for somebody to see.
+#: The time within which recovery must find a task; later it is reported as stuck.
 SWEPT_WITHIN = timedelta(seconds=5)
 
 
-#: How long a task may be due, in a queue that is served, before it is news.
+#: The time that a task may be due, in a queue that is served, before it is reported.
 WAITS_LONG = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What the overview knows, all read at one time; None is what could not be read."""
+    """The figures of the overview, all read at one time; None is a figure that could not be
+    read."""
 
     ready: Capped | None = None
     scheduled: Capped | None = None
@@ -38,7 +39,7 @@ class Figures:
     failed: Capped | None = None
     #: Stuck for longer than recovery takes.
     overdue: Capped | None = None
-    #: How long the task has been due that has waited longest, where nothing is paused.
+    #: The time for which the longest-waiting task has been due, where nothing is paused.
     longest_wait: timedelta | None = field(default=None, compare=False)
     #: Queues that stand still, and queues that nobody serves although something waits there.
     paused: list[QueueLine] = field(default_factory=list)
@@ -53,8 +54,8 @@ class Figures:
     late: list[str] = field(default_factory=list)
     #: Schedules whose moment has passed without anybody serving it.
     overdue_schedules: Capped | None = None
-    #: How long the generator was to run without running, or to stop without
-    #: anyone acknowledging it.
+    #: The time for which the generator was to run without running, or to stop without an
+    #: acknowledgement.
     start_unheard: timedelta | None = field(default=None, compare=False)
     stop_unheard: timedelta | None = field(default=None, compare=False)
 

@@ -13,7 +13,7 @@ from django.utils import timezone
 from leasing.humanize import DATE, TIME, TIME_TO_MINUTE, span
 from tasks.dashboard.charts import Chart, Line
 
-#: What is drawn lies between these, in pixels from the top; the axis is the lower one.
+#: The range of the drawing, in pixels from the top; the axis is the lower one.
 TOP, BOTTOM = 18, 128
 #: The field of the paths, fine enough for whole numbers, which weigh less.
 WIDTH, HEIGHT = 720, 220
@@ -27,7 +27,7 @@ TONES: Final = {
 }
 #: A chart is not wider spread than over so many points.
 FEWEST_POINTS: Final = 12
-#: Where an axis of seconds may end beyond a minute.
+#: Ends of an axis of seconds beyond a minute.
 LONG_TIMES: Final = (60, 120, 240, 600, 1_200, 3_600, 7_200, 14_400, 28_800, 86_400, 604_800)
 HOUR, HALF_A_DAY = timedelta(hours=1), timedelta(hours=12)
 PLAIN: Final = ("one", "two", "three")
@@ -120,8 +120,8 @@ def draw(chart: Chart) -> Drawing | None:
 
 
 def ceiling(greatest: float, unit: str = "") -> float:
-    """Where an axis ends: the least of 1, 2, 4, 5 and their tenfolds that ``greatest`` does not
-    pass, or of whole minutes, hours and days for long times."""
+    """Return the end of an axis: the least of 1, 2, 4, 5 and their tenfolds that ``greatest`` does
+    not pass, or of whole minutes, hours and days for long times."""
     wanted = max(greatest, 0.1 if unit == "s" else 2)
     if unit == "s" and 60 < wanted <= LONG_TIMES[-1]:
         return next(time for time in LONG_TIMES if time >= wanted)

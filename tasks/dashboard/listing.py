@@ -15,17 +15,17 @@ from leasing.web.fingerprint import LEASE_READ
 from tasks.dashboard.exports import readable
 from tasks.models import Task, TaskStatus
 
-#: What a list never loads.
+#: Columns that a list never loads.
 LARGE: Final = ("task_data", "task_output", "last_error", "progress", "checkpoint")
-#: What a list shows, and what tells how a task stands. A poll reads it every two seconds.
+#: Columns that a list shows or derives a task's state from. A poll reads them every two seconds.
 SHOWN: Final = (
     *("id", "name", "queue", "status", "scheduled_at", "processed_at", "attempts", "max_attempts"),
     *("holder", "acquired_at", "progressed_at", "progress_timeout"),
     *sorted(LEASE_READ),
 )
-#: How much of an error a list shows.
+#: Characters of an error that a list shows.
 ERROR_SHOWN: Final = 200
-#: What narrows a list, by the name in its address; ``q`` is an id or how a name begins.
+#: Filters of a list, by their names in its address; ``q`` is an id or the beginning of a name.
 FILTERS: Final = ("q", "name", "queue", "holder", "since", "until")
 NOTHING_WANTED: Final = dict.fromkeys(FILTERS, "")
 
@@ -40,9 +40,9 @@ class StateList:
     name: str
     label: str
     order: Order = NEWEST_FIRST
-    #: How the list is sorted, in words.
+    #: The order of the list, in words.
     sorted: str = "newest first"
-    #: Which list this is a part of; such a state has no tab.
+    #: The list that this is a part of; such a state has no tab.
     within: str = ""
 
 
@@ -114,8 +114,7 @@ def exported(state: str, wanted: Mapping[str, Any], user: Any) -> Any:
 
 
 def search_of(wanted: Mapping[str, Any]) -> Q | None:
-    """What the ``wanted`` FILTERS demand of a task beside its id; None when they demand
-    nothing."""
+    """Return the condition of the ``wanted`` FILTERS besides the id; None when there is none."""
     demands = []
     if wanted["q"] and _id(wanted) is None:
         demands.append(Q(name__startswith=wanted["q"]))

@@ -1,4 +1,5 @@
-"""What an operator can do to tasks, one or many: on whom it works, and what follows from it."""
+"""Act on tasks as an operator, on one or many: to which states each action applies, and its
+consequence."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from tasks.dashboard.forms import CancelForm, DiscardForm, RescheduleForm, Retry
 from tasks.diagnosis import CANCEL, DISCARD, RESCHEDULE, RETRY
 from tasks.models import Task, TaskStatus
 
-#: What is read of a task to say whether an action fits.
+#: Columns that decide whether an action applies to a task.
 STANDING: Final = ("pk", "status", "grants", "cancel_requested_at", "queue", "scheduled_at")
 
-#: What a state is called in a reason.
+#: Names of states in reasons.
 _IS: Final = {
     TaskStatus.READY: "waiting",
     TaskStatus.RUNNING: "running",
@@ -167,7 +168,7 @@ ACTIONS: Final[Mapping[str, TaskAction]] = {
 
 
 def bulk_actions(request: HttpRequest, state: str) -> list[TaskAction]:
-    """What the user of ``request`` may do to tasks of the list ``state``."""
+    """Return the actions on tasks of the list ``state`` that the user of ``request`` may do."""
     return [
         each for each in ACTIONS.values() if state in each.lists and may(request, each.permission)
     ]

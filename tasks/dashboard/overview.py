@@ -1,5 +1,5 @@
-"""What the overview shows: parts that are read one by one, so that one that fails leaves the
-others standing."""
+"""Read the parts of the overview one by one, so that a part that fails leaves the others
+standing."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tasks.querysets.base import lapse
 #: A worker that vanished is shown here for as long.
 MOURNED = timedelta(minutes=10)
 WORKERS_SHOWN, QUEUES_SHOWN = 8, 8
-#: How far back charts may look, in seconds, by what the address says.
+#: Spans of charts, in seconds, by their names in the address.
 SPANS: Final = {"10m": 600, "1h": 3_600, "6h": 21_600, "24h": 86_400}
-#: How many points a chart has on this page.
+#: Points of a chart on this page.
 POINTS = 60
 
 
@@ -76,7 +76,7 @@ def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
 
 
 def _apart() -> Any:
-    """What fails inside a transaction of the request's must not end that."""
+    """Keep a failure in this block from ending the request's transaction."""
     using = leasing_settings.DATABASE
     if connections[using].in_atomic_block:
         return transaction.atomic(using=using)
@@ -84,7 +84,7 @@ def _apart() -> Any:
 
 
 def _workers() -> list[Worker]:
-    """Those that were seen lately, those that are not well first."""
+    """Return the workers that were seen lately, those in trouble first."""
     seen_lately = Worker.objects.using(leasing_settings.DATABASE).filter(
         stopped_at=None, last_seen_at__gte=DbNow() - MOURNED
     )
@@ -157,7 +157,7 @@ def _figures(
 
 
 def _lacks_relay(queue: str, present: list[Worker]) -> bool:
-    """Whether only Celery workers serve ``queue``, and no relay tells them of its tasks."""
+    """Return True if only Celery workers serve ``queue``, and no relay publishes its tasks."""
     roles = {worker.role for worker in present if queue in worker.queues}
     has_relay = any(worker.role == WorkerRole.RELAY for worker in present)
     return roles == {WorkerRole.CELERY} and not has_relay

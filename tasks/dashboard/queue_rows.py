@@ -1,4 +1,4 @@
-"""What goes on in each queue now, for pages."""
+"""Read the state of each queue, for pages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class QueueLine:
 
     @property
     def is_unserved(self) -> bool:
-        """Whether something waits that nobody comes for."""
+        """Return True if tasks wait and no worker serves the queue."""
         return bool(self.ready) and not self.workers and not self.is_paused
 
 

@@ -1,4 +1,4 @@
-"""How a schedule stands, and why: for pages and the admin."""
+"""Derive the status of a schedule and its reason, for pages and the admin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tasks import registry
 from tasks.exceptions import InvalidSchedule
 from tasks.models import Schedule
 
-#: How many moments to foretell.
+#: Future moments that are shown.
 FORETOLD = 5
 
 ACTIVE: Final = Badge("active", "ok", "clock", "◷")
@@ -35,7 +35,7 @@ class ScheduleStatus:
 
 
 def status_of(schedule: Schedule, now: datetime) -> ScheduleStatus:
-    """How ``schedule`` stands at ``now``, which is the database's clock."""
+    """Return the status of ``schedule`` at ``now``, the database's clock."""
     try:
         rule = schedule.rule
     except InvalidSchedule as error:
@@ -74,7 +74,7 @@ def _state(schedule: Schedule, now: datetime) -> tuple[Badge, str]:
 
 
 def is_orphaned(schedule: Schedule, now: datetime) -> bool:
-    """Whether code declared ``schedule`` once, and none that ran lately does."""
+    """Return True if code declared ``schedule`` once, and no process that ran lately does."""
     declared_at = schedule.declared_at
     return schedule.declared and (
         declared_at is None or now - declared_at > Schedule.ORPHANED_AFTER

@@ -1,4 +1,4 @@
-"""Which tasks a bulk action is about: those that were ticked, or all that a filter lets by."""
+"""Select the tasks of a bulk action: those that were ticked, or all that match a filter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tasks.dashboard import listing
 from tasks.dashboard.forms import TaskFilter
 from tasks.models import Task
 
-#: How many stretches of a list a search for them looks through.
+#: Parts of a list that a search for them looks through.
 STRETCHES = 4
 
 
@@ -37,7 +37,8 @@ class Picked(Selection):
 
 
 def pick(asked: QueryDict) -> Picked:
-    """What was ticked in a list or, with ``scope=all``, what its filter lets by."""
+    """Return the tasks that were ticked in a list or, with ``scope=all``, those that match its
+    filter."""
     form = TaskFilter(asked)
     back = asked_for(asked)
     if asked.get("scope") == "all":
@@ -50,7 +51,8 @@ def pick(asked: QueryDict) -> Picked:
 
 
 def picked_before(sent: QueryDict) -> Picked:
-    """What ``pick`` had picked, as the page that asks sends it; nothing where that is made up."""
+    """Return the selection of ``pick``, as the page that asks sends it; nothing where it is
+    forged."""
     keys: Keys = {}
     with suppress(ValueError):
         keys = keys_of(Task, sent.get("picked", ""))
@@ -59,7 +61,7 @@ def picked_before(sent: QueryDict) -> Picked:
 
 
 def asked_for(given: Mapping[str, Any]) -> dict[str, str]:
-    """What narrows a list, as it stands in an address; without the place in it."""
+    """Return the filter of a list, as in its address; without the cursor."""
     asked = {name: str(given.get(name, "")) for name in ("state", *listing.FILTERS)}
     return {name: text for name, text in asked.items() if text.strip()}
 

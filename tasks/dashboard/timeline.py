@@ -30,10 +30,10 @@ class AttemptSpan:
     #: cancelled.
     outcome: str = ""
     error: str = ""
-    #: When it ends unless it is renewed; of one that goes on.
+    #: The moment at which it ends unless it is renewed; of one that is not over.
     expires_at: datetime | None = None
     renewals: int | None = None
-    #: When a late write of it was turned away, and which.
+    #: The moment at which a late write of it was refused, and its verb.
     refused_at: datetime | None = None
     refused_verb: str = ""
 
@@ -44,7 +44,7 @@ class Timeline:
 
     spans: list[AttemptSpan]
     now: datetime
-    #: Whether there were attempts before these.
+    #: True if there were attempts before these.
     has_more: bool = False
 
     @property
@@ -57,7 +57,8 @@ class Timeline:
 
     @property
     def until(self) -> datetime:
-        """Where the axis ends: the last end; while it goes on now, or a deadline ahead."""
+        """Return the end of the axis: the last end; while it is not over now, or a deadline in the
+        future."""
         last = self.spans[-1] if self.spans else None
         if last is None:
             return self.now
@@ -86,7 +87,7 @@ def timeline(
 
 
 def _is_own_record(task: Task) -> bool:
-    """Whether the row itself is the record of its latest attempt: it runs, or ended well."""
+    """Return True if the row itself is the record of its latest attempt: it runs, or succeeded."""
     return task.status in (TaskStatus.RUNNING, TaskStatus.SUCCEEDED)
 
 

@@ -13,10 +13,10 @@ from tasks.models import Task, TaskAttempt, Worker, WorkerState
 SHOWN = 1_000
 #: A list of workers names so many of the tasks of each.
 LISTED = 3
-#: How many of the latest claims, and of the latest attempts that went wrong, are looked through
-#: for those of one worker: neither has an index by holder, which every claim would pay for.
+#: The latest claims, and the latest attempts that failed, that are searched for those of one
+#: worker: neither has an index by holder, which every claim would pay for.
 LOOKED_THROUGH = 1_000
-#: How many of what is found there are shown.
+#: Rows found there that are shown.
 REMEMBERED = 20
 
 
@@ -26,10 +26,10 @@ class WorkerRow:
 
     worker: Worker = field(compare=False)
     tasks: list[Task]
-    #: What a process of the same name held that is gone: nobody works on it.
+    #: Tasks that a stopped process of the same name held: nobody works on them.
     left: list[Task] = field(default_factory=list)
-    #: What is shown of the worker. Not how many seconds ago a live one was seen: a page that told
-    #: it would change with each sign of life.
+    #: Values of the worker that are shown. The seconds since a live one was seen are not: a page
+    #: that showed them would change with each heartbeat.
     shown: list[object] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,12 +62,12 @@ class WorkerRow:
 
     @property
     def busy(self) -> int:
-        """How many of its threads work."""
+        """Return the number of busy threads."""
         return min(len(self.tasks), self.worker.concurrency)
 
     @property
     def prefetched(self) -> int:
-        """How many tasks it has claimed before a thread was free."""
+        """Return the number of tasks that it claimed before a thread was free."""
         return len(self.tasks) - self.busy
 
     @property
@@ -77,7 +77,7 @@ class WorkerRow:
 
 @dataclass(frozen=True)
 class Past:
-    """What a worker did lately, as far as rows tell."""
+    """The recent work of a worker, as far as rows show it."""
 
     claimed: list[Task]
     attempts: list[TaskAttempt]

@@ -1,4 +1,4 @@
-"""What an operator can do to a task, and what follows from it."""
+"""Actions of an operator on a task, with their consequences."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from tasks.models import Task
 
 
 def holder_facts(task: Task, now: datetime) -> list[tuple[str, str]]:
-    """Who holds it, since when and until when."""
+    """Return the holder, and since when and until when it holds the task."""
     return [
         ("Held by", task.holder),
         ("Since", stamped(task.acquired_at)),
@@ -21,7 +21,7 @@ def holder_facts(task: Task, now: datetime) -> list[tuple[str, str]]:
 
 
 def until(task: Task, now: datetime) -> str:
-    """When its lease ends, or ended."""
+    """Return when its lease ends, or ended."""
     ahead = task.expires_at - now
     distance = f"in {left(ahead)}" if ahead > timedelta(0) else f"{span(-ahead)} ago"
     return f"{stamped(task.expires_at)}, {distance}"

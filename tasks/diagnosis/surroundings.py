@@ -1,4 +1,4 @@
-"""What is to be known beside the tasks that are explained."""
+"""Read what is needed besides the tasks that are explained."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from leasing.web.cache import shared
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker, WorkerRole, WorkerState
 from tasks.querysets import TaskStatus
 
-#: How many workers are looked at.
+#: Workers that are looked at, at most.
 MAX_WORKERS: Final = 1000
-#: How many pairs of a holder and a concurrency key are looked at.
+#: Pairs of a holder and a concurrency key that are looked at, at most.
 MAX_GROUPS: Final = 10_000
-#: How many attempts are looked at.
+#: Attempts that are looked at, at most.
 MAX_ATTEMPTS_READ: Final = 1_000
 #: An attempt that ended like this was the worker's end, not the task's.
 _LOST: Final = (AttemptOutcome.LOST, AttemptOutcome.RETURNED)
@@ -35,7 +35,7 @@ class Surroundings:
     workers: dict[str, Worker]
     running: dict[str, int]
     paused: dict[str, Queue] = field(default_factory=dict)
-    #: How many run of each concurrency key, for each holder.
+    #: The number of running tasks of each concurrency key, by holder.
     by_key: dict[str, dict[str, int]] = field(default_factory=dict)
     #: From whom each of the tasks that were asked about was lost lately, if that was often.
     losses: dict[int, list[str]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Surroundings:
 
     @property
     def relays(self) -> list[Worker]:
-        """Those that publish to a broker, or stand by to, and show signs of life."""
+        """Return the processes that publish to a broker, or stand by to, and send heartbeats."""
         return [
             w for w in self.workers.values() if w.role == WorkerRole.RELAY and self.is_live(w.name)
         ]

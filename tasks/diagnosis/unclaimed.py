@@ -1,4 +1,4 @@
-"""What is told of a task that nobody holds."""
+"""Diagnose a task that nobody holds."""
 
 from __future__ import annotations
 

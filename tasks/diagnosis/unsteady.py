@@ -12,7 +12,7 @@ from tasks.diagnosis.facts import attempt_facts, holder_facts, stamped, until
 from tasks.models import Task
 from tasks.querysets import TaskStatus
 
-#: How many of those who lost it are named.
+#: Former holders that are named.
 NAMED = 5
 
 

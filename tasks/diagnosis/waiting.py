@@ -14,7 +14,7 @@ from tasks.diagnosis.surroundings import Surroundings
 from tasks.diagnosis.unclaimed import diagnosed
 from tasks.models import Queue, Task, WorkerRole
 
-#: How many holders of a key are named.
+#: Holders of a key that are named.
 NAMED = 5
 
 

@@ -57,7 +57,7 @@ class DatabaseTask(AnyTask):
     process: bool = False
 
 
-#: What a task of this backend has more than any: the keywords of ``tasks.handler``.
+#: Keywords of ``tasks.handler`` that a task of this backend takes besides Django's own.
 KEYWORDS = {field.name for field in fields(DatabaseTask)} - {field.name for field in fields(Task)}
 
 
@@ -70,7 +70,7 @@ class DatabaseTaskContext(AnyContext):  # type: ignore[misc] # the stubs' is not
 
     @property
     def attempt(self) -> int:
-        """Which attempt this is; the first is 1."""
+        """The number of this attempt; the first is 1."""
         return self.handler_context.attempt
 
     def __getattr__(self, name: str) -> Any:
@@ -81,8 +81,8 @@ class DatabaseTaskContext(AnyContext):  # type: ignore[misc] # the stubs' is not
 
 
 def declare(task: AnyTask, defaults: dict[str, Any]) -> None:
-    """Let workers run ``task``, with ``defaults`` where it does not say itself. Copies of one
-    that is known, as ``using()`` makes them, change nothing.
+    """Register ``task`` for workers, with ``defaults`` where it does not say itself. Copies of a
+    known one, as ``using()`` makes them, change nothing.
 
     Raises InvalidTask when its name stands for something else, or a keyword is out of bounds.
     """
@@ -101,8 +101,8 @@ def declare(task: AnyTask, defaults: dict[str, Any]) -> None:
 
 
 def declare_all(modules: Iterable[ModuleType]) -> None:
-    """Let workers run the tasks in ``modules`` that were declared for another backend: they
-    can still be sent here by ``using(backend=...)``."""
+    """Register the tasks in ``modules`` that were declared for another backend: they can still be
+    sent here by ``using(backend=...)``."""
     for module in modules:
         for value in list(vars(module).values()):
             if isinstance(value, Task):
@@ -145,7 +145,7 @@ def _runs(task: AnyTask) -> Callable[..., Any]:
 
 
 def _looks(task: AnyTask) -> bool:
-    """Whether anybody looks at the result of a task that begins."""
+    """Return True if any receiver reads the result of a task that begins."""
     return task.takes_context or is_heard(task_started)
 
 
@@ -157,7 +157,8 @@ def _row(ctx: Context) -> results.Row:
 def _arguments(
     task: AnyTask, data: dict[str, Any], ctx: Context, result: DatabaseTaskResult | None
 ) -> tuple[list[Any], dict[str, Any]]:
-    """What ``task`` is called with: as its own, as receivers are told what was given."""
+    """Return the arguments of ``task``: its own call takes them; receivers get the data as
+    given."""
     args: list[Any] = normalized(data.get("args", []))
     kwargs: dict[str, Any] = normalized(data.get("kwargs", {}))
     if task.takes_context and result is not None:

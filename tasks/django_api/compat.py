@@ -78,7 +78,7 @@ _LOGGING = {id(receiver) for receiver in (log_task_enqueued, log_task_started, l
 
 
 def is_heard(signal: Signal, level: int = logging.INFO) -> bool:
-    """Whether ``signal``, which Django logs at ``level``, would be heard: by the log, or by
+    """Return True if ``signal``, which Django logs at ``level``, has a listener: the log, or
     another receiver."""
     if logger.isEnabledFor(level):
         return True
@@ -90,7 +90,7 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 def normalized(value: Any) -> Any:
-    """What ``normalize_json`` makes of ``value``, a copy; faster where that is what it was."""
+    """Return what ``normalize_json`` makes of ``value``, a copy; faster where it is unchanged."""
     kind = type(value)
     if kind in _PLAIN:
         return value

@@ -15,7 +15,7 @@ from tasks.django_api.compat import AnyResult, AnyTask, TaskError, TaskResultSta
 from tasks.models import AttemptOutcome, TaskStatus
 from tasks.querysets.claimed import ClaimedTask, Completed
 
-#: What a result is read from: a task, or what is known of one without reading its row.
+#: The source of a result: a task, or the known part of one without reading its row.
 Row: TypeAlias = models.Task | ClaimedTask | Completed
 
 STATUS = {
@@ -29,7 +29,7 @@ STATUS = {
 #: The attempts that count: those that were given back or snoozed were refunded.
 SPENT = (AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.CANCELLED)
 
-#: What stands for an attempt that ended without an exception of its own.
+#: Names in place of an exception, for attempts that ended without one of their own.
 EXCEPTIONS = {
     AttemptOutcome.FAILED.value: "tasks.exceptions.TaskError",
     AttemptOutcome.LOST.value: "leasing.exceptions.LeaseLost",
@@ -49,7 +49,7 @@ class DatabaseTaskResult(AnyResult):  # type: ignore[misc] # the stubs' is not f
 
 
 class PastAttempt(NamedTuple):
-    """What a result says of an attempt that did not end well."""
+    """The part of a result about an attempt that failed."""
 
     outcome: str
     holder: str
@@ -69,7 +69,8 @@ def fetch(rows: QuerySet[models.Task], pk: int) -> tuple[models.Task, list[PastA
 
 
 def is_first(row: Row) -> bool:
-    """Whether no attempt of ``row`` that counts went before this one, so there is no history."""
+    """Return True if no attempt of ``row`` that counts came before this one, so that there is no
+    history."""
     return row.attempts == 1 and row.status in (TaskStatus.RUNNING, TaskStatus.SUCCEEDED)
 
 
@@ -132,7 +133,8 @@ def _names_of(kind: Any) -> tuple[str, ...]:
 
 
 def _worker_ids(row: Row, spent: Sequence[PastAttempt]) -> list[str]:
-    """Who worked on it, in this order; a running attempt and a good one have no record."""
+    """Return the workers of its attempts, in order; a running attempt and a successful one have no
+    record."""
     now = [row.holder] if row.status in (TaskStatus.RUNNING, TaskStatus.SUCCEEDED) else []
     return [*(attempt.holder for attempt in spent), *now]
 

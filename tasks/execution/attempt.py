@@ -33,7 +33,7 @@ SILENCE = 0.1
 
 
 class Carrier(Protocol):
-    """What carries an attempt on."""
+    """The thread, coroutine or process that carries an attempt."""
 
     def is_alive(self) -> bool: ...
 
@@ -71,9 +71,9 @@ class Execution:
         self.interruption = Interruption(stopping, timeout)
         #: Set when the handler has ended, in whatever way.
         self.ended = Latch()
-        #: Who ended it: "handler", "timeout" or "stop"; empty while nobody has.
+        #: The part that ended it: "handler", "timeout" or "stop"; empty while none has.
         self.ended_by = ""
-        #: What carries it now: a thread, a coroutine's loop; None while it waits for a slot.
+        #: Its carrier: a thread, a coroutine's loop; None while it waits for a slot.
         self.carrier: Carrier | None = None
         #: Ends what can be ended from outside: a coroutine. May be called on any thread.
         self.interrupt: Callable[[], object] | None = None
@@ -123,7 +123,7 @@ class Execution:
 
     @property
     def owes_a_word(self) -> bool:
-        """Whether it has waited so long for its slot that its time for progress would end
+        """Return True if it has waited so long for its slot that its time for progress would end
         too early."""
         timeout = self.claimed.progress_timeout
         waited = clock() - self.claimed.sent_at
@@ -131,12 +131,12 @@ class Execution:
 
     @property
     def kind(self) -> registry.Kind:
-        """Where it runs. What has no handler here is given back from a thread."""
+        """Return where it runs. A task without a handler here is given back from a thread."""
         return self.handler.kind if self.handler else registry.Kind.THREAD
 
     @property
     def is_over(self) -> bool:
-        """Whether what the handler still does is in vain."""
+        """Return True if any further work of the handler is in vain."""
         return self.hold.is_lost or self.ended_by in ("timeout", "stop")
 
     def goes_on(self) -> bool:
@@ -145,17 +145,17 @@ class Execution:
         return carrier is None or carrier.is_alive()
 
     def follow(self) -> None:
-        """Let the attempt be traced from now on, where tasks are, with what this thread or
-        coroutine does as a part of it."""
+        """Trace the attempt from now on, where tasks are traced; the work of this thread or
+        coroutine becomes a part of it."""
         if points.tracer is not None:
             self.trace = self.hold.trace = points.tracer.running(self)
 
     def context(self) -> Context:
-        """What the handler is given."""
+        """Return the context for the handler."""
         return Context(self.claimed, self.hold, self.interruption.stopping, self.interruption)
 
     def end_by(self, by: str) -> bool:
-        """Whether ``by`` is the first to end it, and so stores what came of it."""
+        """Return True if ``by`` is the first to end it, and so stores its outcome."""
         with self._lock:
             if self.ended_by:
                 return False
@@ -163,7 +163,7 @@ class Execution:
             return True
 
     def end_work(self) -> None:
-        """Let the handler hear that it is over; end it where that can be done."""
+        """Tell the handler that it is over, and interrupt it where that can be done."""
         self.interruption.notified.set()
         if self.interrupt is not None:
             self.interrupt()

@@ -1,4 +1,4 @@
-"""What reaches a handler from outside while it runs: a stop, a cancellation, its timeout.
+"""Interrupt a handler from outside while it runs: by a stop, a cancellation, its timeout.
 
 The worker writes it, on whichever thread hears of it; the handler reads it through its context.
 """
@@ -14,7 +14,7 @@ from tasks.runtime.latch import Latch
 
 
 class Interruption:
-    """What the handler of one attempt is asked to do."""
+    """The requests to the handler of one attempt."""
 
     __slots__ = ("cancelled_by", "deadline", "notified", "stopping", "timeout")
 
@@ -23,7 +23,7 @@ class Interruption:
     ) -> None:
         #: The whole worker is to stop.
         self.stopping = stopping or threading.Event()
-        #: Who asked for the task to be cancelled; empty while nobody did.
+        #: The name of the requester of the cancellation; empty while there is none.
         self.cancelled_by = ""
         self.timeout = timeout
         #: The end of the timeout on the holder's clock; None while there is none.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from leasing.hold.held_grant import HeldGrant
 from tasks.log import log
 
-#: How long after the loss the late result comes, in seconds.
+#: Seconds from the loss to the late result.
 LATENESS = 3.0
 
 

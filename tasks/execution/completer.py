@@ -18,7 +18,7 @@ from tasks.execution.outcome_store import store_outcomes
 from tasks.execution.outcomes import Outcome
 from tasks.runtime.connection import lasting_connection
 
-#: How many are stored by one statement at most, and from how many on none is waited for.
+#: Outcomes that one statement stores at most, and the number from which on it waits for no more.
 MAX_BATCH, FULL_BATCH = 250, 100
 #: Seconds that a result waits for others while more is being done.
 BATCH_DELAY = 0.005
@@ -32,7 +32,7 @@ STUCK_AFTER = 3
 
 
 class WriterState(Enum):
-    """What the storing thread does."""
+    """States of the storing thread."""
 
     IDLE = "waits for a result"
     COLLECTING = "waits for more"
@@ -60,13 +60,13 @@ class Completer:
         #: The thread that stores what comes; those before it are stuck.
         self._writer: threading.Thread | None = None
         self._database_down = False
-        #: When the database did not answer last.
+        #: The moment at which the database last failed to answer.
         self._down_at = float("-inf")
         self._closed = False
 
     @property
     def executions(self) -> list[Execution]:
-        """What is not stored yet."""
+        """Return the attempts whose outcome is not stored yet."""
         # In this order: what begins to be stored between the two looks is found by the second.
         waiting = self._waiting.copy()
         under_way = [outcome for each in list(self._under_way.values()) for outcome in each]
@@ -74,7 +74,7 @@ class Completer:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more should be begun: the database does not take what has ended."""
+        """Return True if no more should be started: the database does not store outcomes."""
         return self._database_down or len(self._waiting) >= MAX_WAITING
 
     def is_stuck(self) -> bool:
@@ -112,7 +112,7 @@ class Completer:
                 self._wakes.notify()
 
     def replace_stuck_writer(self) -> None:
-        """Let another thread store what waits, if the one that should has been long at it."""
+        """Start another writer for what waits, if the present one has been storing for too long."""
         with self._wakes:
             stuck = (
                 self._state is WriterState.STORING and clock() - self._began_at > STUCK_WRITER_AFTER
@@ -178,7 +178,7 @@ class Completer:
         self._database_down = database_down
 
     def _next(self) -> list[Outcome]:
-        """What to store now; nothing when this thread is to end."""
+        """Return the outcomes to store now; none when this thread is to end."""
         me = threading.current_thread()
         with self._wakes:
             if self._writer is not me:

@@ -1,4 +1,4 @@
-"""What a handler is given beside its data."""
+"""The context that a handler gets besides its data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Context:
         interruption: Interruption | None = None,
     ) -> None:
         self._given = task
-        #: Whether the task was ended by ``completing``.
+        #: True if the task was ended by ``completing``.
         self.completed = False
         self._hold = hold
         self._words: Progress | None = None
@@ -58,7 +58,7 @@ class Context:
 
     @property
     def attempt(self) -> int:
-        """Which attempt this is; the first is 1."""
+        """The number of this attempt; the first is 1."""
         return self._given.attempts
 
     @property
@@ -68,12 +68,12 @@ class Context:
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker was asked to stop: finish soon, or ``give_back``."""
+        """Return True if the worker was asked to stop: finish soon, or ``give_back``."""
         return self._interruption.stopping.is_set()
 
     @property
     def cancelled(self) -> bool:
-        """Whether someone asked for the task to be cancelled."""
+        """Return True if someone asked for the task to be cancelled."""
         return bool(self._interruption.cancelled_by)
 
     @property
@@ -141,8 +141,8 @@ class Context:
         await sync_to_async(self.checkpoint)(state)
 
     def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What ``function(*args, **kwargs)`` returned, in whichever attempt it came to its end
-        first; it is not called again by later ones. ``name`` tells the steps of a task apart.
+        """Return the result of ``function(*args, **kwargs)`` from the first attempt in which it
+        returned; later attempts do not call it again. ``name`` tells the steps of a task apart.
 
         It is called again if the worker dies before the output, which is JSON, is stored; in a
         transaction of yours, what it wrote and the step are one commit. Counts as progress.
@@ -230,7 +230,7 @@ class Context:
 
     @contextmanager
     def _losing(self) -> Iterator[None]:
-        """Let the hold know of a loss before the keeper hears of it."""
+        """Report a loss to the hold before the keeper finds it."""
         try:
             yield
         except LeaseLost as loss:

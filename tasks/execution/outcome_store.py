@@ -149,7 +149,8 @@ def _store_one(outcomes: list[Outcome]) -> Refused:
 
 
 def _not_arrived(outcomes: list[Outcome]) -> list[Outcome]:
-    """Those of ``outcomes`` that no earlier try, whose answer was lost, has stored after all."""
+    """Return the part of ``outcomes`` that no earlier try, whose answer was lost, has stored after
+    all."""
     if not outcomes:
         return []
     keys = [outcome.execution.claimed.id for outcome in outcomes]
@@ -163,7 +164,7 @@ def _not_arrived(outcomes: list[Outcome]) -> list[Outcome]:
 
 
 def _answers(using: str) -> bool:
-    """Whether the database does."""
+    """Return True if the database answers."""
     try:
         with connections[using].cursor() as cursor:
             cursor.execute("SELECT 1")

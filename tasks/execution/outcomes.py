@@ -10,13 +10,13 @@ from tasks.execution.attempt import Execution
 #: The verbs that are stored for many at once.
 COMPLETE, FAIL = "complete", "fail"
 
-#: What was turned away, and why.
+#: Outcomes that were refused, and the reasons.
 Refused = list[tuple["Outcome", BaseException]]
 
 
 class Outcome:
-    """What is to be stored of an attempt: the ``value`` of a result or an error, or else what
-    ``store`` does. Without a ``verb`` there is nothing to store."""
+    """The outcome of an attempt: the ``value`` of a result or an error, or else the function
+    ``store``. Without a ``verb`` there is nothing to store."""
 
     __slots__ = (
         "dropped",
@@ -40,13 +40,13 @@ class Outcome:
         self.verb = verb
         self.value = value
         self.store = store
-        #: Whether it came too late: somebody else has ended the attempt.
+        #: True if it came too late: the attempt was ended by another.
         self.dropped = False
-        #: When it was handed in to be stored, on the holder's clock.
+        #: The moment at which it was handed in to be stored, on the holder's clock.
         self.ended_at = 0.0
-        #: Whether storing it was begun by a thread that has ended: nobody knows how far it came.
+        #: True if a thread that has ended began to store it: how far it came is unknown.
         self.is_unsure = False
-        #: Whether nothing more is to be done about it.
+        #: True if nothing is left to do about it.
         self.is_done = not verb
 
     def close(self, by: str) -> None:

@@ -1,4 +1,4 @@
-"""What a handler says of its progress, on its way to the row.
+"""Write a handler's progress to the row.
 
 A handler may speak as often as it likes: what it says is written at most once in ``EVERY``
 seconds. What came too soon waits, and goes with the next word, checkpoint or step, or when the
@@ -39,7 +39,7 @@ class Progress:
             self._every = min(EVERY, task.progress_timeout.total_seconds() / 3)
         self._written_at = float("-inf")
         self._waiting: Any = None
-        #: Whether something was said that is not written.
+        #: True if progress was reported that is not written.
         self.waits = False
 
     def say(self, value: Any, *, is_last: bool = False) -> None:
@@ -54,7 +54,7 @@ class Progress:
             self._write()
 
     def take(self) -> Any:
-        """What waits, for a statement that writes it along with something else."""
+        """Return the pending progress, for a statement that writes it along with something else."""
         value, self._waiting, self.waits = self._waiting, None, False
         self._written_at = clock()
         return value

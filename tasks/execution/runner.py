@@ -42,8 +42,8 @@ Call = Callable[[Execution, Context], Any]
 
 
 class _Thread(threading.local):
-    #: Whether the thread may have connections: most short handlers never ask for one, and
-    #: looking for them takes longer than such a handler.
+    #: True if the thread may have connections: most short handlers never ask for one, and looking
+    #: for them takes longer than such a handler.
     connects = True
 
 
@@ -89,9 +89,8 @@ def tidy() -> None:
 
 
 def before(execution: Execution) -> Outcome | None:
-    """What becomes of ``execution`` without a call of its handler, because of what happened
-    while it waited for a slot, or because there is none; None: the attempt begins now. Raises
-    nothing."""
+    """Return the outcome of ``execution`` without a call of its handler, because of an event while
+    it waited for a slot, or because there is none; None: the attempt begins now. Raises nothing."""
     try:
         return _hindrance(execution)
     except Exception as error:  # there can be no thread more that would watch its timeout
@@ -156,8 +155,7 @@ def judge(
     output: Any = None,
     error: BaseException | None = None,
 ) -> Outcome:
-    """What is to be stored of an attempt whose handler returned ``output`` or raised
-    ``error``."""
+    """Return the outcome of an attempt whose handler returned ``output`` or raised ``error``."""
     if context.completed:
         if error is not None:
             log.task_failed_after_end(execution.claimed, error=repr(error))

@@ -1,5 +1,5 @@
-"""What went on in ten seconds, counted from the ledgers that are there: no process has to say
-what it did, so nothing is missing of one that died, or that works over HTTP.
+"""Count the events of ten seconds from the existing ledgers: no process has to report its work, so
+nothing is missing of one that crashed, or that works over HTTP.
 
 Each read goes over an index and ends with its slot: what ended and what was claimed by the
 moments of it, what was enqueued and what the ledgers say backwards from the newest key, which
@@ -23,7 +23,7 @@ from leasing.models import EventKind, LeaseEvent
 from leasing.web.counts import COUNT_CAP
 from tasks.models import AttemptOutcome, Sample, Task, TaskAttempt, TaskStatus
 
-#: How many claims of a slot tell how long was waited.
+#: Claims of a slot whose waits are measured.
 WAITS: Final = 2_000
 #: By how much the order of keys may differ from that of times: a transaction takes its time.
 OUT_OF_ORDER: Final = timedelta(seconds=10)
@@ -77,8 +77,9 @@ class Counted:
 
 
 def depths(queues: Iterable[str]) -> dict[str, dict[str, int]]:
-    """How many tasks of each queue are ready, scheduled and running now, each counted up to
-    COUNT_CAP: one query for each of ``queues``, and one for what runs, in whatever queue."""
+    """Return the numbers of tasks of each queue that are ready, scheduled and running now, each
+    counted up to COUNT_CAP: by one query for each of ``queues``, and one for running tasks of every
+    queue."""
     tasks = Task.objects.home()
     found: dict[str, dict[str, int]] = {}
     for queue in queues:
@@ -97,8 +98,8 @@ def depths(queues: Iterable[str]) -> dict[str, dict[str, int]]:
 
 @dataclass(frozen=True)
 class Activity:
-    """When things happened last, and whether any task waits or runs: of a slot in which nothing
-    did, nothing is to be counted."""
+    """The latest moments of events, and whether any task waits or runs: in a slot without events
+    there is nothing to count."""
 
     now: datetime
     #: The latest slot that has a sample of a queue.
@@ -121,7 +122,7 @@ class Activity:
         )
 
     def is_quiet(self, slot: Slot) -> bool:
-        """Whether ``count`` would find nothing in ``slot``."""
+        """Return True if ``count`` would find nothing in ``slot``."""
         early = slot.begins_at - OUT_OF_ORDER
         return all(at is None or at < early for at in self.newest) and all(
             at is None or at < slot.begins_at for at in self.latest
@@ -193,7 +194,7 @@ def _ended(slot: Slot, counted: Counted) -> None:
 
 
 def _attempts(slot: Slot, counted: Counted) -> None:
-    """What ended otherwise than well; and claims that their tasks do not show any more."""
+    """Count attempts that failed, and claims that their tasks do not show any more."""
     attempts = TaskAttempt.objects.using(Task.objects.home().db)
     recent = _since(attempts, "ended_at", slot)
     ended = slot.holds("ended_at")
@@ -218,7 +219,7 @@ def _attempts(slot: Slot, counted: Counted) -> None:
 
 
 def _waits(slot: Slot, counted: Counted, claimed: int) -> None:
-    """How long was waited for the claims of ``slot``, or evenly some of them."""
+    """Measure the waits before the claims of ``slot``, or evenly those of some of them."""
     if not claimed:
         return
     # Not of what was taken back, whose first wait would be told again; nor of what has failed

@@ -1,4 +1,5 @@
-"""What is done once for all workers, by whichever comes first: examining, and pruning.
+"""Run the duties that one of all workers does for all of them, whichever comes first: checking
+invariants, and pruning.
 
 Each is work of ``leasing.once``, which is done once a window. Who dies at it is succeeded when
 its lease has run out; who asks while another is at it leaves it to that one.
@@ -27,10 +28,10 @@ from tasks.querysets import BULK_BATCH
 
 #: Seconds between two batches, in which others come to their turn.
 PRUNE_PAUSE = 0.1
-#: How often in PRUNE_EVERY each worker asks whether it is time to.
+#: Checks of each worker in PRUNE_EVERY whether it is time to prune.
 PRUNES_A_RETENTION = 6
-#: How long ended tasks are kept where RETENTION does not say. Failed ones wait for someone
-#: to look at them, and a quarter of a year is what such a look may take.
+#: The time for which ended tasks are kept where RETENTION does not say. Failed ones wait for
+#: someone to look at them, which may take a quarter of a year.
 KEPT: Mapping[str, Age] = {
     TaskStatus.SUCCEEDED.value: timedelta(days=7),
     TaskStatus.CANCELLED.value: timedelta(days=7),
@@ -43,7 +44,7 @@ class Stopped(Exception):
 
 
 def retention() -> dict[str, timedelta | None]:
-    """How long the tasks of each ended state are kept; None: for ever."""
+    """Return the time for which the tasks of each ended state are kept; None: for ever."""
     return {
         state: each if each is None or isinstance(each, timedelta) else timedelta(seconds=each)
         for state, each in ({**KEPT, **task_settings.RETENTION}).items()
@@ -57,9 +58,13 @@ def prune(
     pause: float = PRUNE_PAUSE,
     stopping: threading.Event | None = None,
 ) -> dict[str, int]:
-    """Delete tasks that ended longer ago than ``keep`` says for their state (None: what
-    TASK_QUEUE["RETENTION"] says), ``batch`` rows in a transaction, with ``pause`` seconds
-    between them. Returns how many of each state.
+    """Delete tasks that ended long enough ago. Returns how many of each state.
+
+    Args:
+        keep: The time to keep tasks of each state; None: TASK_QUEUE["RETENTION"].
+        batch: Rows that one transaction deletes.
+        pause: Seconds between transactions.
+        stopping: Set to stop early.
 
     Raises Stopped when ``stopping`` was set and there was more to do.
     """

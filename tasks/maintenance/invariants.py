@@ -43,25 +43,25 @@ from tasks.querysets import SWEEP_BATCH, ScheduleQuerySet, TaskQuerySet
 from tasks.querysets.transitions import closing
 from tasks.registry import UNKNOWN_DELAY
 
-#: How many rows in one state are counted, and how many are named.
+#: Violations of one invariant that are counted, and that are named.
 MAX_COUNTED, MAX_NAMED = 1000, 10
-#: How long a holder may take to heed a cancellation: a renewal, and a step of its handler.
+#: The time that a holder may take to obey a cancellation: a renewal, and a step of its handler.
 CANCEL_GRACE = timedelta(seconds=60)
-#: How far back claims are looked at for leases that were left open.
+#: The age of the claims that are searched for leases that were left open.
 CLAIMED_WITHIN = timedelta(days=1)
-#: What nobody needs to see of a task that is reported.
+#: Columns that no report of a task needs.
 PAYLOAD = ("task_data", "task_output", "progress", "checkpoint")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found in one of these states, and what was done."""
+    """The violations of one invariant that were found, and their repair."""
 
     kind: str
     what: str
     #: Empty for what is only reported.
     remedy: str
-    #: How many, counted up to MAX_COUNTED.
+    #: The number of violations, counted up to MAX_COUNTED.
     count: int
     repaired: int = 0
     #: The keys of the first of them.
@@ -73,7 +73,7 @@ class Invariant:
 
     kind: ClassVar[str]
     what: ClassVar[str]
-    #: What ``repair`` does, in a few words; empty: nothing, it is only reported.
+    #: The effect of ``repair``, in a few words; empty: violations are only reported.
     remedy: str = ""
     #: The constraint that refuses such a row.
     guard: ClassVar[str] = ""
@@ -87,7 +87,7 @@ class Invariant:
         return self.violations()
 
     def columns(self) -> dict[str, Any]:
-        """What a repair writes."""
+        """Return the columns that a repair writes."""
         raise NotImplementedError
 
     def find(self, limit: int = MAX_COUNTED) -> list[Any]:
@@ -285,8 +285,7 @@ INVARIANTS: Sequence[Invariant] = (
 
 
 def is_anything_amiss() -> bool:
-    """Whether any row is, or may be, in a state that violates an invariant: one query, for it is
-    seldom."""
+    """Return True if any row violates an invariant, or may: by one query, for it is rare."""
     using = leasing_settings.DATABASE
     found = query_scalars(
         Task, using, "amiss", lambda: {each.kind: Exists(each.candidates()) for each in INVARIANTS}

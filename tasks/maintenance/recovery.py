@@ -48,9 +48,9 @@ LookAhead = Callable[[float], float | None]
 
 @dataclass
 class Report:
-    """What one examination found, and did."""
+    """The findings of one examination."""
 
-    #: Whether nothing was changed.
+    #: True if nothing was changed.
     dry_run: bool = False
     findings: list[Finding] = field(default_factory=list)
 
@@ -64,7 +64,7 @@ class Report:
 
     @property
     def suspected(self) -> int:
-        """How many are only reported."""
+        """Return the number of violations that are only reported."""
         return sum(finding.count for finding in self.findings if not finding.remedy)
 
     def as_json(self) -> dict[str, Any]:
@@ -73,17 +73,17 @@ class Report:
 
 @dataclass
 class Totals:
-    """What recovery did in this process since it started, by kind: for metrics."""
+    """The work of recovery in this process since it started, by kind: for metrics."""
 
     repaired: Counter[str] = field(default_factory=Counter)
     #: Each row once, for as long as it is found again and again.
     suspected: Counter[str] = field(default_factory=Counter)
-    #: When it last looked for stuck tasks without an error: seconds since 1970, by this host.
+    #: The moment of its last successful look for stuck tasks: seconds since 1970, by this host.
     succeeded_at: float | None = None
 
 
 totals = Totals()
-#: What was reported already, by kind: the same rows are not told of every minute.
+#: Violations that were reported already, by kind: the same rows are not reported every minute.
 _suspects: dict[str, set[int]] = {}
 
 

@@ -44,9 +44,9 @@ NAMES_EVERY, PRUNED_EVERY = 12, 60
 LAG: Final = 2.0
 #: Seconds later that a turn comes, so that no clock makes it come too early.
 LATE: Final = 0.05
-#: How many slots that nobody wrote are made up for.
+#: Missed slots that are filled in later.
 MAX_MISSED: Final = 30
-#: What a sample says of a queue, apart from what workers add.
+#: Columns of a sample of a queue, apart from those of workers.
 COLUMNS: Final = [
     *("ready", "scheduled", "running"),
     *("enqueued", "claimed", "completed", "failed", "cancelled", "retried", "recovered"),
@@ -155,8 +155,8 @@ class Sampler:
             return Sample.SLOT * random.uniform(0.8, 1.0)
 
     def turn(self) -> float:
-        """What is to be done of a slot. Returns for how many seconds there is nothing to do.
-        Raises LeaseHeld, when another was faster; LeaseLost."""
+        """Write the samples of a slot. Returns for how many seconds there is nothing to do. Raises
+        LeaseHeld, when another was faster; LeaseLost."""
         self._tally.add()
         leases = Lease.objects.home()
         if self._term is None:
@@ -178,7 +178,7 @@ class Sampler:
         return max(0.0, Sample.SLOT - since % Sample.SLOT - (clock() - asked_at)) + LATE
 
     def end(self) -> None:
-        """Let another sample at once."""
+        """Give the lease back, so that another worker can sample at once."""
         term, self._term = self._term, None
         try:
             if term is not None:

@@ -30,9 +30,9 @@ CHECK_EVERY = 15.0
 PATIENCE = 1.0
 #: Seconds between two rounds of housekeeping.
 KEEP_HOUSE_EVERY = 1800.0
-#: What was last said of a schedule that cannot be served, by key.
+#: The last report about each schedule that cannot be served, by key.
 _said: dict[int, str] = {}
-#: How many batches of one schedule are served before the others have their turn.
+#: Batches of one schedule that are served before the others have their turn.
 BATCHES = 10
 
 

@@ -1,5 +1,5 @@
-"""How tasks stand, as the database has it. What is counted is counted over partial indexes: of
-what waits, what runs, and what has failed, but never of all that there ever was."""
+"""Read figures of tasks from the database. Counts go over partial indexes: of tasks that wait, run,
+or have failed, but never of all that ever existed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process does with tasks, counted for Prometheus: see ``leasing.metrics.process``."""
+"""Count this process's work on tasks, for Prometheus: see ``leasing.metrics.process``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1, 2.5, 5, 10, 30, 60, 300, 900, 3600),
 )
-#: What tasks are called of which there is no code here: their names may be anything.
+#: The label of tasks that have no code here: their names may be anything.
 UNKNOWN = "unknown"
 
 
@@ -155,7 +155,7 @@ class TaskMetrics(ProcessMetrics):
 
 
 class State:
-    """What this process has to do, looked at when somebody asks."""
+    """The work of this process, read when metrics are collected."""
 
     def __init__(self) -> None:
         self.executors: ExecutorPool | None = None
@@ -233,8 +233,7 @@ def _child(children: dict[str, Histogram], metric: Histogram, queue: str) -> His
 
 
 def _ended_an_attempt(task: Any) -> bool:
-    """Whether ``task`` ended as its holder was done with it: not while it waited, and not as it
-    was taken back."""
+    """Return True if ``task`` was ended by its holder: not while it waited, and not by recovery."""
     return task.released_at is not None and task.released_at == task.processed_at
 
 
@@ -250,7 +249,7 @@ def connect() -> None:
 
 
 def metrics() -> TaskMetrics:
-    """What this process counts with. RuntimeError before ``connect``."""
+    """Return the counters of this process. Raises RuntimeError before ``connect``."""
     if _metrics is None:
         raise RuntimeError("Nothing is counted yet: call leasing.metrics.registry.connect().")
     return _metrics

@@ -15,7 +15,7 @@ from tasks.models.task import Task
 
 
 class AttemptOutcome(models.TextChoices):
-    """How an attempt ended that did not end well."""
+    """The end of an attempt that did not succeed."""
 
     FAILED = "failed"
     LOST = "lost"
@@ -41,10 +41,10 @@ class TaskAttempt(Ledger):
     ended_at = models.DateTimeField(db_default=DbNow())
     outcome = models.CharField(max_length=9, choices=AttemptOutcome)
     error = models.TextField(blank=True, default="")
-    #: Where the class of what was raised is found, and how it came to be raised.
+    #: The path of the class of the error, and its traceback.
     exception = models.TextField(blank=True, default="")
     traceback = models.TextField(blank=True, default="")
-    #: When a late write of this attempt was refused, and which.
+    #: The moment at which a late write of this attempt was refused, and its verb.
     refused_at = models.DateTimeField(null=True, default=None)
     refused_verb = models.CharField(max_length=20, blank=True, default="")
 

@@ -23,9 +23,10 @@ class OutboxMessage(models.Model):
     key = models.CharField(max_length=200, blank=True, default="")
     payload = models.JSONField(null=True, blank=True)
     created_at = models.DateTimeField(db_default=DbNow())
-    #: When a relay noted that the broker has it.
+    #: The moment at which a relay recorded that the broker has it.
     published_at = models.DateTimeField(null=True, default=None)
-    #: How often it could not be sent though the broker was there; why; and when it is tried next.
+    #: The number of failed sends while the broker was there; the error; and the moment of the next
+    #: try.
     failures = models.IntegerField(default=0)
     last_error = models.TextField(blank=True, default="")
     due_at = models.DateTimeField(null=True, default=None)

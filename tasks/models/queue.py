@@ -10,7 +10,7 @@ from tasks.querysets import QueueQuerySet
 
 
 class Queue(models.Model):
-    """What is known of a queue beside its tasks: whether it is paused. No row: it is not."""
+    """The state of a queue besides its tasks: paused or not. Without a row it is not paused."""
 
     name = models.CharField(max_length=200, primary_key=True)
     #: No task of it is claimed while this is set.

@@ -11,14 +11,15 @@ from leasing.db.routing import RoutedManager
 
 
 class Sample(models.Model):
-    """What went on in one queue in ten seconds: see ``tasks.maintenance.sampling``. The row of no
-    queue ("") has what concerns the leases of all."""
+    """The events of one queue in ten seconds: see ``tasks.maintenance.sampling``. The row of no
+    queue ("") is about the leases of all."""
 
     SLOT = 10
 
     id = models.BigAutoField(primary_key=True)
     queue = models.CharField(max_length=200)
-    #: When its ten seconds begin: seconds since 1970 by the database's clock, a multiple of ten.
+    #: The beginning of its ten seconds: seconds since 1970 by the database's clock, a multiple of
+    #: ten.
     slot = models.BigIntegerField()
     # At the end of the slot, counted up to ``leasing.web.counts.COUNT_CAP``; null where nobody
     # looked.
@@ -57,5 +58,5 @@ class Sample(models.Model):
 
     @property
     def at(self) -> datetime:
-        """When its ten seconds begin."""
+        """Return the beginning of its ten seconds."""
         return datetime.fromtimestamp(self.slot, UTC)

@@ -21,27 +21,27 @@ class Schedule(models.Model):
 
     #: Declared in code, and not by any that ran for so long: it looks abandoned.
     ORPHANED_AFTER = timedelta(days=1)
-    #: How late the next moment is before it looks as if nobody served it.
+    #: The delay after which the next moment looks as if nobody served it.
     OVERDUE_AFTER = timedelta(minutes=1)
 
     id = models.BigAutoField(primary_key=True)
     name = models.CharField(max_length=LONGEST_NAME, unique=True)
-    #: What is enqueued.
+    #: The name of the task that is enqueued.
     task_name = models.CharField(max_length=200)
     task_data = models.JSONField(default=dict, blank=True)
     queue = models.CharField(max_length=200, blank=True, default="")
     priority = models.SmallIntegerField(default=0)
-    #: When: one of the two.
+    #: The rule: one of the two.
     cron = models.CharField(max_length=200, blank=True, default="")
     every = models.DurationField(null=True, default=None, blank=True)
     #: In which time zone the cron expression is meant.
     timezone = models.CharField(max_length=64, default="UTC")
     missed = models.CharField(max_length=6, choices=MissedSlots, default=MissedSlots.LATEST.value)
-    #: Whether it enqueues while its previous task has not ended.
+    #: True if it enqueues while its previous task has not ended.
     overlap = models.BooleanField(default=True)
-    #: Whether code declares it; what code declares, the admin pauses but does not change.
+    #: True if code declares it; the admin may pause, but not change, what code declares.
     declared = models.BooleanField(default=False, editable=False)
-    #: When a scheduler whose code declares it last said so.
+    #: The moment at which a scheduler whose code declares it last recorded that.
     declared_at = models.DateTimeField(null=True, default=None, editable=False)
     paused_at = models.DateTimeField(null=True, default=None, editable=False)
     paused_by = models.CharField(max_length=200, blank=True, default="", editable=False)
@@ -86,13 +86,13 @@ class ScheduleSlot(models.Model):
     id = models.BigAutoField(primary_key=True)
     schedule = models.ForeignKey(Schedule, on_delete=models.CASCADE, related_name="slot_set")
     at = models.DateTimeField()
-    #: What was enqueued; null where it was pruned since, and where nothing was.
+    #: The task that was enqueued; null where it was pruned since, and where none was.
     task = models.ForeignKey(
         Task, on_delete=models.SET_NULL, null=True, default=None, related_name="+"
     )
     #: Nothing was enqueued: the previous task had not ended.
     skipped = models.BooleanField(default=False)
-    #: Who had it run beside the plan; empty: it is of the plan.
+    #: The operator who had it run besides the plan; empty: the plan itself.
     run_by = models.CharField(max_length=200, blank=True, default="")
     enqueued_at = models.DateTimeField(db_default=DbNow())
 

@@ -26,7 +26,7 @@ class Task(Leasable):
     """
 
     id = models.BigAutoField(primary_key=True)
-    #: Which handler runs it; looked up in the registry, never imported.
+    #: The handler that runs it; looked up in the registry, never imported.
     name = models.CharField(max_length=200)
     queue = models.CharField(max_length=200, default="default")
     task_data = models.JSONField(default=dict, blank=True)
@@ -38,7 +38,7 @@ class Task(Leasable):
     created_at = models.DateTimeField(db_default=DbNow())
     #: The first claim.
     started_at = models.DateTimeField(null=True, default=None)
-    #: When it ended, in whatever way.
+    #: The moment at which it ended, in whatever way.
     processed_at = models.DateTimeField(null=True, default=None)
     #: Counted at the claim, and nowhere else.
     attempts = models.IntegerField(default=0)
@@ -54,17 +54,18 @@ class Task(Leasable):
     enqueued_key = models.CharField(max_length=200, null=True, default=None)
     #: The client's name for this enqueue: sent again, it meets this row, ended or not.
     idempotency_key = models.CharField(max_length=200, null=True, default=None)
-    #: How many enqueues its unique key turned away.
+    #: The number of enqueues that its unique key refused.
     duplicates = models.IntegerField(default=0)
 
-    #: How long one attempt may run; null is the handler's, or for ever.
+    #: The time that one attempt may run; null is the handler's, or for ever.
     timeout = models.DurationField(null=True, default=None)
-    #: What the handler last said of how far it is, and when; set anew at each claim.
+    #: The latest progress of the handler, and its moment; reset at each claim.
     progress = models.JSONField(null=True, default=None, blank=True)
     progressed_at = models.DateTimeField(null=True, default=None)
     #: Without progress for so long while running it is taken from its holder, heartbeats or not.
     progress_timeout = models.DurationField(null=True, default=None)
-    #: What the next attempt goes on from, and how often it was written: it never falls.
+    #: The state that the next attempt goes on from, and the number of times it was written, which
+    #: never falls.
     checkpoint = models.JSONField(null=True, default=None, blank=True)
     checkpoints = models.IntegerField(default=0)
     #: Someone asked the holder to stop; it hears of it with its next heartbeat.
@@ -75,11 +76,11 @@ class Task(Leasable):
     concurrency_key = models.CharField(max_length=200, blank=True, default="")
     concurrency_limit = models.SmallIntegerField(null=True, default=None)
     slot = models.CharField(max_length=210, null=True, default=None)
-    #: What traces go on from: W3C's headers of the span that enqueued it, as JSON, and as
-    #: ``previous`` that of the attempt before. Null where nobody traced it.
+    #: The context that traces go on from: W3C's headers of the span that enqueued it, as JSON, and
+    #: as ``previous`` that of the attempt before. Null where nobody traced it.
     trace_context = models.TextField(null=True, default=None, blank=True)
-    #: When a relay last took it to give its key to a broker; null: it is to be given. Only tasks of
-    #: TASK_QUEUE["CELERY_QUEUES"] ever are.
+    #: The moment at which a relay last took it to give its key to a broker; null: it is to be
+    #: given. Set for tasks of TASK_QUEUE["CELERY_QUEUES"] only.
     published_at = models.DateTimeField(null=True, default=None)
 
     # Before the tasks that were claimed may come a million that never were.
@@ -127,7 +128,7 @@ class Task(Leasable):
     is_duplicate = False
     #: Set by ``fail``: what its handler raised, for the receivers of its signals.
     raised: BaseException | None = None
-    #: What of the trace of this attempt its end is to leave in the row, for the next attempt.
+    #: The part of this attempt's trace that its end leaves in the row, for the next attempt.
     traced: str | None = None
 
     objects: ClassVar = TaskQuerySet.as_manager()
@@ -258,8 +259,8 @@ class Task(Leasable):
             self._reset(self.attempt_columns)
 
     def stalled_for(self, now: datetime) -> timedelta | None:
-        """How long nothing has moved at ``now``, which is the database's clock, if that is longer
-        than it may be; None otherwise."""
+        """Return the time without progress at ``now``, the database's clock, if it is longer than
+        allowed; None otherwise."""
         if self.status != TaskStatus.RUNNING or not (self.progress_timeout and self.progressed_at):
             return None
         silent = now - self.progressed_at
@@ -267,8 +268,8 @@ class Task(Leasable):
 
     @property
     def has_message(self) -> bool:
-        """Whether a message to workers behind a broker tells of it, as far as is known here: see
-        ``tasks.querysets.relay``."""
+        """Return True if a message to workers behind a broker names it, as far as is known here:
+        see ``tasks.querysets.relay``."""
         sent_at = self.published_at
         if sent_at is None or sent_at < self.scheduled_at:
             return False

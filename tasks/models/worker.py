@@ -15,7 +15,7 @@ from tasks.models.queue import Queue
 
 
 class WorkerState(models.TextChoices):
-    """What a worker's last sign of life says."""
+    """The state of a worker by its last heartbeat."""
 
     LIVE = "live"
     LATE = "late"
@@ -24,7 +24,7 @@ class WorkerState(models.TextChoices):
 
 
 class WorkerRole(models.TextChoices):
-    """What a process is there for that shows signs of life."""
+    """The role of a process that sends heartbeats."""
 
     WORKER = "worker"
     RECOVERY = "recovery"
@@ -43,7 +43,7 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
     """Worker processes, and those that stand beside them."""
 
     def generators(self) -> WorkerQuerySet:
-        """Those that generate, or stand by to."""
+        """Return the processes that generate, or stand by to."""
         return self.filter(role=WorkerRole.GENERATOR)
 
     def with_state(self) -> WorkerQuerySet:
@@ -104,7 +104,7 @@ class Worker(models.Model):
     #: The names of the tasks it has code for.
     handlers = models.JSONField(default=list)
     concurrency = models.PositiveIntegerField(default=0)
-    #: Whether it runs recovery.
+    #: True if it runs recovery.
     sweeps = models.BooleanField(default=True)
     started_at = models.DateTimeField(db_default=DbNow())
     last_seen_at = models.DateTimeField(db_default=DbNow())

@@ -1,11 +1,11 @@
-"""What Prometheus and Grafana are given: ``alerts.yml`` and ``dashboard.json``, beside this."""
+"""Files for Prometheus and Grafana: ``alerts.yml`` and ``dashboard.json``, in this folder."""
 
 from __future__ import annotations
 
 from importlib.resources import files
 from typing import Final
 
-#: Where the pages of the runbook are, in this project's repository.
+#: The folder of the runbook, in this project's repository.
 RUNBOOK: Final = "docs/runbook"
 
 

@@ -34,8 +34,10 @@ RELAY: Final = "leasing_tasks.relay"
 def publish(topic: str, payload: Any, *, key: str = "") -> OutboxMessage:
     """Store a message, as part of the caller's transaction if there is one.
 
-    ``topic`` is its routing key (1 to 200 printable characters), ``payload`` any JSON. Messages of
-    one ``key`` are published in their order; those without one in any.
+    Args:
+        topic: The routing key (1 to 200 printable characters).
+        payload: Any JSON.
+        key: Messages of one key are published in their order; those without one in any.
 
     Raises InvalidResource (the topic, the key), NotSerializable.
     """

@@ -40,11 +40,11 @@ from tasks.querysets.outbox import OUTBOX
 from tasks.runtime.service_threads import ServiceThreads
 from tasks.runtime.tracepoints import Send, points
 
-#: How many messages are marked by one transaction.
+#: Messages that one transaction marks.
 BATCH: Final = 100
 #: Seconds until the next look while more is ready than may be at the broker.
 NEXT_BATCH_AFTER: Final = 0.1
-#: How many published messages are deleted after a look that found little to do.
+#: Published messages that are deleted after a look that found little to do.
 PRUNED: Final = 500
 #: Seconds until it looks again for such, once there are no more.
 PRUNE_EVERY: Final = 60.0
@@ -59,7 +59,7 @@ class QueueRefused(BrokerAway):
 
 
 class Broker(Protocol):
-    """What a relay needs of a broker."""
+    """The interface of a broker that a relay uses."""
 
     def send_task(self, key: int, queue: str) -> None:
         """Tell the workers of ``queue`` of the task with this ``key``. Raises BrokerAway,
@@ -69,8 +69,8 @@ class Broker(Protocol):
         """Publish ``message``. Raises BrokerAway; any other error is the message's own."""
 
     def waiting(self, queue: str) -> int | None:
-        """How many messages of ``queue`` no worker has taken; None where nobody knows. Raises
-        BrokerAway."""
+        """Return the number of messages of ``queue`` that no worker has taken; None where it is
+        unknown. Raises BrokerAway."""
 
     def close(self) -> None:
         """Hang up. Raises nothing; what is sent next connects again."""

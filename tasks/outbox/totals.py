@@ -1,4 +1,4 @@
-"""What the relay of this process did since it started: for metrics."""
+"""Count the work of this process's relay since it started: for metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Totals:
     refused: int = 0
     #: Looks that failed, for the broker or the database was away.
     failures: int = 0
-    #: When a look last did not: seconds since 1970, by this host.
+    #: The moment of the last look that did not: seconds since 1970, by this host.
     succeeded_at: float | None = None
 
 

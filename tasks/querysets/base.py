@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Tasks that someone asked to cancel while they ran.
 CANCEL_REQUESTED = Q(cancel_requested_at__isnull=False)
-#: What identifies a term and says how long it lasts.
+#: Columns that identify a term and its duration.
 TERM = ("grant_id", "fencing_token", "acquired_at", "expires_at")
 
 

@@ -19,13 +19,13 @@ from tasks.querysets.stored import StoredTasks
 if TYPE_CHECKING:
     from tasks.models import Task
 
-#: How many rows one statement carries, and of how much text: PostgreSQL holds 256 MB at most.
+#: Rows that one statement carries, and characters: PostgreSQL holds 256 MB at most.
 BATCH_ROWS = 5000
 BATCH_TEXT = 2**24
 
 #: The data of some tasks, their text, and what limits each, where that differs.
 Batch = tuple[list[dict[str, Any]], str, Limits | None]
-#: What they were given as they were stored: keys, and columns of moments.
+#: Values that the database gave them as they were stored: keys, and columns of moments.
 Given = tuple[list[int], dict[str, Any]]
 
 

@@ -39,8 +39,8 @@ COLUMNS = (
     "grant_id",
     "fencing_token",
 )
-#: Those it brings besides where the end of a task is told (``registry.observed``). Moments come as
-#: numbers, which are read much faster, and made when somebody looks at them.
+#: Columns it brings besides where the end of a task is reported (``registry.observed``). Moments
+#: come as numbers, which are read much faster, and are converted when they are read.
 REPORTED_COLUMNS = ("priority", "created_at", "started_at")
 #: And where tasks are traced.
 TRACED_COLUMNS = ("trace_context",)
@@ -50,7 +50,7 @@ _OF_TERM = ("holder", "ttl", "acquired_at", "expires_at")
 
 @dataclass(frozen=True, slots=True)
 class ClaimTerm:
-    """What the tasks of one claim have in common."""
+    """The columns that the tasks of one claim have in common."""
 
     holder: str
     ttl: timedelta
@@ -85,7 +85,8 @@ def keeping(granted: Sized) -> Iterator[None]:
 
 
 def resource_of(key: int) -> str:
-    """What the API and the pages say is leased with the task of this ``key``."""
+    """Return the name of the leased resource for the task of this ``key``, in the API and on
+    pages."""
     return f"{TASKS}{key}"
 
 
@@ -212,7 +213,7 @@ class ClaimedTask:
 
     @property
     def can_be_reported(self) -> bool:
-        """Whether the claim brought REPORTED_COLUMNS."""
+        """Return True if the claim brought REPORTED_COLUMNS."""
         return self._created is not None
 
     @property
@@ -236,11 +237,11 @@ class ClaimedTask:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether there is a model instance that has every column."""
+        """Return True if there is a model instance that has every column."""
         return self._task is not None and not self._task.get_deferred_fields()
 
     def load(self, row: Task) -> None:
-        """Let ``row``, which was read under this grant, be the model instance."""
+        """Make ``row``, which was read under this grant, the model instance."""
         row.now, row.sent_at = self.now, self.sent_at
         self._task = row
 

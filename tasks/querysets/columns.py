@@ -18,7 +18,7 @@ from tasks.registry import Handler
 
 
 class ManyOptions(TypedDict, total=False):
-    """What ``enqueue_many`` takes beside the data."""
+    """Options of ``enqueue_many`` besides the data."""
 
     queue: str | None
     priority: int
@@ -32,7 +32,7 @@ class ManyOptions(TypedDict, total=False):
 
 
 class EnqueueOptions(ManyOptions, total=False):
-    """What ``enqueue`` takes beside the data."""
+    """Options of ``enqueue`` besides the data."""
 
     unique_key: str | None
     unique_for: str | float | timedelta
@@ -41,7 +41,8 @@ class EnqueueOptions(ManyOptions, total=False):
 
 
 class NewTask(NamedTuple):
-    """What is stored: all columns that are not as the model has them, and the text of the data."""
+    """A task to be stored: all columns that differ from the model's defaults, and the text of the
+    data."""
 
     columns: dict[str, Any]
     data: str
@@ -61,7 +62,7 @@ class NewTasks(NamedTuple):
 
     @property
     def limited_alike(self) -> bool:
-        """Whether the data have no part in what limits them."""
+        """Return True if the limits do not depend on the data."""
         return self.concurrency_key is not None or not self.handler.concurrency_key
 
 
@@ -75,7 +76,7 @@ def new_task(
     idempotency_key: str | None = None,
     **options: Unpack[ManyOptions],
 ) -> NewTask:
-    """What ``enqueue`` stores for its arguments, checked; see there."""
+    """Return the row that ``enqueue`` stores for its arguments, checked; see there."""
     new = new_tasks(name_or_handler, **options)
     checked, text = dumped_data(data)
     columns = {**new.columns, "task_data": checked, **new.limit(checked)}
@@ -102,7 +103,7 @@ def new_tasks(
     concurrency_key: str | None = None,
     concurrency_limit: int | None = None,
 ) -> NewTasks:
-    """What tasks with these options have in common, checked."""
+    """Return the columns that tasks with these options have in common, checked."""
     handler = registry.find(name_or_handler)
     if max_attempts is None:
         max_attempts = handler.max_attempts or task_settings.MAX_ATTEMPTS

@@ -80,8 +80,9 @@ def _tell(done: list[ClaimedTask], completed: list[Completed], using: str) -> No
 def _asked_together(
     results: list[tuple[ClaimedTask, Any]],
 ) -> tuple[dict[int, tuple[ClaimedTask, Any]], str, list[int]]:
-    """Those of ``results`` that one statement may store, by their keys and in their order; all
-    their outputs as one text of JSON; and the keys of those whose end is to be told."""
+    """Return the part of ``results`` that one statement may store, by their keys and in their
+    order; all their outputs as one text of JSON; and the keys of those whose end is to be
+    reported."""
     asked: dict[int, tuple[ClaimedTask, Any]] = {}
     reported: list[int] = []
     for result in sorted(results, key=_key):
@@ -104,8 +105,8 @@ def _asked_together(
 def _small_enough(
     asked: dict[int, tuple[ClaimedTask, Any]],
 ) -> tuple[dict[int, tuple[ClaimedTask, Any]], str]:
-    """Those of ``asked`` whose output may be stored, as far as they fit into one statement, and
-    their outputs as JSON."""
+    """Return the part of ``asked`` whose output may be stored, as far as they fit into one
+    statement, and their outputs as JSON."""
     texts: dict[int, str] = {}
     room = LARGEST
     for key, (_, output) in asked.items():

@@ -28,7 +28,7 @@ from tasks.runtime.tracepoints import points
 if TYPE_CHECKING:
     from tasks.models import Task
 
-#: What one that replaces another overwrites, beside the number of attempts.
+#: Columns that a replacement overwrites, besides the number of attempts.
 REPLACED = (
     "name",
     "task_data",
@@ -41,10 +41,10 @@ REPLACED = (
 )
 
 
-#: How often to try while the task that has the key comes and goes.
+#: Tries while the task that has the key comes and goes.
 TRIES = 3
-#: How often to look for the row of the task that has the key while somebody has it locked, some
-#: ten milliseconds each time: where the enqueue cannot do without it, and to count.
+#: Tries to read the row of the task that has the key while it is locked, some ten milliseconds each
+#: time: where the enqueue cannot do without it, and to count.
 LOOKS = 400
 LOOKS_TO_COUNT = 10
 
@@ -201,7 +201,7 @@ def _lock_soon(rows: TaskRows, unique_key: str | None, looks: int = LOOKS) -> Ta
 
 
 def _start_of(task: Task) -> Any:
-    """When an unsaved ``task`` is to start: a moment, or the expression of one."""
+    """Return the start of an unsaved ``task``: a moment, or the expression of one."""
     start: Any = task.scheduled_at
     is_default = isinstance(start, DatabaseDefault)
     return start.expression if is_default else start

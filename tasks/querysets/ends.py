@@ -47,7 +47,7 @@ Answer = tuple[list["Task"], Refused]
 
 NOTHING: Mapping[int, Exception] = {}
 
-#: What tells of an attempt that failed, by the state of its task afterwards.
+#: The signal of a failed attempt, by the state of its task afterwards.
 FAILURES = {
     TaskStatus.READY: signals.attempt_failed,
     TaskStatus.FAILED: signals.failed,
@@ -174,7 +174,7 @@ def _lock(rows: TaskRows, items: list[tuple[Task, Result]]) -> Locked[Result]:
 
 
 def _of_grants(rows: TaskRows, tasks: list[Task], *, unexpired: bool = False) -> TaskRows:
-    """Those of ``tasks`` that run under their grant."""
+    """Return the part of ``tasks`` that runs under its grant."""
     if len(tasks) == 1:
         held = rows._of_grant(tasks[0])
     else:

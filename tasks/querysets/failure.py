@@ -22,7 +22,7 @@ class Failure:
 
     task: Task
     text: str
-    #: How long until the next attempt; None: there is to be none.
+    #: The time until the next attempt; None: there is to be none.
     delay: timedelta | None
     attempt: TaskAttempt
     raised: BaseException | None

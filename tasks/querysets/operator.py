@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Written = TypeVar("Written")
 
-#: How many rows one transaction of a bulk verb takes.
+#: Rows that one transaction of a bulk verb takes.
 BULK_BATCH = 500
 
 
@@ -163,7 +163,7 @@ def discard(rows: TaskRows, by: str) -> int:
 
 
 def _gone(rows: TaskRows, tasks: list[Task]) -> list[Task]:
-    """Those of ``tasks`` that are there no more."""
+    """Return the part of ``tasks`` whose rows are gone."""
     there = rows._everything().filter(pk__in=[task.pk for task in tasks])
     keys = set(there.values_list("pk", flat=True))
     return [task for task in tasks if task.pk not in keys]

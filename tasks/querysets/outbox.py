@@ -27,11 +27,11 @@ from tasks.payload import check_json
 if TYPE_CHECKING:
     from tasks.models import OutboxMessage
 
-#: What wakes the relay: no queue is called so.
+#: The name by which the relay is woken: no queue has it.
 OUTBOX = " outbox"
 #: Seconds before a message that could not be sent is tried again, doubled each time.
 FIRST_PAUSE, MAX_RETRY_PAUSE = 1.0, 3600.0
-#: How much of an error is kept.
+#: Characters of an error that are kept.
 LONGEST_ERROR = 2000
 
 
@@ -81,8 +81,7 @@ class OutboxQuerySet(RoutedQuerySet["OutboxMessage"]):
         )
 
     def retry(self) -> int:
-        """Let those of these messages that wait to be tried again be tried now. Returns how
-        many."""
+        """Make those of these messages that wait for their next try due now. Returns how many."""
         rows = self.home()
         changed = rows.waiting().update(due_at=None)
         notify_queues(rows.db, [OUTBOX])

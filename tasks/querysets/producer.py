@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tasks.models import Task
 
 
-#: How many rows one INSERT carries.
+#: Rows that one INSERT carries.
 INSERT_BATCH = 500
 
 

@@ -19,16 +19,21 @@ if TYPE_CHECKING:
 
 
 class QueueQuerySet(RoutedQuerySet["Queue"]):
-    """What is known of queues: ``Queue.objects``."""
+    """The state of queues: ``Queue.objects``."""
 
     def paused(self) -> QueueQuerySet:
         return self.filter(paused_at__isnull=False)
 
     def pause(self, name: str, *, by: str = "", reason: str = "") -> bool:
-        """Let no task of the queue ``name`` be claimed from now on; those that run run on.
+        """Pause the queue ``name``: none of its tasks is claimed from now on; running tasks
+        continue. Returns True if it was open: ``by`` and ``reason`` of an earlier pause stay.
 
-        Returns whether it was open: who and why of an earlier pause stay. Once this has
-        committed, every claim that begins later sees it. Raises UnknownQueue.
+        Once this has committed, every claim that begins later sees it. Raises UnknownQueue.
+
+        Args:
+            name: The queue.
+            by: The operator.
+            reason: The reason, shown with every task that waits there.
         """
         rows = self._home()
         if not rows.filter(name=name).exists():
@@ -41,7 +46,7 @@ class QueueQuerySet(RoutedQuerySet["Queue"]):
         return bool(paused)
 
     def resume(self, name: str, *, by: str = "") -> bool:
-        """Let tasks of the queue ``name`` be claimed again. Returns whether it was paused."""
+        """Resume the queue ``name``. Returns True if it was paused."""
         rows = self._home()
         resumed = rows.filter(name=name).paused().update(paused_at=None, paused_by="", reason="")
         if resumed:

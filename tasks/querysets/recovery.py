@@ -34,11 +34,11 @@ from tasks.runtime.tracepoints import points
 if TYPE_CHECKING:
     from tasks.models import Task
 
-#: How many rows one recovery transaction takes.
+#: Rows that one recovery transaction takes.
 SWEEP_BATCH = 100
 #: Of running tasks, the least time that recovery leaves one of them.
 _LAPSE = Min(Least(remaining(), Coalesce(until_idle(), remaining())))
-#: When this process last looked for stuck tasks, by database, on the holder's clock.
+#: The moment at which this process last looked for stuck tasks, by database, on the holder's clock.
 swept_at: dict[str, float] = {}
 
 

@@ -23,7 +23,7 @@ from leasing.db.dialects import lock
 from leasing.functions import DbNow, after
 from tasks.querysets.base import TaskRows, TaskStatus
 
-#: How often one look goes on behind the tasks of keys that have as many published as can run.
+#: Rounds in which one look goes on behind the tasks of keys that have as many published as can run.
 ROUNDS = 5
 
 #: Never published, or not since it was last claimed, or before its time came.
@@ -38,11 +38,11 @@ NO_MESSAGE = (
 class Window:
     """The ready tasks of a queue that are claimed next, as far as a relay looks."""
 
-    #: Those to publish, in their order.
+    #: Keys of the tasks to publish, in their order.
     keys: list[int] = field(default_factory=list)
-    #: Those whose message is under way for longer than it should be.
+    #: Keys of the tasks whose message has been under way for too long.
     late: list[int] = field(default_factory=list)
-    #: Whether there are more tasks than it shows.
+    #: True if there are more tasks than it shows.
     is_full: bool = False
 
 

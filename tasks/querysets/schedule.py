@@ -1,4 +1,4 @@
-"""What schedulers and operators do with schedules.
+"""The verbs of schedulers and operators on schedules.
 
 What each verb demands of the row, beside its key:
 
@@ -35,9 +35,9 @@ from tasks.scheduling.rules import due_slots, rule_of
 if TYPE_CHECKING:
     from tasks.models import Schedule, ScheduleSlot, Task
 
-#: How many slots one transaction takes at most.
+#: Slots that one transaction takes at most.
 SLOT_BATCH = 100
-#: How long slots are kept; of each schedule the last one for ever.
+#: The time for which slots are kept; of each schedule the last one for ever.
 SLOTS_KEPT_FOR = timedelta(days=7)
 #: A declaration is confirmed when it was not for so long.
 CONFIRMED_EVERY = timedelta(minutes=30)
@@ -48,20 +48,20 @@ RULE = ("cron", "every", "timezone")
 class ScheduleQuerySet(RoutedQuerySet["Schedule"]):
     """Schedules: ``Schedule.objects``."""
 
-    #: How often to try to declare what others store and delete meanwhile.
+    #: Tries to declare a schedule that others store and delete meanwhile.
     TRIES = 3
 
     def served_here(self) -> Self:
-        """Those that this process may enqueue: it has code for the task and, where code declares
-        the schedule, its own does so. What a deploy took out of the code is thus served until
-        the last process with the old code ends, and not again."""
+        """Return the schedules that this process may enqueue: it has code for the task and, where
+        code declares the schedule, its own does so. A schedule that a deploy took out of the code
+        is thus served until the last process with the old code ends, and not again."""
         names = [declaration.name for declaration in declarations.declared()]
         return self.filter(
             Q(declared=False) | Q(name__in=names), task_name__in=registry.names(), paused_at=None
         )
 
     def due(self, ahead: timedelta = timedelta(0)) -> Self:
-        """Those whose next moment comes within ``ahead``, or is not worked out yet."""
+        """Return the schedules whose next moment comes within ``ahead``, or is not computed yet."""
         return self.filter(Q(next_at=None) | Q(next_at__lte=after(ahead)))
 
     def with_last(self) -> Self:
@@ -143,7 +143,7 @@ class ScheduleQuerySet(RoutedQuerySet["Schedule"]):
     # Declarations
 
     def declare(self, declaration: Declaration) -> bool:
-        """Let the row be as ``declaration`` says. Returns whether that changed anything.
+        """Write ``declaration`` to its row. Returns True if that changed anything.
 
         The process that starts last decides: at the end of a deploy that is new code.
         """

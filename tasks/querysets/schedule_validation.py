@@ -1,4 +1,4 @@
-"""What a form may make of a schedule."""
+"""Validate a schedule of a form."""
 
 from __future__ import annotations
 

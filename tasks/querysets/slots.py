@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: Before the names of the keys that are locked.
 LOCK = "leasing_tasks.slot:"
-#: How often to try to lock a key that another claim has, a few milliseconds each time.
+#: Tries to lock a key that another claim has, a few milliseconds each time.
 TRIES = 8
 
 

@@ -47,20 +47,27 @@ class TaskQuerySet(TaskRows):
     ) -> Task:
         """Store a task, as part of the caller's transaction if there is one.
 
-        ``data`` are the handler's keyword arguments. Higher ``priority`` (-32768 to 32767) goes
-        first; it is not started before ``scheduled_at``, or before ``delay`` (seconds) has
-        passed on the database's clock. ``queue``, ``max_attempts``, ``timeout`` and
-        ``progress_timeout`` (seconds, of one attempt), ``concurrency_key`` (text as it is; empty:
-        none) and ``concurrency_limit`` default to the handler's.
-
-        One task at a time has a ``unique_key``, for as long as ``unique_for`` says: "waiting"
-        (until its claim), "running" (until its first attempt ends), "finished", or a window in
-        seconds. An enqueue meanwhile returns that task, with ``is_duplicate`` set, and stores
-        nothing; what becomes of the task while it still waits, ``on_duplicate`` says: "skip"
-        leaves it, "replace" makes it what was asked for now, "keep_time" does so but for the
-        time it is scheduled at.
-
-        The same ``idempotency_key`` again returns the same task, ended or not.
+        Args:
+            name_or_handler: The name of the task, or its handler.
+            data: The handler's keyword arguments.
+            queue: The queue; the handler's by default.
+            priority: A number from -32768 to 32767; higher goes first.
+            scheduled_at: The moment before which it is not started.
+            delay: Seconds before which it is not started, on the database's clock.
+            unique_key: A key that one task has at a time. An enqueue meanwhile returns that task,
+                with ``is_duplicate`` set, and stores nothing.
+            unique_for: How long the task keeps that key: "waiting" (until its claim), "running"
+                (until its first attempt ends), "finished", or a window in seconds.
+            on_duplicate: The effect on a waiting task with that key: "skip" leaves it, "replace"
+                gives it the arguments of this call, "keep_time" does so but for its time.
+            idempotency_key: A key that returns the same task again, ended or not.
+            max_attempts: The number of attempts; the handler's by default.
+            timeout: Seconds that one attempt may run; the handler's by default.
+            progress_timeout: Seconds without progress in one attempt; the handler's by default.
+            concurrency_key: Tasks of this key are limited together; the handler's by default. Text
+                as it is; empty: none.
+            concurrency_limit: The number of tasks of that key that run at a time; the handler's by
+                default.
 
         Raises UnknownTask, UnknownQueue, NotSerializable, InvalidResource (a key), ValueError,
         PayloadMismatch (the idempotency key was used for another task or other data), KeyBusy
@@ -127,14 +134,19 @@ class TaskQuerySet(TaskRows):
         limit: int = 1,
         ttl: float | timedelta | None = None,
     ) -> Claim[Task]:
-        """Lease up to ``limit`` ready tasks of ``queues`` (None: all) to ``holder``, for ``ttl``
-        seconds from now and from each heartbeat.
+        """Claim ready tasks for ``holder``.
 
         Higher priority goes first, then the longest due. Queues that are paused and tasks whose
         concurrency key has its limit running are passed over. Which queue is looked at first is
         drawn by lot, so that a full one does not starve the others. When this process has not
         looked for stuck tasks for SWEEP_EVERY, it does so first: a site whose only workers are
         remote ones recovers too.
+
+        Args:
+            holder: The name of the worker.
+            queues: The queues to claim from; None: all.
+            limit: The number of tasks, at most.
+            ttl: Seconds of the lease, from now and from each heartbeat.
 
         Raises UnknownQueue, InvalidResource (the holder), InvalidTTL, LeaseInTransaction.
         """
@@ -191,11 +203,16 @@ class TaskQuerySet(TaskRows):
         return worker.finish_step(self.home(task), task, name, output, progress)
 
     def complete(self, task: Task, output: Any = None, *, unexpired: bool = False) -> Task:
-        """Store ``output`` and end the task well, as part of the caller's transaction if there
-        is one. ``unexpired`` also demands that the deadline has not passed.
+        """Store ``output`` and end the task as succeeded, as part of the caller's transaction if
+        there is one.
+
+        Args:
+            task: The task, as its holder has it.
+            output: Any JSON.
+            unexpired: True to demand that the deadline has not passed, too.
 
         Raises LeaseLost when the task is no longer this grant's (the output is dropped, and the
-        attempt remembers it), NotSerializable.
+        attempt records it), NotSerializable.
         """
         rows = self.home(task)
         return ends.alone(ends.complete(rows, [(task, output)], unexpired=unexpired))
@@ -211,10 +228,14 @@ class TaskQuerySet(TaskRows):
         return completions.complete_claimed(self.home(), results)
 
     def fail(self, task: Task, error: BaseException | str, *, unexpired: bool = False) -> Task:
-        """End this attempt badly. The task is tried again after a pause, which its handler's
-        retry policy decides about where that is known here, and TASK_QUEUE["BACKOFF"]
-        otherwise. When its attempts are used up, the error is a GiveUp, or the policy gives up,
-        it is failed. A policy gets an ``error`` that is text as a TaskError. Raises LeaseLost.
+        """End this attempt as failed. The task is tried again after a pause, by its handler's retry
+        policy where that is known here, and TASK_QUEUE["BACKOFF"] otherwise. When its attempts are
+        used up, the error is a GiveUp, or the policy gives up, it is failed. Raises LeaseLost.
+
+        Args:
+            task: The task, as its holder has it.
+            error: The error; a policy gets text as a TaskError.
+            unexpired: True to demand that the deadline has not passed, too.
         """
         rows = self.home(task)
         return ends.alone(ends.fail(rows, [(task, error)], unexpired=unexpired))
@@ -227,11 +248,15 @@ class TaskQuerySet(TaskRows):
         return ends.fail(self.home(), list(failures))
 
     def give_back(self, task: Task, reason: str, *, delay: timedelta = timedelta(0)) -> Task:
-        """Set a running task ready again, unfinished: the attempt is not counted, and it is not
-        started before ``delay`` has passed. Raises LeaseLost.
+        """Set a running task ready again, unfinished: the attempt is not counted. Raises LeaseLost.
 
-        Of several attempts returned for the same reason the history keeps the latest, so that
-        a task that is returned every minute does not fill it.
+        Of several attempts returned for the same reason the history keeps the latest, so that a
+        task that is returned every minute does not fill it.
+
+        Args:
+            task: The task, as its holder has it.
+            reason: The reason, for the history.
+            delay: The time before which it is not started again.
         """
         return ends.alone(ends.give_back(self.home(task), [task], reason, delay))
 
@@ -241,9 +266,14 @@ class TaskQuerySet(TaskRows):
         return ends.give_back(self.home(), tasks, reason)
 
     def snooze(self, task: Task, delay: float | timedelta, reason: str = "") -> Task:
-        """Put a running task off for ``delay`` (seconds, or a timedelta), as its handler asked
-        for: the attempt is not counted, checkpoint and steps stay. The history keeps the latest
-        snooze. Raises LeaseLost, ValueError (the delay).
+        """Postpone a running task, as its handler requested: the attempt is not counted, checkpoint
+        and steps stay. The history keeps the latest snooze. Raises LeaseLost, ValueError (the
+        delay).
+
+        Args:
+            task: The task, as its holder has it.
+            delay: Seconds, or a timedelta, until it is tried again.
+            reason: The reason, for the history.
         """
         nap = Snooze(delay, reason)
         return ends.alone(ends.snooze(self.home(task), task, nap))
@@ -277,8 +307,13 @@ class TaskQuerySet(TaskRows):
     def reschedule(
         self, *, queue: str | None = None, scheduled_at: datetime | None = None, by: str = ""
     ) -> int:
-        """Move waiting tasks to another ``queue``, another time, or both, some hundred in a
+        """Move waiting tasks to another queue, another time, or both, some hundred in a
         transaction. Returns how many.
+
+        Args:
+            queue: The new queue; None: unchanged.
+            scheduled_at: The new time; None: unchanged.
+            by: The operator.
 
         Raises UnknownQueue; ValueError when neither is given, or the time has no zone.
         """

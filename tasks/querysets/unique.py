@@ -25,7 +25,7 @@ from leasing.validation.names import check_duration
 
 
 class UniqueFor(models.TextChoices):
-    """How long a task keeps its unique key."""
+    """The time for which a task keeps its unique key."""
 
     #: Until it is claimed.
     WAITING = "waiting"
@@ -38,7 +38,7 @@ class UniqueFor(models.TextChoices):
 
 
 class OnDuplicate(models.TextChoices):
-    """What an enqueue does to the waiting task that has its unique key."""
+    """The effect of an enqueue on the waiting task that has its unique key."""
 
     #: Nothing.
     SKIP = "skip"

@@ -31,7 +31,7 @@ _never = threading.Event()
 
 
 class _Thread(threading.local):
-    #: Whether connections made on this thread are kept from task to task.
+    #: True to keep connections made on this thread from task to task.
     keeps = False
 
 
@@ -39,8 +39,8 @@ _thread = _Thread()
 
 
 def keep_connections() -> None:
-    """Let this thread keep its connections from task to task where CONN_MAX_AGE is 0. It calls
-    ``close_kept`` when no task came for KEPT_IDLE seconds."""
+    """Keep the connections of this thread from task to task where CONN_MAX_AGE is 0. The thread
+    calls ``close_kept`` when no task came for KEPT_IDLE seconds."""
     _thread.keeps = True
 
 
@@ -93,7 +93,7 @@ def lasting_connection(
 
 
 _limiting = threading.Lock()
-#: How many blocks of ``handlers_limited`` this process is in.
+#: The number of blocks of ``handlers_limited`` that this process is in.
 _limited = 0
 
 

@@ -1,4 +1,4 @@
-"""What is measured of tasks where it happens: see ``leasing.runtime.probes``.
+"""Measure tasks where it happens: see ``leasing.runtime.probes``.
 
 running      queue, seconds: how long an attempt had its slot in a worker
 """

@@ -36,7 +36,7 @@ class AttemptTrace(HoldTrace, Protocol):
         """It was given back, whatever its handler still does."""
 
     def carrier(self) -> str | None:
-        """What another process needs to go on with it."""
+        """Return the headers by which another process goes on with it."""
 
 
 class TaskTracer(Protocol):
@@ -67,7 +67,7 @@ class TaskTracer(Protocol):
 
 
 class Points:
-    """Who traces the tasks of this process; nobody is None."""
+    """The tracer of this process's tasks; None while there is none."""
 
     tracer: TaskTracer | None = None
 

@@ -17,7 +17,7 @@ from tasks.scheduling.rules import MissedSlots, rule_of
 Function = TypeVar("Function", bound=Callable[..., Any])
 Duration = float | timedelta
 
-#: What a unique key leaves of a name's length.
+#: The length of a name that its unique key leaves room for.
 LONGEST_NAME = 190
 
 
@@ -93,14 +93,21 @@ def schedule(
     """Declare that a task is enqueued at moments: ``@schedule(cron="0 3 * * *")`` above
     ``@handler``, or ``schedule("nightly", "reports.build", cron="0 3 * * *")``.
 
-    When: ``cron``, five fields meant in ``timezone``, or ``every`` so many seconds (1 to ten
-    years). ``name`` is the schedule's own, by default that of its task. ``data``, ``queue`` and
-    ``priority`` are those of each task. ``missed`` says which moments are made up for that
-    nobody served: "skip" (none), "latest", "all". With ``overlap=False`` a moment is skipped
-    while the previous task has not ended.
+    Args:
+        name: The name of the schedule; by default that of its task.
+        task: The name of the task, or its handler.
+        cron: Five fields, in ``timezone``; else ``every``.
+        every: Seconds between two moments (1 to ten years); else ``cron``.
+        timezone: The time zone of ``cron``.
+        data: The data of each task.
+        queue: The queue of each task.
+        priority: The priority of each task.
+        missed: Which moments are made up for that no scheduler served: "skip" (none), "latest",
+            "all".
+        overlap: False to skip a moment while the previous task has not ended.
 
-    Raises InvalidSchedule (also when the name stands for another schedule already),
-    InvalidResource (a name), NotSerializable.
+    Raises InvalidSchedule (also when the name is already used by another schedule), InvalidResource
+    (a name), NotSerializable.
     """
 
     def declare(target: str | Callable[..., Any]) -> None:

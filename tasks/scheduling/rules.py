@@ -1,4 +1,5 @@
-"""When schedules are due: pure functions of a rule and of times, with nothing read or stored.
+"""Compute when schedules are due: pure functions of a rule and of times, with nothing read or
+stored.
 
 A cron expression is meant in a time zone, and daylight saving time is treated as Debian's cron
 does. An expression that names both minute and hour is a time of day: when clocks go forward over
@@ -28,12 +29,12 @@ SHORTEST_INTERVAL = timedelta(seconds=1)
 LONGEST_INTERVAL = timedelta(days=3650)
 #: As long as the column of a schedule.
 LONGEST_EXPRESSION = 200
-#: How late a moment may be served and is still not missed.
+#: The delay up to which a moment still counts as served on time.
 ON_TIME = timedelta(minutes=1)
 
 
 class MissedSlots(models.TextChoices):
-    """What becomes of the moments at which nobody was there to enqueue."""
+    """The handling of moments at which no scheduler ran."""
 
     SKIP = "skip", "none of them"
     LATEST = "latest", "the latest"
@@ -152,7 +153,7 @@ def rule_of(cron: str, every: timedelta | None, timezone: str = "UTC") -> Rule:
 def due_slots(
     rule: Rule, due_at: datetime, now: datetime, missed: str, limit: int
 ) -> tuple[list[datetime], datetime]:
-    """Which moments to serve at ``now`` when ``due_at`` is the first that was not, and the
+    """Return the moments to serve at ``now`` when ``due_at`` is the first that was not, and the
     moment to go on with. That one may have come too, when there were more than ``limit``."""
     if missed == MissedSlots.ALL:
         slots, at = [due_at], rule.after(due_at, due_at)

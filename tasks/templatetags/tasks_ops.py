@@ -34,7 +34,8 @@ from tasks.models import (
 
 register = template.Library()
 
-#: Who acknowledges a desired state later than this has come to the lease later.
+#: The longest time to an acknowledgement by the process that was holding the lease; a later one
+#: came with another holder.
 HEARD_SOON = timedelta(minutes=1)
 
 
@@ -64,7 +65,7 @@ def worker_badge(worker: Worker) -> SafeString:
 
 @register.simple_tag
 def queue_badge(line: QueueLine) -> SafeString:
-    """Whether a queue is open, paused, or open and served by nobody."""
+    """Show the badge of a queue: open, paused, or open and served by nobody."""
     if line.is_unserved:
         return badge(UNSERVED)
     return badge(OPEN if not line.is_paused else PAUSED)
@@ -96,13 +97,13 @@ def clock(value: datetime) -> str:
 
 @register.simple_tag
 def attempt_badge(attempt: TaskAttempt) -> Badge:
-    """How ``attempt`` ended."""
+    """Return the badge of ``attempt``."""
     return ATTEMPT_BADGES[AttemptOutcome(attempt.outcome)]
 
 
 @register.simple_tag
 def progress_line(task: Task) -> str:
-    """How far ``task`` said it is: "3 of 10"."""
+    """Return the progress of ``task``: "3 of 10"."""
     done, total = _progress(task)
     if done is None:
         return "In progress"
@@ -126,7 +127,7 @@ def progress_bar(task: Task, tone: str = "info") -> SafeString | str:
 
 
 def _progress(task: Task) -> tuple[float | None, float | None]:
-    """What was done, and of how much, where a handler said so by numbers."""
+    """Return the amount done, and the total, where a handler reported them as numbers."""
     said = task.progress if isinstance(task.progress, dict) else {}
     done, total = (_number(said.get(key)) for key in ("done", "total"))
     return done, total
@@ -141,14 +142,14 @@ def _number(value: object) -> float | None:
 
 @register.simple_tag
 def lasted(start: datetime, end: datetime) -> str:
-    """How long it was from ``start`` to ``end``, with a tenth where it was short."""
+    """Return the time from ``start`` to ``end``, with a tenth where it was short."""
     return humanize.brief(end - start)
 
 
 @register.simple_tag
 def heard_after(desired: GeneratorDesiredState | None) -> str:
-    """How long it took until the generator acknowledged ``desired``: "0.6 s"; "" when that was
-    long, for it says only that another process holds the lease since."""
+    """Return the time until the generator acknowledged ``desired``: "0.6 s"; "" when that was long,
+    for it says only that another process holds the lease since."""
     if (
         desired is None
         or desired.acknowledged_at is None

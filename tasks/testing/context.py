@@ -13,7 +13,7 @@ from tasks.payload import check_json
 
 
 class FakeContext:
-    """What a handler is given, in memory: it keeps what the handler says, and writes nothing.
+    """A context in memory for handlers: it keeps what the handler reports, and writes nothing.
 
     ``attempt`` and ``fencing_token`` are as the handler sees them; ``state`` is the checkpoint
     it finds; ``steps`` are the outputs of the steps that an earlier attempt has done. A test
@@ -37,9 +37,9 @@ class FakeContext:
         self.checkpoints: list[Any] = []
         #: The output of each step that was done.
         self.steps = dict(steps or {})
-        #: What the handler said of its progress, the latest last.
+        #: Progress that the handler reported, the latest last.
         self.said: list[dict[str, Any]] = []
-        #: Whether the handler completed the task itself, and with what.
+        #: True if the handler completed the task itself, and its output.
         self.completed = False
         self.output: Any = None
         #: Why the handler gave its task back, and for how long.
@@ -80,7 +80,7 @@ class FakeContext:
         self.given_back = (reason or "given back by its handler", pause)
 
     def flush(self) -> None:
-        """What was said is in ``said`` already."""
+        """Do nothing: every report is in ``said`` already."""
 
     async def aflush(self) -> None:
         """``flush``, for coroutines."""

@@ -21,9 +21,9 @@ from tasks.querysets import TaskQuerySet, TaskStatus, check_queue, producer
 from tasks.testing.context import FakeContext
 from tasks.testing.runs import bring_forward, run, run_next
 
-#: What becomes of tasks that were enqueued just now; None: they wait.
+#: The handling of tasks that were enqueued just now; None: they wait.
 _mode: Callable[[list[Task]], None] | None = None
-#: Whether enqueuing asks for it.
+#: True if enqueuing asks for it.
 _asks = False
 
 
@@ -69,13 +69,17 @@ def drain(
     raises: bool = False,
     limit: int = 1000,
 ) -> list[Task]:
-    """Run every task of ``queue`` (None: of all queues, one after the other) that is due, and
-    those that they enqueue, until none is left. Returns them in the order in which they ran, as
-    they stood after it; one that ran twice is there twice.
+    """Run every task that is due, and those that they enqueue, until none is left. Returns them in
+    the order in which they ran, as they stood after it; one that ran twice is there twice.
 
-    ``skip_delays`` also runs what is to run later, retries and delayed tasks, each as if its
-    time had come. ``raises`` lets out what a handler raises. Raises UnknownQueue, UnknownTask;
-    AssertionError after ``limit`` runs.
+    Args:
+        queue: The queue; None: all queues, one after the other.
+        skip_delays: True to run later tasks too, retries and delayed ones, each as if its time had
+            come.
+        raises: True to raise what a handler raises.
+        limit: Runs after which AssertionError is raised.
+
+    Raises UnknownQueue, UnknownTask, AssertionError.
     """
     queues = list(task_settings.QUEUES) if queue is None else [check_queue(queue)]
     done: list[Task] = []
@@ -97,8 +101,13 @@ def run_handler(
     *,
     ctx: FakeContext | None = None,
 ) -> Any:
-    """Call a handler with ``data`` and a ``FakeContext``, and return what it returns; what it
-    raises comes out. There is no task, and no database but for what the handler itself writes.
+    """Call a handler with a ``FakeContext``, and return or raise its result. There is no task, and
+    no database but for the handler's own writes.
+
+    Args:
+        name_or_handler: The name of the task, or its handler.
+        data: The keyword arguments of the handler.
+        ctx: The context; a new one by default.
 
     Raises UnknownTask, NotSerializable (data or output).
     """
@@ -118,10 +127,14 @@ def enqueued(
     queue: str | None = None,
     **columns: Any,
 ) -> list[Task]:
-    """The tasks that were enqueued, the oldest first, whatever became of them.
+    """Return the tasks that were enqueued, the oldest first, whatever their state.
 
-    Only those of that handler, whose data has at least the items of ``data``, in ``queue``, and
-    with these ``columns``, as ``filter`` takes them: ``status="ready"``, ``priority__gt=0``.
+    Args:
+        name_or_handler: Only tasks of this handler.
+        data: Only tasks whose data has at least these items.
+        queue: Only tasks of this queue.
+        columns: Further conditions, as ``filter`` takes them: ``status="ready"``,
+            ``priority__gt=0``.
     """
     tasks = Task.objects.home().filter(**columns)
     if name_or_handler is not None:

@@ -29,9 +29,9 @@ from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.models import Task
 
-#: Who runs tasks here.
+#: The holder of tasks that run here.
 HOLDER = "a test"
-#: What a handler raises to say something, and not because something went wrong.
+#: Exceptions by which a handler reports something that is no failure.
 SAID = (Snooze, TaskCancelled)
 
 
@@ -66,7 +66,7 @@ def run_next(queues: Sequence[str], raises: bool = False) -> Task | None:
 
 
 def bring_forward(queues: Sequence[str]) -> bool:
-    """Let the time of the task come that is to be run next. Whether there was one."""
+    """Move the time of the task that is to run next to now. Returns True if there was one."""
     rows = Task.objects.home()
     later = rows.scheduled().filter(queue__in=queues).order_by("scheduled_at", "pk")
     first = later.values_list("pk", flat=True).first()
@@ -124,7 +124,7 @@ def _watched(function: Callable[..., Any], raised: list[BaseException]) -> Calla
 
 @contextmanager
 def as_if_committed() -> Iterator[None]:
-    """Let what a worker does be possible inside the transactions that this thread is in."""
+    """Permit the work of a worker inside the transactions that this thread is in."""
     with _keeper(), ExitStack() as stack:
         for connection in _in_transactions():
             # Django's own mark of the blocks that stand around a test.

@@ -1,4 +1,4 @@
-"""What an operator does to tasks: to one from its page, to many from a list.
+"""Act on tasks: on one from its page, on many from a list.
 
 To many in two steps: a page that states what would happen to how many, and the deed, which is
 sent from there. What was picked is fixed by the first.

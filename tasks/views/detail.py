@@ -43,7 +43,8 @@ ON_PAGE = {
 }
 
 
-#: What is not even read for those who may not see it; the numbers of a progress all may.
+#: Columns that are not even read for users who may not see them; the numbers of a progress are for
+#: all.
 UNSEEN = ("task_data", "task_output", "checkpoint")
 
 
@@ -80,7 +81,7 @@ def detail(
 
 
 def _diagnosed(task: Task, *, fresh: bool) -> dict[str, Any]:
-    """What is the matter with ``task``."""
+    """Return the diagnosis of ``task``."""
     around = look_around([task], fresh=fresh)
     found = diagnose(task, around.now, around)
     return {
@@ -109,7 +110,7 @@ def _drawing(task: Task, attempts: Page[Any], now: datetime) -> Drawing:
 
 
 def _verbs(request: HttpRequest, task: Task, forms: Mapping[str, forms.Form]) -> dict[str, Any]:
-    """What can be done to the task, and what of it the user may do."""
+    """Return the actions on the task, with those that the user may do."""
     fitting = [each for each in ACTIONS.values() if each.fits(task)]
     allowed = [verb for verb in fitting if may(request, verb.permission)]
     is_held = task.status == TaskStatus.RUNNING

@@ -83,6 +83,6 @@ def _generator(
 
 
 def _commands() -> list[AuditEntry]:
-    """Who started and stopped it lately."""
+    """Return the latest starts and stops of it."""
     entries = AuditEntry.objects.using(leasing_settings.DATABASE)
     return list(entries.filter(model=GeneratorDesiredState._meta.label_lower)[:COMMANDS_SHOWN])

@@ -91,7 +91,7 @@ def _tabs(wanted: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _filters(form: TaskFilter) -> list[dict[str, str]]:
-    """What narrows the list beside its state: a label, what was given, and the address without
+    """Return the filters of the list besides its state: a label, the value, and the address without
     it."""
     asked = asked_for(form.data)
     labels = {name: form.fields[name].label or name.capitalize() for name in listing.FILTERS}

@@ -27,7 +27,7 @@ def queues(request: HttpRequest) -> HttpResponse:
 
 @verb(PAUSE)
 def pause(request: HttpRequest) -> HttpResponse:
-    """Let nothing of a queue be claimed from now on."""
+    """Pause a queue: none of its tasks is claimed from now on."""
     form = PauseQueueForm(request.POST)
     if not form.is_valid():
         return _queues(request, form, status=400)
@@ -53,7 +53,7 @@ def pause(request: HttpRequest) -> HttpResponse:
 
 @verb(PAUSE)
 def resume(request: HttpRequest) -> HttpResponse:
-    """Let the tasks of a queue be claimed again."""
+    """Resume a queue, so that its tasks are claimed again."""
     form = ResumeQueueForm(request.POST)
     if not form.is_valid():
         return _queues(request, status=400)

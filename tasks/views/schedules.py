@@ -21,7 +21,7 @@ from tasks.models import Schedule
 
 VIEW, CHANGE = "leasing_tasks.view_schedule", "leasing_tasks.change_schedule"
 
-#: What became of a button, where it did nothing.
+#: The message of a button that changed nothing.
 NOTHING = {
     "pause": "Nothing changed: the schedule is already paused.",
     "resume": "Nothing changed: the schedule is not paused.",

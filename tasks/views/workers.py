@@ -21,7 +21,7 @@ from tasks.models import Worker, WorkerState
 
 VIEW = "leasing_tasks.view_worker"
 
-#: What a state means, and what follows from it.
+#: The meaning of a state, and the next step.
 NEXT = {
     WorkerState.LIVE: "It claims due tasks of its queues as slots become free.",
     WorkerState.LATE: "It sends a heartbeat soon, or is reported as gone after "

@@ -1,4 +1,4 @@
-"""What runs in a child process of a worker: one handler after the other.
+"""Run handlers in a child process of a worker, one after the other.
 
 The worker keeps the lease of the task, and tells the child over a pipe until when it may be
 trusted, that it was cancelled, or that the worker stops. The child's context writes
@@ -38,7 +38,7 @@ from tasks.runtime.connection import handlers_limited
 
 @dataclass
 class Job:
-    """What the worker sends: a task to run, and what is known of its term."""
+    """The message of the worker with a task to run, and its term."""
 
     task: Task
     trusted_until: float
@@ -49,7 +49,7 @@ class Job:
 
 @dataclass
 class News:
-    """What the worker sends meanwhile."""
+    """The message of the worker while a handler runs."""
 
     grant_id: uuid.UUID
     trusted_until: float
@@ -59,11 +59,11 @@ class News:
 
 @dataclass
 class Answer:
-    """What the child sends: how the handler ended."""
+    """The message of the child about the end of the handler."""
 
     output: Any = None
     given_back: tuple[str, timedelta] | None = None
-    #: Whether the handler has completed the task itself.
+    #: True if the handler has completed the task itself.
     completed: bool = False
     failed: bool = False
     #: The error, pickled, where that can be done.

@@ -69,7 +69,7 @@ class Coroutines(Executor):
         self._pinged_at: float | None = None
         #: The ttl of the tasks that are kept.
         self._ttl = 0.0
-        #: How many run. Only the loop's thread writes it.
+        #: The number of running coroutines. Only the loop's thread writes it.
         self._active = 0
 
     @property
@@ -81,7 +81,7 @@ class Coroutines(Executor):
         return 0 if self._is_blocked() else super().room
 
     def _is_blocked(self) -> bool:
-        """Whether a coroutine that does not let go keeps the loop from all others."""
+        """Return True if a coroutine that does not yield blocks the loop."""
         if self._loop is None or not self._running:
             return False
         pinged_at = self._pinged_at

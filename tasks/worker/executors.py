@@ -30,7 +30,7 @@ NO_RESULT = "results can't be stored, though the database answers"
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """How many of which tasks to claim, and for which executors."""
+    """A number of tasks to claim, their filter, and their executors."""
 
     rows: TaskQuerySet
     room: int
@@ -60,14 +60,15 @@ class ExecutorPool:
             executor.kind: executor(slots[executor.kind], self.completer, wake, chaos)
             for executor in (Threads, Coroutines, Processes)
         }
-        #: Whether the latest claim_requests were for tasks of every kind; and whether that is so
-        #: but for a kind that was looked for in vain just before.
+        #: True if the latest requests were for tasks of every kind; and True if they were but for a
+        #: kind for which none was found just before.
         self.saw_all = False
         self.passed_over = False
 
     @property
     def executions(self) -> list[Execution]:
-        """What runs now or waits for its slot, and what has ended and is not stored yet."""
+        """Return the attempts that run now or wait for a slot, and those that have ended and are
+        not stored yet."""
         inside = [each for executor in self.executors.values() for each in executor.executions]
         found = {id(each): each for each in (*inside, *self.completer.executions)}
         return list(found.values())
@@ -77,12 +78,13 @@ class ExecutorPool:
 
     @property
     def concurrency(self) -> int:
-        """How many tasks can run at a time, of the kinds for which there are handlers."""
+        """Return the number of tasks that can run at a time, of the kinds for which there are
+        handlers."""
         return sum(self.executors[kind].slots for kind in self._kinds())
 
     @property
     def has_room(self) -> bool:
-        """Whether there is room for a task that could come."""
+        """Return True if there is room for a task that could come."""
         return any(self.executors[kind].room > 0 for kind in self._kinds())
 
     @property
@@ -108,7 +110,7 @@ class ExecutorPool:
             self.executors[kind].submit(some)
 
     def claim_requests(self, busy: bool) -> Iterator[ClaimRequest]:
-        """Which tasks to claim, and how many. Unless ``busy`` finding some, one claim looks for
+        """Yield the tasks to claim, and how many. Unless ``busy`` finding some, one claim looks for
         all kinds together; else each executor has one of its own, so that none waits for
         another."""
         kinds = self._kinds()
@@ -145,11 +147,12 @@ class ExecutorPool:
     # What waits
 
     def overdue(self) -> list[Execution]:
-        """What has waited too long for a slot; it is in no executor any more."""
+        """Return the attempts that have waited too long for a slot; they are in no executor any
+        more."""
         return [each for executor in self.executors.values() for each in executor.overdue()]
 
     def withdraw(self) -> list[Execution]:
-        """What waits for a slot; it is in no executor any more."""
+        """Return the attempts that wait for a slot; they are in no executor any more."""
         return [each for executor in self.executors.values() for each in executor.withdraw()]
 
     def wait_ends_in(self) -> float | None:

@@ -15,7 +15,8 @@ from tasks.log import log
 from tasks.models import Task
 from tasks.registry import Kind
 
-#: How often a task of this process was given back because what carried it had ended, by kind.
+#: The number of tasks of this process that were given back because their carrier had ended, by
+#: kind.
 abandoned: Counter[str] = Counter()
 #: Seconds between looks whether what has ended is stored.
 CHECK_STORED_EVERY = 0.02

@@ -64,7 +64,7 @@ WAITED = "its worker had no free slot for it"
 
 
 class Until(StrEnum):
-    """When a worker ends by itself."""
+    """The condition on which a worker ends by itself."""
 
     #: Never: when it is asked to stop.
     STOPPED = "stopped"
@@ -75,8 +75,20 @@ class Until(StrEnum):
 
 
 class WorkerProcess:
-    """Runs tasks of ``queues`` (None: all) until asked to stop, or as long as ``until`` says:
-    at a time as many as ``threads``, ``coroutines`` and ``processes``; ``max_tasks`` in all."""
+    """Runs tasks until it is asked to stop, or as long as ``until`` says.
+
+    Args:
+        queues: The queues to claim from; None: all.
+        threads: The number of plain handlers that run at a time.
+        coroutines: The number of coroutines that run at a time.
+        processes: The number of child processes that run at a time.
+        ttl: Seconds of the leases; the setting by default.
+        stop_timeout: Seconds that running tasks have to end after a stop.
+        until: The condition on which it ends by itself.
+        max_tasks: The number of tasks after which it ends.
+        chaos: Faults for demonstrations.
+        name: The name of the worker; made of host and process by default.
+    """
 
     def __init__(
         self,
@@ -98,22 +110,22 @@ class WorkerProcess:
         self.stop_timeout = task_settings.STOP_TIMEOUT if stop_timeout is None else stop_timeout
         self.until = until
         self.stopping = threading.Event()
-        #: Whether it ended because it could do no more, and should be started again.
+        #: True if it ended because it could do no more, and should be started again.
         self.failed = False
         self._tasks_left = max_tasks
-        #: Whether it claims no more, and ends with what it runs.
+        #: True if it claims no more, and ends with the tasks that it runs.
         self._closing = False
         self._forced = False
         self._ended = threading.Event()
-        #: Whether the latest claim found something: then more is likely.
+        #: True if the latest claim found something: then more is likely.
         self._busy = False
-        #: Whether there was room to claim for, and whether results that could not be stored
+        #: True if there was room to claim for; and True if outcomes that could not be stored
         #: forbade it.
         self._looked = False
         self._is_blocked = False
-        #: Whether the latest claim found all it asked for: then more is ready.
+        #: True if the latest claim found all it asked for: then more is ready.
         self._more = False
-        #: Whether the end is reached.
+        #: True if the end is reached.
         self._is_finished = False
         self._timekeeper = Timekeeper(self._time_out)
         failed = partial(log.worker_claim_failed, worker=self.name)
@@ -173,7 +185,7 @@ class WorkerProcess:
 
     @property
     def executions(self) -> list[Execution]:
-        """What runs now; after ``run``: what could not be ended."""
+        """Return the attempts that run now; after ``run``: those that could not be ended."""
         return self.executors.executions
 
     # Claiming
@@ -205,7 +217,7 @@ class WorkerProcess:
         return more and self.executors.has_room and not self._closing
 
     def _claim_for(self, request: ClaimRequest) -> tuple[int, int]:
-        """How many tasks were asked for, and how many came."""
+        """Return the number of tasks that were asked for, and of those that were claimed."""
         limit, left = request.room, self._tasks_left
         if left is not None:
             limit = min(limit, left)
@@ -237,7 +249,7 @@ class WorkerProcess:
             self._closing = self._closing or self._tasks_left <= 0
 
     def _give_back_overdue(self) -> None:
-        """Let others have what has waited here for too long: the tasks before it take long."""
+        """Give back tasks that have waited here for too long: the tasks before them take long."""
         overdue = self.executors.overdue()
         if overdue:
             give_back(overdue, WAITED)
@@ -268,7 +280,7 @@ class WorkerProcess:
         return max(0.001, min(pauses))
 
     def _is_idle(self) -> bool:
-        """Whether there is nothing to be done but to wait for tasks."""
+        """Return True if there is nothing to do but to wait for tasks."""
         return self.until is Until.STOPPED and not (self.executions or self._closing)
 
     def _renew_now(self, key: str) -> None:
@@ -278,7 +290,7 @@ class WorkerProcess:
                 keeper.renew_now(execution.hold)
 
     def _reaches_end(self) -> bool:
-        """Whether the end is reached, after a look that found no more."""
+        """Return True if the end is reached, after a look that found no more."""
         if self.until is Until.STOPPED and not self._closing:
             return False
         if self.executors.saw_all and not (self._closing or self._busy):
@@ -347,6 +359,6 @@ class WorkerProcess:
 
 
 def _makes_ready(outcome: Outcome) -> bool:
-    """Whether a task may have become ready as ``outcome`` was stored: the same, or another of its
+    """Return True if storing ``outcome`` may have made a task ready: the same, or another of its
     concurrency key."""
     return outcome.verb != COMPLETE or bool(outcome.execution.claimed.concurrency_key)

@@ -73,7 +73,7 @@ class ChildProcess:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Any = None
-        #: Whether it has said that it is up.
+        #: True if it has reported that it is up.
         self._ready = False
         self._lock = threading.Lock()
 
@@ -158,7 +158,7 @@ class ChildProcess:
 
 
 class Watch:
-    """What happens to an attempt while its handler runs in a child."""
+    """Watch an attempt while its handler runs in a child."""
 
     def __init__(self, execution: Execution) -> None:
         self.execution = execution
@@ -166,7 +166,7 @@ class Watch:
         self._cancelled_at: float | None = None
 
     def look(self) -> child.News | None:
-        """What the child is to hear of now. Raises what ends the attempt."""
+        """Return the news for the child. Raises what ends the attempt."""
         hold, interruption = self.execution.hold, self.execution.interruption
         if self.execution.ended_by:
             raise ProcessDied(f"It was killed: ended by its {self.execution.ended_by}.")

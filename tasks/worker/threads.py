@@ -1,4 +1,4 @@
-"""Where a worker runs tasks: slots of one kind, each for one task at a time.
+"""Run tasks in slots of one kind, each for one task at a time.
 
 ``Threads`` here runs plain functions; ``tasks.worker.coroutines`` has the executor of coroutines,
 ``tasks.worker.processes`` that of work in child processes. A worker claims for the executors that
@@ -27,7 +27,7 @@ from tasks.execution.outcomes import Outcome
 from tasks.registry import Kind
 from tasks.runtime import connection, probes
 
-#: How many seconds of work an executor has waiting, and how many tasks at most.
+#: Seconds of work that wait in an executor, and the greatest number of tasks.
 PREFETCH_SECONDS, MAX_PREFETCH = 0.1, 250
 #: Seconds after its claim until a task that has not begun is given back.
 MAX_SLOT_WAIT = 1.0
@@ -54,7 +54,7 @@ class Executor:
         self.chaos = chaos
         #: With how many tasks left in it somebody wants to know; -1: nobody does.
         self.look_at = -1
-        #: When its own kind was looked for in vain, by the holder's clock.
+        #: The moment of the last claim of its own kind that found nothing, by the holder's clock.
         self.found_none_at = float("-inf")
         self._completer = completer
         self._wake = wake
@@ -70,25 +70,25 @@ class Executor:
 
     @property
     def executions(self) -> list[Execution]:
-        """What runs in it now, and what waits."""
+        """Return the attempts that run in it now, and those that wait."""
         return list(self._running.values())
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything runs in it or waits."""
+        """Return True if any attempt runs in it or waits."""
         return bool(self._running)
 
     @property
     def free(self) -> int:
-        """How many tasks more could run at once."""
+        """Return the number of tasks that could start at once."""
         return self.slots - len(self._running) + len(self._waiting)
 
     # How much to claim
 
     @property
     def prefetch(self) -> int:
-        """How many tasks may wait: what the slots end in PREFETCH_SECONDS, by the latest tasks.
-        Few at first, and none where that is not known."""
+        """Return the number of tasks that may wait: as many as the slots end in PREFETCH_SECONDS,
+        by the latest tasks. Few at first, and none where that is unknown."""
         if not self._paced:
             return 0
         fit = PREFETCH_SECONDS * self.slots / max(self._pace, 1e-6)
@@ -101,21 +101,22 @@ class Executor:
 
     @property
     def room(self) -> int:
-        """How many tasks to claim for it now."""
+        """Return the number of tasks to claim for it now."""
         inside = len(self._running)
         return 0 if inside > self.low else self.slots + self.prefetch - inside
 
     @property
     def waits_until(self) -> float | None:
-        """When what waits has waited for too long; None when nothing waits."""
+        """Return the moment at which the longest-waiting attempt has waited too long; None when
+        none waits."""
         try:
             return self._waiting[0].claimed.sent_at + MAX_SLOT_WAIT
         except IndexError:
             return None
 
     def overdue(self) -> list[Execution]:
-        """What has waited for too long, and what waits behind it: it is no longer in the executor,
-        and nothing is to be claimed ahead until tasks are short again."""
+        """Return the attempts that have waited for too long, and those behind them: they are no
+        longer in the executor, and nothing is prefetched until tasks are short again."""
         until = self.waits_until
         if until is None or clock() < until:
             return []
@@ -275,5 +276,6 @@ class Threads(Executor):
 
     @contextmanager
     def _caller(self) -> Iterator[runner.Call | None]:
-        """What calls handlers for the thread that enters; None: the thread itself."""
+        """Yield the function that calls handlers for the thread that enters; None: the thread
+        itself."""
         yield None

@@ -64,7 +64,7 @@ class Timekeeper:
             self._wakes.notify()
 
     def due(self) -> list[Execution]:
-        """Those whose deadline has passed, which are no longer watched."""
+        """Return the attempts whose deadline has passed; they are no longer watched."""
         found: list[Execution] = []
         while self._heap and self._heap[0][0] <= clock():
             execution = heapq.heappop(self._heap)[2]

@@ -23,11 +23,11 @@ from tasks.exceptions import TaskError
 from tasks.models import Task, TaskAttempt
 from tasks.querysets import TaskQuerySet
 
-#: What --state may say: the lists of ``Task.objects``.
+#: Values of --state: the lists of ``Task.objects``.
 STATES = ("ready", "scheduled", "running", "stuck", "succeeded", "failed", "cancelled")
-#: What a verb has done to a task.
+#: The past tense of each verb.
 DONE = {"retry": "retried", "cancel": "cancelled", "discard": "discarded", "move": "moved"}
-#: What chooses tasks beside their ids.
+#: Options that select tasks besides their ids.
 FILTERS = ("state", "stuck", "queue", "name")
 #: The verbs of the queryset that go by another name here.
 VERBS = {"move": "reschedule"}
@@ -256,7 +256,7 @@ def _now() -> datetime:
 
 
 def _facts(task: Task) -> dict[str, Any]:
-    """What may be told of a task: not its grant, which proves a term."""
+    """Return the public columns of a task: not its grant, which proves a term."""
     columns = (
         *("id", "name", "queue", "status", "priority", "scheduled_at", "created_at"),
         *("started_at", "processed_at", "attempts", "max_attempts", "holder", "expires_at"),

@@ -95,7 +95,7 @@ _FURTHER = (
 _ORDER = "priority AS _priority, scheduled_at AS _scheduled_at"
 _OF_CHOSEN = "{table}.id = ANY(ARRAY(SELECT id FROM chosen WHERE concurrency_key = ''))"
 
-#: What few tasks need: reading it takes longer than reading a null.
+#: Columns that few tasks need: reading them takes longer than reading a null.
 _IF_REPORTED = "CASE WHEN name = ANY(%(reported)s::text[]) THEN {value} END"
 #: For how many microseconds a task had been due; nothing of one that was taken back, for it
 #: would tell of its first wait again.
@@ -163,7 +163,7 @@ def _timed(what: str, rows: TaskRows, compiled: Callable[..., str], limit: int) 
 
 
 def _most(limit: int) -> int:
-    """What claims ask for, so roughly that few statements serve for all of them."""
+    """Return the limit of a claim, rounded so that few statements serve for all of them."""
     most = 16
     while most < limit:
         most *= 16
@@ -173,7 +173,7 @@ def _most(limit: int) -> int:
 def _answers(
     rows: TaskRows, statement: str, parameters: dict[str, Any]
 ) -> tuple[float, list[tuple[Any, ...]]]:
-    """When the statement was sent, and what came."""
+    """Return the moment at which the statement was sent, and its rows."""
     statement += plan()
     sent_at = clock()
     with connections[rows.db].cursor() as cursor:
@@ -268,7 +268,7 @@ def _taking(rows: TaskRows, asked: str, found: str, timed: bool, most: int) -> s
 
 
 def _reported(rows: TaskRows, timed: bool, *, due: str, now: str) -> tuple[str, ...]:
-    """What a ``ClaimedTask`` is made of."""
+    """Return the columns of a ``ClaimedTask``."""
     traced = () if points.tracer is None else TRACED_COLUMNS
     reported = (_IF_REPORTED.format(value=value) for value in _reported_values(rows))
     # By their places: what is traced comes after this, also where this is not asked for.
@@ -323,8 +323,8 @@ def _granting(rows: TaskRows) -> str:
 
 
 def _beside_indexes(rows: TaskRows, query: Any) -> RawSQL:
-    """What ``query`` asks of a row, in a form by which PostgreSQL enters no index: it would take
-    the one of ready tasks for that of the chosen, and read all of them, or what is left there of
-    those that were."""
+    """Return the condition of ``query`` on a row, in a form by which PostgreSQL enters no index: it
+    would take the one of ready tasks for that of the chosen, and read all of them, or the entries
+    that are left there."""
     text, params = query.where.as_sql(query.get_compiler(rows.db), connections[rows.db])
     return RawSQL(f"CASE WHEN {text} THEN true ELSE false END", params, BooleanField())

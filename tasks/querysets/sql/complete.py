@@ -31,7 +31,7 @@ _OF_GRANT = (
     "{table}.id = ANY(ARRAY(SELECT id FROM mine))"
     " AND {table}.grant_id = ({grants}::uuid[])[{place}]"
 )
-#: Where among the keys, which are in order, that of a row stands: a join takes longer.
+#: The position of a row's key among the keys, which are in order: a join takes longer.
 _PLACE = "width_bucket({table}.id, {ids}::bigint[])"
 #: An output of nothing is a null, as in the portable form.
 _OUTPUT = "NULLIF({outputs}::jsonb -> ({place} - 1), 'null'::jsonb)"

@@ -1,4 +1,4 @@
-"""Where the claims of this process have come to, so that the next ones go on from there.
+"""Remember how far the claims of this process have come, so that the next ones go on from there.
 
 A claimed task leaves a dead entry in the index that claims read. Vacuum removes it, but not
 while somewhere a transaction is open that is older; then each claim would wade through what
@@ -26,7 +26,7 @@ LASTS = 0.25
 
 
 class ClaimCursor:
-    """That of claims with one filter. Threads may share it: what it says need not be true."""
+    """The position of claims with one filter. Threads may share it: a stale value does no harm."""
 
     def __init__(self) -> None:
         self._began_at = 0.0
@@ -42,7 +42,7 @@ class ClaimCursor:
         return [known.get(queue) for queue in queues] if known else None
 
     def go_on(self, claimed: Sequence[ClaimedTask]) -> None:
-        """These were got, in this order, and there were enough of them."""
+        """Record the tasks of a claim, in this order, that found enough of them."""
         self._after = {**self._after, **{each.queue: each.id for each in claimed}}
 
     def end(self) -> None:

@@ -74,9 +74,9 @@ class Limits(NamedTuple):
 
 
 def serves(model: type[Task], connection: BaseDatabaseWrapper) -> bool:
-    """Whether tasks can be stored so over ``connection``: it is PostgreSQL's, and nobody wants
-    to be told of each instance that is saved. Where a test has the clock in its hands the ORM
-    stores it: what is left to a default of the database would have its real time."""
+    """Return True if tasks can be stored so over ``connection``: it is PostgreSQL's, and no
+    receiver is called for each instance that is saved. Where a test controls the clock the ORM
+    stores it: a default of the database would have its real time."""
     if connection.vendor != "postgresql" or clock.stand_in is not None:
         return False
     return not any(
@@ -162,8 +162,8 @@ def _moments(
 
 
 def instance(model: type[Task], using: str, columns: dict[str, Any]) -> Task:
-    """What a row with ``columns`` is read as: those that were stored for it, and those that the
-    database gave it."""
+    """Return the instance of a row with ``columns``: those that were stored for it, and those that
+    the database gave it."""
     task: Task = instance_of(model, using, {**_defaults(model), **columns})
     return task
 
@@ -171,8 +171,8 @@ def instance(model: type[Task], using: str, columns: dict[str, Any]) -> Task:
 def _cells(
     model: type[Task], connection: BaseDatabaseWrapper, columns: dict[str, Any]
 ) -> tuple[Cells, list[Any]]:
-    """What ``columns`` have that is not as the model has it, but for names and data; and the
-    parameters."""
+    """Return the cells of ``columns`` that differ from the model's defaults, but for names and
+    data; and the parameters."""
     defaults = _defaults(model)
     cells: list[tuple[str, str]] = []
     params: list[Any] = []
@@ -244,7 +244,7 @@ def _parts(
 
 
 def _literals(model: type[Task], using: str) -> dict[str, str]:
-    """What a new row has in the columns that nobody gave it, where that is not null."""
+    """Return the values of a new row in the columns that nobody gave, where they are not null."""
     connection = connections[using]
     blank = model()
     literals = {}

@@ -22,8 +22,8 @@ from tasks.runtime.tracepoints import points
 _PARAMETERS = ("holder", "ttl", "ids", "grants", "outputs", "key")
 MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in _PARAMETERS}
 
-#: How long a plan is used, in seconds; and how long a claim takes, and for each task that it finds,
-#: after which none is used again.
+#: Seconds that a plan is used; and the seconds that a claim, and each task that it finds, may take
+#: before a plan is made again.
 PLAN_LASTS, SLOW, SLOW_EACH = 15.0, 0.02, 0.0004
 _slow_claims = 0
 
