@@ -1,4 +1,5 @@
-"""What Django 6's ContentSecurityPolicyMiddleware does with SECURE_CSP, for Django 5.2."""
+"""Send the header of SECURE_CSP on Django 5.2, as ContentSecurityPolicyMiddleware of Django 6
+does."""
 
 from collections.abc import Callable
 

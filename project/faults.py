@@ -73,7 +73,8 @@ def _held(worker: Worker) -> list[Task]:
 
 
 def _is_sibling(pid: int) -> bool:
-    """Whether the process runs and has the parent of this one. A stopped one is left alone."""
+    """Return True if the process runs and has the parent of this one. A stopped one is left
+    alone."""
     said = subprocess.run(
         ["ps", "-o", "ppid=,stat=", "-p", str(pid)], capture_output=True, text=True, check=False
     ).stdout.split()

@@ -1,5 +1,5 @@
-"""What the demo begins with, so that no page is empty: a task that will fail, one for tomorrow,
-one in a queue that is paused, and a schedule."""
+"""Create the samples of the demo, so that no page is empty: a task that will fail, one for
+tomorrow, one in a queue that is paused, and a schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the demo can do: faults on demand."""
+"""Views of the demo alone: faults on demand."""
 
 from __future__ import annotations
 
