@@ -25,7 +25,7 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """The answer to a call."""
 
     status: int
     body: Any

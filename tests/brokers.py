@@ -57,7 +57,7 @@ class Program:
                 raise NoBroker(f"{self._command[0]}: {error}") from error
 
     def runs(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Return True if it was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def send(self, number: int) -> None:
@@ -112,7 +112,7 @@ class Broker:
         raise NoBroker(f"{self.url} does not answer:\n{self._program.output}")
 
     def stop(self) -> None:
-        """Let it end in order; its clients lose their connections."""
+        """Stop it in order; its clients lose their connections."""
         self._program.send(signal.SIGCONT)
         self._program.end(signal.SIGTERM)
 
@@ -141,7 +141,7 @@ class Broker:
             self.start()
 
     def answers(self) -> bool:
-        """Whether it speaks its protocol."""
+        """Return True if it speaks its protocol."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
                 connection.sendall(self._greeting)

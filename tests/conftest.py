@@ -53,8 +53,8 @@ def django_db_setup(django_db_setup: None) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _keeper_at_rest(_django_db_helper: None) -> Iterator[None]:
-    """Let the keeper finish with each test, before the tables are emptied: what it still writes
-    would deadlock with that, or come up in the next test."""
+    """Wait until the keeper has finished with each test, before the tables are emptied: its late
+    writes would deadlock with that, or appear in the next test."""
     yield
     _let_threads_of_async_code_end()
     with pytest.MonkeyPatch.context() as patch:
@@ -66,7 +66,8 @@ def _keeper_at_rest(_django_db_helper: None) -> Iterator[None]:
 
 
 def _let_threads_of_async_code_end() -> None:
-    """What a cancelled coroutine had begun on a thread goes on there, and may be undone after."""
+    """Wait for threads that a cancelled coroutine has begun, whose work goes on and may be undone
+    after."""
     executor = aio._executor
     if not executor._threads:
         return

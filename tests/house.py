@@ -27,7 +27,7 @@ Arrow = tuple[str, str]
 
 @dataclass(frozen=True)
 class Figures:
-    """What is measured of one package."""
+    """The measurements of one package."""
 
     at_the_top: int
     rooms: int

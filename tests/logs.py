@@ -1,4 +1,4 @@
-"""What tests see of the log."""
+"""The log as tests see it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Samples = dict[tuple[str, ...], float]
 
 
 class Scrape:
-    """What was scraped, as text."""
+    """Metrics that were scraped, as text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -40,13 +40,13 @@ class Scrape:
 
 
 def scrape(port: int) -> Scrape:
-    """What a process shows at ``port``."""
+    """Return the metrics of a process at ``port``."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as response:
         return Scrape(response.read().decode())
 
 
 def check_names(text: str) -> None:
-    """Let promtool look at ``text``; the test is skipped where there is none."""
+    """Check ``text`` by promtool; the test is skipped where there is none."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed")

@@ -48,7 +48,7 @@ class NoServer(Exception):
 
 
 class Account(NamedTuple):
-    """How to run a program as somebody PostgreSQL accepts: it refuses to run as root."""
+    """The way to run a program as a user that PostgreSQL accepts: it refuses to run as root."""
 
     prefix: list[str]
     uid: int = -1

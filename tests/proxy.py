@@ -41,8 +41,8 @@ class Proxy:
         self._swallowed.update(self._ends)
 
     def swallow_replies(self, passed: int = 0) -> None:
-        """Let ``passed`` more requests of each connection that there is be answered; from then on
-        they arrive, and the answers do not. New connections work."""
+        """Pass ``passed`` more answers of each present connection; from then on requests arrive,
+        and the answers do not. New connections work."""
         self._answered.update(dict.fromkeys(self._ends[::2], passed))
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ def holder(task: Task) -> str:
 
 
 def succeed(task: Task, folder: Path, attempt: int, process: Process) -> None:
-    """Let the attempt end, and wait until it has ended well."""
+    """Make the attempt end, and wait until it has succeeded."""
     let_go(folder, attempt)
     wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED, process=process)
     assert row_of(task)["task_output"] == {"attempt": attempt, "pid": process.pid}

@@ -1,4 +1,4 @@
-"""What the launchers of brokers promise."""
+"""Launchers of brokers."""
 
 from __future__ import annotations
 

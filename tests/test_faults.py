@@ -1,4 +1,4 @@
-"""What a visitor of the demo can do to its workers."""
+"""Faults that a visitor of the demo can cause in its workers."""
 
 from __future__ import annotations
 

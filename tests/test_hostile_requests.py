@@ -1,4 +1,4 @@
-"""Whatever an address or a form has in it, no page, list of the admin or route answers 500."""
+"""Hostile addresses and forms: no page, list of the admin or route answers 500."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def client(admin_client: Client) -> Client:
 
 
 def faults(client: Client, requests: Iterable[tuple[str, str, Any]]) -> list[str]:
-    """Which ``requests`` (method, address, body) are answered 500. What they do is undone."""
+    """Return the ``requests`` (method, address, body) that are answered 500. Their effects are
+    undone."""
     failed = []
     for method, url, body in requests:
         as_json = {"content_type": "application/json"} if url.startswith("/api") else {}

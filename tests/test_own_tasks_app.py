@@ -35,7 +35,7 @@ SETTINGS = """
 
 
 class Said(NamedTuple):
-    """What a command printed, and how it ended."""
+    """The output of a command, and its exit code."""
 
     code: int
     text: str
@@ -258,7 +258,7 @@ STEPS = """
 
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a project with an app ``apps.tasks`` beside the queue saw."""
+    """Return the observations of a project with an app ``apps.tasks`` beside the queue."""
     said = run(make(tmp_path_factory.mktemp("beside"), IN_STATEMENT_WINDOW), STEPS)
     found: dict[str, Any] = json.loads(said.text.splitlines()[-1])
     return found
@@ -369,7 +369,7 @@ NOTHING = "System check identified no issues (0 silenced)."
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
-    """What ``manage.py check`` says in each of PROJECTS."""
+    """Return the output of ``manage.py check`` in each of PROJECTS."""
     folders = {}
     for name, (files, apps, setting) in PROJECTS.items():
         settings = f"{dedent(SETTINGS)}\nINSTALLED_APPS = {apps}\n{setting}\n"

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.packaging
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """What a command printed; fails the test with it when the command failed."""
+    """Return the output of a command; fails the test with it when the command failed."""
     # Nothing of this project's environment may help the one that is tried.
     hidden = {*ENVIRONMENT, "DATABASE_URL", "PYTHONPATH", "PYTEST_ADDOPTS"}
     done = subprocess.run(
@@ -98,7 +98,8 @@ def make_environment(folder: Path, wheel: Path, *distributions: str) -> Path:
 
 
 def entries(*distributions: str) -> set[Path]:
-    """What lies in this environment's site-packages of these distributions and their needs."""
+    """Return the files in this environment's site-packages of these distributions and their
+    needs."""
     site_packages = Path(sysconfig.get_path("purelib"))
     found = {
         site_packages / file.parts[0]
@@ -111,7 +112,7 @@ def entries(*distributions: str) -> set[Path]:
 
 
 def closure(*distributions: str) -> set[str]:
-    """These distributions and all that they need here, extras left out."""
+    """Return these distributions and all that they need here, extras left out."""
 
     def needs(name: str) -> Iterator[str]:
         for line in distribution(name).requires or ():

@@ -1,4 +1,4 @@
-"""What the helpers for real processes promise."""
+"""Helpers for real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of traces need: the spans of a test, without a global provider."""
+"""Helpers of tests of traces: the spans of a test, without a global provider."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def events(span: ReadableSpan) -> list[str]:
 
 
 def is_in(child: ReadableSpan, parent: ReadableSpan) -> bool:
-    """Whether ``child`` is directly below ``parent``."""
+    """Return True if ``child`` is directly below ``parent``."""
     assert parent.context is not None
     return child.parent is not None and child.parent.span_id == parent.context.span_id
 
 
 def links_to(span: ReadableSpan, other: ReadableSpan) -> bool:
-    """Whether the only link of ``span`` leads to ``other``."""
+    """Return True if the only link of ``span`` leads to ``other``."""
     assert other.context is not None
     return [link.context.span_id for link in span.links] == [other.context.span_id]
 

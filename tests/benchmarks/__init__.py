@@ -1,4 +1,4 @@
-"""How fast it is, beside what PostgreSQL itself can do: ``make bench``.
+"""Measure speed against PostgreSQL's own: ``make bench``.
 
     bars         what must be reached
     plain/       the limit: the same work in plain psycopg, by hand

@@ -1,4 +1,4 @@
-"""What must be reached."""
+"""Bars that figures must reach."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Bar:
         return self.bound * slack if self.at_most else self.bound / slack
 
     def is_met(self, figure: float, slack: float = 1.0) -> bool:
-        """Whether ``figure``, or our ratio to the other, is good enough."""
+        """Return True if ``figure``, or the ratio to the other, reaches the bar."""
         bound = self.loosened(slack)
         return figure <= bound if self.at_most else figure >= bound
 

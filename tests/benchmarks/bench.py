@@ -1,4 +1,4 @@
-"""What workloads are given: a database, a size, processes, and ways to take turns."""
+"""Tools of workloads: a database, a size, processes, and turns."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _look(condition: Callable[[], Any], what: str, timeout: float, pause: float)
 
 
 def rate(work: Callable[[], object], seconds: float) -> float:
-    """How often ``work`` is done in a second."""
+    """Return how often ``work`` is done in a second."""
     done = 0
     start = now = time.perf_counter()
     while now - start < seconds:
@@ -160,8 +160,8 @@ def in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict
 
 
 def measured(command: list[str], url: str, **env: str) -> Any:
-    """What a process says in JSON with its last line. What it has to complain of is in LOG.
-    Raises CalledProcessError, ValueError."""
+    """Return the JSON of a process's last line. Its complaints are in LOG. Raises
+    CalledProcessError, ValueError."""
     env = {**environment(url), **env}
     LOG.parent.mkdir(exist_ok=True)
     with LOG.open("a") as log:

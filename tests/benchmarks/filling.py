@@ -40,7 +40,7 @@ def copies_of_task(first: Task, count: int, **other: str) -> None:
 
 
 def settle(model: type[models.Model]) -> None:
-    """What autovacuum has done to the table of ``model`` after a minute."""
+    """Do to the table of ``model`` the work of autovacuum after a minute."""
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute(f'VACUUM ANALYZE "{model._meta.db_table}"')

@@ -15,7 +15,7 @@ FIRST = ("limit", "ours")
 
 @dataclass
 class Verdict:
-    """How a bar was met. ``figure`` is None where nothing was measured."""
+    """The result for a bar. ``figure`` is None where nothing was measured."""
 
     bar: Bar
     figure: float | None
@@ -23,7 +23,7 @@ class Verdict:
 
 
 class Report:
-    """What several turns measured."""
+    """The measurements of several turns."""
 
     def __init__(self, turns: Sequence[Figures], slack: float = 1.0) -> None:
         self.turns = turns

@@ -1,4 +1,4 @@
-"""How much work each form of the benchmark does."""
+"""Sizes: the amount of work of each form of the benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workers run."""
+"""Tasks that the workers run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def nothing(ctx: Context, **data: Any) -> dict[str, Any]:
 
 @handler("bench.clock")
 def clock(ctx: Context, **data: Any) -> dict[str, Any]:
-    """When it began, by the clock that all processes of this machine share."""
+    """Return the moment at which it began, by the clock that all processes of this machine
+    share."""
     return {"at": time.monotonic()}
 
 

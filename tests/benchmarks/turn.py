@@ -17,7 +17,7 @@ from tests.benchmarks.sizes import SIZES
 
 
 def measure(bench: Bench, workloads: list[str]) -> Figures:
-    """What these workloads measure, one after another."""
+    """Return the measurements of these workloads, one after another."""
     figures: Figures = {}
     for name in workloads:
         run = importlib.import_module(f"tests.benchmarks.workloads.{name}").run

@@ -19,7 +19,7 @@ _NAMED = re.compile(r"::test_(\d\d)_(\w+)")
 
 
 class Check:
-    """What became of one check: of all tests of its number."""
+    """The result of one check: of all tests of its number."""
 
     def __init__(self) -> None:
         self.sentences: list[str] = []

@@ -57,7 +57,7 @@ def _two_queues(settings: Settings) -> None:
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    """What the pages of a test do that they should not; it fails the test at its end."""
+    """Watch the pages of a test for what they must not do; fails the test at its end."""
     watch = Watch()
     yield watch
     assert watch.problems == []
@@ -87,7 +87,7 @@ def visit(chromium: Browser, live_server: Any, watch: Watch) -> Iterator[Visit]:
 
 @pytest.fixture
 def olga(transactional_db: None) -> User:
-    """Who may do everything."""
+    """Return a user with every permission."""
     return User.objects.create_superuser("olga", password="x")
 
 

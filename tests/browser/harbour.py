@@ -114,7 +114,7 @@ def all_is_well() -> None:
 
 
 def back(task: Task, share: float) -> None:
-    """Let ``share`` of the ttl of ``task`` have passed since its last heartbeat."""
+    """Move the last heartbeat of ``task`` back by ``share`` of its ttl."""
     Task.objects.filter(pk=task.pk).update(
         acquired_at=F("acquired_at") - task.ttl * share,
         expires_at=F("expires_at") - task.ttl * share,
@@ -122,7 +122,7 @@ def back(task: Task, share: float) -> None:
 
 
 def _sample() -> None:
-    """What the charts show: ten minutes of ups and downs, with a gap."""
+    """Store samples for the charts: ten minutes of ups and downs, with a gap."""
     last = int(database_now(connection.alias).timestamp()) // Sample.SLOT * Sample.SLOT
     Sample.objects.bulk_create(
         Sample(

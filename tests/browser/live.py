@@ -28,13 +28,13 @@ class Polls:
         page.clock.install()
 
     def now(self) -> int:
-        """Let the page ask once more, and wait for the answer: its status."""
+        """Make the page poll once, and return the status of the answer."""
         count = len(self.answers)
         self.until(lambda: len(self.answers) > count)
         return int(self.answers[-1].status)
 
     def until(self, condition: Callable[[], object], timeout: float = 60.0) -> None:
-        """Let the page ask until ``condition`` is true."""
+        """Make the page poll until ``condition`` is true."""
 
         def asked_and_true() -> object:
             # Before the clock moves: what an answer has brought is shown by then.
@@ -46,7 +46,7 @@ class Polls:
         wait_for(asked_and_true, timeout=timeout)
 
     def until_shown(self, text: str, within: str = "main", timeout: float = 60.0) -> None:
-        """Let the page ask until it shows ``text``."""
+        """Make the page poll until it shows ``text``."""
         shown = self.page.locator(within)
         self.until(lambda: text in " ".join(shown.inner_text().split()), timeout)
 

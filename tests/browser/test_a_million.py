@@ -1,4 +1,4 @@
-"""What pages cost where there are a million tasks, a million events and ten thousand leases."""
+"""Measure pages with a million tasks, a million events and ten thousand leases."""
 
 from __future__ import annotations
 

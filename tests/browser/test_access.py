@@ -1,4 +1,4 @@
-"""Who sees what, who may do what, and what is nobody's business."""
+"""Check permissions: of users who see and do, and of strangers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator does from the pages."""
+"""Act as an operator from the pages."""
 
 from __future__ import annotations
 

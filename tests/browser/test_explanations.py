@@ -1,4 +1,4 @@
-"""What is wrong, and why: the overview and the explanation of each task."""
+"""Check the overview, and the explanation of each task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an open page does by itself."""
+"""Check an open page that nobody touches."""
 
 from __future__ import annotations
 

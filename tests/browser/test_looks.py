@@ -1,4 +1,4 @@
-"""How pages look, in every theme and width, and whether everybody can use them."""
+"""Check the appearance of pages in every theme and width, and their accessibility."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page may load and do, and that it works without doing anything."""
+"""Check the policy of pages, and that they work without any script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page does behind the back of who looks at it."""
+"""Watch a page for requests and errors that its reader does not see."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ _NO_LEDGER = {
 
 @dataclass
 class Outcome:
-    """What came of a run."""
+    """The result of a run."""
 
     #: How many were to be run, and how many were stored when it ended.
     wanted: int
@@ -82,12 +82,12 @@ class Outcome:
 
     @property
     def is_right(self) -> bool:
-        """Whether all were run, none was lost and none accepted twice."""
+        """Return True if all were run, none was lost and none accepted twice."""
         return self.wanted == self.tasks == self.succeeded == self.accepted == self.accepted_tasks
 
     @property
     def kinds(self) -> set[str]:
-        """Which faults there were."""
+        """Return the kinds of faults."""
         return set(self.faults)
 
     def __str__(self) -> str:
@@ -159,9 +159,9 @@ class Soak:
             self._start_one(name)
 
     def _allowed(self, done: int, before_the_last_fault: int) -> int:
-        """How many tasks may be stored by now, however fast they are run: what is to break does so
-        before the last of them. A plain worker joins when Celery has run some, and leaves it none
-        to run without it: alone either could end them all while the others start."""
+        """Return the number of tasks that may be stored by now, however fast they are run: faults
+        come before the last of them. A plain worker joins when Celery has run some, and leaves it
+        none to run without it: alone either could end them all while the others start."""
         if not self.side_by_side or Worker.objects.filter(name="plain").exists():
             return before_the_last_fault
         if "plain" not in self.crew and done >= self.size // 3:
@@ -179,7 +179,7 @@ class Soak:
         self.crew[name] = self.start(args)
 
     def _is_staffed(self) -> bool:
-        """Whether every worker has begun; from then on they need not all be there."""
+        """Return True once every worker has begun; from then on they need not all be there."""
         if not self._began:
             workers = [name for name in self.crew if not name.startswith("relay")]
             self._began = Worker.objects.count() >= len(workers)
@@ -202,7 +202,7 @@ class Soak:
     # Breaking
 
     def _plan(self, chance: random.Random) -> list[tuple[int, Callable[[random.Random], None]]]:
-        """What breaks, and after how many ended tasks."""
+        """Return the faults, and after how many ended tasks they come."""
         faults: list[Callable[[random.Random], None]] = [
             *[self._restart_broker] * self.restarts,
             *[self._kill_worker] * self.kills,

@@ -18,7 +18,7 @@ ELSEWHERE = "elsewhere"
 
 
 class Code:
-    """What a key is in Python, where the field says so."""
+    """A key in Python, where the field says so."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""What PostgreSQL's sessions wait for."""
+"""Locks that PostgreSQL's sessions wait for."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tasks.sample import SLEEP
 
 
 def is_by_hand() -> bool:
-    """Whether no thread renews; also sees that none does."""
+    """Return True if no thread renews; also checks that none does."""
     with in_memory(), Lease.objects.hold("berth:1"):
         threads = {thread.name for thread in threading.enumerate()}
     by_hand = isinstance(clock.stand_in, ManualKeeper)

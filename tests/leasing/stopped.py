@@ -10,7 +10,7 @@ from leasing.testing.keeper import ManualKeeper
 
 
 class Waits:
-    """What waiters do while the clocks stand still: each pause is over at once, and noted."""
+    """Waiters while the clocks stand still: each pause is over at once, and recorded."""
 
     def __init__(self, clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds: list[float] = []
@@ -19,7 +19,7 @@ class Waits:
         monkeypatch.setattr(clocks, "pause", self._pause)
 
     def after(self, seconds: float, do: Callable[[], object]) -> None:
-        """Let somebody ``do`` something when so much has passed of the waiting."""
+        """Call ``do`` when so much of the waiting has passed."""
         self._plans.append((self._clocks.passed + seconds, do))
 
     def _pause(self, resource: str, seconds: float) -> float:

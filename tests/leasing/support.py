@@ -1,4 +1,4 @@
-"""What several tests of leases need."""
+"""Helpers of several tests of leases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OFTEN = {"RENEW_EVERY": 0.05, "JITTER": 0}
 
 
 def expire(lease: Leasable) -> None:
-    """Let the deadline of ``lease`` pass, in the database only."""
+    """Move the deadline of ``lease`` into the past, in the database only."""
     rows = type(lease)._default_manager.filter(pk=lease.pk)
     rows.update(expires_at=after(timedelta(seconds=-1)))
 
@@ -68,7 +68,7 @@ def grants(*leases: Leasable) -> dict[Any, uuid.UUID]:
 
 
 def events(resource: str) -> list[str]:
-    """What the ledger says happened to ``resource``, oldest first."""
+    """Return the ledger's events of ``resource``, oldest first."""
     of_resource = LeaseEvent.objects.filter(resource=resource)
     return list(of_resource.order_by("id").values_list("kind", flat=True))
 

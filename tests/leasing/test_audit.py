@@ -1,4 +1,4 @@
-"""Who did what: an entry for each action, whatever becomes of it."""
+"""The audit: an entry for each action, whatever its outcome."""
 
 from __future__ import annotations
 

@@ -581,7 +581,7 @@ def test_a_subquery_on_the_lease_lets_a_stale_write_through_and_the_fence_does_n
 
 
 def subquery_guarded(report: Report, late: Lease) -> int:
-    """What one might write instead of a fence."""
+    """An update that one might write instead of a fence."""
     with connection.cursor() as cursor:
         cursor.execute(
             "UPDATE press_report SET text = 'late' WHERE id = %s AND EXISTS"

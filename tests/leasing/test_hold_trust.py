@@ -1,4 +1,4 @@
-"""How long a hold believes: only answers extend it, counted from their request (C1, C2)."""
+"""The trust of a hold: only answers extend it, counted from their request (C1, C2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the keeper renews, and what it makes of the answer. No threads, no time."""
+"""The keeper's renewals, and its handling of the answer. No threads, no time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the keeper does when renewals fail, trust runs out, or notes cannot be written."""
+"""The keeper when renewals fail, trust runs out, or notes cannot be written."""
 
 from __future__ import annotations
 

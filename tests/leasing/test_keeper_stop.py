@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("often", "patient")
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever stops a keeper waits for its threads as long as a loaded machine needs."""
+    """Give threads of a stopped keeper as long as a loaded machine needs."""
     monkeypatch.setattr("leasing.keeper.EXIT_PATIENCE", PATIENCE)
 
 

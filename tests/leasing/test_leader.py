@@ -93,17 +93,17 @@ def side_connection(stopping: threading.Event) -> Iterator[SideConnection]:
 
 
 def events() -> list[str]:
-    """What happened, but for the losses: those are noted by a thread that takes its time."""
+    """Return the events, but for the losses: those are noted by a thread that takes its time."""
     return [event.kind for event in events_of("scheduler") if event.kind != "lost"]
 
 
 def campaigns() -> bool:
-    """Whether somebody in this process waits to lead."""
+    """Return True if a leader in this process waits to lead."""
     return any(known._waiters.get("scheduler") for known in notifier._notifiers.values())
 
 
 def lose(term: Hold) -> None:
-    """Let an operator revoke ``term``, and its holder hear of it."""
+    """Revoke ``term`` as an operator, and report it to its holder."""
     revoke("scheduler")
     with pytest.raises(LeaseLost):
         term.renew()
@@ -448,7 +448,7 @@ def test_a_candidate_whose_connection_is_cut_campaigns_over_another(
 
 
 class Swallowed:
-    """What the database answers to the first call does not arrive before it is let go."""
+    """A database whose answer to the first call does not arrive before it is let go."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
         self.reached, self.let_go = threading.Event(), threading.Event()

@@ -38,7 +38,7 @@ RETENTION = timedelta(days=1)
 
 @dataclass
 class Term:
-    """What the model knows of one grant."""
+    """The model's knowledge of one grant."""
 
     holder: str
     ttl: timedelta
@@ -50,7 +50,7 @@ class Term:
 
 @dataclass
 class Row:
-    """What the model knows of one row."""
+    """The model's knowledge of one row."""
 
     current: Term | None = None
     grants: int = 0

@@ -308,7 +308,8 @@ def test_the_check_knows_whether_notifications_arrive(monkeypatch: pytest.Monkey
 
 
 def a_poolers(notifies: Any) -> Any:
-    """What a pooler in transaction mode passes on: only what a session has sent itself."""
+    """Return the notifications that a pooler in transaction mode passes on: only those that a
+    session has sent itself."""
 
     def own(raw: Any, **options: Any) -> Any:
         return (note for note in notifies(raw, **options) if note.pid == raw.info.backend_pid)
@@ -384,7 +385,7 @@ def test_a_way_around_the_pooler_is_taken_to_listen(monkeypatch: pytest.MonkeyPa
 
 
 def address() -> Any:
-    """Where the test database is, for psycopg."""
+    """Return the address of the test database, for psycopg."""
     settings = connection.get_connection_params()
     known = ("dbname", "user", "password", "host", "port")
     return {key: settings[key] for key in known if key in settings}
@@ -526,7 +527,8 @@ def test_a_waiter_of_another_process_wakes_within_milliseconds(
 
 
 def released(output: str, resource: str) -> float:
-    """When the process asked for the release of ``resource``; 0 while it has not."""
+    """Return the moment at which the process asked for the release of ``resource``; 0 while it has
+    not."""
     for line in output.splitlines():
         if line.startswith("{") and (said := json.loads(line))["resource"] == resource:
             return float(said["at"])

@@ -50,7 +50,7 @@ def clocks(request: pytest.FixtureRequest) -> Iterator[ManualKeeper | None]:
 
 @pytest.fixture
 def done() -> list[str]:
-    """What was done, and by whom."""
+    """Return the work that was done, and by whom."""
     return []
 
 

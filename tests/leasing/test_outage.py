@@ -1,4 +1,4 @@
-"""What services say and do while the database is away."""
+"""Services while the database is down."""
 
 from __future__ import annotations
 

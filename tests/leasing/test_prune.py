@@ -1,4 +1,4 @@
-"""What is pruned, what stays, and that nobody can tell the difference afterwards."""
+"""Pruning: which rows go, which stay, and that nothing else differs afterwards."""
 
 from __future__ import annotations
 
@@ -482,7 +482,7 @@ def act(chance: random.Random, name: str, live: dict[str, Lease]) -> None:
 
 
 def protect(row: Any) -> None:
-    """Let a table of somebody's own, which Django does not know, refer to ``row``."""
+    """Make a table that Django does not know refer to ``row``."""
     table = row._meta.db_table
     with connection.cursor() as cursor:
         cursor.execute(f"CREATE TABLE the_{table} (key bigint REFERENCES {table} (id))")

@@ -1,4 +1,4 @@
-"""What happens to leases is signalled, and logged."""
+"""Signals about leases, and their log lines."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Database:
         self._answer()
 
     def measure_reach(self) -> None:
-        """Let it learn which test runs which function: minutes, that a full round saves."""
+        """Learn which test runs which function: minutes, that a full round saves."""
         self._ask({"reach": sorted({place for path in PATHS for place in nearest_of(path)})})
 
     def try_on(self, mutant: Mutant, likely: Sequence[str]) -> str | None:

@@ -19,7 +19,7 @@ MOST = 12
 
 
 class Killers:
-    """What noticed which mutant."""
+    """The tests that noticed each mutant."""
 
     def __init__(self, file: Path = FILE) -> None:
         self._file = file

@@ -195,7 +195,7 @@ def code_of(code: CodeType, place: str) -> CodeType:
 
 
 def _changes(node: ast.AST) -> Iterator[Change]:
-    """What can be bent in ``node``."""
+    """Yield the ways to bend ``node``."""
     match node:
         case ast.Call():
             yield from _of_call(node)

@@ -1,4 +1,5 @@
-"""Which test runs which function, and how long it takes: what a full round of mutants goes by."""
+"""Record which test runs which function, and how long it takes: a full round of mutants goes by
+it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _CALLED = "__mutants_reached__"
 
 
 class Test(NamedTuple):
-    """What is known of a test that passed: its seconds, and the functions that it ran."""
+    """A test that passed: its seconds, and the functions that it ran."""
 
     seconds: float
     reached: frozenset[str]

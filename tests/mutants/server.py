@@ -168,7 +168,8 @@ def _nearest_first(items: list[pytest.Item], nearest: list[str]) -> list[pytest.
 
 
 def _killer_told(readable: int, pid: int) -> str | None:
-    """What the child wrote. One that hangs is killed, and whatever it started in any case."""
+    """Return the child's report. A child that hangs is killed, and whatever it started in any
+    case."""
     told = b""
     while True:
         ready, _, _ = select.select([readable], [], [], PATIENCE)

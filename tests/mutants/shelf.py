@@ -1,4 +1,4 @@
-"""Which functions are bent, which tests are near them, and the mutants that no rule makes."""
+"""Choose the functions that are bent, the tests near them, and the mutants that no rule makes."""
 
 from __future__ import annotations
 

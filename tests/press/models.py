@@ -1,4 +1,4 @@
-"""What a newspaper guards. Without migrations: its tables are made for the tests alone."""
+"""Guarded models of a newspaper. Without migrations: its tables are made for the tests alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def protecting(model: str, how: Any = models.PROTECT, **options: Any) -> Any:
 
 
 class Receipt(models.Model):
-    """What a reader keeps of what was done: it stays for as long as this does."""
+    """A record of a reader: it stays for as long as this does."""
 
     # Without constraints of the database: its table is made before those.
     task = protecting("leasing_tasks.Task")

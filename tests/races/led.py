@@ -1,4 +1,4 @@
-"""What ``run_as_leader`` runs: it beats until it is killed, and knows nothing of leases.
+"""A command for ``run_as_leader``: it beats until it is killed, and knows nothing of leases.
 
 ``python -S led.py BEATS [stubborn]`` appends lines to the file BEATS: the token of its term, its
 process, and the moment on the machine's clock. A stubborn one has a child of its own, and both

@@ -1,4 +1,4 @@
-"""What the races with real processes need."""
+"""Helpers of the races with real processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ PATIENCE = 60.0
 
 
 def race(spawn: Spawn, verb: str, *things: object) -> dict[str, list[Any]]:
-    """Let the crowd do ``verb`` to each of ``things``: what the processes got, in no order."""
+    """Make the crowd do ``verb`` to each of ``things``: returns the answers of the processes, in no
+    order."""
     crowd = spawn(["-m", "tests.races.crowd", verb, *map(str, things)])
     assert crowd.wait(PATIENCE) == 0, crowd.output
     answers: dict[str, list[Any]] = defaultdict(list)
@@ -58,7 +59,7 @@ def begins(folder: Path, attempt: int) -> None:
 
 
 def let_go(folder: Path, attempt: int) -> None:
-    """Let the ``attempt``-th attempt of the task ``jobs.wait`` in ``folder`` end."""
+    """Make the ``attempt``-th attempt of the task ``jobs.wait`` in ``folder`` end."""
     (folder / f"go-{attempt}").touch()
 
 
@@ -81,7 +82,7 @@ def pause(process: Process) -> None:
 
 
 def nobody_writes() -> bool:
-    """Whether no other session has a transaction open."""
+    """Return True if no other session has a transaction open."""
     if connection.vendor == "sqlite":
         return _can_lock(connection.settings_dict["NAME"])
     with connection.cursor() as cursor:

@@ -25,7 +25,7 @@ TTL = 3
 
 
 def reported(process: Process) -> list[dict[str, Any]]:
-    """What ``process`` has printed as JSON."""
+    """Return the JSON that ``process`` has printed."""
     lines = process.output.splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
 

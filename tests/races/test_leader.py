@@ -36,7 +36,7 @@ class Belief:
 
 
 class Beats:
-    """What the leaders noted."""
+    """The notes of the leaders."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

@@ -67,7 +67,7 @@ def socket_folder(url: str) -> str:
 
 
 def deadlines() -> dict[str, float]:
-    """When the database ends each lease, on the machine's clock."""
+    """Return the moment at which the database ends each lease, on the machine's clock."""
     here, now = clock(), database_now("default")  # in this order: rather too early than too late
     leases = Lease.objects.filter(resource__in=WAYS)
     return {each.resource: here + (each.expires_at - now).total_seconds() for each in leases}

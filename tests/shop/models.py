@@ -1,4 +1,4 @@
-"""What a shop leases. Without migrations: its tables are made for the tests alone."""
+"""Leasable models of a shop. Without migrations: its tables are made for the tests alone."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def hold_on(notes: Keeper) -> Callable[[Task], HeldGrant]:
 
 @pytest.fixture
 def context(hold_on: Callable[[Task], HeldGrant]) -> Callable[[Task], Context]:
-    """What the handler of a claimed task is given."""
+    """Return the contexts of handlers of claimed tasks."""
     return lambda task: Context(task, hold_on(task), threading.Event())
 
 

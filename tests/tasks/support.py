@@ -1,4 +1,4 @@
-"""What several tests of tasks need."""
+"""Helpers of several tests of tasks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def attempt(task: Task) -> TaskAttempt:
 
 
 def make_due(task: Task) -> None:
-    """Let the time of a waiting task come."""
+    """Move the time of a waiting task to now."""
     Task.objects.filter(pk=task.pk).update(scheduled_at=after(timedelta(seconds=-1)))
 
 
@@ -85,7 +85,7 @@ def running(count: int, **options: Any) -> list[Task]:
 
 
 def grant_to(task: Task, holder: str) -> None:
-    """Let ``holder`` claim the ready task."""
+    """Claim the ready task for ``holder``."""
     ready = Task.objects.filter(pk=task.pk).ready()
     ready.update(grant_id=uuid.uuid4(), **ready.granting(Terms.check(holder=holder, ttl=30)))
 
@@ -112,7 +112,7 @@ def take_back(task: Task) -> None:
 
 
 def lose(task: Task) -> None:
-    """Let the deadline of the running task pass, and recover it."""
+    """Move the deadline of the running task into the past, and recover it."""
     expire(task)
     Task.objects.recover()
 

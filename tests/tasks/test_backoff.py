@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt: pure arithmetic."""
+"""The wait before the next attempt: pure arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What wakes a waiting worker."""
+"""Reasons to wake a waiting worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What is notified within this process, without a pause that another test began."""
+    """Return the notifications within this process, without a pause that another test began."""
     monkeypatch.setattr(limiter, "_notified_at", {})
     messages: list[str] = []
     with limiter.heard_by(messages.append):

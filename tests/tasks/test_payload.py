@@ -1,4 +1,4 @@
-"""What may be stored as data and output: pure decisions."""
+"""Data and output that may be stored: pure decisions."""
 
 from __future__ import annotations
 

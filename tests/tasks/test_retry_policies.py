@@ -158,7 +158,7 @@ def test_nonsense_falls_back_to_the_usual_and_is_logged(
 
 @pytest.fixture
 def policy(handlers: Handlers) -> Callable[[RetryPolicy], None]:
-    """Let the handler of the tasks here have a retry policy."""
+    """Return a function that gives a retry policy to the handler of the tasks here."""
 
     def policy(policy: RetryPolicy) -> None:
         known = registry.find("jobs.echo").function

@@ -20,7 +20,7 @@ from tests.leasing.support import FakeClock, FakeStore, hold_of
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> list[float]:
-    """How long the handler slept each time; the clock moves instead."""
+    """Return the sleeps of the handler; the clock moves instead."""
     naps: list[float] = []
 
     def sleep(seconds: float) -> None:

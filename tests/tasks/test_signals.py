@@ -1,4 +1,4 @@
-"""What is told about tasks, and the lines that are logged of it."""
+"""Signals about tasks, and their log lines."""
 
 from __future__ import annotations
 

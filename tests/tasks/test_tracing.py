@@ -54,7 +54,7 @@ def fails(ctx: Any, **data: Any) -> None:
 
 
 def carried(task: Task) -> dict[str, str]:
-    """What the row carries."""
+    """Return the trace context in the row."""
     text = Task.objects.values_list("trace_context", flat=True).get(pk=task.pk)
     return json.loads(text) if text else {}
 

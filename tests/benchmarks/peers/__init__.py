@@ -55,7 +55,7 @@ def measure(peer: str, url: str, size: Size) -> Figures:
 
 
 def without_means(peers: list[str]) -> list[str]:
-    """Those of ``peers`` that need a server which is not installed."""
+    """Return the part of ``peers`` that needs a server which is not installed."""
     return [] if shutil.which("redis-server") else [peer for peer in peers if "redis" in peer]
 
 

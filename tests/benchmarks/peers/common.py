@@ -1,4 +1,4 @@
-"""What the adapters share. It runs in the peers' environments: the standard library only.
+"""Code that the adapters share. It runs in the peers' environments: the standard library only.
 
 An adapter has ``prepare()``, ``enqueue(name, **data)``, ``enqueue_many(count)`` or None where the
 peer has no such thing, ``left()`` (how many tasks have not ended), ``work()`` (which runs a worker,
@@ -27,7 +27,7 @@ _ran = False
 
 
 def folder():
-    """Where workers leave what they have to say."""
+    """Return the folder in which workers leave their reports."""
     return Path(os.environ["BENCH_FOLDER"])
 
 

@@ -100,7 +100,7 @@ def nothing(**data: Any) -> dict[str, Any]:
 
 
 def clock(**data: Any) -> dict[str, Any]:
-    """When it began."""
+    """Return the moment at which it began."""
     return {"at": time.monotonic()}
 
 

@@ -1,4 +1,4 @@
-"""What a claim costs with ever more tasks pending, beside as many that have ended.
+"""Measure a claim with ever more tasks pending, and with as many that have ended.
 
 Each depth has a database and a process of its own; they claim in turns, so that a machine that is
 slow for a while is slow for all.

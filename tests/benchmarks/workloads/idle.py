@@ -1,5 +1,5 @@
-"""What a worker takes that has nothing to do: statements as the server logs them (its own and those
-that begin and end transactions), and its time on the CPU."""
+"""Measure an idle worker: statements in the server's log (its own and those that begin and end
+transactions), and its time on the CPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(bench: Bench) -> Figures:
 
 
 def count_statements(log: Path, database: str, start: int) -> int:
-    """Those on ``database`` that the log tells of from the position ``start`` on."""
+    """Return the number of statements on ``database`` in the log from the position ``start`` on."""
     with log.open("rb") as lines:
         lines.seek(start)
         text = lines.read().decode(errors="replace")

@@ -1,5 +1,5 @@
-"""What it takes to keep ten thousand holds alive: the keeper's share of a core, and transactions
-for each round of renewals (a third of the ttl)."""
+"""Measure the cost of ten thousand holds: the keeper's share of a core, and transactions for each
+round of renewals (a third of the ttl)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def run(bench: Bench) -> Figures:
 
 
 def transactions(connection: psycopg.Connection[tuple[int]]) -> int:
-    """How many this database has seen. Sessions report theirs with a second's delay."""
+    """Return the number of transactions of this database. Sessions report theirs with a second's
+    delay."""
     row = connection.execute(
         "SELECT xact_commit + xact_rollback FROM pg_stat_database"
         " WHERE datname = current_database()"

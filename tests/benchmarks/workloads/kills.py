@@ -40,7 +40,7 @@ class Ward:
             )
 
     def is_staffed(self) -> bool:
-        """Whether both are up."""
+        """Return True if both are up."""
         return Worker.objects.filter(name__in=self.workers).count() == 2
 
     def begin(self) -> None:
@@ -48,7 +48,7 @@ class Ward:
         self.task = Task.objects.enqueue("bench.stay", {"n": 1}, queue=self.queue)
 
     def runs(self) -> bool:
-        """Whether one of them has it."""
+        """Return True if one of them has it."""
         assert self.task is not None
         self.task.refresh_from_db()
         return self.task.status == TaskStatus.RUNNING
@@ -62,7 +62,7 @@ class Ward:
         victim.wait()
 
     def ran_again(self) -> bool:
-        """Whether the other has done it."""
+        """Return True if the other has done it."""
         assert self.task is not None
         self.task.refresh_from_db()
         return self.task.status == TaskStatus.SUCCEEDED

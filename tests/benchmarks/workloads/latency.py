@@ -62,7 +62,7 @@ def limit(bench: Bench, count: int) -> list[float]:
 
 
 def at_pace(enqueue: Callable[[], int], count: int) -> dict[int, float]:
-    """When each task was sent, by its key."""
+    """Return the moment at which each task was sent, by its key."""
     sent = {}
     start = time.monotonic()
     for number in range(count):

@@ -77,7 +77,8 @@ def run(bench: Bench) -> Figures:
 
 
 def makers(url: str) -> dict[str, Callable[[], Cycle]]:
-    """How each contender makes the cycle of one thread, with a connection of its own."""
+    """Return the function by which each contender makes the cycle of one thread, with a connection
+    of its own."""
     return {
         "limit": lambda: plain_cycle(leases.connect(url), leases.HISTORY),
         "ours": lambda: our_cycle,

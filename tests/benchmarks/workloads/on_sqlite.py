@@ -1,4 +1,4 @@
-"""What ``sqlite`` measures, in a process whose database that is."""
+"""Measure ``sqlite``, in a process that has that database."""
 
 from __future__ import annotations
 

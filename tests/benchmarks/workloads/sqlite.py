@@ -12,7 +12,7 @@ from tests.benchmarks.databases import migrate
 
 
 def run(bench: Bench) -> Figures:
-    """What ``on_sqlite`` measures, in a process that has that database."""
+    """Run the measurements of ``on_sqlite``, in a process that has that database."""
     with tempfile.TemporaryDirectory(prefix="leasing-bench-") as folder:
         url = f"sqlite:///{os.path.join(folder, 'db.sqlite3')}"
         migrate(url)

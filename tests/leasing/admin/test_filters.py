@@ -1,4 +1,4 @@
-"""What the address of a list in Django's admin may ask for."""
+"""Filters in the address of a list in Django's admin."""
 
 from __future__ import annotations
 

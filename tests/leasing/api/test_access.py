@@ -1,4 +1,4 @@
-"""Who may call the API."""
+"""Access to the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a body is, the answer is a 4xx that says what is wrong, and nothing is done."""
+"""Bodies of any kind: the answer is a 4xx that says what is wrong, and nothing is done."""
 
 from __future__ import annotations
 

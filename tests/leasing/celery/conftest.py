@@ -13,7 +13,7 @@ from celery.app.trace import build_tracer
 
 
 class Outcome(NamedTuple):
-    """What became of a call."""
+    """The result of a call."""
 
     state: str
     value: Any

@@ -89,7 +89,7 @@ def wait_for_slots(count: int) -> None:
 
 
 def leader_of(beats: list[Process]) -> Process:
-    """Which of ``beats`` leads; waits until one does."""
+    """Return the leader among ``beats``; waits until there is one."""
 
     def leads() -> Process | None:
         incumbent = Leader(BEAT).current()

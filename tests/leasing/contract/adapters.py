@@ -1,4 +1,4 @@
-"""What the contract suite runs over: each kind of thing that can be leased, behind one face."""
+"""Adapters of the contract suite: each kind of leasable object, behind one face."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Adapter:
         self.what = self.make()
 
     def make(self) -> What:
-        """What to hold, for ``leasing.testing``."""
+        """Return the object to hold, for ``leasing.testing``."""
         raise NotImplementedError
 
     def hold(self, **options: Any) -> Hold:

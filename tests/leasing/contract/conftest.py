@@ -19,7 +19,7 @@ def thing(
     record_property: Callable[[str, object], None],
     request: pytest.FixtureRequest,
 ) -> Iterator[Adapter]:
-    """What this case holds, free at first, in a time that stands still."""
+    """Return the object of this case, free at first, while the clocks stand still."""
     if adapter_class.in_database:
         request.getfixturevalue("db")
     record_property(CONTRACT, adapter_class.name)
@@ -33,7 +33,7 @@ def live_thing(
     record_property: Callable[[str, object], None],
     request: pytest.FixtureRequest,
 ) -> Iterator[Adapter]:
-    """What this case holds, free at first, with the keeper of this process at work."""
+    """Return the object of this case, free at first, with the keeper of this process at work."""
     if adapter_class.in_database:
         request.getfixturevalue("transactional_db")
     record_property(CONTRACT, adapter_class.name)

@@ -1,4 +1,4 @@
-"""What somebody protects stays, and keeps nothing else."""
+"""Protected rows stay, and keep nothing else."""
 
 from __future__ import annotations
 

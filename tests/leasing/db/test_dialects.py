@@ -1,4 +1,4 @@
-"""What differs between databases."""
+"""Differences between databases."""
 
 from __future__ import annotations
 

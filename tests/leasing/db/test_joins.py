@@ -1,4 +1,4 @@
-"""What tells of a queryset whether its rows can be locked, and come once."""
+"""Querysets whose rows can be locked, and come once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which database rows are leased in: with replicas, with shards, with a database of the leases."""
+"""Databases in which rows are leased: with replicas, with shards, with a database of the leases."""
 
 from __future__ import annotations
 

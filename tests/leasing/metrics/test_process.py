@@ -1,4 +1,4 @@
-"""What a process counts of leases."""
+"""Counts of leases in a process."""
 
 from __future__ import annotations
 

@@ -362,7 +362,7 @@ def test_one_that_leaves_it_to_the_signal_ends_by_that(start: Start, tmp_path: P
 
 
 def test_it_is_not_started_in_the_group_of_somebody_else() -> None:
-    """Which it would kill."""
+    """The group would be killed with it."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", deadman.__file__, "0", "true"], capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""Who held what, and when: what the ledger can tell."""
+"""The history of holders in the ledger."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def revoke() -> None:
 
 
 def holders(what: str | Leasable, *moments: datetime) -> list[str]:
-    """Who held ``what`` at each of ``moments``; "" for nobody."""
+    """Return the holder of ``what`` at each of ``moments``; "" for nobody."""
     found = [LeaseEvent.objects.held_at(what, moment) for moment in moments]
     assert all(len(events) <= 1 for events in found)
     assert {event.kind for events in found for event in events} <= {"acquired", "taken_over"}

@@ -93,7 +93,7 @@ def rows(request: pytest.FixtureRequest) -> list[Any]:
 
 
 def kinds(row: Any) -> list[str]:
-    """What the ledger says of ``row``, under its name and its key."""
+    """Return the ledger's events of ``row``, under its name and its key."""
     of_row = LeaseEvent.objects.filter(resource=row.lease_resource, key=str(row.pk))
     return list(of_row.order_by("id").values_list("kind", flat=True))
 

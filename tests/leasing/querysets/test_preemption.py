@@ -294,7 +294,7 @@ def test_another_asking_too_is_not_told_again(clocks: ManualKeeper) -> None:
 def test_asking_again_never_moves_the_end_away(
     clocks: ManualKeeper, asked: list[tuple[Lease, str]]
 ) -> None:
-    """Who waits asks with every poll."""
+    """A waiter asks with every poll."""
     Lease.objects.acquire("crane:1", ttl=10)
     ask(preempt_after=20)
     end = row().ends_at

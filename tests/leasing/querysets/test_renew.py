@@ -190,7 +190,7 @@ def test_what_happened_between_lock_and_update_is_told_as_the_reason() -> None:
 
 @pytest.mark.usefixtures("form")
 def test_a_grant_won_by_another_right_after_the_renewal_is_not_handed_to_us() -> None:
-    """What renew returns is what it renewed, however long the process then was paused."""
+    """Renew returns the renewed row, however long the process then was paused."""
     lease = LeaseFactory()
     ours = lease.grant_id
 

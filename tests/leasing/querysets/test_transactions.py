@@ -1,4 +1,4 @@
-"""Where a lease may not be taken, and what a rollback may not undo."""
+"""Transactions in which a lease must not be taken, and writes that a rollback must not undo."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_autocommit_off_is_refused(verb: Callable[[Lease], object]) -> None:
 def test_a_function_that_is_atomic_as_a_whole_is_refused(
     verb: Callable[[Lease], object],
 ) -> None:
-    """What ATOMIC_REQUESTS does to a view."""
+    """ATOMIC_REQUESTS does this to a view."""
     lease = LeaseFactory()
 
     with pytest.raises(LeaseInTransaction):

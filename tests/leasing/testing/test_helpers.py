@@ -1,4 +1,4 @@
-"""What users' tests are given: ``leasing.testing``."""
+"""Helpers for users' tests: ``leasing.testing``."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_row_of_any_model_expires(clocks: ManualKeeper, order: Order) -> None:
 def test_the_times_of_what_expired_are_those_of_a_life(
     clocks: ManualKeeper, before: int, renewals: int, ago: float
 ) -> None:
-    """Whatever it was: the database's constraints hold, and the order of its times."""
+    """The constraints of the database hold, and the order of its times, whatever the row was."""
     lease = LeaseFactory(renewals=renewals, ttl=30)
     assert lease.acquired_at
     lasted = lease.expires_at - lease.acquired_at

@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "testing.md"
 
 
 def run(folder: Path, *command: str) -> str:
-    """What ``python -m command`` prints in a project of a user's; it must succeed."""
+    """Return the output of ``python -m command`` in a project of a user's; it must succeed."""
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder), os.environ.get("PYTHONPATH", "")]),

@@ -68,7 +68,7 @@ def test_what_is_shown_with_these_models_runs(name: str) -> None:
 
 @pytest.fixture
 def shown(clocks: ManualKeeper) -> dict[str, Any]:
-    """What the page on fencing defines."""
+    """Return the definitions of the page on fencing."""
     namespace: dict[str, Any] = {}
     for block in blocks(page("fencing.md"), "python"):
         exec(compile(block, "fencing.md", "exec"), namespace)

@@ -1,4 +1,4 @@
-"""What looks like a secret is not shown."""
+"""Text that looks like a secret is not shown."""
 
 from __future__ import annotations
 

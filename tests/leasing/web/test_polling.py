@@ -1,4 +1,4 @@
-"""What a poll of an open page is answered, and what it costs."""
+"""Answers to polls of an open page, and their cost."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def track(*spans: tuple[float, float | None], marks: tuple[float, ...] = ()) -> 
 
 
 def places(drawing: Drawing) -> list[list[tuple[float, float]]]:
-    """Where each shape begins and how wide it is, in per cent, for each lane."""
+    """Return the begin and the width of each shape, in per cent, for each track."""
     return [
         [(float(s.x.rstrip("%")), float(s.width.rstrip("%") or 0)) for s in track.shapes]
         for track in drawing.tracks

@@ -26,7 +26,7 @@ def _over_celery(settings: Settings) -> None:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Totals:
-    """What the relay of the test counts."""
+    """Return the counts of the relay of the test."""
     totals = Totals()
     monkeypatch.setattr("tasks.outbox.relay.totals", totals)
     return totals

@@ -40,18 +40,18 @@ class FakeBroker:
         self.closed += 1
 
     def taken(self) -> list[int]:
-        """What was sent of tasks since the last look."""
+        """Return the tasks that were sent since the last call."""
         sent, self.tasks = self.tasks, []
         return sent
 
 
 def away(sent: object) -> None:
-    """Let a broker be away."""
+    """Raise the error of a broker that is down."""
     raise BrokerAway("nobody there")
 
 
 def away_after(count: int) -> Callable[[object], None]:
-    """Let a broker go away after it has taken ``count``."""
+    """Return a broker that goes down after it has taken ``count``."""
     left = iter(range(count))
 
     def before(sent: object) -> None:
@@ -68,7 +68,7 @@ def enqueue(count: int = 1, **options: Any) -> list[int]:
 
 
 def age(keys: list[int], seconds: float) -> None:
-    """Let the messages of these tasks have been published so long ago, and the tasks due before."""
+    """Move the publication of these tasks' messages so far back, and their due time before it."""
     moved = {"scheduled_at": after(timedelta(seconds=-seconds - 1))}
     Task.objects.filter(pk__in=keys).update(
         published_at=after(timedelta(seconds=-seconds)), **moved

@@ -32,7 +32,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
 
 
 def run(name: str) -> Any:
-    """What the task of the entry called so returns."""
+    """Return the result of the task of the entry called so."""
     return getattr(beat, name).apply().get()
 
 

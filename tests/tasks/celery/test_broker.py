@@ -80,7 +80,7 @@ def broker_at() -> Iterator[Callable[[str], CeleryBroker]]:
 
 
 def bind(app: Celery, topic: str) -> Queue:
-    """Let a queue get the messages of ``topic``."""
+    """Bind a queue to the messages of ``topic``."""
     queue = Queue(f"of {topic}", Exchange("outbox", type="topic"), routing_key=topic)
     with app.connection_for_write() as connection:
         queue(connection.default_channel).declare()

@@ -1,4 +1,4 @@
-"""What a Celery worker does with a message."""
+"""Messages in a Celery worker."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def move(task: Task) -> None:
 
 
 def fill(task: Task) -> None:
-    """Let another of its key run."""
+    """Run another task of its key."""
     keyed: dict[str, Any] = {"concurrency_key": "k", "concurrency_limit": 1}
     Task.objects.filter(pk=task.pk).update(**keyed)
     (other,) = enqueue(priority=1, **keyed)

@@ -1,4 +1,4 @@
-"""What a Celery worker counts, shown at a port of its main process."""
+"""Show the counts of a Celery worker at a port of its main process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Consumer:
-    """What Celery sends with its signal."""
+    """The sender of Celery's signal."""
 
     def __init__(self, pool: Any) -> None:
         self.controller = SimpleNamespace(pool=pool.__new__(pool))

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 
 
 def poison(topic: str) -> Any:
-    """Let a broker refuse messages of ``topic``."""
+    """Return a broker that refuses messages of ``topic``."""
 
     def before(message: OutboxMessage) -> None:
         if message.topic == topic:

@@ -1,4 +1,4 @@
-"""Which tasks the relay publishes, and when again."""
+"""Tasks that the relay publishes, and when again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the charts read from samples."""
+"""Charts read from samples."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a poll of a list or of a row's page must hear of, and what not: its tag is made of less than
-what is shown."""
+"""Changes that a poll of a list or of a row's page must notice, and others: its tag is made of less
+than the page shows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Open:
         self.tag = poll(client, url)["ETag"]
 
     def hears(self) -> bool:
-        """Whether a poll brings anything."""
+        """Return True if a poll brings anything."""
         answer = poll(self.client, self.url, self.tag)
         assert answer.status_code in (200, 304)
         self.tag = answer["ETag"]

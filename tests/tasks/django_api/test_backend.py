@@ -64,7 +64,7 @@ def taken(result: Any, holder: str = "ann") -> Task:
 
 @pytest.fixture
 def aside(handlers: Handlers) -> None:
-    """What a test declares is gone after it."""
+    """Remove the declarations of a test after it."""
 
 
 # What the backend says of itself

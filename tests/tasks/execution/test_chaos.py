@@ -37,7 +37,7 @@ class Drawn(random.Random):
 
 @pytest.fixture
 def crashes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What would have been killed, and when."""
+    """Return the processes that would have been killed, and when."""
     planned: list[tuple[Any, ...]] = []
 
     class Timer(threading.Thread):

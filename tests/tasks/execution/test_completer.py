@@ -19,14 +19,14 @@ from tests.processes import wait_for
 
 
 class Result:
-    """What a place hands in."""
+    """The outcome that a slot hands in."""
 
     execution = object()
 
 
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was stored, in the order it was."""
+    """Return the outcomes that were stored, in their order."""
     found: list[Any] = []
     monkeypatch.setattr(completer, "store_outcomes", lambda batch, hear: found.extend(batch))
     return found

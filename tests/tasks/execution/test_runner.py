@@ -56,7 +56,8 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def closings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """When old connections would have been closed, which here stay open for the test's sake."""
+    """Return the moments at which old connections would have been closed, which here stay open for
+    the test's sake."""
     closed: list[str] = []
     monkeypatch.setattr(runner, "close_old_connections", lambda: closed.append("closed"))
     return closed
@@ -446,7 +447,7 @@ def away(
     *,
     after: bool = False,
 ) -> Iterator[list[int]]:
-    """Let the next ``times`` of ``verb`` fail; ``after``: once its commit has arrived."""
+    """Make the next ``times`` of ``verb`` fail; ``after``: once its commit has arrived."""
     stored = getattr(TaskQuerySet, verb)
     tries: list[int] = []
 

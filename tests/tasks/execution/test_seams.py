@@ -1,4 +1,4 @@
-"""Where features meet: what each of them does well alone and could forget of the others."""
+"""Seams between features, each of which does well alone and could forget the others."""
 
 from __future__ import annotations
 

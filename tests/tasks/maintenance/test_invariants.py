@@ -365,7 +365,7 @@ def test_each_state_of_the_catalogue_is_made_by_a_test() -> None:
 
 
 def test_the_guards_are_constraints_of_the_table() -> None:
-    """That they refuse such rows, see ``test_constraints``."""
+    """For the refusal of such rows, see ``test_constraints``."""
     guards = {invariant.guard for invariant in invariants.INVARIANTS} - {""}
 
     assert guards < {constraint.name for constraint in Task._meta.constraints}

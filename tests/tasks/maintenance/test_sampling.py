@@ -1,4 +1,4 @@
-"""What is sampled: true over several processes, dated by the database, and cheap."""
+"""Samples: true over several processes, dated by the database, and cheap."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def clock(database_clock: DatabaseClock) -> Clock:
 
 
 def counted(clock: Clock, queue: str = "default") -> dict[str, Any]:
-    """What the slot that runs now will say."""
+    """Return the sample of the present slot, as it will be."""
     stamp()
     return count(Slot.before(clock.now + timedelta(seconds=10))).get(queue, {})
 

@@ -42,7 +42,7 @@ HOUR = 3600.0
 
 @pytest.fixture(autouse=True)
 def own_declarations(monkeypatch: pytest.MonkeyPatch, handlers: Handlers) -> None:
-    """What a test declares is gone after it; ``jobs.echo`` is a handler of the tests' app."""
+    """Remove the declarations of a test after it; ``jobs.echo`` is a handler of the tests' app."""
     monkeypatch.setattr(declarations, "_declared", {})
     monkeypatch.setattr(scheduler, "_said", {})
 
@@ -59,7 +59,7 @@ def make(name: str = "hourly", **columns: Any) -> Schedule:
 
 
 def moments(schedule: Schedule) -> list[str]:
-    """When the slots of ``schedule`` are, in order."""
+    """Return the moments of the slots of ``schedule``, in order."""
     slots = ScheduleSlot.objects.filter(schedule=schedule).order_by("at")
     return [at.strftime("%H:%M:%S") for at in slots.values_list("at", flat=True)]
 

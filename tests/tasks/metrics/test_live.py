@@ -1,4 +1,4 @@
-"""What is scraped from workers and the web app of a live run adds up to what the database says."""
+"""Metrics of workers and the web app of a live run, which add up to the database's figures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Live:
         return self.sum("leasing_renewals_total", model="leasing_tasks.task", outcome="renewed")
 
     def counts(self) -> dict[str, float]:
-        """What the workers have counted."""
+        """Return the counts of the workers."""
         self.scrape()
         outcomes = ("succeeded", "attempt_failed", "failed", "lost", "cancelled")
         ended = {each: self.sum("tasks_executions_total", outcome=each) for each in outcomes}
@@ -77,7 +77,7 @@ def stored() -> dict[str, float]:
 
 
 def renewals(task: Task) -> int:
-    """How often the latest grant of ``task`` was renewed."""
+    """Return the number of renewals of the latest grant of ``task``."""
     return Task.objects.values_list("renewals", flat=True).get(pk=task.pk)
 
 

@@ -1,4 +1,4 @@
-"""What a process counts of tasks, and what the database says of them."""
+"""Counts of tasks in a process, and the database's figures of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def counted(registry: CollectorRegistry) -> Iterator[TaskMetrics]:
 
 
 def executions(value: Value, name: str = SLEEP) -> dict[str, float]:
-    """How many attempts ended in each way, of those in which any did."""
+    """Return the number of attempts that ended in each way, of those in which any did."""
     outcomes = ("succeeded", "attempt_failed", "failed", "cancelled", "returned", "snoozed", "lost")
     counts = {
         outcome: value("tasks_executions_total", **QUEUE, task=name, outcome=outcome)
@@ -296,7 +296,7 @@ def found(settings: Settings) -> Iterator[None]:
 
 
 def read() -> Scrape:
-    """What the web app says."""
+    """Return the metrics of the web app."""
     response = Client().get("/ops/metrics", headers={"Authorization": "Bearer t"})
     assert response.status_code == 200
     return Scrape(response.content.decode())

@@ -1,4 +1,4 @@
-"""What one attempt leaves for the next."""
+"""Checkpoints: the state that one attempt leaves for the next."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def test_a_queue_that_nobody_knows_is_refused() -> None:
 
 @pytest.mark.usefixtures("queues")
 def test_a_full_queue_does_not_starve_the_others() -> None:
-    """Which queue is looked at first is drawn by lot: that one loses 50 times running has a
+    """The queue that is looked at first is drawn by lot: that one loses 50 times running has a
     chance of less than one in a million million."""
     for queue in ("mail", "reports"):
         TaskFactory.create_batch(50, queue=queue, priority=int(queue == "mail"))

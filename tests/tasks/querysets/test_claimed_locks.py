@@ -1,4 +1,4 @@
-"""What the claims and completions of workers lock, and what they wait for."""
+"""Locks of claims and completions of workers, and their waits."""
 
 from __future__ import annotations
 

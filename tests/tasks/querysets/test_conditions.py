@@ -1,4 +1,4 @@
-"""What each holder verb demands of the row, one condition at a time.
+"""Conditions of each holder verb on the row, one at a time.
 
 Each row of the table breaks one condition, before the verb begins or between its lock and its
 update (as could happen on a database without row locks). The verb is then refused and changes
@@ -46,7 +46,7 @@ def renew_many(task: Task) -> None:
 
 
 def all_or_raise(answer: tuple[list[Task], list[tuple[Task, Exception]]]) -> None:
-    """What many were answered, in the form of the other verbs."""
+    """Raise the first refusal among many, in the form of the other verbs."""
     for _, error in answer[1]:
         raise error
 

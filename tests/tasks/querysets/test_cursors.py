@@ -286,8 +286,8 @@ def test_what_a_claim_has_locked_it_does_not_look_for_among_all_that_is_ready() 
 def test_statements_are_planned_anew_after_a_while(
     seconds: float, again: bool, holders_clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is sent is the same as before for some time, and then is not: nothing prepared is
-    kept for longer."""
+    """The statement stays the same for some time, and then does not: nothing prepared is kept for
+    longer."""
     monkeypatch.setattr(kept, "clock", holders_clock)
     monkeypatch.setattr(cursors, "LASTS", 3600.0)
     holders_clock.seconds = 100 * kept.PLAN_LASTS

@@ -306,7 +306,7 @@ LOCKS: dict[str, Callable[[Task], object]] = {
 
 
 def keep_locked(session: OtherSession, task: Task) -> None:
-    """Let ``session`` have the row locked until it commits."""
+    """Keep the row locked in ``session`` until it commits."""
     session.begin()
     session.run(lambda: Task.objects.select_for_update().get(pk=task.pk))
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 
 
 class Refused(Exception):
-    """What a handler may raise."""
+    """An error that a handler may raise."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a handler says of its progress, and when it is written."""
+"""Progress of a handler, and the time of its writing."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_the_last_word_is_written_at_once(task: Task, context: ContextOf) -> Non
 
 
 def test_a_short_progress_timeout_shortens_the_wait(context: ContextOf, clock: FakeClock) -> None:
-    """What waits here must not look like silence there."""
+    """Pending progress must not look like silence there."""
     task = TaskFactory(state="running")
     Task.objects.filter(pk=task.pk).update(progress_timeout=timedelta(seconds=0.75))
     task.refresh_from_db()

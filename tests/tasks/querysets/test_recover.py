@@ -260,7 +260,7 @@ CHANGES: list[tuple[str, Callable[[Task], None]]] = [
 
 @pytest.fixture(params=["alone", "among others"])
 def others(request: pytest.FixtureRequest) -> int:
-    """How many more tasks are stuck, that nothing happens to."""
+    """Return the number of other stuck tasks, to which nothing happens."""
     count = 2 if request.param == "among others" else 0
     TaskFactory.create_batch(count, state="stuck", queue="default")
     return count

@@ -1,4 +1,4 @@
-"""When schedules are due: nothing here touches a database."""
+"""Schedules and when they are due: nothing here touches a database."""
 
 from __future__ import annotations
 

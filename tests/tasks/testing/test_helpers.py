@@ -1,4 +1,4 @@
-"""What users test their own tasks with."""
+"""Helpers for users' tests of their tasks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("queues")]
 
 
 class Trouble(Exception):
-    """What a handler may raise."""
+    """An error that a handler may raise."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def _long_pauses(queues: None, settings: Settings) -> None:
 
 @pytest.fixture
 def ran(handlers: Handlers) -> list[Any]:
-    """What the handlers ``note``, ``fail``, ``anote`` and ``chain`` were called with."""
+    """Return the arguments of the calls of ``note``, ``fail``, ``anote`` and ``chain``."""
     seen: list[Any] = []
 
     def note(ctx: Any, n: int = 0) -> dict[str, int]:

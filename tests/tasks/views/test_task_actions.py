@@ -1,4 +1,4 @@
-"""What operators do to tasks from their pages: to one, and to many in two steps."""
+"""Actions of operators on tasks from their pages: on one, and on many in two steps."""
 
 from __future__ import annotations
 

@@ -145,7 +145,8 @@ def test_a_coroutines_connection_is_its_own_and_ends_with_it(handlers: Handlers)
 
 @pytest.fixture
 def renewed_often(settings: Settings) -> None:
-    """What the database says is soon heard, and nothing is lost while the machine is loaded."""
+    """Renew often, so that news of the database arrives soon and nothing is lost while the machine
+    is loaded."""
     settings.LEASING = {"RENEW_EVERY": 0.3}
 
 

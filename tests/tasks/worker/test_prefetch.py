@@ -1,4 +1,4 @@
-"""What a worker claims ahead of its slots, and what it does with it."""
+"""Tasks that a worker prefetches."""
 
 from __future__ import annotations
 

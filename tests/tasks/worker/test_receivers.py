@@ -228,7 +228,7 @@ def test_receivers_hear_of_a_task_in_order_and_as_it_was(connect: Connect) -> No
 def test_a_worker_that_cannot_store_ends_to_be_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever it is that hangs."""
+    """The reason for the delay makes no difference."""
     let_go = threading.Event()
 
     def hang(outcomes: list[Any], _: Any) -> None:

@@ -192,7 +192,7 @@ def test_an_attempt_that_nobody_can_watch_fails_and_its_place_is_free_again(
 
 
 class Timed:
-    """What is watched of an execution."""
+    """The part of an execution that is watched."""
 
     def __init__(self) -> None:
         self.ended = Latch()

@@ -55,7 +55,7 @@ def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def once(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, error: BaseException) -> None:
-    """Let the first call of the function raise ``error``."""
+    """Make the first call of the function raise ``error``."""
     real = getattr(where, name)
     errors = [error]
 
@@ -235,7 +235,7 @@ def test_what_escapes_the_main_thread_ends_the_worker_in_good_order(
 
 
 class Carrier:
-    """What carries a task, as long as it is said to."""
+    """A carrier of a task, for as long as it is set to."""
 
     alive = True
 
