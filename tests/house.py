@@ -2,13 +2,15 @@
 
 A room is what lies directly in a package: a file, or a folder with all that is in it. An arrow is
 a pair of rooms of which one imports the other, for type checkers too. ``make check`` prints the
-table; it fails where rooms close a circle of imports that run, or where the top of a package holds
-more than MAX_AT_TOP files. Which room may import which is told by the contracts in
+table; it fails where rooms close a circle of imports that run, where the top of a package holds
+more than MAX_AT_TOP files, or where too many docstrings of public names begin with a question word.
+Which room may import which is told by the contracts in
 pyproject.toml, whose layers are read here too.
 """
 
 from __future__ import annotations
 
+import ast
 import sys
 import tomllib
 from collections.abc import Iterable
@@ -21,6 +23,10 @@ from tests.plugin import ROOT
 
 PACKAGES = ("leasing", "tasks")
 MAX_AT_TOP = 28
+#: A docstring begins with a verb or a noun: of those of public names at most so many per cent with
+#: one of these.
+MAX_QUESTIONS = 2.0
+QUESTIONS = ("What", "Whether", "How", "Let", "Where", "Who")
 
 Arrow = tuple[str, str]
 
@@ -35,6 +41,7 @@ class Figures:
     back_up: int
     circles: str
     pairs: int
+    questions: str
 
     def cells(self) -> list[str]:
         return [f"{value:,}" if isinstance(value, int) else value for value in vars(self).values()]
@@ -47,15 +54,16 @@ ROWS = [
     "arrows that run back up",
     "circles (files in them)",
     "pairs from a room of tasks to a room of leasing",
+    "docstrings that begin with a question word",
 ]
 #: Before there were folders, and as the folders were planned.
 BEFORE = {
-    "leasing": Figures(104, 108, 444, 11, "5 (20)", 0),
-    "tasks": Figures(98, 105, 429, 5, "1 (38)", 280),
+    "leasing": Figures(104, 108, 444, 11, "5 (20)", 0, "19.2 %"),
+    "tasks": Figures(98, 105, 429, 5, "1 (38)", 280, "22.8 %"),
 }
 PLAN = {
-    "leasing": Figures(25, 45, 206, 1, "1 (6)", 0),
-    "tasks": Figures(20, 40, 165, 1, "1 (26)", 138),
+    "leasing": Figures(25, 45, 206, 1, "1 (6)", 0, "2.0 %"),
+    "tasks": Figures(20, 40, 165, 1, "1 (26)", 138, "2.0 %"),
 }
 
 
@@ -85,6 +93,7 @@ class House:
             ),
             circles=f"{len(circles)} ({sum(map(len, circles))})",
             pairs=len(self.arrows("tasks", "leasing")) if package == "tasks" else 0,
+            questions=f"{questions_of(package):.1f} %",
         )
 
     def arrows(self, package: str, other: str) -> set[Arrow]:
@@ -143,6 +152,18 @@ def layers_of(package: str) -> list[set[str]]:
     return [{name.strip() for name in layer.split("|")} for layer in contract["layers"]]
 
 
+def questions_of(package: str) -> float:
+    """Return the share, in per cent, of the public names' docstrings that begin with QUESTIONS."""
+    found = []
+    for path in (ROOT / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                words = (ast.get_docstring(node) or "").split()
+                if words and not getattr(node, "name", "").startswith("_"):
+                    found.append(words[0] in QUESTIONS)
+    return 100 * sum(found) / len(found)
+
+
 def table(reached: dict[str, Figures]) -> str:
     """Both packages: before, planned, reached."""
     columns = [each[package].cells() for package in PACKAGES for each in (BEFORE, PLAN, reached)]
@@ -171,6 +192,10 @@ def main() -> int:
         if figures.at_the_top > MAX_AT_TOP
     ]
     for package in PACKAGES:
+        if (share := questions_of(package)) > MAX_QUESTIONS:
+            wrong.append(
+                f"{package}: {share:.1f} % of public docstrings begin with a question word"
+            )
         if circle := circle_of(running.arrows(package, package)):
             wrong.append(f"a circle of imports that run: {' -> '.join(circle)}")
     for sentence in wrong:
