@@ -95,14 +95,14 @@ def test_a_frozen_worker_stands_still_and_goes_on(
 
 def test_processes_of_others_are_never_hit(demo: None, visitor: Client, worker: Worker) -> None:
     Worker.objects.update(pid=os.getppid())
-    assert "No worker of this demo runs" in Page(visitor.post(CRASH, follow=True)).text
+    assert "No worker of this demo is running" in Page(visitor.post(CRASH, follow=True)).text
 
 
 def test_workers_of_other_machines_are_never_hit(
     demo: None, visitor: Client, worker: Worker
 ) -> None:
     Worker.objects.update(hostname="elsewhere")
-    assert "No worker of this demo runs" in Page(visitor.post(FREEZE, follow=True)).text
+    assert "No worker of this demo is running" in Page(visitor.post(FREEZE, follow=True)).text
 
 
 def test_who_may_not_is_shown_no_button_and_refused(demo: None, worker: Worker) -> None:

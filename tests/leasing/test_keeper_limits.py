@@ -381,7 +381,7 @@ def test_notes_wait_while_a_renewal_is_due(
 def test_a_jump_of_the_clock_is_noticed_while_the_threads_wait(
     store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper_module, "LOOK", 0.02)
+    monkeypatch.setattr(keeper_module, "CHECK_CLOCK_EVERY", 0.02)
     now = FakeClock()
     keeper = Keeper(clock=now)
     reported: list[Hold] = []

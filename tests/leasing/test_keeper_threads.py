@@ -272,7 +272,7 @@ def asleep(
     store: FakeStore, live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Hold]:
     """A hold for long, whose keeper's threads sleep until somebody wakes them."""
-    monkeypatch.setattr("leasing.keeper.LOOK", 10 * PATIENCE)
+    monkeypatch.setattr("leasing.keeper.CHECK_CLOCK_EVERY", 10 * PATIENCE)
     with (
         override_settings(LEASING={"MAX_TTL": 1e6}),
         hold_of(store, live_keeper, "long", ttl=1e5) as hold,
@@ -460,7 +460,7 @@ def test_a_thread_of_the_keeper_that_ends_is_started_again_by_the_other(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("leasing.keeper.LOOK", 0.05)
+    monkeypatch.setattr("leasing.keeper.CHECK_CLOCK_EVERY", 0.05)
     real = getattr(live_keeper, fails)
     exits = [SystemExit()]
     count = replaced[("leasing-renewer", "leasing-watchdog")[place]]

@@ -241,7 +241,7 @@ def test_a_revocation_needs_its_permission(viewer: Client) -> None:
 def test_an_action_takes_no_more_rows_than_it_says(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actions, "MOST", 2)
+    monkeypatch.setattr(actions, "MAX_SELECTED", 2)
     monkeypatch.setattr(operator_actions, "MAX_SELECTED", 2)
     leases = [LeaseFactory() for _ in range(3)]
     page = Page(act(operator, leases[:1], select_across="1"))

@@ -163,7 +163,7 @@ def test_a_bulk_action_takes_so_many_and_says_so(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (actions, selection):
-        monkeypatch.setattr(module, "MOST", 2)
+        monkeypatch.setattr(module, "MAX_SELECTED", 2)
     for _ in range(3):
         TaskFactory(state="failed")
     url = bulk("discard", scope="all", state="failed")
