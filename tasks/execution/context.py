@@ -1,4 +1,4 @@
-"""The context that a handler gets besides its data."""
+"""The context that a handler gets in addition to its data."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Context:
     """One attempt of one task, as its handler sees it.
 
-    Methods that write have a twin for coroutines, whose name begins with an a. When the task is
-    no longer this attempt's they raise LeaseLost: let it pass, as that of ``ensure``.
+    Methods that write have a twin for coroutines, whose name begins with an a. They raise
+    LeaseLost when the task no longer belongs to this attempt: let it propagate, as from ``ensure``.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Context:
 
     @property
     def claimed(self) -> Task | ClaimedTask:
-        """``task``, or what the claim brought of it where nobody has looked at that."""
+        """``task``, or only the columns that the claim read if no model instance was made yet."""
         return self._given
 
     @property
@@ -63,7 +63,7 @@ class Context:
 
     @property
     def fencing_token(self) -> int:
-        """Greater than the token of any attempt before: let what you write to refuse less."""
+        """Greater than the token of any earlier attempt: let your targets reject lower ones."""
         return self._hold.grant.fencing_token
 
     @property
@@ -78,13 +78,15 @@ class Context:
 
     @property
     def state(self) -> Any:
-        """The latest checkpoint, of this attempt or of one before; None where there is none."""
+        """The latest checkpoint, of this or an earlier attempt; None if there is none."""
         return self.task.checkpoint
 
     def ensure(self) -> None:
-        """Raise LeaseLost unless the task is surely still ours, TimeoutError once its timeout
-        is over, TaskCancelled once someone asked for that. Call it between the steps of long
-        work, and let the error pass: the worker knows what to make of it."""
+        """Raise LeaseLost unless this attempt certainly still holds the task, TimeoutError after
+        its timeout, and TaskCancelled once someone has asked to cancel it.
+
+        Call it between the steps of long work, and let the error propagate: the worker handles it.
+        """
         self._interruption.check_timeout()
         self._hold.ensure()
         self._interruption.check_cancelled()
@@ -92,8 +94,8 @@ class Context:
     def wait(self, seconds: float) -> bool:
         """Sleep for ``seconds``, or until the worker is asked to stop. Returns ``stopping``.
 
-        Ends early, and raises what ``ensure`` does, when there is reason to. Not for coroutines,
-        which are cancelled at any await.
+        Ends early, and raises as ``ensure`` does, after a loss, a timeout or a cancellation. Not
+        for coroutines, which are cancelled at any await.
         """
         deadline = self._interruption.deadline
         if deadline is not None:
@@ -103,22 +105,22 @@ class Context:
         return self.stopping
 
     def give_back(self, reason: str = "", *, delay: float | timedelta = 0) -> None:
-        """Set the task ready again once the handler returns, not before ``delay`` (seconds) has
-        passed, with no attempt spent; what the handler returns is dropped."""
+        """Make the task ready again when the handler returns, without spending the attempt. It
+        does not start again before ``delay`` (seconds). The handler's return value is dropped."""
         pause = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
         if pause < timedelta(0):
             raise ValueError("The delay must not be negative.")
         self.given_back = (reason or "given back by its handler", pause)
 
-    # On the way
+    # During the attempt
 
     def progress(self, done: Any = None, total: Any = None, **more: Any) -> None:
-        """Say how far the work is: ``done`` of ``total``, and any JSON beside it. Without
-        arguments: that it moves.
+        """Report how far the work is: ``done`` of ``total``, and any further JSON. Without
+        arguments it reports only that the work is moving.
 
-        Written at most once a second, but at once when ``done`` is ``total``. What waits goes
-        with the next word, checkpoint or step, or as the handler ends; inside a transaction all
-        of it waits. Raises LeaseLost, NotSerializable.
+        Reports are written at most once a second, and at once when ``done`` is ``total``. One that
+        waits is written with the next report, checkpoint or step, or when the handler ends.
+        Inside a transaction all of them wait. Raises LeaseLost, NotSerializable.
         """
         given = {"done": done, "total": total}
         value = {key: said for key, said in given.items() if said is not None} | more
@@ -130,7 +132,7 @@ class Context:
         await sync_to_async(self.progress)(done, total, **more)
 
     def checkpoint(self, state: Any) -> None:
-        """Store ``state``, any JSON, for a later attempt to find as ``ctx.state``. It counts as
+        """Store ``state``, any JSON; later attempts find it in ``ctx.state``. It counts as
         progress. Inside a transaction it is part of that. Raises LeaseLost, NotSerializable.
         """
         with self._losing():
@@ -141,11 +143,11 @@ class Context:
         await sync_to_async(self.checkpoint)(state)
 
     def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return the result of ``function(*args, **kwargs)`` from the first attempt in which it
-        returned; later attempts do not call it again. ``name`` tells the steps of a task apart.
+        """Call ``function(*args, **kwargs)`` unless an earlier attempt has finished this step, and
+        return its result, or the stored one. ``name`` identifies the step within its task.
 
-        It is called again if the worker dies before the output, which is JSON, is stored; in a
-        transaction of yours, what it wrote and the step are one commit. Counts as progress.
+        The result is JSON. If the worker dies before it is stored, the function is called again.
+        In a transaction of yours, its writes and the step are one commit. Counts as progress.
         Raises LeaseLost, NotSerializable, and what ``function`` raises.
         """
         if iscoroutinefunction(function):
@@ -177,16 +179,17 @@ class Context:
     # The end
 
     def completing(self, output: Any = None) -> Completing:
-        """A block, ``with`` or ``async with``, whose writes to the database of the task and the
-        task's completion are one commit.
+        """A block (``with`` or ``async with``) that commits its writes to the task's database
+        together with the task's completion.
 
             with ctx.completing() as end:
                 Invoice.objects.create(...)
                 end.output = {"sent": True}
 
-        When the block raises, or the task is no longer ours, nothing of it is written. After it
-        the task has ended: return, what you return is not looked at. The block is a transaction
-        of its own; keep it short. Raises LeaseLost, LeaseInTransaction, NotSerializable.
+        If the block raises, or this attempt has lost the task, none of its writes is committed.
+        After the block the task has ended: return, the return value is ignored. The block is a
+        transaction of its own; keep it short. Raises LeaseLost, LeaseInTransaction,
+        NotSerializable.
         """
         return Completing(self._complete_after, output)
 
@@ -199,16 +202,16 @@ class Context:
             yield
             if self._words is not None and self._words.waits:
                 self._rows.progress(self.task, self._progress.take())
-            # The keeper may find the task ended before this thread can say that it let go.
+            # The keeper may find the task ended before this thread has stopped its renewals.
             self._hold.expect_end()
             self._rows.complete(self.task, end.output)
         self.completed = True
         self._hold.abandon()
 
     def flush(self) -> None:
-        """Write what was said of the progress and waits. The worker calls it as the handler
-        ends. Raises nothing."""
-        # Not without the hold, or the refusal of what matters more would not be noted.
+        """Write the progress that still waits. The worker calls it when the handler ends. Raises
+        nothing."""
+        # Not after a loss: its refusal would be recorded in place of the result's.
         if self._words is not None and self._hold.valid:
             self._words.flush()
 

@@ -1,7 +1,7 @@
 """Write a handler's progress to the row.
 
-A handler may speak as often as it likes: what it says is written at most once in ``EVERY``
-seconds. What came too soon waits, and goes with the next word, checkpoint or step, or when the
+A handler may report as often as it likes: reports are written at most once in ``EVERY`` seconds.
+One that came too soon waits, and is written with the next report, checkpoint or step, or when the
 handler ends. Inside a transaction nothing is written either: nobody would see it, and the row,
 locked until the commit, could not be renewed.
 """
@@ -28,14 +28,14 @@ EVERY = 1.0
 
 
 class Progress:
-    """The words of one attempt of ``task``."""
+    """The progress that one attempt of ``task`` reports."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
         self._using = database_of(task)
         self._every = EVERY
         if task.progress_timeout is not None:
-            # What waits here must not look like silence.
+            # A report that waits here must not look like a stalled handler.
             self._every = min(EVERY, task.progress_timeout.total_seconds() / 3)
         self._written_at = float("-inf")
         self._waiting: Any = None
@@ -60,14 +60,14 @@ class Progress:
         return value
 
     def flush(self) -> None:
-        """Write what waits, if anything does, as the last thing of the attempt. A failure is
-        logged: the result that follows is worth more."""
+        """Write the report that waits, if there is one, before the result is stored. A failure is
+        logged only: the result that follows matters more."""
         if not self.waits:
             return
         try:
             self._write()
         except (LeaseLost, Error) as error:
-            # Of a loss there is a line already.
+            # A loss has been logged already.
             level = INFO if isinstance(error, LeaseLost) else WARNING
             log.task_progress_dropped(self._task, level=level, error=error)
 

@@ -1,4 +1,4 @@
-"""Tasks: each public verb, documented here and done in the module named by who calls it."""
+"""Every public verb on tasks. Each is implemented in the module named after its caller."""
 
 from __future__ import annotations
 
@@ -52,26 +52,26 @@ class TaskQuerySet(TaskRows):
             data: The handler's keyword arguments.
             queue: The queue; the handler's by default.
             priority: A number from -32768 to 32767; higher goes first.
-            scheduled_at: The moment before which it is not started.
-            delay: Seconds before which it is not started, on the database's clock.
-            unique_key: A key that one task has at a time. An enqueue meanwhile returns that task,
-                with ``is_duplicate`` set, and stores nothing.
+            scheduled_at: The earliest time at which it starts.
+            delay: The same in seconds from now, by the database's clock.
+            unique_key: A key that one task has at a time. Another enqueue with the key returns that
+                task, with ``is_duplicate`` set, and stores nothing.
             unique_for: How long the task keeps that key: "waiting" (until its claim), "running"
                 (until its first attempt ends), "finished", or a window in seconds.
             on_duplicate: The effect on a waiting task with that key: "skip" leaves it, "replace"
-                gives it the arguments of this call, "keep_time" does so but for its time.
+                gives it the arguments of this call, "keep_time" does so except for its time.
             idempotency_key: A key that returns the same task again, ended or not.
             max_attempts: The number of attempts; the handler's by default.
             timeout: Seconds that one attempt may run; the handler's by default.
             progress_timeout: Seconds without progress in one attempt; the handler's by default.
-            concurrency_key: Tasks of this key are limited together; the handler's by default. Text
-                as it is; empty: none.
+            concurrency_key: Tasks that share this key are limited together; the handler's by
+                default. Used literally, without a template; empty: no key.
             concurrency_limit: The number of tasks of that key that run at a time; the handler's by
                 default.
 
         Raises UnknownTask, UnknownQueue, NotSerializable, InvalidResource (a key), ValueError,
         PayloadMismatch (the idempotency key was used for another task or other data), KeyBusy
-        (another transaction keeps the row locked that is to be replaced, or to give its key up).
+        (another transaction has locked the task that has the unique key).
         """
         new = new_task(
             name_or_handler,
@@ -100,14 +100,15 @@ class TaskQuerySet(TaskRows):
         using: str | None = None,
         **options: Unpack[EnqueueOptions],
     ) -> None:
-        """Check everything now, and store the task once the caller's transaction has committed;
-        at once outside of one, and never if it is rolled back. A delay counts from the commit.
+        """Check the arguments now, and store the task once the caller's transaction has committed.
 
-        For transactions on another database than the tasks': ``using`` is its alias (default:
-        the tasks' own). In the same database ``enqueue`` is better: its task cannot get lost
-        between the commit and the storing. Arguments and errors are those of ``enqueue``; what
-        only the storing shows, PayloadMismatch and errors of the database, is raised to whoever
-        commits.
+        Outside of a transaction the task is stored at once; after a rollback it is not stored. A
+        delay counts from the commit.
+
+        This is for transactions on another database than that of the tasks: ``using`` is its alias
+        (default: the database of the tasks). In the same database use ``enqueue``: its task cannot
+        get lost between the commit and the INSERT. Arguments and errors are those of ``enqueue``.
+        PayloadMismatch and errors of the database are raised by the commit.
         """
         producer.enqueue_on_commit(self.home(), name_or_handler, data, using, **options)
 
@@ -120,7 +121,7 @@ class TaskQuerySet(TaskRows):
         """Store one task for each of ``data``, all or none. Arguments and errors are those of
         ``enqueue``; there are no unique and no idempotency keys.
 
-        Instances of what was stored are made when they are looked at.
+        The sequence makes the instances when they are read.
         """
         return producer.enqueue_many(self.home(), name_or_handler, data, **options)
 
@@ -136,11 +137,11 @@ class TaskQuerySet(TaskRows):
     ) -> Claim[Task]:
         """Claim ready tasks for ``holder``.
 
-        Higher priority goes first, then the longest due. Queues that are paused and tasks whose
-        concurrency key has its limit running are passed over. Which queue is looked at first is
-        drawn by lot, so that a full one does not starve the others. When this process has not
-        looked for stuck tasks for SWEEP_EVERY, it does so first: a site whose only workers are
-        remote ones recovers too.
+        Higher priority goes first, then the longest due. Paused queues are skipped, and tasks whose
+        concurrency key is at its limit. The queue to begin with is drawn at random, so that a full
+        one does not starve the others. If this process has not looked for stuck tasks for
+        SWEEP_EVERY, it does so first, so that tasks are recovered even where all workers are
+        remote.
 
         Args:
             holder: The name of the worker.
@@ -160,43 +161,43 @@ class TaskQuerySet(TaskRows):
         limit: int = 1,
         ttl: float | timedelta | None = None,
     ) -> list[ClaimedTask]:
-        """``claim``, for workers: without model instances where nothing needs them."""
+        """``claim`` for workers, without model instances unless something needs them."""
         return worker.take(self.home(), holder, queues, limit, ttl)
 
     def take_one(
         self, key: int, holder: str, *, queue: str, ttl: float | timedelta | None = None
     ) -> ClaimedTask | None:
-        """``take`` the task with this ``key``, if it is one of ``queue`` that could be claimed
-        now. Raises as ``claim`` does."""
+        """``take`` the task with this ``key``, if it is in ``queue`` and can be claimed now. Raises
+        as ``claim`` does."""
         return worker.take_one(self.home(), key, holder, queue, ttl)
 
     def heartbeat(self, task: Task) -> Task:
-        """Move the deadline of a running task to its ttl from now. Raises LeaseLost."""
+        """Move the deadline of a running task to now plus its ttl. Raises LeaseLost."""
         return self.renew(task)
 
     def progress(self, task: Task, value: Any = None) -> Task:
-        """Store ``value``, any JSON, as how far ``task`` is; None leaves what was stored and
-        says only that it moves. One statement. Raises LeaseLost, NotSerializable.
+        """Store ``value``, any JSON, as the progress of ``task``. None keeps the stored value and
+        reports only that the task is moving. One statement. Raises LeaseLost, NotSerializable.
         """
         return worker.progress(self.home(task), task, value)
 
     def checkpoint(self, task: Task, state: Any, *, progress: Any = None) -> Task:
-        """Store ``state``, any JSON, for later attempts to go on from, and ``progress`` with it.
+        """Store ``state``, any JSON, from which later attempts continue, and ``progress`` with it.
 
-        It never falls back: an attempt that lost its task is refused. One statement. Raises
-        LeaseLost, NotSerializable.
+        A checkpoint never regresses: an attempt that lost its task is refused. One statement.
+        Raises LeaseLost, NotSerializable.
         """
         return worker.checkpoint(self.home(task), task, state, progress)
 
     def step(self, task: Task, name: str) -> TaskStep | None:
-        """The step of ``task`` called ``name``, if any attempt has finished it."""
+        """Return the step of ``task`` called ``name``; None if no attempt has finished it."""
         return worker.step(self.home(task), task, name)
 
     def finish_step(
         self, task: Task, name: str, output: Any = None, *, progress: Any = None
     ) -> TaskStep:
-        """Store that the step called ``name`` is done, its ``output``, and ``progress`` with
-        it. The first to be stored counts, and is returned.
+        """Store the ``output`` of the finished step called ``name``, and ``progress`` with it. If
+        the step was stored before, that one stays and is returned.
 
         Raises LeaseLost, NotSerializable, InvalidResource (the name).
         """
@@ -209,33 +210,35 @@ class TaskQuerySet(TaskRows):
         Args:
             task: The task, as its holder has it.
             output: Any JSON.
-            unexpired: True to demand that the deadline has not passed, too.
+            unexpired: True to require also that the deadline has not passed.
 
-        Raises LeaseLost when the task is no longer this grant's (the output is dropped, and the
-        attempt records it), NotSerializable.
+        Raises LeaseLost when this grant no longer has the task (the output is dropped, and the
+        attempt records the refusal), NotSerializable.
         """
         rows = self.home(task)
         return ends.alone(ends.complete(rows, [(task, output)], unexpired=unexpired))
 
     def complete_many(self, results: Iterable[tuple[Task, Any]]) -> tuple[list[Task], Refused]:
-        """``complete`` each task with the output beside it. Returns those that are completed,
+        """``complete`` each task with its output, from pairs of both. Returns the completed tasks,
         and the others, each with its error (LeaseLost, NotSerializable, DataError)."""
         return ends.complete(self.home(), list(results))
 
     def complete_claimed(self, results: Iterable[tuple[ClaimedTask, Any]]) -> completions.Refused:
-        """``complete`` each with the output beside it, for workers: nothing is read back where
-        nobody looks. Returns those that are not completed, each with its error."""
+        """``complete_many`` for workers: it reads nothing back unless a receiver needs it. Returns
+        the tasks that are not completed, each with its error."""
         return completions.complete_claimed(self.home(), results)
 
     def fail(self, task: Task, error: BaseException | str, *, unexpired: bool = False) -> Task:
-        """End this attempt as failed. The task is tried again after a pause, by its handler's retry
-        policy where that is known here, and TASK_QUEUE["BACKOFF"] otherwise. When its attempts are
-        used up, the error is a GiveUp, or the policy gives up, it is failed. Raises LeaseLost.
+        """End this attempt as failed, and retry the task after a pause or fail it.
+
+        The retry policy of its handler decides about the pause, or TASK_QUEUE["BACKOFF"] if this
+        process does not know the handler. The task has failed when its attempts are used up, the
+        error is a GiveUp, or the policy gives up. Raises LeaseLost.
 
         Args:
             task: The task, as its holder has it.
             error: The error; a policy gets text as a TaskError.
-            unexpired: True to demand that the deadline has not passed, too.
+            unexpired: True to require also that the deadline has not passed.
         """
         rows = self.home(task)
         return ends.alone(ends.fail(rows, [(task, error)], unexpired=unexpired))
@@ -243,32 +246,32 @@ class TaskQuerySet(TaskRows):
     def fail_many(
         self, failures: Iterable[tuple[Task, BaseException | str]]
     ) -> tuple[list[Task], Refused]:
-        """``fail`` each task with the error beside it. Returns those that are failed, and the
-        others, each with its error (LeaseLost)."""
+        """``fail`` each task with its error, from pairs of both. Returns the tasks whose attempt is
+        ended, and the others, each with its error (LeaseLost)."""
         return ends.fail(self.home(), list(failures))
 
     def give_back(self, task: Task, reason: str, *, delay: timedelta = timedelta(0)) -> Task:
-        """Set a running task ready again, unfinished: the attempt is not counted. Raises LeaseLost.
+        """Make a running task ready again without spending the attempt. Raises LeaseLost.
 
-        Of several attempts returned for the same reason the history keeps the latest, so that a
-        task that is returned every minute does not fill it.
+        If several attempts are given back for the same reason, the history keeps the latest, so
+        that a task that is given back every minute does not fill it.
 
         Args:
             task: The task, as its holder has it.
             reason: The reason, for the history.
-            delay: The time before which it is not started again.
+            delay: The time until it may start again.
         """
         return ends.alone(ends.give_back(self.home(task), [task], reason, delay))
 
     def give_back_many(self, tasks: list[Task], reason: str) -> tuple[list[Task], Refused]:
-        """``give_back`` each of ``tasks`` at once and for the same ``reason``. Returns those that
-        are ready again, and the others, each with its error (LeaseLost)."""
+        """``give_back`` each of ``tasks`` for the same ``reason``. Returns those that are ready
+        again, and the others, each with its error (LeaseLost)."""
         return ends.give_back(self.home(), tasks, reason)
 
     def snooze(self, task: Task, delay: float | timedelta, reason: str = "") -> Task:
-        """Postpone a running task, as its handler requested: the attempt is not counted, checkpoint
-        and steps stay. The history keeps the latest snooze. Raises LeaseLost, ValueError (the
-        delay).
+        """Postpone a running task, as its handler requested, without spending the attempt.
+        Checkpoint and steps stay. The history keeps the latest snooze. Raises LeaseLost, ValueError
+        (the delay).
 
         Args:
             task: The task, as its holder has it.
@@ -279,35 +282,38 @@ class TaskQuerySet(TaskRows):
         return ends.alone(ends.snooze(self.home(task), task, nap))
 
     def accept_cancel(self, task: Task, by: str = "") -> Task:
-        """End a running task as cancelled: its holder heard that ``by`` asked for it, and
-        stopped. Raises LeaseLost."""
+        """End a running task as cancelled, after its holder has stopped at the request of ``by``.
+        Raises LeaseLost."""
         text = cancellation(by or task.cancel_requested_by)
         return ends.alone(ends.accept_cancel(self.home(task), task, text))
 
     def release(self, row: Task) -> Task:
-        """Give the task back: see ``give_back``."""
+        """``give_back`` the task."""
         return self.give_back(row, "released by its holder")
 
     # Operators
 
     def cancel(self, by: str = "", reason: str = "") -> int:
-        """Cancel these tasks in the name of ``by``: those that wait end at once, those that run
-        are asked to, and end at their handler's next ``ctx.ensure()`` or await.
+        """Cancel these tasks in the name of ``by``. Waiting ones end at once. Running ones are
+        asked to stop, and end at their handler's next ``ctx.ensure()`` or await.
 
-        Returns how many ended or were asked; ended ones, and those asked before, do not count.
+        Returns how many ended or were asked now, not those that had ended or were asked before.
         """
         return operator.cancel(self.home(), by, reason)
 
     def retry(self, by: str = "") -> int:
-        """Set failed and cancelled tasks ready again, with one attempt more if they were used
-        up, some hundred in a transaction: those of an earlier one stay ready when a later one
-        fails. Returns how many. A task whose unique key another has by now stays as it is."""
+        """Make failed and cancelled tasks ready again, with one more attempt if all were used.
+        Returns how many.
+
+        Each transaction has some hundred; if a later one fails, the earlier ones stay committed. A
+        task whose unique key another task has by now stays as it is.
+        """
         return operator.retry(self.home(), by)
 
     def reschedule(
         self, *, queue: str | None = None, scheduled_at: datetime | None = None, by: str = ""
     ) -> int:
-        """Move waiting tasks to another queue, another time, or both, some hundred in a
+        """Move waiting tasks to another queue, another time, or both, some hundred per
         transaction. Returns how many.
 
         Args:
@@ -321,43 +327,43 @@ class TaskQuerySet(TaskRows):
 
     def revoke(self, reason: str = "", by: str = "") -> int:
         """Take running tasks from their holders, as recovery would, without waiting for the
-        deadline. What the holder does meanwhile is not undone; its late result is refused."""
+        deadline. What a holder has done is not undone; its late result is refused."""
         return recovery.revoke(self.home(), reason, by)
 
     def discard(self, by: str = "") -> int:
-        """Delete the tasks among these that have ended, with their attempts and steps, some
-        hundred in a transaction. Returns how many. What a row of another app protects stays."""
+        """Delete those of these tasks that have ended, with their attempts and steps, some hundred
+        per transaction. Returns how many. A task that a row of another app protects stays."""
         return operator.discard(self.home(), by)
 
     def prune(self, age: timedelta, limit: int = operator.BULK_BATCH) -> int:
-        """Delete up to ``limit`` of the tasks among these that ended ``age`` ago or longer, the
-        longest ended first, in one transaction. Returns how many; call again while it is
-        ``limit``.
+        """Delete up to ``limit`` of these tasks that ended ``age`` ago or earlier, the oldest
+        first, in one transaction. Returns how many; call again while it is ``limit``.
 
-        Rows that somebody has locked are passed over, so any number may prune at once. A task
-        whose unique key is kept for a window stays until that is over, and one that a row of
-        another app protects for as long as it does.
+        Locked rows are skipped, so any number of processes may prune at a time. A task whose unique
+        key is kept for a window stays until the window ends. A task that a row of another app
+        protects stays as long as that row does.
         """
         return operator.prune(self.home(), age, limit)
 
     # Recovery
 
     def recover(self, limit: int = recovery.SWEEP_BATCH) -> int:
-        """Take stuck tasks from holders that are gone: ready again, or failed when that was their
-        last attempt, with a raised token. Returns how many; call again while it is ``limit``.
+        """Take stuck tasks from holders that are gone. They become ready, or failed after their
+        last attempt, with a higher token. Returns how many; call again while it is ``limit``.
 
-        Any number of processes may do so at once: each takes rows that the others have not.
+        Any number of processes may recover at a time: each takes rows that the others have not.
         """
         return recovery.recover(self.home(), limit)
 
     def recover_stalled(self, limit: int = recovery.SWEEP_BATCH) -> int:
-        """Take stalled tasks from holders that live, but get nowhere. As ``recover`` else: what
-        the holder writes afterwards is refused, and its next heartbeat tells it."""
+        """Take stalled tasks from holders that are alive but report no progress, as ``recover``
+        does. The holder's later writes are refused; it learns of the loss at its next heartbeat."""
         return recovery.recover_stalled(self.home(), limit)
 
     def next_lapse_in(self) -> float | None:
-        """Seconds until recovery would take the next running task, unless it is renewed: 0, when
-        there is one now; None, when none is running. The one query of a sweep in vain."""
+        """Return the seconds until recovery would take the next running task, unless it is renewed:
+        0 if there is one now; None if none is running. A sweep that finds nothing makes only this
+        query."""
         return recovery.next_lapse_in(self.home())
 
     def look_ahead(self, seconds: float) -> tuple[float | None, bool]:
@@ -367,21 +373,22 @@ class TaskQuerySet(TaskRows):
     # The relay
 
     def unpublished(self) -> Self:
-        """Tasks that a worker could claim now, and that no message tells of."""
+        """Return the tasks that a worker could claim now, and that no message announces."""
         return self.ready().filter(relay.NO_MESSAGE)
 
     def window(self, queue: str, size: int, patience: float) -> relay.Window:
-        """Look at the first ``size`` tasks of ``queue``."""
+        """Return which of the first ``size`` tasks of ``queue`` to publish, and whose message is
+        late."""
         return relay.window(self.home(), queue, size, patience)
 
     def mark_published(self, keys: Sequence[int], patience: float) -> list[int]:
-        """Note that messages for ``keys`` are about to be sent. Returns, in their order, those
-        for which that is so: within the caller's transaction, which proves its term."""
+        """Record that messages for ``keys`` are about to be sent, within the caller's transaction,
+        which proves its term. Returns the recorded ones, in their order."""
         return relay.mark_published(self.home(), keys, patience)
 
     def unpublish(self, keys: Sequence[int]) -> int:
-        """Note that no message for ``keys`` is under way: it was not sent, or it came while the
-        task could not be claimed. Returns how many of them are still to be claimed."""
+        """Record that no message for ``keys`` is under way: it was not sent, or it arrived while
+        the task could not be claimed. Returns how many of them are still to be claimed."""
         return relay.unpublish(self.home(), keys)
 
     # For the verbs of every leasable row
