@@ -67,7 +67,7 @@ def asked_for(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _let_by(wanted: Mapping[str, Any]) -> tuple[list[int], bool]:
-    """The keys of up to MAX_SELECTED tasks, from the top of the list, and whether there may be more."""
+    """Keys of up to MAX_SELECTED tasks from the top of the list, and whether there may be more."""
     state = listing.STATES[wanted["state"]]
     search = listing.search_of(wanted)
     rows = listing.listed(state.name, wanted).only("pk", *filter(None, [state.order.column]))
