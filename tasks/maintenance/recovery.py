@@ -114,7 +114,9 @@ def _sweep(look_ahead: LookAhead | None = None) -> tuple[int, float]:
         recovered = in_batches(recover, until)
         totals.repaired[Expired.kind] += recovered
         total += recovered
-    return total, min(pause, SHORT_PAUSE) if clock() < until else 0.0
+    # A slow statement that found nothing is no sign of more.
+    has_more = total > 0 and clock() >= until
+    return total, 0.0 if has_more else min(pause, SHORT_PAUSE)
 
 
 def examine(dry_run: bool = False) -> Report:

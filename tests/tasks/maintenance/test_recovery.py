@@ -104,6 +104,16 @@ def test_a_sweep_that_takes_long_goes_on_in_the_next_tick(
     assert recovery.sweep() == 1
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_slow_sweep_that_recovers_nothing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    TaskFactory(state="stuck")
+    batches = Mock(return_value=0)  # another process has the rows locked
+    monkeypatch.setattr(recovery, "in_batches", batches)
+    monkeypatch.setattr(recovery, "LONGEST_TICK", 0.0)
+
+    assert recovery.service().step() == recovery.SHORT_PAUSE
+
+
 @pytest.mark.django_db
 def test_a_sweep_that_finds_nothing_is_one_query(django_assert_num_queries: Any) -> None:
     TaskFactory(state="running")
