@@ -142,7 +142,7 @@ class Log:
     worker_sign_off_failed = _worker(
         WARNING, "%(worker)s could not record that it stopped: %(error)s"
     )
-    notifications_unsent = _worker(WARNING, "Notification of %(reported)s failed: %(error)s")
+    notifications_unsent = _worker(WARNING, "Notification of %(notification)s failed: %(error)s")
     notifications_failed = _worker(
         WARNING, "LISTEN connection failed; falling back to polling: %(error)s"
     )

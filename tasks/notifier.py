@@ -83,7 +83,7 @@ class NotifyLimiter:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, message])
         except Error as error:  # the work is stored: a poll will find it
-            log.notifications_unsent(reported=message, error=error)
+            log.notifications_unsent(notification=message, error=error)
 
     def is_due(self, using: str, queue: str, window: float = WINDOW) -> bool:
         """Return True if ``queue`` may be notified, and count it as notified: it was not within

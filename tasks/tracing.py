@@ -178,11 +178,11 @@ class Tasks:
         rows = self._rows(keys) or {}
 
         def publish(key: int, queue: str) -> object:
-            reported, carried = rows.get(key, ("", None))
+            name, carried = rows.get(key, ("", None))
             attributes = {
                 **_attributes("publish", "send", queue),
                 "messaging.message.id": str(key),
-                "tasks.name": reported,
+                "tasks.name": name,
             }
             span = _begin_of(
                 self._tracer,

@@ -93,10 +93,10 @@ def _shown(model: type[Leasable], wanted: Mapping[str, Any]) -> Any:
 
 def _columns(model: type[Leasable]) -> tuple[str, ...]:
     """Return the columns that a list of leases of ``model`` shows or derives the state from."""
-    reported = model.columns_of_lease_names
-    if reported is None:
+    named_by = model.columns_of_lease_names
+    if named_by is None:
         return tuple(field.name for field in model._meta.concrete_fields if not is_large(field))
-    return tuple(sorted({model._meta.pk.name, "holder", "acquired_at", *LEASE_READ, *reported}))
+    return tuple(sorted({model._meta.pk.name, "holder", "acquired_at", *LEASE_READ, *named_by}))
 
 
 def _rows(model: type[Leasable], wanted: Mapping[str, Any]) -> Any:

@@ -61,9 +61,9 @@ class Diagnosis:
 
     def as_json(self) -> dict[str, Any]:
         """For JSON: the facts as an object."""
-        reported = {each.name: getattr(self, each.name) for each in fields(Diagnosis)}
+        given = {each.name: getattr(self, each.name) for each in fields(Diagnosis)}
         actions = [asdict(action) for action in self.actions]
-        return reported | {"facts": dict(self.facts), "actions": actions}
+        return given | {"facts": dict(self.facts), "actions": actions}
 
 
 def is_skewed(now: datetime, *moments: datetime | None) -> bool:

@@ -25,7 +25,7 @@ register = template.Library()
 #: Signs after which a name may go on in the next line; never inside of an escape.
 _PARTING = re.compile(r"([._:/@-])(?=\w)")
 
-#: Strings of JSON, and badges of scripts that run from right to left.
+#: Strings of JSON, and marks of scripts that run from right to left.
 _STRINGS = re.compile(r'("(?:[^"\\]|\\.)*")')
 _LEFTWARD = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")
 

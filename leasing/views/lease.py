@@ -108,5 +108,5 @@ def _events(row: Leasable) -> QuerySet[LeaseEvent]:
 
 
 def _drawing(row: Leasable, events: Page[LeaseEvent], now: datetime) -> Drawing:
-    reported = timeline(row, now, events.rows, has_more=bool(events.older))
-    return drawing_of(row, reported)
+    history = timeline(row, now, events.rows, has_more=bool(events.older))
+    return drawing_of(row, history)

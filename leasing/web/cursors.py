@@ -32,8 +32,8 @@ class Order:
         return ("Newest", "Newer", "Older") if self.descending else ("First", "Earlier", "Later")
 
     def _by(self, descending: bool) -> list[str]:
-        badge = "-" if descending else ""
-        return [f"{badge}{name}" for name in (self.column, "pk") if name]
+        sign = "-" if descending else ""
+        return [f"{sign}{name}" for name in (self.column, "pk") if name]
 
 
 NEWEST_FIRST = Order()

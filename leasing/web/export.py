@@ -129,8 +129,8 @@ def _as_json(chunks: Iterable[Sequence[Any]], columns: Sequence[Column]) -> Iter
     between = "\n"
     for chunk in chunks:
         for row in chunk:
-            reported = dict(zip(names, _values(row, columns), strict=True))
-            yield between + json.dumps(reported, ensure_ascii=False, cls=_Encoder)
+            record = dict(zip(names, _values(row, columns), strict=True))
+            yield between + json.dumps(record, ensure_ascii=False, cls=_Encoder)
             between = ",\n"
     yield "\n]\n"
 

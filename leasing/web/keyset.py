@@ -135,15 +135,15 @@ class Beside(Func):
     arity = 4
 
     def __init__(
-        self, model: type[models.Model], column: str, badge: str, moment: datetime, key: Any
+        self, model: type[models.Model], column: str, sign: str, moment: datetime, key: Any
     ) -> None:
         values = Value(moment, models.DateTimeField()), Value(key, model._meta.pk)
-        super().__init__(F(column), F("pk"), *values, badge=badge)
+        super().__init__(F(column), F("pk"), *values, sign=sign)
 
     def as_sql(self, compiler: Any, connection: Any, *_: Any, **extra: Any) -> Any:
         parts = [compiler.compile(each) for each in self.get_source_expressions()]
         column, pk, moment, key = [sql for sql, _ in parts]
-        sql = f"({column}, {pk}) {self.extra['badge']} ({moment}, {key})"
+        sql = f"({column}, {pk}) {self.extra['sign']} ({moment}, {key})"
         return sql, [param for _, params in parts for param in params]
 
     def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> Any:

@@ -63,11 +63,11 @@ def shared_reading(request: HttpRequest, read: Read, count: Count | None = None)
     def reading() -> SharedReading:
         read_at, now = time.monotonic(), database_now(leasing_settings.DATABASE)
         context = read(now)
-        reported = fingerprint(context, now)
+        seen = fingerprint(context, now)
         if count is not None:
-            counts = shared((address, reported), count, fresh=fresh, seconds=COUNTS_SHARED_FOR)
-            context, reported = {**context, **counts}, reported + fingerprint(counts, now)
-        return SharedReading(context, reported, now, read_at)
+            counts = shared((address, seen), count, fresh=fresh, seconds=COUNTS_SHARED_FOR)
+            context, seen = {**context, **counts}, seen + fingerprint(counts, now)
+        return SharedReading(context, seen, now, read_at)
 
     return shared(address, reading, fresh=fresh)
 

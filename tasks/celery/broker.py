@@ -150,8 +150,8 @@ class CeleryBroker:
             self._connection = connection
             channel = connection.default_channel
             # Only RabbitMQ's own protocol tells of what it could route nowhere.
-            reported = self._on_return if hasattr(channel, "events") else None
-            self._producer = Producer(channel, on_return=reported)
+            returned = self._on_return if hasattr(channel, "events") else None
+            self._producer = Producer(channel, on_return=returned)
         except Exception as error:
             self.close()
             raise BrokerAway(f"the broker does not answer: {error}") from error

@@ -248,11 +248,11 @@ def percentile(lengths: list[float], share: float) -> float:
 
 def _events(slot: Slot, counted: Counted) -> None:
     recent = _since(_counted_events(), "at", slot).filter(slot.holds("at"))
-    reported = recent.order_by().aggregate(
+    found = recent.order_by().aggregate(
         expirations=Count("pk", filter=Q(kind=EventKind.TAKEN_OVER)),
         releases=Count("pk", filter=Q(kind__in=[EventKind.RELEASED, EventKind.REVOKED])),
     )
-    for column, number in reported.items():
+    for column, number in found.items():
         counted.add("", column, number)
 
 

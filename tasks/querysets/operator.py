@@ -149,10 +149,10 @@ def _batch_by_batch(rows: TaskRows, write: Callable[[list[int]], Written]) -> It
 def discard(rows: TaskRows, by: str) -> int:
     """Delete those that have ended. Returns how many."""
     rows, last, discarded = rows._of_one_table(), 0, 0
-    reported = unprotected(rows.ended()).only("name", "queue", "status").order_by("pk")
+    ended = unprotected(rows.ended()).only("name", "queue", "status").order_by("pk")
     delete = partial(_delete, rows)
     while True:
-        left = reported.filter(pk__gt=last)
+        left = ended.filter(pk__gt=last)
         count, tasks = delete_batch(left, BULK_BATCH, delete, skip_locked=False)
         for task in tasks if count == len(tasks) else _gone(rows, tasks):
             rows._tell(signals.discarded, task, by=by)

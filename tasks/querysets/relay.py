@@ -82,8 +82,8 @@ def _choose(rows: TaskRows, first: Sequence[Seen], found: Window) -> set[str]:
     """Add to ``found`` what is to be published of ``first``. Returns the keys that have no
     room for all of theirs."""
     known = {*found.keys, *found.late}
-    reported = [row for row in first if row.key in known or not row.lacks_message]
-    under_way = Counter(row.concurrency_key for row in reported)
+    with_message = [row for row in first if row.key in known or not row.lacks_message]
+    under_way = Counter(row.concurrency_key for row in with_message)
     under_way += _running_by_key(rows, {row.concurrency_key for row in first} - {""})
     full: set[str] = set()
     for row in first:

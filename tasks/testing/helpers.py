@@ -195,8 +195,8 @@ def _after_enqueue(then: Callable[[list[Task]], None] | None) -> Iterator[None]:
         if not _asks:
             # What every enqueue of one task comes to, whenever it is stored.
             for verb in ("_store", "enqueue_many"):
-                reported = _telling(getattr(producer, verb))
-                stack.enter_context(patch.object(producer, verb, reported))
+                telling = _telling(getattr(producer, verb))
+                stack.enter_context(patch.object(producer, verb, telling))
         _mode, _asks = then, True
         try:
             yield

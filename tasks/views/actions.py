@@ -54,7 +54,7 @@ def bulk(request: HttpRequest, name: str) -> HttpResponseBase:
     """Ask whether to do something to many tasks (GET), and do it (POST)."""
     chosen = _action(name)
 
-    def query_scalars(request: HttpRequest) -> HttpResponse:
+    def ask(request: HttpRequest) -> HttpResponse:
         if not may(request, chosen.permission):
             raise PermissionDenied(READ_ONLY)
         return _ask(
@@ -78,7 +78,7 @@ def bulk(request: HttpRequest, name: str) -> HttpResponseBase:
         return redirect(_list(picked.wanted or picked.back))
 
     guard = verb if request.method == "POST" else page
-    return guard(chosen.permission)(do if request.method == "POST" else query_scalars)(request)
+    return guard(chosen.permission)(do if request.method == "POST" else ask)(request)
 
 
 def _ask(

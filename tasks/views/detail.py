@@ -105,8 +105,8 @@ def _attempts(form: PageFilter, task: Task) -> Page[Any]:
 
 
 def _drawing(task: Task, attempts: Page[Any], now: datetime) -> Drawing:
-    reported = timeline(task, now, attempts.rows, has_more=bool(attempts.older))
-    return drawing_of(task, reported)
+    history = timeline(task, now, attempts.rows, has_more=bool(attempts.older))
+    return drawing_of(task, history)
 
 
 def _verbs(request: HttpRequest, task: Task, forms: Mapping[str, forms.Form]) -> dict[str, Any]:

@@ -136,9 +136,9 @@ def renew(
     using = target.db
     model: Any = target.model
     connection: Any = connections[using]
-    reported = reader(model, using, model.renewal_columns)
+    answered = reader(model, using, model.renewal_columns)
     statement = cached_statement(
-        (type(target), model, using, "renew many"), lambda: _renewing(target, columns, reported)
+        (type(target), model, using, "renew many"), lambda: _renewing(target, columns, answered)
     )
     values = {"keys": list(grants), "grants": list(grants.values())}
     params = statement.filled(values, connection)
@@ -153,13 +153,13 @@ def renew(
             cursor.execute(f"{limit};{statement.sql}", [*limit_params, *params])
             cursor.nextset()
             answers = cursor.fetchall()
-    rows = reported.rows(answers)
+    rows = answered.rows(answers)
     for row, answer in zip(rows, answers, strict=True):
         row.now = answer[-1].replace(tzinfo=UTC)
     return rows
 
 
-def _renewing(target: Any, columns: dict[str, Any], reported: Reader) -> Statement:
+def _renewing(target: Any, columns: dict[str, Any], answered: Reader) -> Statement:
     update_sql, update_params = compiled_update(target, columns)
     keys, grants = Several("keys", key_field(target.model)), Several("grants", UUID)
     connection = connections[target.db]
@@ -169,7 +169,7 @@ def _renewing(target: Any, columns: dict[str, Any], reported: Reader) -> Stateme
         pk=pk_of(target),
         table=table_of(target),
         update=update_sql,
-        columns=reported.sql(table_of(target)),
+        columns=answered.sql(table_of(target)),
         now=now_of(target),
     )
     return Statement(text, (keys, grants, *update_params))

@@ -104,11 +104,11 @@ class Command(BaseCommand):
         diagnosis = diagnose(task)
         attempts = list(task.attempt_set.using(task._state.db))
         if options["json"]:
-            reported = diagnosis.as_json()
+            explained = diagnosis.as_json()
             more = {name: masked(getattr(task, name)) for name in ("task_data", "task_output")}
             history = [_attempt(attempt) for attempt in attempts]
             self.stdout.write(
-                as_json(_facts(task) | more | {"diagnosis": reported, "history": history})
+                as_json(_facts(task) | more | {"diagnosis": explained, "history": history})
             )
             return
         self.stdout.write(f"task:{task.pk} {plain(task.name)}: {plain(diagnosis.headline)}")
