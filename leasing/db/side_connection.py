@@ -51,6 +51,8 @@ class SideConnection:
         self._seconds = 2 * patience() if seconds is None else seconds
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        #: The latest call.
+        self._future: Future[Any] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -63,7 +65,9 @@ class SideConnection:
     ) -> None:
         if self._thread is not None:
             self._jobs.put(None)
-            self._thread.join(CLOSING)
+            # A coroutine that was cancelled leaves a call under way: its event loop does not wait.
+            if self._future is None or self._future.done():
+                self._thread.join(CLOSING)
             self._thread = None
 
     def run(self, call: Callable[[], Result]) -> Result:
@@ -72,6 +76,7 @@ class SideConnection:
         if self._thread is None:
             self._begin()
         future: Future[Result] = Future()
+        self._future = future
         self._jobs.put((future, partial(copy_context().run, call)))
         if not self._is_done(future):
             self._leave(future, call)
