@@ -51,7 +51,7 @@ SEE_GRANTS = "leasing.revoke_lease"
 class Panel:
     """The panel above the form of a row: its diagnosis, its links and its acts."""
 
-    badge_text: SafeString | str = ""
+    badge: SafeString | str = ""
     diagnosis: Diagnosis | None = None
     links: Sequence[SafeString] = ()
     acts: Sequence[OperatorAction] = field(default_factory=list)

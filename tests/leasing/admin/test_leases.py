@@ -95,6 +95,7 @@ def test_a_lease_shows_its_state_and_leads_to_its_events_and_its_page(viewer: Cl
     assert f"{AUDIT}?model__exact=leasing.lease&key__exact={lease.pk}" in page.links
     panel = page.one(".leasing-panel")
     assert panel["data-code"] == "expired_unclaimed" and lease.holder in panel.text
+    assert badges.EXPIRED.word in panel.one(".leasing-badge").text
     events = get(viewer, f"{EVENTS}?q=berth%3A+a+%26+b")
     assert events.badges == [badges.EVENT_BADGES[EventKind.ACQUIRED].word]
     assert f"{LEASES}{lease.pk}/change/" in events.links

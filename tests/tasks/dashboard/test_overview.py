@@ -86,6 +86,7 @@ def test_the_overview_names_every_problem_the_gravest_first(viewer: Client) -> N
     assert needs(page) == ["no_recoverer", "no_worker", "failed", "start_unheard"]
     tones = [each.tone for each in page.all(".needs li .tinted")]
     assert tones == ["crit", "crit", "warn", "warn"]
+    assert all(use["href"] != "#i-" for use in page.all(".needs li use"))
     reported = [each.numbers for each in page.all(".needs li .loud")]
     assert reported == [[1], [1], [1], [2]]
     assert page.one("header.health").tone == "crit"
