@@ -65,8 +65,8 @@ def stopping() -> Iterator[threading.Event]:
     event.set()
 
 
-class SideConnection:
-    """A thread beside the test's, with a connection of its own."""
+class OtherThreads:
+    """Threads besides the test's, each with a connection of its own."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(4)
@@ -85,8 +85,8 @@ class SideConnection:
 
 
 @pytest.fixture
-def side_connection(stopping: threading.Event) -> Iterator[SideConnection]:
-    threads = SideConnection()
+def other_threads(stopping: threading.Event) -> Iterator[OtherThreads]:
+    threads = OtherThreads()
     yield threads
     stopping.set()
     threads.close()
@@ -245,14 +245,14 @@ def test_who_was_asked_to_stop_before_does_not_even_campaign(
 def test_a_campaign_ends_promptly_when_asked_to_stop_and_does_not_win_after_that(
     leader: Leader,
     stopping: threading.Event,
-    side_connection: SideConnection,
+    other_threads: OtherThreads,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The next poll is far away.
     monkeypatch.setattr("leasing.waiting.FIRST_PAUSE", 60.0)
     monkeypatch.setattr("leasing.waiting.MAX_PAUSE", 60.0)
     with hold_elsewhere("scheduler", "bob"):
-        campaign = side_connection.start(lambda: list(leader.terms(stopping)))
+        campaign = other_threads.start(lambda: list(leader.terms(stopping)))
         wait_for(campaigns)
         expire("scheduler")  # nobody is told of that
 
@@ -264,7 +264,7 @@ def test_a_campaign_ends_promptly_when_asked_to_stop_and_does_not_win_after_that
 
 @on_the_database
 def test_the_next_leads_when_the_first_leaves(
-    leader: Leader, stopping: threading.Event, side_connection: SideConnection
+    leader: Leader, stopping: threading.Event, other_threads: OtherThreads
 ) -> None:
     other = Leader("scheduler", ttl=30, holder="bob")
     led = []
@@ -275,7 +275,7 @@ def test_the_next_leads_when_the_first_leaves(
             stopping.set()
 
     with leader:
-        waiting = side_connection.start(campaign)
+        waiting = other_threads.start(campaign)
         wait_for(lambda: campaigns())
         assert led == []
     waiting.result(PATIENCE)
@@ -286,7 +286,7 @@ def test_the_next_leads_when_the_first_leaves(
 
 @on_the_database
 def test_of_several_candidates_at_most_one_believes_to_lead_at_any_time(
-    stopping: threading.Event, side_connection: SideConnection
+    stopping: threading.Event, other_threads: OtherThreads
 ) -> None:
     inside, most, turns = [], [], []
 
@@ -299,7 +299,7 @@ def test_of_several_candidates_at_most_one_believes_to_lead_at_any_time(
             if len(turns) > 20:
                 stopping.set()
 
-    for campaigning in [side_connection.start(campaign, name) for name in ("ann", "bob", "cyd")]:
+    for campaigning in [other_threads.start(campaign, name) for name in ("ann", "bob", "cyd")]:
         campaigning.result(PATIENCE)
 
     assert set(most) == {1}
@@ -391,12 +391,12 @@ def test_so_does_that_of_a_coroutine(leader: Leader, monkeypatch: pytest.MonkeyP
 def test_a_campaign_without_a_database_ends_when_asked_to_stop(
     leader: Leader,
     stopping: threading.Event,
-    side_connection: SideConnection,
+    other_threads: OtherThreads,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("leasing.leader.pauses", lambda **options: iter([600.0] * 9))
     away = Away(monkeypatch, attempts=1_000_000)
-    campaign = side_connection.start(lambda: list(leader.terms(stopping)))
+    campaign = other_threads.start(lambda: list(leader.terms(stopping)))
     wait_for(lambda: away.left < 1_000_000)
 
     stopping.set()
@@ -425,7 +425,7 @@ def test_whatever_else_goes_wrong_is_raised(
 @on_the_database
 @pytest.mark.usefixtures("on_postgresql")
 def test_a_candidate_whose_connection_is_cut_campaigns_over_another(
-    leader: Leader, stopping: threading.Event, side_connection: SideConnection
+    leader: Leader, stopping: threading.Event, other_threads: OtherThreads
 ) -> None:
     LeaseFactory(resource="scheduler", holder="bob", ttl=600)
 
@@ -435,7 +435,7 @@ def test_a_candidate_whose_connection_is_cut_campaigns_over_another(
             return term.holder
         return "nobody"
 
-    campaigning = side_connection.start(campaign)
+    campaigning = other_threads.start(campaign)
     wait_for(campaigns)
     with connection.cursor() as cursor:
         cursor.execute(
@@ -468,12 +468,12 @@ class Swallowed:
 def test_a_candidate_who_is_not_answered_ends_when_asked_to_stop(
     leader: Leader,
     stopping: threading.Event,
-    side_connection: SideConnection,
+    other_threads: OtherThreads,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("leasing.db.side_connection.LAST_CALL", 0.1)
     network = Swallowed(monkeypatch, "_attempt")
-    campaign = side_connection.start(lambda: list(leader.terms(stopping)))
+    campaign = other_threads.start(lambda: list(leader.terms(stopping)))
     assert network.reached.wait(PATIENCE)
 
     stopping.set()
@@ -487,7 +487,7 @@ def test_a_candidate_who_is_not_answered_ends_when_asked_to_stop(
 @on_the_database
 def test_a_candidate_who_is_not_answered_campaigns_over_another_connection(
     leader: Leader,
-    side_connection: SideConnection,
+    other_threads: OtherThreads,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -501,7 +501,7 @@ def test_a_candidate_who_is_not_answered_campaigns_over_another_connection(
         wait_for(lambda: "the database did not answer in time" in caplog.text)
         Lease.objects.release(bob)
 
-    side_connection.start(release)
+    other_threads.start(release)
     with leader as term:
         assert term.holder == "ann"
 
@@ -788,7 +788,7 @@ def test_a_loop_that_resigned_stands_aside_and_campaigns_again(
 def test_standing_aside_ends_when_asked_to_stop(
     leader: Leader,
     stopping: threading.Event,
-    side_connection: SideConnection,
+    other_threads: OtherThreads,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("leasing.leader.SIDE_CALL_TIMEOUT", 600.0)
@@ -799,7 +799,7 @@ def test_standing_aside_ends_when_asked_to_stop(
             leader.resign()
             resigned.set()
 
-    campaigning = side_connection.start(campaign)
+    campaigning = other_threads.start(campaign)
     assert resigned.wait(PATIENCE)
     wait_for(lambda: events() == ["acquired", "released"])
     stopping.set()
@@ -815,10 +815,10 @@ def test_a_resignation_is_no_loss_to_anybody_else(leader: Leader) -> None:
 
 
 def test_somebody_else_may_make_a_leader_resign(
-    leader: Leader, side_connection: SideConnection
+    leader: Leader, other_threads: OtherThreads
 ) -> None:
     with leader as term:
-        side_connection.start(leader.resign)
+        other_threads.start(leader.resign)
         assert term.lost.wait(PATIENCE)
     assert_free("scheduler")
 
@@ -976,10 +976,10 @@ def test_who_watches_is_told_of_each_change_and_of_nothing_else(
 
 
 def test_watching_ends_when_asked_to_stop(
-    stopping: threading.Event, side_connection: SideConnection
+    stopping: threading.Event, other_threads: OtherThreads
 ) -> None:
     heard: list[Incumbent | None] = []
-    watching = side_connection.start(lambda: heard.extend(Leader("scheduler").watch(stopping)))
+    watching = other_threads.start(lambda: heard.extend(Leader("scheduler").watch(stopping)))
     stopping.set()
     watching.result(PATIENCE / 2)
 
