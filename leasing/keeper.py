@@ -1,37 +1,38 @@
-"""The keeper renews everything this process holds, and says what was lost.
+"""The keeper renews everything this process holds, and reports losses.
 
 Terms
     hold      one grant this process believes it has
     due       the moment on the holder's clock at which a hold is to be renewed
-    trust     until when the holder may believe: ``sent_at + remaining - margin``, where
-              ``sent_at`` was read before the request was sent, and ``remaining`` is what was
-              left by the store's clock at a later moment, so trust always ends first.
+    trust     the time for which the holder may believe that it holds the lease. It ends at
+              ``sent_at + remaining - margin``: ``sent_at`` was read before the request was sent,
+              ``remaining`` is the time left on the store's clock at a later moment. So trust always
+              ends before the lease.
 
-Threads, all daemons, started when the first hold comes and never before
-    renewer   renews what is due, many holds in one statement, on a connection of its own. What
-              carried the work of a hold has to go on, or it is not renewed
-    watchdog  declares holds lost whose trust has run out. It never touches a connection, so a
-              renewal that hangs in the network delays nothing
-    callbacks   call ``on_lost`` and send signals, so that a slow callback delays nobody
-              (``leasing.runtime.callbacks``); prompt callbacks, which are not users', have
-              threads of their own
-    Renewer and watchdog look after each other: one that has ended is started again.
+Threads, all daemons, started with the first hold
+    renewer   renews what is due, many holds in one statement, on a connection of its own. It does
+              not renew a hold whose thread or coroutine has ended
+    watchdog  declares holds lost whose trust has ended. It never uses a connection, so a renewal
+              that hangs in the network does not delay it
+    callbacks call ``on_lost`` and send signals, so that a slow callback delays nobody
+              (``leasing.runtime.callbacks``); the callbacks of this package, which end at once,
+              have threads of their own
+    Renewer and watchdog check each other: one that has ended is started again.
 
 What happens when it fails
     A renewal that raises, or is answered slowly, opens the store's breaker: after a growing,
     jittered pause one batch is tried, and the others follow if it succeeds. ``draining`` is true
-    meanwhile, and whoever starts new work should not. Only an answer extends trust.
-    A request that outlasts its limit is cut off by the watchdog, at this end of the line: a
-    network that swallows everything would keep the renewer waiting for good. The limit is half of
-    the interval of what is renewed: holds of like intervals are renewed together, those of shorter
-    ones first. A request that hangs is cut off earlier where a shorter hold would have its last
-    chance meanwhile, so that one table in trouble does not cost the others.
-    Where a thread can't be started nothing is taken on: acquiring raises RuntimeError.
-    Rows that were locked by someone else count as neither renewed nor lost and are tried again
-    shortly. A fork drops every hold in the child.
+    meanwhile: start no new work then. Only an answer extends trust.
+    The watchdog closes the connection of a request that exceeds its limit: if the network drops
+    every packet, the renewer would otherwise wait for good. The limit is half the interval of the
+    holds that are renewed. Holds with similar intervals are renewed together, those with shorter
+    ones first. A request that hangs is cut off earlier if a shorter hold would miss its last chance
+    of a renewal, so that one table in trouble does not cost the holds of others.
+    If a thread cannot be started, nothing new is held: acquiring raises RuntimeError.
+    Rows that someone else has locked count as neither renewed nor lost, and are tried again
+    shortly. In a forked child every hold is dropped.
 
-Longer than other files: holds, breakers, the request under way and both threads change under one
-lock, and each of them is read by the others. Apart are ``leasing.renewable`` (what is renewed
+This file is longer than others: holds, breakers, the current request and both threads change under
+one lock, and each of them reads the others. Separate are ``leasing.renewable`` (what is renewed
 together), ``runtime.alarm`` (waking the threads) and ``runtime.notes`` (entries for the ledger).
 """
 
@@ -65,19 +66,19 @@ from leasing.store import Store
 
 #: The part of their interval that holds are spread over after a pause.
 SPREAD = 0.02
-#: Seconds that interpreter exit waits for a renewal under way.
+#: Seconds that the exit of the interpreter waits for a renewal that was sent.
 EXIT_PATIENCE = 1.0
 #: Seconds that a request may take at least, however short the intervals are.
 SHORTEST_LIMIT = 0.25
-#: A request is cut off when it has taken so many times its limit, which the store itself keeps
-#: unless it cannot be reached.
+#: A request is cut off after this many times its limit. A store that can be reached ends the
+#: request at the limit itself.
 CUT_OFF = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request under way: how to cut it off, since when it is sent, and when it has taken too
-    long."""
+    """A request that waits for its answer: how to cut it off, when it was sent, and when it has
+    taken too long."""
 
     abort: Callable[[], object]
     began_at: float
@@ -110,12 +111,12 @@ class Keeper:
         self._is_overdue = False
         self._breakers: defaultdict[Group, Breaker] = defaultdict(Breaker)
         self._open_stores: set[Store] = set()
-        #: Renewer and watchdog, as far as they were started.
+        #: Renewer and watchdog, once they are started.
         self._threads: list[threading.Thread] = []
         #: True if one of them could not be started.
         self._is_short = False
         # The threads keep the event they were started with: one that outlasts the stop (its
-        # renewal hangs) must not go on beside those of the next start.
+        # renewal hangs) must not continue next to those of the next start.
         self._stopped = threading.Event()
 
     # What holds call
@@ -131,7 +132,7 @@ class Keeper:
         due_at = min(hold.due_at for hold in holds)
         trusted_until = min(hold.trusted_until for hold in holds)
         with self._lock:
-            self.start()  # or nothing is held: nobody would renew it
+            self.start()  # raises where nobody would renew them
             self._holds.update((id(hold), hold) for hold in holds)
             self._renewer_wakes.set_for(due_at)
             self._watchdog_wakes.set_for(trusted_until)
@@ -142,8 +143,7 @@ class Keeper:
 
     def discard_many(self, holds: Iterable[Renewable]) -> None:
         """Stop renewing ``holds``."""
-        # What the threads had meant to do for it they find undone when they look: that the last
-        # hold has gone wakes nobody.
+        # The threads need not wake for this: they see it when they look next.
         with self._lock:
             for hold in holds:
                 self._holds.pop(id(hold), None)
@@ -151,22 +151,22 @@ class Keeper:
                 self._forget_unheld()
 
     def renew_now(self, hold: Renewable) -> None:
-        """Renew ``hold`` now: the store has something to say to it."""
+        """Renew ``hold`` now: the answer of the store has news for it."""
         with self._lock:
             if id(hold) in self._holds:
                 hold.due_at = self.clock()
                 self._renewer_wakes.notify()
 
     def _forget_unheld(self) -> None:
-        # What nobody holds any more is never renewed again: nothing else would close its breaker.
+        # A group without holds is not renewed again: nothing else would close its breaker.
         for group, breaker in list(self._breakers.items()):
             holds = self._holds.values()
             if not breaker.is_closed and not any(group_of(hold) == group for hold in holds):
                 del self._breakers[group]
 
     def soon(self, note: Callable[[], object], abort: Callable[[], object] = bool) -> None:
-        """Run ``note`` on the renewing thread, over its connection; tried again while the
-        database is away. ``abort`` lets one that hangs fail, from another thread."""
+        """Run ``note`` on the renewing thread, over its connection, and again until the database
+        answers. ``abort`` makes a note that hangs fail; another thread calls it."""
         with self._lock:
             self._notes.put(note, abort)
             with suppress(RuntimeError):  # it waits for the next try
@@ -174,8 +174,8 @@ class Keeper:
             self._renewer_wakes.notify()
 
     def call(self, callback: Callable[[], object], *, is_prompt: bool = False) -> None:
-        """Run ``callback`` apart from renewing and watching. One that ``is_prompt`` ends at once,
-        and waits for no users' code that hangs."""
+        """Run ``callback`` on a thread that neither renews nor watches. One that ``is_prompt`` ends
+        at once, and does not wait behind users' callbacks that hang."""
         if not self._with_threads:
             callback()
         elif is_prompt:
@@ -185,8 +185,8 @@ class Keeper:
 
     @property
     def draining(self) -> bool:
-        """True from the first renewal that failed, or was slow, until one succeeds, and while one
-        of the threads can't be started: start nothing new."""
+        """Return True if nothing new should be started: from the first renewal that failed or was
+        slow until one succeeds, and while one of the threads cannot be started."""
         open_ones = (not breaker.is_closed for breaker in list(self._breakers.values()))
         return self._is_overdue or self._is_short or any(open_ones)
 
@@ -197,7 +197,7 @@ class Keeper:
     # Renewing
 
     def renew_due(self) -> None:
-        """Renew what is due, or so nearly due that it can ride along."""
+        """Renew what is due, or soon enough due to be renewed with it."""
         now = self.clock()
         with self._lock:
             due = [h for h in self._holds.values() if h.due_at <= now + h.interval / 10]
@@ -219,8 +219,8 @@ class Keeper:
         sent_at = self.clock()
         jitter = self._jitter()
         for hold in holds.values():
-            # Not once it is answered: who hurries meanwhile has something to say that the answer
-            # may not know of.
+            # Not after the answer: a hold that calls ``renew_now`` meanwhile may wait for news that
+            # is not in it yet.
             hold.due_at = sent_at + hold.interval * jitter
         try:
             self._open(store)
@@ -230,7 +230,8 @@ class Keeper:
             if probes.renewing:
                 took = self.clock() - sent_at
                 probes.measure_renewal(store, holds.values(), None, took, self.clock())
-            level = logging.WARNING if breaker.is_closed else logging.DEBUG  # it is told once
+            # One warning per outage.
+            level = logging.WARNING if breaker.is_closed else logging.DEBUG
             pause = self._open_breaker(breaker, interval)
             log.keeper_renewal_failed(
                 level=level, holds=len(holds), pause_seconds=pause, error=error
@@ -247,7 +248,7 @@ class Keeper:
             log.keeper_renewals_resumed()
         for key, hold in holds.items():
             if hold.grant_id != grants[key]:
-                continue  # left and entered again meanwhile: the answer is about another term
+                continue  # left and entered again meanwhile: the answer is about the earlier term
             if key in answer.renewed:
                 self.renewals += 1
                 hold.renewed(sent_at, answer.renewed[key])
@@ -260,17 +261,17 @@ class Keeper:
         """Block requests for a while. Returns for how many seconds."""
         pause = breaker.failed(self.clock(), interval * (0.5 - SPREAD))
         with self._lock:
-            self._forget_unheld()  # what it was about may have been let go meanwhile
+            self._forget_unheld()  # its holds may have been released meanwhile
         return pause
 
     def _put_off(self, holds: Iterable[Renewable], until: float) -> None:
-        """Renew ``holds`` shortly after ``until``, the moment at which one more try may pass."""
+        """Renew ``holds`` shortly after ``until``, when the breaker allows one more try."""
         for hold in holds:
             hold.due_at = until + hold.interval * random.uniform(0, SPREAD)
 
     @contextmanager
     def _requesting(self, abort: Callable[[], object], limit: float) -> Iterator[None]:
-        """A request that is cut off by ``abort`` when it takes longer than its ``limit``."""
+        """Have ``abort`` called if the request in this block takes longer than its ``limit``."""
         began_at = self.clock()
         with self._lock:
             self._request = Request(abort, began_at, began_at + limit * CUT_OFF)
@@ -296,8 +297,8 @@ class Keeper:
             store.close()
 
     def _write_notes(self) -> bool:
-        """Write what waits for the ledger, until a renewal is due. Return False if the database did
-        not take it."""
+        """Write the waiting entries of the ledger, until a renewal is due. Return False if the
+        database did not accept them."""
         return self._notes.write(
             lambda: self._stopped.is_set() or self._renewal_due_at() > self.clock(),
             self._requesting,
@@ -306,7 +307,7 @@ class Keeper:
     # Watching
 
     def declare_lost(self) -> None:
-        """Tell the holds whose trust has run out."""
+        """Mark as lost the holds whose trust has ended."""
         now = self.clock()
         with self._lock:
             over = [hold for hold in self._holds.values() if hold.trusted_until <= now]
@@ -324,8 +325,8 @@ class Keeper:
         request.abort()
 
     def _cut_off_at(self, request: Request) -> float:
-        """Return when ``request`` is to end: at its limit, or where it has taken a while, at the
-        last chance that it would cost another hold."""
+        """Return when to cut off ``request``: at its limit or, once it has taken SHORTEST_LIMIT, at
+        the last chance of another hold that waits for it."""
         if self.clock() < request.began_at + SHORTEST_LIMIT:
             return request.ends_at
         chances = [
@@ -344,8 +345,8 @@ class Keeper:
     # Threads
 
     def start(self) -> None:
-        """Have both threads run, also in place of one that has ended. Whoever will hold something
-        calls it before. Raises RuntimeError where there can be no thread more."""
+        """Start both threads, or the one that has ended. Called before anything is held. Raises
+        RuntimeError if the system refuses another thread."""
         if not self._with_threads or self._stopped.is_set() or self._is_manned():
             return
         with self._lock:
@@ -386,17 +387,17 @@ class Keeper:
             self._write_notes()
 
     def _try(self, stopped: threading.Event, work: Callable[[], object]) -> None:
-        """Do the ``work`` of one of the threads, which looks after the other besides."""
+        """Do the ``work`` of one of the threads, and start the other again if it has ended."""
         try:
             work()
             if not stopped.is_set():
                 with suppress(RuntimeError):
                     self.start()
-        except Exception:  # a fault of ours must not end all renewals
+        except Exception:  # an error in this package must not end all renewals
             log.keeper_failed(exc_info=True)
 
     def _wait_for_work(self, stopped: threading.Event) -> bool:
-        """Sleep until something is due or came new. False when the keeper was stopped."""
+        """Sleep until something is due or new. Return False if the keeper was stopped."""
         with self._lock:
             idle = not self._holds and not self._notes
         if idle:
@@ -404,14 +405,14 @@ class Keeper:
             connections.close_all()
         with self._lock:
             wait = self._until_due()
-            # What was held when it looked may be gone by now: then there is a line to close.
+            # The last hold may have gone since ``idle`` was read: then close the connection first.
             sleeps = idle if wait is None else wait > 0
             if sleeps and not stopped.is_set():
                 self._renewer_wakes.sleep(self.clock(), wait)
             return not stopped.is_set()
 
     def _until_due(self) -> float | None:
-        """Seconds until a renewal or a note is due; None when there is nothing to do."""
+        """Return the seconds until a renewal or a note is due; None if there is nothing to do."""
         due_at = self._renewal_due_at()
         if self._notes:
             due_at = min(due_at, self._notes.due_at)
@@ -426,12 +427,12 @@ class Keeper:
     def _watchdog(self, stopped: threading.Event) -> None:
         while True:
             with self._lock:
-                # Looked at under the lock: a stop in between would wake nobody.
+                # Read under the lock: a stop between the check and the sleep would wake nobody.
                 if stopped.is_set():
                     return
                 ends = [hold.trusted_until for hold in self._holds.values()]
                 if self._request is not None:
-                    soon = self.clock() + SHORTEST_LIMIT  # who comes meanwhile wakes nobody
+                    soon = self.clock() + SHORTEST_LIMIT  # a new hold does not wake it
                     ends.append(min(soon, self._cut_off_at(self._request)))
                 wait = min(CHECK_CLOCK_EVERY, max(0.0, min(ends) - self.clock())) if ends else None
                 if wait is None or wait > 0:
@@ -443,11 +444,11 @@ class Keeper:
         self.cut_off()
 
     def rest(self) -> None:
-        """End the threads, unless something is held: it goes on, and the threads with it."""
+        """End the threads, unless something is held."""
         with self._lock:
             if self._holds:
                 return
-            # Who holds something from now on has threads of its own.
+            # Holds that come from now on have new threads.
             threads, self._threads = self._threads, []
             stopped, self._stopped = self._stopped, threading.Event()
             callbacks = self._prompt_callbacks, self._callbacks
@@ -458,7 +459,7 @@ class Keeper:
         _end(threads, *callbacks)
 
     def stop(self) -> None:
-        """End the threads; what is held runs out by itself. For exit, and for tests."""
+        """End the threads; leases that are held expire by themselves. For exit, and for tests."""
         with self._lock:
             self._stopped.set()
             self._renewer_wakes.notify_all()
@@ -467,8 +468,8 @@ class Keeper:
         self._reset()
 
     def give_back_all(self) -> None:
-        """Give back what is still held, as far as that goes within EXIT_PATIENCE, and stop. For
-        interpreter exit: whatever threads go on for a moment find their holds lost."""
+        """Release what is still held, as far as possible within EXIT_PATIENCE, and stop. For the
+        exit of the interpreter: threads that still run find their holds lost."""
         for hold in self.holds:
             hold.expect_end()
             hold.mark_lost("its process ended")
@@ -477,9 +478,10 @@ class Keeper:
 
     @contextmanager
     def by_hand(self) -> Iterator[None]:
-        """Do nothing by itself in this block: no threads, and callbacks at once, where they are
-        found due. For tests. What is held already stays held, and what is left at the end is
-        forgotten."""
+        """Run no threads in this block: the caller renews, and callbacks run at once. For tests.
+
+        What is held already stays held. Holds of the block that are left at its end are forgotten.
+        """
         before = self.holds
         self.stop()
         with_threads, self._with_threads = self._with_threads, False
@@ -501,12 +503,13 @@ class Keeper:
             return list(self._holds.values())
 
     def take_notes(self) -> list[Callable[[], object]]:
-        """The notes that wait for the ledger: whoever takes them writes them."""
+        """Remove and return the waiting entries of the ledger; the caller writes them."""
         with self._lock:
             return self._notes.take()
 
     def after_fork(self) -> None:
-        """In a child: the parent's holds are not ours, and its locks may be held for ever."""
+        """Forget all holds, in a forked child: they are the parent's, and so are locks that no
+        thread of the child would release."""
         holds = list(self._holds.values())
         self._reset()
         for hold in holds:
@@ -514,7 +517,7 @@ class Keeper:
 
 
 def _end(threads: Iterable[threading.Thread], *callbacks: CallbackThreads) -> None:
-    """Wait for what was told to end, for a moment each."""
+    """Wait up to EXIT_PATIENCE for each to end."""
     for thread in threads:
         if thread is not threading.current_thread():
             thread.join(EXIT_PATIENCE)
@@ -525,7 +528,7 @@ def _end(threads: Iterable[threading.Thread], *callbacks: CallbackThreads) -> No
 def _goes_on(hold: Renewable) -> bool:
     try:
         return hold.goes_on()
-    except BaseException:  # of this hold alone: the others are renewed all the same
+    except BaseException:  # concerns this hold only: the others are renewed
         log.keeper_proof_failed(key=hold.key, exc_info=True)
         return False
 
@@ -536,8 +539,8 @@ def _limit(interval: float) -> float:
 
 
 def _last_chance(hold: Renewable) -> float:
-    """Return the latest moment at which a request for ``hold`` may begin, so that it has all of
-    its time before trust ends."""
+    """Return the latest moment at which a request for ``hold`` may begin and have all of its time
+    before trust ends."""
     return hold.trusted_until - _limit(hold.interval) * CUT_OFF
 
 

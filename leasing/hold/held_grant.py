@@ -1,10 +1,10 @@
 """One grant that this process holds, as the keeper renews it and a runner ends it.
 
-kept       believed in until ``trusted_until``, and renewed by the keeper
-abandoned  renewed no more, and not given back: the row is ended by other means, or was not
-           after all, and the grant is kept again (``resume``)
-lost       over: by the store's answer, or since no renewal was answered in time. Its holder
-           is told, once, unless it is ending the grant itself
+kept       trusted until ``trusted_until``, and renewed by the keeper
+abandoned  no longer renewed, and not released: the row is ended by other means. If it was not
+           ended after all, the grant is kept again (``resume``)
+lost       ended by the store's answer, or because no renewal was answered in time. Its holder
+           learns of it once, unless it is ending the grant itself
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from leasing.runtime.tracepoints import HoldTrace, points
 from leasing.store import Grant, Renewal, Store
 from leasing.stores.reasons import Reason, Why
 
-#: Why a grant is lost whose work nothing carries any more.
+#: The reason of a loss because the thread or coroutine that did the work has ended.
 ABANDONED = Reason(Why.ABANDONED, "its thread or coroutine has ended")
 
 
@@ -32,13 +32,14 @@ class HeldGrant:
     """A grant of this process, from ``keep`` to its end.
 
     Args:
-        store: where it stands.
-        grant: what the store granted.
-        on_lost: called once with this, on a thread of the keeper, when it is lost.
-        on_yield: called once with this when somebody of higher priority asks for it.
-        proof: returns True while what carries the work goes on; else it is not renewed.
-        are_prompt: the callbacks end at once, and wait for no others that hang.
-        keeper: renews it.
+        store: The store that granted it.
+        grant: The answer of the store.
+        on_lost: Called once with this object, on a thread of the keeper, when it is lost.
+        on_yield: Called once with this object when somebody of higher priority asks for it.
+        proof: Returns True while the thread or coroutine of the work runs; otherwise the grant is
+            not renewed.
+        are_prompt: True if the callbacks end at once: they do not wait behind others that hang.
+        keeper: The keeper that renews it.
     """
 
     __slots__ = (
@@ -82,14 +83,14 @@ class HeldGrant:
         self.trusted_until = 0.0
         #: The name of the requester of higher priority; empty while there is none.
         self.yield_to = ""
-        #: True while it was neither released nor abandoned.
+        #: True until it is released or abandoned.
         self.is_kept = False
         self.is_lost = False
         #: Why it was lost.
         self.reason = ""
         #: Cancels the block that it is held for.
         self.interrupt: Interrupt | None = None
-        #: Follows it; None unless leases are traced.
+        #: Its trace; None unless leases are traced.
         self.trace: HoldTrace | None = None
         self._on_lost = on_lost
         self._on_yield = on_yield
@@ -122,19 +123,19 @@ class HeldGrant:
     # Keeping
 
     def keep(self) -> None:
-        """Believe in it, and have it renewed."""
+        """Trust it, and have it renewed."""
         keep_all([self])
 
     def abandon(self) -> None:
-        """Stop renewing without giving back: the row is ended by other means."""
+        """Stop renewing without a release: the row is ended by other means."""
         abandon_all([self])
 
     def detach(self) -> None:
-        """``abandon``, for good: nobody is called any more, and the callbacks are let go."""
+        """``abandon`` it for good, and drop its callbacks."""
         detach_all([self])
 
     def resume(self, trusted_until: float) -> None:
-        """Undo ``abandon``: the row was not ended after all. It is believed in as before, until
+        """Undo ``abandon``: the row was not ended after all. It is trusted as before, until
         ``trusted_until``."""
         with self._lock:
             if self.is_lost:
@@ -143,7 +144,7 @@ class HeldGrant:
         self._keeper.add(self)
 
     def expect_end(self) -> None:
-        """Go on renewing, but tell nobody when it is lost: the holder is ending it itself, by a
+        """Continue to renew, but do not report a loss: the holder is ending the grant itself, by a
         write of its own."""
         self._is_ending = True
 
@@ -153,8 +154,8 @@ class HeldGrant:
             self.trusted_until = 0.0
 
     def follow(self, *, inside: bool = True) -> None:
-        """Trace it from now on, where leases are traced; with ``inside`` what this thread or
-        coroutine does is a part of it, until ``unfollow``."""
+        """Trace it from now on, if leases are traced. With ``inside``, what this thread or
+        coroutine does until ``unfollow`` is part of the trace."""
         if points.tracer is not None:
             self.trace = points.tracer.holding(self.grant, inside)
 
@@ -166,9 +167,9 @@ class HeldGrant:
     # Giving back
 
     def release(self) -> None:
-        """Give it back at once. Again changes nothing; after a failure it is tried again.
+        """Release it now. A second call changes nothing, or tries again if the first has failed.
 
-        Raises LeaseLost when it was lost before.
+        Raises LeaseLost if it was lost before.
         """
         if self.is_kept or self.is_lost:
             try:
@@ -186,8 +187,8 @@ class HeldGrant:
         self._is_unreleased = False  # and not before: after a failure a second call tries again
 
     def end(self, error: BaseException | None) -> None:
-        """Release it after a block that ``error`` has ended, or nothing. Raises LeaseLost when it
-        was lost before, unless the block failed; a release that fails is logged."""
+        """Release it after a block that ended with ``error``, or None. Raises LeaseLost if it was
+        lost before, unless the block failed. A release that fails is logged."""
         try:
             if self.is_kept:
                 self.release()
@@ -198,30 +199,30 @@ class HeldGrant:
             self.note_unreleased(failure)
 
     def lose_late(self, reason: str) -> None:
-        """The store knew of the loss before this process did."""
+        """Mark it lost after a release that the store refused for ``reason``."""
         with self._lock:
             self._is_unreleased, self.is_kept = False, True
         self.mark_lost(reason)
         self.abandon()
 
     def note_unreleased(self, failure: Exception) -> None:
-        """The release failed. The work was done while the lease was held; the ttl frees it, or a
-        later ``release``."""
+        """Log that the release failed. The work was done under the lease; it ends by its ttl, or by
+        a later ``release``."""
         self._is_unreleased = True
         grant = self.grant
         log.lease_unreleased(resource=grant.resource, holder=grant.holder, error=failure)
 
     def give_back(self) -> None:
-        """Give back a term that ``mark_lost`` ended here and that may stand in the store still."""
+        """Release a term that ``mark_lost`` ended in this process, and maybe not in the store."""
         self.store.release(self.grant)
 
-    # Believing
+    # Trust
 
     @property
     def lost(self) -> threading.Event:
         """Set once it is lost."""
         with self._lock:
-            # Made when it is first asked for: an event weighs as much as the rest.
+            # Made on first use: an event takes as much memory as all the rest.
             if self._lost is None:
                 self._lost = threading.Event()
                 if self.is_lost:
@@ -234,19 +235,19 @@ class HeldGrant:
         return not self.is_lost and self._keeper.clock() < self.trusted_until
 
     def ensure(self) -> None:
-        """Raise LeaseLost unless it is surely still held."""
+        """Raise LeaseLost unless it is certainly still held."""
         if not self.valid:
             self.mark_lost(self.overdue_reason)
             raise LeaseLost(self.grant.resource, self.reason or "it was released")
 
     def refused(self, verb: str, reason: str) -> None:
-        """Note that a late write under this grant was turned away by what it guards."""
+        """Record that the target refused a late write under this grant."""
         self.store.refused(self.grant.row, verb, reason)
 
     # What the keeper calls
 
     def renewed(self, sent_at: float, renewal: Renewal) -> None:
-        """A renewal sent at ``sent_at`` was answered. Too late an answer makes no difference."""
+        """Extend trust by the answer to a renewal sent at ``sent_at``; a late answer is ignored."""
         if self._keeper.clock() >= self.trusted_until:
             self.mark_lost(self.overdue_reason)
         with self._lock:
@@ -265,18 +266,18 @@ class HeldGrant:
             self._keeper.call(self._tell_asked, is_prompt=self._are_prompt)
 
     def goes_on(self) -> bool:
-        """Return True unless it is known that what carries the work has ended."""
+        """Return True unless the thread or coroutine of the work is known to have ended."""
         proof = self._proof
         return proof is None or proof()
 
     def give_up(self) -> None:
-        """Lose it: that which carries its work has ended."""
+        """Mark it lost: the thread or coroutine of the work has ended."""
         self.mark_lost(ABANDONED)
 
     @property
     def overdue_reason(self) -> str:
-        """Reason to give when trust runs out."""
-        # Who asks for the end of a task does not end its renewals.
+        """The reason of the loss when trust ends."""
+        # A request to cancel a task sets ``yield_to``, but does not end its renewals.
         if self.yield_to and self._is_last:
             words = f"preempted by {self.yield_to}, which has a higher priority"
             return Reason(Why.PREEMPTED, words)
@@ -285,7 +286,7 @@ class HeldGrant:
         return Reason(Why.OVERDUE, "it was not renewed in time")
 
     def mark_lost(self, reason: str) -> None:
-        """It is over. Only the first call counts."""
+        """Mark it lost for ``reason``. Only the first call counts."""
         with self._lock:
             if self.is_lost or not self.is_kept:
                 return
@@ -304,36 +305,36 @@ class HeldGrant:
             self._say_lost(reason)
 
     def forget(self) -> None:
-        """In a forked child: not its own, and nobody is told."""
+        """Mark it lost in a forked child, which never held it, without a callback."""
         self._lock = threading.Lock()
         self.is_lost, self._lost = True, None
         self.interrupt = None
         self.reason = "this process is a fork of the holder"
 
     def _tell_asked(self) -> None:
-        on_yield = self._on_yield  # which may be let go meanwhile
+        on_yield = self._on_yield  # read once: ``detach`` may drop it meanwhile
         if on_yield is not None:
             on_yield(self)
 
     def _say_lost(self, reason: str) -> None:
         try:
             self._keeper.call(self._tell_lost, is_prompt=self._are_prompt)
-        finally:  # by hand the callback is called here, and may raise
+        finally:  # without threads the callback runs here, and may raise
             self._keeper.call(partial(self.store.lost, self.grant, reason))
 
     def _tell_lost(self) -> None:
-        on_lost = self._on_lost  # which may be let go meanwhile
+        on_lost = self._on_lost  # read once: ``detach`` may drop it meanwhile
         if on_lost is not None:
             on_lost(self)
 
 
-# Many at a time. All of one call are kept by the same keeper.
+# Many at a time. All grants of one call have the same keeper.
 
 
 def keep_all(held: Sequence[HeldGrant]) -> None:
-    """``keep`` each. All were granted at one time, for one ttl, the earliest first.
+    """``keep`` each. All were granted at the same time and for the same ttl, the earliest first.
 
-    Raises RuntimeError where there can be no thread that would renew them.
+    Raises RuntimeError if the thread that would renew them cannot be started.
     """
     if not held:
         return

@@ -1,9 +1,9 @@
-"""A hold: this process's live grip on one lease.
+"""A hold: the object through which code uses one lease of its process.
 
-It is renewed by the keeper until the block ends, and it says when it is lost: the ``lost``
-event is set, ``on_lost`` is called, ``ensure()`` raises, and leaving the block raises LeaseLost
-unless the block already failed. A hold is lost when the database says so (revoked, taken over),
-or when no renewal was answered in time. In a forked child it is lost from the start.
+The keeper renews it until the block ends. When it is lost, the ``lost`` event is set, ``on_lost``
+is called, ``ensure()`` raises, and leaving the block raises LeaseLost unless the block already
+failed. A hold is lost when the database says so (revoked, taken over), or when no renewal was
+answered in time. In a forked child it is lost from the start.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from leasing.runtime import probes
 from leasing.runtime.aio import Steps, adrive, drive, in_thread
 from leasing.store import Grant, Store
 
-#: Tries of a renewal by hand that meets a locked row, and the seconds between them.
+#: Tries of ``renew()`` while the row is locked, and the seconds between them.
 BUSY_TRIES, BUSY_PAUSE = 10, 0.05
 
-#: Begins to acquire: the steps that a driver does.
+#: Returns the steps that acquire the lease, for a driver to run.
 Acquire = Callable[[], Steps[Grant]]
 #: Called with a hold when something happens to it.
 Hear = Callable[["Hold"], object]
 
 
 class Hold:
-    """A grip on one lease, for ``with`` and ``async with``. Made by ``Lease.objects.hold(...)``.
+    """A context manager that holds one lease, plain and async. Made by ``Lease.objects.hold(...)``.
 
     ``on_lost`` and ``on_yield`` are called once, with the hold, on a thread of the keeper.
     """
@@ -104,7 +104,7 @@ class Hold:
         """Steps that acquire the lease and begin to keep it, for a driver."""
         if self._acquire is None or (self._held is not None and self._held.is_kept):
             raise RuntimeError("This hold is already in use.")
-        self._keeper.start()  # before anything is held that nobody would renew
+        self._keeper.start()  # first: if it fails, nobody would renew the lease
         grant = yield from self._acquire()
         self.begin_term(grant).keep()
 
@@ -121,20 +121,20 @@ class Hold:
         return held
 
     def interrupt_by(self, interrupt: Interrupt) -> None:
-        """Call ``interrupt`` when the hold is lost, or now if it was."""
+        """Call ``interrupt`` when the hold is lost, or now if it is lost already."""
         self.held.interrupt = interrupt
         if self.held.is_lost:
             interrupt()
 
     def release(self) -> None:
-        """Give the lease back at once; the keeper stops renewing it. Again changes nothing.
+        """Release the lease now; the keeper stops renewing it. A second call changes nothing.
 
-        Raises LeaseLost when it was lost before.
+        Raises LeaseLost if it was lost before.
         """
         if self._held is not None:
             self._held.release()
 
-    # Believing
+    # Trust
 
     @property
     def lost(self) -> threading.Event:
@@ -153,17 +153,17 @@ class Hold:
 
     @property
     def yield_to(self) -> str:
-        """The name of the requester of higher priority; empty while there is none. Finish soon
-        then."""
+        """The name of a requester of higher priority, for whom to finish soon; empty if there is
+        none."""
         return "" if self._held is None else self._held.yield_to
 
     def ensure(self) -> None:
-        """Raise LeaseLost unless the lease is surely still held."""
+        """Raise LeaseLost unless the lease is certainly still held."""
         self.held.ensure()
 
     def renew(self) -> None:
-        """Renew now, without waiting for the keeper. A row that somebody else has locked is
-        tried again for about half a second, and then left to the keeper. Raises LeaseLost."""
+        """Renew now, without waiting for the keeper. If somebody else has locked the row, this is
+        tried for about half a second and then left to the keeper. Raises LeaseLost."""
         held, keeper = self.held, self._keeper
         for _ in range(BUSY_TRIES):
             held.ensure()
@@ -184,26 +184,26 @@ class Hold:
         held.ensure()
 
     def still_mine(self) -> AbstractContextManager[None]:
-        """A block for your own writes: one transaction, that commits only if the lease is still
-        held then, by the database's clock.
+        """A block for your own writes: one transaction, which commits only if the lease is still
+        held at the commit, by the database's clock.
 
-        The lease's row is locked meanwhile, so nobody can take it, and it cannot be renewed
-        either: keep the block well below the ttl. Raises LeaseLost, at the beginning or at the
+        The lease's row is locked during the block. Nobody can take it and it cannot be renewed
+        either, so keep the block well below the ttl. Raises LeaseLost at the beginning or at the
         end; nothing is written then.
         """
         self.ensure()
         return self.store.proving(self.held.grant.row)
 
     def refused(self, verb: str, reason: str) -> None:
-        """Note that a late write under this hold was turned away by what it guards."""
+        """Record that the target refused a late write under this hold."""
         self.held.refused(verb, reason)
 
     # What is held
 
     @property
     def held(self) -> HeldGrant:
-        """The present term, or the latest: for the keeper, and for those who end it in another
-        way than by leaving the block. Raises RuntimeError before there was one."""
+        """The current term, or the latest: for the keeper, and for code that ends it without
+        leaving the block. Raises RuntimeError before the first term."""
         if self._held is None:
             raise RuntimeError("The lease is not held: enter the hold first.")
         return self._held
@@ -219,7 +219,7 @@ class Hold:
 
     @property
     def fencing_token(self) -> int:
-        """Greater than any token of this resource before: pass it with every write, so that the
+        """Greater than any earlier token of this resource: pass it with every write, so that the
         target rejects lower ones."""
         return self.held.grant.fencing_token
 
@@ -233,13 +233,13 @@ class Hold:
 
     @property
     def expires_at(self) -> datetime:
-        """Return the moment at which the database lets others have the lease, unless it is renewed
+        """The moment from which the database grants the lease to others, unless it is renewed
         before."""
         return self.held.grant.expires_at
 
     @property
     def ttl(self) -> float:
-        """Seconds that the grant and each renewal are good for."""
+        """The seconds for which the grant and each renewal are valid."""
         return self.held.grant.ttl
 
     @property

@@ -1,4 +1,4 @@
-"""Entries for the audit ledger, written by a thread that does something else besides."""
+"""Entries for the audit ledger that wait until a thread with other work writes them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from django.db import connections
 from leasing.runtime.event_lines import log
 from leasing.runtime.outage import Streak
 
-#: Notes for the ledger that wait while the database is away; the oldest give way.
+#: Notes that wait while the database does not answer; beyond this the oldest are dropped.
 MAX_NOTES = 1000
-#: Seconds until notes that the database did not take are tried again.
+#: Seconds until notes that could not be written are tried again.
 NOTE_PAUSE = 1.0
-#: Seconds that writing one note may take; it waits no longer than this for locks.
+#: Seconds that one note may take, its wait for locks included.
 NOTE_LIMIT = 1.0
 #: A write to the ledger, and what aborts it when it hangs.
 Note = tuple[Callable[[], object], Callable[[], object]]
 
 
 class Notes:
-    """Notes that wait, in their order; of too many the oldest give way. ``due_at`` is the moment
-    of the next try, on the ``clock``."""
+    """Waiting notes, in their order; beyond MAX_NOTES the oldest are dropped. ``due_at`` is the
+    moment of the next try, on the ``clock``."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.due_at = 0.0
@@ -35,11 +35,11 @@ class Notes:
         return len(self._notes)
 
     def put(self, note: Callable[[], object], abort: Callable[[], object]) -> None:
-        """Queue ``note``. ``abort`` makes it fail where it hangs, from another thread."""
+        """Queue ``note``. ``abort`` makes it fail if it hangs; another thread calls it."""
         self._notes.append((note, abort))
 
     def take(self) -> list[Callable[[], object]]:
-        """Return all that wait; they do so no longer."""
+        """Remove and return all that wait."""
         notes = [note for note, _ in self._notes]
         self._notes.clear()
         return notes
@@ -49,8 +49,8 @@ class Notes:
         has_time: Callable[[], bool],
         requesting: Callable[[Callable[[], object], float], AbstractContextManager[None]],
     ) -> bool:
-        """Write what waits while ``has_time``, each inside ``requesting`` with its ``abort`` and
-        its limit. Return False if the database did not take one."""
+        """Write waiting notes while ``has_time``, each inside ``requesting`` with its ``abort`` and
+        its limit. Return False if one could not be written."""
         while self._notes and has_time():
             note, abort = self._notes[0]
             try:
