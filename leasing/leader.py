@@ -1,4 +1,4 @@
-"""One process of many leads: it holds a lease, and the others wait for it.
+"""Leader election: one process of many holds a lease, and the others wait for it.
 
     for term in Leader("scheduler").terms(stopping):
         while term.valid and not stopping.is_set():
@@ -6,27 +6,26 @@
 
 Terms
     campaign  waiting for the lease; ends when elected, or when asked to stop
-    term      one grant of the lease: a Hold, with a token greater than that of any term before.
+    term      one grant of the lease: a Hold, with a token greater than that of any earlier term.
               A later term of the same process is another Hold, so work of an old term never
-              takes the new one for its own
-    trust     how long a leader may believe itself one without an answer from the database: to
-              ``term.trusted_until``, which ends before the database would elect another
+              mistakes the new one for its own
+    trust     the time for which a leader may believe that it leads without an answer from the
+              database: until ``term.trusted_until``, before the database would elect another
 
 What happens when
-    the leader dies        nobody renews; the next is elected when the ttl has passed, within a
-                           second, which is how often those who wait look
-    it loses its database  each renewal tried extends nothing; the term is lost when trust ends,
-                           and the process campaigns again, with growing pauses. A campaign
-                           hangs on no connection: it asks on a thread that it can leave
-    it is paused           others may be elected meanwhile; at its first step afterwards
+    the leader dies        nobody renews; the next is elected within a second after the ttl, since
+                           candidates look every second
+    it loses its database  renewals fail; the term is lost when trust ends, and the process
+                           campaigns again, with growing pauses. A campaign never hangs on a
+                           connection: it queries on a thread that it can abandon
+    it is suspended        others may be elected meanwhile; at its first step afterwards
                            ``term.valid`` is false. What it had begun to send may still arrive:
-                           let its receivers refuse the older token
-    an operator revokes    the term is lost at the next renewal, a third of the ttl at most
-    it resigns or stops    its body leaves first, then the lease is given back; where releases
-                           are announced the next is elected within milliseconds
+                           let the receivers reject the older token
+    an operator revokes    the term is lost at the next renewal, within a third of the ttl
+    it resigns or stops    its body leaves first, then the lease is released. On PostgreSQL the
+                           next is notified, and elected within milliseconds
 
-Everything here goes through holds. What ``candidacy`` and ``current`` make of leases is all that
-another store would have to replace.
+Everything here uses holds. Another store would have to replace ``candidacy`` and ``current`` only.
 """
 
 from __future__ import annotations
@@ -64,15 +63,15 @@ from leasing.waiting import MAX_PAUSE, Rest, pauses
 
 Result = TypeVar("Result")
 
-#: Seconds for which who resigned stands aside: two polls of those who wait.
+#: Seconds for which a leader that resigned does not campaign: two polls of the candidates.
 SIDE_CALL_TIMEOUT = 2 * MAX_PAUSE
-#: Seconds between looks of those who watch.
+#: Seconds between two queries of ``watch``.
 CHECK_EVERY = 1.0
-#: Seconds between tries while the database is away, at most.
+#: The longest pause in seconds between tries while the database does not answer.
 MAX_CAMPAIGN_PAUSE = 5.0
 
 
-#: Every Leader of this process, for those who count them.
+#: Every Leader of this process, for the metrics.
 _leaders: weakref.WeakSet[Leader] = weakref.WeakSet()
 _leaders_lock = threading.Lock()
 
@@ -90,10 +89,10 @@ class Incumbent:
 class Leader:
     """A candidate for the leadership called ``name``, and the leader once it is elected.
 
-    ``ttl`` is how many seconds after a leader's death the next is elected; ``holder`` is what
-    this process is called. Both default as for any lease, whose resource is ``name``.
+    ``ttl`` is the number of seconds after a leader's death until the next is elected, ``holder``
+    the name of this process. The defaults are those of every lease; the resource is ``name``.
 
-    One campaign at a time: RuntimeError for a second. Raises InvalidResource, InvalidTTL.
+    A second campaign at the same time is a RuntimeError. Raises InvalidResource, InvalidTTL.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class Leader:
 
     @property
     def is_campaigning(self) -> bool:
-        """Return True if it waits to be elected here, or leads."""
+        """Return True if this object waits to be elected, or leads."""
         return self._campaigning.locked()
 
     @property
@@ -122,11 +121,11 @@ class Leader:
     # Leading
 
     def terms(self, stopping: threading.Event | None = None) -> Generator[Hold]:
-        """Campaign, and give each term that is won, until ``stopping`` is set.
+        """Campaign, and yield each term that is won, until ``stopping`` is set.
 
-        The body leads. It watches ``term.valid`` or ``term.lost``, and ``stopping``, and goes on
-        to the next round when it should lead no more. The lease is given back then, and also
-        when the loop is left.
+        The body of the loop leads. It watches ``term.valid`` or ``term.lost``, and ``stopping``,
+        and ends its round when it should no longer lead. The lease is released then, and when the
+        loop is left.
 
         Raises LeaseInTransaction inside an atomic block.
         """
@@ -149,12 +148,12 @@ class Leader:
     def lead(self, main: Callable[[Hold], Result]) -> Callable[..., Result | None]: ...
 
     def lead(self, main: Callable[[Hold], Any]) -> Callable[..., Any]:
-        """As a decorator: ``main(term)`` is called for each term, until it returns while its term
-        is still valid. What it returns is returned.
+        """Decorate ``main``: it is called with each term, until it returns while its term is still
+        valid. Its return value is returned.
 
-        LeaseLost raised by a lost term, and a return from one, lead to the next campaign; any
-        other error is raised, and the lease given back. A plain function takes ``stopping`` when
-        it is called, and gives None when that ended the campaign; a coroutine is cancelled.
+        If it returns after a loss, or raises LeaseLost because of it, the next campaign begins.
+        Any other error is raised, and the lease released. The decorated plain function accepts
+        ``stopping``, and returns None if that ended the campaign; a coroutine is cancelled instead.
 
         Raises TypeError for a generator function.
         """
@@ -196,8 +195,8 @@ class Leader:
         return lead
 
     def __enter__(self) -> Hold:
-        """Campaign until elected; the block leads. As for a hold, leaving it raises LeaseLost
-        when the term was lost, unless the block already failed, or resigned."""
+        """Campaign until elected; then the block leads. As with a hold, leaving it raises LeaseLost
+        if the term was lost, unless the block failed or the leader resigned."""
         with self._campaign(leads_on=True):
             return self._lead(drive(self._electing(threading.Event())))
 
@@ -236,7 +235,7 @@ class Leader:
         except LeaseLost:
             if not self._resigned:
                 raise
-            # It was cancelled to make it leave, and it has left.
+            # The body was cancelled so that it leaves, and it has left.
             return isinstance(error, asyncio.CancelledError)
         finally:
             self._campaigning.release()
@@ -245,9 +244,9 @@ class Leader:
         return False
 
     def resign(self) -> None:
-        """Ask the body of the present term to leave: it hears of it as of a loss. Once it has
-        left, the lease is given back, and this process stands aside for two seconds before it
-        campaigns again. From any thread; without a term it does nothing."""
+        """Ask the body of the current term to leave: it is informed as of a loss. When it has left,
+        the lease is released, and this process waits for two seconds before it campaigns again.
+        Call it from any thread; without a term it does nothing."""
         term = self._term
         if term is not None and term.valid:
             self._resigned = True
@@ -257,21 +256,21 @@ class Leader:
     # Looking
 
     def current(self) -> Incumbent | None:
-        """Return the present leader, by the database's clock; None while there is none."""
+        """Return the current leader, by the database's clock; None if there is none."""
         lease = subject_of(self.name).look()
         if lease is None or lease.lease_state(lease.now) != LeaseState.ACTIVE:
             return None
         return Incumbent(lease.holder, lease.fencing_token, lease.expires_at)
 
     def watch(self, stopping: threading.Event | None = None) -> Iterator[Incumbent | None]:
-        """Yield the present leader, and then each change, about a second after it happened: the new
-        leader, or None while there is none. Ends soon after ``stopping`` is set.
+        """Yield the current leader, and then each change about a second after it happened: the new
+        leader, or None if there is none. Ends soon after ``stopping`` is set.
 
-        A term that began and ended between two looks is not told. While the database is away
-        nothing is.
+        A term that began and ended between two queries is not reported. Nothing is reported while
+        the database does not answer.
         """
         stopping = stopping or threading.Event()
-        known: int | None = -1  # unlike any token, and unlike nobody's
+        known: int | None = -1  # no token, and not None
         while not stopping.is_set():
             try:
                 close_old_connections()
@@ -285,16 +284,16 @@ class Leader:
                     yield leads
             Rest(CHECK_EVERY * random.uniform(0.8, 1.0), stopping).wait()
 
-    # The pieces
+    # Parts of the above
 
     def candidacy(self, stopping: threading.Event | None = None) -> Hold:
-        """A hold that waits for the leadership when it is entered."""
+        """Return a hold that waits for the leadership when it is entered."""
         return Lease.objects.hold(
             self.name, wait=LONGEST_DURATION, stopping=stopping, **self._options
         )
 
     def _electing(self, stopping: threading.Event) -> Steps[Hold | None]:
-        """Steps that wait for the next term of this process; None when asked to stop."""
+        """Steps that wait for the next term of this process; None if asked to stop."""
         for pause in pauses(longest=MAX_CAMPAIGN_PAUSE):
             if stopping.is_set():
                 break
@@ -317,7 +316,7 @@ class Leader:
         return None
 
     def _lead(self, term: Hold | None) -> Hold:
-        """Begin the block of ``term``."""
+        """Trace ``term`` from the start of its block."""
         assert term is not None  # nobody asked to stop
         term.held.follow()
         return term
@@ -330,7 +329,7 @@ class Leader:
         return term
 
     def _ending(self, term: Hold) -> Steps[None]:
-        """Steps that give ``term`` back."""
+        """Steps that release ``term``."""
         self._leave()
         with _beside(term) as run:
             try:
@@ -344,14 +343,14 @@ class Leader:
                     yield partial(run, partial(self._give_back, term))
 
     def _give_back(self, term: Hold) -> None:
-        """A term that was resigned stands in the store still."""
+        """Release a term that ended by ``resign``, which the store does not know of yet."""
         if self._resigned:
             with suppress(LeaseLost, Error):
                 term.held.give_back()
 
     @contextmanager
     def _campaign(self, *, leads_on: bool = False) -> Iterator[None]:
-        """The one campaign at a time; ``leads_on``: it lasts longer than a block that succeeds."""
+        """Refuse a second campaign. With ``leads_on``, this one outlasts a block that succeeds."""
         if not self._campaigning.acquire(blocking=False):
             raise RuntimeError("This leader is already campaigning.")
         try:
@@ -364,14 +363,14 @@ class Leader:
 
 
 def leaders() -> list[Leader]:
-    """Every Leader of this process that somebody keeps."""
+    """Return every Leader of this process that is still referenced."""
     with _leaders_lock:
         return list(_leaders)
 
 
 def _entering(term: Hold, stopping: threading.Event) -> Steps[None]:
-    """Steps that enter ``term``. They go on when the network swallows what the database answers,
-    and end soon after ``stopping`` is set."""
+    """Steps that enter ``term``. They do not hang if the network drops the database's answers, and
+    end soon after ``stopping`` is set."""
     using = _apart_in(term)
     steps = term.entering()
     return steps if using is None else moved(SideConnection(using, stopping=stopping), steps)
@@ -379,8 +378,7 @@ def _entering(term: Hold, stopping: threading.Event) -> Steps[None]:
 
 @contextmanager
 def _beside(term: Hold) -> Iterator[Callable[[Callable[[], object]], object]]:
-    """Calls what gives ``term`` back, and waits for that no longer than the network can be
-    trusted to answer."""
+    """Return a function that runs the release of ``term`` without hanging on a dead connection."""
     using = _apart_in(term)
     if using is None:
         yield lambda call: call()
@@ -390,8 +388,11 @@ def _beside(term: Hold) -> Iterator[Callable[[Callable[[], object]], object]]:
 
 
 def _apart_in(term: Hold) -> str | None:
-    """The database whose connection may hang, so that this thread does not ask it itself. None
-    in memory, in a test by hand, and in a transaction: that is refused, or a test's own."""
+    """Return the database that another thread is to query, since its connection may hang.
+
+    None for a lease in memory, for a test without threads, and in a transaction: that is refused,
+    or it is the test's own.
+    """
     store = term.store
     if not isinstance(store, RowStore) or aio.on_callers_thread:
         return None
