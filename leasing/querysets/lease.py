@@ -1,4 +1,4 @@
-"""The conditional updates that leases on named resources have beside those of every row.
+"""The conditional updates of leases on named resources, in addition to those of every row.
 
 acquire   released, or the deadline and the grace after it have passed
 preempt   held at a lower priority, and not ending sooner anyway
@@ -40,16 +40,17 @@ if TYPE_CHECKING:
 class LeaseQuerySet(LeasableQuerySet["Lease"]):
     """Leases on named resources: ``Lease.objects``.
 
-    ``acquire``, ``hold`` and their async twins take these options beside ``ttl`` and ``holder``:
+    ``acquire``, ``hold`` and their async twins take these options in addition to ``ttl`` and
+    ``holder``:
 
-    wait           seconds to wait for whoever has it; the default is the setting WAIT
+    wait           seconds to wait for the current holder; the default is the setting WAIT
     max_hold       seconds after which renewals end, whatever the holder does
-    grace          seconds that nobody else gets it after it expired (not released); the default
-                   is the setting GRACE
-    priority       whole number; matters to those who come with ``preempt_after``
-    preempt_after  ask a holder of lower priority to yield, and get it after so many seconds: its
-                   renewals end then, but never before what it was already promised
-    metadata       a JSON object, for people and for whoever reads the row
+    grace          seconds after its expiry in which nobody else gets it (not after a release); the
+                   default is the setting GRACE
+    priority       whole number, which a ``preempt_after`` of another caller is compared with
+    preempt_after  ask a holder of lower priority to yield: its renewals end after so many seconds,
+                   but never before the deadline that it already has
+    metadata       a JSON object, for readers of the row
     """
 
     def acquire(  # type: ignore[override]
@@ -57,13 +58,13 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
     ) -> Lease:
         """Take the lease on ``resource`` for ``ttl`` seconds, in the name of ``holder``.
 
-        The answer carries ``grant_id``, which proves the term, and ``fencing_token``, which is
-        greater than any the resource ever had. ``holder`` defaults to this process, ``ttl`` to
-        the setting.
+        The returned row has ``grant_id``, which proves the term, and ``fencing_token``, which is
+        greater than any earlier token of the resource. ``holder`` defaults to this process, ``ttl``
+        to the setting.
 
-        Raises LeaseHeld while anybody holds it (this holder too), LeaseTimeout when it waited in
-        vain, InvalidResource, InvalidTTL, ValueError, and LeaseInTransaction inside an atomic
-        block.
+        Raises LeaseHeld if anybody holds it (this holder too), LeaseTimeout if it is still held
+        after ``wait``, InvalidResource, InvalidTTL, ValueError, and LeaseInTransaction inside an
+        atomic block.
         """
         return drive(self._acquiring_named(resource, Terms.check(**terms), wait))
 
@@ -89,10 +90,10 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
 
         Args:
             resource: The name of the resource.
-            wait: Seconds to wait for the present holder; the setting WAIT by default.
-            separate: True to permit it inside a transaction, over a connection of its own: it is
-                released when that commits, and left to its ttl when not; on SQLite that too is
-                LeaseInTransaction.
+            wait: Seconds to wait for the current holder; the setting WAIT by default.
+            separate: True to permit it inside a transaction, over a connection of its own. It is
+                released when the transaction commits, and expires after a rollback. On SQLite this
+                raises LeaseInTransaction too.
             stopping: An event that ends the waiting with LeaseTimeout.
             on_lost: Called once, on a thread of the keeper, when the hold is lost.
             on_yield: Called when somebody of higher priority asked for it.
@@ -111,11 +112,11 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         )
 
     def acquire_many(self, resources: Iterable[str], **terms: Any) -> Claim[Lease]:
-        """Take the leases on all of ``resources``, or none, in one transaction. Whatever order
-        they are given in they are taken in one, so callers cannot deadlock.
+        """Take the leases on all of ``resources``, or none, in one transaction. They are taken in
+        the order of their names, so that callers cannot deadlock.
 
-        The answer is a list of leases, and a block in which they are renewed and after which
-        they are released. Arguments and errors are those of ``acquire``, without waiting.
+        Returns a list of leases that is also a context manager: in its block they are renewed, at
+        its end they are released. Arguments and errors are those of ``acquire``, without waiting.
         """
         if isinstance(resources, str):
             raise InvalidResource("The resources must be a list of names, not a string.")
@@ -142,7 +143,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
     # The conditions
 
     def available(self) -> Self:
-        # What a dead holder had sent on its way gets the time of its grace to arrive.
+        # The grace gives the last writes of a dead holder time to arrive.
         graced = ExpressionWrapper(DbNow() - F("grace"), output_field=DateTimeField())
         return self.filter(Q(released_at__isnull=False) | Q(expires_at__lte=graced))
 
@@ -161,7 +162,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             "metadata": terms.metadata,
         }
 
-    # The pieces
+    # Parts of the above
 
     def _acquiring_named(self, resource: str, terms: Terms, wait: float | None) -> Steps[Lease]:
         check_name(resource, "resource")
@@ -188,8 +189,8 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         raise LeaseHeld(resource)
 
     def _refuse_if_held(self, current: Lease, terms: Terms) -> None:
-        """Raise LeaseHeld while somebody holds ``current`` or its grace runs, after asking for
-        it if ``terms`` say so."""
+        """Raise LeaseHeld if somebody holds ``current`` or its grace runs. If ``terms`` preempt,
+        first ask the holder to yield."""
         if current.state == LeaseState.ACTIVE:
             if terms.preempt_after is not None:
                 self._preempt(current, terms.holder, terms.priority, terms.preempt_after)
@@ -203,7 +204,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         self._everything().bulk_create(rows, ignore_conflicts=True)
 
     def _grant_all(self, names: list[str], terms: Terms) -> list[tuple[Lease, str]] | None:
-        """Grant all of ``names`` or none. None when it is worth another try."""
+        """Grant all of ``names`` or none. Return None if another try may succeed."""
         granted = self._grant_all_in_one(names, terms)
         if granted is None:
             granted = self._grant_all_locked(names, terms)
@@ -218,7 +219,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         return None
 
     def _grant_all_in_one(self, names: list[str], terms: Terms) -> list[tuple[Lease, str]] | None:
-        """Grant all of ``names`` or none, in one statement; None where there is none."""
+        """Grant all of ``names`` or none, in one statement; None if the database has none."""
         if not self._is_granted_in_one:
             return None
         refuse_transaction(self.db)
@@ -235,8 +236,8 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         return []
 
     def _preempt(self, held: Lease, by: str, priority: int, delay: timedelta) -> None:
-        """Ask the holder of ``held`` to yield: its renewals end after ``delay``. While somebody
-        has the row locked nothing is asked: whoever waits comes again."""
+        """Ask the holder of ``held`` to yield: its renewals end after ``delay``. If somebody has
+        locked the row, do nothing: callers that wait try again."""
         end = Greatest(F("expires_at"), after(delay))
         with durable(self.db):
             asked = self._lock_at_once(pk=held.pk) and (
@@ -254,7 +255,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         """Request a notification of the holder's release."""
         if connections[self.db].vendor != "postgresql":
             return
-        # One mark serves all who wait: each of them writing would keep the row locked.
+        # One mark serves all that wait: if each of them wrote one, the row would stay locked.
         unmarked = Q(wanted_until=None) | Q(
             wanted_until__lt=after(timedelta(seconds=2 * MAX_PAUSE))
         )
@@ -266,8 +267,8 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
                 waited_for.update(wanted_until=after(timedelta(seconds=4 * MAX_PAUSE)))
 
     def _lock_at_once(self, **key: Any) -> bool:
-        """Lock the row with ``key``, unless somebody else has: nobody is to wait for a lease
-        longer than was said. Returns whether it is locked now."""
+        """Lock the row with ``key`` unless somebody else has locked it, so that no caller waits
+        longer than its ``wait``. Returns True if it is locked now."""
         return bool(lock(self._everything().filter(**key), skip_locked=True).values_list("pk"))
 
     def record(self, kind: str, row: Lease, **fields: Any) -> None:
