@@ -2,9 +2,9 @@
 
 LeaseError
 ├── LeaseHeld           someone holds it; names the holder and the expiry
-│   └── LeaseTimeout    ... and still did when the waiting was over
-├── LeaseLost           the term you act in is over
-│   └── StaleToken      what was to be written has seen a newer token
+│   └── LeaseTimeout    ... and still did at the end of the wait
+├── LeaseLost           your term has ended
+│   └── StaleToken      the target of a write has seen a newer token
 ├── LeaseInTransaction  asked for inside an atomic block
 ├── PayloadMismatch     a key of ``once`` was used with other arguments
 ├── InvalidResource     the name of a resource or a holder is unusable
@@ -41,7 +41,7 @@ class LeaseHeld(LeaseError):
 
 
 class LeaseTimeout(LeaseHeld):
-    """Someone else held the lease for as long as was waited."""
+    """Someone else held the lease until the end of the wait."""
 
 
 class LeaseLost(LeaseError):
@@ -57,17 +57,17 @@ class LeaseLost(LeaseError):
 
 
 class StaleToken(LeaseLost):
-    """A write was refused, because what it guards has seen a newer fencing token."""
+    """A write was refused, because its target has seen a newer fencing token."""
 
 
 class LeaseInTransaction(LeaseError):
     """A lease cannot be taken inside a transaction.
 
     If the transaction rolled back after the fencing token was used, the same token would be
-    granted twice; and a lease released before the outer commit lets the next holder read what
-    is not yet written. Take the lease first, then open the transaction:
+    granted twice. If the lease was released before the outer commit, the next holder would miss
+    data that is not yet committed. Take the lease first, then open the transaction:
     ``with hold: with transaction.atomic(): ...``. A view under ATOMIC_REQUESTS needs
-    ``@transaction.non_atomic_requests``. Where neither is possible, ``hold(..., separate=True)``
+    ``@transaction.non_atomic_requests``. If neither is possible, ``hold(..., separate=True)``
     takes the lease over a connection of its own, though not on SQLite.
     """
 

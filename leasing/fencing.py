@@ -1,9 +1,9 @@
 """Rows of your own that refuse writes under an older fencing token.
 
-A process that slept through its lease may still write. The lease cannot stop it; what it writes
-to can. A fenced row remembers the greatest token it has seen, and accepts a write only under
-that token or a greater one: ``WHERE fence <= token``, in the same statement as the write. (A
-subquery on the lease's row would not do: it may see an older snapshot than the row it guards.)
+A process that was suspended until its lease expired may still write. The lease cannot stop it; the
+target of the write can. A fenced row stores the greatest token it has seen, and accepts a write
+only under that token or a greater one: ``WHERE fence <= token``, in the same statement as the
+write. (A subquery on the lease's row would not do: it may see an older snapshot than the row.)
 
     class Report(FencedModel):
         text = models.TextField()
@@ -14,8 +14,8 @@ subquery on the lease's row would not do: it may see an older snapshot than the 
         report.text += "one line more"
         report.save_fenced(hold)
 
-A new holder raises the fence before it reads. Otherwise the old one's last write could still
-arrive between that read and the new holder's first write.
+A new holder raises the fence before it reads. Otherwise the last write of the old holder could
+arrive between that read and the first write of the new holder.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class FencedQuerySet(models.QuerySet[Any]):
 
     def fenced(self, proof: Proof, *, strictly: bool = False) -> FencedRows:
         """Return these rows, to be updated under the token of ``proof``: a hold, a leased row, or
-        the token itself. With ``strictly`` each token writes a row once, not more often.
+        the token itself. With ``strictly``, each token can write a row only once.
 
-        Raises LeaseLost when ``proof`` is a hold that is not valid any more.
+        Raises LeaseLost if ``proof`` is a hold that is no longer valid.
         """
         if isinstance(proof, Hold):
             proof.ensure()
@@ -92,8 +92,8 @@ class FencedRows:
         self.using: str = rows._db or router.db_for_write(rows.model)  # type: ignore[attr-defined]
 
     def update(self, **values: Any) -> int:
-        """As a queryset's, and raises the fence of each row to the token. Returns how many rows
-        were written. Raises StaleToken, and writes none, when one has seen a greater token."""
+        """Update the rows as a queryset does, and raise the fence of each to the token. Returns how
+        many rows were written. Raises StaleToken, and writes none, if one saw a greater token."""
         return self._write(values)
 
     def advance(self) -> int:
@@ -101,8 +101,8 @@ class FencedRows:
         return self._write({})
 
     def save(self, row: FencedModel, fields: Iterable[str] | None) -> int:
-        """Save ``row``, the only one of these. Returns 0 when it is gone. Raises StaleToken."""
-        # Raising the fence has locked the row: nobody comes in between.
+        """Save ``row``, the only one of these. Returns 0 if it is gone. Raises StaleToken."""
+        # Raising the fence has locked the row: nobody can write in between.
         save = partial(row.save, using=self.using, update_fields=fields, force_update=True)
         return self._write({}, save)
 
@@ -110,7 +110,7 @@ class FencedRows:
         everything: models.QuerySet[Any] = models.QuerySet(self._rows.model, using=self.using)
         with transaction.atomic(using=self.using):
             chosen = self._rows.using(self.using)
-            if is_joined(chosen):  # what they are chosen by is nobody's to lock
+            if is_joined(chosen):  # only rows of the model are locked
                 chosen = everything.filter(pk__in=chosen.order_by().values("pk"))
             locked = lock(chosen.order_by("pk"))
             fences = dict(locked.values_list("pk", "fence"))
@@ -122,7 +122,7 @@ class FencedRows:
                     also()
                 return written
             transaction.set_rollback(True, using=self.using)
-        # Where no lock was taken the fences may have been raised since: any row will do then.
+        # Without row locks the fences may have been raised since: then name any row.
         refusing = [key for key, fence in fences.items() if not self._accepts(fence)] or keys
         raise self._refuse(len(keys) - written, refusing[0])
 
@@ -130,7 +130,7 @@ class FencedRows:
         return fence < self._token or (fence == self._token and not self._strictly)
 
     def _refuse(self, count: int, first: Any) -> StaleToken:
-        """Note that ``count`` rows, ``first`` among them, were not written."""
+        """Record that ``count`` rows, ``first`` among them, were not written."""
         meta = self._rows.model._meta
         rows = "a row" if count == 1 else f"{count} rows"
         reason = f"{rows} of {meta.label} refused the token {self._token} after {self._seen}"
@@ -146,8 +146,8 @@ class FencedRows:
 class FencedModel(models.Model):
     """A row that writers under an older token cannot change.
 
-    ``save()`` and ``update()`` stay what they are, for those who hold no lease; they never
-    lower the fence.
+    ``save()`` and ``update()`` work as usual, for writers without a lease; they never lower the
+    fence.
     """
 
     fence = models.BigIntegerField(default=0, db_default=0, editable=False)
@@ -158,15 +158,14 @@ class FencedModel(models.Model):
         abstract = True
 
     def _do_update(self, base_qs: Any, using: Any, pk_val: Any, values: Any, *rest: Any) -> Any:
-        # Every way in which save() may update a row ends here. A stale instance saved would
-        # lower the fence.
+        # Every update by save() ends here. To save a stale instance would lower the fence.
         kept = [value for value in values if value[0].name != "fence"]
         return super()._do_update(base_qs, using, pk_val, kept, *rest)
 
     def advance_fence(self, proof: Proof) -> Self:
         """Raise the fence of this row to the token of ``proof``, then read the row again.
 
-        Raises StaleToken, and LeaseLost for a hold that is not valid any more.
+        Raises StaleToken, and LeaseLost for a hold that is no longer valid.
         """
         rows = self._fenced(proof)
         rows.advance()
@@ -176,7 +175,7 @@ class FencedModel(models.Model):
     def save_fenced(self, proof: Proof, update_fields: Iterable[str] | None = None) -> Self:
         """``save()`` this row under the token of ``proof``: all of it, or ``update_fields``.
 
-        Raises StaleToken, LeaseLost, and DoesNotExist when the row is gone.
+        Raises StaleToken, LeaseLost, and DoesNotExist if the row is gone.
         """
         if not self._fenced(proof).save(self, update_fields):
             raise type(self).DoesNotExist("The row to save no longer exists.")

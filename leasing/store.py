@@ -1,7 +1,7 @@
 """The contract between holds and the stores that keep their grants.
 
-Holds and the keeper know these shapes alone. ``leasing.stores.rows`` keeps grants in rows of the
-database; something else (a server, a quorum) would stand beside it.
+Holds and the keeper use these classes only. ``leasing.stores.rows`` keeps grants in rows of the
+database; another store (a server, a quorum) would be a module next to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Grant:
     fencing_token: int
     holder: str
     resource: str
-    #: Seconds that the grant and each renewal are good for.
+    #: Seconds for which the grant and each renewal are valid.
     ttl: float
     #: Seconds that were left by the store's clock when it answered ...
     remaining: float
@@ -49,10 +49,10 @@ class Renewal:
 
 @dataclass(slots=True)
 class Renewals:
-    """The answer to a renewal of many. Keys in neither were locked by someone else."""
+    """The answer to a renewal of many grants. The rows of keys in neither dict were locked."""
 
     renewed: dict[Any, Renewal] = field(default_factory=dict)
-    #: Why, by key.
+    #: The reason of each loss, by key.
     lost: dict[Any, str] = field(default_factory=dict)
 
 
@@ -66,20 +66,19 @@ class Store(Hashable, Protocol):
         """Called on the renewing thread when nothing is left to renew."""
 
     def abort(self) -> None:
-        """Called on another thread: let a request of the renewing thread that hangs fail."""
+        """Called on another thread: make a request of the renewing thread that hangs fail."""
 
     def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
         """Renew each key's grant; give up after ``timeout`` seconds."""
 
     def release(self, grant: Grant) -> None:
-        """Give the grant back. Raises LeaseLost when it is over already."""
+        """Release the grant. Raises LeaseLost if it has ended already."""
 
     def lost(self, grant: Grant, reason: str) -> None:
-        """Tell the world that the holder of ``grant`` has heard of its loss."""
+        """Record and signal that the holder of ``grant`` has learned of its loss."""
 
     def refused(self, row: Any, verb: str, reason: str) -> None:
-        """Tell the world that a late write under the grant of ``row`` was turned away
-        elsewhere."""
+        """Record and signal that a target refused a late write under the grant of ``row``."""
 
     def proving(self, row: Any) -> AbstractContextManager[None]:
-        """A transaction of the store that commits only if the grant of ``row`` still holds."""
+        """A transaction of the store that commits only if the grant of ``row`` is still held."""
