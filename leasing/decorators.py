@@ -21,12 +21,12 @@ def leased(resource: str, **options: Any) -> Callable[[Function], Function]:
     """Run the decorated function, coroutine or view under a lease on ``resource``.
 
     ``resource`` is a format string over the call's arguments: ``@leased("report:{pk}")``.
-    ``options`` are those of ``Lease.objects.hold``. A parameter called ``hold`` is given the
-    hold, by its name. A lost race raises LeaseHeld; for a view (the first argument is a request)
-    it answers 409 with ``{"error": "..."}``.
+    ``options`` are those of ``Lease.objects.hold``. A parameter called ``hold`` gets the hold, as a
+    keyword argument. If someone else holds the lease, the call raises LeaseHeld; a view (its first
+    argument is a request) answers 409 with ``{"error": "..."}``.
 
-    Raises TypeError for a generator function, whose body runs when the call is long over. A
-    StreamingHttpResponse is streamed after its view, too: without the lease.
+    Raises TypeError for a generator function: its body would run after the call. The content of a
+    StreamingHttpResponse is sent after the view has returned, so without the lease.
     """
 
     def decorate(function: Function) -> Function:
@@ -54,7 +54,7 @@ def leased(resource: str, **options: Any) -> Callable[[Function], Function]:
                 call = call_of(args, kwargs)
                 hold = hold_for(call)
                 async with AsyncExitStack() as block:
-                    # Only this refusal is ours to answer, not one that the body raises.
+                    # Answer 409 for this refusal only, not for one that the body raises.
                     try:
                         await block.enter_async_context(hold)
                     except LeaseHeld as held:
@@ -90,7 +90,7 @@ def refuse_generators(function: Callable[..., Any]) -> None:
 
 
 def arguments_of(call: inspect.BoundArguments) -> dict[str, Any]:
-    """The arguments of ``call`` by name, those that ``**kwargs`` caught too."""
+    """Return the arguments of ``call`` by name, including those that ``**kwargs`` collects."""
     arguments = dict(call.arguments)
     for name, parameter in call.signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:

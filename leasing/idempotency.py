@@ -1,13 +1,14 @@
-"""``once``: a piece of work that is done once a window, however often it is asked for.
+"""``once``: work that is done once per window, however often it is requested.
 
     result = once("charge:42", window=86_400, payload={"amount": 5}).run(charge)
 
     @once("import:{day}", window=3600)
     def import_day(day): ...
 
-The work runs under a lease on its key. Who asks while it runs is told so (LeaseHeld), or waits;
-who asks after it is given its result. When it raises, the next to ask does it; when its process
-dies, the next to ask once the lease has ended. The same key with another payload is refused.
+The work runs under a lease on its key. A second call gets LeaseHeld or waits while the work runs,
+and gets the stored result afterwards. If the work raises, the next call does it again; if its
+process dies, the next call after the lease has expired. The same key with another payload is
+refused.
 """
 
 from __future__ import annotations
@@ -42,12 +43,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class once:
-    """Work that is done once a ``window`` of seconds.
+    """Work that is done once per ``window`` (seconds).
 
-    ``payload`` is what it is done with (JSON, whose names are strings; dates, times, decimals and
-    UUIDs too); ``ttl`` is of the
-    lease it runs under, and must be shorter than the window; ``wait`` is for how many seconds to
-    wait for another that is doing it; None is the setting WAIT.
+    ``payload`` is the input of the work: JSON with strings as names; dates, times, decimals and
+    UUIDs too. ``ttl`` is that of its lease, and must be shorter than the window. ``wait`` is the
+    number of seconds to wait while another process does the work; None is the setting WAIT.
     """
 
     key: str
@@ -57,12 +57,12 @@ class once:
     wait: float | None = None
 
     def run(self, body: Callable[[], Any]) -> Any:
-        """Call ``body``, or return what it returned before; its result is JSON.
+        """Call ``body`` and store its result, which is JSON, or return the stored one.
 
         Raises InvalidResource (the key), InvalidTTL (the ttl, the window), LeaseInTransaction;
-        LeaseHeld while another does it (LeaseTimeout after waiting), PayloadMismatch; LeaseLost
-        when the lease was lost before the result was kept; ValueError when the result is not
-        JSON, and what ``body`` raises. After these two the next to ask does it again.
+        LeaseHeld while another process does it (LeaseTimeout after waiting), PayloadMismatch;
+        LeaseLost if the lease was lost before the result was stored; ValueError if the result is
+        not JSON, and what ``body`` raises. After these two the next call does the work again.
         """
         row = drive(self._steps())
         if row.finished_at is not None:
@@ -76,8 +76,8 @@ class once:
         return self._finish(row, held, result)
 
     async def arun(self, body: Callable[[], Awaitable[Any]]) -> Any:
-        """``run``, for async code. The body is not cancelled when the lease is lost; its result
-        is refused."""
+        """``run``, for async code. A loss of the lease does not cancel the body, but its result is
+        refused."""
         row = await adrive(self._steps())
         if row.finished_at is not None:
             return row.result
@@ -90,8 +90,8 @@ class once:
         return await in_thread(self._finish, row, held, result)
 
     def __call__(self, function: Function) -> Function:
-        """As a decorator. The key is a format string over the call's arguments, and they are
-        the payload, unless one was given. Raises TypeError for a generator function."""
+        """Decorate ``function``. The key is a format string over the call's arguments, which are
+        also the payload unless one was given. Raises TypeError for a generator function."""
         refuse_generators(function)
         signature = inspect.signature(function)
 
@@ -126,7 +126,7 @@ class once:
             window=window,
             payload_hash=_hash(self.payload),
         )
-        keeper.start()  # before anything is held that nobody would renew
+        keeper.start()  # first: if it fails, nobody would renew the lease
         key = {"key": check_name(self.key, "key")}
         resource = OnceKey(**key).lease_resource
         return OnceKey.objects.home().acquiring(resource, asked, self.wait, key)
@@ -142,7 +142,7 @@ class once:
             check_json(result, "result")
             OnceKey.objects.using(database_of(row)).finish(row, result)
         except LeaseLost:
-            held.abandon()  # there is nothing to give back, and it was told already
+            held.abandon()  # there is nothing to release, and the loss was recorded
             raise
         except BaseException as error:
             held.end(error)
@@ -152,7 +152,7 @@ class once:
 
 
 class _Encoder(DjangoJSONEncoder):
-    """Tells two payloads apart wherever they differ: Django's cuts times to milliseconds."""
+    """Encodes different payloads differently; Django's encoder cuts times to milliseconds."""
 
     def default(self, value: Any) -> Any:
         if isinstance(value, datetime | time):
@@ -165,13 +165,13 @@ def _hash(payload: Any) -> str:
         text = json.dumps(payload, sort_keys=True, cls=_Encoder)
         _check_names(payload)
     except (TypeError, ValueError, RecursionError) as error:
-        # Not its repr() instead: that of most objects is another in every process.
+        # repr() would not do instead: that of most objects differs between processes.
         raise ValueError(f"The payload is not JSON, pass a JSON payload: {error}") from error
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _check_names(value: Any) -> None:
-    """Raise ValueError for names that JSON would turn into strings, and so into those of
+    """Raise ValueError for names that are not strings: JSON would make them equal to the names of
     another payload."""
     if isinstance(value, dict):
         for name in value:

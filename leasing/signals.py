@@ -1,18 +1,18 @@
 """Signals about leases.
 
 Each is sent after the change is written, with the model as ``sender`` and the row as ``lease``.
-A receiver that raises is logged by Django and harms nobody. In a worker receivers are called apart
-from the threads that claim, store and recover, one after the other: one that hangs holds up none
-of these.
+Django logs a receiver that raises; nothing else is affected. In a worker, receivers are called one
+after the other, on another thread than those that claim, store and recover: a receiver that hangs
+does not delay them.
 
     acquired, renewed, released
-    taken_over of a lease that had expired, at ``lease.previous_expired_at``
+    taken_over the lease had expired, at ``lease.previous_expired_at``
     revoked    reason, by
     preempted  by: somebody of higher priority asked the holder to yield
-    lost       reason: the holder heard that its term is over (where it is known why, a
-               ``leasing.stores.reasons.Reason``)
-    refused    verb, reason: a late write was turned away. Of one that came with nothing but a
-               fencing token the ``lease`` is a ``leasing.fencing.BareToken``
+    lost       reason: the holder learned that its term has ended (a
+               ``leasing.stores.reasons.Reason`` if the cause is known)
+    refused    verb, reason: a late write was refused. If the writer gave only a fencing token,
+               ``lease`` is a ``leasing.fencing.BareToken``
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from leasing.runtime import callbacks
 from leasing.runtime.event_lines import log
 from leasing.runtime.event_logger import Event
 
-#: Is called with rows that something happened to, and what is told of it.
+#: Called with the rows of a signal, and its other arguments.
 Count = Callable[[Sequence[Any], Mapping[str, Any]], object]
 
 
 class Logged(Signal):
-    """A signal that is also logged, as ``event``, where that has its level on, and counted, where
-    somebody counts. ``has_listeners`` says whether anybody would hear of it, these included.
+    """A signal that is also logged as ``event``, if its level is enabled, and counted by counters.
+    ``has_listeners`` includes the log and the counters.
 
-    Log and counters need less of a row than a receiver may: see ``note``."""
+    Log and counters need fewer columns of a row than a receiver may: see ``note``."""
 
     #: The argument that has the row.
     subject = "lease"
@@ -47,20 +47,20 @@ class Logged(Signal):
         self._event = event
 
     def count_by(self, count: Count) -> None:
-        """Call ``count`` with what this is told of: with many rows at once where many are."""
+        """Call ``count`` with the rows of each sending; they may be many at a time."""
         if count not in self._counts:
             self._counts = (*self._counts, count)
 
     def uncount_by(self, count: Count) -> None:
-        """Call ``count`` no more."""
+        """Stop calling ``count``."""
         self._counts = tuple(each for each in self._counts if each != count)
 
     def has_listeners(self, sender: Any = None) -> bool:
         return self.is_noted or self.has_receivers(sender)
 
     def has_receivers(self, sender: Any = None) -> bool:
-        """Return True if any receiver besides the log is connected."""
-        # Most have none, and looking for them takes a while.
+        """Return True if any receiver other than the log is connected."""
+        # Most signals have none, and the search is slow.
         return bool(self.receivers and super().has_listeners(sender))
 
     def send_robust(self, sender: Any, **named: Any) -> list[tuple[Callable[..., Any], Any]]:
@@ -70,7 +70,7 @@ class Logged(Signal):
         if not self.receivers:
             return []
         if callbacks.is_apart():
-            # What it tells of goes on meanwhile: receivers see it as it was.
+            # The row may change before the receivers run: they get a copy as it was.
             named[self.subject] = copy(named[self.subject])
             callbacks.call(partial(super().send_robust, sender, **named))
             return []
@@ -78,7 +78,7 @@ class Logged(Signal):
 
     @property
     def is_logged(self) -> bool:
-        """Return True if the log has its level on."""
+        """Return True if its level is enabled in the log."""
         event = self._event
         return event is not None and event.logger.isEnabledFor(event.level)
 
@@ -93,19 +93,19 @@ class Logged(Signal):
         return bool(self._counts) or self.is_logged
 
     def note(self, rows: Sequence[Any], **details: Any) -> None:
-        """Log it of each of ``rows``, if the log has its level on, count it, and tell nobody
-        else. For where many are sent and nobody else listens."""
+        """Log the event of each of ``rows`` if its level is enabled, and count it, without calling
+        receivers: for many rows when no receiver is connected."""
         self.count(rows, **details)
         if self.is_logged:
             for row in rows:
                 self._log(row, **details)
 
     def count(self, rows: Sequence[Any], **details: Any) -> None:
-        """Count it of ``rows``, and tell nobody else."""
+        """Count the event of ``rows``, without calling receivers."""
         for count in self._counts:
             try:
                 count(rows, details)
-            except Exception:  # as any receiver's: what has happened has happened
+            except Exception:  # as with a receiver: the change is written already
                 log.metrics_failed(exc_info=True)
 
     def _log(self, row: Any, by: Any = None, **details: Any) -> None:

@@ -1,8 +1,8 @@
-"""Waiting for a lease: polls with growing, jittered pauses, and hears of releases.
+"""Waiting for a lease: polls with growing, jittered pauses, which a release ends early.
 
-On PostgreSQL a release is notified to those who wait, so a waiter tries again within
-milliseconds. Elsewhere, and behind poolers that swallow notifications, the polls alone serve.
-Waiters of one process on one resource take turns: a release wakes one of each process, not all.
+On PostgreSQL a release notifies the waiters, so one of them tries again within milliseconds. On
+other databases, and behind poolers that drop notifications, they only poll. Waiters of one process
+on one resource take turns: a release wakes one in each process, not all.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from leasing.runtime.clock import clock, system_clock
 
 #: Pauses between polls, in seconds: the first, and the longest.
 FIRST_PAUSE, MAX_PAUSE = 0.05, 1.0
-#: Seconds between looks whether the caller was asked to stop.
+#: Seconds between checks whether the caller was asked to stop.
 CHECK_STOP_EVERY = 0.1
 
 
 def pauses(
     uniform: Callable[[float, float], float] = random.uniform, longest: float = MAX_PAUSE
 ) -> Iterator[float]:
-    """Seconds to wait before each next poll: doubling from FIRST_PAUSE up to ``longest``, of which
-    each takes a random part between a half and all, so that waiters don't stay in step."""
+    """Yield the seconds to wait before each poll. The bound doubles from FIRST_PAUSE up to
+    ``longest``; each pause is a random part of it, between a half and all, so that waiters do not
+    stay in step."""
     bound = FIRST_PAUSE
     while True:
         yield bound * uniform(0.5, 1.0)
@@ -54,11 +55,11 @@ class Waiter:
 
     @property
     def left(self) -> float:
-        """Seconds for which the caller goes on waiting."""
+        """Seconds for which the caller still waits."""
         return max(0.0, self.until - clock())
 
     def notify(self) -> None:
-        """The resource was released. From any thread."""
+        """Wake the waiter: the resource was released. Call it from any thread."""
         self._notified.set()
         notified = self._notified_async
         if notified is not None:
@@ -70,7 +71,7 @@ class Waiter:
         """Pause until notified, or until it is time for another poll."""
         end = system_clock() + self._next_pause()
         while not self.stopped and (left := end - system_clock()) > 0:
-            # Nothing wakes a thread at the first of two events: it looks after the other.
+            # A thread cannot wait for two events: it waits for one and polls the other.
             if self._notified.wait(left if self._stopping is None else min(left, CHECK_STOP_EVERY)):
                 break
         self._notified.clear()
@@ -94,7 +95,7 @@ class Waiter:
             self._notified.clear()
 
     def _next_pause(self) -> float:
-        return _in_earnest(min(self.left, next(self._pauses)), self.resource)
+        return _real_pause(min(self.left, next(self._pauses)), self.resource)
 
 
 class Rest:
@@ -105,13 +106,13 @@ class Rest:
         self._stopping = stopping or threading.Event()
 
     def wait(self) -> None:
-        self._stopping.wait(_in_earnest(self.seconds))
+        self._stopping.wait(_real_pause(self.seconds))
 
     async def await_(self) -> None:
         """``wait``, for an event loop."""
-        await asyncio.sleep(await in_thread(_in_earnest, self.seconds))
+        await asyncio.sleep(await in_thread(_real_pause, self.seconds))
 
 
-def _in_earnest(seconds: float, resource: str = "") -> float:
-    """Seconds to wait; fewer in a test that has stopped the clocks."""
+def _real_pause(seconds: float, resource: str = "") -> float:
+    """Return the seconds to wait; fewer in a test that has stopped the clocks."""
     return seconds if clocks.stand_in is None else clocks.stand_in.pause(resource, seconds)
