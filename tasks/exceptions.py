@@ -4,8 +4,8 @@ TaskError
 ├── UnknownTask      no handler of that name is registered
 ├── UnknownQueue     TASK_QUEUE["QUEUES"] does not name that queue
 ├── NotSerializable  data or output is not JSON that every database stores
-├── KeyBusy          another transaction decides about the task that has the unique key
-├── InvalidSchedule  no moment follows from it, or it was declared twice
+├── KeyBusy          another transaction has locked the task that has the unique key
+├── InvalidSchedule  it is never due, or it was declared twice
 ├── TaskCancelled    raised into a handler whose task someone cancelled
 ├── ProcessDied      the process of a handler ended without an answer
 ├── Snooze           raised by a handler: not now, try again after a delay
@@ -36,8 +36,8 @@ class NotSerializable(TaskError, TypeError):
 
 
 class KeyBusy(TaskError):
-    """The task that has the unique key is locked by another transaction, which goes on for too
-    long to be waited for. Nothing was stored."""
+    """Another transaction has locked the task that has the unique key, and did not end in time.
+    Nothing was stored."""
 
     def __init__(self, unique_key: str | None) -> None:
         super().__init__(
@@ -46,11 +46,11 @@ class KeyBusy(TaskError):
 
 
 class InvalidSchedule(TaskError, ValueError):
-    """The schedule does not say when, or its name is another's."""
+    """The schedule is never due, or another schedule has its name."""
 
 
 class TaskCancelled(TaskError):
-    """Someone asked for the task to be cancelled, and its handler heard of it."""
+    """Someone asked to cancel the task; raised in its handler."""
 
 
 class ProcessDied(TaskError):
@@ -58,8 +58,8 @@ class ProcessDied(TaskError):
 
 
 class Snooze(TaskError):
-    """Raised by a handler whose task is to be tried again after ``delay`` (seconds, or a
-    timedelta, at most ten years). It is no failure, and no attempt is spent."""
+    """Raised by a handler to run its task again after ``delay`` (seconds, or a timedelta, at most
+    ten years). It is no failure, and spends no attempt."""
 
     def __init__(self, delay: float | timedelta, reason: str = "") -> None:
         self.delay = check_delay(delay)
@@ -67,4 +67,4 @@ class Snooze(TaskError):
 
 
 class GiveUp(TaskError):
-    """Raised by a handler whose task must not be tried again."""
+    """Raised by a handler to fail its task without a retry."""

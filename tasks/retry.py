@@ -1,11 +1,11 @@
-"""Decide when to try again, by an error and the number of the attempt that ended with it.
+"""Retry policies: decide when to retry, by the error and the number of the failed attempt.
 
-A policy is anything callable as RetryPolicy says. Those below can stand inside one another:
+A policy is any callable like RetryPolicy. Those below can be nested:
 
     GiveUpOn(CardStolen, then=Exponential(base=5, cap=600))
     RetryOn(ConnectionError, TimeoutError, then=Fixed(30))
 
-``usual``, what the settings say, decides wherever no other policy does.
+Without another policy ``usual`` decides, by the settings.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tasks.log import log
 
 
 class RetryPolicy(Protocol):
-    """Decides, after an attempt failed, how long to wait for the next."""
+    """Decides how long to wait after a failed attempt."""
 
     def __call__(self, error: BaseException, attempt: int) -> float | timedelta | None:
-        """Seconds (or a timedelta) until the next attempt; None gives up. ``attempt`` is the
-        number of the one that failed, the first is 1."""
+        """Return the seconds (or a timedelta) until the next attempt; None gives up. ``attempt`` is
+        the number of the failed attempt; the first is 1."""
 
 
 def backoff(
@@ -38,8 +38,8 @@ def backoff(
 ) -> float:
     """Return the seconds to wait after an attempt failed.
 
-    The bound doubles with each attempt, and the wait is drawn evenly below it ("full jitter"), so
-    that tasks that failed together do not come back together.
+    The bound doubles with each attempt, and the pause is drawn uniformly below it ("full jitter"),
+    so that tasks that failed together are not retried together.
 
     Args:
         attempt: The number of the attempt; the first is 1.
@@ -55,7 +55,7 @@ def _bound(attempt: int, base: float, cap: float) -> float:
 
 
 def usual(error: BaseException, attempt: int) -> float:
-    """As TASK_QUEUE["BACKOFF"] says, for whatever error."""
+    """Return the pause by TASK_QUEUE["BACKOFF"], for any error."""
     bounds = task_settings.BACKOFF
     return backoff(attempt, base=bounds["base"], cap=bounds["cap"])
 
@@ -63,7 +63,7 @@ def usual(error: BaseException, attempt: int) -> float:
 @dataclass(frozen=True)
 class Exponential:
     """``base`` seconds, doubled with each attempt, at most ``cap``. ``jitter`` is the share of
-    the wait that is drawn by lot: 1 draws all of it, 0 nothing."""
+    the pause that is random: 1 is all of it, 0 nothing."""
 
     base: float = 1.0
     cap: float = 3600.0
@@ -122,11 +122,11 @@ def _classes(errors: tuple[type[BaseException], ...]) -> tuple[type[BaseExceptio
 
 
 def decide(policy: RetryPolicy, error: BaseException, attempt: int) -> timedelta | None:
-    """Return the decision of ``policy``: the wait, or None to give up. The default, if the policy
-    raises or returns something that is no wait."""
+    """Return the decision of ``policy``: the pause, or None to give up. If the policy raises or
+    returns something else, the default policy decides."""
     try:
         answer = policy(error, attempt)
         return None if answer is None else check_delay(answer)
-    except (Exception, SystemExit):  # which would end a thread that others rely on
+    except (Exception, SystemExit):  # SystemExit would end a thread of the worker
         log.task_policy_failed(policy=repr(policy), attempt=attempt, exc_info=True)
         return timedelta(seconds=usual(error, attempt))

@@ -1,28 +1,27 @@
 """Signals about tasks.
 
-Each is sent after the change is written, with ``sender=Task`` and the row as ``task``. A
-receiver that raises is logged by Django and harms nobody. In a worker, and in ``run_recovery``,
-receivers are called apart from the threads that claim, store and recover, one after the other:
-one that hangs holds up none of these. A late write that was turned away sends
-``leasing.signals.refused``.
+Each is sent after the change is written, with ``sender=Task`` and the row as ``task``. Django logs
+a receiver that raises; nothing else is affected. In a worker, and in ``run_recovery``, receivers
+are called one after the other, on another thread than those that claim, store and recover: a
+receiver that hangs does not delay them. A refused late write sends ``leasing.signals.refused``.
 
     enqueued, claimed, completed
-    attempt_failed  error: this attempt failed, and the task will be tried again
+    attempt_failed  error: this attempt failed, and the task will be retried
     failed       error: attempts exhausted, or given up
     recovered    holder, reason: taken from a holder that is gone. kind: "expired", "stalled" or
-                 "revoked"; silent_for: since its last sign of life; overdue_for: since the
-                 deadline, below nothing where that lay ahead
+                 "revoked"; silent_for: since its last heartbeat; overdue_for: since the deadline,
+                 negative if that was still in the future
     returned     reason: given back unfinished, no attempt spent
-    snoozed      reason: its handler put it off, no attempt spent
+    snoozed      reason: its handler postponed it, no attempt spent
     cancelled    by, reason: it ended because someone asked for it
-    retried      by: an operator set it ready again
-    duplicate    an enqueue that a unique key turned away met this task
+    retried      by: an operator made it ready again
+    duplicate    an enqueue with its unique key stored nothing, and returned this task
     rescheduled  by: an operator moved it to another queue or time
     discarded    by: an operator deleted it; the row is gone
-    repaired     kind, remedy: recovery put right a state that must not be
+    repaired     kind, remedy: recovery repaired an invalid state
                  (``tasks.maintenance.invariants``)
-    suspected    kind, what: recovery came upon such a state, and only reports it
-    replaced     an enqueue with its unique key made this waiting task what it asked for
+    suspected    kind, what: recovery found an invalid state that it cannot repair
+    replaced     an enqueue with its unique key gave this waiting task new arguments
 
 And of queues, with ``sender=Queue`` and the name as ``queue``:
 
@@ -78,7 +77,7 @@ _ENDS = (completed, failed, cancelled)
 
 
 def send(signal: Signal, task: Any, **details: Any) -> None:
-    """Tell the receivers of ``signal`` about ``task``, and of an end its handler's ``on_end``."""
+    """Send ``signal`` about ``task``, and call its handler's ``on_end`` if the task has ended."""
     signal.send_robust(sender=type(task), task=task, **details)
     if signal in _ENDS:
         registry.report_end(task)
