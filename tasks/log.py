@@ -153,9 +153,7 @@ class Log:
 
     # Services
     recovery_failed = _recovery(WARNING, "Recovery sweep failed; will retry: %(error)s")
-    recovery_suspected = _recovery(
-        WARNING, "Inconsistent rows found (%(kind)s): %(what)s: %(rows)s"
-    )
+    recovery_suspected = _recovery(WARNING, "Invalid state found (%(kind)s): %(what)s: %(rows)s")
     schedules_failed = _schedules(WARNING, "Check for due schedules failed; will retry: %(error)s")
     schedule_failed = _schedules(ERROR, "Schedule %(schedule)s could not run: %(error)s")
     schedule_fired = _schedules(INFO, "Schedule %(schedule)s: %(outcome)s for %(slot)s")
