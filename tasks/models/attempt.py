@@ -1,4 +1,4 @@
-"""The ledger of attempts that ended otherwise than well, and the steps that attempts finished."""
+"""The ledger of attempts that did not succeed, and the steps that attempts have finished."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class AttemptOutcome(models.TextChoices):
 
 
 class AttemptQuerySet(LedgerQuerySet["TaskAttempt"]):
-    """Attempts that ended otherwise than well: ``TaskAttempt.objects``."""
+    """Attempts that did not succeed: ``TaskAttempt.objects``."""
 
 
 class TaskAttempt(Ledger):
-    """An attempt that ended otherwise than well. The good one is the task's own row."""
+    """An attempt that did not succeed. The successful one is in the task's own row."""
 
     id = models.BigAutoField(primary_key=True)
     task = models.ForeignKey(Task, on_delete=models.CASCADE, related_name="attempt_set")
@@ -49,7 +49,7 @@ class TaskAttempt(Ledger):
     refused_verb = models.CharField(max_length=20, blank=True, default="")
 
     objects: ClassVar = AttemptQuerySet.as_manager()
-    #: Django itself goes by these, and whoever must rewrite what was told all the same.
+    #: For Django itself, and for code that has to change rows of the ledger.
     base_objects: ClassVar = RoutedManager()
 
     class Meta:

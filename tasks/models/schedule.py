@@ -67,32 +67,32 @@ class Schedule(models.Model):
 
     @property
     def rule(self) -> Rule:
-        """Raises InvalidSchedule for what did not come in through code or forms."""
+        """The rule. Raises InvalidSchedule if the row was written around code and forms."""
         return rule_of(self.cron, self.every, self.timezone)
 
     @property
     def unique_key(self) -> str | None:
-        """Of the tasks it enqueues."""
+        """The unique key of its tasks; None if they may overlap."""
         return None if self.overlap else f"schedule:{self.name}"
 
     def clean(self) -> None:
-        """Refuse what could never be enqueued. Raises ValidationError, by field."""
+        """Raise ValidationError, by field, for a schedule whose task could never be enqueued."""
         clean_schedule(self)
 
 
 class ScheduleSlot(models.Model):
-    """A moment of a schedule that was served, once, by whichever scheduler came first."""
+    """A due moment of a schedule, which the first scheduler that found it has handled."""
 
     id = models.BigAutoField(primary_key=True)
     schedule = models.ForeignKey(Schedule, on_delete=models.CASCADE, related_name="slot_set")
     at = models.DateTimeField()
-    #: The task that was enqueued; null where it was pruned since, and where none was.
+    #: The enqueued task; null if it was pruned since, or if none was enqueued.
     task = models.ForeignKey(
         Task, on_delete=models.SET_NULL, null=True, default=None, related_name="+"
     )
-    #: Nothing was enqueued: the previous task had not ended.
+    #: True if nothing was enqueued, because the previous task had not ended.
     skipped = models.BooleanField(default=False)
-    #: The operator who had it run besides the plan; empty: the plan itself.
+    #: The operator who ran it by hand; empty: it was due by its rule.
     run_by = models.CharField(max_length=200, blank=True, default="")
     enqueued_at = models.DateTimeField(db_default=DbNow())
 

@@ -1,4 +1,4 @@
-"""Tasks: rows with work, that a worker holds while they run."""
+"""Tasks: rows of work, which a worker holds while they run."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tasks.querysets.claimed import resource_of
 class Task(Leasable):
     """A piece of work for one worker at a time.
 
-    While it is running, the row's own lease says who works on it and until when; a worker that
-    is gone stops renewing, and recovery sets the task ready again.
+    While it is running, the lease in the row says who holds it and until when. A worker that is
+    gone stops renewing, and recovery makes the task ready again.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -33,57 +33,57 @@ class Task(Leasable):
     #: Higher goes first.
     priority = models.SmallIntegerField(default=0)
     status = models.CharField(max_length=10, choices=TaskStatus, default=TaskStatus.READY)
-    #: Not before this moment: when it was enqueued, delayed until, or is to be retried.
+    #: It is not claimed before this moment: its enqueue, the end of its delay, or its next retry.
     scheduled_at = models.DateTimeField(db_default=DbNow())
     created_at = models.DateTimeField(db_default=DbNow())
     #: The first claim.
     started_at = models.DateTimeField(null=True, default=None)
-    #: The moment at which it ended, in whatever way.
+    #: The moment at which it succeeded, failed or was cancelled.
     processed_at = models.DateTimeField(null=True, default=None)
-    #: Counted at the claim, and nowhere else.
+    #: Counted at the claim only.
     attempts = models.IntegerField(default=0)
     max_attempts = models.IntegerField(default=10)
     task_output = models.JSONField(null=True, default=None, blank=True)
     last_error = models.TextField(blank=True, default="")
-    #: At most one task has it at a time, for as long as ``unique_for`` says; then it is null.
+    #: At most one task has it at a time. It becomes null when ``unique_for`` ends.
     unique_key = models.CharField(max_length=200, null=True, default=None)
     unique_for = models.CharField(max_length=8, choices=UniqueFor, default=UniqueFor.FINISHED.value)
     #: The end of the window for which it keeps its key.
     unique_until = models.DateTimeField(null=True, default=None)
     #: The unique key it was enqueued with, which a retry needs again.
     enqueued_key = models.CharField(max_length=200, null=True, default=None)
-    #: The client's name for this enqueue: sent again, it meets this row, ended or not.
+    #: The client's name for this enqueue: another enqueue with it returns this row, ended or not.
     idempotency_key = models.CharField(max_length=200, null=True, default=None)
     #: The number of enqueues that its unique key refused.
     duplicates = models.IntegerField(default=0)
 
-    #: The time that one attempt may run; null is the handler's, or for ever.
+    #: The time that one attempt may run; null: the handler's timeout, or no limit.
     timeout = models.DurationField(null=True, default=None)
     #: The latest progress of the handler, and its moment; reset at each claim.
     progress = models.JSONField(null=True, default=None, blank=True)
     progressed_at = models.DateTimeField(null=True, default=None)
-    #: Without progress for so long while running it is taken from its holder, heartbeats or not.
+    #: A running task without progress for this long is taken from its holder, despite heartbeats.
     progress_timeout = models.DurationField(null=True, default=None)
-    #: The state that the next attempt goes on from, and the number of times it was written, which
-    #: never falls.
+    #: The state from which the next attempt continues, and how often it was written. That number
+    #: never decreases.
     checkpoint = models.JSONField(null=True, default=None, blank=True)
     checkpoints = models.IntegerField(default=0)
-    #: Someone asked the holder to stop; it hears of it with its next heartbeat.
+    #: Someone asked the holder to stop; it learns of that at its next heartbeat.
     cancel_requested_at = models.DateTimeField(null=True, default=None)
     cancel_requested_by = models.CharField(max_length=200, blank=True, default="")
-    #: At most ``concurrency_limit`` tasks of one key run at a time, each in a ``slot`` of its own
-    #: ("key:0", "key:1", ...), which it has while it is running.
+    #: At most ``concurrency_limit`` tasks of one key run at a time. Each has a ``slot`` of its own
+    #: ("key:0", "key:1", ...) while it is running.
     concurrency_key = models.CharField(max_length=200, blank=True, default="")
     concurrency_limit = models.SmallIntegerField(null=True, default=None)
     slot = models.CharField(max_length=210, null=True, default=None)
-    #: The context that traces go on from: W3C's headers of the span that enqueued it, as JSON, and
-    #: as ``previous`` that of the attempt before. Null where nobody traced it.
+    #: The parents of its spans, as JSON: the W3C headers of the span that enqueued it and, as
+    #: ``previous``, those of the latest attempt. Null if it is not traced.
     trace_context = models.TextField(null=True, default=None, blank=True)
-    #: The moment at which a relay last took it to give its key to a broker; null: it is to be
-    #: given. Set for tasks of TASK_QUEUE["CELERY_QUEUES"] only.
+    #: The moment at which a relay last took it to publish its key; null: it is to be published.
+    #: Set for tasks of TASK_QUEUE["CELERY_QUEUES"] only.
     published_at = models.DateTimeField(null=True, default=None)
 
-    # Before the tasks that were claimed may come a million that never were.
+    # By id, a million tasks that were never claimed may come before one that was.
     leases_listed_by = "acquired_at"
     held_is_indexed = True
     columns_of_lease_names = frozenset[str]()
@@ -124,9 +124,9 @@ class Task(Leasable):
         "trace_context",
     }
 
-    #: Set on what ``enqueue`` returns: a task with the same key was there before.
+    #: True on the row that ``enqueue`` returns if it is an earlier task with the same key.
     is_duplicate = False
-    #: Set by ``fail``: what its handler raised, for the receivers of its signals.
+    #: Set by ``fail``: the error of its handler, for the receivers of its signals.
     raised: BaseException | None = None
     #: The part of this attempt's trace that its end leaves in the row, for the next attempt.
     traced: str | None = None

@@ -1,4 +1,4 @@
-"""Worker processes, and those that stand beside them: when each was last seen."""
+"""Worker processes, relays, generators and others that send heartbeats."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class WorkerRole(models.TextChoices):
     WORKER = "worker"
     RECOVERY = "recovery"
     GENERATOR = "generator"
-    #: A worker that runs what a broker's messages tell of, and nothing else.
+    #: A Celery worker: it runs only tasks that a message of the broker announces.
     CELERY = "celery"
     RELAY = "relay"
 
     @classmethod
     def running(cls) -> tuple[WorkerRole, ...]:
-        """Of those that run tasks."""
+        """Return the roles that run tasks."""
         return (cls.WORKER, cls.CELERY)
 
 
 class WorkerQuerySet(RoutedQuerySet["Worker"]):
-    """Worker processes, and those that stand beside them."""
+    """Worker processes, and others that send heartbeats: ``Worker.objects``."""
 
     def generators(self) -> WorkerQuerySet:
-        """Return the processes that generate, or stand by to."""
+        """Return the processes that generate tasks, and their standbys."""
         return self.filter(role=WorkerRole.GENERATOR)
 
     def with_state(self) -> WorkerQuerySet:
@@ -60,11 +60,11 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
         )
 
     def present(self) -> WorkerQuerySet:
-        """Workers that were seen lately and have not stopped."""
+        """Return the workers that were seen recently and have not stopped."""
         return self.filter(stopped_at=None, last_seen_at__gte=DbNow() - Worker.GONE_AFTER)
 
     def register(self, name: str, **what: Any) -> None:
-        """Note that a worker called ``name`` has started, as the ``what`` columns say."""
+        """Record that a worker called ``name`` has started, with ``what`` as columns."""
         started = {"started_at": DbNow(), "last_seen_at": DbNow(), "stopped_at": None}
         with transaction.atomic(using=self.db):
             take_write_lock(self)
@@ -76,7 +76,7 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
         self.filter(last_seen_at__lt=DbNow() - Worker.FORGOTTEN_AFTER).delete()
 
     def seen(self, name: str) -> int:
-        """Note a sign of life of the worker called ``name``."""
+        """Record a heartbeat of the worker called ``name``."""
         return self.filter(name=name).update(last_seen_at=DbNow(), stopped_at=None)
 
     def sign_off(self, name: str) -> int:
