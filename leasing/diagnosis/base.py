@@ -1,5 +1,6 @@
-"""The five answers of every explanation: why, who holds it, until when, what happens next, what
-one can do. Of a lease by ``leasing.diagnosis.lease``, of a task by ``tasks.diagnosis``."""
+"""The five answers of every diagnosis: why, who holds it, until when, what happens next, what an
+operator can do. ``leasing.diagnosis.lease`` gives them for leases, ``tasks.diagnosis`` for tasks.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +10,17 @@ from typing import Any, Final
 
 #: Severities, in rising order.
 SEVERITIES: Final = ("ok", "info", "warning", "critical")
-#: A moment that is past and lies so far ahead was written by another clock, or before that was
+#: A past event whose timestamp is this far in the future was written by another clock, or before
 #: set back.
 SKEW: Final = timedelta(seconds=2)
-#: So often within so long another took it, and none came to an end.
+#: This many losses within this time, without a completion, are flapping.
 FLAPS: Final = 3
 FLAPPING_WITHIN: Final = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
 class Action:
-    """Something an operator can do, and what follows from it."""
+    """Something an operator can do, and its consequence."""
 
     name: str
     label: str
@@ -37,11 +38,11 @@ class Diagnosis:
     severity: str
     #: Why it is as it is.
     headline: str
-    #: The next step, if nobody does anything.
+    #: What happens next if nobody does anything.
     next: str
-    #: The holder, and until when it stays as it is.
+    #: Who holds it.
     who: str = "Nobody."
-    #: It tells the time in words, as do facts; pages count it on.
+    #: Until when it stays as it is. Times are in words, as in facts; pages keep them up to date.
     until: str = field(default="", compare=False)
     #: Further facts: pairs of a name and a value.
     facts: list[tuple[str, str]] = field(default_factory=list, compare=False)
@@ -49,7 +50,7 @@ class Diagnosis:
 
     @property
     def answers(self) -> list[tuple[str, str]]:
-        """The five questions in their order, each with its answer."""
+        """Return the five questions in order, each with its answer."""
         doable = " ".join(f"{each.label}: {each.consequence}" for each in self.actions)
         return [
             ("Status", self.headline),
@@ -60,12 +61,12 @@ class Diagnosis:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """For JSON: the facts as an object."""
+        """Return it for JSON, with the facts as an object."""
         given = {each.name: getattr(self, each.name) for each in fields(Diagnosis)}
         actions = [asdict(action) for action in self.actions]
         return given | {"facts": dict(self.facts), "actions": actions}
 
 
 def is_skewed(now: datetime, *moments: datetime | None) -> bool:
-    """Return True if one of ``moments``, all of them in the past, lies after ``now``."""
+    """Return True if one of ``moments``, which are of past events, is after ``now``."""
     return any(moment is not None and moment - now > SKEW for moment in moments)

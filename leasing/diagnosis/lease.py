@@ -1,9 +1,9 @@
-"""Explain a lease to an operator by the same five answers as a task.
+"""Explain a lease to an operator with the same five answers as a task.
 
 free, released     nobody holds it
-running_ok, late   its holder has it; late: a renewal was missed
-expired_unclaimed  its holder let it expire, and nobody has asked for it since
-flapping           it goes from holder to holder, and none gives it back
+running_ok, late   it is held; late: a renewal was missed
+expired_unclaimed  its holder let it expire, and nobody has acquired it since
+flapping           holder after holder lets it expire
 clock_skew         it was granted by a clock that was ahead of the database's
 """
 
@@ -19,14 +19,14 @@ from leasing.humanize import span, stamp, until
 from leasing.models import EventKind, Leasable, LeaseEvent, LeaseState
 from leasing.web.badges import LATE, UNKNOWN, Badge, badge_of_lease
 
-#: The permission that taking a lease from its holder wants.
+#: The permission to revoke a lease.
 REVOKE: Final = "leasing.revoke_lease"
 _ENDINGS: Final = (EventKind.RELEASED, EventKind.REVOKED)
 
 
 @dataclass(frozen=True)
 class Explanation(Diagnosis):
-    """Why a lease is as it is, and what happens next."""
+    """The diagnosis of a lease."""
 
     badge: Badge = UNKNOWN
     #: The effect of a revocation by an operator; empty when there is nothing to revoke.
@@ -41,9 +41,9 @@ def explain(
 ) -> Explanation:
     """Explain the lease of ``row`` at ``now``, the database's clock.
 
-    ``ending`` is the event that ended its latest term, where the ledger has one: it tells a
-    revocation from a release. ``events`` are the latest of it, the newest first: they tell who
-    ended it, when ``ending`` is not given, and whether it goes from holder to holder.
+    ``ending`` is the event that ended its latest term, if the ledger has one: it distinguishes a
+    revocation from a release. ``events`` are its latest, the newest first: they contain the ending
+    if ``ending`` is not given, and show whether holder after holder lets the lease expire.
     """
     events = list(events)
     ending = ending or next((event for event in events if event.kind in _ENDINGS), None)

@@ -1,14 +1,14 @@
-"""Why a task is where it is: one function for pages, admin, API and command line.
+"""Diagnosis of a task: one function for pages, admin, API and command line.
 
-Every diagnosis answers in one order: why (``headline``), who holds it (``who``), until when
-(``until``), what happens next (``next``), what can be done (``actions``).
+Every diagnosis has the same order: why (``headline``), who holds the task (``who``), until when
+(``until``), what happens next (``next``), what an operator can do (``actions``).
 
     it waits      scheduled, backoff, queue_paused, no_worker, unknown_task, key_held, saturated,
                   due; where Celery workers alone would run it, no_relay, unpublished, published
     it runs       running_ok, late, holder_gone, cancel_pending, zombie
     it is stuck   expired_unclaimed, expired_holder_alive, no_recoverer
     it ended      done, cancelled, exhausted, given_up
-    it waits or runs, and  flapping (from worker to worker, and ends with none), clock_skew
+    it waits or runs  flapping (lost by worker after worker, and never completed), clock_skew
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tasks.diagnosis.waiting import later, waiting
 from tasks.models import Task
 from tasks.querysets import TaskStatus
 
-#: Diagnoses in the place of which it is worth telling that a task goes from worker to worker.
+#: Diagnoses that ``flapping`` replaces if several workers have lost the task lately.
 QUIET = frozenset(
     {"running_ok", "backoff", "due", "saturated", "key_held", "unpublished", "published"}
 )
@@ -34,8 +34,8 @@ QUIET = frozenset(
 def diagnose(
     task: Task, now: datetime | None = None, around: Surroundings | None = None
 ) -> Diagnosis:
-    """Explain ``task`` at ``now`` (the database's clock). ``around`` is what ``look_around``
-    saw: it spares the queries when many tasks are explained."""
+    """Explain ``task`` at ``now`` (the database's clock). ``around`` is the answer of
+    ``look_around``: pass it to explain many tasks without further queries."""
     around = around or look_around([task])
     now = now or around.now
     if task.status in TaskStatus.ended():

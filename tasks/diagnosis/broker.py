@@ -1,4 +1,4 @@
-"""Tasks that only Celery workers would run, which claim what a message tells them of."""
+"""Diagnose tasks that only Celery workers can run: those claim a task after its message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ START_A_RELAY = (
 
 
 def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) -> Diagnosis | None:
-    """No message tells of it; None: one does."""
+    """Diagnose a task without a message; None if it has one."""
     if task.queue not in task_settings.CELERY_QUEUES:
         headline = (
             f"Only Celery workers serve the queue {task.queue}, and its tasks are not published to "
@@ -45,7 +45,7 @@ def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) 
 
 
 def published(task: Task, now: datetime, facts: list[tuple[str, str]]) -> Diagnosis:
-    """A message tells of it, and a Celery worker has a slot for it."""
+    """Diagnose a task that has a message, and for which a Celery worker has a free slot."""
     assert task.published_at is not None
     since = now - task.published_at
     facts = [*facts, ("Published", f"{span(since)} ago")]

@@ -1,4 +1,4 @@
-"""Tasks that are over."""
+"""Diagnose tasks that have ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OVER = "Nothing. The task has ended."
 
 
 def ended(task: Task) -> Diagnosis:
-    """It ended, in whatever way."""
+    """Diagnose a task that succeeded, failed or was cancelled."""
     until = f"Ended at {stamped(task.processed_at)}."
     facts = [("Ended", stamped(task.processed_at)), *attempt_facts(task)]
     if task.status == TaskStatus.SUCCEEDED:

@@ -1,4 +1,4 @@
-"""Facts that several diagnoses tell."""
+"""Facts that several diagnoses include."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def holder_facts(task: Task, now: datetime) -> list[tuple[str, str]]:
 
 
 def until(task: Task, now: datetime) -> str:
-    """Return when its lease ends, or ended."""
+    """Return in words when its lease ends or ended."""
     ahead = task.expires_at - now
     distance = f"in {left(ahead)}" if ahead > timedelta(0) else f"{span(-ahead)} ago"
     return f"{stamped(task.expires_at)}, {distance}"

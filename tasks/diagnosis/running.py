@@ -1,4 +1,4 @@
-"""Tasks that somebody holds, or held until a deadline passed."""
+"""Diagnose running tasks, including those whose lease has expired."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START_ONE = "Start a worker (manage.py run_worker) or a recovery process (manage
 
 
 def held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
-    """It runs, and its deadline lies ahead."""
+    """Diagnose a running task whose lease has not expired."""
     silent = now - (task.renewed_at or task.acquired_at or now)
     if not is_late(task, now):
         return _on_time(task, now)
@@ -56,7 +56,7 @@ def _on_time(task: Task, now: datetime) -> Diagnosis:
 
 
 def stalled(task: Task, now: datetime, idle: timedelta, around: Surroundings) -> Diagnosis:
-    """Its heartbeats arrive, and nothing else."""
+    """Diagnose a task whose heartbeats arrive, but no progress."""
     headline = (
         f"Stalled: {task.holder} sends heartbeats but has reported no progress for {span(idle)}."
     )
@@ -67,7 +67,7 @@ def stalled(task: Task, now: datetime, idle: timedelta, around: Surroundings) ->
 
 
 def expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
-    """Its deadline has passed."""
+    """Diagnose a task whose lease has expired."""
     since = span(now - task.expires_at)
     if not around.someone_sweeps:
         headline = (

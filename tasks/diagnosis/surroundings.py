@@ -1,4 +1,4 @@
-"""Read what is needed besides the tasks that are explained."""
+"""Read what a diagnosis needs in addition to the tasks: workers, queues, recent losses."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from leasing.web.cache import shared
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker, WorkerRole, WorkerState
 from tasks.querysets import TaskStatus
 
-#: Workers that are looked at, at most.
+#: The greatest number of workers that are read.
 MAX_WORKERS: Final = 1000
-#: Pairs of a holder and a concurrency key that are looked at, at most.
+#: The greatest number of pairs of a holder and a concurrency key that are read.
 MAX_GROUPS: Final = 10_000
-#: Attempts that are looked at, at most.
+#: The greatest number of attempts that are read.
 MAX_ATTEMPTS_READ: Final = 1_000
-#: An attempt that ended like this was the worker's end, not the task's.
+#: Outcomes of attempts whose worker ended, rather than their handler.
 _LOST: Final = (AttemptOutcome.LOST, AttemptOutcome.RETURNED)
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The workers that were seen lately, and what they hold: read once for many tasks."""
+    """The workers that were seen recently, and what they hold: read once for many tasks."""
 
     now: datetime
     workers: dict[str, Worker]
@@ -37,7 +37,7 @@ class Surroundings:
     paused: dict[str, Queue] = field(default_factory=dict)
     #: The number of running tasks of each concurrency key, by holder.
     by_key: dict[str, dict[str, int]] = field(default_factory=dict)
-    #: From whom each of the tasks that were asked about was lost lately, if that was often.
+    #: The holders that recently lost a task, by its id, if there were several.
     losses: dict[int, list[str]] = field(default_factory=dict)
 
     @property
@@ -49,7 +49,7 @@ class Surroundings:
 
     @property
     def relays(self) -> list[Worker]:
-        """Return the processes that publish to a broker, or stand by to, and send heartbeats."""
+        """Return the live relays, including standbys."""
         return [
             w for w in self.workers.values() if w.role == WorkerRole.RELAY and self.is_live(w.name)
         ]
@@ -63,9 +63,9 @@ class Surroundings:
 
 
 def look_around(tasks: Iterable[Task] = (), *, fresh: bool = True) -> Surroundings:
-    """Read what ``diagnose`` needs to know beside ``tasks``: four queries, and a fifth when some
-    of them were granted often. Of tasks that are not among them nobody can say whether they go
-    from worker to worker. Unless ``fresh``, it may be as it was SHARED_FOR ago."""
+    """Read what ``diagnose`` needs in addition to ``tasks``: four queries, and a fifth if some of
+    them were claimed often. A task that is not among them is never diagnosed as flapping. Unless
+    ``fresh``, the answer may be up to SHARED_FOR old."""
     using = leasing_settings.DATABASE
     around = shared("surroundings", _everyone, fresh=fresh)
     return replace(around, now=database_now(using), losses=_losses(tasks, using))
@@ -90,8 +90,8 @@ def _everyone() -> Surroundings:
 
 
 def _losses(tasks: Iterable[Task], using: str) -> dict[int, list[str]]:
-    """The holders from whom those of ``tasks`` that have not ended were lost lately, the latest
-    first, where that was often."""
+    """Return the holders that recently lost each of ``tasks``, the latest first, for tasks that
+    have not ended and were lost at least FLAPS times."""
     often = [
         task.pk for task in tasks if task.grants >= FLAPS and task.status not in TaskStatus.ended()
     ]

@@ -17,7 +17,7 @@ def diagnosed(
     facts: list[tuple[str, str]],
     actions: Sequence[Action] = (RESCHEDULE, CANCEL),
 ) -> Diagnosis:
-    """The diagnosis with this ``code``."""
+    """Return a diagnosis of a task without a holder."""
     return Diagnosis(
         code, severity, headline, next_, until=until, facts=facts, actions=list(actions)
     )

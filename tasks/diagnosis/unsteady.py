@@ -1,4 +1,4 @@
-"""Tasks that go from worker to worker, and such as the clock was set back under."""
+"""Diagnose tasks that worker after worker loses, and tasks with timestamps in the future."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMED = 5
 
 
 def flapping(task: Task, losses: list[str], found: Diagnosis) -> Diagnosis:
-    """It was lost from each of ``losses`` lately; ``found`` is what there is to say beside."""
+    """Extend the diagnosis ``found`` of a task that each holder in ``losses`` recently lost."""
     named = ", ".join(dict.fromkeys(losses[:NAMED]))
     left = task.max_attempts - task.attempts
     then = (
@@ -39,7 +39,7 @@ def flapping(task: Task, losses: list[str], found: Diagnosis) -> Diagnosis:
 
 
 def skewed(task: Task, now: datetime) -> Diagnosis:
-    """Something that has been lies ahead by the database's clock."""
+    """Diagnose a task with a past event that the database's clock puts into the future."""
     moments = {
         "Enqueued": task.created_at,
         "Claimed": task.acquired_at,

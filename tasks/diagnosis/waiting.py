@@ -1,4 +1,4 @@
-"""Tasks that nobody holds yet, or again."""
+"""Diagnose tasks that wait to be claimed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMED = 5
 
 
 def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
-    """Its time has not come."""
+    """Diagnose a task that is scheduled for later."""
     wait = left(task.scheduled_at - now)
     facts = [("Not before", stamped(task.scheduled_at)), *attempt_facts(task)]
     until = f"{stamped(task.scheduled_at)}, in {wait}."
@@ -36,7 +36,7 @@ def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
 
 
 def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
-    """It could be claimed."""
+    """Diagnose a task that is due."""
     facts = [("Due for", span(now - task.scheduled_at)), *attempt_facts(task)]
     if task.queue in around.paused:
         return _paused(around.paused[task.queue], facts)
