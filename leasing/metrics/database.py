@@ -111,11 +111,9 @@ def refuse_many(rows: models.QuerySet[Any]) -> None:
 
 def read_all(figures: Iterable[Figure]) -> Iterator[Family]:
     """Every family, and how the reading went."""
-    up = Family("leasing_figures_up", "Whether it could be read.", ("figure",))
-    skipped = Family(
-        "leasing_figures_skipped", "1: it has too many rows to be counted.", ("figure",)
-    )
-    age = Family("leasing_figures_age_seconds", "How old what is shown is.", ("figure",))
+    up = Family("leasing_figures_up", "0: could not be read; its metrics are absent.", ("figure",))
+    skipped = Family("leasing_figures_skipped", "1: too many rows to be counted.", ("figure",))
+    age = Family("leasing_figures_age_seconds", "Age of the values.", ("figure",))
     found: dict[str, Family] = {}
     for figure in figures:
         for family in figure.get():

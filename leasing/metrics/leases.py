@@ -33,7 +33,9 @@ def figures() -> Sequence[Figure]:
 
 
 def _count(model: type[Leasable]) -> list[Family]:
-    found = Family("leasing_leases", "Rows that were ever granted, by state.", ("model", "state"))
+    found = Family(
+        "leasing_leases", "Rows that were granted at least once, by state.", ("model", "state")
+    )
     label = model._meta.label_lower
     past = Q(expires_at__lte=DbNow())
     if model.held_is_indexed:
@@ -59,8 +61,8 @@ def _count(model: type[Leasable]) -> list[Family]:
 
 def _leaders() -> list[Family]:
     names = list(leasing_settings.METRICS_LEADERS)
-    wanted = Family("leasing_leaders_wanted", "Leaderships that there should be.")
-    present = Family("leasing_leaders_present", "Of these, those that somebody has now.")
+    wanted = Family("leasing_leaders_wanted", "Leaderships that METRICS_LEADERS names.")
+    present = Family("leasing_leaders_present", "Of these, leaderships that have a leader now.")
     wanted.add(len(names))
     present.add(rows_of(Lease).filter(resource__in=names).active().count() if names else 0)
     return [wanted, present]
@@ -81,7 +83,7 @@ def _tables() -> list[Family]:
         Family("leasing_table_updates_total", "Rows updated.", by_model, "counter"),
         Family(
             "leasing_table_hot_updates_total",
-            "Rows updated without touching an index.",
+            "Of these, updates that touched no index.",
             by_model,
             "counter",
         ),

@@ -80,28 +80,37 @@ class LeaseMetrics(ProcessMetrics):
         counter, histogram = self.counter, self.histogram
         of_model = "model"
         self.acquires = counter(
-            "leasing_acquires_total", "Leases that were asked for.", of_model, "outcome"
+            "leasing_acquires_total", "Calls of acquire, by outcome.", of_model, "outcome"
         )
         self.acquire_wait = histogram(
             "leasing_acquire_wait_seconds",
-            "From the call of acquire to its answer.",
+            "Duration of acquire, with its waiting.",
             *(of_model, "outcome"),
         )
-        self.renewals = counter("leasing_renewals_total", "Heartbeats.", of_model, "outcome")
+        self.renewals = counter(
+            "leasing_renewals_total", "Renewals, one for each lease.", of_model, "outcome"
+        )
         self.renew_duration = histogram(
-            "leasing_renew_duration_seconds", "One request that renews leases.", of_model
+            "leasing_renew_duration_seconds",
+            "Duration of one request that renews leases.",
+            of_model,
         )
         self.slack = histogram(
             "leasing_renewal_slack_ratio",
-            "The part of its ttl that a lease had left as its renewal was answered.",
+            "Share of the ttl that was left when a renewal was answered.",
             of_model,
             buckets=RATIOS,
         )
         self.losses = counter(
-            "leasing_losses_total", "Terms that ended too early.", of_model, "reason"
+            "leasing_losses_total",
+            "Terms that ended before their holder released them.",
+            of_model,
+            "reason",
         )
         self.expirations = counter(
-            "leasing_expirations_total", "Terms that ran out, as a successor found.", of_model
+            "leasing_expirations_total",
+            "Terms that expired, counted by their successors.",
+            of_model,
         )
         self.gap = histogram(
             "leasing_takeover_gap_seconds",
@@ -109,18 +118,20 @@ class LeaseMetrics(ProcessMetrics):
             of_model,
             buckets=TERMS,
         )
-        self.releases = counter("leasing_releases_total", "Leases given back.", of_model)
+        self.releases = counter("leasing_releases_total", "Released leases.", of_model)
         self.revocations = counter(
-            "leasing_revocations_total", "Leases that operators took.", of_model
+            "leasing_revocations_total", "Leases that operators revoked.", of_model
         )
         self.preemptions = counter(
             "leasing_preemptions_total", "Holders that were asked to yield.", of_model
         )
         self.rejections = counter(
-            "leasing_fence_rejections_total", "Late writes that were refused.", of_model, "verb"
+            "leasing_fence_rejections_total", "Refused late writes.", of_model, "verb"
         )
         self.transitions = counter(
-            "leasing_leader_transitions_total", "What became of leaderships here.", "kind"
+            "leasing_leader_transitions_total",
+            "Terms of leaders in this process: elected, lost, left.",
+            "kind",
         )
         self.state = State()
         registry.register(self.state)
@@ -219,7 +230,9 @@ class State:
         self._ahead = ahead
 
     def collect(self) -> Iterator[Metric]:
-        holds = GaugeMetricFamily("leasing_holds", "Leases kept by this process.", labels=["model"])
+        holds = GaugeMetricFamily(
+            "leasing_holds", "Leases that this process holds now.", labels=["model"]
+        )
         models = Tally(label_of_model(getattr(h.store, "model", None)) for h in keeper.holds)
         for label, count in models.items():
             holds.add_metric([label], count)
@@ -234,14 +247,14 @@ class State:
             ),
             (
                 "leasing_leading",
-                "Leaderships that this process has.",
+                "Leaderships that this process has now.",
                 sum(leader.is_leading for leader in here),
             ),
         ):
             yield GaugeMetricFamily(name, help, value=float(value))
         ended = CounterMetricFamily(
             "leasing_threads_replaced_total",
-            "Threads that had ended before their work, and were started again.",
+            "Threads that ended early and were replaced.",
             labels=["thread"],
         )
         for name, count in list(replaced.items()):
@@ -250,7 +263,7 @@ class State:
         if self._ahead is not None:
             yield GaugeMetricFamily(
                 "leasing_clock_offset_seconds",
-                "This host's wall clock less the database's.",
+                "This host's wall clock minus the database's.",
                 value=self._ahead,
             )
 

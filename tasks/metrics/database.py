@@ -51,10 +51,12 @@ def _names() -> set[str]:
 
 def _waiting() -> list[Family]:
     ready = Family("tasks_queue_ready", "Due tasks.", _QUEUE)
-    scheduled = Family("tasks_queue_scheduled", "Tasks for later, waiting retries too.", _QUEUE)
+    scheduled = Family(
+        "tasks_queue_scheduled", "Tasks for later, including waiting retries.", _QUEUE
+    )
     oldest = Family(
         "tasks_queue_oldest_ready_age_seconds",
-        "How long the task has been due that has waited longest; 0: none.",
+        "How long the oldest due task has been due; 0: none.",
         _QUEUE,
     )
     due = Q(scheduled_at__lte=DbNow())
@@ -75,13 +77,13 @@ def _waiting() -> list[Family]:
 
 
 def _running() -> list[Family]:
-    running = Family("tasks_queue_running", "Claimed tasks, orphans too.", _QUEUE)
+    running = Family("tasks_queue_running", "Claimed tasks, including orphans.", _QUEUE)
     orphans = Family(
-        "tasks_orphans", "Running tasks whose lease or time for progress is over.", _QUEUE
+        "tasks_orphans", "Running tasks whose lease expired or whose progress is overdue.", _QUEUE
     )
     oldest = Family(
         "tasks_oldest_heartbeat_age_seconds",
-        "Of what runs: since its last heartbeat or claim; 0: nothing runs.",
+        "Longest time since a running task's last heartbeat or claim; 0: none runs.",
         _QUEUE,
     )
     rows = Task.objects.home().running().order_by()
@@ -126,7 +128,9 @@ def _workers() -> list[Family]:
 
 
 def _schedules() -> list[Family]:
-    overdue = Family("tasks_schedules_overdue", "Schedules whose moment has passed unserved.")
+    overdue = Family(
+        "tasks_schedules_overdue", "Schedules with a slot that has passed and was not served."
+    )
     schedules = Schedule.objects.using(leasing_settings.DATABASE)
     late = schedules.filter(paused_at=None, next_at__lt=DbNow() - Schedule.OVERDUE_AFTER)
     overdue.add(late.count())
@@ -134,9 +138,9 @@ def _schedules() -> list[Family]:
 
 
 def _outbox() -> list[Family]:
-    relays = Family("tasks_relays", "1: a relay publishes; 0: none does, and one should.")
+    relays = Family("tasks_relays", "1: a relay publishes; 0: none does.")
     messages = Family("tasks_outbox_pending", "Messages of the outbox to be published.")
-    failing = Family("tasks_outbox_failing", "Of these, such as the broker has refused.")
+    failing = Family("tasks_outbox_failing", "Of these, messages that the broker has rejected.")
     oldest = Family(
         "tasks_outbox_oldest_age_seconds",
         "How long the oldest message has waited to be published; 0: none waits.",

@@ -42,9 +42,9 @@ class TaskMetrics(ProcessMetrics):
         self._leases = leases
         self.enqueued = counter("tasks_enqueued_total", "Tasks enqueued.", queue)
         self.duplicates = counter(
-            "tasks_duplicates_total", "Enqueues that a key turned away.", queue
+            "tasks_duplicates_total", "Duplicate enqueues, ignored because of a key.", queue
         )
-        self.claims = counter("tasks_claims_total", "Attempts begun.", queue)
+        self.claims = counter("tasks_claims_total", "Claims.", queue)
         self.latency = histogram(
             "tasks_queue_latency_seconds", "From being due to the claim.", queue
         )
@@ -54,19 +54,19 @@ class TaskMetrics(ProcessMetrics):
             *(queue, "task", "outcome"),
         )
         self.duration = histogram(
-            "tasks_execution_duration_seconds", "How long an attempt had its slot.", queue
+            "tasks_execution_duration_seconds", "How long an attempt ran.", queue
         )
         self.failed = counter("tasks_failed_total", "Tasks that failed for good.", queue)
-        self.recovered = counter("tasks_recovered_total", "Tasks taken back.", *(queue, "reason"))
+        self.recovered = counter("tasks_recovered_total", "Recovered tasks.", *(queue, "reason"))
         self.death = histogram(
             "tasks_death_to_requeue_seconds",
-            "From a lost holder's last sign of life to being taken back.",
+            "From a lost holder's last heartbeat or claim to the recovery.",
             queue,
             buckets=TERMS,
         )
         self.delay = histogram(
             "tasks_recovery_delay_seconds",
-            "From the deadline to being taken back.",
+            "From the deadline to the recovery.",
             queue,
             buckets=TERMS,
         )
@@ -165,15 +165,15 @@ class State:
         if totals.succeeded_at is not None:
             yield GaugeMetricFamily(
                 "tasks_recovery_last_success_timestamp_seconds",
-                "When this process last looked for stuck tasks without an error.",
+                "When this process last completed a recovery sweep.",
                 value=totals.succeeded_at,
             )
         counts: tuple[tuple[str, str, Mapping[str, int]], ...] = (
-            ("tasks_repaired_total", "States put right.", totals.repaired),
-            ("tasks_suspected_total", "States that are only reported.", totals.suspected),
+            ("tasks_repaired_total", "Repaired invalid states.", totals.repaired),
+            ("tasks_suspected_total", "Invalid states that are only reported.", totals.suspected),
             (
                 "tasks_abandoned_total",
-                "Tasks given back because what carried them had ended.",
+                "Tasks given back because their thread, event loop or coroutine had ended.",
                 abandoned,
             ),
         )
@@ -186,8 +186,12 @@ class State:
 
 
 def _slots(executors: ExecutorPool) -> Iterator[Metric]:
-    there = GaugeMetricFamily("tasks_worker_slots", "What may run at a time.", labels=["kind"])
-    busy = GaugeMetricFamily("tasks_worker_slots_busy", "What runs.", labels=["kind"])
+    there = GaugeMetricFamily(
+        "tasks_worker_slots", "Tasks that this worker may run at a time.", labels=["kind"]
+    )
+    busy = GaugeMetricFamily(
+        "tasks_worker_slots_busy", "Of these slots, those that run a task.", labels=["kind"]
+    )
     for kind, executor in executors.executors.items():
         there.add_metric([kind.value], executor.slots)
         busy.add_metric([kind.value], executor.slots - max(0, executor.free))
@@ -198,22 +202,26 @@ def _relay() -> Iterator[Metric]:
     if relayed.succeeded_at is not None:
         yield GaugeMetricFamily(
             "tasks_relay_last_success_timestamp_seconds",
-            "When the relay of this process last looked without an error.",
+            "When a pass of this relay last succeeded.",
             value=relayed.succeeded_at,
         )
     for name, help, by_queue in (
-        ("tasks_published_total", "Keys of tasks that the broker took.", relayed.published),
+        ("tasks_published_total", "Tasks that this relay published.", relayed.published),
         (
             "tasks_published_again_total",
-            "Of these, such as it seemed to have lost.",
+            "Of these, tasks whose message the broker seemed to have lost.",
             relayed.again,
         ),
     ):
         yield _counted(name, help, "queue", by_queue)
     for name, help, count in (
-        ("tasks_outbox_published_total", "Messages that the broker took.", relayed.sent),
-        ("tasks_outbox_failures_total", "Messages that it refused.", relayed.refused),
-        ("tasks_relay_failures_total", "Looks that failed.", relayed.failures),
+        ("tasks_outbox_published_total", "Published messages of the outbox.", relayed.sent),
+        (
+            "tasks_outbox_failures_total",
+            "Rejections of such messages by the broker.",
+            relayed.refused,
+        ),
+        ("tasks_relay_failures_total", "Passes of the relay that failed.", relayed.failures),
     ):
         yield CounterMetricFamily(name, help, value=count)
 
