@@ -39,9 +39,9 @@ class AppSettings:
 class LeasingSettings(AppSettings):
     """``settings.LEASING``. Times are in seconds."""
 
-    #: Seconds that a lease lasts when the caller does not say.
+    #: Seconds that a lease lasts, unless the caller passes a ttl.
     TTL: float = 30.0
-    #: Bounds for a ttl that a caller does say.
+    #: Bounds of every ttl that a caller passes.
     MIN_TTL: float = 1.0
     MAX_TTL: float = 86_400.0
     #: Seconds between renewals of a hold; None is a third of its ttl.
@@ -51,39 +51,39 @@ class LeasingSettings(AppSettings):
     #: Seconds before the database's expiry at which a holder stops trusting its lease; None is the
     #: larger of 0.2 s (a round trip) and 2 % of the ttl (clocks that run at different rates).
     MARGIN: float | None = None
-    #: Seconds to wait for a lease that is held, when the caller does not say.
+    #: Seconds to wait for a lease that is held, unless the caller passes ``wait``.
     WAIT: float = 0.0
     #: Seconds after an expiry (not a release) during which nobody else gets a lease, unless its
     #: holder gave another number: time for writes of a crashed holder to arrive.
     GRACE: float = 0.0
     #: The database of leases.
     DATABASE: str = "default"
-    #: The address to listen on for releases, when DATABASE leads to a pooler that swallows
-    #: notifications: that of the PostgreSQL server itself. None is the address of DATABASE.
+    #: The address of the PostgreSQL server itself, to listen for releases if DATABASE is a pooler
+    #: that drops notifications. None is the address of DATABASE.
     LISTEN_URL: str | None = None
-    #: False keeps what is held in the memory of each process instead of the database: for
-    #: tests, and machines where nothing else runs. See ``leasing.stores.memory``.
+    #: False keeps leases in the memory of each process instead of the database: for tests, and
+    #: for sites of one process. See ``leasing.stores.memory``.
     ENABLED: bool = True
-    #: Names this process as a holder; None is ``host:pid:random``.
+    #: Returns the holder name of this process; None is ``host:pid:random``.
     HOLDER: Callable[[], str] | None = None
-    #: "closed": the API wants a signed-in user with permission. "compatible": clients of the
+    #: "closed": the API requires a signed-in user with permission. "compatible": clients of the
     #: public sample service, without credentials, from API_COMPATIBLE_HOSTS only.
     API_ACCESS: str = "closed"
     #: Networks from which the compatible mode answers.
     API_COMPATIBLE_HOSTS: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
-    #: True to make pages, admin and API show only, whatever anybody is permitted to do.
+    #: True to refuse changes by pages, admin and API, whatever permissions a user has.
     READ_ONLY: bool = False
     #: True to count, for metrics, in every process of this site. Processes with a
     #: ``--metrics-port`` count anyway.
     METRICS: bool = False
-    #: Lets who sends it as a bearer token read the metrics; None: nobody. Users with
-    #: ``leasing.view_metrics`` may, too.
+    #: The bearer token that permits to read the metrics; None: no token does. Users with
+    #: ``leasing.view_metrics`` may read them too.
     METRICS_TOKEN: str | None = None
-    #: Leaderships of which there should always be one, by name: for an alert.
+    #: The names of leaderships that should always have a leader, for an alert.
     METRICS_LEADERS: tuple[str, ...] = ()
     #: True to trace leases and tasks with OpenTelemetry. Read as the apps start.
     TRACES: bool = False
-    #: Seconds for which audit entries are kept; None: for ever.
+    #: Seconds for which audit entries are kept; None: without limit.
     AUDIT_RETENTION: float | None = 365 * 86_400.0
 
 
