@@ -23,8 +23,8 @@ from tasks.worker.threads import Executor, Threads
 #: work of another.
 EMPTY_FOR = 0.05
 
-#: Why a worker can do no more.
-ALL_SLOTS_STUCK = "every executor is stuck in a task that has ended"
+#: Reasons for which a worker stops by itself.
+ALL_SLOTS_STUCK = "all slots of one kind run handlers whose tasks have ended"
 NO_RESULT = "results can't be stored, though the database answers"
 
 
@@ -37,15 +37,17 @@ class ClaimRequest:
     executors: list[Executor]
 
     def record_found(self, count: int) -> None:
-        """So many were found."""
+        """Record that the claim found ``count`` tasks."""
         if len(self.executors) == 1:
             self.executors[0].found_none_at = float("-inf") if count else clock()
 
 
 class ExecutorPool:
-    """One executor for each kind of handler, and what stores what came of its tasks. ``wake`` is
-    called when an executor has emptied as far as somebody wants to know; ``stored`` with what was
-    just stored. ``callbacks`` calls the receivers of what is stored."""
+    """One executor for each kind of handler, and the completer that stores their outcomes.
+
+    ``wake`` is called when an executor has the room that ``wake_when`` asked for, ``stored`` with
+    the outcomes that were just stored. ``callbacks`` calls the receivers of their signals.
+    """
 
     def __init__(
         self,
@@ -60,8 +62,8 @@ class ExecutorPool:
             executor.kind: executor(slots[executor.kind], self.completer, wake, chaos)
             for executor in (Threads, Coroutines, Processes)
         }
-        #: True if the latest requests were for tasks of every kind; and True if they were but for a
-        #: kind for which none was found just before.
+        #: ``saw_all``: the latest requests were for tasks of every kind. ``passed_over``: they left
+        #: out a kind for which the claim before found none.
         self.saw_all = False
         self.passed_over = False
 
@@ -84,25 +86,24 @@ class ExecutorPool:
 
     @property
     def has_room(self) -> bool:
-        """Return True if there is room for a task that could come."""
+        """Return True if an executor has room for another task."""
         return any(self.executors[kind].room > 0 for kind in self._kinds())
 
     @property
     def stuck_reason(self) -> str:
-        """Why nothing helps but to start the whole process again; empty while there is no
-        reason to."""
+        """The reason to restart the whole process; empty if there is none."""
         if any(executor.is_stuck() for executor in self.executors.values()):
             return ALL_SLOTS_STUCK
         return NO_RESULT if self.completer.is_stuck() else ""
 
     def tend(self) -> list[Execution]:
-        """Start again what has ended of that which runs and stores tasks. Return those that were
-        carried by it, and are given up; they are in no executor any more."""
+        """Replace threads, loops and processes that have ended. Return the attempts that they ran,
+        which are given up and are no longer in an executor."""
         self.completer.tend()
         return [each for executor in self.executors.values() for each in executor.tend()]
 
     def submit(self, executions: list[Execution]) -> None:
-        """Run ``executions`` where they belong."""
+        """Give each of ``executions`` to the executor of its kind."""
         by_kind: dict[Kind, list[Execution]] = {}
         for execution in executions:
             by_kind.setdefault(execution.kind, []).append(execution)
@@ -110,9 +111,9 @@ class ExecutorPool:
             self.executors[kind].submit(some)
 
     def claim_requests(self, busy: bool) -> Iterator[ClaimRequest]:
-        """Yield the tasks to claim, and how many. Unless ``busy`` finding some, one claim looks for
-        all kinds together; else each executor has one of its own, so that none waits for
-        another."""
+        """Yield the claims to make. Unless the worker is ``busy`` with tasks that it finds, one
+        claim is for all kinds together. Otherwise each executor has one of its own, so that none
+        waits for another."""
         kinds = self._kinds()
         room = {kind: self.executors[kind].room for kind in kinds}
         self.saw_all, self.passed_over = min(room.values()) > 0, False
@@ -133,9 +134,9 @@ class ExecutorPool:
                 yield ClaimRequest(Task.objects.filter(name__in=kinds[kind]), free, [executor])
 
     def wake_when(self, *, has_capacity: bool, is_empty: bool) -> bool:
-        """Have ``wake`` called when there is room again in an executor that had none, or for which
-        there is ``has_capacity``; when nothing is left in any, where ``is_empty`` says so. Whether
-        that is so already."""
+        """Have ``wake`` called when an executor without room has room again, with ``has_capacity``
+        when any has; with ``is_empty`` also when nothing is left in any. Return True if that is so
+        already."""
         already = False
         for kind in self._kinds():
             executor = self.executors[kind]
@@ -147,27 +148,26 @@ class ExecutorPool:
     # What waits
 
     def overdue(self) -> list[Execution]:
-        """Return the attempts that have waited too long for a slot; they are in no executor any
-        more."""
+        """Remove and return the attempts that have waited too long for a slot."""
         return [each for executor in self.executors.values() for each in executor.overdue()]
 
     def withdraw(self) -> list[Execution]:
-        """Return the attempts that wait for a slot; they are in no executor any more."""
+        """Remove and return the attempts that wait for a slot."""
         return [each for executor in self.executors.values() for each in executor.withdraw()]
 
     def wait_ends_in(self) -> float | None:
-        """Seconds until something will have waited too long; None: nothing waits."""
+        """Return the seconds until an attempt will have waited too long; None if none waits."""
         moments = [executor.waits_until for executor in self.executors.values()]
         ends = [moment for moment in moments if moment is not None]
         return max(0.0, min(ends) - clock()) if ends else None
 
     def _kinds(self) -> dict[Kind, list[str]]:
-        """The names of the tasks of each kind that there is; threads also take unknown ones."""
+        """Return the names of the tasks of each kind in use; threads also take unknown names."""
         named = registry.names_by_kind()
         return {kind: names for kind, names in named.items() if names or kind is Kind.THREAD}
 
     def close(self) -> None:
-        """End what can be ended: the process is about to."""
+        """End what can be ended, before the process exits."""
         self.completer.close()
         for executor in self.executors.values():
             executor.close()

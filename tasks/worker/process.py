@@ -1,26 +1,27 @@
 """A worker process: claims tasks, runs them, and recovers those of others.
 
-    main thread    claims for the executors that have room, as long as renewals succeed and results
-                   can be stored
-    executors       run the tasks: threads (``threads``), the event loop (``loop``), child processes
-                   (``processes``)
-    completer        stores what came of them, many together (``completer``)
+    main thread    claims for the executors that have room, while renewals succeed and results can
+                   be stored
+    executors      run the tasks: threads (``threads``), the event loop (``coroutines``), child
+                   processes (``processes``)
+    completer      stores their outcomes, many together (``tasks.execution.completer``)
     keeper         renews all of them in one statement (``leasing.keeper``)
     timeouts       fails attempts that run too long (``timeouts``)
     notifier       wakes the main thread when something was enqueued (``tasks.notifier``)
     recovery       recovers tasks whose holder is gone, and keeps this worker's row up to date
-    scheduler      enqueues what schedules say, and notes what the charts show
+    scheduler      enqueues the tasks of due schedules, and records samples for the charts
     housekeeping   examines and prunes, in one of all workers (``tasks.maintenance.services``)
-    watcher        starts again whichever of these has ended, and gives back what it carried; the
-                   others look after it (``tasks.runtime.service_threads``)
-    receivers      call those who want to know of all this (``leasing.runtime.callbacks``)
+    watcher        replaces any of these threads that has ended, and gives back its tasks; the
+                   others replace the watcher (``tasks.runtime.service_threads``)
+    receivers      call ``on_end`` and the receivers of signals (``leasing.runtime.callbacks``)
 
-Asked to stop (SIGTERM, SIGINT) it claims nothing more and lets its tasks run on until a
-deadline; then coroutines are cancelled, processes killed, and all that is left is given back at
-once, with no attempt spent. Asked again it does not wait. Threads cannot be killed: what runs on
-in one ends with the process, and its result is refused. A worker all of whose threads are at
-tasks that were over long ago ends, to be started again by whoever supervises it; and so does one
-that could store no result for long, though the database answers.
+After SIGTERM or SIGINT the worker claims nothing more and lets its tasks run until a deadline. Then
+coroutines are cancelled, processes killed, and all that is left is given back without spending an
+attempt. A second signal skips the wait. Threads cannot be killed: a handler that still runs in one
+ends with the process, and its result is refused.
+
+A worker exits, to be restarted by its supervisor, if the tasks of all its threads ended long ago
+but their handlers still run, or if it could store no result for long although the database answers.
 """
 
 from __future__ import annotations
