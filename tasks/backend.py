@@ -109,9 +109,9 @@ class DatabaseBackend(BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> AnyResult:
-        """The result of a task that was enqueued here, by whichever alias and process.
+        """Return the result of a task of this queue, whichever alias and process enqueued it.
 
-        Raises TaskResultDoesNotExist, also for tasks that no code here declares.
+        Raises TaskResultDoesNotExist, also for tasks that this process does not declare.
         """
         from tasks import models
         from tasks.django_api import results

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def discover() -> None:
-    """Import ``tasks.py`` of every app, and what our backends of Django's tasks name besides."""
+    """Import ``tasks.py`` of every app, and the option ``modules`` of each backend in TASKS."""
     autodiscover_modules("tasks")
     if backends := _backends():
         from tasks.django_api.bridge import declare_all
@@ -28,7 +28,7 @@ def discover() -> None:
 
 
 def _backends() -> list[DatabaseBackend]:
-    """The backends of Django's tasks that store them here."""
+    """Return the backends of Django's tasks that store tasks in this queue."""
     chosen: dict[str, Any] | None = getattr(settings, "TASKS", None)
     if not chosen or chosen is getattr(global_settings, "TASKS", None) or not _tasks_exist():
         return []

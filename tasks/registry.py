@@ -1,7 +1,7 @@
-"""Names of tasks and the code they stand for.
+"""The registry of handlers, by the names of their tasks.
 
-Only what was registered can run: a row's name is looked up here and never imported. Modules
-named ``tasks.py`` of the installed apps are imported at start, so ``@handler`` in them counts.
+Only registered handlers can run: a row's name is looked up here and never imported. Modules named
+``tasks.py`` of the installed apps are imported at start, which registers the handlers in them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tasks.retry import RetryPolicy
 UNKNOWN_DELAY = timedelta(seconds=60)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-#: Is called with a ``Task``, or with a ``Completed`` where no instance was made.
+#: Called with a ``Task``, or with a ``Completed`` if no instance was made.
 OnEnd: TypeAlias = Callable[[Any], object]
 
 
@@ -55,11 +55,11 @@ class Handler:
     function: Callable[..., Any]
     queue: str = "default"
     max_attempts: int | None = None
-    #: Decides about another try: see ``tasks.retry``. None is the settings' backoff.
+    #: Decides about the next attempt: see ``tasks.retry``. None is the setting BACKOFF.
     retry: RetryPolicy | None = None
-    #: The time that one attempt may run. None: for ever.
+    #: The time that one attempt may run. None: no limit.
     timeout: timedelta | None = None
-    #: The time that it may run without reporting progress. None: for ever.
+    #: The time that it may run without reporting progress. None: no limit.
     progress_timeout: timedelta | None = None
     #: At most ``concurrency_limit`` of the tasks with the same key run at a time. The key is a
     #: format string over the task's data; empty: no limit.
@@ -67,8 +67,8 @@ class Handler:
     concurrency_limit: int | None = None
     #: True to run it in a process of its own rather than on a thread.
     process: bool = False
-    #: Called with each task of this name that has ended, well or badly, once that is stored, in
-    #: whatever process stores it. May be called with a ``Completed`` in place of the row.
+    #: Called with each task of this name that has succeeded, failed or been cancelled, once that is
+    #: stored, in the process that stores it. May be called with a ``Completed`` instead of the row.
     on_end: OnEnd | None = None
 
     #: True if the function is a coroutine function.
@@ -77,7 +77,7 @@ class Handler:
     kind: Kind = field(init=False)
 
     def __post_init__(self) -> None:
-        # Judged once: looking takes as long as calling a short one.
+        # Determined once: the inspection takes as long as a call of a short handler.
         is_async = iscoroutinefunction(self.function)
         kind = Kind.COROUTINE if is_async else Kind.THREAD
         object.__setattr__(self, "is_async", is_async)
@@ -106,16 +106,16 @@ def handler(
 
     Args:
         name: The name of its tasks.
-        queue: The queue of its tasks, unless they say otherwise; so are the defaults below.
+        queue: The queue of its tasks. An enqueue may override this and the defaults below.
         max_attempts: Attempts of a task; None: TASK_QUEUE["MAX_ATTEMPTS"].
-        retry: The policy that decides if and when a failed attempt is followed by another; None:
+        retry: The policy that decides if and when to retry after a failed attempt; None:
             TASK_QUEUE["BACKOFF"].
         timeout: Seconds after which an attempt fails.
-        progress_timeout: Seconds without progress after which an attempt fails.
+        progress_timeout: Seconds without progress after which the task is taken from its holder.
         concurrency_key: A format string over the data, such as "account:{account_id}".
         concurrency_limit: The number of tasks of one such key that run at a time; 1 by default.
-        process: True to run it in a process of its own, for work of the CPU.
-        on_end: Called with each of its tasks that has ended, once that is stored.
+        process: True to run it in a child process, for CPU-bound work.
+        on_end: Called with each of its tasks that has ended, once the end is stored.
 
     Raises ValueError when the name is already used by other code, or a number is out of bounds.
     """

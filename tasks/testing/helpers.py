@@ -21,9 +21,9 @@ from tasks.querysets import TaskQuerySet, TaskStatus, check_queue, producer
 from tasks.testing.context import FakeContext
 from tasks.testing.runs import bring_forward, run, run_next
 
-#: The handling of tasks that were enqueued just now; None: they wait.
+#: Called with the tasks that were just enqueued; None: they wait.
 _mode: Callable[[list[Task]], None] | None = None
-#: True if enqueuing asks for it.
+#: True if ``enqueue`` calls it.
 _asks = False
 
 
@@ -32,12 +32,12 @@ _asks = False
 
 @contextmanager
 def inline(*, on_commit: bool = False, raises: bool = True) -> Iterator[None]:
-    """Run each task that is due as it is enqueued, before ``enqueue`` returns, while the block
-    runs; inside a transaction too. With ``on_commit`` only when that commits: under ``TestCase``,
-    when its ``captureOnCommitCallbacks(execute=True)`` ends.
+    """In this block, run each due task when it is enqueued, before ``enqueue`` returns, also inside
+    a transaction. With ``on_commit`` it runs when that commits: under ``TestCase``, when its
+    ``captureOnCommitCallbacks(execute=True)`` ends.
 
-    A task runs once: one that fails waits for its next attempt. What a handler raises comes out
-    of ``enqueue`` (or of the commit); with ``raises=False`` it is stored alone, as in life.
+    A task runs once: if it fails, it waits for its next attempt. ``enqueue`` (or the commit) raises
+    the handler's error; with ``raises=False`` the error is only stored, as in production.
     """
 
     def run_all(tasks: list[Task]) -> None:
@@ -57,7 +57,7 @@ def inline(*, on_commit: bool = False, raises: bool = True) -> Iterator[None]:
 
 @contextmanager
 def manual() -> Iterator[None]:
-    """Run nothing by itself while the block runs, although an ``inline()`` stands around it."""
+    """In this block, run no task on its own, even inside an ``inline()`` block."""
     with _after_enqueue(None):
         yield
 
@@ -69,13 +69,12 @@ def drain(
     raises: bool = False,
     limit: int = 1000,
 ) -> list[Task]:
-    """Run every task that is due, and those that they enqueue, until none is left. Returns them in
-    the order in which they ran, as they stood after it; one that ran twice is there twice.
+    """Run every due task, and those that they enqueue, until none is left. Returns them in the
+    order in which they ran, each as it was after its run; a task that ran twice is listed twice.
 
     Args:
         queue: The queue; None: all queues, one after the other.
-        skip_delays: True to run later tasks too, retries and delayed ones, each as if its time had
-            come.
+        skip_delays: True to run retries and delayed tasks too, as if they were due.
         raises: True to raise what a handler raises.
         limit: Runs after which AssertionError is raised.
 
@@ -87,7 +86,7 @@ def drain(
         task = run_next(queues, raises)
         if task is None and skip_delays:
             bring_forward(queues)
-            # Whether it was brought forward, or its time has come since the look before.
+            # Finds a task that was brought forward, or has become due since the last try.
             task = run_next(queues, raises)
         if task is None:
             return done
@@ -101,8 +100,8 @@ def run_handler(
     *,
     ctx: FakeContext | None = None,
 ) -> Any:
-    """Call a handler with a ``FakeContext``, and return or raise its result. There is no task, and
-    no database but for the handler's own writes.
+    """Call a handler with a ``FakeContext``, and return its result or raise its error. No task is
+    stored; only the handler itself may use the database.
 
     Args:
         name_or_handler: The name of the task, or its handler.

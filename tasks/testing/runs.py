@@ -36,10 +36,10 @@ SAID = (Snooze, TaskCancelled)
 
 
 def run(task: Task, raises: bool = False) -> Task:
-    """Run ``task`` now, whenever it is scheduled, and read it anew.
+    """Run ``task`` now, even if it is scheduled for later, and refresh it from the database.
 
-    What the handler raises fails the attempt, as in a worker; ``raises`` lets it also out of
-    here. Raises UnknownTask; AssertionError when the task does not wait to be run.
+    An error of the handler fails the attempt, as in a worker; with ``raises`` it is also raised
+    here. Raises UnknownTask, and AssertionError if the task is not waiting.
     """
     registry.find(task.name)
     with as_if_committed():
@@ -55,7 +55,7 @@ def run(task: Task, raises: bool = False) -> Task:
 
 
 def run_next(queues: Sequence[str], raises: bool = False) -> Task | None:
-    """Run the first due task of the first of ``queues`` that has one; None: there is none."""
+    """Run the first due task of the first of ``queues`` that has one; None if none has."""
     with as_if_committed():
         for queue in queues:
             for task in Task.objects.claim(HOLDER, queues=[queue]):
