@@ -1,30 +1,30 @@
 """Every conditional update on tasks.
 
-What each verb demands of the row, beside its key:
+What each verb requires of the row, in addition to its key:
 
-    claim           ready, its time has come, its queue not paused, a slot of its key free
-    heartbeat       this grant, running, the deadline ahead
-    complete, fail  this grant, running (and the deadline ahead, where the caller asks)
+    claim           ready, due, its queue not paused, a slot of its key free
+    heartbeat       this grant, running, the deadline not passed
+    complete, fail  this grant, running (with ``unexpired`` also the deadline not passed)
     give_back       this grant, running; snooze too
     progress        this grant, running; checkpoint and finish_step too
     recover         running, the deadline passed, the grant that was read
     recover_stalled running, no progress for as long as it may be, the grant that was read
     revoke          running, the grant that was read
-    retry           failed or cancelled, its unique key no other's
+    retry           failed or cancelled, its unique key not another task's
     reschedule      ready
     discard         ended
     prune           ended, long enough ago, without a unique key that is still kept
     mark_published  ready, due, without a message under way or with one that is late
     unpublish       ready
-    enqueue         replaces what has its unique key and is ready; takes the key from what has
-                    it beyond its window
+    enqueue         replaces a ready task that has its unique key; takes the key from a task that
+                    has it beyond its window
 
-Each public verb is documented on ``TaskQuerySet`` in ``task``, and done in the module of who calls
-it: ``producer``, ``worker`` (with ``ends`` for how attempts end), ``operator``, ``recovery``,
-``relay``. A verb for one task is the verb for many, given one.
+Each public verb is documented on ``TaskQuerySet`` in ``task``, and implemented in the module named
+after its caller: ``producer``, ``worker`` (with ``ends`` for the ends of attempts), ``operator``,
+``recovery``, ``relay``. A verb for one task calls the verb for many.
 
-Holder verbs but heartbeat need no clock: while the grant is the row's and the row is running,
-nobody else has had the task. Rows are locked first and updated second (see
+The verbs of holders, except heartbeat, need no clock: while the row is running and has the grant,
+nobody else has had the task. Rows are locked first and then updated (see
 ``leasing.querysets.leasable``).
 """
 

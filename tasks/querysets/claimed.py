@@ -26,7 +26,7 @@ from tasks.runtime.tracepoints import points
 if TYPE_CHECKING:
     from tasks.models import Task
 
-#: The columns that a claim brings for each task beside its data, in their order.
+#: The columns that a claim returns for each task in addition to its data, in their order.
 COLUMNS = (
     "id",
     "name",
@@ -39,10 +39,10 @@ COLUMNS = (
     "grant_id",
     "fencing_token",
 )
-#: Columns it brings besides where the end of a task is reported (``registry.observed``). Moments
-#: come as numbers, which are read much faster, and are converted when they are read.
+#: Further columns for tasks whose handler has an ``on_end`` (``registry.observed``). Timestamps are
+#: returned as numbers, which is much faster, and converted when they are used.
 REPORTED_COLUMNS = ("priority", "created_at", "started_at")
-#: And where tasks are traced.
+#: Further columns if tasks are traced.
 TRACED_COLUMNS = ("trace_context",)
 #: The columns that are the same for all tasks of one claim.
 _OF_TERM = ("holder", "ttl", "acquired_at", "expires_at")
@@ -91,8 +91,8 @@ def resource_of(key: int) -> str:
 
 
 def waited(task: Task) -> float | None:
-    """For how many seconds ``task``, which was just claimed, had been due; None of one that was
-    taken back, for it would tell of its first wait again."""
+    """Return for how many seconds the just claimed ``task`` had been due; None for a recovered
+    task, whose wait was counted at its first claim."""
     due, started, claimed = task.scheduled_at, task.started_at, task.acquired_at
     if claimed is None or started is None or not (started >= claimed or due > started):
         return None
@@ -226,8 +226,8 @@ class ClaimedTask:
 
     @property
     def waited(self) -> float | None:
-        """For how many seconds it had been due as it was claimed; None where that is not known
-        (the claim brought it only if claims are counted), or was told of by an earlier claim."""
+        """The seconds for which it had been due when it was claimed. None if that is unknown (the
+        claim returns it only if claims are counted), or was counted at an earlier claim."""
         if self._waited is not None:
             return self._waited / 1_000_000
         task = self._task

@@ -18,7 +18,7 @@ from tasks.registry import Handler
 
 
 class ManyOptions(TypedDict, total=False):
-    """Options of ``enqueue_many`` besides the data."""
+    """Options of ``enqueue_many`` in addition to the data."""
 
     queue: str | None
     priority: int
@@ -32,7 +32,7 @@ class ManyOptions(TypedDict, total=False):
 
 
 class EnqueueOptions(ManyOptions, total=False):
-    """Options of ``enqueue`` besides the data."""
+    """Options of ``enqueue`` in addition to the data."""
 
     unique_key: str | None
     unique_for: str | float | timedelta
@@ -57,7 +57,7 @@ class NewTasks(NamedTuple):
     concurrency_limit: int | None
 
     def limit(self, data: dict[str, Any]) -> dict[str, Any]:
-        """The columns of concurrency of the one with ``data``."""
+        """Return the concurrency columns of the task with ``data``."""
         return _limit(self.handler, data, self.concurrency_key, self.concurrency_limit)
 
     @property

@@ -1,4 +1,4 @@
-"""Completions of what workers took, on PostgreSQL by one statement for all of them."""
+"""Complete the tasks of a worker; on PostgreSQL many in one statement."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Refused = list[tuple[ClaimedTask, Exception]]
 
 
 def complete_claimed(rows: TaskRows, results: Iterable[tuple[ClaimedTask, Any]]) -> Refused:
-    """End each well with the output beside it. Returns those that are not, each with its error."""
+    """Complete each task with its output. Returns the refused ones, each with its error."""
     results = list(results)
     if signals.completed.has_receivers(rows.model) or not postgres.serves(rows.db):
         return _by_instances(rows, results)
@@ -44,8 +44,8 @@ def _by_instances(rows: TaskRows, results: list[tuple[ClaimedTask, Any]]) -> Ref
 def _in_one_statement(
     rows: TaskRows, results: list[tuple[ClaimedTask, Any]]
 ) -> tuple[set[int], list[Completed]]:
-    """Complete what can be completed so. Returns the ``id()`` of each that is, and those of
-    them whose end is to be told."""
+    """Complete the tasks for which this is possible. Returns the ``id()`` of each, and those whose
+    handlers have an ``on_end``."""
     asked, outputs, reported = _asked_together(results)
     if not asked:
         return set(), []
@@ -65,7 +65,7 @@ def _in_one_statement(
 
 
 def _tell(done: list[ClaimedTask], completed: list[Completed], using: str) -> None:
-    """Log and count what is ``done``, and tell of those ``completed`` that somebody waits for."""
+    """Log and count the tasks that are ``done``, and call ``on_end`` for those ``completed``."""
 
     def tell() -> None:
         if done and signals.completed.is_noted:

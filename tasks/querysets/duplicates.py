@@ -28,7 +28,7 @@ from tasks.runtime.tracepoints import points
 if TYPE_CHECKING:
     from tasks.models import Task
 
-#: Columns that a replacement overwrites, besides the number of attempts.
+#: Columns that a replacement overwrites, in addition to the number of attempts.
 REPLACED = (
     "name",
     "task_data",
@@ -41,10 +41,10 @@ REPLACED = (
 )
 
 
-#: Tries while the task that has the key comes and goes.
+#: Tries if the task that has the key ends in between.
 TRIES = 3
-#: Tries to read the row of the task that has the key while it is locked, some ten milliseconds each
-#: time: where the enqueue cannot do without it, and to count.
+#: Tries, some ten milliseconds each, to lock the row of the task that has the key: if the enqueue
+#: needs the row, and if it only counts a duplicate.
 LOOKS = 400
 LOOKS_TO_COUNT = 10
 
@@ -52,8 +52,8 @@ LOOKS_TO_COUNT = 10
 def store_unless_present(rows: TaskRows, new: NewTask, on_duplicate: str) -> tuple[Task, bool]:
     """Store a ``new`` task, or return the one that has its key; and whether it was stored.
 
-    The unique columns decide who is stored: of two that come at once the second waits for
-    what becomes of the first.
+    The unique columns decide which of two concurrent enqueues is stored: the second waits for the
+    commit or rollback of the first.
     """
     for _ in range(TRIES):
         stored = _store_if_new(rows, new)
@@ -64,13 +64,13 @@ def store_unless_present(rows: TaskRows, new: NewTask, on_duplicate: str) -> tup
         if present is not None:
             present.is_duplicate = True
             return present, False
-        # It ended in between, or its window is over: its key is free again.
-    return _save_new(rows, new), True  # or tell what refuses it
+        # It ended in between, or its window has ended: its key is free again.
+    return _save_new(rows, new), True  # or raise the error that refuses it
 
 
 def _store_if_new(rows: TaskRows, new: NewTask) -> Task | None:
-    """The ``new`` task, stored; None where it met a key of its own. An INSERT alone would wait
-    for whoever is writing to the row that it meets, such as a handler in its transaction."""
+    """Store the ``new`` task and return it; None if another task has its key. A plain INSERT would
+    wait for a transaction that writes to that task, such as one of its handler."""
     connection = connections[rows.db]
     if insert.serves(rows.model, connection):
         inserted = insert.insert_unless_present(rows.model, connection, new.columns, new.data)
@@ -78,7 +78,7 @@ def _store_if_new(rows: TaskRows, new: NewTask) -> Task | None:
             return None
         key, moments = inserted
         return insert.instance(rows.model, rows.db, {**new.columns, "id": key, **moments})
-    # Where rows have no locks, the INSERT waits for whoever writes at all, as it would anyway.
+    # Without row locks, the INSERT waits for any other writer in any case.
     if connection.features.has_select_for_update and _with_a_key_of(rows, new).exists():
         return None
     with suppress(IntegrityError):

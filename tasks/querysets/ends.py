@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 #: Locked tasks by their keys, each with what is to be stored of it.
 Locked = dict[Any, tuple["Task", Result]]
-#: Tasks that have ended so, each with the signal that tells of it, and what that says.
+#: Tasks that have ended, each with the signal to send and its arguments.
 TaskSignal = list[tuple["Task", Signal, dict[str, Any]]]
 Refused = list[tuple["Task", Exception]]
-#: The tasks that a verb has served, and the others, each with its error.
+#: The tasks that a verb has changed, and the others, each with its error.
 Answer = tuple[list["Task"], Refused]
 
 NOTHING: Mapping[int, Exception] = {}
@@ -56,7 +56,7 @@ FAILURES = {
 
 
 def complete(rows: TaskRows, results: list[tuple[Task, Any]], *, unexpired: bool = False) -> Answer:
-    """End each task well, with the output beside it."""
+    """Complete each task with its output."""
     unfit = {id(task): error for task, output in results if (error := _refusal(output))}
     return _end(rows, results, "complete", partial(_complete, unexpired=unexpired), unfit)
 
@@ -64,7 +64,7 @@ def complete(rows: TaskRows, results: list[tuple[Task, Any]], *, unexpired: bool
 def fail(
     rows: TaskRows, errors: list[tuple[Task, BaseException | str]], *, unexpired: bool = False
 ) -> Answer:
-    """End each task's attempt with the error beside it."""
+    """Fail each task's attempt with its error."""
     # Policies are asked before the transaction begins, which on SQLite is a lock already.
     failures = [(task, Failure.of(task, error)) for task, error in errors]
     return _end(rows, failures, "fail", partial(_fail, unexpired=unexpired))
@@ -129,8 +129,8 @@ def _end_together(
     verb: str,
     write: Callable[[TaskRows, Locked[Result]], TaskSignal],
 ) -> dict[int, Exception]:
-    """``write`` in a transaction, and tell of it. Returns the errors of those that are refused, by
-    the ``id()`` of the task."""
+    """``write`` in a transaction, and send the signals. Returns the errors of refused tasks, by the
+    ``id()`` of the task."""
     if not items:
         return {}
     for task, _ in items:

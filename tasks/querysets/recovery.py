@@ -1,4 +1,4 @@
-"""Recovery: tasks are taken from holders that are gone, get nowhere, or are revoked."""
+"""Recovery: take tasks from holders that are gone, make no progress, or are revoked."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ swept_at: dict[str, float] = {}
 
 
 def recover(rows: TaskRows, limit: int) -> int:
-    """Take those whose deadline has passed."""
+    """Take tasks whose deadline has passed."""
     swept_at[rows.db] = clock()
     return take_from_holders(rows, TaskRows.stuck, limit, _overdue, "expired")
 
 
 def recover_stalled(rows: TaskRows, limit: int) -> int:
-    """Take those without progress."""
+    """Take tasks without progress."""
     return take_from_holders(rows, TaskRows.stalled, limit, _idle, "stalled")
 
 
 def revoke(rows: TaskRows, reason: str, by: str) -> int:
-    """Take those that run."""
+    """Take all running tasks of ``rows``."""
     text = f"revoked by {by or 'an operator'}" + (f": {reason}" if reason else "")
     return take_from_holders(rows, TaskRows.running, None, lambda task: text, "revoked")
 
 
 def note_refused(rows: TaskRows, row: Task, verb: str) -> None:
-    """Note on its attempt that a late ``verb`` of the holder of ``row`` was refused."""
+    """Record on its attempt that a late ``verb`` of the holder of ``row`` was refused."""
     # Refused because the deadline passed: there is no record of the attempt to note it on
     # before the task is taken from it.
     late = rows._everything().filter(pk=row.pk, grant_id=row.grant_id)

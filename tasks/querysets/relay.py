@@ -1,12 +1,12 @@
-"""Verbs of the relay: what it reads and marks of tasks, to tell a broker of them.
+"""Verbs of the relay: it reads the tasks to publish, and records that it does.
 
-A message is a hint that carries a task's key; the row stays the truth. Whether a task has a message
-under way is read off its row each time: it was published after it was last claimed, and after its
-time had come. So nothing is to be remembered between two looks, and a row whose transaction
-commits late is not missed, as it would be by whoever reads on from the highest key seen.
+A message is a hint that carries a task's key; the row stays the truth. Each pass derives from the
+row whether a message is under way: the task was published after its last claim, and after it became
+due. So a relay remembers nothing between two passes, and does not miss a row whose transaction
+commits late, as it would if it continued after the highest key that it has read.
 
-At the broker are the first CELERY_WINDOW tasks of a queue, in the order of claims, at most. Of a
-concurrency key no more are published than could run.
+At most the first CELERY_WINDOW tasks of a queue are at the broker, in the order of claims. Of a
+concurrency key no more tasks are published than can run.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from leasing.db.dialects import lock
 from leasing.functions import DbNow, after
 from tasks.querysets.base import TaskRows, TaskStatus
 
-#: Rounds in which one look goes on behind the tasks of keys that have as many published as can run.
+#: How often one pass reads further, past tasks whose concurrency key has no slot left.
 ROUNDS = 5
 
-#: Never published, or not since it was last claimed, or before its time came.
+#: Never published, or not since its last claim, or before it was due.
 NO_MESSAGE = (
     Q(published_at=None)
     | Q(published_at__lt=F("scheduled_at"))
@@ -36,7 +36,7 @@ NO_MESSAGE = (
 
 @dataclass
 class Window:
-    """The ready tasks of a queue that are claimed next, as far as a relay looks."""
+    """The ready tasks of a queue that are claimed next, up to the size of a window."""
 
     #: Keys of the tasks to publish, in their order.
     keys: list[int] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Seen(NamedTuple):
 
 
 def window(rows: TaskRows, queue: str, size: int, patience: float) -> Window:
-    """Look at the first ``size`` tasks of ``queue``."""
+    """Return which of the first ``size`` tasks of ``queue`` to publish, and which are late."""
     found, passed = Window(), set[str]()
     ready = rows.to_claim(queue).ready()
     late = Q(published_at__lte=after(-timedelta(seconds=patience)))

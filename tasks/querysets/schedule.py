@@ -1,15 +1,14 @@
 """The verbs of schedulers and operators on schedules.
 
-What each verb demands of the row, beside its key:
+What each verb requires of the row, in addition to its key:
 
-    serve           not paused, its moment has come, that moment as it was read
-    declare         nothing: code has its way
+    serve           not paused, due, its due moment as it was read
+    declare         nothing: code overrides the row
     pause           not paused
     resume          paused
 
-A moment is served by inserting its slot, which is unique, together with the task and the step to
-the next moment, in one transaction. However many schedulers try, one commits; the others find
-nothing that is due.
+To serve a due moment, one transaction inserts its unique slot, enqueues the task and moves the
+schedule to its next moment. However many schedulers try, one commits; the others find nothing due.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from tasks.scheduling.rules import due_slots, rule_of
 if TYPE_CHECKING:
     from tasks.models import Schedule, ScheduleSlot, Task
 
-#: Slots that one transaction takes at most.
+#: The greatest number of slots in one transaction.
 SLOT_BATCH = 100
-#: The time for which slots are kept; of each schedule the last one for ever.
+#: The time for which slots are kept; the last one of each schedule is always kept.
 SLOTS_KEPT_FOR = timedelta(days=7)
-#: A declaration is confirmed when it was not for so long.
+#: The time after which a declaration is confirmed again.
 CONFIRMED_EVERY = timedelta(minutes=30)
-#: The columns that say when.
+#: The columns of the rule.
 RULE = ("cron", "every", "timezone")
 
 
@@ -52,9 +51,9 @@ class ScheduleQuerySet(RoutedQuerySet["Schedule"]):
     TRIES = 3
 
     def served_here(self) -> Self:
-        """Return the schedules that this process may enqueue: it has code for the task and, where
-        code declares the schedule, its own does so. A schedule that a deploy took out of the code
-        is thus served until the last process with the old code ends, and not again."""
+        """Return the schedules that this process may enqueue: it has the handler and, if the
+        schedule is declared in code, this process declares it. So a schedule that a deploy removed
+        from the code is served until the last process with the old code ends."""
         names = [declaration.name for declaration in declarations.declared()]
         return self.filter(
             Q(declared=False) | Q(name__in=names), task_name__in=registry.names(), paused_at=None
@@ -207,9 +206,9 @@ class ScheduleQuerySet(RoutedQuerySet["Schedule"]):
             return paused.update(paused_at=None, paused_by="", next_at=moment)
 
     def run_now(self, by: str = "") -> int:
-        """Enqueue each once beside its plan, paused or not. Returns how many tasks that made:
-        none for those without code here, and those whose previous task has not ended where they
-        must not overlap.
+        """Enqueue the task of each now, in addition to its rule, paused or not. Returns the number
+        of tasks: none for a schedule without a handler here, or whose previous task has not ended
+        and must not overlap.
 
         Raises UnknownQueue, NotSerializable.
         """

@@ -1,4 +1,4 @@
-"""Columns of a task that ends, or waits again: alike whoever ends it."""
+"""Columns of a task that ends or waits again, the same for every caller."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def over() -> dict[str, Any]:
-    """The lease columns of a task whose holder is done with it."""
+    """The lease columns of a task that its holder has ended or given back."""
     return {"released_at": DbNow(), "expires_at": Least(F("expires_at"), DbNow()), "slot": None}
 
 
 def closing() -> dict[str, Any]:
-    """The columns of a task that ends, beside those of its lease."""
+    """The columns of a task that ends, without those of its lease."""
     return {"processed_at": DbNow(), "unique_key": key_once_ended()}
 
 
@@ -33,12 +33,12 @@ def ending() -> dict[str, Any]:
 
 
 def completing() -> dict[str, Any]:
-    """The columns of a task that ends well, beside its output."""
+    """The columns of a task that succeeds, without its output."""
     return {"status": TaskStatus.SUCCEEDED, **ending()}
 
 
 def traced(task: Task) -> dict[str, Any]:
-    """The columns of a trace that the next attempt goes on from."""
+    """The columns with the parent span of the next attempt."""
     return {} if task.traced is None else {"trace_context": task.traced}
 
 

@@ -1,15 +1,14 @@
-"""Unique keys: how long a task keeps its own, and what an enqueue does that meets one.
+"""Unique keys: how long a task keeps its key, and what a second enqueue with it does.
 
     waiting    until the claim
     running    until the first attempt ends: a retry waits without it
     finished   until the task ends, retries included
-    window     until a moment, ended or not; the next enqueue after that takes the key over
+    window     until a moment, ended or not; the next enqueue after that takes over the key
 
-The columns here free a key as part of the update that ends its time; a window has nobody who
-would do so at the moment, and so the enqueue that wants the key does.
+The columns here free a key in the update that ends its lifetime. No update happens at the end of a
+window, so the next enqueue with the key frees it.
 
-A task that an operator sets ready again needs its key as one that was enqueued does, and waits
-until nobody else has it.
+A task that an operator retries needs its key again. It is not retried while another task has it.
 """
 
 from __future__ import annotations
