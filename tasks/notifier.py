@@ -1,9 +1,9 @@
-"""Wakes waiting workers: by notification on PostgreSQL, and within this process anywhere.
+"""Wake waiting workers: by notification on PostgreSQL, and within a process on any database.
 
-Whoever enqueues notifies once its transaction has committed, so a worker that wakes up finds the
-task. It notifies about once a WINDOW for each queue: what comes meanwhile is found by the second
-look that every notified worker takes a little more than a WINDOW later. A notification that is
-missed costs a poll, no more.
+An enqueue notifies when its transaction has committed, so a worker that wakes up finds the task. A
+process notifies about once per WINDOW for each queue. Every notified worker polls again a little
+more than a WINDOW later, and finds what was enqueued meanwhile. A lost notification delays a task
+until the next poll.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from leasing.runtime.services import Service
 from tasks.log import log
 
 CHANNEL = "leasing_tasks_notify"
-#: Seconds in which one notification is enough for a queue: so many a second does a process send
-#: at most, and so late does a worker hear of what comes just after another.
+#: Seconds for which one notification of a queue is enough. It limits how many a process sends, and
+#: how late a worker finds a task that was enqueued just after another.
 WINDOW = 0.01
 #: Seconds after the last one in which a statement of its own brings the next: by the time it is
 #: stored the window is over, and a notification apart costs as much as storing a task.
 IN_STATEMENT_WINDOW = 0.6 * WINDOW
-#: Seconds after which a worker that was notified looks again.
+#: Seconds after which a notified worker polls again.
 SECOND_POLL_AFTER = 1.2 * WINDOW
 #: Seconds a proof may take to arrive, and between looks whether the worker has ended.
 ARRIVAL = 1.0
@@ -49,14 +49,14 @@ class NotifyLimiter:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew. In a forked child: the listeners are the parent's."""
+        """Forget all, in a forked child: the listeners are the parent's."""
         self._lock = threading.Lock()
         self._notified_at: dict[tuple[str, str], float] = {}
         self._here: list[Hear] = []
 
     @contextmanager
     def heard_by(self, hear: Hear) -> Iterator[None]:
-        """Call ``hear`` with what is notified within this process while the block runs."""
+        """In this block, call ``hear`` with each notification from this process."""
         with self._lock:
             self._here.append(hear)
         try:

@@ -1,4 +1,4 @@
-"""Decide when a worker looks for tasks: when it is woken, or else when the next poll is due."""
+"""Decide when a worker polls for tasks: when it is woken, or else when the next poll is due."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHILE_HEARING = 5.0
 
 class Poller:
     """Wakes a worker that serves ``queues``, until it has ``ended``. ``renew_now`` is called with
-    the key of a task that was asked to end."""
+    the key of a task that was asked to stop."""
 
     def __init__(
         self, queues: Sequence[str], ended: threading.Event, renew_now: Callable[[str], object]

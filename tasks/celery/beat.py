@@ -1,13 +1,13 @@
-"""Recovery, pruning and schedules as entries of Celery's beat, for those who run no worker of ours.
+"""Recovery, pruning and schedules as entries of Celery's beat, for sites without ``run_worker``.
 
     from tasks.celery.beat import housekeeping
 
     app.conf.beat_schedule = {**housekeeping(), ...}
     app.conf.imports = ["tasks.celery.beat"]
 
-Any number of these may run beside each other, and beside ``run_worker`` and ``run_recovery``,
-which do the same by themselves. Here each runs under a lease of its own, so that what takes long
-is not begun anew meanwhile, and what was not begun by the time of the next is dropped.
+Any number of these may run at a time, also together with ``run_worker`` and ``run_recovery``, which
+do the same by themselves. Each entry runs under a lease of its own, so that a long run is not
+started twice. A run that has not started when the next is due is dropped.
 """
 
 from __future__ import annotations

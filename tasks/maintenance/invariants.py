@@ -1,21 +1,21 @@
-"""Every state that a task must not be in, how it is found, and what is done about it.
+"""The invalid states of tasks, and the repair of each.
 
-    expired          running, the deadline passed             taken back (``Task.objects.recover``)
+    expired          running, the deadline passed             recovered (``Task.objects.recover``)
     holder_gone      running, its worker gone                 reported: the deadline decides
     kept_slot        a slot, and not running                  the slot is freed
     kept_key         a unique key beyond its lifetime         the key is freed
     open_attempt     not running, the lease still open        the lease is closed
-    unplanned        a schedule that knows no next moment     it is planned
+    unplanned        a schedule without a next moment         the next moment is computed
     no_worker        due, in a queue that nobody serves       reported
     unknown_task     due, and no worker has code for it       reported
     unseen_cancel    to be cancelled, and waiting             cancelled
-    ignored_cancel   to be cancelled, and running on          reported: code cannot be killed
+    ignored_cancel   to be cancelled, but still running       reported: code cannot be killed
 
-Some of these a constraint of the table refuses (``guard``). They are looked for nevertheless:
-constraints are dropped, added without checking the rows that are there, or lost in a restore.
+A constraint of the table refuses some of these (``guard``). They are searched for all the same:
+a constraint may be dropped, added without a check of existing rows, or lost in a restore.
 
-Repairs are conditional updates over rows that nobody has locked, so that any number of
-processes may repair at once, and a row that has become sound meanwhile is left alone.
+Repairs are conditional updates of rows that nobody has locked. So any number of processes may
+repair at a time, and a row that has become valid meanwhile stays as it is.
 """
 
 from __future__ import annotations

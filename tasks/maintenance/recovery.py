@@ -148,7 +148,7 @@ def _examine(invariant: Invariant, dry_run: bool) -> Finding | None:
 
 
 def _tell_suspects(invariant: Invariant, found: list[Any]) -> None:
-    """Tell of the rows that this process has not told of."""
+    """Log, count and signal the rows that this process has not reported yet."""
     known = _suspects.get(invariant.kind, set())
     _suspects[invariant.kind] = {row.pk for row in found}
     news = [row for row in found if row.pk not in known]
@@ -167,8 +167,8 @@ def service(
 ) -> Service:
     """Sweeps in every process that recovers.
 
-    ``found`` is called after a sweep that recovered something. ``look_ahead`` asks what a sweep
-    asks, and may ask more by the same statement; it is told when it will be called again.
+    ``found`` is called after a sweep that recovered something. ``look_ahead`` makes the query of a
+    sweep, and may read more in the same statement; its argument is the time until the next call.
     """
 
     def tick() -> float:

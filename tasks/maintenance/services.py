@@ -1,10 +1,10 @@
 """The services of every process that recovers, and how they share threads.
 
-    recovery       sweeps; and whatever else is never to wait
-    scheduler      schedules, and samples: both are soon done
-    housekeeping   examining and pruning, whose statements may go through whole tables
+    recovery       sweeps, and other services that must never wait
+    scheduler      schedules and samples: both are quick
+    housekeeping   examining and pruning, whose statements may read whole tables
 
-Recovery, and what is told urgent, never waits behind the others.
+Recovery and services that are passed as urgent never wait behind the others.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Run handlers in a child process of a worker, one after the other.
 
-The worker keeps the lease of the task, and tells the child over a pipe until when it may be
-trusted, that it was cancelled, or that the worker stops. The child's context writes
-(progress, checkpoints) under the task's grant, over a connection of the child's own; how the
-attempt ended is told to the worker, which stores it. When the worker is gone the pipe ends, and
-so does the child with all that it started.
+The worker renews the lease of the task. Over a pipe it tells the child until when to trust it, that
+the task was cancelled, or that the worker stops. The child's context writes progress and
+checkpoints under the task's grant, over a connection of its own. The child sends the outcome to the
+worker, which stores it. When the worker is gone the pipe closes, and the child ends with all
+processes that it started.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Coroutines: all of a worker's on one event loop, which has a thread of its own.
+"""The executor of coroutines: one event loop per worker, on a thread of its own.
 
-Each has, as a request has under ASGI, a thread for what it does synchronously (Django's async
-ORM does), from its first such call to its end, and so connections of its own. What they return
-is stored beside the loop, so that a slow database delays no coroutine.
+As a request under ASGI, each coroutine has a thread for its synchronous calls (Django's async ORM
+makes some), from the first such call to its end, and so connections of its own. Results are stored
+on another thread than the loop's, so that a slow database delays no coroutine.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Processes(Threads):
 
 
 class ChildProcess:
-    """One child process at a time, started anew after it was killed or has died."""
+    """One child process at a time, replaced after it was killed or has died."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
