@@ -62,7 +62,7 @@ class AuditEntry(Ledger):
     verb = models.CharField("action", max_length=50)
     #: The way it was requested: page, admin, api or command.
     via = models.CharField(max_length=20, blank=True, default="")
-    #: Of which model the rows are ("leasing_tasks.task").
+    #: The model of the rows ("leasing_tasks.task").
     model = models.CharField(max_length=MAX_LABEL)
     #: The key of the row, when it was one.
     key = models.CharField(max_length=MAX_KEY, blank=True, default="")
@@ -79,13 +79,13 @@ class AuditEntry(Ledger):
     finished_at = models.DateTimeField(null=True, default=None)
 
     objects: ClassVar = AuditEntryQuerySet.as_manager()
-    #: Django itself goes by these, and whoever must rewrite what was told all the same.
+    #: For Django itself, and for code that has to change rows of the ledger.
     base_objects: ClassVar = RoutedManager()
 
     class Meta:
         base_manager_name = "base_objects"
         verbose_name_plural = "audit entries"
-        # What a user is given for the model: to look. Nobody adds, changes or deletes.
+        # The only permission is to view: nobody adds, changes or deletes.
         default_permissions = ("view",)
         ordering: ClassVar = ["-id"]
         indexes: ClassVar = [

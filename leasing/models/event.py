@@ -34,7 +34,7 @@ class EventKind(models.TextChoices):
 class LeaseEvent(Ledger):
     """An event of a lease, in the order of ``id``. Rows are only ever added.
 
-    Model and key stand as text, so that the history outlives the row.
+    Model and key are stored as text, so that the history outlives the row.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -47,13 +47,13 @@ class LeaseEvent(Ledger):
     grant_id = models.UUIDField(null=True, default=None)
     fencing_token = models.BigIntegerField(default=0)
     at = models.DateTimeField(db_default=DbNow())
-    #: Of a takeover: when the term before it ran out; of a revocation: when its own did.
+    #: The expiry of the previous term, for a takeover; of the revoked term, for a revocation.
     previous_expired_at = models.DateTimeField(null=True, default=None)
     reason = models.CharField(max_length=500, blank=True, default="")
     actor = models.CharField(max_length=200, blank=True, default="")
 
     objects: ClassVar = LeaseEventQuerySet.as_manager()
-    #: Django itself goes by these, and whoever must rewrite what was told all the same.
+    #: For Django itself, and for code that has to change rows of the ledger.
     base_objects: ClassVar = RoutedManager()
 
     class Meta:
@@ -68,7 +68,7 @@ class LeaseEvent(Ledger):
 
     @classmethod
     def of(cls, row: Leasable, kind: EventKind | str, **fields: Any) -> Self:
-        """An unsaved event about ``row`` as it stands."""
+        """Return an unsaved event about ``row`` as it is now."""
         fields = {
             "holder": row.holder,
             "grant_id": row.grant_id,

@@ -26,25 +26,25 @@ class Leasable(Guarded):
     """A row that one holder at a time may own, until a deadline.
 
     The row is *free* until it is acquired, then *active* until ``expires_at`` passes (expired)
-    or it is given back (released). Holder and grant stay on the row afterwards, until the next
-    grant, so that a late holder hears what became of its term.
+    or until it is released. Holder and grant stay on the row until the next grant, so that a late
+    holder learns how its term ended.
 
-    Once a row is stored, the columns here are written by the queryset's verbs alone: ``save()``
-    leaves them out, because a stale instance saved would put the old holder back, and naming one
-    in ``update_fields`` or ``bulk_update()`` is an error. Fixtures are written as they are. A copy
-    is free. A subclass with a ``Meta`` of its own inherits ``Leasable.Meta``, for its constraints.
+    Once a row is stored, only the queryset's verbs write the columns here. ``save()`` leaves them
+    out, because a stale instance would restore the old holder, and naming one in ``update_fields``
+    or ``bulk_update()`` is an error. Fixtures are written as they are. A copy is free. A subclass
+    with a ``Meta`` of its own inherits ``Leasable.Meta``, for its constraints.
     """
 
-    # Each has a default in the database too: whoever inserts rows without knowing of leases, as
-    # the code of the release before does while a deploy rolls, inserts free ones.
+    # Each has a default in the database too: code that inserts rows without these columns, such as
+    # the previous release during a deploy, inserts free rows.
 
     #: The holder of the row, or the last one; empty when it was never held.
     holder = models.CharField(max_length=200, blank=True, default="", db_default="", editable=False)
     #: Chosen by the holder's process for each grant: the proof of its term.
     grant_id = models.UUIDField(null=True, default=None, editable=False)
-    #: Rises with every grant and revocation, for all time; for resources outside the database.
+    #: Rises with every grant and revocation, never falls; targets reject writes with lower ones.
     fencing_token = models.BigIntegerField(default=0, db_default=0, editable=False)
-    #: The number of grants of the row: the small number that people are shown.
+    #: The number of grants of the row: a small number, for people.
     grants = models.IntegerField(default=0, db_default=0, editable=False)
     #: The time by which each renewal moves the deadline.
     ttl = models.DurationField(
@@ -54,32 +54,31 @@ class Leasable(Guarded):
     renewed_at = models.DateTimeField(null=True, default=None, editable=False)
     renewals = models.IntegerField(default=0, db_default=0, editable=False)
     released_at = models.DateTimeField(null=True, default=None, editable=False)
-    #: Held while this lies ahead. Never null, and in no index: renewals stay cheap that way.
+    #: The deadline. Never null, and in no index, so that renewals stay cheap.
     expires_at = models.DateTimeField(default=EPOCH, db_default=EPOCH, editable=False)
 
-    #: The columns of the lease, which its verbs alone write.
+    #: The columns of the lease, which only its verbs write.
     verb_columns: ClassVar[frozenset[str]] = LEASE_FIELDS
-    #: Of these, what no verb but a grant writes: the row of a living grant has it right.
+    #: Of these, the columns that only a grant writes: they do not change during a term.
     granted_columns: ClassVar[frozenset[str]] = GRANTED_FIELDS
-    #: The columns beside those of the lease that verbs of the model alone write, once a row is
-    #: stored.
+    #: Further columns that only verbs of the model write, once a row is stored.
     state_columns: ClassVar[frozenset[str]] = frozenset()
     #: Columns that ``renewal_now`` reads.
     renewal_columns: ClassVar[frozenset[str]] = frozenset({"grant_id", "expires_at"})
-    #: The column with an index by which pages list the leases of rows that were held, the latest
-    #: first; "" is the key.
+    #: The indexed column by which pages list the leases of rows that were held, the latest first;
+    #: "" is the key.
     leases_listed_by: ClassVar[str] = ""
-    #: True if an index leads to the rows that ``holding`` finds: then they are counted, however
-    #: many others there are.
+    #: True if an index finds the rows of ``holding``: then pages count them, however many others
+    #: there are.
     held_is_indexed: ClassVar[bool] = False
 
-    #: The columns beside those of the lease that ``lease_id`` and ``lease_resource`` read: pages
-    #: that list leases load no others. None: any.
+    #: Further columns that ``lease_id`` and ``lease_resource`` read: pages that list leases load no
+    #: others. None: they may read any column.
     columns_of_lease_names: ClassVar[frozenset[str] | None] = None
 
     objects: ClassVar[models.Manager[Any]] = LeasableQuerySet.as_manager()
 
-    #: Of a row that was just taken over: when the term before it ran out.
+    #: On a row that was just taken over: the expiry of the previous term.
     previous_expired_at: datetime | None = None
 
     if TYPE_CHECKING:
@@ -91,8 +90,8 @@ class Leasable(Guarded):
 
     class Meta:
         abstract = True
-        # PostgreSQL reads every check anew for each statement that writes. So the counts, which
-        # these bound, have none of their own, as positive fields would.
+        # PostgreSQL compiles every check again for each statement that writes. So the counts, which
+        # these checks bound too, are no positive fields, which would have checks of their own.
         constraints: ClassVar = [
             models.CheckConstraint(
                 name="%(app_label)s_%(class)s_granted",

@@ -23,7 +23,7 @@ class Lease(Leasable):
     created_at = models.DateTimeField(db_default=DbNow(), editable=False)
     #: Data of the holder, for others to read.
     metadata = models.JSONField(default=dict, blank=True, editable=False)
-    #: Of the latest grant; one of a higher priority may ask the holder to yield.
+    #: The priority of the latest grant; a caller with a higher one may ask the holder to yield.
     priority = models.SmallIntegerField(default=0, editable=False)
     #: The time after an expiry during which nobody else gets it.
     grace = models.DurationField(default=timedelta(0), editable=False)
@@ -31,7 +31,7 @@ class Lease(Leasable):
     ends_at = models.DateTimeField(null=True, default=None, editable=False)
     #: The requester that asked the holder to yield.
     yield_to = models.CharField(max_length=200, blank=True, default="", editable=False)
-    #: Somebody waits until then, and wants the release announced.
+    #: Until then somebody waits for the release, which is to be announced.
     wanted_until = models.DateTimeField(null=True, default=None, editable=False)
 
     renewal_columns = frozenset({"grant_id", "expires_at", "ends_at", "yield_to"})

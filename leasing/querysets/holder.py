@@ -1,6 +1,6 @@
 """The verbs of holders: renew, release, and proof that a grant still holds.
 
-They take the held row, demand its grant, and raise LeaseLost when its term is over.
+They take the held row, require its grant, and raise LeaseLost if its term has ended.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class HolderRows(LeaseRows[Row]):
     tells_waiters = False
 
     def renew(self, row: Row) -> Row:
-        """Move the deadline of ``row`` to its ttl from now; never nearer than it was.
+        """Move the deadline of ``row`` to now plus its ttl, never to an earlier time.
 
-        Raises LeaseLost when the grant is no longer the current one or the deadline has
+        Raises LeaseLost if the grant is no longer the current one or the deadline has
         passed, LeaseInTransaction inside an atomic block.
         """
         rows = self.home(row)
@@ -47,9 +47,9 @@ class HolderRows(LeaseRows[Row]):
         return row
 
     def release(self, row: Row) -> Row:
-        """Give ``row`` back at once. A second release of the same grant changes nothing.
+        """Release ``row``. A second release of the same grant changes nothing.
 
-        Raises LeaseLost when the grant is no longer the current one or had run out.
+        Raises LeaseLost if the grant is no longer the current one or had expired.
         """
         release = partial(self.home(row)._release_held, row)
         if points.tracer is None:
@@ -68,8 +68,8 @@ class HolderRows(LeaseRows[Row]):
             raise self._refuse(row, "release")
 
     def release_many(self, held: Iterable[Row]) -> dict[Any, LeaseLost]:
-        """``release`` each of ``held``, on PostgreSQL in one statement. Returns how those were
-        lost that were, by their keys: all others are given back."""
+        """``release`` each of ``held``, on PostgreSQL in one statement. Returns the losses by key;
+        all other rows are released."""
         left = {row.pk: row for row in held}
         rows = self.home(next(iter(left.values()), None))
         for row in left.values():
@@ -92,12 +92,12 @@ class HolderRows(LeaseRows[Row]):
         return await in_thread(self.renew, row)
 
     async def arelease(self, row: Row) -> Row:
-        """``release``, for async code. Cancelled while it waits, it releases all the same."""
+        """``release``, for async code. It releases even if it is cancelled while it waits."""
         return await in_thread(self.release, row)
 
     def _renew(self, row: Row) -> bool:
         refuse_transaction(self.db)
-        # What is over, or locked by somebody, is left to the form that waits for the lock.
+        # A locked row, or one whose term has ended, is left to the form that waits for the lock.
         if self._is_in_one and postgres.renew_one(self, row):
             return True
         with durable(self.db):
@@ -110,8 +110,8 @@ class HolderRows(LeaseRows[Row]):
         return bool(renewed)
 
     def _release_in_one(self, held: list[Row]) -> list[Row]:
-        """Give back in one statement what can be, and tell of it. Returns these rows; the others
-        are over, or locked by somebody: the form that waits for the lock says which."""
+        """Release rows in one statement, and signal that. Returns the released ones. The terms of
+        the others have ended, or they are locked: the form that waits for the lock finds out."""
         if not (held and self._is_in_one and postgres.notes(self)):
             return []
         freed = postgres.release(self, held, releasing(), tell=self.tells_waiters)
@@ -133,7 +133,7 @@ class HolderRows(LeaseRows[Row]):
 
     def prove(self, row: Row) -> None:
         """Lock ``row`` until the caller's transaction ends, if its grant is still the current
-        one and the deadline lies ahead. Raises LeaseLost."""
+        one and the deadline has not passed. Raises LeaseLost."""
         rows = self.home()
         rows._lock(row)
         if not rows._of_grant(row).unexpired().exists():
@@ -142,11 +142,11 @@ class HolderRows(LeaseRows[Row]):
     def renew_many(self, grants: Mapping[Any, uuid.UUID], timeout: float = 10.0) -> Renewals:
         """Renew the rows whose key and grant are in ``grants``, in one transaction.
 
-        Rows that someone else has locked are skipped, not waited for, and appear nowhere in
-        the answer: try them again. No statement runs longer than ``timeout`` seconds.
+        Rows that someone else has locked are skipped and are not in the answer: try them again. No
+        statement runs longer than ``timeout`` seconds.
 
-        Raises LeaseInTransaction inside an atomic block: rolled back, the rows would forget a
-        renewal that their holders go on believing.
+        Raises LeaseInTransaction inside an atomic block: after a rollback the holders would trust a
+        renewal that was not stored.
         """
         rows = self.home()
         refuse_transaction(rows.db)

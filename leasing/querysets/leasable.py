@@ -1,12 +1,11 @@
 """Every conditional update on leases: the verbs on rows of any leasable model.
 
-How rows are saved, their states, the verbs of holders, and how they are granted are the modules
-``saving``, ``states``, ``holder`` and ``granting``, each built on the one before. The verbs demand
-of the row, besides its key:
+The modules ``saving``, ``states``, ``holder`` (the verbs of holders) and ``granting`` each build on
+the one before. The verbs require of the row, in addition to its key:
 
-    acquire   released, or the deadline has passed (of rows never granted it always has)
-    renew     this grant, not released, the deadline ahead
-    release   this grant, not released, the deadline ahead
+    acquire   released, or the deadline has passed (for rows never granted it always has)
+    renew     this grant, not released, the deadline not passed
+    release   this grant, not released, the deadline not passed
     revoke    granted and not released
 """
 
@@ -41,7 +40,7 @@ RAISED_TOGETHER = 1000
 class LeasableQuerySet(GrantingRows[Row]):
     """Rows of any leasable model: by state, and the verbs on a row that is held.
 
-    Holder verbs (renew, release) take the held row and raise LeaseLost when its term is over.
+    Holder verbs (renew, release) take the held row and raise LeaseLost if its term has ended.
     Operator verbs (revoke) act on the whole queryset and return how many rows they changed.
     """
 
@@ -55,7 +54,7 @@ class LeasableQuerySet(GrantingRows[Row]):
         ttl: float | timedelta | None = None,
         wait: float | None = None,
     ) -> Row:
-        """Acquire the lease on ``row``, and return the row as it is stored then.
+        """Acquire the lease on ``row``, and return the row as it is stored afterwards.
 
         Args:
             row: The row to lease.
@@ -63,7 +62,7 @@ class LeasableQuerySet(GrantingRows[Row]):
             ttl: Seconds until the deadline; the setting TTL by default.
             wait: Seconds to wait for the present holder; the setting WAIT by default.
 
-        Raises LeaseHeld, LeaseTimeout (waited in vain), LeaseLost (the row is gone),
+        Raises LeaseHeld, LeaseTimeout (still held after ``wait``), LeaseLost (the row is gone),
         InvalidResource (the holder), InvalidTTL, LeaseInTransaction inside an atomic block.
         """
         terms = Terms.check(holder=holder, ttl=ttl)
@@ -101,8 +100,8 @@ class LeasableQuerySet(GrantingRows[Row]):
             holder: The name of the holder; this process by default.
             ttl: Seconds until the deadline; the setting TTL by default.
             wait: Seconds to wait for the present holder; the setting WAIT by default.
-            separate: True to permit it inside a transaction, over a connection of its own: it is
-                released when that commits, and left to its ttl when not.
+            separate: True to permit it inside a transaction, over a connection of its own. It is
+                released when the transaction commits, and expires after a rollback.
             on_lost: Called once, on a thread of the keeper, when the hold is lost.
         """
         terms = Terms.check(holder=holder, ttl=ttl)
@@ -117,11 +116,11 @@ class LeasableQuerySet(GrantingRows[Row]):
         holder: str | None = None,
         ttl: float | timedelta | None = None,
     ) -> Claim[Row]:
-        """Acquire available rows of this queryset, in its order, in one transaction; rows that
-        others are acquiring are passed over.
+        """Acquire available rows of this queryset, in its order, in one transaction. Rows that
+        others are acquiring are skipped.
 
-        The answer is a list of the rows, and a context manager that renews them all while the block
-        runs and releases them at the end.
+        Returns a list of the rows that is also a context manager: in its block they are renewed, at
+        its end they are released.
 
         Args:
             limit: The number of rows, at most.
@@ -190,8 +189,10 @@ class LeasableQuerySet(GrantingRows[Row]):
 
     def raise_tokens(self, ahead: float = 0, reason: str = "", by: str = "") -> int:
         """Revoke these rows, and raise the tokens of those that can be granted again above the
-        database's clock: for after a restore or a promotion, where that clock may be behind the one
-        of grants that were lost. Returns how many were raised.
+        database's clock. Returns how many were raised.
+
+        This is for the time after a restore or a promotion: the clock may be behind the tokens of
+        grants that the database has lost.
 
         Args:
             ahead: Seconds by which the tokens are raised above the database's clock.
@@ -209,7 +210,7 @@ class LeasableQuerySet(GrantingRows[Row]):
                 batch = batch.filter(pk__gt=last)
             with transaction.atomic(using=rows.db):
                 keys = list(lock(batch).values_list("pk", flat=True)[:RAISED_TOGETHER])
-                # Whoever was granted one meanwhile keeps the token that they know.
+                # Rows that were granted meanwhile keep their token: their holder has it.
                 still = rows.grantable().filter(pk__in=keys)
                 raised += still.update(fencing_token=floor)
             if len(keys) < RAISED_TOGETHER:
@@ -219,8 +220,8 @@ class LeasableQuerySet(GrantingRows[Row]):
 
 @cache
 def verbs_of(model: type[Any]) -> type[LeasableQuerySet[Any]]:
-    """The kind of queryset that the manager of ``model`` makes. A manager is asked for one only
-    where its class does not say: it may want to know whose request this is."""
+    """Return the queryset class of ``model``. A manager is called only if its class does not have
+    one: it may depend on the current request."""
     managers: Iterable[Any] = (model._default_manager, *model._meta.managers)
     for manager in managers:
         made: type[Any] = manager._queryset_class
