@@ -32,15 +32,15 @@ class StandIn(Protocol):
 
     @property
     def stopped_at(self) -> datetime | None:
-        """In place of the database's clock; None while that goes on, ``passed`` seconds ahead."""
+        """In place of the database's clock; None while that runs, ``passed`` seconds ahead."""
 
     @property
     def passed(self) -> float:
-        """Seconds that a test has let pass."""
+        """Seconds by which a test has advanced the clocks."""
 
     def pause(self, resource: str, seconds: float) -> float:
-        """Somebody waits up to ``seconds`` for ``resource``. Returns for how many seconds to
-        wait in earnest."""
+        """Called before a wait of up to ``seconds`` for ``resource``. Returns the seconds to wait
+        really."""
 
 
 #: Takes the place of both clocks while it is set.

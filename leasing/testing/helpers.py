@@ -29,12 +29,12 @@ SOMEONE = "someone else"
 
 
 def expire(what: What, *, ago: float = 0.0) -> None:
-    """Move the expiry of the lease on ``what`` to ``ago`` seconds ago; its earlier times move
-    along.
+    """Move the expiry of the lease on ``what`` to ``ago`` seconds ago, and its earlier times by as
+    much.
 
-    The holder of a hold hears of it at once, as if no renewal had been answered in time. By its
-    row or its name the lease ends where it is kept, and the holder hears of that at its next
-    renewal, as in life. A grace counts from the new end: ``ago`` lets it pass too.
+    If ``what`` is a hold, it is lost at once, as if no renewal had been answered in time. If it is
+    a row or a name, only the stored lease ends, and the holder learns of that at its next renewal,
+    as in production. A grace counts from the new expiry, so ``ago`` can include it.
 
     Raises AssertionError when nobody has it.
     """
@@ -54,7 +54,7 @@ def expire(what: What, *, ago: float = 0.0) -> None:
 
 def revoke(what: What, reason: str = "revoked by a test", by: str = "a test") -> None:
     """Revoke the lease on ``what``, as an operator would. The holder learns of it at its next
-    renewal: ``manual_keeper().renew()``. Raises AssertionError when nobody has it.
+    renewal: ``manual_keeper().renew()``. Raises AssertionError if nobody holds it.
 
     Args:
         what: A hold, a row, or the name of a resource.
@@ -67,10 +67,10 @@ def revoke(what: What, reason: str = "revoked by a test", by: str = "a test") ->
 
 
 class hold_elsewhere(AbstractContextManager[Any], AbstractAsyncContextManager[Any]):
-    """Hold ``what`` as ``holder``, who is no part of this process, while the block runs, plain or
-    async; gives the leased row. Nobody renews it: its ``ttl`` is the longest allowed, unless given.
+    """A block, plain or async, in which ``holder``, another process, holds ``what``. It yields the
+    leased row. Nobody renews it: its ``ttl`` is the longest allowed, unless given.
 
-    Raises LeaseHeld when somebody has it already.
+    Raises LeaseHeld if somebody holds it already.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class hold_elsewhere(AbstractContextManager[Any], AbstractAsyncContextManager[An
 
 
 def assert_held(what: What, by: str | Hold | None = None) -> None:
-    """``what`` is held now; ``by`` a holder of that name, or under the grant of that hold."""
+    """Assert that ``what`` is held now, ``by`` that holder or under the grant of that hold."""
     subject = subject_of(what)
     row = subject.look()
     if row is None or row.lease_state(row.now) != LeaseState.ACTIVE:
@@ -121,7 +121,7 @@ def assert_held(what: What, by: str | Hold | None = None) -> None:
 
 
 def assert_free(what: What) -> None:
-    """Anybody could have ``what`` now: nobody holds it, and no grace runs."""
+    """Assert that ``what`` can be acquired now: nobody holds it, and no grace runs."""
     subject = subject_of(what)
     row = subject.look()
     if row is None or not row.grants or row.released_at is not None:
@@ -132,7 +132,7 @@ def assert_free(what: What) -> None:
 
 
 def assert_lost(hold: Hold, reason: str = "") -> None:
-    """``hold`` was entered and lost, and its holder was told; ``reason`` is part of why."""
+    """Assert that ``hold`` was entered and is lost; ``reason`` is a part of the reason."""
     if not hold.lost.is_set():
         state = "still held" if hold.valid else "not held, and was not lost"
         raise AssertionError(f"{hold.resource} is {state}.")
@@ -161,8 +161,8 @@ arevoke = sync_to_async(revoke)
 
 @contextmanager
 def in_memory() -> Iterator[MemoryStore]:
-    """Hold leases in the memory of this process while the block runs, without a database: as
-    under ``LEASING["ENABLED"] = False``. What is in it is forgotten at the end."""
+    """In this block, keep leases in the memory of this process, without a database, as with
+    ``LEASING["ENABLED"] = False``. They are forgotten at its end."""
     with override_settings(LEASING={**leasing_settings.given(), "ENABLED": False}):
         try:
             yield memory
@@ -171,9 +171,9 @@ def in_memory() -> Iterator[MemoryStore]:
 
 
 class LeasingTestMixin:
-    """For test cases of unittest: time stands still for leases until the test advances it.
+    """For test cases of unittest: the clocks of leases stop until the test advances them.
 
-    The ``TestCase`` stands behind it: ``class MyTest(LeasingTestMixin, TestCase)``.
+    Name it before the ``TestCase``: ``class MyTest(LeasingTestMixin, TestCase)``.
     """
 
     #: Moves time, and renews: see ManualKeeper.
@@ -187,7 +187,7 @@ class LeasingTestMixin:
 
 
 class LeasingTestCase(LeasingTestMixin, TestCase):
-    """A ``django.test.TestCase`` in which time stands still for leases."""
+    """A ``django.test.TestCase`` in which the clocks of leases are stopped."""
 
 
 def _write_notes() -> None:

@@ -1,4 +1,4 @@
-"""The time of leases in the hands of a test. See ``leasing.testing``."""
+"""The clocks of leases, controlled by a test. See ``leasing.testing``."""
 
 from __future__ import annotations
 
@@ -20,31 +20,30 @@ from leasing.runtime import clock as clocks
 from leasing.runtime.aio import in_thread
 from leasing.stores.memory import memory
 
-#: Seconds that pass between two looks at least.
+#: The least number of seconds between two steps.
 STEP = 0.01
 
 
 class ManualKeeper:
-    """The keeper and the clocks of leases, moved by a test: given by ``manual_keeper()``."""
+    """The keeper and the clocks of leases, moved by a test. Yielded by ``manual_keeper()``."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
         self._started = clocks.system_clock(), datetime.now(UTC)
         self._stopped_after: float | None = None
-        #: Seconds that the test has let pass.
+        #: Seconds by which the test has advanced the clocks.
         self.passed = 0.0
-        #: True lets no renewal through, as when the process is suspended or the network cut.
+        #: True blocks all renewals, as if the process were suspended or the network cut.
         self.frozen = False
 
     def stop(self) -> None:
-        """Stop the clocks, but for ``advance``."""
+        """Stop the clocks; only ``advance`` and ``suspend`` move them."""
         if self._stopped_after is None:
             self._stopped_after = clocks.system_clock() - self._started[0]
 
     def advance(self, seconds: float) -> None:
-        """Move the clocks on by ``seconds``. Each hold is renewed when it is due, unless
-        ``frozen``; the loss of those that were not renewed in time is reported at its moment,
-        before this returns."""
+        """Advance the clocks by ``seconds``. Each hold is renewed when it is due, unless
+        ``frozen``. Losses are reported at their moment, before this returns."""
         end = self.passed + seconds
         while (moment := max(self._next_moment(), self.passed + STEP)) < end:
             self.passed = moment
@@ -53,19 +52,19 @@ class ManualKeeper:
         self.step()
 
     def suspend(self, seconds: float) -> None:
-        """Move the clocks on by ``seconds`` in which nothing of this process runs: it finds
-        afterwards what was lost meanwhile."""
+        """Advance the clocks by ``seconds`` in which nothing of this process runs, as if it were
+        suspended: losses are found afterwards."""
         self.passed += seconds
 
     def step(self) -> None:
-        """Do what the keeper would do at this moment: tell what is lost, renew what is due."""
+        """Do what the keeper would do now: report losses, and renew what is due."""
         self._keeper.declare_lost()
         if not self.frozen:
             self._keeper.renew_due()
         self.write_notes()
 
     def renew(self) -> None:
-        """Renew every hold now, due or not: those that were revoked or taken hear of it."""
+        """Renew every hold now, due or not: those that were revoked or taken are lost."""
         for hold in self._keeper.holds:
             hold.due_at = self.seconds
         self._keeper.renew_due()
@@ -124,8 +123,8 @@ class ManualKeeper:
         return clocks.system_clock() - self._started[0] + self.passed
 
     def pause(self, resource: str, seconds: float) -> float:
-        """Waiting is over at once, and ``seconds`` later for all leases. Only for what this
-        process holds itself, and may release, it is waited in earnest."""
+        """Advance the clocks by ``seconds`` in place of a wait. Return 0 or, if this process holds
+        ``resource`` and may release it, the seconds to wait really."""
         self.advance(seconds)
         grants = (getattr(held, "grant", None) for held in self._keeper.holds)
         ours = resource in (grant.resource for grant in grants if grant)
