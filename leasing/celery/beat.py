@@ -1,27 +1,27 @@
-"""Celery's beat on every node: one leads and sends, the others stand by.
+"""Celery's beat on every node: one leads and sends, the others are on standby.
 
-Leadership alone is not enough: a leader that was frozen wakes up between the look at the clock
-and the sending. So each slot (a moment of one entry's plan) is taken by a write that proves the
-term, in a transaction that holds the lease's row, and that is conditional on the slot before.
+Leadership alone is not enough: a leader may be suspended after it has read the clock and before it
+sends. So each slot (a due moment of one entry) is claimed by a write that proves the term, in a
+transaction that locks the lease's row, and that is conditional on the previous slot.
 
 claim    → ``BeatEntry.claim``: after it no other beat takes this slot
 send     → with the message id that the claim chose, if the term still lasts
 confirm  → the slot is done
 
 What happens when
-    the leader dies                 the next reads what was claimed, and goes on from there
-    ... between claim and confirm   the next sends the slot again, with the same message id: it
-                                    cannot know. No slot is lost, and a double can be told by its
-                                    id. It takes a death within these milliseconds
-    the leader freezes before the claim     the claim is refused when it wakes up
-    ... between claim and send      its term is over when it wakes up: it does not send
-    the broker is away              the slot stays claimed and is sent again until it is taken;
-                                    the entry's later slots wait
-    the database is away            the term ends, and nobody sends until it is back
+    the leader dies                 the next reads what was claimed, and continues from there
+    ... between claim and confirm   the next sends the slot again, with the same message id, since
+                                    it cannot know. No slot is lost; a duplicate has the same id.
+                                    This takes a death within these milliseconds
+    the leader is suspended before the claim    the claim is refused when it resumes
+    ... between claim and send      its term has ended when it resumes: it does not send
+    the broker does not answer      the slot stays claimed and is sent again until the broker
+                                    accepts it; the entry's later slots wait
+    the database does not answer    the term ends, and nobody sends until it answers
 
-A slot lies where the plan has it (the slot before plus the interval, or the moment of a crontab),
-not where some beat was awake to see it. So those that a hand-over delays are made up for, one by
-one, as far as they are at most ``catch_up`` seconds old; of older ones, one stands for all, as
+A slot is at the time of the schedule (the previous slot plus the interval, or the time of a
+crontab), not at the time at which a beat noticed it. Slots that a change of the leader delayed are
+sent one by one if they are at most ``catch_up`` seconds old. For all older ones, one is sent, as
 with any beat after a pause.
 """
 
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
     from leasing.leader import Leader
     from leasing.querysets.beats import BeatEntry
 
-#: Seconds between looks of a beat that stands by whether it leads now.
+#: Seconds between checks of a standby whether it leads now.
 CHECK_EVERY = 0.25
-#: Seconds until what failed for want of a database or a broker is tried again.
+#: Seconds until another try after the database or the broker did not answer.
 RETRY_AFTER = 1.0
-#: Seconds that the end of a beat waits for its lease to be given back.
+#: Seconds that the end of a beat waits for the release of its lease.
 JOIN_TIMEOUT = 5.0
 
 
 class Campaign:
-    """Campaigns on a thread beside beat's own, which looks at ``term``."""
+    """Campaigns on a thread of its own; the thread of beat reads ``term``."""
 
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
@@ -68,7 +68,7 @@ class Campaign:
 
     @property
     def term(self) -> Hold | None:
-        """The term of this process, while it surely lasts. Raises what ended the campaign."""
+        """The term of this process, while it is valid. Raises the error that ended the campaign."""
         if self._failure is not None:
             raise self._failure
         term = self._term

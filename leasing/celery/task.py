@@ -1,17 +1,17 @@
 """Tasks of Celery that run under a lease.
 
 Terms
-    winner  the call that holds the lease; its body runs, and the keeper renews meanwhile
-    loser   a call that finds the lease held; what becomes of it ``when_held`` says
+    winner  the call that holds the lease; the keeper renews it while the body runs
+    loser   a call that finds the lease held; ``when_held`` decides what happens to it
 
 What happens when
-    the worker is killed   the lease runs out after its ttl; what becomes of the message is
-                           Celery's business: with ``acks_late`` it is delivered again
-    the lease is lost      the body hears of it by ``request.hold``; the task ends in FAILURE with
-                           LeaseLost, whatever the body returned, unless it failed by itself
-    a message comes twice  while the first still runs the second is a loser, as any other
-    a body asks for a retry  the retry waits for it to end, and is not taken for a loser
-    a process forks        holds are taken by the process that runs the body, so none is inherited
+    the worker is killed   the lease expires after its ttl. Celery decides about the message: with
+                           ``acks_late`` it is delivered again
+    the lease is lost      the body learns of it by ``request.hold``. The task ends in FAILURE with
+                           LeaseLost, whatever the body returned, unless the body failed
+    a message comes twice  while the first still runs, the second is a loser
+    a body asks for a retry  the retry waits until the body has ended, and is no loser
+    a process forks        the process that runs the body takes the lease, so no hold is inherited
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 #: The handling of a call that finds the lease held.
 WhenHeld = Literal["skip", "retry", "wait"]
 
-#: The header that counts how often a call was put off.
+#: The header that counts how often a call was postponed.
 PUT_OFF = "lease_put_off"
-#: Seconds for which ``when_held="wait"`` waits where nothing else is said.
+#: Seconds for which ``when_held="wait"`` waits by default.
 WAIT = 30.0
 #: Seconds that a retry waits for the attempt that asked for it to end, before it is put off.
 SETTLING = 5.0

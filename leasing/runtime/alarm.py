@@ -12,8 +12,8 @@ CHECK_CLOCK_EVERY = 1.0
 
 
 class Alarm(threading.Condition):
-    """Wakes a thread for what comes before it would have looked by itself, and for nothing
-    else. All of it under the lock."""
+    """Wakes a thread only for work that is due before the thread would wake by itself. Every method
+    is called under the lock."""
 
     def __init__(self, lock: Any) -> None:
         super().__init__(lock)
@@ -21,9 +21,8 @@ class Alarm(threading.Condition):
         self._lingers = False
 
     def sleep(self, now: float, seconds: float | None) -> None:
-        """Sleep for ``seconds``; None: until something comes. What comes within CHECK_CLOCK_EVERY
-        of the last need not wake it: else whoever holds something for moments would do so each
-        time."""
+        """Sleep for ``seconds``; None: until there is work. After the last work, the thread stays
+        ready for CHECK_CLOCK_EVERY, so that many short holds do not wake it each time."""
         lingers, self._lingers = self._lingers, seconds is not None
         if seconds is None and lingers:
             seconds = CHECK_CLOCK_EVERY
@@ -31,10 +30,10 @@ class Alarm(threading.Condition):
         try:
             self.wait(seconds)
         finally:
-            # Awake: it looks at everything before it sleeps again.
+            # The thread is awake, and checks everything before it sleeps again.
             self._looks_at = -math.inf
 
     def set_for(self, moment: float) -> None:
-        """There is something to do at ``moment``."""
+        """Wake the thread unless it wakes by ``moment`` by itself: there is work then."""
         if moment < self._looks_at:
             self.notify()

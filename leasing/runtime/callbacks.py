@@ -1,8 +1,7 @@
-"""Calls back: what users hear of their holds and tasks, apart from the threads that renew, claim
-and store.
+"""Callbacks and receivers of users, on other threads than those that renew, claim and store.
 
-A thread of the engine works in ``apart``: whatever receivers are told there is called by threads of
-their own instead, so that one which hangs holds up none but those after it.
+A thread of a worker runs inside ``apart``: its receivers are called on threads of their own, so
+that one that hangs delays only those after it.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from django.db import connections
 from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log
 
-#: Callbacks that may run at a time: a slow one delays no other until so many are slow.
+#: Callbacks that may run at a time: others are delayed only if this many are slow.
 MAX_THREADS = 16
-#: With so many callbacks waiting, whoever causes more of them may wait until some are through.
+#: With this many waiting callbacks, code that causes more may have to wait until some are done.
 BACKLOG = 1000
 #: Seconds after which a callback counts as one that hangs.
 HANGS_AFTER = 1.0
-#: So much may wait to be told to receivers; what comes then, while they hang, is not told.
+#: The greatest number of waiting calls; while receivers hang, further ones are dropped.
 MAX_WAITING = 10_000
 
 Callback = Callable[[], object]

@@ -1,11 +1,11 @@
-"""Measure where it happens, for those who connect: beside the signals, which report events.
+"""Probes: measurements for metrics and tests. (Signals report events.)
 
-A probe is false while nobody listens, and then nothing is measured for it:
+A probe is false while nothing is connected to it, and then nothing is measured for it:
 
-    acquiring    model, outcome, seconds: how long an acquire took, and what came of it
+    acquiring    model, outcome, seconds: the outcome and the duration of an acquire
     renewing     a ``Round``: a request of the keeper, or of a hold that renews itself
     comparing    seconds by which the wall clock of this host is ahead of the database's
-    leading      what became of a leadership here: "elected", "lost" or "left"
+    leading      a change of a leadership in this process: "elected", "lost" or "left"
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Ear = Callable[..., object]
 
 
 class Probe:
-    """Calls those who listen with what was measured. One that raises is logged, and harms
-    nobody."""
+    """Calls the connected functions with a measurement. One that raises is logged; the others are
+    called."""
 
     __slots__ = ("_ears",)
 
@@ -77,8 +77,8 @@ leading = Probe()
 def measure_renewal(
     store: Any, holds: Collection[Any], answer: Any | None, took: float, now: float
 ) -> None:
-    """Tell of a request that was to renew ``holds``, at ``now`` on the holder's clock and before
-    they hear of the ``answer`` (a ``leasing.store.Renewals``; None: there was none)."""
+    """Measure a request that renewed ``holds``, at ``now`` on the holder's clock and before the
+    ``answer`` is applied to them (a ``leasing.store.Renewals``; None: there was none)."""
     if answer is None:
         renewing(Round(store, took, 0, 0, 0, len(holds), []))
         return

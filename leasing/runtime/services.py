@@ -1,9 +1,9 @@
-"""Services: what a process does again and again, beside its work or as its work.
+"""Services: work that a process repeats.
 
-A service *ticks*: it does a little, and says in how many seconds it is to tick again. Services that
-share a thread, and with it a connection, take turns, so a tick lasts about a second at most: longer
-work is cut into ticks, or has a thread of its own. What fails is tried again after a pause (see
-``leasing.runtime.outage``), and neither ends the service nor holds up the others of its thread.
+A service *ticks*: it does a little, and returns the seconds until its next tick. Services that
+share a thread, and its connection, take turns. So a tick lasts about a second at most: longer work
+is split into ticks, or has a thread of its own. A tick that fails is tried again after a pause (see
+``leasing.runtime.outage``); it does not end the service or delay the others of its thread.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def run_services(
     ended: threading.Event,
     after_each: Callable[[], object] = lambda: None,
 ) -> None:
-    """Tick each of ``services`` when it is due, whichever is so first, until ``ended``; then close
-    them. ``after_each`` is called after every tick."""
+    """Tick each of ``services`` when it is due, until ``ended``; then close them.
+    ``after_each`` is called after every tick."""
     now = system_clock()
     due_at = {service: now + service.starts_in for service in services}
     while not ended.is_set():
