@@ -1,10 +1,10 @@
-"""A claimed task on its way through this process, from the claim to what is stored of it.
+"""A claimed task in this process, from the claim until its outcome is stored.
 
-Several may want to end it: its handler, its timeout, a worker that stops. Whoever takes it first
-stores what came of it, and what the others bring is dropped.
+Its handler, its timeout or a worker that stops may end it. The outcome of the first is stored,
+those of the others are dropped.
 
-It may wait for a slot before it begins: it is kept from the claim on, and its timeout counts
-from the beginning. There are many of them, so each is as light as it can be.
+It may wait for a slot before its handler starts. Its lease is renewed from the claim on; its
+timeout counts from the start. There are many executions, so each uses as little memory as possible.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from tasks.runtime.tracepoints import AttemptTrace, points
 
 Watch = Callable[["Execution"], object]
 
-#: The part of its time for progress that a task may wait for a slot without a word.
+#: The share of its progress timeout for which a task may wait for a slot without a report.
 SILENCE = 0.1
 
 
 class Carrier(Protocol):
-    """The thread, coroutine or process that carries an attempt."""
+    """The thread, coroutine or process that runs an attempt."""
 
     def is_alive(self) -> bool: ...
 
 
 class Execution:
-    """One attempt at ``task``, which was just claimed: it is kept from now on, unless its
-    ``grant`` is given, which the caller keeps. ``watch`` is called as its timeout begins."""
+    """One attempt of ``task``, which was just claimed. Its lease is renewed from now on, unless
+    ``grant`` is given: then the caller renews it. ``watch`` is called when its timeout starts."""
 
     __slots__ = (
         "_lock",

@@ -1,6 +1,6 @@
 """Interrupt a handler from outside while it runs: by a stop, a cancellation, its timeout.
 
-The worker writes it, on whichever thread hears of it; the handler reads it through its context.
+Any thread of the worker sets it; the handler reads it through its context.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Collects what came of attempts, and has it stored together: at once when there is little to
-do, else after a few milliseconds. What comes while a statement is under way makes the next."""
+"""Collect the outcomes of attempts and store them together: at once if there is little to do,
+otherwise after a few milliseconds. Outcomes that come during a statement are stored by the next."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tasks.execution.outcome_store import store_outcomes
 from tasks.execution.outcomes import Outcome
 from tasks.runtime.connection import lasting_connection
 
-#: Outcomes that one statement stores at most, and the number from which on it waits for no more.
+#: The greatest number of outcomes in one statement, and the number that does not wait for more.
 MAX_BATCH, FULL_BATCH = 250, 100
-#: Seconds that a result waits for others while more is being done.
+#: Seconds that an outcome waits for others while more tasks run.
 BATCH_DELAY = 0.005
-#: So many results may wait: a worker claims no more until some are stored.
+#: With this many waiting outcomes, a worker claims nothing until some are stored.
 MAX_WAITING = 1000
-#: Seconds that a statement may take before another thread takes over what comes after it (it
-#: may wait for a lock on one of its rows), and how many may do so at a time.
+#: Seconds after which another thread stores what comes after a slow statement (it may wait for a
+#: lock on one of its rows), and the greatest number of such statements at a time.
 STUCK_WRITER_AFTER, MAX_STUCK_WRITERS = 1.0, 4
-#: After how many times the ttl of its task a result that is not stored is a reason to end.
+#: After this many times the ttl of its task, an outcome that is not stored ends the worker.
 STUCK_AFTER = 3
 
 
@@ -40,8 +40,8 @@ class WriterState(Enum):
 
 
 class Completer:
-    """Stores what it is given, on a thread of its own. ``is_busy`` says whether more is under
-    way, ``stored`` is called with what was just stored. Receivers are called by ``callbacks``."""
+    """Stores outcomes on a thread of its own. ``is_busy`` returns True while more tasks run.
+    ``stored`` is called with what was just stored. ``callbacks`` calls receivers."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Completer:
         self._under_way: dict[threading.Thread, list[Outcome]] = {}
         self._state = WriterState.IDLE
         self._began_at = 0.0
-        #: The thread that stores what comes; those before it are stuck.
+        #: The thread that stores new outcomes; earlier ones are stuck.
         self._writer: threading.Thread | None = None
         self._database_down = False
         #: The moment at which the database last failed to answer.

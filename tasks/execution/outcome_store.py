@@ -1,9 +1,9 @@
-"""Stores the outcomes of attempts, of many together where many have ended.
+"""Store the outcomes of attempts, many together if many have ended.
 
-When the database is away, storing is tried again for as long as the worker may believe that the
-tasks are still its own, and a little longer; should the answer to an earlier try have been lost
-on the way, the rows say so by their grants. What the database does not take of many is tried one
-by one, so that no result sinks its neighbours.
+If the database does not answer, storing is tried again while the worker may trust its leases, and a
+little longer. If the answer to an earlier try was lost, the grants of the rows show that it was
+stored. If the database refuses many together, they are tried one by one, so that one bad result
+does not affect the others.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ STORE_PAUSES = (0.1, 0.3, 1, 2, 4, 8, 15)
 
 
 def store_outcomes(outcomes: list[Outcome], database_down: Callable[[bool], object] = bool) -> None:
-    """Store ``outcomes``, each under its grant alone. Raises nothing. ``database_down`` is told
-    whether the database does not answer."""
+    """Store ``outcomes``, each only under its grant. Raises nothing. ``database_down`` is called
+    with True if the database does not answer, else with False."""
     try:
         for outcome in outcomes:
             if outcome.dropped:
                 _drop(outcome)
         _store_until_stored(_left(outcomes), database_down)
-    except BaseException:  # pragma: no cover - a fault of ours must reach no worker
+    except BaseException:  # pragma: no cover - an error here must reach no worker
         log.task_result_failed(exc_info=True)
     finally:
         database_down(False)

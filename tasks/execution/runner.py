@@ -1,7 +1,7 @@
-"""Run one claimed task: call its handler, and judge what came of it.
+"""Run one claimed task: call its handler, and determine the outcome.
 
-What a handler does wrong never reaches the worker: whatever it raises fails its attempt. What is
-to be stored of it is stored by ``tasks.execution.outcome_store``, for many together.
+An error of a handler never reaches the worker: it fails the attempt. Outcomes are stored by
+``tasks.execution.outcome_store``, many together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tasks.models import Task
 from tasks.registry import UNKNOWN_DELAY, Handler, Kind
 from tasks.runtime.connection import lasting_connection
 
-#: Seconds that a handler which was interrupted has to end before its task is ended without it.
+#: Seconds that an interrupted handler has to return before its task is ended without it.
 END_PATIENCE = 1.0
 
 LEFT_OPEN = "The handler left a transaction open; its writes are rolled back."
