@@ -1,10 +1,10 @@
-"""The generator: one process of many that makes sample tasks, while its desired state is running.
+"""The generator: one process of many enqueues sample tasks while the desired state is running.
 
-Start and stop write one row, the desired state, from any process; its revision rises each time. Who
-generates is decided by the lease ``leasing_tasks.generator``: one instance has it, the others
-stand by and take over when it is gone. Every batch is stored in one transaction that locks the
-desired state and the lease first, so a stop that was committed *is* stopped, and a generator that
-lost its lease stores nothing. Acknowledging it is for display.
+Start and stop write one row, the desired state, from any process; its revision rises each time. The
+instance that holds the lease ``leasing_tasks.generator`` generates; the others are on standby and
+take over when it is gone. Each batch is stored in one transaction that first locks the desired
+state and the lease. So nothing is generated after a stop was committed, and a generator that lost
+its lease stores nothing. The acknowledgement is for display only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tasks.models import GeneratorDesiredState, Task
 from tasks.sample import LONGEST, SHORTEST, SLEEP
 
 RESOURCE = "leasing_tasks.generator"
-#: Seconds between looks of an instance that stands by, and at most between batches.
+#: Seconds between two checks of a standby, and the longest pause between batches.
 LOOK_EVERY = 0.5
 
 
@@ -53,9 +53,9 @@ class GeneratorStatus:
 
 
 def generator_status() -> GeneratorStatus:
-    """STARTED is to run and does not produce yet, RUNNING producing, STOPPED otherwise.
+    """Return the status: STARTED (should run, does not generate yet), RUNNING or STOPPED.
 
-    Read from the database alone, so every instance gives the same answer.
+    It is read only from the database, so every instance gives the same answer.
     """
     using = leasing_settings.DATABASE
     desired = GeneratorDesiredState.objects.using(using).first()

@@ -1,17 +1,16 @@
-"""The relay: gives what is stored to a broker, one process of many at a time.
+"""The relay: publishes stored tasks and messages to a broker, one process of many at a time.
 
-    for tasks    it marks the first of those that are ready as published, under the proof of its
-                 term, and then sends their keys. So no two relays send for one row; what a relay
-                 that died in between has not sent is late, and sent again after CELERY_PATIENCE,
-                 as what the broker lost
-    for outbox   it sends messages in the order of their keys, and marks those that the broker has,
-    messages     under the proof of its term: see ``tasks.outbox``
+    tasks      it marks the first ready tasks as published, with a proof of its term, and then sends
+               their keys. So no two relays send for one row. If a relay dies in between, its unsent
+               messages are sent again after CELERY_PATIENCE, as if the broker had lost them
+    outbox     it sends messages in the order of their keys, and marks those that the broker has
+               accepted, with a proof of its term: see ``tasks.outbox``
 
-It holds the lease "leasing_tasks.relay" while it sends, looks before each message whether it is
-still the one, and stops at once when it is not. A relay that was frozen has lost its lease by
-then; what it had just begun to send is all that it may send twice.
+It holds the lease "leasing_tasks.relay" while it sends, checks it before each message, and stops at
+once after a loss. A relay that was suspended has lost its lease; only the message that it was
+sending may be sent twice.
 
-While the broker is away the relay waits, with growing pauses: the rows are where they were.
+While the broker does not answer, the relay waits with growing pauses: the rows stay as they are.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ from tasks.runtime.tracepoints import Send, points
 
 #: Messages that one transaction marks.
 BATCH: Final = 100
-#: Seconds until the next look while more is ready than may be at the broker.
+#: Seconds until the next pass while more tasks are ready than may be at the broker.
 NEXT_BATCH_AFTER: Final = 0.1
-#: Published messages that are deleted after a look that found little to do.
+#: Published messages that are deleted after a pass with little to do.
 PRUNED: Final = 500
-#: Seconds until it looks again for such, once there are no more.
+#: Seconds until the next deletion after all were deleted.
 PRUNE_EVERY: Final = 60.0
 
 
