@@ -1,11 +1,11 @@
 """OpenTelemetry traces of leases. Switched on by ``LEASING = {"TRACES": True}``, or ``instrument``.
 
-    acquire    a try, with its waiting; ``leasing.outcome`` says whether it was got
-    hold       from then until the block's end, with the events renewed and lost
-    release    giving it back
+    acquire    a try, with its waiting; ``leasing.outcome`` is its result
+    hold       from the grant until the end of the block, with the events renewed and lost
+    release    the release
 
-The resource is an attribute, for there may be as many as customers. Nothing that goes wrong in
-here reaches what is traced.
+The resource is an attribute, not a part of the name, because there may be many. An error in this
+module never reaches the traced code.
 """
 
 from __future__ import annotations

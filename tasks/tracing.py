@@ -2,15 +2,15 @@
 
 One task is one trace, by the conventions for messages; the row carries its context.
 
-    send <queue>        who enqueued; below what was being done then
-    publish <queue>     its message was given to a broker, where there is one
-    claim <queue>       a worker took it; there is none of tasks that nobody traced
-    process <queue>     an attempt, with the events heartbeat and lost; linked to the one before
-    complete <queue>    what came of it is stored: or fail, give back, snooze, cancel
-    lost <queue>        an attempt whose worker is gone, told by who recovered it: what the worker
-                        itself had to tell died with it
+    send <queue>        the enqueue, a child of the caller's span
+    publish <queue>     its message is sent to a broker, if there is one
+    claim <queue>       a worker claims it; only for tasks whose enqueue was traced
+    process <queue>     an attempt, with the events heartbeat and lost; linked to the attempt before
+    complete <queue>    its outcome is stored; also fail, give back, snooze, cancel
+    lost <queue>        an attempt whose worker is gone, written by the process that recovered it:
+                        the worker's own span died with it
 
-Nothing of data and outputs is told. Nothing that goes wrong in here reaches what is traced.
+Spans contain no data and no outputs. An error in this module never reaches the traced code.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 Stored = TypeVar("Stored")
 
-#: In what a row carries, beside the headers: the span of the latest attempt.
+#: The name, next to the headers in a row, of the span of the latest attempt.
 PREVIOUS = "previous"
 #: The outcome of an attempt, by the verb that stores it.
 OUTCOMES = {
@@ -95,15 +95,15 @@ def extract(carried: str | None) -> Context:
 
 @lru_cache(maxsize=1024)
 def _read(carried: str) -> tuple[Context, tuple[Link, ...]]:
-    """The context that ``carried`` stands for, and the links to the attempt before."""
-    # Kept: it is read at the claim and at the run, and those of one enqueue carry the same.
+    """Return the context in ``carried``, and the links to the attempt before."""
+    # Cached: it is read at the claim and at the run, and is equal for all tasks of one enqueue.
     headers = _headers(carried)
     return propagate.extract(headers, Context()), _links(headers.get(PREVIOUS))
 
 
 @contextmanager
 def inside(carried: str | None) -> Iterator[None]:
-    """A block that is a part of what ``inject`` brought, in whichever process."""
+    """A block that runs in the context ``carried``, which ``inject`` made in any process."""
     token = _attach(carried)
     try:
         yield
@@ -123,7 +123,7 @@ def _headers(carried: str | None) -> dict[str, str]:
 
 
 def _links(header: str | None) -> tuple[Link, ...]:
-    """To the span of ``header``, where that is one."""
+    """Return a link to the span of ``header``, if that is valid."""
     if header is None:
         return ()
     found = TraceContextTextMapPropagator().extract({"traceparent": header}, Context())
