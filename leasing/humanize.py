@@ -1,6 +1,6 @@
 """Times and counts in words, for the pages and the admin.
 
-``static/leasing/live.js`` counts on with the same words between two polls.
+``static/leasing/live.js`` updates them with the same words between two polls.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Deletes what nobody will ask for again.
+"""Delete old rows: each after a minimum age.
 
-    lease      held by nobody for so long, and its grace is over too
-    once key   its window and its lease were over for so long
-    event      of a term that was over for so long: see ``leasing.querysets.events``
-    audit      entries older than LEASING["AUDIT_RETENTION"], by themselves
+    lease      since its term and its grace ended
+    once key   since its window and its lease ended
+    event      since the end of its term: see ``leasing.querysets.events``
+    audit      entries older than LEASING["AUDIT_RETENTION"], whatever age is given
 
-Whoever asks for a deleted name again gets a row made anew, whose tokens begin at the database's
-clock. So no row goes whose token is not behind that clock, by as long: tokens rise on.
+If a deleted name is leased again, its new row's tokens begin at the database's clock. So a row is
+deleted only if its token is behind that clock by the same age: tokens keep rising.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Pruned:
 
 
 def prune(age: timedelta, batch: int = 500) -> Pruned:
-    """Delete what has been over for ``age``, ``batch`` rows in a transaction. Rows that somebody
+    """Delete what ended ``age`` ago or earlier, ``batch`` rows per transaction. Rows that somebody
     has locked are left for the next time, so any number may prune at once."""
     leases = _delete(prunable_leases(age), batch)
     once_keys = _delete(prunable_once_keys(age), batch)
@@ -64,7 +64,7 @@ def prunable_leases(age: timedelta) -> models.QuerySet[Lease]:
 
 
 def prunable_once_keys(age: timedelta) -> models.QuerySet[OnceKey]:
-    """Work whose window and lease have been over for ``age``."""
+    """Results of ``once`` whose window and lease ended ``age`` ago or earlier."""
     then = after(-age)
     return OnceKey.objects.home().filter(
         window_ends_at__lte=then, expires_at__lte=then, fencing_token__lte=_token_then(age)
@@ -72,7 +72,7 @@ def prunable_once_keys(age: timedelta) -> models.QuerySet[OnceKey]:
 
 
 def _token_then(age: timedelta) -> Any:
-    """The token that a new row would have been given ``age`` ago."""
+    """Return the token with which a new row would have begun ``age`` ago."""
     return DbMicroseconds() - age // timedelta(microseconds=1)
 
 

@@ -1,4 +1,4 @@
-"""The few things that differ between databases, each beside its portable form."""
+"""The few operations that differ between databases, each with its portable form."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def lock(rows: Rows, *, skip_locked: bool = False, of: tuple[str, ...] = ()) -> 
     """Lock ``rows`` until the transaction ends, as weakly as updating them allows; ``of`` several
     tables only those.
 
-    PostgreSQL's plain FOR UPDATE would wait for inserts of child rows too. SQLite has no row
-    locks and Django drops the clause without a word: there the one write lock of the database
-    serves, and the conditions of the update that follows.
+    PostgreSQL's plain FOR UPDATE would also wait for inserts of child rows. SQLite has no row
+    locks, and Django silently omits the clause: there the write lock of the database protects the
+    rows, and the conditions of the update that follows.
     """
     take_write_lock(rows)
     features = connections[rows.db].features

@@ -1,8 +1,8 @@
-"""Calls to the database beside the caller: on a thread and a connection of their own.
+"""Calls to the database on a thread and a connection of their own.
 
-What is written there stays, whatever becomes of the caller's transaction. And the caller can leave:
-a network that swallows an answer keeps whoever waits for it, and a thread cannot be interrupted.
-What a call that was left behind brings after all is undone, if it is Undoable.
+Their writes stay, even if the caller's transaction is rolled back. The caller can abandon a call:
+if the network drops an answer, the thread that waits for it cannot be interrupted. If an abandoned
+call succeeds later and is Undoable, it is undone.
 """
 
 from __future__ import annotations
