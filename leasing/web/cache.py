@@ -23,7 +23,11 @@ Value = TypeVar("Value")
 
 
 def shared(
-    key: Hashable, read: Callable[[], Value], *, fresh: bool, seconds: float | None = None
+    key: Hashable,
+    read: Callable[[], Value],
+    *,
+    fresh: bool,
+    seconds: float | Callable[[Value], float] | None = None,
 ) -> Value:
     """Return the reading under ``key``, or ``read()``, which is not None, where there is none.
 
@@ -31,13 +35,13 @@ def shared(
         key: its ``repr`` tells the reading from all others of the same database.
         read: called by several threads at a time where several find nothing.
         fresh: read it in any case, as for somebody who opens a page.
-        seconds: how long it is shared; SHARED_FOR unless given.
+        seconds: how long it is shared, also by what was read; SHARED_FOR unless given.
     """
     name = blake2b(repr((leasing_settings.DATABASE, key)).encode()).hexdigest()
     found: Value | None = None if fresh else _cache.get(name)
     if found is None:
         found = read()
-        _cache.set(name, found, SHARED_FOR if seconds is None else seconds)
+        _cache.set(name, found, seconds(found) if callable(seconds) else seconds or SHARED_FOR)
     return found
 
 

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 COUNT_CAP = 10_000
 #: Among how many rows of a list its search counts.
 SEARCH_CAP = 1_000
-#: Seconds that polls share the counts beside a page of rows that stays the same.
-COUNTS_SHARED_FOR = 15.0
+#: Seconds that polls share the counts beside a page of rows that stays the same: longer where some
+#: of them stopped at their cap, which take longest to count and show no change.
+COUNTS_SHARED_FOR, CAPPED_SHARED_FOR = 15.0, 60.0
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -39,6 +40,11 @@ class Capped:
 
     def __bool__(self) -> bool:
         return self.value > 0
+
+    @property
+    def is_capped(self) -> bool:
+        """Return True if there are more than were counted."""
+        return self.more or self.value > self.cap
 
     def __add__(self, other: Capped) -> Capped:
         return Capped(self.value + other.value, self.cap, self.more or other.more)

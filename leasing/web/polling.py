@@ -22,7 +22,7 @@ from leasing.conf import leasing_settings
 from leasing.functions import database_now
 from leasing.web.access import is_live
 from leasing.web.cache import shared
-from leasing.web.counts import COUNTS_SHARED_FOR
+from leasing.web.counts import CAPPED_SHARED_FOR, COUNTS_SHARED_FOR
 from leasing.web.cursors import InvalidCursor
 from leasing.web.fingerprint import fingerprint
 
@@ -65,11 +65,16 @@ def shared_reading(request: HttpRequest, read: Read, count: Count | None = None)
         context = read(now)
         seen = fingerprint(context, now)
         if count is not None:
-            counts = shared((address, seen), count, fresh=fresh, seconds=COUNTS_SHARED_FOR)
+            counts = shared((address, seen), count, fresh=fresh, seconds=_shared_for)
             context, seen = {**context, **counts}, seen + fingerprint(counts, now)
         return SharedReading(context, seen, now, read_at)
 
     return shared(address, reading, fresh=fresh)
+
+
+def _shared_for(counts: dict[str, Any]) -> float:
+    are_capped = any(tab["count"].is_capped for tab in counts["tabs"])
+    return CAPPED_SHARED_FOR if are_capped else COUNTS_SHARED_FOR
 
 
 def read_list(

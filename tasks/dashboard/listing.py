@@ -9,7 +9,15 @@ from typing import Any, Final
 from django.db.models import Q
 from django.db.models.functions import Left
 
-from leasing.web.counts import COUNT_CAP, SEARCH_CAP, Capped, Tally, count_together
+from leasing.web.cache import shared
+from leasing.web.counts import (
+    CAPPED_SHARED_FOR,
+    COUNT_CAP,
+    SEARCH_CAP,
+    Capped,
+    Tally,
+    count_together,
+)
 from leasing.web.cursors import NEWEST_FIRST, Order
 from leasing.web.fingerprint import LEASE_READ
 from tasks.dashboard.exports import readable
@@ -137,6 +145,17 @@ def tally(state: str, wanted: Mapping[str, Any] = NOTHING_WANTED) -> Tally:
     rows, search = _by_id(in_state(state), wanted), search_of(wanted)
     cap = COUNT_CAP if search is None else SEARCH_CAP
     return Tally(rows.order_by(*STATES[state].order.by), {"found": search or Q()}, cap)
+
+
+def count_of(state: str, *, fresh: bool) -> Capped:
+    """Return the number of tasks in the list ``state``. Unless ``fresh``, one that stopped at its
+    cap may be what another poll counted within the last minute."""
+    return shared(
+        ("count", state),
+        lambda: count_together({state: tally(state)})[state]["found"],
+        fresh=fresh,
+        seconds=lambda count: CAPPED_SHARED_FOR if count.is_capped else 0.0,
+    )
 
 
 def _by_id(rows: Any, wanted: Mapping[str, Any]) -> Any:

@@ -36,8 +36,8 @@ POINTS = 60
 
 
 def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
-    """Return what the page shows to everybody, as of ``now``. Unless ``fresh``, the charts may
-    be what another poll read."""
+    """Return what the page shows to everybody, as of ``now``. Unless ``fresh``, the charts and
+    counts that stopped at their cap may be what another poll read."""
     failed: list[str] = []
 
     def part(name: str, read_part: Callable[[], Any], otherwise: Any = None) -> Any:
@@ -50,9 +50,9 @@ def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
             return otherwise
 
     workers: list[Worker] = part("workers", _workers, [])
-    queues = part("queues", lambda: read_queues(_present(workers)))
+    queues = part("queues", lambda: read_queues(_present(workers), fresh=fresh))
     status = part("generator", generator_status)
-    figures = part("tasks", lambda: _figures(queues, status, workers, now), Figures())
+    figures = part("tasks", lambda: _figures(queues, status, workers, now, fresh=fresh), Figures())
     at_work = [worker for worker in workers if worker.role != WorkerRole.GENERATOR]
     rows = part("workers’ tasks", lambda: worker_rows.with_tasks(at_work[:WORKERS_SHOWN]), [])
     health = assess(figures, failed)
@@ -115,6 +115,8 @@ def _figures(
     status: GeneratorStatus | None,
     workers: list[Worker],
     now: datetime,
+    *,
+    fresh: bool,
 ) -> Figures:
     present = _present(workers)
     lines = queues.lines if queues else []
@@ -128,14 +130,13 @@ def _figures(
                 Task.objects.home().running().order_by(),
                 {"all": Q(), "stuck": Q(lapse()), "overdue": too_long},
             ),
-            "failed": listing.tally("failed"),
             "schedules": Tally(schedules.order_by(), {"overdue": Q()}),
         }
     )
     return Figures(
         running=counts["running"]["all"],
         stuck=counts["running"]["stuck"],
-        failed=counts["failed"]["found"],
+        failed=listing.count_of("failed", fresh=fresh),
         overdue=counts["running"]["overdue"],
         ready=queues.ready if queues else None,
         scheduled=queues.scheduled if queues else None,

@@ -11,8 +11,8 @@ from django.db.models import Count, Min, OuterRef, Q, Subquery
 
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow
-from leasing.web.counts import COUNT_CAP, Capped, capped_count
-from tasks.dashboard.listing import SOONEST_FIRST
+from leasing.web.counts import COUNT_CAP, Capped
+from tasks.dashboard.listing import count_of
 from tasks.models import Queue, Sample, Task, TaskStatus, Worker
 
 #: More queues than this are not listed.
@@ -67,12 +67,12 @@ class _Depth:
     due_since: datetime | None = None
 
 
-def read_queues(workers: Iterable[Worker] | None = None) -> Queues:
+def read_queues(workers: Iterable[Worker] | None = None, *, fresh: bool = True) -> Queues:
     """Every queue that is known, or that has tasks; ``workers`` are those that are present.
 
     Up to ``COUNT_CAP`` waiting tasks are counted one by one. Beyond it the depths are those of
     the latest sample, and the moments those of the tasks that are claimed next, so that the
-    millionth task costs nothing.
+    millionth task costs nothing. Unless ``fresh``, that there are so many may be a minute old.
     """
     using = leasing_settings.DATABASE
     known = {queue.name: queue for queue in Queue.objects.using(using)[:QUEUES_SHOWN]}
@@ -86,7 +86,7 @@ def read_queues(workers: Iterable[Worker] | None = None) -> Queues:
         Task.objects.home().running().order_by().values_list("queue").annotate(Count("pk"))
     )
     waiting: Any = Task.objects.home().filter(status=TaskStatus.READY).order_by()
-    is_deep = capped_count(waiting, order=SOONEST_FIRST).value > COUNT_CAP
+    is_deep = count_of("waiting", fresh=fresh).value > COUNT_CAP
     depths, counted_at = _sampled(waiting) if is_deep else (_counted(waiting), None)
     names = sorted({*known, *depths, *running, *serving})[:QUEUES_SHOWN]
     lines = [

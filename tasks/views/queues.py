@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
 from leasing import audit
-from leasing.web.access import may, page, user_name, verb
+from leasing.web.access import is_live, may, page, user_name, verb
 from leasing.web.polling import answer, shared_reading
 from tasks.dashboard.forms import PauseQueueForm, ResumeQueueForm
 from tasks.dashboard.queue_rows import read_queues
@@ -71,7 +71,8 @@ def resume(request: HttpRequest) -> HttpResponse:
 def _queues(
     request: HttpRequest, form: PauseQueueForm | None = None, status: int = 200
 ) -> HttpResponse:
-    reading = shared_reading(request, lambda now: {"queues": read_queues()})
+    fresh = not is_live(request)
+    reading = shared_reading(request, lambda now: {"queues": read_queues(fresh=fresh)})
     context: dict[str, Any] = {
         "form": form or PauseQueueForm(),
         "failed_queue": form.data.get("queue") if form else None,

@@ -83,5 +83,5 @@ def test_03_without_javascript_one_lists_filters_pages_retries_and_stops(
     page.goto(reverse("leasing_tasks:generator"))
     page.get_by_role("button", name="Start").click()
     page.get_by_role("button", name="Stop").click()
-    expect(page.locator("[data-answer=wish] dd")).to_have_text("Stopped")
+    expect(page.locator("[data-answer=desired] dd")).to_have_text("Stopped")
     figure("list, filter, next page, retry, cancel, start and stop")

@@ -14,6 +14,7 @@ from django.test import Client
 
 from leasing.models import Lease, LeaseEvent
 from leasing.web import cache
+from leasing.web.counts import Capped
 from tasks.models import Task
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
 from tests.fixtures import client_with
@@ -285,3 +286,17 @@ def test_who_opens_the_page_sees_it_as_it_is(viewer: Client, shared: DatabaseClo
     shown = viewer.get(LEASES).context
     assert str(shown["tabs"][0]["count"]) == "1"
     assert [row.pk for row in shown["sections"][0].page.rows] == [lease.pk]
+
+
+def test_counts_that_stopped_at_their_cap_are_shared_for_a_minute(
+    viewer: Client, shared: DatabaseClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Capped, "is_capped", property(lambda count: count.value > 1))
+    TaskFactory.create_batch(2, state="failed")
+    page, overview = Open(viewer, f"{TASKS}?state=running"), Open(viewer, "/ops/")
+    TaskFactory(state="failed")
+    heard = []
+    for _ in range(5):
+        shared.advance(16)
+        heard.append((page.hears(), overview.hears()))
+    assert heard == [(False, False)] * 3 + [(True, True), (False, False)]
