@@ -226,7 +226,7 @@ def test_a_notification_that_fails_loses_no_task(
         task = TaskFactory(name="jobs.echo")
 
     assert row_of(task)["status"] == TaskStatus.READY
-    assert "notifications.unsent" in logged(caplog, reported="queue default")
+    assert "notifications.unsent" in logged(caplog, notification="queue default")
 
 
 class Listening:
