@@ -38,9 +38,9 @@ class Diagnosis:
     severity: str
     #: Why it is as it is.
     headline: str
-    #: What happens next if nobody does anything.
+    #: The next event if nobody does anything.
     next: str
-    #: Who holds it.
+    #: The holder.
     who: str = "Nobody."
     #: Until when it stays as it is. Times are in words, as in facts; pages keep them up to date.
     until: str = field(default="", compare=False)

@@ -1,4 +1,4 @@
-"""How rows are granted: tried, waited for, in one statement or under a lock; one or many."""
+"""Granting of rows: tried, waited for, in one statement or under a lock; one or many."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Entry:
     permission: str
     #: Names of views that lie behind this entry.
     inside: tuple[str, ...] = ()
-    #: Whether there is anything behind it yet.
+    #: Returns True if there is anything behind it yet.
     is_used: Callable[[], bool] = field(default=lambda: True, compare=False)
 
 

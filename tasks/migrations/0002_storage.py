@@ -1,4 +1,4 @@
-"""How PostgreSQL keeps the table whose every row is soon updated twice."""
+"""Storage options of PostgreSQL for the table whose every row is soon updated twice."""
 
 from typing import Any
 

@@ -23,7 +23,7 @@ from leasing.db.dialects import lock
 from leasing.functions import DbNow, after
 from tasks.querysets.base import TaskRows, TaskStatus
 
-#: How often one pass reads further, past tasks whose concurrency key has no slot left.
+#: Further readings of one pass, past tasks whose concurrency key has no slot left.
 ROUNDS = 5
 
 #: Never published, or not since its last claim, or before it was due.

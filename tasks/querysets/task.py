@@ -1,4 +1,7 @@
-"""Every public verb on tasks. Each is implemented in the module named after its caller."""
+"""Every public verb on tasks. Each is implemented in the module named after its caller.
+
+One class and one long file, for the types of managers are read from the definitions of methods.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Mutant:
 
     @property
     def module(self) -> str:
-        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        return module_of(self.path)
 
     @property
     def name(self) -> str:
@@ -94,6 +94,11 @@ CHOICES = frozenset(
 
 #: What stands in the place of a node, and how that reads.
 Change = tuple[ast.AST, str]
+
+
+def module_of(path: str) -> str:
+    """The dotted name of the module at ``path``."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def of_file(path: str) -> Iterator[Mutant]:

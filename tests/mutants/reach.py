@@ -15,8 +15,8 @@ from pathlib import Path
 from types import CodeType
 from typing import NamedTuple
 
-from tests.mutants.making import ROOT, Mutant, code_of, functions
-from tests.mutants.running import function_of, module_of
+from tests.mutants.making import ROOT, Mutant, code_of, functions, module_of
+from tests.mutants.running import function_of
 
 #: What an instrumented function calls first, with its path and name.
 _CALLED = "__mutants_reached__"

@@ -46,8 +46,3 @@ def forget_statements() -> None:
             for value in vars(module).values():
                 if isinstance(value, functools._lru_cache_wrapper):
                     value.cache_clear()
-
-
-def module_of(path: str) -> str:
-    """The dotted name of the module at ``path``."""
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

@@ -1,4 +1,4 @@
-"""What the one-statement forms are made of: names of tables and columns, parts of statements."""
+"""Parts of the one-statement forms: names of tables and columns, parts of statements."""
 
 from __future__ import annotations
 
