@@ -49,6 +49,7 @@ def test_the_demo_shows_both_workers_at_work_and_stops_cleanly(spawn: Spawn, por
     assert "stopped" in demo.output.splitlines()[-1]
 
 
+@pytest.mark.rest
 def test_the_demo_over_celery_runs_its_tasks_in_both_workers_without_a_server(
     spawn: Spawn, port: int, tmp_path: Path
 ) -> None:

@@ -34,6 +34,10 @@ SETTINGS = """
     """
 
 
+# Each makes a project, and starts processes in it.
+pytestmark = pytest.mark.rest
+
+
 class Said(NamedTuple):
     """The output of a command, and its exit code."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from django.db import connection
 
 from tests.benchmarks import databases
@@ -22,6 +23,7 @@ QUICK = {
 }
 
 
+@pytest.mark.rest
 def test_workloads_run_in_miniature(process_env: dict[str, str]) -> None:
     workloads = QUICK[connection.vendor]
     command = [sys.executable, "-m", "tests.benchmarks.turn", "mini", *workloads]

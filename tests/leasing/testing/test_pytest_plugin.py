@@ -73,6 +73,7 @@ def test_the_cases_and_the_examples_of_the_page_pass(
     assert f"{number + examples().count('def test_')} passed" in printed
 
 
+@pytest.mark.rest
 def test_the_examples_pass_under_djangos_own_runner(tmp_path: Path) -> None:
     (tmp_path / "test_examples.py").write_text(examples())
 

@@ -62,6 +62,7 @@ def _abandoned_sockets() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
+        gc.freeze()  # or the next test's collection goes through all that earlier tests have left
 
 
 @pytest.fixture

@@ -99,6 +99,7 @@ def test_a_process_answers_or_fails_and_serves_the_next_task() -> None:
     assert attempt(later).error == "not today"
 
 
+@pytest.mark.rest
 def test_a_process_is_killed_when_its_task_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
