@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -216,15 +217,25 @@ def test_a_batch_is_one_message_to_postgresql_with_its_time_limit(
     assert "set_config(name, '2500', true)" in captured.captured_queries[0]["sql"]
 
 
-@pytest.mark.django_db(transaction=True)
+@pytest.fixture(params=["parameters bound by the server", "psycopg2"])
+def one_statement_a_message(
+    request: pytest.FixtureRequest, transactional_db: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    options = dict(connection.settings_dict["OPTIONS"])
+    if request.param == "psycopg2":
+        monkeypatch.setattr("django.db.backends.postgresql.psycopg_any.is_psycopg3", False)
+    else:
+        options["server_side_binding"] = True
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+    connection.close()
+    yield
+    connection.close()
+
+
+@pytest.mark.usefixtures("on_postgresql", "one_statement_a_message")
 def test_where_messages_hold_one_statement_a_batch_is_a_transaction(
-    form: str, django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
+    django_assert_num_queries: Any,
 ) -> None:
-    if form == "portable":
-        return
-    monkeypatch.setattr(
-        "leasing.db.postgres.holding._takes_several_statements", lambda connection: False
-    )
     lease = LeaseFactory()
 
     with django_assert_num_queries(4) as captured:
