@@ -7,10 +7,9 @@ too.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
@@ -36,34 +35,26 @@ def register_all() -> None:
     register(Tags.database, deploy=True)(check_server)
 
 
-def check_strangers(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_strangers(**kwargs: Any) -> Iterator[CheckMessage]:
     """Report an API that accepts calls without credentials."""
     if leasing_settings.API_ACCESS != "compatible":
-        return []
-    messages: list[CheckMessage] = []
+        return
     public = [each for each in leasing_settings.API_COMPATIBLE_HOSTS if _is_public(each)]
     if public:
-        messages.append(
-            Error(
-                "The API lets clients at public addresses acquire and complete without "
-                f"credentials: {', '.join(public)}.",
-                hint="Set LEASING['API_ACCESS'] = 'closed', or list only private networks in "
-                "LEASING['API_COMPATIBLE_HOSTS'].",
-                id="leasing.E101",
-            )
+        yield Error(
+            "The API lets clients at public addresses acquire and complete without "
+            f"credentials: {', '.join(public)}.",
+            hint="Set LEASING['API_ACCESS'] = 'closed', or list only private networks in "
+            "LEASING['API_COMPATIBLE_HOSTS'].",
+            id="leasing.E101",
         )
     if "*" in settings.ALLOWED_HOSTS:
-        messages.append(
-            Error(
-                "The API answers without credentials under any host name: any web page can call it "
-                "from its visitors' browsers.",
-                hint="List this site in ALLOWED_HOSTS, or set LEASING['API_ACCESS'] = 'closed'.",
-                id="leasing.E102",
-            )
+        yield Error(
+            "The API answers without credentials under any host name: any web page can call it "
+            "from its visitors' browsers.",
+            hint="List this site in ALLOWED_HOSTS, or set LEASING['API_ACCESS'] = 'closed'.",
+            id="leasing.E102",
         )
-    return messages
 
 
 def _is_public(network: str) -> bool:
@@ -73,9 +64,7 @@ def _is_public(network: str) -> bool:
         return False  # leasing.E008 says so
 
 
-def check_metrics(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_metrics(**kwargs: Any) -> list[CheckMessage]:
     """Report metrics that strangers could read by guessing."""
     token = leasing_settings.METRICS_TOKEN
     if token is None or len(str(token)) >= SHORTEST_TOKEN:
@@ -90,9 +79,7 @@ def check_metrics(
     ]
 
 
-def check_enabled(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_enabled(**kwargs: Any) -> list[CheckMessage]:
     """Say so when no other process would hear of what is held."""
     if leasing_settings.ENABLED:
         return []
@@ -105,39 +92,29 @@ def check_enabled(
     ]
 
 
-def check_times(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_times(**kwargs: Any) -> Iterator[CheckMessage]:
     """Times that leave a holder no room for a mishap."""
-    messages: list[CheckMessage] = []
     if _is_below(leasing_settings.TTL, SHORTEST_TTL):
-        messages.append(
-            Warning(
-                f"LEASING['TTL'] is {leasing_settings.TTL:g} s: a short pause of a process or of "
-                "the database loses its leases.",
-                hint=f"Use at least {SHORTEST_TTL} s; pass `ttl` where a shorter one is needed.",
-                id="leasing.W101",
-            )
+        yield Warning(
+            f"LEASING['TTL'] is {leasing_settings.TTL:g} s: a short pause of a process or of "
+            "the database loses its leases.",
+            hint=f"Use at least {SHORTEST_TTL} s; pass `ttl` where a shorter one is needed.",
+            id="leasing.W101",
         )
     if leasing_settings.MARGIN == 0:
-        messages.append(
-            Warning(
-                "LEASING['MARGIN'] is 0: a holder whose clock runs slower than the database's "
-                "still trusts its lease when another already holds it.",
-                hint="Remove the setting: the default is the larger of 0.2 s and 2 % of the ttl.",
-                id="leasing.W102",
-            )
+        yield Warning(
+            "LEASING['MARGIN'] is 0: a holder whose clock runs slower than the database's "
+            "still trusts its lease when another already holds it.",
+            hint="Remove the setting: the default is the larger of 0.2 s and 2 % of the ttl.",
+            id="leasing.W102",
         )
-    return messages
 
 
 def _is_below(value: object, bound: float) -> bool:
     return isinstance(value, int | float) and value < bound
 
 
-def check_connections(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_connections(**kwargs: Any) -> list[CheckMessage]:
     """The database of leases, as far as settings tell."""
     database = connections.settings.get(leasing_settings.DATABASE, {})
     engine = database.get("ENGINE", "")
@@ -177,52 +154,40 @@ def _check_patience(database: dict[str, Any]) -> list[CheckMessage]:
 # What the database says
 
 
-def check_server(
-    app_configs: Sequence[AppConfig] | None = None,
-    databases: Sequence[str] | None = None,
-    **kwargs: Any,
-) -> list[CheckMessage]:
+def check_server(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Ask PostgreSQL how it is set up."""
     using = postgresql_of(databases)
     return [*_check_role(using), *_check_pooler(using)] if using else []
 
 
-def _check_role(using: str) -> list[CheckMessage]:
+def _check_role(using: str) -> Iterator[CheckMessage]:
     with connections[using].cursor() as cursor:
         cursor.execute(
             "SELECT current_setting('transaction_read_only'), current_setting("
             "'default_transaction_isolation'), current_setting('autovacuum')"
         )
         read_only, isolation, autovacuum = cursor.fetchone()
-    messages: list[CheckMessage] = []
     if read_only == "on":
-        messages.append(
-            Error(
-                "The database of leases is read-only: no lease can be granted.",
-                hint="LEASING['DATABASE'] points to a standby server, or "
-                "default_transaction_read_only is on.",
-                id="leasing.E103",
-            )
+        yield Error(
+            "The database of leases is read-only: no lease can be granted.",
+            hint="LEASING['DATABASE'] points to a standby server, or "
+            "default_transaction_read_only is on.",
+            id="leasing.E103",
         )
     if isolation != "read committed":
-        messages.append(
-            Warning(
-                f"The default isolation level of the database is {isolation}.",
-                hint="The loser of a race for a lease gets a serialization error instead of "
-                "LeaseHeld. Set default_transaction_isolation to read committed, at least for "
-                "this role.",
-                id="leasing.W105",
-            )
+        yield Warning(
+            f"The default isolation level of the database is {isolation}.",
+            hint="The loser of a race for a lease gets a serialization error instead of "
+            "LeaseHeld. Set default_transaction_isolation to read committed, at least for "
+            "this role.",
+            id="leasing.W105",
         )
     if autovacuum != "on":
-        messages.append(
-            Warning(
-                "Autovacuum is off: every renewal leaves a dead row version behind.",
-                hint="Turn it on. Otherwise claims get slower by the hour.",
-                id="leasing.W106",
-            )
+        yield Warning(
+            "Autovacuum is off: every renewal leaves a dead row version behind.",
+            hint="Turn it on. Otherwise claims get slower by the hour.",
+            id="leasing.W106",
         )
-    return messages
 
 
 def _check_pooler(using: str) -> list[CheckMessage]:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from django.apps import AppConfig, apps
+from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
@@ -37,9 +37,7 @@ def register_all() -> None:
     register(Tags.compatibility)(check_queue_module)
 
 
-def check_queue_module(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_queue_module(**kwargs: Any) -> list[CheckMessage]:
     """Report another module in the place of the queue.
 
     An error where the settings ask for the queue (TASK_QUEUE, or a backend of TASKS that only the

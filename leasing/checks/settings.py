@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from django.apps import AppConfig, apps
+from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, models, router
@@ -54,9 +54,7 @@ def unknown_settings(app_settings: AppSettings, code: str) -> list[CheckMessage]
     return messages
 
 
-def check_settings(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """LEASING: names, types and bounds."""
     messages = unknown_settings(leasing_settings, "leasing.E001")
     messages += [
@@ -64,9 +62,7 @@ def check_settings(
         for key in NUMBERS
         if not _is_number(value := getattr(leasing_settings, key), key)
     ]
-    if messages:
-        return messages
-    return _check_bounds()
+    return messages or [*_check_bounds(), *_check_metrics(), *_check_hosts()]
 
 
 def _is_number(value: object, key: str) -> bool:
@@ -75,82 +71,60 @@ def _is_number(value: object, key: str) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
-def _check_bounds() -> list[CheckMessage]:
+def _check_bounds() -> Iterator[CheckMessage]:
     conf = leasing_settings
-    messages: list[CheckMessage] = []
     if not 0 < conf.MIN_TTL <= conf.TTL <= conf.MAX_TTL:
-        messages.append(
-            Error("LEASING must satisfy 0 < MIN_TTL <= TTL <= MAX_TTL.", id="leasing.E003")
-        )
+        yield Error("LEASING must satisfy 0 < MIN_TTL <= TTL <= MAX_TTL.", id="leasing.E003")
     if conf.RENEW_EVERY is not None and conf.RENEW_EVERY > conf.TTL / 2:
-        messages.append(
-            Error(
-                "LEASING['RENEW_EVERY'] is more than half of TTL.",
-                hint="A single late renewal would lose the lease.",
-                id="leasing.E004",
-            )
+        yield Error(
+            "LEASING['RENEW_EVERY'] is more than half of TTL.",
+            hint="A single late renewal would lose the lease.",
+            id="leasing.E004",
         )
     if conf.JITTER > 0.5:
-        messages.append(Error("LEASING['JITTER'] must be at most 0.5.", id="leasing.E005"))
+        yield Error("LEASING['JITTER'] must be at most 0.5.", id="leasing.E005")
     if conf.DATABASE not in connections.settings:
-        messages.append(
-            Error(f"LEASING['DATABASE'] is not in DATABASES: {conf.DATABASE!r}.", id="leasing.E006")
+        yield Error(
+            f"LEASING['DATABASE'] is not in DATABASES: {conf.DATABASE!r}.", id="leasing.E006"
         )
     if not settings.USE_TZ:
-        messages.append(
-            Error(
-                "Leases need time-zone-aware timestamps (USE_TZ = True).",
-                hint="Local times repeat when daylight saving time ends. Set USE_TZ = True.",
-                id="leasing.E015",
-            )
+        yield Error(
+            "Leases need time-zone-aware timestamps (USE_TZ = True).",
+            hint="Local times repeat when daylight saving time ends. Set USE_TZ = True.",
+            id="leasing.E015",
         )
-    messages += [
+    yield from (
         Error(f"LEASING[{key!r}] must be True or False.", id="leasing.E011")
         for key in ("ENABLED", "READ_ONLY", "METRICS")
         if not isinstance(getattr(conf, key), bool)
-    ]
+    )
     if not isinstance(conf.LISTEN_URL, str | None):
-        messages.append(Error("LEASING['LISTEN_URL'] must be a URL or None.", id="leasing.E012"))
+        yield Error("LEASING['LISTEN_URL'] must be a URL or None.", id="leasing.E012")
     if conf.API_ACCESS not in ("closed", "compatible"):
-        messages.append(
-            Error("LEASING['API_ACCESS'] must be 'closed' or 'compatible'.", id="leasing.E007")
-        )
-    return messages + _check_metrics() + _check_hosts()
+        yield Error("LEASING['API_ACCESS'] must be 'closed' or 'compatible'.", id="leasing.E007")
 
 
-def _check_metrics() -> list[CheckMessage]:
+def _check_metrics() -> Iterator[CheckMessage]:
     conf = leasing_settings
-    messages: list[CheckMessage] = []
     if not isinstance(conf.METRICS_TOKEN, str | None):
-        messages.append(
-            Error("LEASING['METRICS_TOKEN'] must be a string or None.", id="leasing.E013")
-        )
+        yield Error("LEASING['METRICS_TOKEN'] must be a string or None.", id="leasing.E013")
     names = conf.METRICS_LEADERS
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        messages.append(
-            Error("LEASING['METRICS_LEADERS'] must be a tuple of names.", id="leasing.E014")
-        )
-    return messages
+        yield Error("LEASING['METRICS_LEADERS'] must be a tuple of names.", id="leasing.E014")
 
 
-def _check_hosts() -> list[CheckMessage]:
-    messages: list[CheckMessage] = []
+def _check_hosts() -> Iterator[CheckMessage]:
     for network in leasing_settings.API_COMPATIBLE_HOSTS:
         try:
             ipaddress.ip_network(network)
         except ValueError:
-            messages.append(
-                Error(
-                    f"LEASING['API_COMPATIBLE_HOSTS']: {network!r} is not a network.",
-                    id="leasing.E008",
-                )
+            yield Error(
+                f"LEASING['API_COMPATIBLE_HOSTS']: {network!r} is not a network.",
+                id="leasing.E008",
             )
-    return messages
 
 
-def check_api_access(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_api_access(**kwargs: Any) -> list[CheckMessage]:
     """Say so when the API answers without credentials."""
     if leasing_settings.API_ACCESS != "compatible":
         return []
@@ -164,49 +138,41 @@ def check_api_access(
     ]
 
 
-def check_leasable_models(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_leasable_models(**kwargs: Any) -> list[CheckMessage]:
     """Every leasable model has the constraints, a queryset with the verbs, and keys that a lease
     can go by."""
     from leasing.models import Leasable
+
+    models = [model for model in apps.get_models() if issubclass(model, Leasable)]
+    return [message for model in models if not model._meta.proxy for message in _check_model(model)]
+
+
+def _check_model(model: type[Leasable]) -> Iterator[CheckMessage]:
     from leasing.querysets.leasable import LeasableQuerySet, verbs_of
 
-    messages: list[CheckMessage] = []
-    for model in apps.get_models():
-        if not issubclass(model, Leasable) or model._meta.proxy:
-            continue
-        if reason := _unfit_key(model):
-            messages.append(
-                Error(
-                    f"Rows of {model._meta.label} cannot be leased: {reason}.",
-                    hint="Lease a name instead: Lease.objects.hold(...).",
-                    obj=model,
-                    id="leasing.E018",
-                )
-            )
-        owner = model.leased_model()
-        names = {constraint.name for constraint in owner._meta.constraints}
-        prefix = f"{owner._meta.app_label}_{owner._meta.model_name}"
-        if f"{prefix}_granted" not in names:
-            messages.append(
-                Error(
-                    f"{model._meta.label} lacks the constraints of Leasable.",
-                    hint="Write `class Meta(Leasable.Meta):`.",
-                    obj=model,
-                    id="leasing.E009",
-                )
-            )
-        if not issubclass(verbs_of(model), LeasableQuerySet):
-            messages.append(
-                Error(
-                    f"The default manager of {model._meta.label} lacks the lease methods.",
-                    hint="Derive its queryset from leasing.querysets.leasable.LeasableQuerySet.",
-                    obj=model,
-                    id="leasing.E010",
-                )
-            )
-    return messages
+    if reason := _unfit_key(model):
+        yield Error(
+            f"Rows of {model._meta.label} cannot be leased: {reason}.",
+            hint="Lease a name instead: Lease.objects.hold(...).",
+            obj=model,
+            id="leasing.E018",
+        )
+    owner = model.leased_model()
+    names = {constraint.name for constraint in owner._meta.constraints}
+    if f"{owner._meta.app_label}_{owner._meta.model_name}_granted" not in names:
+        yield Error(
+            f"{model._meta.label} lacks the constraints of Leasable.",
+            hint="Write `class Meta(Leasable.Meta):`.",
+            obj=model,
+            id="leasing.E009",
+        )
+    if not issubclass(verbs_of(model), LeasableQuerySet):
+        yield Error(
+            f"The default manager of {model._meta.label} lacks the lease methods.",
+            hint="Derive its queryset from leasing.querysets.leasable.LeasableQuerySet.",
+            obj=model,
+            id="leasing.E010",
+        )
 
 
 def _unfit_key(model: type[Leasable]) -> str:
@@ -230,9 +196,7 @@ def _unfit_key(model: type[Leasable]) -> str:
     return ""
 
 
-def check_routers(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_routers(**kwargs: Any) -> list[CheckMessage]:
     """The project's routers send our models where the setting says: what Django itself writes,
     as ``save()`` and the admin do, would be in another database than the verbs look into."""
     kept = leasing_settings.DATABASE
@@ -251,9 +215,7 @@ def check_routers(
     ]
 
 
-def check_sqlite_mode(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_sqlite_mode(**kwargs: Any) -> list[CheckMessage]:
     """SQLite takes its write lock at BEGIN, or fails under load with "database is locked"."""
     database = connections.settings.get(leasing_settings.DATABASE, {})
     if "sqlite3" not in database.get("ENGINE", ""):
@@ -271,39 +233,27 @@ def check_sqlite_mode(
     ]
 
 
-def check_transactions(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_transactions(**kwargs: Any) -> Iterator[CheckMessage]:
     """Check the use of transactions: leases are acquired outside of them, under READ COMMITTED."""
     database = connections.settings.get(leasing_settings.DATABASE, {})
-    messages: list[CheckMessage] = []
     if database.get("ATOMIC_REQUESTS"):
-        messages.append(
-            Warning(
-                "ATOMIC_REQUESTS puts views in transactions, where no lease can be acquired.",
-                hint="Mark views that acquire leases with @transaction.non_atomic_requests, then "
-                "silence this check.",
-                id="leasing.W004",
-            )
+        yield Warning(
+            "ATOMIC_REQUESTS puts views in transactions, where no lease can be acquired.",
+            hint="Mark views that acquire leases with @transaction.non_atomic_requests, then "
+            "silence this check.",
+            id="leasing.W004",
         )
     level = database.get("OPTIONS", {}).get("isolation_level")
     if "postgresql" in database.get("ENGINE", "") and level not in (None, READ_COMMITTED):
-        messages.append(
-            Warning(
-                "The database of leases does not use READ COMMITTED.",
-                hint="Under a stricter isolation level, the loser of a race for a lease gets a "
-                "serialization error instead of LeaseHeld.",
-                id="leasing.W005",
-            )
+        yield Warning(
+            "The database of leases does not use READ COMMITTED.",
+            hint="Under a stricter isolation level, the loser of a race for a lease gets a "
+            "serialization error instead of LeaseHeld.",
+            id="leasing.W005",
         )
-    return messages
 
 
-def check_databases(
-    app_configs: Sequence[AppConfig] | None = None,
-    databases: Sequence[str] | None = None,
-    **kwargs: Any,
-) -> list[CheckMessage]:
+def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Ask the database itself whether it keeps what it acknowledges."""
     using = postgresql_of(databases)
     return [*_check_durability(using), *_check_notifications(using)] if using else []

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from django.apps import AppConfig
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.utils.module_loading import import_string
 
@@ -22,9 +21,7 @@ def register_all() -> None:
     register(Tags.compatibility, deploy=True)(check_broker)
 
 
-def check_growth(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_growth(**kwargs: Any) -> list[CheckMessage]:
     """Tables that grow for ever: claims, pages and vacuuming get slower with them."""
     if task_settings.PRUNE_EVERY is None:
         return [
@@ -47,9 +44,7 @@ def check_growth(
     ]
 
 
-def check_broker(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_broker(**kwargs: Any) -> list[CheckMessage]:
     """A broker that other machines do not reach, or that confirms nothing."""
     path = task_settings.CELERY_APP
     if not (task_settings.CELERY_QUEUES and path):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
 
-from django.apps import AppConfig
 from django.core.checks import CheckMessage, Error, Tags, register
 
 from leasing.checks.settings import unknown_settings
@@ -28,9 +27,7 @@ def register_all() -> None:
     register(Tags.compatibility)(check_settings)
 
 
-def check_settings(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """TASK_QUEUE: names, types and bounds, and that what is declared in code fits together."""
     messages = unknown_settings(task_settings, "leasing_tasks.E001")
     return messages or [
@@ -43,80 +40,65 @@ def check_settings(
     ]
 
 
-def _check_numbers() -> list[CheckMessage]:
-    messages: list[CheckMessage] = [
+def _check_numbers() -> Iterator[CheckMessage]:
+    yield from (
         Error(f"TASK_QUEUE[{key!r}] must be more than 0 seconds.", id="leasing_tasks.E002")
         for key in ("SWEEP_EVERY", "POLL_EVERY", "ANSWER_TIMEOUT", "HANDLER_ANSWER_TIMEOUT")
         if not (_is_number(value := getattr(task_settings, key)) and value > 0)
         and (key, value) != ("HANDLER_ANSWER_TIMEOUT", None)
-    ]
+    )
     if not _is_number(task_settings.STOP_TIMEOUT) or task_settings.STOP_TIMEOUT < 0:
-        messages.append(
-            Error(
-                "TASK_QUEUE['STOP_TIMEOUT'] must be a number of seconds.", id="leasing_tasks.E003"
-            )
+        yield Error(
+            "TASK_QUEUE['STOP_TIMEOUT'] must be a number of seconds.", id="leasing_tasks.E003"
         )
     most = task_settings.MAX_ATTEMPTS
     if not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= 32767:
-        messages.append(
-            Error(
-                "TASK_QUEUE['MAX_ATTEMPTS'] must be a whole number from 1 to 32767.",
-                id="leasing_tasks.E004",
-            )
+        yield Error(
+            "TASK_QUEUE['MAX_ATTEMPTS'] must be a whole number from 1 to 32767.",
+            id="leasing_tasks.E004",
         )
-    return messages
 
 
-def _check_backoff() -> list[CheckMessage]:
+def _check_backoff() -> Iterator[CheckMessage]:
     given = task_settings.BACKOFF
     if (
-        isinstance(given, Mapping)
-        and set(given) == {"base", "cap"}
-        and all(_is_number(value) and value >= 0 for value in given.values())
+        not isinstance(given, Mapping)
+        or set(given) != {"base", "cap"}
+        or not all(_is_number(value) and value >= 0 for value in given.values())
     ):
-        return []
-    return [
-        Error(
-            "TASK_QUEUE['BACKOFF'] must be {'base': seconds, 'cap': seconds}.",
-            id="leasing_tasks.E005",
-        )
-    ]
+        text = "TASK_QUEUE['BACKOFF'] must be {'base': seconds, 'cap': seconds}."
+        yield Error(text, id="leasing_tasks.E005")
 
 
-def _check_queues() -> list[CheckMessage]:
+def _check_queues() -> Iterator[CheckMessage]:
     queues = task_settings.QUEUES
     if not queues or isinstance(queues, str):
-        return [
-            Error("TASK_QUEUE['QUEUES'] must list at least one queue.", id="leasing_tasks.E006")
-        ]
-    messages: list[CheckMessage] = []
+        yield Error("TASK_QUEUE['QUEUES'] must list at least one queue.", id="leasing_tasks.E006")
+        return
     for queue in queues:
         try:
             check_name(queue, "queue")
         except InvalidResource as error:
-            messages.append(Error(f"TASK_QUEUE['QUEUES']: {error}", id="leasing_tasks.E007"))
+            yield Error(f"TASK_QUEUE['QUEUES']: {error}", id="leasing_tasks.E007")
     for name in registry.names():
         queue = registry.find(name).queue
         if queue not in queues:
-            messages.append(
-                Error(
-                    f"The handler {name!r} uses the queue {queue!r}, which is not in "
-                    "TASK_QUEUE['QUEUES'].",
-                    id="leasing_tasks.E008",
-                )
+            yield Error(
+                f"The handler {name!r} uses the queue {queue!r}, which is not in "
+                "TASK_QUEUE['QUEUES'].",
+                id="leasing_tasks.E008",
             )
-    return messages
 
 
-def _check_housekeeping() -> list[CheckMessage]:
-    messages: list[CheckMessage] = [
+def _check_housekeeping() -> Iterator[CheckMessage]:
+    yield from (
         Error(
             f"TASK_QUEUE[{key!r}] must be at least {_shortest_window():g} seconds.",
             id="leasing_tasks.E009",
         )
         for key in ("EXAMINE_EVERY", "PRUNE_EVERY")
         if not _is_window(getattr(task_settings, key), optional=key == "PRUNE_EVERY")
-    ]
+    )
     given = task_settings.RETENTION
     if (
         not isinstance(given, Mapping)
@@ -124,21 +106,16 @@ def _check_housekeeping() -> list[CheckMessage]:
         or not all(_is_age(value) for value in given.values())
     ):
         states = ", ".join(TaskStatus.ended())
-        messages.append(
-            Error(
-                f"TASK_QUEUE['RETENTION'] must map states ({states}) to a number of seconds, a "
-                "timedelta or None.",
-                id="leasing_tasks.E010",
-            )
+        yield Error(
+            f"TASK_QUEUE['RETENTION'] must map states ({states}) to a number of seconds, a "
+            "timedelta or None.",
+            id="leasing_tasks.E010",
         )
     if not isinstance(task_settings.SAMPLES, bool):
-        messages.append(
-            Error("TASK_QUEUE['SAMPLES'] must be True or False.", id="leasing_tasks.E013")
-        )
+        yield Error("TASK_QUEUE['SAMPLES'] must be True or False.", id="leasing_tasks.E013")
     if not _is_age(task_settings.SAMPLE_RETENTION):
         text = "must be a number of seconds, a timedelta or None."
-        messages.append(Error(f"TASK_QUEUE['SAMPLE_RETENTION'] {text}", id="leasing_tasks.E014"))
-    return messages
+        yield Error(f"TASK_QUEUE['SAMPLE_RETENTION'] {text}", id="leasing_tasks.E014")
 
 
 def _shortest_window() -> float:
@@ -158,48 +135,44 @@ def _is_age(value: object) -> bool:
     return value is None or isinstance(value, int | float) and _is_number(value) and value >= 0
 
 
-def _check_schedules() -> list[CheckMessage]:
-    messages: list[CheckMessage] = []
+def _check_schedules() -> Iterator[CheckMessage]:
     for schedule in declarations.declared():
         if schedule.task_name not in registry.names():
             text = f"The schedule {schedule.name!r} enqueues {schedule.task_name!r}, which has no"
-            messages.append(Error(f"{text} handler.", id="leasing_tasks.E011"))
+            yield Error(f"{text} handler.", id="leasing_tasks.E011")
         if schedule.queue and schedule.queue not in task_settings.QUEUES:
             text = f"The schedule {schedule.name!r} uses the queue {schedule.queue!r}, which is"
-            messages.append(Error(f"{text} not in TASK_QUEUE['QUEUES'].", id="leasing_tasks.E012"))
-    return messages
+            yield Error(f"{text} not in TASK_QUEUE['QUEUES'].", id="leasing_tasks.E012")
 
 
-def _check_celery() -> list[CheckMessage]:
+def _check_celery() -> Iterator[CheckMessage]:
     queues: object = task_settings.CELERY_QUEUES
-    messages: list[CheckMessage] = []
     if not isinstance(queues, list | tuple | set) or not all(
         queue in task_settings.QUEUES for queue in queues
     ):
         text = "TASK_QUEUE['CELERY_QUEUES'] must list only queues of TASK_QUEUE['QUEUES']."
-        messages.append(Error(text, id="leasing_tasks.E015"))
+        yield Error(text, id="leasing_tasks.E015")
     if queues and not isinstance(task_settings.CELERY_APP, str):
         text = "TASK_QUEUE['CELERY_QUEUES'] needs TASK_QUEUE['CELERY_APP'] to be published."
         hint = "Set it to the path of the Celery application, such as 'project.celery.app'."
-        messages.append(Error(text, hint=hint, id="leasing_tasks.E016"))
+        yield Error(text, hint=hint, id="leasing_tasks.E016")
     if queues and find_spec("celery") is None:
         hint = "pip install 'django-leasing[celery]'"
-        messages.append(Error("Celery is not installed.", hint=hint, id="leasing_tasks.E017"))
+        yield Error("Celery is not installed.", hint=hint, id="leasing_tasks.E017")
     window = task_settings.CELERY_WINDOW
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
         text = "TASK_QUEUE['CELERY_WINDOW'] must be a whole number of at least 1."
-        messages.append(Error(text, id="leasing_tasks.E018"))
+        yield Error(text, id="leasing_tasks.E018")
     patience = task_settings.CELERY_PATIENCE
     if not _is_number(patience) or patience <= 0:
         text = "TASK_QUEUE['CELERY_PATIENCE'] must be more than 0 seconds."
-        messages.append(Error(text, id="leasing_tasks.E019"))
+        yield Error(text, id="leasing_tasks.E019")
     if not _is_age(task_settings.OUTBOX_RETENTION):
         text = "must be a number of seconds, a timedelta or None."
-        messages.append(Error(f"TASK_QUEUE['OUTBOX_RETENTION'] {text}", id="leasing_tasks.E026"))
+        yield Error(f"TASK_QUEUE['OUTBOX_RETENTION'] {text}", id="leasing_tasks.E026")
     if not isinstance(task_settings.OUTBOX_EXCHANGE, str) or not task_settings.OUTBOX_EXCHANGE:
         text = "TASK_QUEUE['OUTBOX_EXCHANGE'] must name an exchange."
-        messages.append(Error(text, id="leasing_tasks.E027"))
-    return messages
+        yield Error(text, id="leasing_tasks.E027")
 
 
 def _is_number(value: object) -> bool:
