@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.utils import unquote
+from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -204,6 +204,12 @@ class ReadOnlyAdmin(AdminOfAny):
             if names:
                 sets.append((title, {**options, "fields": names}))
         return sets
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Return every column of the form, unless the class says otherwise."""
+        return self.readonly_fields or flatten_fieldsets(
+            self.fieldsets or [(None, {"fields": self.fields or ()})]
+        )
 
     def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
         return self.exact_search

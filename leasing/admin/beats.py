@@ -27,9 +27,6 @@ class BeatEntryAdmin(ReadOnlyAdmin):
         ("runs", "task_id"),
         "fencing_token",
     )
-    readonly_fields = (
-        *("name", "badge", "beat", "last_run_at", "sent_at", "runs", "task_id", "fencing_token"),
-    )
 
     def links(self, request: HttpRequest, entry: Any) -> list[SafeString | str]:
         return [related(request, "Lease of the leader", Lease, {"q": entry.beat})]

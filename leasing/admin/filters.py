@@ -1,18 +1,33 @@
-"""The lookups that the address of a list in the admin may have."""
+"""Filters of lists in the admin, and the lookups that the address of a list may have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Final
 
-from django.contrib.admin import ListFilter, widgets
-from django.db.models import Model
+from django.contrib.admin import ListFilter, SimpleListFilter, widgets
+from django.db.models import Model, QuerySet
+from django.http import HttpRequest
 
 #: Lookups by which Django's own filters ask for the column that they filter.
 _SAID_OF_COLUMNS: Final = (
     *("", "__exact", "__isnull", "__isempty", "__gte", "__lt"),
     *("__id__exact", "__pk__exact"),
 )
+
+
+class StateFilter(SimpleListFilter):
+    """By a state that is no column: ``states`` has what chooses the rows of each."""
+
+    title = parameter_name = "state"
+    states: ClassVar[Mapping[str, Callable[[Any], Any]]]
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(state, state) for state in self.states]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> QuerySet[Any] | None:
+        choose = self.states.get(self.value() or "")
+        return choose(queryset) if choose else None
 
 
 def offered_lookups(filters: Iterable[Any]) -> set[str]:

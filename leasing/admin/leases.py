@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from operator import methodcaller
 from typing import Any
 
 from django import forms
@@ -12,6 +13,7 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
+from leasing.admin.filters import StateFilter
 from leasing.admin.links import badge_text, json_of, related, short, site_url
 from leasing.conf import leasing_settings
 from leasing.dashboard.forms import ForceReleaseForm
@@ -66,22 +68,10 @@ REVOKE_LEASES = RevokeAction(
 )
 
 
-class StateFilter(admin.SimpleListFilter):
-    """By the state of the lease; renewed is a property beside it."""
+class LeaseStateFilter(StateFilter):
+    """By the state of the lease; renewed is a property apart from it."""
 
-    title = "state"
-    parameter_name = "state"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        states = (LeaseState.ACTIVE, LeaseState.EXPIRED, LeaseState.RELEASED)
-        return [*((state.value, state.value) for state in states), ("renewed", "renewed")]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> QuerySet[Any] | None:
-        value = self.value()
-        if value not in dict(self.lookups(request, None)):
-            return None
-        chosen: QuerySet[Any] = getattr(queryset, value)()
-        return chosen
+    states = {each: methodcaller(each) for each in ("active", "expired", "released", "renewed")}
 
 
 class LeasableAdmin(ReadOnlyAdmin):
@@ -99,13 +89,6 @@ class LeasableAdmin(ReadOnlyAdmin):
         rows: Any = super().get_queryset(request)
         with_state: QuerySet[Any] = rows.with_state()
         return with_state
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
-        names: list[str] = []
-        for _, options in self.fieldsets or ():
-            for each in options["fields"]:
-                names += [each] if isinstance(each, str) else each
-        return names
 
     def links(self, request: HttpRequest, row: Any) -> list[SafeString | str]:
         return [related(request, "Events", LeaseEvent, {"q": row.lease_resource})]
@@ -138,7 +121,7 @@ class LeasableAdmin(ReadOnlyAdmin):
 class LeaseAdmin(LeasableAdmin):
     list_display = ("name", "badge", "held_by", "ends", "renewals", "grants")
     sortable_by = ("name",)
-    list_filter = (StateFilter,)
+    list_filter = (LeaseStateFilter,)
     exact_search = ("resource", "id")
     search_help_text = "Exact name or ID"
     large = ("metadata",)
@@ -162,7 +145,7 @@ class LeaseAdmin(LeasableAdmin):
 @admin.register(OnceKey)
 class OnceKeyAdmin(LeasableAdmin):
     list_display = ("name", "badge", "held_by", "ends", "finished_at", "window_ends_at")
-    list_filter = (StateFilter,)
+    list_filter = (LeaseStateFilter,)
     exact_search = ("key", "id")
     search_help_text = "Exact key or ID"
     #: Columns that no page shows: the result of the work is its caller's business.

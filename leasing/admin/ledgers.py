@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from django.apps import apps
 from django.contrib import admin
 from django.utils.safestring import SafeString
@@ -28,10 +26,6 @@ class LeaseEventAdmin(ReadOnlyAdmin):
         ("fencing_token", "grant_id"),
         "reason",
         "actor",
-    )
-    readonly_fields: ClassVar = (
-        *("at", "badge", "leased", "holder", "previous_holder", "previous_expired_at"),
-        *("fencing_token", "grant_id", "reason", "actor"),
     )
 
     @admin.display(description="event")
@@ -73,10 +67,6 @@ class AuditEntryAdmin(ReadOnlyAdmin):
         "error",
         "finished_at",
         "shown_target",
-    )
-    readonly_fields: ClassVar = (
-        *("at", "by", "verb", "via", "done_to", "badge", "asked", "changed", "skipped", "reason"),
-        *("error", "finished_at", "shown_target"),
     )
 
     @admin.display(description="outcome")

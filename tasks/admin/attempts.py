@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from django.contrib import admin
 from django.http import HttpRequest
@@ -64,10 +64,6 @@ class TaskAttemptAdmin(OfTaskAdmin):
         ("refused_verb", "refused_at"),
         ("fencing_token", "grant_id"),
     )
-    readonly_fields: ClassVar = (
-        *("of_task", "number", "badge", "worker", "started_at", "ended_at", "error", "exception"),
-        *("trace", "refused_verb", "refused_at", "fencing_token", "grant_id"),
-    )
 
     @admin.display(description="outcome")
     def badge(self, attempt: TaskAttempt) -> SafeString:
@@ -91,7 +87,6 @@ class TaskStepAdmin(OfTaskAdmin):
     large = payload = ("output",)
     payload_permission = VIEW_PAYLOAD
     fields = ("of_task", "name", "finished_at", "shown_output")
-    readonly_fields = fields
 
     @admin.display(description="name")
     def called(self, step: TaskStep) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from django.contrib import admin
-from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
+from leasing.admin.filters import StateFilter
 from leasing.admin.links import badge_text, json_of, related, short
 from leasing.dashboard.operator_actions import OperatorAction, Said
 from leasing.models import Lease
@@ -20,27 +20,14 @@ from tasks.models import OutboxMessage
 from tasks.outbox import RELAY
 
 
-class MessageStateFilter(admin.SimpleListFilter):
+class MessageStateFilter(StateFilter):
     """By what a relay has done with it. An index has those that it has still to do with."""
 
-    title = "state"
-    parameter_name = "state"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [("pending", "pending"), ("refused", "refused"), ("published", "published")]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> QuerySet[Any] | None:
-        chosen: QuerySet[Any] | None
-        match self.value():
-            case "pending":
-                chosen = queryset.pending()
-            case "refused":
-                chosen = queryset.pending().filter(failures__gt=0)
-            case "published":
-                chosen = queryset.filter(published_at__isnull=False)
-            case _:
-                chosen = None
-        return chosen
+    states = {
+        "pending": lambda rows: rows.pending(),
+        "refused": lambda rows: rows.pending().filter(failures__gt=0),
+        "published": lambda rows: rows.filter(published_at__isnull=False),
+    }
 
 
 def _is_published(message: OutboxMessage, said: Said) -> str:
@@ -69,10 +56,6 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
         ("failures", "due_at"),
         "last_error",
         "shown_payload",
-    )
-    readonly_fields: ClassVar = (
-        *("topic", "badge", "key", "uid", "created_at", "published_at", "failures", "due_at"),
-        *("last_error", "shown_payload"),
     )
     acts = (
         OperatorAction(

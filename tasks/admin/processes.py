@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.contrib import admin
@@ -10,6 +11,7 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
+from leasing.admin.filters import StateFilter
 from leasing.admin.links import badge_text, related, short, site_url
 from leasing.dashboard.operator_actions import OperatorAction, Said
 from leasing.models import Lease
@@ -19,6 +21,10 @@ from tasks.diagnosis import RESUME
 from tasks.exceptions import UnknownQueue
 from tasks.generator import RESOURCE
 from tasks.models import GeneratorDesiredState, Queue, Sample, Task, Worker, WorkerState
+
+
+def _in_state(state: str, rows: Any) -> Any:
+    return rows.filter(state=state)
 
 
 def _pause(rows: Any, said: Said, by: str) -> int:
@@ -38,7 +44,6 @@ class QueueAdmin(ReadOnlyAdmin):
     search_help_text = "Exact name of a queue"
     list_page = "leasing_tasks:queues"
     fields = ("name", "badge", ("paused_at", "paused_by"), "reason")
-    readonly_fields = ("name", "badge", "paused_at", "paused_by", "reason")
     acts = (
         OperatorAction(
             "pause",
@@ -85,20 +90,10 @@ class QueueAdmin(ReadOnlyAdmin):
         return badge_text(badge_of_queue(queue))
 
 
-class WorkerStateFilter(admin.SimpleListFilter):
+class WorkerStateFilter(StateFilter):
     """By what the last sign of life says."""
 
-    title = "state"
-    parameter_name = "state"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(state.value, state.value) for state in WorkerState]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> QuerySet[Any] | None:
-        chosen: QuerySet[Any] | None = (
-            queryset.filter(state=self.value()) if self.value() in WorkerState.values else None
-        )
-        return chosen
+    states = {each: partial(_in_state, each) for each in WorkerState.values}
 
 
 @admin.register(Worker)
@@ -116,10 +111,6 @@ class WorkerAdmin(ReadOnlyAdmin):
         "handlers",
         ("concurrency", "sweeps"),
         ("started_at", "last_seen_at", "stopped_at"),
-    )
-    readonly_fields = (
-        *("name", "badge", "role", "hostname", "pid", "queues", "handlers", "concurrency"),
-        *("sweeps", "started_at", "last_seen_at", "stopped_at"),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -154,10 +145,6 @@ class GeneratorDesiredStateAdmin(ReadOnlyAdmin):
         "reason",
         ("acknowledged_revision", "acknowledged_by", "acknowledged_at"),
     )
-    readonly_fields = (
-        *("wanted", "revision", "changed_by", "changed_at", "reason"),
-        *("acknowledged_revision", "acknowledged_by", "acknowledged_at"),
-    )
 
     def view_on_site(self, desired: GeneratorDesiredState) -> str | None:
         return site_url("leasing_tasks:generator")
@@ -184,4 +171,3 @@ class SampleAdmin(ReadOnlyAdmin):
         ("wait_p50", "wait_p95"),
         ("renewals", "expirations", "releases"),
     )
-    readonly_fields = tuple(name for row in fields for name in row)

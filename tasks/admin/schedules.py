@@ -239,7 +239,6 @@ class ScheduleSlotAdmin(ReadOnlyAdmin):
     #: An index serves each of them.
     indexed_filters = frozenset({"schedule__id__exact", "task__id__exact"})
     fields = ("of_schedule", "at", "of_task", "skipped", "run_by", "enqueued_at")
-    readonly_fields = fields
 
     @admin.display(description="schedule")
     def of_schedule(self, slot: ScheduleSlot) -> SafeString | str:
