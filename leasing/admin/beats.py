@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
-from leasing.admin.links import badge_text, related, short
+from leasing.admin.links import badge_text, related, short_column
 from leasing.models import BeatEntry, Lease
 from leasing.web.badges import badge_of_beat
 
@@ -31,9 +31,7 @@ class BeatEntryAdmin(ReadOnlyAdmin):
     def links(self, request: HttpRequest, entry: Any) -> list[SafeString | str]:
         return [related(request, "Lease of the leader", Lease, {"q": entry.beat})]
 
-    @admin.display(description="name")
-    def called(self, entry: BeatEntry) -> str:
-        return short(entry.name)
+    called = short_column("name")
 
     @admin.display(description="latest slot")
     def badge(self, entry: BeatEntry) -> SafeString:

@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.filters import StateFilter
-from leasing.admin.links import badge_text, json_of, related, short, site_url
+from leasing.admin.links import badge_text, json_column, related, short_column, site_url
 from leasing.conf import leasing_settings
 from leasing.dashboard.forms import ForceReleaseForm
 from leasing.dashboard.operator_actions import Keys, OperatorAction, Said, counted
@@ -103,9 +103,7 @@ class LeasableAdmin(ReadOnlyAdmin):
     def view_on_site(self, row: Any) -> str | None:
         return site_url("leasing:detail", row.lease_id)
 
-    @admin.display(description="holder")
-    def held_by(self, row: Any) -> str:
-        return short(row.holder)
+    held_by = short_column("holder")
 
     @admin.display(description="expires at", ordering="expires_at")
     def ends(self, row: Any) -> datetime | None:
@@ -133,13 +131,8 @@ class LeaseAdmin(LeasableAdmin):
     )
     acts = (REVOKE_LEASES,)
 
-    @admin.display(description="resource", ordering="resource")
-    def name(self, lease: Lease) -> str:
-        return short(lease.resource)
-
-    @admin.display(description="metadata")
-    def shown_metadata(self, lease: Lease) -> SafeString | str:
-        return json_of(lease.metadata)
+    name = short_column("resource", ordering="resource")
+    shown_metadata = json_column("metadata")
 
 
 @admin.register(OnceKey)
@@ -156,6 +149,4 @@ class OnceKeyAdmin(LeasableAdmin):
     )
     acts = (REVOKE_LEASES,)
 
-    @admin.display(description="key")
-    def name(self, row: OnceKey) -> str:
-        return short(row.key)
+    name = short_column("key")

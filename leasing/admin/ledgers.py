@@ -7,7 +7,7 @@ from django.contrib import admin
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
-from leasing.admin.links import badge_text, json_of, link, short
+from leasing.admin.links import badge_text, json_column, link, short, short_column
 from leasing.models import AuditEntry, LeaseEvent
 from leasing.web.badges import badge_of_entry, badge_of_event
 
@@ -36,13 +36,8 @@ class LeaseEventAdmin(ReadOnlyAdmin):
     def leased(self, event: LeaseEvent) -> SafeString | str:
         return _row(event.model, event.key, short(event.resource))
 
-    @admin.display(description="holder")
-    def held_by(self, event: LeaseEvent) -> str:
-        return short(event.holder)
-
-    @admin.display(description="reason")
-    def why(self, event: LeaseEvent) -> str:
-        return short(event.reason)
+    held_by = short_column("holder")
+    why = short_column("reason")
 
 
 @admin.register(AuditEntry)
@@ -79,13 +74,8 @@ class AuditEntryAdmin(ReadOnlyAdmin):
             return entry.model
         return _row(entry.model, entry.key, short(f"{entry.model} {entry.key}"))
 
-    @admin.display(description="reason")
-    def why(self, entry: AuditEntry) -> str:
-        return short(entry.reason)
-
-    @admin.display(description="rows")
-    def shown_target(self, entry: AuditEntry) -> SafeString | str:
-        return json_of(entry.target)
+    why = short_column("reason")
+    shown_target = json_column("target", "rows")
 
 
 def _row(label: str, key: str, text: str) -> SafeString | str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from django.contrib import admin
 from django.contrib.admin.utils import quote
 from django.db.models import Model
 from django.http import HttpRequest
@@ -75,3 +77,25 @@ def json_of(value: Any) -> SafeString | str:
     return format_html(
         '<pre class="leasing-json" tabindex="0">{}</pre>', pretty_json(masked(value))
     )
+
+
+def short_column(
+    name: str, description: str = "", ordering: str | None = None
+) -> Callable[[Any, Any], str]:
+    """Return a method of an admin that shows the column ``name`` of a row, shortened."""
+
+    @admin.display(description=description or name, ordering=ordering)
+    def column(site: Any, row: Any) -> str:
+        return short(getattr(row, name))
+
+    return column
+
+
+def json_column(name: str, description: str = "") -> Callable[[Any, Any], SafeString | str]:
+    """Return a method of an admin that shows the column ``name`` of a row as JSON."""
+
+    @admin.display(description=description or name)
+    def column(site: Any, row: Any) -> SafeString | str:
+        return json_of(getattr(row, name))
+
+    return column

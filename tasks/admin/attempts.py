@@ -11,7 +11,15 @@ from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
-from leasing.admin.links import badge_text, json_of, link, related, short, site_url
+from leasing.admin.links import (
+    badge_text,
+    json_column,
+    link,
+    related,
+    short,
+    short_column,
+    site_url,
+)
 from tasks.dashboard.badges import ATTEMPT_BADGES
 from tasks.models import AttemptOutcome, Task, TaskAttempt, TaskStep
 
@@ -88,10 +96,5 @@ class TaskStepAdmin(OfTaskAdmin):
     payload_permission = VIEW_PAYLOAD
     fields = ("of_task", "name", "finished_at", "shown_output")
 
-    @admin.display(description="name")
-    def called(self, step: TaskStep) -> str:
-        return short(step.name)
-
-    @admin.display(description="output")
-    def shown_output(self, step: TaskStep) -> SafeString | str:
-        return json_of(step.output)
+    called = short_column("name")
+    shown_output = json_column("output")

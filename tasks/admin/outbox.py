@@ -10,7 +10,7 @@ from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.filters import StateFilter
-from leasing.admin.links import badge_text, json_of, related, short
+from leasing.admin.links import badge_text, json_column, related, short, short_column
 from leasing.dashboard.operator_actions import OperatorAction, Said
 from leasing.models import Lease
 from tasks.admin.attempts import VIEW_PAYLOAD
@@ -87,9 +87,7 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
     def links(self, request: HttpRequest, message: Any) -> list[SafeString | str]:
         return [related(request, "Lease of the relay", Lease, {"q": RELAY})]
 
-    @admin.display(description="topic")
-    def called(self, message: OutboxMessage) -> str:
-        return short(message.topic)
+    called = short_column("topic")
 
     @admin.display(description="key")
     def of_key(self, message: OutboxMessage) -> str:
@@ -99,6 +97,4 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
     def badge(self, message: OutboxMessage) -> SafeString:
         return badge_text(badge_of_message(message))
 
-    @admin.display(description="payload")
-    def shown_payload(self, message: OutboxMessage) -> SafeString | str:
-        return json_of(message.payload)
+    shown_payload = json_column("payload")

@@ -12,7 +12,7 @@ from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.filters import StateFilter
-from leasing.admin.links import badge_text, related, short, site_url
+from leasing.admin.links import badge_text, related, short_column, site_url
 from leasing.dashboard.operator_actions import OperatorAction, Said
 from leasing.models import Lease
 from tasks.dashboard.badges import WORKER_BADGES, badge_of_queue
@@ -125,9 +125,7 @@ class WorkerAdmin(ReadOnlyAdmin):
         holds = {"holder__exact": worker.name, "status__exact": "running"}
         return [related(request, "Current tasks", Task, holds)]
 
-    @admin.display(description="name")
-    def called(self, worker: Worker) -> str:
-        return short(worker.name)
+    called = short_column("name")
 
     @admin.display(description="state")
     def badge(self, worker: Any) -> SafeString:

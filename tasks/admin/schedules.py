@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 
 from leasing import audit
 from leasing.admin.base import AdminOfAny, ReadOnlyAdmin
-from leasing.admin.links import badge_text, json_of, link, related, short, site_url
+from leasing.admin.links import badge_text, json_column, link, related, short, site_url
 from leasing.conf import leasing_settings
 from leasing.dashboard.operator_actions import OperatorAction
 from leasing.functions import DbNow, database_now
@@ -214,9 +214,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
     def why(self, schedule: Schedule) -> str:
         return self._status(schedule).why or "–"
 
-    @admin.display(description="arguments")
-    def shown_task_data(self, schedule: Schedule) -> SafeString | str:
-        return json_of(schedule.task_data)
+    shown_task_data = json_column("task_data", "arguments")
 
     @admin.display(description="next due times")
     def moments(self, schedule: Schedule) -> SafeString:

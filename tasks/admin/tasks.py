@@ -10,7 +10,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from leasing.admin.leases import LeasableAdmin, RevokeAction
-from leasing.admin.links import badge_text, json_of, related, short, site_url
+from leasing.admin.links import badge_text, json_column, related, short_column, site_url
 from leasing.dashboard.forms import ForceReleaseForm
 from leasing.dashboard.operator_actions import Said
 from leasing.diagnosis.base import Diagnosis
@@ -129,9 +129,7 @@ class TaskAdmin(LeasableAdmin):
     def view_on_site(self, task: Task) -> str | None:
         return site_url("leasing_tasks:detail", task.pk)
 
-    @admin.display(description="name")
-    def called(self, task: Task) -> str:
-        return short(task.name)
+    called = short_column("name")
 
     @admin.display(description="state")
     def badge(self, task: Any) -> SafeString:
@@ -145,18 +143,7 @@ class TaskAdmin(LeasableAdmin):
     def in_queue(self, task: Task) -> SafeString | str:
         return related_to("leasing_tasks_queue", task.queue)
 
-    @admin.display(description="arguments")
-    def shown_task_data(self, task: Task) -> SafeString | str:
-        return json_of(task.task_data)
-
-    @admin.display(description="result")
-    def shown_task_output(self, task: Task) -> SafeString | str:
-        return json_of(task.task_output)
-
-    @admin.display(description="progress")
-    def shown_progress(self, task: Task) -> SafeString | str:
-        return json_of(task.progress)
-
-    @admin.display(description="checkpoint")
-    def shown_checkpoint(self, task: Task) -> SafeString | str:
-        return json_of(task.checkpoint)
+    shown_task_data = json_column("task_data", "arguments")
+    shown_task_output = json_column("task_output", "result")
+    shown_progress = json_column("progress")
+    shown_checkpoint = json_column("checkpoint")
