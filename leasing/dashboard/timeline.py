@@ -31,11 +31,8 @@ class Term:
     end: str = "held"
     #: True if it was acquired after a term that had expired.
     is_takeover: bool = False
-    #: The moment at which it ends unless it is renewed; of a term that is not over.
-    expires_at: datetime | None = None
-    #: Folded into a count, and the last; known of the latest term alone.
+    #: Known of the latest term alone.
     renewals: int | None = None
-    renewed_at: datetime | None = None
     #: The moment at which its holder learned that it was over.
     lost_at: datetime | None = None
     #: The moment at which somebody of higher priority asked for it.
@@ -61,12 +58,6 @@ class Timeline:
         """Return the start of the axis."""
         known = [term.began_at or term.ended_at for term in self.terms]
         return min((moment for moment in known if moment is not None), default=self.now)
-
-    @property
-    def until(self) -> datetime:
-        """Return the end of the axis: now, or a deadline in the future."""
-        ahead = [term.expires_at for term in self.terms if term.expires_at is not None]
-        return max([self.now, *ahead])
 
 
 def timeline(
@@ -146,7 +137,7 @@ def _finish(term: Term, row: Leasable, now: datetime) -> None:
         if term.end == "held":
             term.end = "unknown"
         return
-    term.renewals, term.renewed_at = row.renewals, row.renewed_at
+    term.renewals = row.renewals
     if term.end == "held":
         _stand(term, row, now)
 
@@ -154,7 +145,7 @@ def _finish(term: Term, row: Leasable, now: datetime) -> None:
 def _of_row(row: Leasable, now: datetime) -> Term:
     """The latest term, of which there is no event (any more)."""
     term = Term(row.holder, row.fencing_token, row.grant_id, began_at=row.acquired_at)
-    term.renewals, term.renewed_at = row.renewals, row.renewed_at
+    term.renewals = row.renewals
     _stand(term, row, now)
     return term
 
@@ -164,5 +155,3 @@ def _stand(term: Term, row: Leasable, now: datetime) -> None:
         _end(term, row.released_at, "released")
     elif row.expires_at <= now:
         _end(term, row.expires_at, "expired")
-    else:
-        term.expires_at = row.expires_at

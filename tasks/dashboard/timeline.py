@@ -29,10 +29,6 @@ class AttemptSpan:
     #: running, overdue (its deadline has passed), succeeded, failed, lost, returned, snoozed,
     #: cancelled.
     outcome: str = ""
-    error: str = ""
-    #: The moment at which it ends unless it is renewed; of one that is not over.
-    expires_at: datetime | None = None
-    renewals: int | None = None
     #: The moment at which a late write of it was refused, and its verb.
     refused_at: datetime | None = None
     refused_verb: str = ""
@@ -50,21 +46,6 @@ class Timeline:
     @property
     def attempts(self) -> list[AttemptSpan]:
         return [span for span in self.spans if span.kind == "attempt"]
-
-    @property
-    def since(self) -> datetime:
-        return self.spans[0].began_at if self.spans else self.now
-
-    @property
-    def until(self) -> datetime:
-        """Return the end of the axis: the last end; while it is not over now, or a deadline in the
-        future."""
-        last = self.spans[-1] if self.spans else None
-        if last is None:
-            return self.now
-        if last.ended_at is not None:
-            return last.ended_at
-        return max(each for each in (self.now, last.expires_at, last.due_at) if each is not None)
 
 
 def timeline(
@@ -100,7 +81,6 @@ def _attempt(attempt: TaskAttempt) -> AttemptSpan:
         holder=attempt.holder,
         fencing_token=attempt.fencing_token,
         outcome=attempt.outcome,
-        error=attempt.error,
         refused_at=attempt.refused_at,
         refused_verb=attempt.refused_verb,
     )
@@ -118,8 +98,6 @@ def _latest(task: Task, now: datetime) -> AttemptSpan:
         holder=task.holder,
         fencing_token=task.fencing_token,
         outcome="succeeded" if is_over else running,
-        expires_at=None if is_over else task.expires_at,
-        renewals=task.renewals,
     )
 
 

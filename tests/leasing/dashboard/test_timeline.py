@@ -68,7 +68,6 @@ def test_each_term_has_its_holder_its_moments_and_its_end(database_clock: Databa
     tokens = [term.fencing_token for term in shown.terms]
     assert tokens == sorted(set(tokens))
     assert (shown.since, shown.has_more) == (shown.terms[0].began_at, False)
-    assert shown.until == shown.terms[3].expires_at
 
 
 def test_renewals_are_folded_into_a_count(database_clock: DatabaseClock) -> None:
@@ -79,7 +78,7 @@ def test_renewals_are_folded_into_a_count(database_clock: DatabaseClock) -> None
 
     (term,) = seen(database_clock).terms
 
-    assert (term.renewals, term.renewed_at) == (3, database_clock.now)
+    assert term.renewals == 3
 
 
 def test_an_expired_term_that_nobody_took_over_has_ended(database_clock: DatabaseClock) -> None:
@@ -89,7 +88,6 @@ def test_an_expired_term_that_nobody_took_over_has_ended(database_clock: Databas
     shown = seen(database_clock)
 
     assert reported(shown.terms[0], database_clock) == ("ann", "expired", -31.0, -1.0)
-    assert shown.until == database_clock.now
 
 
 def test_a_refused_write_stands_on_the_term_it_came_from(database_clock: DatabaseClock) -> None:
