@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from django.contrib import messages
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
@@ -21,7 +20,7 @@ from leasing.diagnosis.lease import explain
 from leasing.leasables import find_row, rows_of
 from leasing.models import Leasable, LeaseEvent
 from leasing.web import navigation
-from leasing.web.access import may, page, verb
+from leasing.web.access import may, page, report, verb
 from leasing.web.badges import badge_of_event
 from leasing.web.cursors import InvalidCursor
 from leasing.web.export import FORMATS, export
@@ -61,10 +60,8 @@ def revoke(request: HttpRequest, lease_id: str) -> HttpResponse:
         user, "revoke", type(row), keys=[row.pk], reason=reason, via="page"
     ) as act:
         act.changed = rows_of(type(row)).filter(pk=row.pk).revoke(reason=reason, by=act.by)
-    if act.changed:
-        messages.success(request, f"Lease revoked from {row.holder}.", fail_silently=True)
-    else:
-        messages.warning(request, "Nothing changed: the lease is not held.", fail_silently=True)
+    said, otherwise = f"Lease revoked from {row.holder}.", "Nothing changed: the lease is not held."
+    report(request, act.changed, said, otherwise)
     back = request.POST.get("next", "")
     if url_has_allowed_host_and_scheme(back, {request.get_host()}, request.is_secure()):
         return redirect(back)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
+from django.contrib import messages
 from django.contrib.auth.decorators import login_required, permission_required
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponseBase
@@ -27,13 +29,12 @@ def page(permission: str) -> Callable[[View], View]:
     sent to sign in, anyone else gets 403."""
 
     def decorate(view: View) -> View:
+        @wraps(view)
         def with_headers(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             response = view(request, *args, **kwargs)
             patch_vary_headers(response, [LIVE_HEADER])
             return response
 
-        with_headers.__name__ = view.__name__
-        with_headers.__doc__ = view.__doc__
         return never_cache(require_safe(_guarded(permission, with_headers)))
 
     return decorate
@@ -44,13 +45,12 @@ def verb(permission: str) -> Callable[[View], View]:
     the site is read-only."""
 
     def decorate(view: View) -> View:
+        @wraps(view)
         def unless_read_only(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             if is_read_only():
                 raise PermissionDenied(READ_ONLY)
             return view(request, *args, **kwargs)
 
-        unless_read_only.__name__ = view.__name__
-        unless_read_only.__doc__ = view.__doc__
         return never_cache(require_POST(_guarded(permission, unless_read_only)))
 
     return decorate
@@ -77,6 +77,12 @@ def why_not(what: str) -> str:
 def is_live(request: HttpRequest) -> bool:
     """Return True if ``request`` is a poll of live.js."""
     return LIVE_HEADER in request.headers
+
+
+def report(request: HttpRequest, done: object, said: str, otherwise: str) -> None:
+    """Have the next page say what came of an action: ``said`` where it was ``done``."""
+    level = messages.SUCCESS if done else messages.WARNING
+    messages.add_message(request, level, said if done else otherwise, fail_silently=True)
 
 
 def user_name(request: HttpRequest) -> str:

@@ -186,11 +186,3 @@ class RescheduleForm(ReasonForm):
         if not (self.errors or said["queue"] or said["scheduled_at"] or said["at_once"]):
             raise forms.ValidationError("Choose a queue, a time, or both.")
         return said
-
-
-class StartGeneratorForm(ReasonForm):
-    """Set the desired state to running."""
-
-
-class StopGeneratorForm(ReasonForm):
-    """Set the desired state to stopped."""

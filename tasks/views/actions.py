@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from urllib.parse import urlencode
 
 from django import forms
-from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 
-from leasing.dashboard.operator_actions import MAX_SELECTED, NAMED, Outcome
-from leasing.web.access import READ_ONLY, may, page, verb
+from leasing.dashboard.operator_actions import MAX_SELECTED, NAMED
+from leasing.web.access import READ_ONLY, may, page, report, verb
 from tasks.dashboard import listing, selection
 from tasks.dashboard.operator_actions import ACTIONS, TaskAction
 from tasks.models import Task
@@ -42,7 +41,8 @@ def act(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
             user=request.user,
             via="page",
         )
-        _tell_one(request, chosen, outcome)
+        why = next(iter(outcome.skipped), "changed meanwhile")
+        report(request, outcome.changed, f"{chosen.done}.", f"Nothing changed: {why}.")
         if chosen.name == "discard" and outcome.changed:
             return redirect("leasing_tasks:list")
         return redirect("leasing_tasks:detail", task.pk)
@@ -74,7 +74,8 @@ def bulk(request: HttpRequest, name: str) -> HttpResponseBase:
             via="page",
             by_filter=picked.wanted,
         )
-        _tell_many(request, chosen, outcome)
+        said = chosen.report(Task, outcome)
+        report(request, not outcome.skipped, said, said)
         return redirect(_list(picked.wanted or picked.back))
 
     guard = verb if request.method == "POST" else page
@@ -114,16 +115,3 @@ def _action(name: str) -> TaskAction:
 def _list(asked: Mapping[str, str]) -> str:
     query = urlencode(asked)
     return reverse("leasing_tasks:list") + (f"?{query}" if query else "")
-
-
-def _tell_one(request: HttpRequest, chosen: TaskAction, outcome: Outcome) -> None:
-    if outcome.changed:
-        messages.success(request, f"{chosen.done}.", fail_silently=True)
-        return
-    why = next(iter(outcome.skipped), "changed meanwhile")
-    messages.warning(request, f"Nothing changed: {why}.", fail_silently=True)
-
-
-def _tell_many(request: HttpRequest, chosen: TaskAction, outcome: Outcome) -> None:
-    level = messages.WARNING if outcome.skipped else messages.SUCCESS
-    messages.add_message(request, level, chosen.report(Task, outcome), fail_silently=True)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
 from leasing.conf import leasing_settings
+from leasing.dashboard.forms import ReasonForm
 from leasing.functions import database_now
 from leasing.models import AuditEntry
 from leasing.web.access import may, page, user_name, verb
 from leasing.web.polling import answer
 from tasks.dashboard import worker_rows
 from tasks.dashboard.badges import GENERATOR_BADGES, WORKER_BADGES
-from tasks.dashboard.forms import StartGeneratorForm, StopGeneratorForm
-from tasks.generator import generator_status, start_generator, stop_generator
+from tasks.generator import GeneratorStatus, generator_status, start_generator, stop_generator
 from tasks.models import GeneratorDesiredState, Worker, WorkerState
 
 VIEW, CONTROL = "leasing_tasks.view_task", "leasing_tasks.control_generator"
@@ -26,34 +28,32 @@ COMMANDS_SHOWN = 10
 @page(VIEW)
 def generator(request: HttpRequest) -> HttpResponse:
     """The desired state of the generator, what it does, who stands by, and who has heard."""
-    return _generator(request, StartGeneratorForm(), StopGeneratorForm())
+    return _generator(request)
 
 
 @verb(CONTROL)
 def generator_start(request: HttpRequest) -> HttpResponse:
     """Set the desired state to running."""
-    form = StartGeneratorForm(request.POST)
-    if not form.is_valid():
-        return _generator(request, form, StopGeneratorForm(), status=400)
-    reason = form.cleaned_data["reason"]
-    start_generator(by=user_name(request), reason=reason, via="page")
-    return redirect("leasing_tasks:generator")
+    return _set(request, start_generator, "start_form")
 
 
 @verb(CONTROL)
 def generator_stop(request: HttpRequest) -> HttpResponse:
     """Set the desired state to stopped."""
-    form = StopGeneratorForm(request.POST)
+    return _set(request, stop_generator, "stop_form")
+
+
+def _set(
+    request: HttpRequest, set_desired: Callable[..., GeneratorStatus], form_name: str
+) -> HttpResponse:
+    form = ReasonForm(request.POST)
     if not form.is_valid():
-        return _generator(request, StartGeneratorForm(), form, status=400)
-    reason = form.cleaned_data["reason"]
-    stop_generator(by=user_name(request), reason=reason, via="page")
+        return _generator(request, status=400, **{form_name: form})
+    set_desired(by=user_name(request), reason=form.cleaned_data["reason"], via="page")
     return redirect("leasing_tasks:generator")
 
 
-def _generator(
-    request: HttpRequest, start: StartGeneratorForm, stop: StopGeneratorForm, status: int = 200
-) -> HttpResponse:
+def _generator(request: HttpRequest, status: int = 200, **forms: ReasonForm) -> HttpResponse:
     using = leasing_settings.DATABASE
     seen = generator_status()
     instances = Worker.objects.using(using).present().generators().with_state().order_by("name")
@@ -70,8 +70,9 @@ def _generator(
             for each in instances[:INSTANCES_SHOWN]
             if each.name != seen.holder
         ],
-        "start_form": start,
-        "stop_form": stop,
+        "start_form": ReasonForm(),
+        "stop_form": ReasonForm(),
+        **forms,
         "commands": _commands() if may_see_audit else [],
         "may_control": may(request, CONTROL),
         "may_see_audit": may_see_audit,

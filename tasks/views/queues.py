@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
 from leasing import audit
-from leasing.web.access import is_live, may, page, user_name, verb
+from leasing.web.access import is_live, may, page, report, user_name, verb
 from leasing.web.polling import answer, shared_reading
 from tasks.dashboard.forms import PauseQueueForm, ResumeQueueForm
 from tasks.dashboard.queue_rows import read_queues
@@ -43,12 +42,13 @@ def pause(request: HttpRequest) -> HttpResponse:
         act.changed = int(paused)
     if form.errors:
         return _queues(request, form, status=400)
-    return _said(
+    report(
         request,
         paused,
         f"The queue {name} is paused. Running tasks continue.",
         f"Nothing changed: the queue {name} is already paused.",
     )
+    return redirect("leasing_tasks:queues")
 
 
 @verb(PAUSE)
@@ -60,12 +60,13 @@ def resume(request: HttpRequest) -> HttpResponse:
     name = form.cleaned_data["queue"]
     with audit.recording(request.user, "resume", Queue, keys=[name], via="page") as act:
         act.changed = int(Queue.objects.resume(name, by=user_name(request)))
-    return _said(
+    report(
         request,
-        bool(act.changed),
+        act.changed,
         f"The queue {name} is resumed.",
         f"Nothing changed: the queue {name} is not paused.",
     )
+    return redirect("leasing_tasks:queues")
 
 
 def _queues(
@@ -80,9 +81,3 @@ def _queues(
         "may_see_tasks": request.user.has_perm("leasing_tasks.view_task"),
     }
     return answer(request, "leasing_tasks/queues.html", context, reading, status)
-
-
-def _said(request: HttpRequest, done: bool, said: str, otherwise: str) -> HttpResponse:
-    level = messages.SUCCESS if done else messages.WARNING
-    messages.add_message(request, level, said if done else otherwise, fail_silently=True)
-    return redirect("leasing_tasks:queues")

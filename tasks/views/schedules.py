@@ -6,12 +6,11 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any
 
-from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 
 from leasing import audit
-from leasing.web.access import may, page, user_name, verb
+from leasing.web.access import may, page, report, user_name, verb
 from leasing.web.paging import page_of
 from leasing.web.polling import answer, read_list
 from tasks.dashboard.forms import PageFilter
@@ -81,8 +80,7 @@ def _recorded(request: HttpRequest, verb: str, pk: int) -> AbstractContextManage
 
 
 def _answer(request: HttpRequest, done: int, said: str, otherwise: str) -> HttpResponse:
-    level = messages.SUCCESS if done else messages.WARNING
-    messages.add_message(request, level, said if done else otherwise, fail_silently=True)
+    report(request, done, said, otherwise)
     return redirect("leasing_tasks:schedules")
 
 
