@@ -94,9 +94,7 @@ class LeasableAdmin(ReadOnlyAdmin):
         return [related(request, "Events", LeaseEvent, {"q": row.lease_resource})]
 
     def diagnosis(self, row: Any) -> tuple[Badge | None, Diagnosis | None]:
-        events = LeaseEvent.objects.using(leasing_settings.DATABASE).filter(
-            resource=row.lease_resource, model=row._meta.label_lower, key=str(row.pk)
-        )
+        events = LeaseEvent.objects.using(leasing_settings.DATABASE).about(row)
         explanation = explain(row, row.now, events=events.order_by("-pk")[:PAGE_SIZE])
         return explanation.badge, explanation
 

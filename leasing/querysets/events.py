@@ -32,6 +32,12 @@ MICROSECOND = timedelta(microseconds=1)
 class LeaseEventQuerySet(LedgerQuerySet[Any]):
     """The ledger: ``LeaseEvent.objects``."""
 
+    def about(self, row: Leasable) -> Self:
+        """Return the events of the lease of ``row``."""
+        return self.filter(
+            resource=row.lease_resource, model=row._meta.label_lower, key=str(row.pk)
+        )
+
     def held_at(self, resource: str | Leasable, moment: datetime) -> Self:
         """The event that began the term in which ``resource`` was held at ``moment``; nothing
         when nobody held it then. ``resource`` is the name of a lease, or a row of a leasable

@@ -22,11 +22,8 @@ from leasing.models import Leasable, LeaseEvent
 from leasing.web import navigation
 from leasing.web.access import may, page, report, verb
 from leasing.web.badges import badge_of_event
-from leasing.web.cursors import InvalidCursor
 from leasing.web.export import FORMATS, export
-from leasing.web.paging import Page, page_of
-from leasing.web.polling import answer
-from leasing.web.timeline_chart import Drawing
+from leasing.web.polling import answer, page_or_first
 
 VIEW, REVOKE = "leasing.view_lease", "leasing.revoke_lease"
 
@@ -73,7 +70,8 @@ def _detail(
 ) -> HttpResponse:
     form = EventsFilter(request.GET)
     now: datetime = row.now
-    events = _page(form, row)
+    events = page_or_first(form, _events(row))
+    history = timeline(row, now, events.rows, has_more=bool(events.older))
     context = {
         "form": form,
         "row": row,
@@ -82,7 +80,7 @@ def _detail(
         "events": events,
         "marked": [(event, badge_of_event(event.kind)) for event in events.rows],
         "explanation": explain(row, now, events=() if events.moved else events.rows),
-        "drawing": None if events.moved else _drawing(row, events, now),
+        "drawing": None if events.moved else drawing_of(row, history),
         "is_revocable": rows_of(type(row)).filter(pk=row.pk).holding().exists(),
         "revoke_form": revoke_form,
         "may_revoke": may(request, REVOKE),
@@ -90,20 +88,5 @@ def _detail(
     return answer(request, "leasing/detail.html", context, status=status)
 
 
-def _page(form: EventsFilter, row: Leasable) -> Page[LeaseEvent]:
-    try:
-        return page_of(_events(row), form.cleaned_data["at"] if form.is_valid() else None)
-    except InvalidCursor:
-        form.add_error("at", form.fields["at"].error_messages["invalid"])
-        return page_of(_events(row), None)
-
-
 def _events(row: Leasable) -> QuerySet[LeaseEvent]:
-    return LeaseEvent.objects.using(leasing_settings.DATABASE).filter(
-        resource=row.lease_resource, model=row._meta.label_lower, key=str(row.pk)
-    )
-
-
-def _drawing(row: Leasable, events: Page[LeaseEvent], now: datetime) -> Drawing:
-    history = timeline(row, now, events.rows, has_more=bool(events.older))
-    return drawing_of(row, history)
+    return LeaseEvent.objects.using(leasing_settings.DATABASE).about(row)

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django import forms
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified
 from django.shortcuts import render
 from django.utils import timezone
@@ -25,6 +26,8 @@ from leasing.web.cache import shared
 from leasing.web.counts import CAPPED_SHARED_FOR, COUNTS_SHARED_FOR
 from leasing.web.cursors import InvalidCursor
 from leasing.web.fingerprint import fingerprint
+from leasing.web.keyset import Record
+from leasing.web.paging import Page, page_of
 
 #: Reads the context of a page, as of the database's clock.
 Read = Callable[[datetime], dict[str, Any]]
@@ -84,8 +87,22 @@ def read_list(
     try:
         return shared_reading(request, read, count) if form.is_valid() else None
     except InvalidCursor:
-        form.add_error("at", form.fields["at"].error_messages["invalid"])
+        _refuse_cursor(form)
         return None
+
+
+def page_or_first(form: forms.Form, rows: QuerySet[Record]) -> Page[Record]:
+    """Return the page of ``rows`` that ``form`` asks for; the first, with an error there, where
+    it or its cursor is invalid."""
+    try:
+        return page_of(rows, form.cleaned_data["at"] if form.is_valid() else None)
+    except InvalidCursor:
+        _refuse_cursor(form)
+        return page_of(rows, None)
+
+
+def _refuse_cursor(form: forms.Form) -> None:
+    form.add_error("at", form.fields["at"].error_messages["invalid"])
 
 
 def answer(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from django import forms
@@ -12,11 +11,8 @@ from django.shortcuts import get_object_or_404
 
 from leasing.dashboard.forms import ForceReleaseForm
 from leasing.web.access import is_live, may, page
-from leasing.web.cursors import InvalidCursor
 from leasing.web.masking import masked
-from leasing.web.paging import Page, page_of
-from leasing.web.polling import answer
-from leasing.web.timeline_chart import Drawing
+from leasing.web.polling import answer, page_or_first
 from tasks.dashboard import listing
 from tasks.dashboard.attempt_chart import drawing_of
 from tasks.dashboard.badges import SEVERITY_BADGES, badge_of_task
@@ -63,7 +59,9 @@ def detail(
     task = get_object_or_404(rows, pk=pk)
     now = task.now
     form = PageFilter(request.GET)
-    attempts = _attempts(form, task)
+    rows = TaskAttempt.objects.using(task._state.db).filter(task=task)
+    attempts = page_or_first(form, rows)
+    history = timeline(task, now, attempts.rows, has_more=bool(attempts.older))
     context = {
         **_diagnosed(task, fresh=not is_live(request)),
         "form": form,
@@ -71,7 +69,7 @@ def detail(
         "now": now,
         "badge": badge_of_task(task, now),
         "attempts": attempts,
-        "drawing": None if attempts.moved else _drawing(task, attempts, now),
+        "drawing": None if attempts.moved else drawing_of(task, history),
         "sees_payload": sees_payload,
         **{name: masked(getattr(task, name)) for name in PAYLOAD if sees_payload},
         "may_see_leases": request.user.has_perm("leasing.view_lease"),
@@ -91,22 +89,6 @@ def _diagnosed(task: Task, *, fresh: bool) -> dict[str, Any]:
         "severity": SEVERITY_BADGES[found.severity],
         "facts": [fact for fact in found.facts if fact[0] not in ON_PAGE],
     }
-
-
-def _attempts(form: PageFilter, task: Task) -> Page[Any]:
-    attempts = TaskAttempt.objects.using(task._state.db).filter(task=task)
-    if not form.is_valid():
-        return page_of(attempts, None)
-    try:
-        return page_of(attempts, form.cleaned_data["at"])
-    except InvalidCursor:
-        form.add_error("at", form.fields["at"].error_messages["invalid"])
-        return page_of(attempts, None)
-
-
-def _drawing(task: Task, attempts: Page[Any], now: datetime) -> Drawing:
-    history = timeline(task, now, attempts.rows, has_more=bool(attempts.older))
-    return drawing_of(task, history)
 
 
 def _verbs(request: HttpRequest, task: Task, forms: Mapping[str, forms.Form]) -> dict[str, Any]:
