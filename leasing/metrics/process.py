@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -51,24 +52,26 @@ class ProcessMetrics:
     ) -> Histogram:
         return Histogram(name, help, labels, registry=self._registry, buckets=buckets)
 
+    @cached_property
     def counts(self) -> Mapping[signals.Logged, signals.Count]:
         return {}
 
+    @cached_property
     def ears(self) -> Mapping[probes.Probe, probes.Ear]:
         return {}
 
     def connect(self) -> None:
         """Count from now on."""
-        for signal, count in self.counts().items():
+        for signal, count in self.counts.items():
             signal.count_by(count)
-        for probe, ear in self.ears().items():
+        for probe, ear in self.ears.items():
             probe.connect(ear)
 
     def disconnect(self) -> None:
         """Count no more."""
-        for signal, count in self.counts().items():
+        for signal, count in self.counts.items():
             signal.uncount_by(count)
-        for probe, ear in self.ears().items():
+        for probe, ear in self.ears.items():
             probe.disconnect(ear)
 
 
@@ -136,18 +139,20 @@ class LeaseMetrics(ProcessMetrics):
         self.state = State()
         registry.register(self.state)
 
+    @cached_property
     def counts(self) -> dict[signals.Logged, signals.Count]:
         return {
-            signals.acquired: self._acquired,
+            signals.acquired: _counting(self.acquires, "acquired"),
             signals.taken_over: self._taken_over,
-            signals.renewed: self._renewed,
-            signals.released: self._released,
-            signals.revoked: self._revoked,
-            signals.preempted: self._preempted,
+            signals.renewed: _counting(self.renewals, "renewed"),
+            signals.released: _counting(self.releases),
+            signals.revoked: _counting(self.revocations),
+            signals.preempted: _counting(self.preemptions),
             signals.lost: self._lost,
             signals.refused: self._refused,
         }
 
+    @cached_property
     def ears(self) -> dict[probes.Probe, probes.Ear]:
         return {
             probes.acquiring: self._asked,
@@ -158,10 +163,6 @@ class LeaseMetrics(ProcessMetrics):
 
     # Signals
 
-    def _acquired(self, rows: Sequence[Any], details: Details) -> None:
-        for label, count in labels_of(rows):
-            self.acquires.labels(label, "acquired").inc(count)
-
     def _taken_over(self, rows: Sequence[Any], details: Details) -> None:
         for row in rows:
             label = label_of(row)
@@ -171,31 +172,13 @@ class LeaseMetrics(ProcessMetrics):
                 gap = (row.acquired_at - row.previous_expired_at).total_seconds()
                 self.gap.labels(label).observe(max(0.0, gap))
 
-    def _renewed(self, rows: Sequence[Any], details: Details) -> None:
-        for label, count in labels_of(rows):
-            self.renewals.labels(label, "renewed").inc(count)
-
-    def _released(self, rows: Sequence[Any], details: Details) -> None:
-        for label, count in labels_of(rows):
-            self.releases.labels(label).inc(count)
-
-    def _revoked(self, rows: Sequence[Any], details: Details) -> None:
-        for label, count in labels_of(rows):
-            self.revocations.labels(label).inc(count)
-
-    def _preempted(self, rows: Sequence[Any], details: Details) -> None:
-        for label, count in labels_of(rows):
-            self.preemptions.labels(label).inc(count)
-
     def _lost(self, rows: Sequence[Any], details: Details) -> None:
         why = why_of(details.get("reason", ""))
-        for label, count in labels_of(rows):
-            self.losses.labels(label, why.value).inc(count)
+        _counting(self.losses, why.value)(rows, details)
 
     def _refused(self, rows: Sequence[Any], details: Details) -> None:
         verb = str(details.get("verb", "")).replace(" ", "_")
-        for label, count in labels_of(rows):
-            self.rejections.labels(label, verb if verb in VERBS else "other").inc(count)
+        _counting(self.rejections, verb if verb in VERBS else "other")(rows, details)
 
     # Probes
 
@@ -279,10 +262,14 @@ def label_of(row: Any) -> str:
     return label_of_model(type(row))
 
 
-def labels_of(rows: Sequence[Any]) -> list[tuple[str, int]]:
-    """The label of each model, and of how many ``rows`` it is."""
-    models = Tally(type(row) for row in rows)
-    return [(label_of_model(model), count) for model, count in models.items()]
+def _counting(metric: Counter, *labels: str) -> signals.Count:
+    """Return what adds the rows of a signal to ``metric``, those of each model apart."""
+
+    def count(rows: Sequence[Any], details: Details) -> None:
+        for model, number in Tally(type(row) for row in rows).items():
+            metric.labels(label_of_model(model), *labels).inc(number)
+
+    return count
 
 
 _metrics: LeaseMetrics | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Histogram
@@ -76,20 +76,22 @@ class TaskMetrics(ProcessMetrics):
         self.state = State()
         registry.register(self.state)
 
+    @cached_property
     def counts(self) -> dict[Logged, Count]:
         return {
             signals.enqueued: self._enqueued,
             signals.duplicate: self._duplicate,
             signals.claimed: self._claimed,
-            signals.completed: self._completed,
-            signals.attempt_failed: self._attempt_failed,
+            signals.completed: self._ending("succeeded"),
+            signals.attempt_failed: self._ending("attempt_failed"),
             signals.failed: self._failed,
             signals.cancelled: self._cancelled,
-            signals.returned: self._returned,
-            signals.snoozed: self._snoozed,
+            signals.returned: self._ending("returned"),
+            signals.snoozed: self._ending("snoozed"),
             signals.recovered: self._recovered,
         }
 
+    @cached_property
     def ears(self) -> dict[Probe, Ear]:
         return {probes.running: self._ran}
 
@@ -114,12 +116,6 @@ class TaskMetrics(ProcessMetrics):
 
     # Ends
 
-    def _completed(self, rows: Sequence[Any], details: Details) -> None:
-        self._ended(rows, "succeeded")
-
-    def _attempt_failed(self, rows: Sequence[Any], details: Details) -> None:
-        self._ended(rows, "attempt_failed")
-
     def _failed(self, rows: Sequence[Any], details: Details) -> None:
         for row in rows:
             self.failed.labels(row.queue).inc()
@@ -128,11 +124,8 @@ class TaskMetrics(ProcessMetrics):
     def _cancelled(self, rows: Sequence[Any], details: Details) -> None:
         self._ended([row for row in rows if _ended_an_attempt(row)], "cancelled")
 
-    def _returned(self, rows: Sequence[Any], details: Details) -> None:
-        self._ended(rows, "returned")
-
-    def _snoozed(self, rows: Sequence[Any], details: Details) -> None:
-        self._ended(rows, "snoozed")
+    def _ending(self, outcome: str) -> Count:
+        return lambda rows, details: self._ended(rows, outcome)
 
     def _ended(self, rows: Sequence[Any], outcome: str) -> None:
         for (queue, name), count in Tally([(row.queue, row.name) for row in rows]).items():
