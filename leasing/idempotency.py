@@ -121,10 +121,7 @@ class once:
         if window <= terms.ttl:
             raise InvalidTTL("The window must be longer than the ttl of the lease.")
         asked = OnceTerms(
-            holder=terms.holder,
-            ttl=terms.ttl,
-            window=window,
-            payload_hash=_hash(self.payload),
+            holder=terms.holder, ttl=terms.ttl, window=window, payload_hash=_hash(self.payload)
         )
         keeper.start()  # first: if it fails, nobody would renew the lease
         key = {"key": check_name(self.key, "key")}

@@ -71,11 +71,7 @@ def _ask(
 
 
 def _do(
-    action: OperatorAction,
-    site: ReadOnlyAdmin,
-    request: HttpRequest,
-    picked: Selection,
-    said: Said,
+    action: OperatorAction, site: ReadOnlyAdmin, request: HttpRequest, picked: Selection, said: Said
 ) -> HttpResponse | None:
     view = action.outlook(site.rows(), picked.keys, said)
     # Before they are changed: some actions delete.

@@ -119,8 +119,7 @@ def _check_hosts() -> Iterator[CheckMessage]:
             ipaddress.ip_network(network)
         except ValueError:
             yield Error(
-                f"LEASING['API_COMPATIBLE_HOSTS']: {network!r} is not a network.",
-                id="leasing.E008",
+                f"LEASING['API_COMPATIBLE_HOSTS']: {network!r} is not a network.", id="leasing.E008"
             )
 
 

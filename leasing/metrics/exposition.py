@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client import (
-    PLATFORM_COLLECTOR,
-    PROCESS_COLLECTOR,
-    REGISTRY,
-    CollectorRegistry,
-)
+from prometheus_client import PLATFORM_COLLECTOR, PROCESS_COLLECTOR, REGISTRY, CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector

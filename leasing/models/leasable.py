@@ -111,8 +111,7 @@ class Leasable(Guarded):
                 condition=Q(released_at=None) | Q(released_at__gte=F("expires_at"), grants__gt=0),
             ),
             models.CheckConstraint(
-                name="%(app_label)s_%(class)s_ttl",
-                condition=Q(ttl__gt=timedelta(0)),
+                name="%(app_label)s_%(class)s_ttl", condition=Q(ttl__gt=timedelta(0))
             ),
         ]
 

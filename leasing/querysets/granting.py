@@ -186,10 +186,7 @@ class GrantingRows(HolderRows[Row]):
                 expired_at = old.expires_at if kind == "taken_over" else None
                 rows[old.pk].previous_expired_at = expired_at
                 self.record(
-                    kind,
-                    rows[old.pk],
-                    previous_holder=old.holder,
-                    previous_expired_at=expired_at,
+                    kind, rows[old.pk], previous_holder=old.holder, previous_expired_at=expired_at
                 )
                 granted.append((rows[old.pk], kind))
         return granted

@@ -110,11 +110,7 @@ class LeasableQuerySet(GrantingRows[Row]):
         )
 
     def claim(
-        self,
-        limit: int = 1,
-        *,
-        holder: str | None = None,
-        ttl: float | timedelta | None = None,
+        self, limit: int = 1, *, holder: str | None = None, ttl: float | timedelta | None = None
     ) -> Claim[Row]:
         """Acquire available rows of this queryset, in its order, in one transaction. Rows that
         others are acquiring are skipped.
@@ -139,11 +135,7 @@ class LeasableQuerySet(GrantingRows[Row]):
         return Claim(rows._tell_granted(granted), rows.store(terms))
 
     async def aclaim(
-        self,
-        limit: int = 1,
-        *,
-        holder: str | None = None,
-        ttl: float | timedelta | None = None,
+        self, limit: int = 1, *, holder: str | None = None, ttl: float | timedelta | None = None
     ) -> Claim[Row]:
         """``claim``, for async code: ``async with await orders.aclaim(10) as claimed:``. In the
         block the body is cancelled when any of the rows is lost."""

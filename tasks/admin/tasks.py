@@ -19,15 +19,7 @@ from tasks.admin.attempts import VIEW_PAYLOAD, related_to, worker_of
 from tasks.dashboard.badges import SEVERITY_BADGES, badge_of_task
 from tasks.dashboard.operator_actions import ACTIONS
 from tasks.diagnosis import REVOKE, diagnose
-from tasks.models import (
-    Queue,
-    ScheduleSlot,
-    Task,
-    TaskAttempt,
-    TaskStatus,
-    TaskStep,
-    Worker,
-)
+from tasks.models import Queue, ScheduleSlot, Task, TaskAttempt, TaskStatus, TaskStep, Worker
 
 
 def _not_running(task: Task, said: Said) -> str:

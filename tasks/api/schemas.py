@@ -47,9 +47,7 @@ class Complete(Processor):
     """The outcome of a task."""
 
     task_output: Any = Field(
-        None,
-        validation_alias=AliasChoices("task_output", "taskOutput"),
-        description="Any JSON.",
+        None, validation_alias=AliasChoices("task_output", "taskOutput"), description="Any JSON."
     )
 
 

@@ -93,11 +93,7 @@ def series(
         ),
         Chart("wait", "Wait", "s", moments, [line("p50", "wait_p50"), line("p95", "wait_p95")]),
         Chart(
-            "depth",
-            "Queue depth",
-            "tasks",
-            moments,
-            [line(name, name, BRIDGED) for name in DEPTHS],
+            "depth", "Queue depth", "tasks", moments, [line(name, name, BRIDGED) for name in DEPTHS]
         ),
         Chart(
             "leases",

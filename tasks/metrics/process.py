@@ -49,9 +49,7 @@ class TaskMetrics(ProcessMetrics):
             "tasks_queue_latency_seconds", "From being due to the claim.", queue
         )
         self.executions = counter(
-            "tasks_executions_total",
-            "Attempts whose end was stored.",
-            *(queue, "task", "outcome"),
+            "tasks_executions_total", "Attempts whose end was stored.", *(queue, "task", "outcome")
         )
         self.duration = histogram(
             "tasks_execution_duration_seconds", "How long an attempt ran.", queue

@@ -35,11 +35,7 @@ def act(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
         seen = request.POST.get("seen", "")
         grants = int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 10 else None
         outcome = chosen.perform(
-            listing.tasks(),
-            {task.pk: grants},
-            form.cleaned_data,
-            user=request.user,
-            via="page",
+            listing.tasks(), {task.pk: grants}, form.cleaned_data, user=request.user, via="page"
         )
         why = next(iter(outcome.skipped), "changed meanwhile")
         report(request, outcome.changed, f"{chosen.done}.", f"Nothing changed: {why}.")

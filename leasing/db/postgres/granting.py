@@ -87,12 +87,7 @@ def grant_all(
     """Grant the rows whose ``column`` is one of ``keys``, in the order of that, or none."""
     field = rows.model._meta.get_field(column)
     grants = _new_grants(len(keys))
-    values = {
-        **values_of(terms),
-        "keys": keys,
-        "count": len(keys),
-        "grants": joined(grants),
-    }
+    values = {**values_of(terms), "keys": keys, "count": len(keys), "grants": joined(grants)}
 
     def compile() -> Granting | None:
         free = rows.available().filter(is_one_of(column, Several("keys", field))).order_by(column)

@@ -81,10 +81,7 @@ def _written(
         (row,) = held
         values = {"key": row.pk, "grant": row.grant_id}
     else:
-        values = {
-            "keys": [row.pk for row in held],
-            "grants": [row.grant_id for row in held],
-        }
+        values = {"keys": [row.pk for row in held], "grants": [row.grant_id for row in held]}
     several = len(held) != 1
     key = (type(rows), rows.model, rows.db, verb, several)
     statement = cached_statement(key, lambda: _writing(rows, columns(), template, several=several))
