@@ -6,9 +6,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import timedelta
+from enum import Enum
 from typing import Any, get_type_hints
 
 from django.conf import settings
+
+
+class Default(Enum):
+    """The value of an argument that was left out, where None has a meaning of its own."""
+
+    DEFAULT = "default"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+DEFAULT = Default.DEFAULT
+#: Time to wait for a lease that is held: seconds, or None for ever. DEFAULT is the setting WAIT.
+Wait = float | timedelta | Default | None
 
 
 class AppSettings:
@@ -51,8 +67,8 @@ class LeasingSettings(AppSettings):
     #: Seconds before the database's expiry at which a holder stops trusting its lease; None is the
     #: larger of 0.2 s (a round trip) and 2 % of the ttl (clocks that run at different rates).
     MARGIN: float | None = None
-    #: Seconds to wait for a lease that is held, unless the caller passes ``wait``.
-    WAIT: float = 0.0
+    #: Seconds to wait for a lease that is held, unless the caller passes ``wait``; None: for ever.
+    WAIT: float | None = 0.0
     #: Seconds after an expiry (not a release) during which nobody else gets a lease, unless its
     #: holder gave another number: time for writes of a crashed holder to arrive.
     GRACE: float = 0.0

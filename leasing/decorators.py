@@ -4,26 +4,44 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, JsonResponse
 
+from leasing.conf import DEFAULT, Wait
 from leasing.exceptions import LeaseHeld
 from leasing.hold import Hold
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def leased(resource: str, **options: Any) -> Callable[[Function], Function]:
+def leased(
+    resource: str,
+    *,
+    holder: str | None = None,
+    ttl: float | timedelta | None = None,
+    wait: Wait = DEFAULT,
+    separate: bool = False,
+    stopping: threading.Event | None = None,
+    on_lost: Callable[[Hold], object] | None = None,
+    on_yield: Callable[[Hold], object] | None = None,
+    priority: int = 0,
+    max_hold: float | timedelta | None = None,
+    grace: float | timedelta | None = None,
+    preempt_after: float | timedelta | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> Callable[[Function], Function]:
     """Run the decorated function, coroutine or view under a lease on ``resource``.
 
     ``resource`` is a format string over the call's arguments: ``@leased("report:{pk}")``.
-    ``options`` are those of ``Lease.objects.hold``. A parameter called ``hold`` gets the hold, as a
-    keyword argument. If someone else holds the lease, the call raises LeaseHeld; a view (its first
-    argument is a request) answers 409 with ``{"error": "..."}``.
+    The other arguments are those of ``Lease.objects.hold``. A parameter called ``hold`` gets the
+    hold, as a keyword argument. If someone else holds the lease, the call raises LeaseHeld; a view
+    (its first argument is a request) answers 409 with ``{"error": "..."}``.
 
     Raises TypeError for a generator function: its body would run after the call. The content of a
     StreamingHttpResponse is sent after the view has returned, so without the lease.
@@ -42,7 +60,21 @@ def leased(resource: str, **options: Any) -> Callable[[Function], Function]:
         def hold_for(call: inspect.BoundArguments) -> Hold:
             from leasing.models import Lease
 
-            return Lease.objects.hold(resource.format(**arguments_of(call)), **options)
+            return Lease.objects.hold(
+                resource.format(**arguments_of(call)),
+                holder=holder,
+                ttl=ttl,
+                wait=wait,
+                separate=separate,
+                stopping=stopping,
+                on_lost=on_lost,
+                on_yield=on_yield,
+                priority=priority,
+                max_hold=max_hold,
+                grace=grace,
+                preempt_after=preempt_after,
+                metadata=metadata,
+            )
 
         def given(kwargs: dict[str, Any], hold: Hold) -> dict[str, Any]:
             return {**kwargs, "hold": hold} if wants_hold else kwargs

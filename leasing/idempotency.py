@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from asgiref.sync import iscoroutinefunction
 from django.core.serializers.json import DjangoJSONEncoder
 
+from leasing.conf import DEFAULT, Wait
 from leasing.db.routing import database_of
 from leasing.decorators import arguments_of, refuse_generators
 from leasing.exceptions import InvalidTTL, LeaseLost
@@ -47,14 +48,15 @@ class once:
 
     ``payload`` is the input of the work: JSON with strings as names; dates, times, decimals and
     UUIDs too. ``ttl`` is that of its lease, and must be shorter than the window. ``wait`` is the
-    number of seconds to wait while another process does the work; None is the setting WAIT.
+    number of seconds to wait while another process does the work, None for ever; the setting WAIT
+    by default.
     """
 
     key: str
     window: float | timedelta
     payload: Any = None
     ttl: float | timedelta | None = None
-    wait: float | None = None
+    wait: Wait = DEFAULT
 
     def run(self, body: Callable[[], Any]) -> Any:
         """Call ``body`` and store its result, which is JSON, or return the stored one.

@@ -57,7 +57,7 @@ from leasing.runtime.aio import Steps, adrive, drive, in_thread
 from leasing.runtime.event_lines import log
 from leasing.stores.rows import RowStore
 from leasing.subject import subject_of
-from leasing.validation.names import LONGEST_DURATION, check_name
+from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
 from leasing.waiting import MAX_PAUSE, Rest, pauses
 
@@ -288,9 +288,7 @@ class Leader:
 
     def candidacy(self, stopping: threading.Event | None = None) -> Hold:
         """Return a hold that waits for the leadership when it is entered."""
-        return Lease.objects.hold(
-            self.name, wait=LONGEST_DURATION, stopping=stopping, **self._options
-        )
+        return Lease.objects.hold(self.name, wait=None, stopping=stopping, **self._options)
 
     def _electing(self, stopping: threading.Event) -> Steps[Hold | None]:
         """Steps that wait for the next term of this process; None if asked to stop."""
@@ -302,7 +300,7 @@ class Leader:
                 yield close_old_connections
                 yield from _entering(term, stopping)
             except LeaseHeld:
-                continue  # asked to stop, or ten years have passed
+                continue  # asked to stop
             except Error as error:
                 log.leader_campaign_failed(resource=self.name, pause_seconds=pause, error=error)
                 yield Rest(pause, stopping)

@@ -33,10 +33,11 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.time import get_exponential_backoff_interval
 from django.db import Error
 
+from leasing.conf import DEFAULT, Wait
 from leasing.decorators import arguments_of, refuse_generators
 from leasing.exceptions import InvalidResource, LeaseError, LeaseHeld
 from leasing.runtime.event_lines import log
-from leasing.validation.names import check_name
+from leasing.validation.names import check_duration, check_name
 
 if TYPE_CHECKING:
     from leasing.hold import Hold
@@ -66,7 +67,8 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
     when_held   what becomes of a loser: "retry" (default) puts the call off by ``countdown``
                 seconds; "skip" ends it with the result of ``skipped``; "wait" waits, and fails
                 with LeaseTimeout
-    wait        seconds to wait before the call counts as a loser: None is 30 for "wait", else 0
+    wait        seconds to wait before the call counts as a loser, None: for ever; the default is 30
+                for "wait", else 0
     countdown   seconds by which "retry" puts the call off, give or take a fifth
     max_put_off how often, before the call fails with LeaseHeld; None: for as long as it takes.
                 These are not counted as retries of the task
@@ -86,7 +88,7 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
     ttl: float | timedelta | None = None
     lease: dict[str, Any] = {}
     when_held: WhenHeld = "retry"
-    wait: float | None = None
+    wait: Wait = DEFAULT
     countdown: float = 10.0
     max_put_off: int | None = None
 
@@ -151,10 +153,10 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
         from leasing.models import Lease
 
         wait = self.wait
-        if wait is None:
+        if wait is DEFAULT:
             wait = WAIT if self.when_held == "wait" else 0.0
-        if self._is_retry_of_holder(request, resource):
-            wait = max(wait, SETTLING)
+        if wait is not None and self._is_retry_of_holder(request, resource):
+            wait = max(check_duration(wait, "wait"), timedelta(seconds=SETTLING))
         whose = {"task": self.name, "task_id": request.id, "retries": request.retries}
         options = {**self.lease, "metadata": {**whose, **self.lease.get("metadata", {})}}
         return Lease.objects.hold(resource, ttl=self.ttl, wait=wait, **options)

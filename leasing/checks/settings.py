@@ -67,7 +67,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
 
 def _is_number(value: object, key: str) -> bool:
     if value is None:
-        return key in ("RENEW_EVERY", "MARGIN", "AUDIT_RETENTION")
+        return key in ("RENEW_EVERY", "MARGIN", "WAIT", "AUDIT_RETENTION")
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 

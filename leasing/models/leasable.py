@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,6 +12,7 @@ from django.core.signals import setting_changed
 from django.db import models
 from django.db.models import F, Q
 
+from leasing.conf import DEFAULT, Wait
 from leasing.db.routing import is_ours
 from leasing.functions import EPOCH
 from leasing.hold import Hold
@@ -143,10 +144,21 @@ class Leasable(Guarded):
             field: Any = self._meta.get_field(name)
             setattr(self, name, field.get_default())
 
-    def hold(self, **options: Any) -> Hold:
+    def hold(
+        self,
+        *,
+        holder: str | None = None,
+        ttl: float | timedelta | None = None,
+        wait: Wait = DEFAULT,
+        separate: bool = False,
+        on_lost: Callable[[Hold], object] | None = None,
+    ) -> Hold:
         """A hold on this row, for ``with``: see ``LeasableQuerySet.hold``."""
-        held: Hold = type(self).lease_rows().hold(self, **options)
-        return held
+        return (
+            type(self)
+            .lease_rows()
+            .hold(self, holder=holder, ttl=ttl, wait=wait, separate=separate, on_lost=on_lost)
+        )
 
     @classmethod
     def lease_rows(cls, using: str | None = None) -> LeasableQuerySet[Any]:

@@ -15,7 +15,7 @@ from django.db import models
 from django.db.models import Case, Value, When
 
 from leasing import signals
-from leasing.conf import leasing_settings
+from leasing.conf import Wait, leasing_settings
 from leasing.db import joins, postgres
 from leasing.db.dialects import durable, lock, refuse_transaction
 from leasing.exceptions import LeaseHeld, LeaseLost
@@ -52,7 +52,7 @@ class GrantingRows(HolderRows[Row]):
         self,
         resource: str,
         terms: Terms,
-        wait: float | None,
+        wait: Wait,
         key: dict[str, Any],
         stopping: threading.Event | None = None,
     ) -> Steps[Row]:
@@ -78,7 +78,7 @@ class GrantingRows(HolderRows[Row]):
         self,
         resource: str,
         terms: Terms,
-        wait: float | None,
+        wait: Wait,
         key: dict[str, Any],
         *,
         separate: bool = False,
@@ -225,7 +225,7 @@ class Acquisition:
     filtered: GrantingRows[Any] | None
     resource: str
     terms: Terms
-    wait: float | None
+    wait: Wait
     column: str
     value: Any
     separate: bool

@@ -21,6 +21,7 @@ from django.db.models import F
 from django.db.models.functions import Greatest, Least
 
 from leasing import signals
+from leasing.conf import DEFAULT, Wait
 from leasing.db.dialects import after_commit, durable, lock
 from leasing.functions import DbMicroseconds, DbNow, next_token
 from leasing.hold import Hold
@@ -52,7 +53,7 @@ class LeasableQuerySet(GrantingRows[Row]):
         *,
         holder: str | None = None,
         ttl: float | timedelta | None = None,
-        wait: float | None = None,
+        wait: Wait = DEFAULT,
     ) -> Row:
         """Acquire the lease on ``row``, and return the row as it is stored afterwards.
 
@@ -60,7 +61,7 @@ class LeasableQuerySet(GrantingRows[Row]):
             row: The row to lease.
             holder: The name of the holder; this process by default.
             ttl: Seconds until the deadline; the setting TTL by default.
-            wait: Seconds to wait for the present holder; the setting WAIT by default.
+            wait: Seconds to wait for the holder, None for ever; the setting WAIT by default.
 
         Raises LeaseHeld, LeaseTimeout (still held after ``wait``), LeaseLost (the row is gone),
         InvalidResource (the holder), InvalidTTL, LeaseInTransaction inside an atomic block.
@@ -74,7 +75,7 @@ class LeasableQuerySet(GrantingRows[Row]):
         *,
         holder: str | None = None,
         ttl: float | timedelta | None = None,
-        wait: float | None = None,
+        wait: Wait = DEFAULT,
     ) -> Row:
         """``acquire``, for async code."""
         terms = Terms.check(holder=holder, ttl=ttl)
@@ -88,7 +89,7 @@ class LeasableQuerySet(GrantingRows[Row]):
         *,
         holder: str | None = None,
         ttl: float | timedelta | None = None,
-        wait: float | None = None,
+        wait: Wait = DEFAULT,
         separate: bool = False,
         on_lost: Callable[[Hold], object] | None = None,
     ) -> Hold:
@@ -99,7 +100,7 @@ class LeasableQuerySet(GrantingRows[Row]):
             row: The row to lease.
             holder: The name of the holder; this process by default.
             ttl: Seconds until the deadline; the setting TTL by default.
-            wait: Seconds to wait for the present holder; the setting WAIT by default.
+            wait: Seconds to wait for the holder, None for ever; the setting WAIT by default.
             separate: True to permit it inside a transaction, over a connection of its own. It is
                 released when the transaction commits, and expires after a rollback.
             on_lost: Called once, on a thread of the keeper, when the hold is lost.

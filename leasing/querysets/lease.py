@@ -17,6 +17,7 @@ from django.db.models import DateTimeField, ExpressionWrapper, F, Q
 from django.db.models.functions import Coalesce, Greatest, Least
 
 from leasing import signals
+from leasing.conf import DEFAULT, Wait
 from leasing.db import postgres
 from leasing.db.dialects import after_commit, durable, lock, refuse_transaction
 from leasing.db.notifications import announce
@@ -40,69 +41,129 @@ if TYPE_CHECKING:
 class LeaseQuerySet(LeasableQuerySet["Lease"]):
     """Leases on named resources: ``Lease.objects``.
 
-    ``acquire``, ``hold`` and their async twins take these options in addition to ``ttl`` and
-    ``holder``:
+    ``acquire``, ``hold``, ``acquire_many`` and their async twins take the same terms:
 
-    wait           seconds to wait for the current holder; the default is the setting WAIT
+    holder         the name of the holder; this process by default
+    ttl            seconds until the deadline; the default is the setting TTL
+    priority       whole number, which a ``preempt_after`` of another caller is compared with
     max_hold       seconds after which renewals end, whatever the holder does
     grace          seconds after its expiry in which nobody else gets it (not after a release); the
                    default is the setting GRACE
-    priority       whole number, which a ``preempt_after`` of another caller is compared with
     preempt_after  ask a holder of lower priority to yield: its renewals end after so many seconds,
                    but never before the deadline that it already has
     metadata       a JSON object, for readers of the row
     """
 
     def acquire(  # type: ignore[override]
-        self, resource: str, *, wait: float | None = None, **terms: Any
+        self,
+        resource: str,
+        *,
+        holder: str | None = None,
+        ttl: float | timedelta | None = None,
+        wait: Wait = DEFAULT,
+        priority: int = 0,
+        max_hold: float | timedelta | None = None,
+        grace: float | timedelta | None = None,
+        preempt_after: float | timedelta | None = None,
+        metadata: dict[str, Any] | None = None,
     ) -> Lease:
-        """Take the lease on ``resource`` for ``ttl`` seconds, in the name of ``holder``.
+        """Take the lease on ``resource`` for ``ttl`` seconds, in the name of ``holder``, and return
+        its row. ``renew`` and ``release`` of the row, or of this queryset, prove the grant by it.
 
-        The returned row has ``grant_id``, which proves the term, and ``fencing_token``, which is
-        greater than any earlier token of the resource. ``holder`` defaults to this process, ``ttl``
-        to the setting.
+        Args:
+            resource: The name of the resource.
+            wait: Seconds to wait for the current holder, None for ever; the setting WAIT by
+                default.
+
+        The other arguments are the terms. The row's ``fencing_token`` is greater than any earlier
+        token of the resource.
 
         Raises LeaseHeld if anybody holds it (this holder too), LeaseTimeout if it is still held
         after ``wait``, InvalidResource, InvalidTTL, ValueError, and LeaseInTransaction inside an
         atomic block.
         """
-        return drive(self._acquiring_named(resource, Terms.check(**terms), wait))
+        terms = Terms.check(
+            holder=holder,
+            ttl=ttl,
+            priority=priority,
+            max_hold=max_hold,
+            grace=grace,
+            preempt_after=preempt_after,
+            metadata=metadata,
+        )
+        return drive(self._acquiring_named(resource, terms, wait))
 
     async def aacquire(  # type: ignore[override]
-        self, resource: str, *, wait: float | None = None, **terms: Any
+        self,
+        resource: str,
+        *,
+        holder: str | None = None,
+        ttl: float | timedelta | None = None,
+        wait: Wait = DEFAULT,
+        priority: int = 0,
+        max_hold: float | timedelta | None = None,
+        grace: float | timedelta | None = None,
+        preempt_after: float | timedelta | None = None,
+        metadata: dict[str, Any] | None = None,
     ) -> Lease:
         """``acquire``, for async code."""
-        return await adrive(self._acquiring_named(resource, Terms.check(**terms), wait))
+        terms = Terms.check(
+            holder=holder,
+            ttl=ttl,
+            priority=priority,
+            max_hold=max_hold,
+            grace=grace,
+            preempt_after=preempt_after,
+            metadata=metadata,
+        )
+        return await adrive(self._acquiring_named(resource, terms, wait))
 
     def hold(  # type: ignore[override]
         self,
         resource: str,
         *,
-        wait: float | None = None,
+        holder: str | None = None,
+        ttl: float | timedelta | None = None,
+        wait: Wait = DEFAULT,
         separate: bool = False,
         stopping: threading.Event | None = None,
         on_lost: Callable[[Hold], object] | None = None,
         on_yield: Callable[[Hold], object] | None = None,
-        **terms: Any,
+        priority: int = 0,
+        max_hold: float | timedelta | None = None,
+        grace: float | timedelta | None = None,
+        preempt_after: float | timedelta | None = None,
+        metadata: dict[str, Any] | None = None,
     ) -> Hold:
         """Return a context manager, plain and async, that acquires ``resource``, renews it while
         the block runs, and releases it at the end. Errors are those of ``acquire``.
 
         Args:
             resource: The name of the resource.
-            wait: Seconds to wait for the current holder; the setting WAIT by default.
+            wait: Seconds to wait for the current holder, None for ever; the setting WAIT by
+                default.
             separate: True to permit it inside a transaction, over a connection of its own. It is
                 released when the transaction commits, and expires after a rollback. On SQLite this
                 raises LeaseInTransaction too.
             stopping: An event that ends the waiting with LeaseTimeout.
             on_lost: Called once, on a thread of the keeper, when the hold is lost.
             on_yield: Called when somebody of higher priority asked for it.
-            terms: The other arguments of ``acquire``.
+
+        The other arguments are the terms.
         """
         check_name(resource, "resource")
+        terms = Terms.check(
+            holder=holder,
+            ttl=ttl,
+            priority=priority,
+            max_hold=max_hold,
+            grace=grace,
+            preempt_after=preempt_after,
+            metadata=metadata,
+        )
         return self.home().holding_of(
             resource,
-            Terms.check(**terms),
+            terms,
             wait,
             {"resource": resource},
             separate=separate,
@@ -111,7 +172,18 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             on_yield=on_yield,
         )
 
-    def acquire_many(self, resources: Iterable[str], **terms: Any) -> Claim[Lease]:
+    def acquire_many(
+        self,
+        resources: Iterable[str],
+        *,
+        holder: str | None = None,
+        ttl: float | timedelta | None = None,
+        priority: int = 0,
+        max_hold: float | timedelta | None = None,
+        grace: float | timedelta | None = None,
+        preempt_after: float | timedelta | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Claim[Lease]:
         """Take the leases on all of ``resources``, or none, in one transaction. They are taken in
         the order of their names, so that callers cannot deadlock.
 
@@ -121,20 +193,49 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         if isinstance(resources, str):
             raise InvalidResource("The resources must be a list of names, not a string.")
         names = sorted({check_name(resource, "resource") for resource in resources})
-        checked = Terms.check(**terms)
+        terms = Terms.check(
+            holder=holder,
+            ttl=ttl,
+            priority=priority,
+            max_hold=max_hold,
+            grace=grace,
+            preempt_after=preempt_after,
+            metadata=metadata,
+        )
         rows = self.home()
         for number in range(TRIES):
-            granted = rows._grant_all(names, checked)
+            granted = rows._grant_all(names, terms)
             if granted is not None:
-                return Claim(rows._tell_granted(granted), rows.store(checked))
+                return Claim(rows._tell_granted(granted), rows.store(terms))
             if number:
                 pause_shortly()
         raise LeaseHeld(", ".join(names))
 
-    async def aacquire_many(self, resources: Iterable[str], **terms: Any) -> Claim[Lease]:
+    async def aacquire_many(
+        self,
+        resources: Iterable[str],
+        *,
+        holder: str | None = None,
+        ttl: float | timedelta | None = None,
+        priority: int = 0,
+        max_hold: float | timedelta | None = None,
+        grace: float | timedelta | None = None,
+        preempt_after: float | timedelta | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Claim[Lease]:
         """``acquire_many``, for async code: ``async with await Lease.objects.aacquire_many(...)``.
         In the block the body is cancelled when any of the leases is lost."""
-        acquire = partial(self.acquire_many, resources, **terms)
+        acquire = partial(
+            self.acquire_many,
+            resources,
+            holder=holder,
+            ttl=ttl,
+            priority=priority,
+            max_hold=max_hold,
+            grace=grace,
+            preempt_after=preempt_after,
+            metadata=metadata,
+        )
         leases: Claim[Lease] = await in_thread(Undoable(acquire, Claim.give_back))
         return leases
 
@@ -164,7 +265,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
 
     # Parts of the above
 
-    def _acquiring_named(self, resource: str, terms: Terms, wait: float | None) -> Steps[Lease]:
+    def _acquiring_named(self, resource: str, terms: Terms, wait: Wait) -> Steps[Lease]:
         check_name(resource, "resource")
         return self.home().acquiring(resource, terms, wait, {"resource": resource})
 

@@ -3,11 +3,12 @@ a wait for the holder and another attempt, until the lease is granted or the wai
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from leasing.conf import leasing_settings
+from leasing.conf import DEFAULT, Wait, leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseTimeout
 from leasing.notifier import waiting
 from leasing.runtime import clock, probes
@@ -18,7 +19,7 @@ from leasing.validation.names import check_duration
 def taking(
     using: str,
     resource: str,
-    wait: float | None,
+    wait: Wait,
     attempt: Undoable,
     *,
     say_wanted: Callable[[], object] = lambda: None,
@@ -29,14 +30,14 @@ def taking(
     Args:
         using: the database whose releases wake a waiter.
         resource: the name that is waited for.
-        wait: seconds to wait for the holder; None is the setting WAIT.
+        wait: seconds to wait for the holder; None: for ever.
         attempt: acquires at once, or raises LeaseHeld.
         say_wanted: marks the resource as waited for, before each pause.
         stopping: event that ends the wait with LeaseTimeout.
     """
-    if wait is None:
+    if wait is DEFAULT:
         wait = leasing_settings.WAIT
-    patience = check_duration(wait, "wait").total_seconds()
+    patience = math.inf if wait is None else check_duration(wait, "wait").total_seconds()
     try:
         taken = yield attempt
         return taken

@@ -23,7 +23,7 @@ from django.apps import apps
 from django.db import connections, transaction
 
 from leasing import signals
-from leasing.conf import leasing_settings
+from leasing.conf import Wait, leasing_settings
 from leasing.db.dialects import refuse_transaction
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.notifier import notifier
@@ -80,7 +80,7 @@ class MemoryStore:
         blank: Callable[[], Any],
         resource: str,
         terms: Terms,
-        wait: float | None,
+        wait: Wait,
         stopping: threading.Event | None = None,
         *,
         unless_in: str | None,

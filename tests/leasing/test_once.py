@@ -158,13 +158,14 @@ def test_a_duplicate_is_refused_while_it_runs(done: list[str]) -> None:
     assert done == []
 
 
+@pytest.mark.parametrize("wait", [60, None])
 def test_a_duplicate_may_wait_for_the_result(
-    done: list[str], clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch
+    done: list[str], clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch, wait: float | None
 ) -> None:
     begun = begin(ttl=600)
     Waits(clocks, monkeypatch).after(5, lambda: OnceKey.objects.all().finish(begun, "receipt"))
 
-    assert once("charge", window=3600, ttl=600, wait=60).run(body(done)) == "receipt"
+    assert once("charge", window=3600, ttl=600, wait=wait).run(body(done)) == "receipt"
 
     assert done == []
     assert 5 <= clocks.passed <= 6

@@ -16,7 +16,7 @@ from asgiref.sync import async_to_sync
 from django.db import connection, connections, transaction
 from django.test import override_settings
 
-from leasing import waiting
+from leasing import leased, waiting
 from leasing.exceptions import (
     InvalidTTL,
     LeaseHeld,
@@ -188,6 +188,58 @@ def test_how_long_to_wait_is_a_setting(clocks: ManualKeeper, waits: Waits) -> No
         with pytest.raises(LeaseHeld) as refusal:
             Lease.objects.acquire("crane:1", wait=0)
         assert type(refusal.value) is LeaseHeld
+
+
+@leased("crane:1", wait=None)
+def _when_decorated() -> None: ...
+
+
+def _by_a_hold() -> None:
+    with Lease.objects.hold("crane:1", wait=None):
+        pass
+
+
+def _by_the_row() -> None:
+    with Lease.objects.get().hold(wait=None):
+        pass
+
+
+def _by_the_setting() -> None:
+    with override_settings(LEASING={"WAIT": None}):
+        Lease.objects.acquire("crane:1")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "acquire",
+    [
+        lambda: Lease.objects.acquire("crane:1", wait=None),
+        lambda: async_to_sync(Lease.objects.all().aacquire)("crane:1", wait=None),
+        _by_a_hold,
+        _by_the_row,
+        _when_decorated,
+        _by_the_setting,
+    ],
+    ids=["acquire", "aacquire", "hold", "row", "leased", "setting"],
+)
+def test_who_gives_no_end_waits_for_as_long_as_it_takes(
+    clocks: ManualKeeper, waits: Waits, acquire: Callable[[], object]
+) -> None:
+    LeaseFactory(resource="crane:1", ttl=30)
+
+    acquire()
+
+    assert 30 <= clocks.passed <= 30 + MAX_PAUSE
+
+
+@pytest.mark.django_db
+def test_a_wait_without_end_ends_when_its_caller_is_to_stop(waits: Waits) -> None:
+    LeaseFactory(resource="crane:1", ttl=600)
+    stopping = threading.Event()
+    waits.after(3, stopping.set)
+
+    with pytest.raises(LeaseTimeout):
+        Lease.objects.hold("crane:1", wait=None, stopping=stopping).__enter__()
 
 
 @pytest.mark.django_db

@@ -247,8 +247,9 @@ def test_a_message_that_came_twice_leaves_the_result_to_the_call_that_runs(bench
     assert bench.app.AsyncResult(outcome.id).get(timeout=1) == "done"
 
 
-def test_a_loser_may_wait_for_its_turn(bench: Bench) -> None:
-    task = make(bench, body_that_tells, when_held="wait")
+@pytest.mark.parametrize("options", [{}, {"wait": None}], ids=["for a while", "for ever"])
+def test_a_loser_may_wait_for_its_turn(bench: Bench, options: dict[str, Any]) -> None:
+    task = make(bench, body_that_tells, when_held="wait", **options)
     begun, end = threading.Event(), threading.Event()
 
     def rival() -> None:

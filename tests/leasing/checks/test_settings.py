@@ -66,7 +66,7 @@ def test_a_time_that_is_no_number_of_seconds_is_refused(key: str, value: Any) ->
 
 
 def test_only_the_settings_with_a_rule_of_their_own_may_be_none() -> None:
-    assert problems(RENEW_EVERY=None, MARGIN=None) == []
+    assert problems(RENEW_EVERY=None, MARGIN=None, WAIT=None) == []
     assert problems(TTL=None) == ["leasing.E002"]
 
 

@@ -89,7 +89,7 @@ def test_known_and_unknown_ones_go_together() -> None:
 
 
 def test_each_is_granted_with_the_terms_that_were_asked_for(clocks: ManualKeeper) -> None:
-    terms = {"priority": 3, "grace": 5, "max_hold": 60, "metadata": {"why": "move"}}
+    terms: dict[str, Any] = {"priority": 3, "grace": 5, "max_hold": 60, "metadata": {"why": "move"}}
 
     for lease in Lease.objects.acquire_many(["a", "b"], ttl=30, **terms):
         assert (lease.priority, lease.grace) == (3, timedelta(seconds=5))
@@ -218,7 +218,7 @@ def test_one_unusable_name_spoils_all() -> None:
 
 def test_there_is_no_waiting_for_several() -> None:
     with pytest.raises(TypeError, match="wait"):
-        Lease.objects.acquire_many(["a", "b"], wait=5)
+        Lease.objects.acquire_many(["a", "b"], wait=5)  # type: ignore[call-arg]
 
 
 # A block in which they are held

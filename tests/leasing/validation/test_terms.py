@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import override_settings
 
+from leasing import leased
 from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.models import Lease
+from leasing.querysets.lease import LeaseQuerySet
 from leasing.validation.json_values import MAX_DEPTH, check_json
 from leasing.validation.terms import HIGHEST_PRIORITY, LOWEST_PRIORITY, Terms
 
@@ -174,4 +178,26 @@ def test_terms_are_checked_before_anything_is_sent(
 
 def test_a_term_that_does_not_exist_is_refused() -> None:
     with pytest.raises(TypeError, match="prioritaet"):
-        Lease.objects.hold("crane:1", prioritaet=3)
+        Lease.objects.hold("crane:1", prioritaet=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "verb",
+    [
+        LeaseQuerySet.acquire,
+        LeaseQuerySet.aacquire,
+        LeaseQuerySet.acquire_many,
+        LeaseQuerySet.aacquire_many,
+        LeaseQuerySet.hold,
+        Lease.hold,
+        leased,
+    ],
+    ids=lambda verb: verb.__qualname__,
+)
+def test_each_term_is_spelled_out_in_the_signature(verb: Callable[..., object]) -> None:
+    parameters = inspect.signature(verb).parameters
+
+    assert [str(each) for each in parameters.values() if each.kind is each.VAR_KEYWORD] == []
+    terms = inspect.signature(Terms.check).parameters
+    assert {str(parameters.get(name)) for name in terms} == set(map(str, terms.values()))
