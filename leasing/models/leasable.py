@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.apps import apps
 from django.core.signals import setting_changed
@@ -159,6 +159,28 @@ class Leasable(Guarded):
             .lease_rows()
             .hold(self, holder=holder, ttl=ttl, wait=wait, separate=separate, on_lost=on_lost)
         )
+
+    def renew(self) -> Self:
+        """Renew the grant that this instance was acquired or read with, and update the instance:
+        see ``LeasableQuerySet.renew``. Raises LeaseLost, LeaseInTransaction."""
+        type(self).lease_rows().renew(self)
+        return self
+
+    def release(self) -> Self:
+        """Release the grant that this instance was acquired or read with: see
+        ``LeasableQuerySet.release``. Raises LeaseLost."""
+        type(self).lease_rows().release(self)
+        return self
+
+    async def arenew(self) -> Self:
+        """``renew``, for async code."""
+        await type(self).lease_rows().arenew(self)
+        return self
+
+    async def arelease(self) -> Self:
+        """``release``, for async code. It releases even if it is cancelled while it waits."""
+        await type(self).lease_rows().arelease(self)
+        return self
 
     @classmethod
     def lease_rows(cls, using: str | None = None) -> LeasableQuerySet[Any]:
