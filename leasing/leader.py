@@ -169,7 +169,7 @@ class Leader:
                             result = await main(term)
                             finished = term.valid
                     except LeaseLost:
-                        if not (finished or term.lost.is_set()):
+                        if not (finished or term.lost):
                             raise
                     if finished:
                         return result
@@ -185,7 +185,7 @@ class Leader:
                     try:
                         result = main(term)
                     except LeaseLost:
-                        if not term.lost.is_set():
+                        if not term.lost:
                             raise
                     else:
                         if term.valid:
@@ -220,7 +220,7 @@ class Leader:
         """As ``with``; in addition the body is cancelled when the term is lost."""
         with self._campaign(leads_on=True):
             term = self._lead(await adrive(self._electing(threading.Event())))
-            term.interrupt_by(Interrupt())
+            term._interrupt_by(Interrupt())
             return term
 
     async def __aexit__(
@@ -250,8 +250,8 @@ class Leader:
         term = self._term
         if term is not None and term.valid:
             self._resigned = True
-            term.held.expect_end()
-            term.held.mark_lost("its leader resigned")
+            term._held.expect_end()
+            term._held.mark_lost("its leader resigned")
 
     # Looking
 
@@ -316,7 +316,7 @@ class Leader:
     def _lead(self, term: Hold | None) -> Hold:
         """Trace ``term`` from the start of its block."""
         assert term is not None  # nobody asked to stop
-        term.held.follow()
+        term._held.follow()
         return term
 
     def _leave(self) -> Hold:
@@ -331,7 +331,7 @@ class Leader:
         self._leave()
         with _beside(term) as run:
             try:
-                yield partial(run, partial(term.held.end, None))
+                yield partial(run, partial(term._held.end, None))
             except LeaseLost as loss:
                 log.leader_term_lost(resource=term.resource, holder=term.holder, reason=loss.reason)
             except Error as error:
@@ -344,7 +344,7 @@ class Leader:
         """Release a term that ended by ``resign``, which the store does not know of yet."""
         if self._resigned:
             with suppress(LeaseLost, Error):
-                term.held.give_back()
+                term._held.give_back()
 
     @contextmanager
     def _campaign(self, *, leads_on: bool = False) -> Iterator[None]:
@@ -370,7 +370,7 @@ def _entering(term: Hold, stopping: threading.Event) -> Steps[None]:
     """Steps that enter ``term``. They do not hang if the network drops the database's answers, and
     end soon after ``stopping`` is set."""
     using = _apart_in(term)
-    steps = term.entering()
+    steps = term._entering()
     return steps if using is None else moved(SideConnection(using, stopping=stopping), steps)
 
 
@@ -391,7 +391,7 @@ def _apart_in(term: Hold) -> str | None:
     None for a lease in memory, for a test without threads, and in a transaction: that is refused,
     or it is the test's own.
     """
-    store = term.store
+    store = term._store
     if not isinstance(store, RowStore) or aio.on_callers_thread:
         return None
     return None if connections[store.using].in_atomic_block else store.using

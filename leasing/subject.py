@@ -117,13 +117,13 @@ def subject_of(what: What) -> Subject:
 
 
 def _subject_of_hold(hold: Hold) -> Subject:
-    if isinstance(hold.store, RowStore):
-        rows = hold.store.model.lease_rows(hold.store.using)
-        return RowSubject(rows, {"pk": hold.key}, hold.resource)
-    if isinstance(hold.store, MemoryStore):
-        model: Any = apps.get_model(hold.key[0])
-        return MemorySubject(hold.store, hold.key, model)
-    raise TypeError(f"Tests cannot access {hold.store!r}.")
+    if isinstance(hold._store, RowStore):
+        rows = hold._store.model.lease_rows(hold._store.using)
+        return RowSubject(rows, {"pk": hold._held.key}, hold.resource)
+    if isinstance(hold._store, MemoryStore):
+        model: Any = apps.get_model(hold._held.key[0])
+        return MemorySubject(hold._store, hold._held.key, model)
+    raise TypeError(f"Tests cannot access {hold._store!r}.")
 
 
 def situation(row: Any) -> str:

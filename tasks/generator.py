@@ -201,7 +201,7 @@ class Generator:
         using = leasing_settings.DATABASE
         with transaction.atomic(using=using):
             desired = _locked_desired(using)
-            mine = Lease.objects.using(using).filter(pk=hold.key, grant_id=hold.grant_id)
+            mine = Lease.objects.using(using).filter(resource=RESOURCE, grant_id=hold.grant_id)
             list(lock(mine).values_list("pk"))
             if not mine.active().exists():
                 raise LeaseLost(RESOURCE, "its row belongs to another generator")

@@ -28,6 +28,13 @@ from leasing.stores.reasons import Reason, Why
 ABANDONED = Reason(Why.ABANDONED, "its thread or coroutine has ended")
 
 
+class Loss(threading.Event):
+    """An event that is true once it is set, and can be used as a condition."""
+
+    def __bool__(self) -> bool:
+        return self.is_set()
+
+
 class HeldGrant:
     """A grant of this process, from ``keep`` to its end.
 
@@ -50,7 +57,7 @@ class HeldGrant:
         "_is_unreleased",
         "_keeper",
         "_lock",
-        "_lost",
+        "_loss",
         "_on_lost",
         "_on_yield",
         "_proof",
@@ -98,7 +105,7 @@ class HeldGrant:
         self._are_prompt = are_prompt
         self._keeper = keeper
         self._lock = threading.Lock()
-        self._lost: threading.Event | None = None
+        self._loss: Loss | None = None
         self._is_ending = False
         self._is_last = False
         self._is_unreleased = False
@@ -219,15 +226,24 @@ class HeldGrant:
     # Trust
 
     @property
-    def lost(self) -> threading.Event:
+    def loss(self) -> Loss:
         """Set once it is lost."""
         with self._lock:
             # Made on first use: an event takes as much memory as all the rest.
-            if self._lost is None:
-                self._lost = threading.Event()
+            if self._loss is None:
+                self._loss = Loss()
                 if self.is_lost:
-                    self._lost.set()
-            return self._lost
+                    self._loss.set()
+            return self._loss
+
+    @property
+    def state(self) -> str:
+        """The state of the term, for people: with the time left, or the reason of the loss."""
+        if self.valid:
+            return f"held, {self.trusted_until - self._keeper.clock():.1f} s left"
+        if self.is_lost or self.is_kept:
+            return f"lost: {self.reason or self.overdue_reason}"
+        return "not released yet" if self._is_unreleased else "released"
 
     @property
     def valid(self) -> bool:
@@ -293,8 +309,8 @@ class HeldGrant:
             self.reason = reason
             self.trusted_until = 0.0
             self.is_lost = True
-            if self._lost is not None:
-                self._lost.set()
+            if self._loss is not None:
+                self._loss.set()
         self._keeper.discard(self)
         if self.trace is not None:
             self.trace.lost(reason)
@@ -307,7 +323,7 @@ class HeldGrant:
     def forget(self) -> None:
         """Mark it lost in a forked child, which never held it, without a callback."""
         self._lock = threading.Lock()
-        self.is_lost, self._lost = True, None
+        self.is_lost, self._loss = True, None
         self.interrupt = None
         self.reason = "this process is a fork of the holder"
 

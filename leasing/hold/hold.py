@@ -8,20 +8,20 @@ answered in time. In a forked child it is lost from the start.
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from leasing.exceptions import LeaseLost
-from leasing.hold.held_grant import HeldGrant
+from leasing.hold.held_grant import HeldGrant, Loss
 from leasing.hold.interrupt import Interrupt
 from leasing.keeper import Keeper, keeper
 from leasing.runtime import probes
 from leasing.runtime.aio import Steps, adrive, drive, in_thread
+from leasing.runtime.labels import label
 from leasing.store import Grant, Store
 
 #: Tries of ``renew()`` while the row is locked, and the seconds between them.
@@ -39,7 +39,7 @@ class Hold:
     ``on_lost`` and ``on_yield`` are called once, with the hold, on a thread of the keeper.
     """
 
-    __slots__ = ("__weakref__", "_acquire", "_held", "_keeper", "_on_lost", "_on_yield", "store")
+    __slots__ = ("__weakref__", "_acquire", "_keeper", "_on_lost", "_on_yield", "_store", "_term")
 
     def __init__(
         self,
@@ -50,18 +50,27 @@ class Hold:
         on_yield: Hear | None = None,
         keeper: Keeper = keeper,
     ) -> None:
-        self.store = store
+        self._store = store
         self._acquire = acquire
         self._on_lost = on_lost
         self._on_yield = on_yield
         self._keeper = keeper
-        self._held: HeldGrant | None = None
+        self._term: HeldGrant | None = None
+
+    def __repr__(self) -> str:
+        held = self._term
+        if held is None:
+            resource = label(getattr(self._acquire, "resource", "of a lease"))
+            return f"<Hold {resource}: not entered>"
+        grant = held.grant
+        who = f"holder {grant.holder}, token {grant.fencing_token}"
+        return f"<Hold {label(grant.resource)}: {who}, {held.state}>"
 
     # Taking and giving back
 
     def __enter__(self) -> Self:
-        drive(self.entering())
-        self.held.follow()
+        drive(self._entering())
+        self._held.follow()
         return self
 
     def __exit__(
@@ -70,7 +79,7 @@ class Hold:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        held = self.held
+        held = self._held
         try:
             held.end(error)
         finally:
@@ -78,9 +87,9 @@ class Hold:
 
     async def __aenter__(self) -> Self:
         """As ``with``; in addition the body is cancelled when the hold is lost."""
-        await adrive(self.entering())
-        self.held.follow()
-        self.interrupt_by(Interrupt())
+        await adrive(self._entering())
+        self._held.follow()
+        self._interrupt_by(Interrupt())
         return self
 
     async def __aexit__(
@@ -89,7 +98,7 @@ class Hold:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        held = self.held
+        held = self._held
         interrupt, held.interrupt = held.interrupt, None
         try:
             if interrupt is not None and interrupt.explains(error):
@@ -100,19 +109,19 @@ class Hold:
         finally:
             held.unfollow()
 
-    def entering(self) -> Steps[None]:
+    def _entering(self) -> Steps[None]:
         """Steps that acquire the lease and begin to keep it, for a driver."""
-        if self._acquire is None or (self._held is not None and self._held.is_kept):
+        if self._acquire is None or (self._term is not None and self._term.is_kept):
             raise RuntimeError("This hold is already in use.")
         self._keeper.start()  # first: if it fails, nobody would renew the lease
         grant = yield from self._acquire()
-        self.begin_term(grant).keep()
+        self._begin_term(grant).keep()
 
-    def begin_term(self, grant: Grant) -> HeldGrant:
+    def _begin_term(self, grant: Grant) -> HeldGrant:
         """Make ``grant`` the term of this hold, to be kept by the caller."""
         on_lost, on_yield = self._on_lost, self._on_yield
-        self._held = held = HeldGrant(
-            self.store,
+        self._term = held = HeldGrant(
+            self._store,
             grant,
             on_lost=None if on_lost is None else lambda _: on_lost(self),
             on_yield=None if on_yield is None else lambda _: on_yield(self),
@@ -120,10 +129,10 @@ class Hold:
         )
         return held
 
-    def interrupt_by(self, interrupt: Interrupt) -> None:
+    def _interrupt_by(self, interrupt: Interrupt) -> None:
         """Call ``interrupt`` when the hold is lost, or now if it is lost already."""
-        self.held.interrupt = interrupt
-        if self.held.is_lost:
+        self._held.interrupt = interrupt
+        if self._held.is_lost:
             interrupt()
 
     def release(self) -> None:
@@ -131,47 +140,48 @@ class Hold:
 
         Raises LeaseLost if it was lost before.
         """
-        if self._held is not None:
-            self._held.release()
+        if self._term is not None:
+            self._term.release()
 
     # Trust
 
     @property
-    def lost(self) -> threading.Event:
-        """Set once the hold is lost; ``lost.wait(seconds)`` is a sleep that ends early."""
-        return threading.Event() if self._held is None else self._held.lost
+    def lost(self) -> Loss:
+        """An event that is set, and true, once the hold is lost: ``if hold.lost``.
+        ``hold.lost.wait(seconds)`` is a sleep that ends early."""
+        return Loss() if self._term is None else self._term.loss
 
     @property
     def valid(self) -> bool:
         """Return True if the lease is certainly still held."""
-        return self._held is not None and self._held.valid
+        return self._term is not None and self._term.valid
 
     @property
     def trusted_until(self) -> float:
         """Moment on the holder's clock at which ``valid`` ends, unless it is renewed before."""
-        return 0.0 if self._held is None else self._held.trusted_until
+        return 0.0 if self._term is None else self._term.trusted_until
 
     @property
     def yield_to(self) -> str:
         """The name of a requester of higher priority, for whom to finish soon; empty if there is
         none."""
-        return "" if self._held is None else self._held.yield_to
+        return "" if self._term is None else self._term.yield_to
 
     def ensure(self) -> None:
         """Raise LeaseLost unless the lease is certainly still held."""
-        self.held.ensure()
+        self._held.ensure()
 
     def renew(self) -> None:
         """Renew now, without waiting for the keeper. If somebody else has locked the row, this is
         tried for about half a second and then left to the keeper. Raises LeaseLost."""
-        held, keeper = self.held, self._keeper
+        held, keeper = self._held, self._keeper
         for _ in range(BUSY_TRIES):
             held.ensure()
             sent_at = keeper.clock()
-            answer = self.store.renew({held.key: held.grant_id}, held.interval)
+            answer = self._store.renew({held.key: held.grant_id}, held.interval)
             if probes.renewing:
                 now = keeper.clock()
-                probes.measure_renewal(self.store, [held], answer, now - sent_at, now)
+                probes.measure_renewal(self._store, [held], answer, now - sent_at, now)
             if held.key in answer.lost:
                 held.mark_lost(answer.lost[held.key])
             elif held.key in answer.renewed:
@@ -180,7 +190,7 @@ class Hold:
                 held.ensure()
                 return
             else:
-                held.lost.wait(BUSY_PAUSE)
+                held.loss.wait(BUSY_PAUSE)
         held.ensure()
 
     def still_mine(self) -> AbstractContextManager[None]:
@@ -192,57 +202,53 @@ class Hold:
         end; nothing is written then.
         """
         self.ensure()
-        return self.store.proving(self.held.grant.row)
+        return self._store.proving(self._held.grant.row)
 
     def refused(self, verb: str, reason: str) -> None:
         """Record that the target refused a late write under this hold."""
-        self.held.refused(verb, reason)
+        self._held.refused(verb, reason)
 
     # What is held
 
     @property
-    def held(self) -> HeldGrant:
+    def _held(self) -> HeldGrant:
         """The current term, or the latest: for the keeper, and for code that ends it without
         leaving the block. Raises RuntimeError before the first term."""
-        if self._held is None:
+        if self._term is None:
             raise RuntimeError("The lease is not held: enter the hold first.")
-        return self._held
-
-    @property
-    def key(self) -> Any:
-        return self.held.grant.key
+        return self._term
 
     @property
     def grant_id(self) -> uuid.UUID:
         """The proof of this term."""
-        return self.held.grant.grant_id
+        return self._held.grant.grant_id
 
     @property
     def fencing_token(self) -> int:
         """Greater than any earlier token of this resource: pass it with every write, so that the
         target rejects lower ones."""
-        return self.held.grant.fencing_token
+        return self._held.grant.fencing_token
 
     @property
     def holder(self) -> str:
-        return self.held.grant.holder
+        return self._held.grant.holder
 
     @property
     def resource(self) -> str:
-        return self.held.grant.resource
+        return self._held.grant.resource
 
     @property
     def expires_at(self) -> datetime:
         """The moment from which the database grants the lease to others, unless it is renewed
         before."""
-        return self.held.grant.expires_at
+        return self._held.grant.expires_at
 
     @property
     def ttl(self) -> float:
         """The seconds for which the grant and each renewal are valid."""
-        return self.held.grant.ttl
+        return self._held.grant.ttl
 
     @property
     def interval(self) -> float:
         """Seconds between renewals."""
-        return self.held.interval
+        return self._held.interval

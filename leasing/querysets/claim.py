@@ -52,7 +52,7 @@ class Claim(list[Row]):
         self._entered = True
         self.holds = [Hold(self._store) for _ in self]
         grants = map(grant_of, self)
-        kept = [hold.begin_term(grant) for hold, grant in zip(self.holds, grants, strict=True)]
+        kept = [hold._begin_term(grant) for hold, grant in zip(self.holds, grants, strict=True)]
         keep_all(kept)
         for held in kept:
             held.follow(inside=False)
@@ -68,16 +68,16 @@ class Claim(list[Row]):
         holds, self.holds = self.holds, []
         for hold in holds:
             _in_blocks.pop(hold.grant_id, None)
-        losses = self._release_together([hold.held for hold in holds if hold.valid])
+        losses = self._release_together([hold._held for hold in holds if hold.valid])
         for hold in holds:
-            if not (hold.held.is_kept or hold.held.trace):
+            if not (hold._held.is_kept or hold._held.trace):
                 continue  # it is given back, and nobody follows it
             try:
                 hold.__exit__(kind, error, trace)  # of those that were lost before
             except LeaseLost as loss:
-                losses[hold.key] = loss
+                losses[hold._held.key] = loss
         if losses and error is None:
-            raise next(losses[hold.key] for hold in holds if hold.key in losses)
+            raise next(losses[hold._held.key] for hold in holds if hold._held.key in losses)
 
     def _release_together(self, kept: list[HeldGrant]) -> dict[Any, LeaseLost]:
         """Give back what is held. Returns how those were lost that were, by their keys."""
@@ -98,7 +98,7 @@ class Claim(list[Row]):
         self.__enter__()
         self._interrupt = interrupt = Interrupt()
         for hold in self.holds:
-            hold.held.interrupt = interrupt
+            hold._held.interrupt = interrupt
         if not all(hold.valid for hold in self.holds):
             interrupt()  # one was lost before it could tell
         return self
@@ -112,7 +112,7 @@ class Claim(list[Row]):
         interrupt, self._interrupt = self._interrupt, None
         holds = self.holds
         for hold in holds:
-            hold.held.interrupt = None
+            hold._held.interrupt = None
         ours = interrupt is not None and interrupt.explains(error)
         await in_thread(self.__exit__, kind, error, trace)
         if ours:
@@ -125,7 +125,7 @@ class Claim(list[Row]):
     def ensure(self) -> None:
         """Raise LeaseLost unless every row in the block is surely still held."""
         for hold in self.holds:
-            if hold.held.is_kept:
+            if hold._held.is_kept:
                 hold.ensure()
 
 
@@ -179,5 +179,5 @@ def _loss_of(hold: Hold) -> LeaseLost | None:
     try:
         hold.ensure()
     except LeaseLost as loss:
-        return loss if hold.lost.is_set() else None
+        return loss if hold.lost else None
     return None

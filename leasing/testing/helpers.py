@@ -48,7 +48,7 @@ def expire(what: What, *, ago: float = 0.0) -> None:
         times = {name: getattr(row, name) for name in names if name in row.verb_columns}
         subject.change({name: time - back for name, time in times.items() if time is not None})
     if isinstance(what, Hold):
-        what.held.mark_lost(what.held.overdue_reason)
+        what._held.mark_lost(what._held.overdue_reason)
     _write_notes()
 
 
@@ -133,7 +133,7 @@ def assert_free(what: What) -> None:
 
 def assert_lost(hold: Hold, reason: str = "") -> None:
     """Assert that ``hold`` was entered and is lost; ``reason`` is a part of the reason."""
-    if not hold.lost.is_set():
+    if not hold.lost:
         state = "still held" if hold.valid else "not held, and was not lost"
         raise AssertionError(f"{hold.resource} is {state}.")
     try:

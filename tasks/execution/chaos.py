@@ -49,5 +49,5 @@ class Chaos:
 
     def run_late(self, hold: HeldGrant) -> None:
         """Wait until a stalled ``hold`` is lost and, most likely, someone else's."""
-        hold.lost.wait()
+        hold.loss.wait()
         threading.Event().wait(LATENESS)

@@ -170,7 +170,7 @@ class Watch:
         hold, interruption = self.execution.hold, self.execution.interruption
         if self.execution.ended_by:
             raise ProcessDied(f"It was killed: ended by its {self.execution.ended_by}.")
-        if hold.lost.is_set():
+        if hold.loss.is_set():
             raise LeaseLost(hold.grant.resource, hold.overdue_reason)
         if interruption.cancelled_by:
             self._cancelled_at = self._cancelled_at or clock()

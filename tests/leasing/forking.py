@@ -48,7 +48,7 @@ def child(hold: Hold, parents_name: str) -> None:
         **first_look,
         ensure=loss(hold, "ensure"),
         exit=loss(hold, "exit"),
-        renewed_in_child=hold.held in keeper.holds,
+        renewed_in_child=hold._held in keeper.holds,
         other_holder=default_holder() != parents_name,
         own_hold_renewed=renewals == [True],
     )

@@ -65,7 +65,7 @@ async def for_ever() -> None:
 
 def soon(hold: Hold) -> None:
     """Lose ``hold`` while its body awaits something."""
-    asyncio.get_running_loop().call_soon(hold.held.mark_lost, REASON)
+    asyncio.get_running_loop().call_soon(hold._held.mark_lost, REASON)
 
 
 # The loss
@@ -86,7 +86,7 @@ def test_the_loss_names_what_was_lost_and_comes_from_the_cancellation() -> None:
 def test_a_loss_from_another_thread_reaches_the_loop() -> None:
     async def body() -> None:
         async with hold_of() as hold:
-            threading.Thread(target=hold.held.mark_lost, args=[REASON]).start()
+            threading.Thread(target=hold._held.mark_lost, args=[REASON]).start()
             await for_ever()
 
     with pytest.raises(LeaseLost, match=REASON):
@@ -118,7 +118,7 @@ def test_what_is_lost_before_the_body_begins_cancels_its_first_await(
 def test_a_body_that_awaits_nothing_hears_of_it_at_its_end() -> None:
     async def body() -> None:
         async with hold_of() as hold:
-            hold.held.mark_lost(REASON)
+            hold._held.mark_lost(REASON)
 
     with pytest.raises(LeaseLost, match=REASON):
         run(body)
@@ -128,7 +128,7 @@ def test_a_body_that_returns_in_the_same_breath_is_not_cancelled_afterwards() ->
     async def body() -> None:
         with pytest.raises(LeaseLost):
             async with hold_of() as hold:
-                hold.held.mark_lost(REASON)
+                hold._held.mark_lost(REASON)
         for _ in range(10):
             await asyncio.sleep(0)
 
@@ -139,7 +139,7 @@ def test_a_loss_after_the_block_cancels_nobody() -> None:
     async def body() -> None:
         async with hold_of() as hold:
             pass
-        hold.held.mark_lost(REASON)
+        hold._held.mark_lost(REASON)
         for _ in range(10):
             await asyncio.sleep(0)
         assert not hold.lost.is_set()
@@ -159,7 +159,7 @@ def test_a_loss_while_it_is_released_cancels_nobody(monkeypatch: pytest.MonkeyPa
                 release(grant)
 
             async def lose() -> None:
-                hold.held.mark_lost(REASON)
+                hold._held.mark_lost(REASON)
 
             monkeypatch.setattr(memory, "release", lose_meanwhile)
 
@@ -203,7 +203,7 @@ def test_on_lost_is_called_although_the_loop_is_gone() -> None:
     hold = hold_of(on_lost=lambda hold: reported.set())
     asyncio.run(hold.__aenter__())
 
-    hold.held.mark_lost(REASON)
+    hold._held.mark_lost(REASON)
     assert reported.wait(PATIENCE)
 
 
@@ -215,7 +215,7 @@ async def cancelled_and_lost(hold: Hold, first: str) -> None:
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
-    both: list[Callable[[], object]] = [lambda: hold.held.mark_lost(REASON), task.cancel]
+    both: list[Callable[[], object]] = [lambda: hold._held.mark_lost(REASON), task.cancel]
     for each in both if first == "lost" else both[::-1]:
         loop.call_soon(each)
     await for_ever()
@@ -239,7 +239,7 @@ def test_cancelled_and_lost_at_once_it_is_cancelled(first: str) -> None:
 async def timed_out_and_lost(timeout: asyncio.Timeout, hold: Hold, first: str) -> None:
     """A body whose ``timeout`` expires in the breath in which ``hold`` is lost."""
     loop = asyncio.get_running_loop()
-    both = [lambda: hold.held.mark_lost(REASON), lambda: timeout.reschedule(loop.time())]
+    both = [lambda: hold._held.mark_lost(REASON), lambda: timeout.reschedule(loop.time())]
     for each in both if first == "lost" else both[::-1]:
         loop.call_soon(each)
     await for_ever()
@@ -380,7 +380,7 @@ def test_an_outer_loss_while_the_inner_one_is_released_does_not_stop_that(
 
             def lose_meanwhile(grant: Grant) -> None:
                 if grant.resource == "berth:2":
-                    loop.call_soon_threadsafe(outer.held.mark_lost, REASON)
+                    loop.call_soon_threadsafe(outer._held.mark_lost, REASON)
                 release(grant)
 
             monkeypatch.setattr(memory, "release", lose_meanwhile)

@@ -11,6 +11,7 @@ from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.hold import Hold
 from leasing.hold.trust import margin
 from leasing.keeper import Keeper
+from leasing.models import Lease
 from tests.leasing.support import FakeClock, FakeStore, far_away, granted, hold_of
 from tests.logs import logged
 
@@ -33,6 +34,48 @@ def test_what_was_never_entered_shows_nothing(hold: Hold) -> None:
         _ = hold.fencing_token
 
 
+@pytest.mark.once
+def test_a_hold_shows_what_its_holder_may_use_and_nothing_else() -> None:
+    assert [name for name in dir(Hold) if not name.startswith("_")] == [
+        *("ensure", "expires_at", "fencing_token", "grant_id", "holder", "interval", "lost"),
+        *("refused", "release", "renew", "resource", "still_mine", "trusted_until", "ttl"),
+        *("valid", "yield_to"),
+    ]
+
+
+def test_its_repr_says_who_holds_what_and_for_how_long_but_not_the_proof(
+    hold: Hold, clock: FakeClock
+) -> None:
+    with hold:
+        clock.advance(9.4)
+        assert repr(hold) == "<Hold crane:1: holder me, token 7, held, 20.0 s left>"
+        assert str(hold.grant_id) not in f"{hold!r} {hold}"
+
+    assert repr(hold) == "<Hold crane:1: holder me, token 7, released>"
+
+
+def test_the_repr_of_a_hold_that_is_lost_says_why(hold: Hold, clock: FakeClock) -> None:
+    with pytest.raises(LeaseLost), hold:
+        clock.advance(60)  # the watchdog has not looked yet
+        assert repr(hold) == (
+            "<Hold crane:1: holder me, token 7, lost: it was not renewed in time>"
+        )
+        hold._held.mark_lost("thief has held it")
+        assert repr(hold).endswith("lost: thief has held it>")
+
+
+def test_what_has_no_term_yet_says_so() -> None:
+    assert repr(Lease.objects.hold("crane:1")) == "<Hold crane:1: not entered>"
+
+
+def test_the_event_of_a_loss_is_true_once_it_is_lost(hold: Hold) -> None:
+    assert not hold.lost
+    with pytest.raises(LeaseLost), hold:
+        assert not hold.lost
+        hold._held.mark_lost("thief has held it")
+        assert hold.lost and hold.lost.wait(0)
+
+
 def test_a_hold_in_use_cannot_be_entered_again(hold: Hold) -> None:
     with hold, pytest.raises(RuntimeError, match="already in use"):
         hold.__enter__()
@@ -40,7 +83,7 @@ def test_a_hold_in_use_cannot_be_entered_again(hold: Hold) -> None:
 
 def test_a_hold_that_was_adopted_cannot_be_entered(store: FakeStore, manual_keeper: Keeper) -> None:
     adopted = Hold(store, keeper=manual_keeper)
-    adopted.begin_term(granted(sent_at=manual_keeper.clock())).keep()
+    adopted._begin_term(granted(sent_at=manual_keeper.clock())).keep()
 
     assert adopted.valid
     with pytest.raises(RuntimeError):
@@ -94,7 +137,7 @@ def test_the_error_of_the_body_is_raised_and_the_lease_given_back(
 
 def test_leaving_a_lost_hold_raises(hold: Hold, store: FakeStore) -> None:
     with pytest.raises(LeaseLost, match="crane:1 was lost: thief has held it"), hold:
-        hold.held.mark_lost("thief has held it")
+        hold._held.mark_lost("thief has held it")
 
     assert store.released == []
 
@@ -106,7 +149,7 @@ def test_leaving_a_hold_that_nobody_yet_found_lost_raises(hold: Hold, clock: Fak
 
 def test_the_error_of_the_body_wins_over_the_loss(hold: Hold) -> None:
     with pytest.raises(ZeroDivisionError), hold:
-        hold.held.mark_lost("thief has held it")
+        hold._held.mark_lost("thief has held it")
         raise ZeroDivisionError
 
 
@@ -132,7 +175,7 @@ def test_a_release_that_fails_is_logged_and_not_raised(
 
 def test_a_lost_hold_that_is_caught_inside_can_be_left_in_peace(hold: Hold) -> None:
     with hold:
-        hold.held.mark_lost("thief has held it")
+        hold._held.mark_lost("thief has held it")
         with pytest.raises(LeaseLost):
             hold.release()
 
@@ -170,7 +213,7 @@ def test_after_a_release_the_hold_is_over_but_nothing_was_lost(
 
 def test_a_hold_that_was_left_is_not_given_back(hold: Hold, store: FakeStore) -> None:
     with hold:
-        hold.held.abandon()
+        hold._held.abandon()
 
     assert store.released == []
 
@@ -181,7 +224,7 @@ def test_a_hold_that_settles_is_renewed_but_not_told_of_its_end(
     reported: list[Hold] = []
     hold = hold_of(store, manual_keeper, on_lost=reported.append)
     hold.__enter__()
-    hold.held.expect_end()
+    hold._held.expect_end()
     clock.advance(11)
     manual_keeper.renew_due()
     assert hold.trusted_until == clock.now + 30 - margin(30)

@@ -19,8 +19,8 @@ def test_on_lost_is_called_once_with_the_hold(
     reported: list[Hold] = []
     hold = hold_of(store, manual_keeper, on_lost=reported.append)
     with pytest.raises(LeaseLost, match="first"), hold:
-        hold.held.mark_lost("first")
-        hold.held.mark_lost("second")
+        hold._held.mark_lost("first")
+        hold._held.mark_lost("second")
         clock.advance(60)
         manual_keeper.declare_lost()
 
@@ -50,7 +50,7 @@ def test_on_lost_is_called_once_when_many_find_out_together(
 
     def find_out() -> None:
         start.wait()
-        hold.held.mark_lost("thief has held it")
+        hold._held.mark_lost("thief has held it")
 
     threads = [threading.Thread(target=find_out) for _ in range(8)]
     for thread in threads:
@@ -70,11 +70,11 @@ def test_the_ledger_hears_of_the_loss_although_the_callback_fails(
     hold = hold_of(store, manual_keeper, on_lost=on_lost)
     hold.__enter__()
     with pytest.raises(ZeroDivisionError):
-        hold.held.mark_lost("thief has held it")
+        hold._held.mark_lost("thief has held it")
 
     assert store.losses == ["thief has held it"]
 
 
 def test_a_hold_without_callback_is_lost_in_silence(hold: Hold) -> None:
     with pytest.raises(LeaseLost), hold:
-        hold.held.mark_lost("thief has held it")
+        hold._held.mark_lost("thief has held it")

@@ -23,7 +23,7 @@ def test_a_hold_acquires_renews_and_releases_its_row(
 ) -> None:
     with row_hold(manual_keeper, ttl=30) as hold:
         lease = Lease.objects.get()
-        assert (hold.key, hold.grant_id) == (lease.pk, lease.grant_id)
+        assert (hold._held.key, hold.grant_id) == (lease.pk, lease.grant_id)
         assert (hold.holder, hold.resource) == (lease.holder, "crane:1")
         assert (hold.fencing_token, hold.expires_at) == (lease.fencing_token, lease.expires_at)
 
@@ -145,7 +145,7 @@ def test_the_manager_makes_a_hold_with_its_ttl_and_holder() -> None:
     with hold:
         lease = Lease.objects.get()
         assert (lease.holder, lease.ttl) == ("ann", timedelta(seconds=60))
-        hold.held.abandon()
+        hold._held.abandon()
 
 
 def test_a_ttl_out_of_bounds_is_refused_before_the_block() -> None:

@@ -32,7 +32,7 @@ def test_a_hold_is_trusted_until_the_ttl_after_the_request_less_the_margin(
         assert hold.valid
         clock.now = hold.trusted_until
         assert not hold.valid
-        hold.held.abandon()
+        hold._held.abandon()
 
 
 def test_the_time_that_the_answer_took_is_not_trusted(
@@ -98,7 +98,7 @@ def test_a_renewal_by_hand_extends_the_trust(
         hold.renew()
 
         assert hold.trusted_until == clock.now + 30 - margin(30)
-        assert clock.now + 10 * 0.85 <= hold.held.due_at <= clock.now + 10 * 1.15
+        assert clock.now + 10 * 0.85 <= hold._held.due_at <= clock.now + 10 * 1.15
         assert store.calls == [{1: hold.grant_id}]
 
 
@@ -164,7 +164,7 @@ def test_a_busy_row_extends_nothing_and_is_no_loss(
 
 def test_a_lost_hold_is_not_renewed_by_hand(hold: Hold, store: FakeStore) -> None:
     with pytest.raises(LeaseLost), hold:
-        hold.held.mark_lost("thief has held it")
+        hold._held.mark_lost("thief has held it")
         with pytest.raises(LeaseLost, match="thief has held it"):
             hold.renew()
 
@@ -178,7 +178,7 @@ def test_a_late_answer_never_extends(hold: Hold, clock: FakeClock) -> None:
     with pytest.raises(LeaseLost), hold:
         sent_at = clock.now + 10
         clock.now = hold.trusted_until
-        hold.held.renewed(sent_at, RENEWED)
+        hold._held.renewed(sent_at, RENEWED)
 
         assert not hold.valid
         assert hold.lost.is_set(), "nobody was told"
@@ -190,7 +190,7 @@ def test_the_trust_counts_from_the_request_and_not_from_the_answer(
     with hold:
         sent_at = clock.now + 10
         clock.advance(25)
-        hold.held.renewed(sent_at, RENEWED)
+        hold._held.renewed(sent_at, RENEWED)
 
         assert hold.trusted_until == sent_at + 30 - margin(30)
 
@@ -198,17 +198,17 @@ def test_the_trust_counts_from_the_request_and_not_from_the_answer(
 def test_answers_in_the_wrong_order_never_shorten_the_trust(hold: Hold, clock: FakeClock) -> None:
     with hold:
         clock.advance(20)
-        hold.held.renewed(clock.now - 1, RENEWED)
+        hold._held.renewed(clock.now - 1, RENEWED)
         trusted_until = hold.trusted_until
-        hold.held.renewed(clock.now - 15, RENEWED)
+        hold._held.renewed(clock.now - 15, RENEWED)
 
         assert hold.trusted_until == trusted_until
 
 
 def test_a_lost_hold_is_not_revived_by_an_answer(hold: Hold, clock: FakeClock) -> None:
     with pytest.raises(LeaseLost), hold:
-        hold.held.mark_lost("thief has held it")
-        hold.held.renewed(clock.now, RENEWED)
+        hold._held.mark_lost("thief has held it")
+        hold._held.renewed(clock.now, RENEWED)
 
         assert not hold.valid
 
@@ -218,9 +218,9 @@ def test_a_hold_that_a_fork_forgot_is_not_revived_by_an_answer(
 ) -> None:
     with pytest.raises(LeaseLost, match="fork"), hold:
         trusted_until = hold.trusted_until
-        hold.held.forget()
+        hold._held.forget()
         clock.advance(1)
-        hold.held.renewed(clock.now, RENEWED)
+        hold._held.renewed(clock.now, RENEWED)
 
         assert hold.trusted_until == trusted_until
         assert not hold.valid

@@ -41,7 +41,7 @@ def test_what_is_due_is_renewed_and_due_again_an_interval_later(
     manual_keeper.renew_due()
 
     assert store.calls == [{1: hold.grant_id}]
-    assert hold.held.due_at == clock.now + 10
+    assert hold._held.due_at == clock.now + 10
     assert hold.trusted_until == clock.now + 30 - margin(30)
     assert hold.expires_at == far_away()
 
@@ -82,7 +82,7 @@ def test_more_than_a_thousand_holds_are_renewed_in_batches(
 
     assert [len(call) for call in store.calls] == [1000, 1000, 1]
     assert {key for call in store.calls for key in call} == set(range(2001))
-    assert all(hold.held.due_at > clock.now for hold in holds)
+    assert all(hold._held.due_at > clock.now for hold in holds)
 
 
 def test_two_grants_of_one_key_are_renewed_apart(
@@ -121,7 +121,7 @@ def test_renewals_are_spread_by_the_jitter(
     with override_settings(LEASING={"JITTER": 0.15}):
         holds = enter(store, manual_keeper, *range(100), ttl=30)
 
-    after = sorted(hold.held.due_at - clock.now for hold in holds)
+    after = sorted(hold._held.due_at - clock.now for hold in holds)
     assert 8.5 <= after[0] < 9.5 < 10.5 < after[-1] <= 11.5
 
 
@@ -132,7 +132,7 @@ def test_who_hurries_while_a_renewal_is_under_way_is_renewed_once_more(
 
     def renew_meanwhile(grants: Mapping[Any, uuid.UUID]) -> Renewals:
         clock.advance(0.1)
-        manual_keeper.renew_now(hold.held)
+        manual_keeper.renew_now(hold._held)
         return FakeStore.renew_all(grants)
 
     store.answer = renew_meanwhile
@@ -140,17 +140,17 @@ def test_who_hurries_while_a_renewal_is_under_way_is_renewed_once_more(
     manual_keeper.renew_due()
     store.answer = FakeStore.renew_all
 
-    assert hold.held.due_at == clock.now
+    assert hold._held.due_at == clock.now
     manual_keeper.renew_due()
     assert len(store.calls) == 2
-    assert hold.held.due_at == clock.now + 10
+    assert hold._held.due_at == clock.now + 10
 
 
 def test_what_was_discarded_is_not_renewed(
     store: FakeStore, manual_keeper: Keeper, clock: FakeClock
 ) -> None:
     (hold,) = enter(store, manual_keeper, 1)
-    manual_keeper.discard(hold.held)
+    manual_keeper.discard(hold._held)
 
     clock.advance(10)
     manual_keeper.renew_due()
@@ -192,7 +192,7 @@ def test_what_the_store_says_is_lost_is_lost_with_its_reason(
     assert lost.lost.is_set()
     assert store.losses == ["thief has held it"]
     assert kept.valid
-    assert manual_keeper.holds == [kept.held]
+    assert manual_keeper.holds == [kept._held]
 
 
 def test_busy_rows_are_tried_again_shortly_and_are_not_trusted_longer(
@@ -205,13 +205,13 @@ def test_busy_rows_are_tried_again_shortly_and_are_not_trusted_longer(
     clock.advance(10)
     manual_keeper.renew_due()
 
-    assert clock.now + 0.2 <= hold.held.due_at <= clock.now + 0.5
+    assert clock.now + 0.2 <= hold._held.due_at <= clock.now + 0.5
     assert hold.trusted_until == trusted_until
     assert not hold.lost.is_set()
     assert not manual_keeper.draining
 
     store.answer = store.renew_all
-    clock.now = hold.held.due_at
+    clock.now = hold._held.due_at
     manual_keeper.renew_due()
     assert hold.trusted_until == clock.now + 30 - margin(30)
 

@@ -41,7 +41,7 @@ def test_a_failed_renewal_extends_nothing_and_is_tried_again_soon(
     assert hold.trusted_until == trusted_until
     tried_at = opens_again_at(manual_keeper)
     assert clock.now + 0.1 <= tried_at <= clock.now + 0.2
-    assert tried_at <= hold.held.due_at <= tried_at + 0.02 * hold.interval
+    assert tried_at <= hold._held.due_at <= tried_at + 0.02 * hold.interval
     assert hold.valid
 
 
@@ -52,10 +52,10 @@ def test_tries_after_failures_come_ever_later_but_twice_in_an_interval(
     store.answer = store.fail
     pauses = []
     for _ in range(10):
-        clock.now = hold.held.due_at
+        clock.now = hold._held.due_at
         manual_keeper.renew_due()
         pauses.append(opens_again_at(manual_keeper) - clock.now)
-        assert clock.now + pauses[-1] <= hold.held.due_at <= clock.now + hold.interval / 2
+        assert clock.now + pauses[-1] <= hold._held.due_at <= clock.now + hold.interval / 2
 
     assert pauses[0] <= 0.2 < pauses[3] <= 1.6
     assert max(pauses) <= 5
@@ -96,7 +96,7 @@ def test_a_proof_that_raises_ends_its_own_hold_and_no_other(
 
     assert doubted.is_lost
     assert other.trusted_until == clock.now + 30 - margin(30)
-    assert manual_keeper.holds == [other.held]
+    assert manual_keeper.holds == [other._held]
     assert "keeper.proof_failed" in logged(caplog, key="doubted")
 
 
@@ -135,7 +135,7 @@ def test_the_keeper_drains_from_the_first_failure_until_a_success(
     assert re.search(reported, caplog.text)
 
     store.answer = store.renew_all
-    clock.now = hold.held.due_at
+    clock.now = hold._held.due_at
     with caplog.at_level(logging.INFO, "leasing.keeper"):
         manual_keeper.renew_due()
     assert not manual_keeper.draining
@@ -150,7 +150,7 @@ def test_the_keeper_ends_draining_when_nothing_is_left_to_renew(
     clock.advance(10)
     manual_keeper.renew_due()
 
-    hold.held.abandon()
+    hold._held.abandon()
 
     assert not manual_keeper.draining
 
@@ -183,7 +183,7 @@ def test_a_loss_is_declared_before_the_database_lets_others_in(
     (hold,) = enter(store, manual_keeper, 1, ttl=1)
 
     assert hold.trusted_until < sent_at + 1
-    hold.held.abandon()
+    hold._held.abandon()
 
 
 def test_a_renewal_after_the_trust_ran_out_comes_too_late(
@@ -290,7 +290,7 @@ def test_a_failure_of_what_nobody_holds_any_more_keeps_nobody_from_work(
     manual_keeper.renew_due()
     assert manual_keeper.draining
 
-    hold.held.abandon()
+    hold._held.abandon()
 
     assert not manual_keeper.draining
 
@@ -302,7 +302,7 @@ def test_a_renewal_that_fails_after_its_hold_was_left_keeps_nobody_from_work(
     (hold,) = enter(store, manual_keeper, 1)
 
     def leave_and_fail(grants: Any) -> Any:
-        hold.held.abandon()
+        hold._held.abandon()
         return FakeStore.fail(grants)
 
     store.answer = leave_and_fail
@@ -320,7 +320,7 @@ def test_a_renewal_that_is_slow_and_whose_hold_was_left_keeps_nobody_from_work(
     (hold,) = enter(store, manual_keeper, 1)
 
     def leave_and_take_long(grants: Any) -> Any:
-        hold.held.abandon()
+        hold._held.abandon()
         clock.advance(hold.interval / 2 + 0.1)
         return store.renew_all(grants)
 

@@ -158,7 +158,7 @@ def test_a_hold_lasts_on_a_slow_database_whatever_short_ones_are_taken_beside_it
     ends_at = clock.now + 60
     while clock.now < ends_at:
         enter(store, manual_keeper, clock.now, ttl=1)
-        while any(each is not hold.held for each in manual_keeper.holds):
+        while any(each is not hold._held for each in manual_keeper.holds):
             clock.advance(0.01)
             manual_keeper.renew_due()
             manual_keeper.declare_lost()
@@ -185,14 +185,14 @@ def test_a_request_that_hangs_gives_way_to_the_last_chance_of_a_shorter_hold(
 ) -> None:
     hangs, fine = store, FakeStore()
     (long,) = enter(hangs, manual_keeper, 1, ttl=9)
-    long.held.due_at = clock.now
+    long._held.due_at = clock.now
     (short,) = enter(fine, manual_keeper, 1, ttl=1)
     began_at = clock.now
 
     hangs.answer = hanging(hangs, manual_keeper, clock, 0.01)
     manual_keeper.renew_due()
     assert clock.now - began_at < 0.5 < 1.5 * keeper_module.CUT_OFF
-    clock.now = max(clock.now, short.held.due_at)
+    clock.now = max(clock.now, short._held.due_at)
     manual_keeper.renew_due()
 
     assert short.valid
@@ -205,15 +205,15 @@ def test_a_request_gives_way_to_nobody_whom_that_would_not_help(
 ) -> None:
     other = FakeStore()
     (short,) = enter(other, manual_keeper, 1, ttl=1)
-    short.held.due_at = clock.now
+    short._held.due_at = clock.now
     other.answer = other.all_busy
     if why_not == "it had its chance":
         clock.now = short.trusted_until - 0.3
     elif why_not == "it is not due":
-        short.held.due_at = math.inf
+        short._held.due_at = math.inf
     else:
         other.answer = other.fail
-    enter(store, manual_keeper, 1, ttl=9)[0].held.due_at = clock.now
+    enter(store, manual_keeper, 1, ttl=9)[0]._held.due_at = clock.now
     began_at = clock.now
 
     store.answer = hanging(store, manual_keeper, clock, 0.1)
@@ -337,9 +337,9 @@ def test_who_hears_late_of_a_loss_hears_of_the_term_that_was_lost(
     hold = row_hold(manual_keeper)
     hold.__enter__()
     grant_id = hold.grant_id
-    hold.held.mark_lost("revoked")
-    hold.held.give_back()
-    hold.held.abandon()
+    hold._held.mark_lost("revoked")
+    hold._held.give_back()
+    hold._held.abandon()
     hold.__enter__()
     lost.connect(receiver)
     for tale in later:

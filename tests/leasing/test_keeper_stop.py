@@ -94,7 +94,7 @@ def test_stopping_from_a_callback_does_not_wait_for_itself(store: FakeStore) -> 
 
     hold = hold_of(store, keeper, on_lost=on_lost)
     hold.__enter__()
-    hold.held.mark_lost("thief has held it")
+    hold._held.mark_lost("thief has held it")
 
     assert done.wait(PATIENCE)
 
@@ -128,7 +128,7 @@ def test_a_keeper_that_holds_something_does_not_rest(store: FakeStore) -> None:
 
         keeper.rest()
 
-        assert keeper.holds == [hold.held] and keeper._threads == threads
+        assert keeper.holds == [hold._held] and keeper._threads == threads
         calls = len(store.calls)
         wait_for(lambda: len(store.calls) > calls)
     keeper.stop()
@@ -146,5 +146,5 @@ def test_what_is_held_while_a_keeper_goes_to_rest_is_renewed(
         keeper.rest()
 
     wait_for(lambda: store.calls)
-    assert keeper.holds == [hold.held]
+    assert keeper.holds == [hold._held]
     keeper.stop()

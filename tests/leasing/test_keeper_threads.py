@@ -102,7 +102,7 @@ def test_a_loss_is_told_in_time_while_the_renewal_hangs(
     with pytest.raises(LeaseLost, match="it was not renewed in time"), hold:
         assert hanging.reached.wait(PATIENCE)
         # Only now, however late the renewal came: it hangs while trust ends.
-        trusted_until = hold.held.trusted_until = holder_clock() + 0.1
+        trusted_until = hold._held.trusted_until = holder_clock() + 0.1
         with live_keeper._lock:
             live_keeper._watchdog_wakes.notify()
         assert hold.lost.wait(PATIENCE)
@@ -136,7 +136,9 @@ def test_every_hold_of_a_silent_store_is_told_though_telling_the_ledger_fails(
     reported: list[Any] = []
     with override_settings(LEASING={**OFTEN, "MARGIN": 0.9}):
         holds = [
-            hold_of(store, live_keeper, key, ttl=1.0, on_lost=lambda h: reported.append(h.key))
+            hold_of(
+                store, live_keeper, key, ttl=1.0, on_lost=lambda h: reported.append(h._held.key)
+            )
             for key in range(3)
         ]
         for hold in holds:
@@ -171,7 +173,7 @@ def test_a_slow_callback_delays_neither_renewals_nor_the_watch(
 
     slow = hold_of(store, live_keeper, "slow", on_lost=on_lost)
     slow.__enter__()
-    slow.held.mark_lost("thief has held it")
+    slow._held.mark_lost("thief has held it")
     try:
         assert called.wait(PATIENCE)
         with hold_of(store, live_keeper, "other") as other:
@@ -181,11 +183,11 @@ def test_a_slow_callback_delays_neither_renewals_nor_the_watch(
             store.answer = store.all_busy
             count = len(store.calls)
             wait_for(lambda: len(store.calls) >= count + 2)
-            other.held.trusted_until = 0.0
+            other._held.trusted_until = 0.0
             with live_keeper._lock:
                 live_keeper._watchdog_wakes.notify()
             assert other.lost.wait(PATIENCE)
-            other.held.abandon()
+            other._held.abandon()
     finally:
         let_go.set()
 
@@ -201,7 +203,7 @@ def test_a_callback_that_fails_is_logged_and_the_next_is_called(
     second = hold_of(store, live_keeper, 2, on_lost=reported.append)
     for hold in (first, second):
         hold.__enter__()
-        hold.held.mark_lost("thief has held it")
+        hold._held.mark_lost("thief has held it")
 
     wait_for(lambda: reported)
     wait_for(lambda: "ZeroDivisionError" in caplog.text)
@@ -319,12 +321,12 @@ def test_a_request_that_hangs_is_cut_off_though_the_watchdog_slept(
     with override_settings(LEASING=OFTEN):
         short = hold_of(store, live_keeper, "short", ttl=30)
         short.__enter__()
-        short.held.trusted_until = asleep.held.trusted_until  # it is the request that has to end
+        short._held.trusted_until = asleep._held.trusted_until  # it is the request that has to end
 
         assert hanging.reached.wait(PATIENCE)
         wait_for(lambda: store.aborted)
         hanging.let_go.set()
-        short.held.abandon()
+        short._held.abandon()
 
 
 def test_holds_that_come_and_go_long_before_they_are_due_wake_nobody(
@@ -336,7 +338,7 @@ def test_holds_that_come_and_go_long_before_they_are_due_wake_nobody(
             patch.setattr(alarm, "notify", lambda: woken.append("woken"))
         holds = [hold_of(store, live_keeper, key, ttl=2e5).__enter__() for key in range(3)]
         for hold in holds:
-            hold.held.abandon()
+            hold._held.abandon()
 
     assert woken == []
     assert store.calls == []
@@ -424,7 +426,7 @@ def test_without_its_threads_nothing_is_held_until_they_can_be_started(
     assert not begun  # nothing was granted that nobody holds
     late = Hold(store, keeper=live_keeper)
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        late.begin_term(granted("late", sent_at=holder_clock())).keep()
+        late._begin_term(granted("late", sent_at=holder_clock())).keep()
     assert live_keeper.draining and not live_keeper.holds and not late.valid
     assert [record.levelname for record in caplog.records] == ["ERROR"]  # once
 
@@ -432,9 +434,9 @@ def test_without_its_threads_nothing_is_held_until_they_can_be_started(
     with hold_of(store, live_keeper) as hold:
         granted_until = hold.trusted_until
         wait_for(lambda: hold.trusted_until > granted_until)
-        hold.held.trusted_until = 0.0
+        hold._held.trusted_until = 0.0
         assert hold.lost.wait(PATIENCE)
-        hold.held.abandon()
+        hold._held.abandon()
 
 
 def test_a_note_waits_until_there_can_be_a_thread(
@@ -477,9 +479,9 @@ def test_a_thread_of_the_keeper_that_ends_is_started_again_by_the_other(
         wait_for(lambda: live_keeper._threads[place] is not ended)
         calls = len(store.calls)
         wait_for(lambda: len(store.calls) > calls)
-        hold.held.trusted_until = 0.0
+        hold._held.trusted_until = 0.0
         assert hold.lost.wait(PATIENCE)
-        hold.held.abandon()
+        hold._held.abandon()
 
     assert "thread.replaced" in logged(caplog, thread_name=ended.name)
     assert replaced[ended.name] == count + 1
@@ -500,8 +502,8 @@ def test_a_fault_of_the_watchdogs_does_not_end_it(
     monkeypatch.setattr(live_keeper, "cut_off", cut_off)
     with hold_of(store, live_keeper) as hold:
         watchdog = live_keeper._threads[1]
-        hold.held.trusted_until = 0.0
+        hold._held.trusted_until = 0.0
         assert hold.lost.wait(PATIENCE)
         wait_for(lambda: not faults)
         assert live_keeper._threads[1] is watchdog
-        hold.held.abandon()
+        hold._held.abandon()

@@ -331,7 +331,7 @@ def test_a_term_that_is_over_before_it_is_handed_out_is_not(
     term = leader.__enter__() if campaign == "block" else next(terms)
 
     assert asleep
-    assert term.held not in asleep
+    assert term._held not in asleep
     assert term.valid
 
 
@@ -339,7 +339,7 @@ def test_nor_is_it_to_a_coroutine(leader: Leader, asleep: list[HeldGrant]) -> No
     async def body() -> None:
         async with leader as term:
             assert asleep
-            assert term.held not in asleep
+            assert term._held not in asleep
             assert term.valid
             await asyncio.sleep(0)  # and nothing of the first is left to cancel this
 
@@ -354,7 +354,7 @@ class Away:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, attempts: int) -> None:
         self.left = attempts
-        begin = Hold.entering
+        begin = Hold._entering
 
         def refusing(hold: Hold) -> Any:
             if self.left:
@@ -362,7 +362,7 @@ class Away:
                 raise OperationalError("nobody is there")
             return begin(hold)
 
-        monkeypatch.setattr(Hold, "entering", refusing)
+        monkeypatch.setattr(Hold, "_entering", refusing)
 
 
 def test_while_the_database_is_away_the_campaign_goes_on(
@@ -409,7 +409,7 @@ def test_whatever_else_goes_wrong_is_raised(
     def fail(hold: Hold) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Hold, "entering", fail)
+    monkeypatch.setattr(Hold, "_entering", fail)
     with pytest.raises(ZeroDivisionError), leader:
         pass
     with pytest.raises(ZeroDivisionError):

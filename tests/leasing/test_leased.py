@@ -372,7 +372,7 @@ def test_the_body_of_a_coroutine_is_cancelled_when_the_lease_is_lost() -> None:
 
     @leased("report")
     async def build(hold: Hold) -> None:
-        asyncio.get_running_loop().call_soon(hold.held.mark_lost, "for a test")
+        asyncio.get_running_loop().call_soon(hold._held.mark_lost, "for a test")
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:

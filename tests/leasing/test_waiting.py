@@ -730,7 +730,7 @@ def test_a_loss_while_waiting_for_the_next_is_not_mixed_up() -> None:
 
     async def lose_when_somebody_waits(hold: Hold) -> None:
         await soon(lambda: waiters("crane:2") == 1)
-        hold.held.mark_lost("for a test")
+        hold._held.mark_lost("for a test")
 
     async def story() -> None:
         await Lease.objects.aacquire("crane:2", holder="ann")

@@ -32,7 +32,7 @@ def main(resource: str, ttl: float, ask: Path) -> None:
     reported: list[str] = []
     hold = Lease.objects.hold(resource, ttl=ttl, on_lost=lambda hold: reported.append("lost"))
     hold.__enter__()
-    lease = Lease.objects.get(pk=hold.key)
+    lease = Lease.objects.get(pk=hold._held.key)
     print(json.dumps({"holder": hold.holder, "token": hold.fencing_token}))
     while not ask.exists():
         time.sleep(0.001)

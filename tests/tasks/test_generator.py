@@ -42,7 +42,7 @@ def hold(manual_keeper: Any) -> Iterator[Hold]:
     hold._keeper = manual_keeper
     with hold:
         yield hold
-        hold.held.abandon()
+        hold._held.abandon()
 
 
 # Wishing

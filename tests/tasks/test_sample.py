@@ -38,7 +38,7 @@ def hold(manual_keeper: Keeper, store: FakeStore) -> Hold:
 
 
 def context(hold: Hold) -> Context:
-    return Context(Task(), hold.held, threading.Event())
+    return Context(Task(), hold._held, threading.Event())
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_it_wakes_up_within_a_second_of_losing_its_task(
     def lose_in_the_third(seconds: float) -> None:
         sleep(seconds)
         if len(slept) == 3:
-            hold.held.mark_lost("revoked")
+            hold._held.mark_lost("revoked")
 
     monkeypatch.setattr("tasks.sample.time.sleep", lose_in_the_third)
 

@@ -232,8 +232,8 @@ def test_a_release_twice_of_one_grant_is_no_error_for_the_store(thing: Adapter) 
     hold = thing.hold()
     grant = thing.grant(hold)
 
-    hold.store.release(grant)
-    hold.store.release(grant)
+    hold._store.release(grant)
+    hold._store.release(grant)
     assert kinds(thing) == ["acquired", "released"]
 
 
@@ -245,7 +245,7 @@ def test_a_release_under_an_older_grant_is_refused_and_noted(thing: Adapter) -> 
     thing.take("rival")
 
     with pytest.raises(LeaseLost, match="rival has held it"):
-        hold.store.release(grant)
+        hold._store.release(grant)
     assert_held(thing.what, by="rival")
     assert kinds(thing) == ["acquired", "taken_over", "refused"]
 
@@ -257,7 +257,7 @@ def test_a_release_after_the_deadline_is_refused(thing: Adapter) -> None:
     expire(thing.what)
 
     with pytest.raises(LeaseLost, match="expired"):
-        hold.store.release(grant)
+        hold._store.release(grant)
 
 
 @over_each
@@ -354,11 +354,11 @@ def test_a_revoked_holder_cannot_release_what_the_next_has(thing: Adapter) -> No
     grant = thing.grant(hold)
     revoke(thing.what)
     with pytest.raises(LeaseLost):
-        hold.store.release(grant)
+        hold._store.release(grant)
 
     thing.take("rival")
     with pytest.raises(LeaseLost):
-        hold.store.release(grant)
+        hold._store.release(grant)
     assert_held(thing.what, by="rival")
 
 

@@ -160,7 +160,7 @@ def test_a_foreign_cancellation_beside_the_loss_is_not_swallowed(thing: Adapter)
         task = asyncio.create_task(hold_for_ever(held))
         hold = await held
         task.cancel()
-        hold.held.mark_lost("a test took it")
+        hold._held.mark_lost("a test took it")
         with pytest.raises(asyncio.CancelledError):
             await task
         assert_lost(hold, "a test took it")

@@ -98,7 +98,9 @@ def test_each_renewal_is_counted_by_its_outcome(
 
     def answer(grants: Any) -> Renewals:
         all_of_them = usual(grants)
-        return Renewals({renewed.key: all_of_them.renewed[renewed.key]}, {lost.key: "revoked"})
+        return Renewals(
+            {renewed._held.key: all_of_them.renewed[renewed._held.key]}, {lost._held.key: "revoked"}
+        )
 
     store.answer = answer
     clock.advance(12)
@@ -204,7 +206,7 @@ def test_leaderships_are_counted_from_the_campaign_to_the_end(value: Value) -> N
     with leader:
         assert value("leasing_candidates") == value("leasing_leading") == 1
     with pytest.raises(LeaseLost), leader as term:
-        term.held.mark_lost("a test")
+        term._held.mark_lost("a test")
         assert value("leasing_leading") == 0
 
     kinds = {

@@ -389,7 +389,7 @@ def term(store: FakeStore) -> Iterator[Hold]:
     hold = hold_of(store, Keeper(threads=False), key="sched", ttl=300)
     hold.__enter__()
     yield hold
-    hold.held.abandon()
+    hold._held.abandon()
 
 
 def python(code: str) -> list[str]:
@@ -414,7 +414,7 @@ def test_a_command_is_asked_to_end_when_its_term_is_lost(
 ) -> None:
     monkeypatch.setattr(supervisor, "LAST_WORDS", PATIENCE)
     code = "signal.signal(signal.SIGTERM, lambda *a: sys.exit(3))\nsay('up')\nstay()"
-    lose = when(place, "up", lambda: term.held.mark_lost("revoked"))
+    lose = when(place, "up", lambda: term._held.mark_lost("revoked"))
 
     run = run_under(term, python(code), threading.Event(), 5)
 
@@ -428,7 +428,7 @@ def test_a_deaf_command_is_killed_a_second_after_its_term_was_lost(
     term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "LAST_WORDS", 0.2)
-    lose = when(place, "parent child", lambda: term.held.mark_lost("revoked"))
+    lose = when(place, "parent child", lambda: term._held.mark_lost("revoked"))
 
     run = run_under(term, python(TWO), threading.Event(), 5)
 
@@ -441,7 +441,7 @@ def test_a_command_is_killed_when_the_trust_in_its_term_ends(
     term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "notice_of", lambda term: 0.0)
-    term.held.trusted_until = clocks.clock() + 0.5
+    term._held.trusted_until = clocks.clock() + 0.5
 
     run = run_under(term, python(DEAF + "say('up')\nstay()"), threading.Event(), 5)
 
@@ -485,8 +485,8 @@ def test_killed_while_this_process_was_paused_it_is_known_to_have_outlived_its_t
         monkeypatch.setattr(SupervisedCommand, "wait", waits)
         child.run_until(clocks.clock() + 0.2)
         child._process.wait(PATIENCE)
-        term.held.trusted_until = 0.0
-        term.held.mark_lost("it was not renewed in time")
+        term._held.trusted_until = 0.0
+        term._held.mark_lost("it was not renewed in time")
         child.wait(0)
 
     monkeypatch.setattr(SupervisedCommand, "wait", sleep_once)

@@ -341,7 +341,7 @@ def test_claimed_rows_are_renewed_in_the_block_and_released_after_it(
         clocks.advance(60)
         claimed.ensure()
         assert active() == [order.pk for order in claimed]
-        assert [hold.key for hold in claimed.holds] == [order.pk for order in claimed]
+        assert [hold._held.key for hold in claimed.holds] == [order.pk for order in claimed]
 
     assert active() == []
     assert Order.objects.released().count() == 3
@@ -448,8 +448,8 @@ def test_the_body_is_cancelled_when_one_of_its_rows_is_lost() -> None:
     async def story() -> None:
         async with await Order.objects.aclaim(3) as rows:
             holds.extend(rows.holds)
-            asyncio.get_running_loop().call_soon(rows.holds[1].held.mark_lost, "for a test")
-            asyncio.get_running_loop().call_soon(rows.holds[2].held.mark_lost, "for a test")
+            asyncio.get_running_loop().call_soon(rows.holds[1]._held.mark_lost, "for a test")
+            asyncio.get_running_loop().call_soon(rows.holds[2]._held.mark_lost, "for a test")
             await asyncio.Event().wait()
 
     holds: list[Hold] = []
@@ -459,7 +459,7 @@ def test_the_body_is_cancelled_when_one_of_its_rows_is_lost() -> None:
     assert loss.value.resource == holds[1].resource
     assert isinstance(loss.value.__cause__, asyncio.CancelledError)
     assert len(active()) == 2, "what was lost here may be somebody else's"
-    assert not any(hold.held.interrupt for hold in holds)
+    assert not any(hold._held.interrupt for hold in holds)
 
 
 @in_earnest
@@ -488,7 +488,7 @@ def test_a_body_that_fails_or_is_cancelled_by_others_keeps_its_error() -> None:
 
     async def failing() -> None:
         async with await Order.objects.aclaim(2) as rows:
-            rows.holds[0].held.mark_lost("for a test")
+            rows.holds[0]._held.mark_lost("for a test")
             raise KeyError
 
     async def cancelled() -> None:

@@ -43,7 +43,7 @@ def hold(clocks: ManualKeeper) -> Iterator[Hold]:
     hold = Lease.objects.hold("crane:1", holder="ann", ttl=30)
     hold.__enter__()
     yield hold
-    hold.held.abandon()
+    hold._held.abandon()
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_rows_of_any_model_can_be_proved(clocks: ManualKeeper) -> None:
         Order.objects.revoke()
         with pytest.raises(LeaseLost, match="it was revoked"), hold.still_mine():
             write("late")
-        hold.held.abandon()
+        hold._held.abandon()
 
     assert written() == ["ann"]
 
@@ -181,7 +181,7 @@ def kept_by(own: Keeper, **terms: Any) -> Iterator[Hold]:
     own.clock = keeper.clock
     hold.__enter__()
     yield hold
-    hold.held.abandon()
+    hold._held.abandon()
 
 
 # With others about

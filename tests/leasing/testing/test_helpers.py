@@ -136,7 +136,7 @@ def test_what_cannot_be_leased_is_refused() -> None:
 def adopted_by(store: Any) -> Hold:
     hold = Hold(store)
     with manual_keeper():
-        hold.begin_term(granted()).keep()
+        hold._begin_term(granted()).keep()
     return hold
 
 
@@ -429,12 +429,12 @@ def test_what_was_held_before_is_renewed_again_afterwards() -> None:
         hold = Lease.objects.hold("berth:1").__enter__()
         try:
             with manual_keeper():
-                assert process_keeper.holds == [hold.held]
-            assert process_keeper.holds == [hold.held]
+                assert process_keeper.holds == [hold._held]
+            assert process_keeper.holds == [hold._held]
             names = {thread.name for thread in threading.enumerate()}
             assert "leasing-renewer" in names
         finally:
-            hold.held.abandon()
+            hold._held.abandon()
             process_keeper.stop()
 
 

@@ -48,5 +48,5 @@ def term(db: None, notes: Keeper) -> Hold:
     grant = grant_of(Lease.objects.acquire(RELAY, ttl=30))
     grant.sent_at = notes.clock()
     hold = Hold(RowStore(Lease, "default"), keeper=notes)
-    hold.begin_term(grant).keep()
+    hold._begin_term(grant).keep()
     return hold

@@ -196,7 +196,7 @@ def test_a_relay_that_hears_of_the_end_of_its_term_sends_no_more_messages(
     for topic in ("a", "b", "c"):
         publish(topic, None)
     broker.before = lambda message: (
-        term.held.mark_lost("a test took it") if message.topic == "b" else None
+        term._held.mark_lost("a test took it") if message.topic == "b" else None
     )
 
     with pytest.raises(LeaseLost):

@@ -272,7 +272,7 @@ def test_a_relay_that_hears_of_the_end_of_its_term_stops_in_the_midst_of_a_batch
     relay: Relay, term: Hold, broker: FakeBroker
 ) -> None:
     keys = enqueue(3)
-    broker.before = lambda key: term.held.mark_lost("a test took it") if key == keys[1] else None
+    broker.before = lambda key: term._held.mark_lost("a test took it") if key == keys[1] else None
 
     with pytest.raises(LeaseLost):
         relay.look(term)

@@ -56,8 +56,8 @@ def test_one_task_in_twenty_crashes_its_worker(
     drawn: float, hold: Hold, crashes: list[tuple[Any, ...]]
 ) -> None:
     with hold:
-        assert not Chaos(random=Drawn(drawn)).strike(hold.held)
-        assert hold.held.due_at < float("inf")
+        assert not Chaos(random=Drawn(drawn)).strike(hold._held)
+        assert hold._held.due_at < float("inf")
 
     assert crashes == [(2.0, os.kill, os.getpid(), signal.SIGKILL)]
 
@@ -72,7 +72,7 @@ def test_one_task_in_ten_is_not_renewed_any_more(
     clock: FakeClock,
 ) -> None:
     with pytest.raises(Exception, match="was lost"), hold:
-        assert Chaos(random=Drawn(drawn)).strike(hold.held)
+        assert Chaos(random=Drawn(drawn)).strike(hold._held)
         clock.advance(29)
         manual_keeper.renew_due()
         assert store.calls == []
@@ -88,8 +88,8 @@ def test_nothing_happens_to_the_others(
     drawn: float, hold: Hold, crashes: list[tuple[Any, ...]]
 ) -> None:
     with hold:
-        assert not Chaos(random=Drawn(drawn)).strike(hold.held)
-        assert hold.held.due_at < float("inf")
+        assert not Chaos(random=Drawn(drawn)).strike(hold._held)
+        assert hold._held.due_at < float("inf")
 
     assert crashes == []
 

@@ -481,7 +481,7 @@ def test_a_worker_that_ends_leaves_alone_what_others_in_its_process_hold() -> No
     with Lease.objects.hold("crane:1", ttl=2) as outer:
         call_command("run_worker", once=True)
         assert states() == ["succeeded"]
-        assert keeper.holds == [outer.held]
+        assert keeper.holds == [outer._held]
         trusted_until = outer.trusted_until
         wait_for(lambda: outer.trusted_until > trusted_until)
 
