@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from django.db import connections, models, transaction
@@ -131,6 +132,25 @@ def in_transaction(using: str) -> bool:
     except LeaseInTransaction:
         return True
     return False
+
+
+def is_rolled_back_by_test(using: str) -> bool:
+    """Return True in the transaction that Django's TestCase wraps around a test: no other
+    connection sees what is written there."""
+    blocks = connections[using].atomic_blocks
+    return bool(blocks) and getattr(blocks[0], "_from_testcase", False)
+
+
+@contextmanager
+def as_if_of_test(using: str) -> Iterator[None]:
+    """Make ``refuse_transaction`` permit the innermost block, which is within that of a test."""
+    block: Any = connections[using].atomic_blocks[-1]
+    before = getattr(block, "_from_testcase", False)
+    block._from_testcase = True
+    try:
+        yield
+    finally:
+        block._from_testcase = before
 
 
 def after_commit(using: str, call: Callable[[], object]) -> None:

@@ -9,13 +9,13 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory
+from django.test import RequestFactory, TestCase
 
 from leasing import leased
-from leasing.exceptions import LeaseHeld, LeaseInTransaction, LeaseTimeout
+from leasing.exceptions import LeaseHeld, LeaseInTransaction, LeaseLost, LeaseTimeout
 from leasing.keeper import keeper
 from leasing.models import Lease
-from leasing.testing import in_memory
+from leasing.testing import in_memory, manual_keeper
 from tests.leasing.support import OtherSession, events, expire, held_names
 from tests.logs import logged
 from tests.shop.models import Order
@@ -134,3 +134,61 @@ def test_leases_in_memory_are_in_no_transaction_either() -> None:
         with Lease.objects.hold("crane:1", separate=True) as hold:
             hold.ensure()
         assert [event.kind for event in memory.events] == ["acquired", "released"]
+
+
+# In a test whose work is rolled back: Django's TestCase, and pytest-django's fixture
+
+
+class SeparateTest(TestCase):
+    """A developer's test of code that takes a lease inside of its transaction."""
+
+    def test_the_code_runs_again_and_again_and_its_lease_is_renewed(self) -> None:
+        order = Order.objects.create(article="ink")
+
+        @transaction.atomic
+        def book() -> int:
+            with order.hold(separate=True), Lease.objects.hold("crane:1", separate=True) as hold:
+                hold.renew()
+                hold.ensure()
+                assert held_names() == ["crane:1"]
+            return hold.fencing_token
+
+        first, second = book(), book()
+
+        self.assertLess(first, second)
+        self.assertEqual(held_names(), [])
+        self.assertEqual(events("crane:1"), ["acquired", "released"] * 2)
+        self.assertEqual(events(f"shop.order:{order.pk}"), ["acquired", "released"] * 2)
+
+    def test_whoever_holds_it_is_met_and_asked_to_yield(self) -> None:
+        Lease.objects.acquire("crane:1", holder="ann")
+
+        with transaction.atomic():
+            with self.assertRaisesMessage(LeaseHeld, "ann"):
+                terms: dict[str, Any] = {"priority": 9, "preempt_after": 60, "holder": "bob"}
+                Lease.objects.hold("crane:1", separate=True, **terms).__enter__()
+            Order.objects.create(article="ink")
+
+        self.assertEqual(Lease.objects.get().yield_to, "bob")
+        self.assertTrue(Order.objects.exists())
+
+    def test_a_hold_that_is_not_separate_is_refused_as_ever(self) -> None:
+        with (
+            transaction.atomic(),
+            Lease.objects.hold("crane:1", separate=True),
+            self.assertRaises(LeaseInTransaction),
+        ):
+            Lease.objects.hold("crane:2").__enter__()
+
+    def test_a_loss_is_told(self) -> None:
+        with (
+            manual_keeper() as keeper,
+            self.assertRaises(LeaseLost),
+            transaction.atomic(),
+            Lease.objects.hold("crane:1", ttl=30, separate=True) as hold,
+        ):
+            keeper.advance(60)
+            assert hold.valid  # it was renewed
+            Lease.objects.all().revoke()
+            keeper.advance(30)
+            assert hold.lost
