@@ -2,7 +2,7 @@
 
 See ``leasing.models.Lease`` for named leases, ``leasing.models.Leasable`` for your own models,
 and ``leasing.exceptions`` for what can go wrong. ``leased``, ``Leader``, ``FencedModel`` and
-``once`` can be imported from here.
+``once`` can be imported from here, and ``shutdown`` for programs of your own.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from leasing.fencing import FencedModel
     from leasing.idempotency import once
     from leasing.leader import Leader
+    from leasing.runtime.shutdown import shutdown
 
-__all__ = ["FencedModel", "Leader", "leased", "once"]
+__all__ = ["FencedModel", "Leader", "leased", "once", "shutdown"]
 
 # Models can be imported only once the apps are loaded, and this module is imported before.
 _MODULES = {
@@ -24,6 +25,7 @@ _MODULES = {
     "Leader": "leasing.leader",
     "leased": "leasing.decorators",
     "once": "leasing.idempotency",
+    "shutdown": "leasing.runtime.shutdown",
 }
 
 

@@ -12,12 +12,45 @@ from types import FrameType
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Seconds that the end of the block waits for a ``stop`` under way.
 PATIENCE = 1.0
+#: The exit code of a process that ends by a signal, less the number of the signal.
+KILLED_BY = 128
 
 
 @contextmanager
-def on_stop_signal(stop: Callable[[], object]) -> Iterator[None]:
+def shutdown(grace: float | None = None) -> Iterator[threading.Event]:
+    """Yield an event that the first SIGTERM or SIGINT sets while the block runs; afterwards they
+    do what they did before.
+
+    The second signal raises SystemExit in the block, so that its ``with`` blocks end and release
+    what they hold. So does the first one after ``grace`` seconds, unless that is None or the block
+    has ended. Other threads than the main one get no signals: there the event is never set.
+    """
+    stopping = threading.Event()
+    lock, has_ended = threading.Lock(), threading.Event()
+    main = threading.get_ident()
+
+    def stop() -> None:
+        stopping.set()
+        if grace is None or has_ended.wait(grace):
+            return
+        with lock:  # or the signal could come when nothing handles it any more
+            if not has_ended.is_set():
+                signal.pthread_kill(main, signal.SIGTERM)
+
+    with on_stop_signal(stop, insisted_upon=True):
+        try:
+            yield stopping
+        finally:
+            has_ended.set()
+            with lock:
+                pass  # a signal under way comes while it is handled
+
+
+@contextmanager
+def on_stop_signal(stop: Callable[[], object], *, insisted_upon: bool = False) -> Iterator[None]:
     """Call ``stop`` at each SIGTERM and SIGINT while the block runs, on a thread of its own;
-    afterwards they do what they did before.
+    afterwards they do what they did before. With ``insisted_upon``, only at the first: the next
+    raises SystemExit in the block.
 
     A handler that set an Event itself could stop for ever on a lock that the interrupted main
     thread holds, so it only writes a byte that the thread waits for. Other threads than the main
@@ -28,7 +61,13 @@ def on_stop_signal(stop: Callable[[], object]) -> Iterator[None]:
         return
     reading, writing = os.pipe()
 
+    is_asked = False
+
     def notice(number: int, frame: FrameType | None) -> None:
+        nonlocal is_asked
+        if is_asked and insisted_upon:
+            raise SystemExit(KILLED_BY + number)
+        is_asked = True
         os.write(writing, b"s")
 
     def listen() -> None:
