@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from asgiref.sync import iscoroutinefunction
 
@@ -19,12 +28,17 @@ from leasing.runtime import callbacks
 from leasing.validation.names import check_name
 from tasks.exceptions import UnknownTask
 from tasks.log import log
+from tasks.producer import HandlerDecorator, HandlerFunction, with_methods
 from tasks.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from tasks.execution.context import Context
 
 #: The time for which a task whose handler is missing here waits for a worker that has it.
 UNKNOWN_DELAY = timedelta(seconds=60)
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 #: Called with a ``Task``, or with a ``Completed`` if no instance was made.
 OnEnd: TypeAlias = Callable[[Any], object]
 
@@ -85,10 +99,23 @@ class Handler:
 
 
 _handlers: dict[str, Handler] = {}
+#: In place of a name: that of the function. A name that turns out to be None is refused.
+_OWN_NAME: Any = object()
 
 
+@overload
+def handler(function: Callable[Concatenate[Context, P], R], /) -> HandlerFunction[P, R]: ...
+
+
+@overload
+def handler(  # type: ignore[overload-cannot-match] # see HandlerDecorator
+    function: Callable[Concatenate[Context, ...], R], /
+) -> HandlerFunction[..., R]: ...
+
+
+@overload
 def handler(
-    name: str,
+    name: str = ...,
     *,
     queue: str = "default",
     max_attempts: int | None = None,
@@ -99,13 +126,30 @@ def handler(
     concurrency_limit: int | None = None,
     process: bool = False,
     on_end: OnEnd | None = None,
-) -> Callable[[Function], Function]:
+) -> HandlerDecorator: ...
+
+
+def handler(
+    name: str | Callable[..., Any] = _OWN_NAME,
+    *,
+    queue: str = "default",
+    max_attempts: int | None = None,
+    retry: RetryPolicy | None = None,
+    timeout: float | timedelta | None = None,
+    progress_timeout: float | timedelta | None = None,
+    concurrency_key: str = "",
+    concurrency_limit: int | None = None,
+    process: bool = False,
+    on_end: OnEnd | None = None,
+) -> Any:
     """Register the decorated function as the handler of tasks called ``name``.
 
-    It is called with a ``Context`` and the task's data as keyword arguments, and returns JSON.
+    It is called with a ``Context`` and the task's data as keyword arguments, and returns JSON. It
+    stays a function that can be called, and gets methods that enqueue: see ``tasks.producer``.
 
     Args:
-        name: The name of its tasks.
+        name: The name of its tasks; by default, as for a bare ``@handler``, the dotted path of the
+            function.
         queue: The queue of its tasks. An enqueue may override this and the defaults below.
         max_attempts: Attempts of a task; None: TASK_QUEUE["MAX_ATTEMPTS"].
         retry: The policy that decides if and when to retry after a failed attempt; None:
@@ -119,7 +163,10 @@ def handler(
 
     Raises ValueError when the name is already used by other code, or a number is out of bounds.
     """
-    check_name(name, "name of the task")
+    if callable(name):
+        return handler()(name)
+    if name is not _OWN_NAME:
+        check_name(name, "name of the task")
     if max_attempts is not None and not 1 <= max_attempts <= 32767:
         raise ValueError("max_attempts must be a whole number from 1 to 32767.")
     if concurrency_limit is not None and not concurrency_key:
@@ -127,12 +174,13 @@ def handler(
     if concurrency_limit is not None and not 1 <= concurrency_limit <= 32767:
         raise ValueError("concurrency_limit must be a whole number from 1 to 32767.")
 
-    def register(function: Function) -> Function:
-        known = _handlers.get(name)
+    def register(function: Callable[Concatenate[Context, P], R]) -> HandlerFunction[P, R]:
+        called = _own_name(function) if name is _OWN_NAME else name
+        known = _handlers.get(called)
         if known is not None and _place(known.function) != _place(function):
-            raise ValueError(f"Task name {name!r} is already used by {_place(known.function)}.")
-        _handlers[name] = Handler(
-            name,
+            raise ValueError(f"Task name {called!r} is already used by {_place(known.function)}.")
+        _handlers[called] = Handler(
+            called,
             function,
             queue,
             max_attempts,
@@ -144,9 +192,15 @@ def handler(
             process,
             on_end,
         )
-        return function
+        return with_methods(called, function)
 
     return register
+
+
+def _own_name(function: Callable[..., Any]) -> str:
+    if "<lambda>" in function.__qualname__:
+        raise ValueError("A lambda has no name of its own: pass one to handler().")
+    return check_name(_place(function), "name of the task")
 
 
 def _duration(value: float | timedelta | None, what: str) -> timedelta | None:

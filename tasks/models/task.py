@@ -253,6 +253,25 @@ class Task(Leasable):
             raise self.DoesNotExist(f"task:{self.pk} no longer exists and is not saved.")
         return super()._do_insert(manager, using, *args)
 
+    # The columns under the names that callers expect. Queries name the columns.
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The handler's keyword arguments, as JSON gives them: the column ``task_data``."""
+        data: dict[str, Any] = self.task_data
+        return data
+
+    @property
+    def result(self) -> Any:
+        """The handler's return value once the task has succeeded: the column ``task_output``."""
+        return self.task_output
+
+    @property
+    def finished_at(self) -> datetime | None:
+        """The moment at which it succeeded, failed or was cancelled: the column
+        ``processed_at``."""
+        return self.processed_at
+
     def begin_free(self) -> None:
         super().begin_free()
         if self.status == TaskStatus.RUNNING:

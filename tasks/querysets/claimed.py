@@ -295,6 +295,14 @@ class Completed:
     def task_output(self) -> Any:
         return json.loads(self._output)
 
+    # As of a ``Task``.
+    result = task_output
+    finished_at = processed_at
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return self._claimed.task_data
+
     @property
     def task(self) -> Task:
         """The row, as it is now: a query."""

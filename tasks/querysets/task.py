@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+from asgiref.sync import sync_to_async
+
 from leasing.querysets.claim import Claim
 from tasks.exceptions import Snooze
 from tasks.querysets import completions, ends, operator, producer, recovery, relay, slots, worker
@@ -95,6 +97,15 @@ class TaskQuerySet(TaskRows):
         )
         return producer.enqueue(self, new, on_duplicate)
 
+    async def aenqueue(
+        self,
+        name_or_handler: str | Callable[..., Any],
+        data: dict[str, Any] | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> Task:
+        """``enqueue``, for async code."""
+        return await sync_to_async(self.enqueue)(name_or_handler, data, **options)
+
     def enqueue_on_commit(
         self,
         name_or_handler: str | Callable[..., Any],
@@ -127,6 +138,15 @@ class TaskQuerySet(TaskRows):
         The sequence makes the instances when they are read.
         """
         return producer.enqueue_many(self.home(), name_or_handler, data, **options)
+
+    async def aenqueue_many(
+        self,
+        name_or_handler: str | Callable[..., Any],
+        data: Iterable[dict[str, Any] | None],
+        **options: Unpack[ManyOptions],
+    ) -> Sequence[Task]:
+        """``enqueue_many``, for async code."""
+        return await sync_to_async(self.enqueue_many)(name_or_handler, data, **options)
 
     # Workers
 
@@ -304,6 +324,10 @@ class TaskQuerySet(TaskRows):
         """
         return operator.cancel(self.home(), by, reason)
 
+    async def acancel(self, by: str = "", reason: str = "") -> int:
+        """``cancel``, for async code."""
+        return await sync_to_async(self.cancel)(by, reason)
+
     def retry(self, by: str = "") -> int:
         """Make failed and cancelled tasks ready again, with one more attempt if all were used.
         Returns how many.
@@ -312,6 +336,10 @@ class TaskQuerySet(TaskRows):
         task whose unique key another task has by now stays as it is.
         """
         return operator.retry(self.home(), by)
+
+    async def aretry(self, by: str = "") -> int:
+        """``retry``, for async code."""
+        return await sync_to_async(self.retry)(by)
 
     def reschedule(
         self, *, queue: str | None = None, scheduled_at: datetime | None = None, by: str = ""

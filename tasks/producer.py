@@ -1,0 +1,143 @@
+"""``send.enqueue(invoice_id=7)``: enqueue the tasks of a handler with its own parameters.
+
+The arguments of these methods are those of the handler, so that a type checker knows them, and
+none can be mistaken for an option. Options are given to ``using``, as in ``django.tasks``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
+
+from asgiref.sync import sync_to_async
+from django.apps import apps
+
+if TYPE_CHECKING:
+    from tasks.execution.context import Context
+    from tasks.models import Task
+    from tasks.querysets import TaskQuerySet
+    from tasks.querysets.columns import EnqueueOptions
+    from tasks.testing import FakeContext
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+#: The methods that a decorated function gets.
+METHODS = ("using", "data", "enqueue", "aenqueue", "enqueue_many", "aenqueue_many")
+
+
+class Data(dict[str, Any], Generic[P]):
+    """The data of a task whose handler has the parameters ``P``, without its context."""
+
+    __slots__ = ()
+
+
+class Producer(Generic[P]):
+    """Enqueues tasks of one handler, with the options that ``using`` was given."""
+
+    def __init__(
+        self, name: str, function: Callable[..., Any], options: EnqueueOptions | None = None
+    ) -> None:
+        self._name = name
+        self._function = function
+        self._options: Any = options or {}
+
+    def using(self, **options: Unpack[EnqueueOptions]) -> Producer[P]:
+        """Return a producer with these options of ``Task.objects.enqueue``, in addition to those
+        that this one has: ``send.using(priority=5, delay=60).enqueue(invoice_id=7)``."""
+        return Producer(self._name, self._function, {**self._options, **options})
+
+    def data(self, /, *args: P.args, **kwargs: P.kwargs) -> Data[P]:
+        """Return the data of a task with these arguments, for ``enqueue_many``."""
+        return Data(self._named(args, kwargs) if args else kwargs)
+
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Task:
+        """Store a task with these arguments of its handler. Raises what ``Task.objects.enqueue``
+        does."""
+        data = self._named(args, kwargs) if args else kwargs
+        return _tasks().enqueue(self._name, data, **self._options)
+
+    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Task:
+        """``enqueue``, for async code."""
+        return await sync_to_async(self.enqueue)(*args, **kwargs)
+
+    def enqueue_many(self, data: Iterable[Data[P]]) -> Sequence[Task]:
+        """Store one task for each of ``data``, all or none: ``send.enqueue_many(send.data(number)
+        for number in numbers)``. Plain dictionaries work too, unknown to type checkers. Raises what
+        ``Task.objects.enqueue_many`` does."""
+        return _tasks().enqueue_many(self._name, data, **self._options)
+
+    async def aenqueue_many(self, data: Iterable[Data[P]]) -> Sequence[Task]:
+        """``enqueue_many``, for async code."""
+        return await sync_to_async(self.enqueue_many)(data)
+
+    def _named(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """Return the arguments by name: the data of a task has no positions."""
+        signature = inspect.signature(self._function)
+        try:
+            named = signature.bind_partial(None, *args).arguments
+        except TypeError as error:
+            raise TypeError(f"{self._name}: {error}") from None
+        del named[next(iter(signature.parameters))]  # the context
+        for name in named:
+            if name in kwargs:
+                raise TypeError(f"{self._name}: multiple values for argument {name!r}")
+            if signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+                raise TypeError(f"{self._name}: the arguments of *{name} have no names")
+        return {**named, **kwargs}
+
+
+class HandlerFunction(Producer[P], Generic[P, R_co]):
+    """The decorated function, as type checkers see it: still that function, with METHODS."""
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, ctx: Context | FakeContext, /, *args: P.args, **kwargs: P.kwargs
+        ) -> R_co: ...
+
+
+class HandlerDecorator(Protocol):
+    """``handler("name")``, as type checkers see it."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], R_co], /
+    ) -> HandlerFunction[P, R_co]: ...
+
+    # mypy does not match ``def f(ctx, **data)`` with the first, for the data may have a ctx.
+    @overload
+    def __call__(  # type: ignore[overload-cannot-match]
+        self, function: Callable[Concatenate[Context, ...], R_co], /
+    ) -> HandlerFunction[..., R_co]: ...
+
+
+def with_methods(
+    name: str, function: Callable[Concatenate[Context, P], R_co]
+) -> HandlerFunction[P, R_co]:
+    """Return ``function`` with the methods that enqueue tasks called ``name``."""
+    producer: Producer[P] = Producer(name, function)
+    for method in METHODS:
+        try:
+            setattr(function, method, getattr(producer, method))
+        except AttributeError:
+            break  # a bound method, or a built-in function: these have no attributes of their own
+    return cast("HandlerFunction[P, R_co]", function)
+
+
+def _tasks() -> TaskQuerySet:
+    # Handlers are declared while models are loaded.
+    model: Any = apps.get_model("leasing_tasks", "Task")
+    return cast("TaskQuerySet", model.objects)
