@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -15,6 +16,8 @@ from typing import (
     Generic,
     ParamSpec,
     Protocol,
+    TypeAlias,
+    TypedDict,
     TypeVar,
     Unpack,
     cast,
@@ -27,15 +30,39 @@ from django.apps import apps
 if TYPE_CHECKING:
     from tasks.execution.context import Context
     from tasks.models import Task
-    from tasks.querysets import TaskQuerySet
-    from tasks.querysets.columns import EnqueueOptions
     from tasks.testing import FakeContext
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
+#: A handler as it is written: its context, and its data.
+Function: TypeAlias = "Callable[Concatenate[Context, P], R_co]"
+OpenFunction: TypeAlias = "Callable[Concatenate[Context, ...], R_co]"
 
 #: The methods that a decorated function gets.
 METHODS = ("using", "data", "enqueue", "aenqueue", "enqueue_many", "aenqueue_many")
+
+
+class ManyOptions(TypedDict, total=False):
+    """Options of ``enqueue_many`` in addition to the data."""
+
+    queue: str | None
+    priority: int
+    scheduled_at: datetime | None
+    delay: float | timedelta | None
+    max_attempts: int | None
+    timeout: float | timedelta | None
+    progress_timeout: float | timedelta | None
+    concurrency_key: str | None
+    concurrency_limit: int | None
+
+
+class EnqueueOptions(ManyOptions, total=False):
+    """Options of ``enqueue`` in addition to the data."""
+
+    unique_key: str | None
+    unique_for: str | float | timedelta
+    on_duplicate: str
+    idempotency_key: str | None
 
 
 class Data(dict[str, Any], Generic[P]):
@@ -67,7 +94,8 @@ class Producer(Generic[P]):
         """Store a task with these arguments of its handler. Raises what ``Task.objects.enqueue``
         does."""
         data = self._named(args, kwargs) if args else kwargs
-        return _tasks().enqueue(self._name, data, **self._options)
+        task: Task = _tasks().enqueue(self._name, data, **self._options)
+        return task
 
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Task:
         """``enqueue``, for async code."""
@@ -77,7 +105,8 @@ class Producer(Generic[P]):
         """Store one task for each of ``data``, all or none: ``send.enqueue_many(send.data(number)
         for number in numbers)``. Plain dictionaries work too, unknown to type checkers. Raises what
         ``Task.objects.enqueue_many`` does."""
-        return _tasks().enqueue_many(self._name, data, **self._options)
+        tasks: Sequence[Task] = _tasks().enqueue_many(self._name, data, **self._options)
+        return tasks
 
     async def aenqueue_many(self, data: Iterable[Data[P]]) -> Sequence[Task]:
         """``enqueue_many``, for async code."""
@@ -113,20 +142,16 @@ class HandlerDecorator(Protocol):
     """``handler("name")``, as type checkers see it."""
 
     @overload
-    def __call__(
-        self, function: Callable[Concatenate[Context, P], R_co], /
-    ) -> HandlerFunction[P, R_co]: ...
+    def __call__(self, function: Function[P, R_co], /) -> HandlerFunction[P, R_co]: ...
 
     # mypy does not match ``def f(ctx, **data)`` with the first, for the data may have a ctx.
     @overload
     def __call__(  # type: ignore[overload-cannot-match]
-        self, function: Callable[Concatenate[Context, ...], R_co], /
+        self, function: OpenFunction[R_co], /
     ) -> HandlerFunction[..., R_co]: ...
 
 
-def with_methods(
-    name: str, function: Callable[Concatenate[Context, P], R_co]
-) -> HandlerFunction[P, R_co]:
+def with_methods(name: str, function: Function[P, R_co]) -> HandlerFunction[P, R_co]:
     """Return ``function`` with the methods that enqueue tasks called ``name``."""
     producer: Producer[P] = Producer(name, function)
     for method in METHODS:
@@ -137,7 +162,6 @@ def with_methods(
     return cast("HandlerFunction[P, R_co]", function)
 
 
-def _tasks() -> TaskQuerySet:
-    # Handlers are declared while models are loaded.
-    model: Any = apps.get_model("leasing_tasks", "Task")
-    return cast("TaskQuerySet", model.objects)
+def _tasks() -> Any:
+    # Not imported: handlers are declared while models are loaded.
+    return apps.get_model("leasing_tasks", "Task")._default_manager

@@ -12,9 +12,7 @@ from datetime import timedelta
 from enum import StrEnum
 from functools import partial
 from typing import (
-    TYPE_CHECKING,
     Any,
-    Concatenate,
     ParamSpec,
     Protocol,
     TypeAlias,
@@ -28,11 +26,8 @@ from leasing.runtime import callbacks
 from leasing.validation.names import check_name
 from tasks.exceptions import UnknownTask
 from tasks.log import log
-from tasks.producer import HandlerDecorator, HandlerFunction, with_methods
+from tasks.producer import Function, HandlerDecorator, HandlerFunction, OpenFunction, with_methods
 from tasks.retry import RetryPolicy
-
-if TYPE_CHECKING:
-    from tasks.execution.context import Context
 
 #: The time for which a task whose handler is missing here waits for a worker that has it.
 UNKNOWN_DELAY = timedelta(seconds=60)
@@ -104,12 +99,12 @@ _OWN_NAME: Any = object()
 
 
 @overload
-def handler(function: Callable[Concatenate[Context, P], R], /) -> HandlerFunction[P, R]: ...
+def handler(function: Function[P, R], /) -> HandlerFunction[P, R]: ...
 
 
 @overload
 def handler(  # type: ignore[overload-cannot-match] # see HandlerDecorator
-    function: Callable[Concatenate[Context, ...], R], /
+    function: OpenFunction[R], /
 ) -> HandlerFunction[..., R]: ...
 
 
@@ -174,7 +169,7 @@ def handler(
     if concurrency_limit is not None and not 1 <= concurrency_limit <= 32767:
         raise ValueError("concurrency_limit must be a whole number from 1 to 32767.")
 
-    def register(function: Callable[Concatenate[Context, P], R]) -> HandlerFunction[P, R]:
+    def register(function: Function[P, R]) -> HandlerFunction[P, R]:
         called = _own_name(function) if name is _OWN_NAME else name
         known = _handlers.get(called)
         if known is not None and _place(known.function) != _place(function):

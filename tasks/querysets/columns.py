@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from leasing.functions import after
 from leasing.validation.moments import check_moment
@@ -12,32 +12,10 @@ from leasing.validation.names import check_duration, check_name
 from tasks import registry
 from tasks.conf import task_settings
 from tasks.payload import dumped_data
+from tasks.producer import ManyOptions
 from tasks.querysets.base import check_between, check_queue
 from tasks.querysets.unique import OnDuplicate, UniqueFor, lifetime
 from tasks.registry import Handler
-
-
-class ManyOptions(TypedDict, total=False):
-    """Options of ``enqueue_many`` in addition to the data."""
-
-    queue: str | None
-    priority: int
-    scheduled_at: datetime | None
-    delay: float | timedelta | None
-    max_attempts: int | None
-    timeout: float | timedelta | None
-    progress_timeout: float | timedelta | None
-    concurrency_key: str | None
-    concurrency_limit: int | None
-
-
-class EnqueueOptions(ManyOptions, total=False):
-    """Options of ``enqueue`` in addition to the data."""
-
-    unique_key: str | None
-    unique_for: str | float | timedelta
-    on_duplicate: str
-    idempotency_key: str | None
 
 
 class NewTask(NamedTuple):

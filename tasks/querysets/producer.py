@@ -22,16 +22,10 @@ from tasks.notifier import (
     takes_messages,
 )
 from tasks.payload import as_arguments, check_json
+from tasks.producer import EnqueueOptions, ManyOptions
 from tasks.querysets import bulk
 from tasks.querysets.base import TaskRows
-from tasks.querysets.columns import (
-    EnqueueOptions,
-    ManyOptions,
-    NewTask,
-    NewTasks,
-    new_task,
-    new_tasks,
-)
+from tasks.querysets.columns import NewTask, NewTasks, new_task, new_tasks
 from tasks.querysets.duplicates import store_unless_present
 from tasks.querysets.sql import insert
 from tasks.querysets.unique import OnDuplicate

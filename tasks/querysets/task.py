@@ -14,10 +14,11 @@ from asgiref.sync import sync_to_async
 
 from leasing.querysets.claim import Claim
 from tasks.exceptions import Snooze
+from tasks.producer import EnqueueOptions, ManyOptions
 from tasks.querysets import completions, ends, operator, producer, recovery, relay, slots, worker
 from tasks.querysets.base import TaskRows
 from tasks.querysets.claimed import ClaimedTask
-from tasks.querysets.columns import EnqueueOptions, ManyOptions, new_task
+from tasks.querysets.columns import new_task
 from tasks.querysets.ends import Refused
 from tasks.querysets.transitions import cancellation
 from tasks.querysets.unique import OnDuplicate, UniqueFor
