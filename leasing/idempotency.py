@@ -19,11 +19,10 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from datetime import datetime, time, timedelta
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction
-from django.core.serializers.json import DjangoJSONEncoder
 
 from leasing.conf import DEFAULT, Wait
 from leasing.db.routing import database_of
@@ -35,7 +34,7 @@ from leasing.models import OnceKey
 from leasing.querysets.once import OnceTerms
 from leasing.runtime.aio import adrive, drive, in_thread
 from leasing.stores.rows import RowStore, grant_of
-from leasing.validation.json_values import check_json
+from leasing.validation.json_values import Encoder, check_json
 from leasing.validation.names import check_duration, check_name
 from leasing.validation.terms import Terms
 
@@ -150,18 +149,9 @@ class once:
         return result
 
 
-class _Encoder(DjangoJSONEncoder):
-    """Encodes different payloads differently; Django's encoder cuts times to milliseconds."""
-
-    def default(self, value: Any) -> Any:
-        if isinstance(value, datetime | time):
-            return value.isoformat()
-        return super().default(value)
-
-
 def _hash(payload: Any) -> str:
     try:
-        text = json.dumps(payload, sort_keys=True, cls=_Encoder)
+        text = json.dumps(payload, sort_keys=True, cls=Encoder)
         _check_names(payload)
     except (TypeError, ValueError, RecursionError) as error:
         # repr() would not do instead: that of most objects differs between processes.

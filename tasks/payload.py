@@ -26,9 +26,10 @@ def dumped_json(value: Any, what: str) -> str:
 
 
 def check_data(data: Any) -> dict[str, Any]:
-    """Return ``data`` as the keyword arguments of a handler; None is none.
+    """Return ``data`` as the keyword arguments of a handler; None is none. Dates, times, durations,
+    decimal numbers and UUIDs are returned as strings, which is what a handler gets.
 
-    Raises NotSerializable unless it is a JSON object.
+    Raises NotSerializable unless it is a JSON object then.
     """
     return dumped_data(data)[0]
 
@@ -36,6 +37,10 @@ def check_data(data: Any) -> dict[str, Any]:
 def dumped_data(data: Any) -> tuple[dict[str, Any], str]:
     """``data`` as ``check_data`` returns it, and its JSON text."""
     arguments = as_arguments(data)
+    try:
+        return arguments, dumped_json(arguments, "data")
+    except NotSerializable as error:  # most data is JSON: the rest may take its time
+        arguments = _with_strings(arguments, error)
     return arguments, dumped_json(arguments, "data")
 
 
@@ -55,10 +60,22 @@ def as_arguments(data: Any) -> dict[str, Any]:
     raise NotSerializable("The data of a task must be a JSON object.")
 
 
-def dumped_many(many: list[dict[str, Any]]) -> str:
-    """The JSON text of a list of data. Raises NotSerializable if any of them is not to be
-    stored."""
-    return _dumped(many, "data", MAX_DEPTH + 1)
+def dumped_many(many: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """The data of ``many`` as ``check_data`` returns each, and the JSON text of the list. Raises
+    NotSerializable if any of them is not to be stored."""
+    try:
+        return many, _dumped(many, "data", MAX_DEPTH + 1)
+    except NotSerializable as error:
+        many = _with_strings(many, error)
+    return many, _dumped(many, "data", MAX_DEPTH + 1)
+
+
+def _with_strings(value: Any, error: NotSerializable) -> Any:
+    """Return ``value``, which is no JSON for ``error``, with strings for what can be one."""
+    try:
+        return json_values.with_strings(value)
+    except RecursionError:
+        raise error from None
 
 
 def _dumped(value: Any, what: str, max_depth: int) -> str:

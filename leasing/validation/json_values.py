@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from datetime import datetime, time
 from typing import Any
+
+from django.core.serializers.json import DjangoJSONEncoder
 
 #: The deepest nesting of objects and lists. Each parser on the way has a limit of its own, some of
 #: them lower when read than when written; this one is below them all.
@@ -13,6 +16,33 @@ MAX_DEPTH = 200
 
 #: Not escaped: a lone surrogate shows when the text is encoded, and not before.
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
+
+
+class Encoder(DjangoJSONEncoder):
+    """Encodes different values differently; Django's encoder cuts times to milliseconds."""
+
+    def default(self, value: Any) -> Any:
+        if isinstance(value, datetime | time):
+            return value.isoformat()
+        return super().default(value)
+
+
+_encoder = Encoder()
+
+
+def with_strings(value: Any) -> Any:
+    """Return ``value`` with the text that ``Encoder`` writes in place of each moment, date, time,
+    duration, decimal number, UUID and lazy string in it. Raises RecursionError."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, dict):
+        return {name: with_strings(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_strings(item) for item in value]
+    try:
+        return _encoder.default(value)
+    except TypeError:
+        return value
 
 
 def check_json(value: Any, what: str) -> Any:

@@ -52,7 +52,7 @@ def store(
 
 
 def _batches(new: NewTasks, items: list[dict[str, Any]]) -> Iterator[Batch]:
-    text = dumped_many(items)
+    items, text = dumped_many(items)
     if len(text) > BATCH_TEXT and len(items) > 1:
         middle = len(items) // 2
         yield from _batches(new, items[:middle])

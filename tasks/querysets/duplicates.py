@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,8 @@ def store_unless_present(rows: TaskRows, new: NewTask, on_duplicate: str) -> tup
         stored = _store_if_new(rows, new)
         if stored is not None:
             return stored, True
-        task = rows.model(**new.columns)
+        # With the data as the row has it: names that are numbers, for one, are strings there.
+        task = rows.model(**{**new.columns, "task_data": json.loads(new.data)})
         present = _same_enqueue(rows, task) or _with_unique_key(rows, task, on_duplicate)
         if present is not None:
             present.is_duplicate = True

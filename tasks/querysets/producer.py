@@ -21,7 +21,7 @@ from tasks.notifier import (
     notify_queues,
     takes_messages,
 )
-from tasks.payload import as_arguments, check_json
+from tasks.payload import as_arguments, check_data
 from tasks.producer import EnqueueOptions, ManyOptions
 from tasks.querysets import bulk
 from tasks.querysets.base import TaskRows
@@ -91,8 +91,7 @@ def _store_many(rows: TaskRows, new: NewTasks, items: list[dict[str, Any]]) -> S
 
 
 def _store_each(rows: TaskRows, new: NewTasks, items: list[dict[str, Any]]) -> Sequence[Task]:
-    for each in items:
-        check_json(each, "data")
+    items = [check_data(each) for each in items]
     tasks = [rows.model(**new.columns, task_data=each, **new.limit(each)) for each in items]
     with transaction.atomic(using=rows.db):
         rows._everything().bulk_create(tasks, batch_size=INSERT_BATCH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from leasing.db.dialects import in_transaction
 from tasks import registry
 from tasks.conf import task_settings
 from tasks.models import Task
-from tasks.payload import check_data, check_json
+from tasks.payload import check_data, check_json, dumped_data
 from tasks.querysets import TaskQuerySet, TaskStatus, check_queue, producer
 from tasks.testing.context import FakeContext
 from tasks.testing.runs import bring_forward, run, run_next
@@ -140,7 +141,8 @@ def enqueued(
         tasks = tasks.filter(name=_name(name_or_handler))
     if queue is not None:
         tasks = tasks.filter(queue=queue)
-    return [task for task in tasks.order_by("pk") if (data or {}).items() <= task.task_data.items()]
+    items = json.loads(dumped_data(data)[1]).items()  # as the rows have them
+    return [task for task in tasks.order_by("pk") if items <= task.task_data.items()]
 
 
 def assert_enqueued(

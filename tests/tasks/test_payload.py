@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from datetime import date, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -30,6 +33,12 @@ def test_the_error_says_what_it_was_about_and_why() -> None:
 
     assert isinstance(refusal.value, TaskError)
     assert isinstance(refusal.value, TypeError)
+
+
+@pytest.mark.parametrize("value", [UUID(int=7), Decimal("3.10"), date.min, timedelta(1)])
+def test_output_has_no_strings_for_what_is_not_json(value: Any) -> None:
+    with pytest.raises(NotSerializable, match="output"):
+        check_json({"x": value}, "output")
 
 
 def test_no_data_is_no_arguments() -> None:

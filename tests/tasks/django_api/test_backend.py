@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import django
 import pytest
@@ -291,7 +292,7 @@ def test_arguments_become_what_json_makes_of_them() -> None:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("value", [object(), {1, 2}, float("nan"), "\0"])
+@pytest.mark.parametrize("value", [object(), {1, 2}, float("nan"), "\0", UUID(int=7), date.min])
 def test_arguments_that_are_not_json_are_refused(value: Any) -> None:
     with pytest.raises(TypeError):
         mails.returning.enqueue(value)

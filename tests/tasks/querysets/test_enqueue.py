@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.db.models.signals import pre_save
+from django.utils.translation import gettext_lazy
 from pytest_django import Settings
 
 from leasing.exceptions import InvalidResource
@@ -193,7 +196,6 @@ EVIL: dict[str, Any] = {
     "minus infinity": {"x": {"y": -math.inf}},
     "a set": {"x": {1, 2}},
     "bytes": {"x": b"abc"},
-    "a datetime": {"x": datetime(2030, 1, 1, tzinfo=UTC)},
     "an object": {"x": object()},
     "NUL": {"x": "a\0b"},
     "NUL in a list": {"x": [["\0"]]},
@@ -253,6 +255,68 @@ def test_tuples_come_back_as_lists() -> None:
     task = Task.objects.enqueue("jobs.echo", {"x": (1, 2)})
 
     assert Task.objects.get(pk=task.pk).task_data == {"x": [1, 2]}
+
+
+#: As callers have it, and as handlers get it.
+RICH: dict[str, Any] = {
+    "id": UUID(int=7),
+    "amount": Decimal("3.10"),
+    "day": date(2026, 1, 2),
+    "at": datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
+    "alarm": time(3, 4, 5, 678901),
+    "pause": timedelta(seconds=90),
+    "label": gettext_lazy("Yes"),
+    "all": [{"id": UUID(int=8)}, (Decimal("1"), 1)],
+}
+PLAIN: dict[str, Any] = {
+    "id": "00000000-0000-0000-0000-000000000007",
+    "amount": "3.10",
+    "day": "2026-01-02",
+    "at": "2026-01-02T03:04:05.678901+00:00",
+    "alarm": "03:04:05.678901",
+    "pause": "P0DT00H01M30S",
+    "label": "Yes",
+    "all": [{"id": "00000000-0000-0000-0000-000000000008"}, ["1", 1]],
+}
+
+
+@pytest.mark.django_db
+def test_a_handler_gets_strings_for_what_django_can_write_as_such() -> None:
+    one = Task.objects.enqueue("jobs.echo", RICH)
+    two, plain = Task.objects.enqueue_many("jobs.echo", [RICH, {"n": 1}])
+    unique = Task.objects.enqueue("jobs.echo", RICH, unique_key="k")
+
+    assert one.data == two.data == unique.data == PLAIN
+    assert RICH["id"] == UUID(int=7)  # what the caller has stays as it is
+    keys = [one.pk, two.pk, unique.pk]
+    assert list(Task.objects.filter(pk__in=keys).values_list("task_data", flat=True)) == [PLAIN] * 3
+    assert plain.data == {"n": 1}
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("own_handlers")
+def test_the_key_of_a_limit_is_made_of_what_is_stored() -> None:
+    @handler("alarms.ring", concurrency_key="{at}")
+    def ring(ctx: Any, at: str) -> None: ...
+
+    tasks = [
+        Task.objects.enqueue(ring, {"at": RICH["at"]}),
+        *Task.objects.enqueue_many(ring, [{"at": RICH["at"]}]),
+        ring.enqueue(PLAIN["at"]),
+    ]
+
+    assert {task.concurrency_key for task in tasks} == {PLAIN["at"]}
+
+
+@pytest.mark.django_db
+def test_what_nobody_can_write_as_a_string_is_refused_beside_what_they_can() -> None:
+    for data in ({"id": UUID(int=7), "x": {1}}, {"id": UUID(int=7), "x": float("nan")}):
+        with pytest.raises(NotSerializable, match="The data is not JSON: (?!.*UUID)"):
+            Task.objects.enqueue("jobs.echo", data)
+        with pytest.raises(NotSerializable, match="The data is not JSON: (?!.*UUID)"):
+            Task.objects.enqueue_many("jobs.echo", [{}, data])
+
+    assert not Task.objects.exists()
 
 
 # Bounds

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
@@ -103,6 +105,18 @@ def test_what_the_database_makes_of_the_data_is_the_same_data(data: Any) -> None
 def test_other_data_is_other_data(stored: Any, value: Any) -> None:
     assert not is_same_json(stored, value)
     assert not is_same_json(value, stored)
+
+
+@pytest.mark.django_db
+def test_data_is_compared_as_it_is_stored() -> None:
+    first = send({"id": UUID(int=7), "by": {1: Decimal("3.10")}})
+
+    assert send({"id": UUID(int=7), "by": {1: Decimal("3.10")}}).pk == first.pk
+    assert send({"id": str(UUID(int=7)), "by": {"1": "3.10"}}).pk == first.pk
+    with pytest.raises(PayloadMismatch):
+        send({"id": UUID(int=8), "by": {1: Decimal("3.10")}})
+    with pytest.raises(PayloadMismatch):
+        send({"id": UUID(int=7), "by": {1: Decimal("3.1")}})
 
 
 @pytest.mark.django_db

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -405,6 +406,13 @@ def test_what_it_raises_comes_out(ran: list[Any]) -> None:
 
 
 @pytest.mark.once
+def test_a_handler_gets_its_data_as_a_worker_would_pass_it(handlers: Handlers) -> None:
+    handlers["id"] = lambda ctx, id: id
+
+    assert run_handler("id", {"id": UUID(int=7)}) == str(UUID(int=7))
+
+
+@pytest.mark.once
 def test_data_and_output_are_checked_as_in_life(handlers: Handlers) -> None:
     handlers["set"] = lambda ctx, **data: {1, 2}
 
@@ -536,6 +544,8 @@ def test_data_is_matched_by_the_items_that_are_given(handlers: Handlers) -> None
     assert_enqueued("wide", data={"b": {"c": [2]}})
     assert_not_enqueued("wide", data={"b": {}})
     assert_not_enqueued("wide", data={"c": None})
+    Task.objects.enqueue("wide", {"id": UUID(int=7), "pair": (1, 2)})
+    assert_enqueued("wide", data={"id": UUID(int=7), "pair": (1, 2)}, count=1)
 
 
 @pytest.mark.once
