@@ -3,7 +3,9 @@
 TaskError
 ├── UnknownTask      no handler of that name is registered
 ├── UnknownQueue     TASK_QUEUE["QUEUES"] does not name that queue
+├── InvalidArguments its handler cannot be called with the data
 ├── NotSerializable  data or output is not JSON that every database stores
+│   └── InvalidOutput  ... what a handler returned: not tried again
 ├── KeyBusy          another transaction has locked the task that has the unique key
 ├── InvalidSchedule  it is never due, or it was declared twice
 ├── TaskCancelled    raised into a handler whose task someone cancelled
@@ -29,6 +31,10 @@ class UnknownTask(TaskError, LookupError):
 
 class UnknownQueue(TaskError, LookupError):
     """The queue is not one of TASK_QUEUE["QUEUES"]."""
+
+
+class InvalidArguments(TaskError, TypeError):
+    """The handler cannot be called with the data."""
 
 
 class NotSerializable(TaskError, TypeError):
@@ -68,3 +74,8 @@ class Snooze(TaskError):
 
 class GiveUp(TaskError):
     """Raised by a handler to fail its task without a retry."""
+
+
+class InvalidOutput(NotSerializable, GiveUp):
+    """A handler returned a value that is not JSON. Another attempt would return it again, so there
+    is none."""

@@ -6,14 +6,18 @@ from typing import Any
 
 from leasing.validation import json_values
 from leasing.validation.json_values import MAX_DEPTH
-from tasks.exceptions import NotSerializable
+from tasks.exceptions import InvalidArguments, InvalidOutput, NotSerializable
+from tasks.parameters import Parameters
+
+#: The name in errors of the value that a handler returns: no other attempt would make it better.
+OUTPUT = "output"
 
 
 def check_json(value: Any, what: str) -> Any:
     """Return ``value`` if it is JSON that every supported database stores and gives back.
 
-    Raises NotSerializable for other types, NaN and infinities, NUL characters, lone surrogates,
-    and nesting or numbers that the parser refuses.
+    Raises NotSerializable, InvalidOutput if ``what`` is OUTPUT, for other types, NaN and
+    infinities, NUL characters, lone surrogates, and nesting or numbers that the parser refuses.
     """
     dumped_json(value, what)
     return value
@@ -23,6 +27,12 @@ def dumped_json(value: Any, what: str) -> str:
     """The JSON text of ``value``, as ``jsonb`` takes it: dumping is the check, and need not be
     done twice. Raises NotSerializable as ``check_json`` does."""
     return _dumped(value, what, MAX_DEPTH)
+
+
+def check_arguments(parameters: Parameters, data: dict[str, Any]) -> None:
+    """Raise InvalidArguments unless a handler with ``parameters`` can be called with ``data``."""
+    if reason := parameters.mismatch(data):
+        raise InvalidArguments(reason)
 
 
 def check_data(data: Any) -> dict[str, Any]:
@@ -82,7 +92,8 @@ def _dumped(value: Any, what: str, max_depth: int) -> str:
     try:
         return json_values.dumped_json(value, what, max_depth)
     except ValueError as error:
-        raise NotSerializable(str(error)) from error
+        kind = InvalidOutput if what == OUTPUT else NotSerializable
+        raise kind(str(error)) from error
 
 
 def is_same_json(stored: Any, value: Any) -> bool:

@@ -26,6 +26,7 @@ from leasing.runtime import callbacks
 from leasing.validation.names import check_name
 from tasks.exceptions import UnknownTask
 from tasks.log import log
+from tasks.parameters import Parameters
 from tasks.producer import Function, HandlerDecorator, HandlerFunction, OpenFunction, with_methods
 from tasks.retry import RetryPolicy
 
@@ -84,9 +85,12 @@ class Handler:
     is_async: bool = field(init=False)
     #: Its kind: coroutines run on the worker's event loop, unless a process was asked for.
     kind: Kind = field(init=False)
+    #: What it can be called with.
+    parameters: Parameters = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Determined once: the inspection takes as long as a call of a short handler.
+        # Determined once: the inspection takes longer than a call of a short handler.
+        object.__setattr__(self, "parameters", Parameters.of(self.function))
         is_async = iscoroutinefunction(self.function)
         kind = Kind.COROUTINE if is_async else Kind.THREAD
         object.__setattr__(self, "is_async", is_async)
@@ -156,7 +160,8 @@ def handler(
         process: True to run it in a child process, for CPU-bound work.
         on_end: Called with each of its tasks that has ended, once the end is stored.
 
-    Raises ValueError when the name is already used by other code, or a number is out of bounds.
+    Raises TypeError for a function that takes no context, or is a generator; ValueError when the
+    name is already used by other code, or a number is out of bounds.
     """
     if callable(name):
         return handler()(name)

@@ -15,7 +15,7 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
     ("PUT", "/leases/renew", {"resource": "crane:1", "holder": "me"}),
     ("DELETE", "/leases/release", {"resource": "crane:1", "holder": "me"}),
     ("DELETE", "/leases/1", {"resource": "crane:1", "holder": "me"}),
-    ("POST", "/tasks", {"name": "sample.sleep"}),
+    ("POST", "/tasks", {"name": "jobs.echo"}),
     ("POST", "/tasks/next", {"processor": "me"}),
     ("PUT", "/tasks/1/heartbeat", {"processor": "me"}),
     ("PUT", "/tasks/1/complete", {"processor": "me"}),

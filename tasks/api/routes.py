@@ -34,12 +34,20 @@ from tasks.api.schemas import (
 )
 from tasks.api.visibility import VIEW, shown, shown_to_owner
 from tasks.diagnosis import diagnose
-from tasks.exceptions import KeyBusy, NotSerializable, UnknownQueue, UnknownTask
+from tasks.exceptions import (
+    InvalidArguments,
+    KeyBusy,
+    NotSerializable,
+    UnknownQueue,
+    UnknownTask,
+)
 from tasks.generator import GeneratorStatus, generator_status, start_generator, stop_generator
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet
 
-ERRORS.update({UnknownTask: (400, ""), UnknownQueue: (400, ""), NotSerializable: (400, "")})
+ERRORS.update(
+    dict.fromkeys((UnknownTask, UnknownQueue, InvalidArguments, NotSerializable), (400, ""))
+)
 ERRORS.update({KeyBusy: (409, "")})
 
 may_see, may_add = Access(VIEW), Access("leasing_tasks.add_task")

@@ -137,9 +137,13 @@ def _is_age(value: object) -> bool:
 
 def _check_schedules() -> Iterator[CheckMessage]:
     for schedule in declarations.declared():
-        if schedule.task_name not in registry.names():
+        known = registry.get(schedule.task_name)
+        if known is None:
             text = f"The schedule {schedule.name!r} enqueues {schedule.task_name!r}, which has no"
             yield Error(f"{text} handler.", id="leasing_tasks.E011")
+        elif reason := known.parameters.mismatch(schedule.task_data):
+            text = f"The schedule {schedule.name!r} cannot enqueue {schedule.task_name!r}: {reason}"
+            yield Error(text, id="leasing_tasks.E030")
         if schedule.queue and schedule.queue not in task_settings.QUEUES:
             text = f"The schedule {schedule.name!r} uses the queue {schedule.queue!r}, which is"
             yield Error(f"{text} not in TASK_QUEUE['QUEUES'].", id="leasing_tasks.E012")

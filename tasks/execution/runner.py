@@ -101,8 +101,15 @@ def before(execution: Execution) -> Outcome | None:
 
 def _hindrance(execution: Execution) -> Outcome | None:
     if execution.handler is None:
-        execution.ended.set()
-        return _unknown(execution)
+        return _not_here(
+            execution,
+            f"No handler is registered for {execution.claimed.name!r}: this worker lacks its "
+            "module, as during a deploy.",
+        )
+    if reason := execution.handler.parameters.mismatch(execution.claimed.task_data):
+        return _not_here(
+            execution, f"{reason} Another release may have enqueued it, as during a deploy."
+        )
     if execution.interruption.stopping.is_set():
         return _returned(execution, STOPPED)
     hold, by = execution.hold, execution.interruption.cancelled_by
@@ -200,11 +207,9 @@ def _returned(execution: Execution, reason: str, delay: timedelta = timedelta(0)
     return Outcome(execution, "give back", store=store)
 
 
-def _unknown(execution: Execution) -> Outcome:
-    name = execution.claimed.name
-    reason = (
-        f"No handler is registered for {name!r}: this worker lacks its module, as during a deploy."
-    )
+def _not_here(execution: Execution, reason: str) -> Outcome:
+    """Give back a task for which this worker may be too old, or too new."""
+    execution.ended.set()
     log.task_no_handler(execution.claimed, reason=reason)
     return _returned(execution, reason, UNKNOWN_DELAY)
 

@@ -11,7 +11,7 @@ from leasing.validation.moments import check_moment
 from leasing.validation.names import check_duration, check_name
 from tasks import registry
 from tasks.conf import task_settings
-from tasks.payload import dumped_data
+from tasks.payload import check_arguments, dumped_data
 from tasks.producer import ManyOptions
 from tasks.querysets.base import check_between, check_queue
 from tasks.querysets.unique import OnDuplicate, UniqueFor, lifetime
@@ -57,6 +57,7 @@ def new_task(
     """Return the row that ``enqueue`` stores for its arguments, checked; see there."""
     new = new_tasks(name_or_handler, **options)
     checked, text = dumped_data(data)
+    check_arguments(new.handler.parameters, checked)
     columns = {**new.columns, "task_data": checked, **new.limit(checked)}
     if (
         unique_key is not None

@@ -12,7 +12,7 @@ from leasing.db import postgres
 from leasing.db.dialects import after_commit
 from tasks import registry, signals
 from tasks.exceptions import NotSerializable
-from tasks.payload import dumped_json
+from tasks.payload import OUTPUT, dumped_json
 from tasks.querysets import ends
 from tasks.querysets.base import TaskRows
 from tasks.querysets.claimed import ClaimedTask, Completed
@@ -124,7 +124,7 @@ def _key(result: tuple[ClaimedTask, Any]) -> int:
 def _as_json(output: Any) -> str | None:
     """``output`` as text, if it may be stored."""
     try:
-        return dumped_json(output, "output")
+        return dumped_json(output, OUTPUT)
     except NotSerializable:
         return None
 

@@ -23,7 +23,7 @@ from leasing.querysets.claim import ending as leaving_blocks
 from tasks import signals
 from tasks.exceptions import NotSerializable, Snooze
 from tasks.notifier import notify
-from tasks.payload import check_json, is_same_json
+from tasks.payload import OUTPUT, check_json, is_same_json
 from tasks.querysets.base import (
     CANCEL_REQUESTED,
     TaskRows,
@@ -327,7 +327,7 @@ def _tasks(locked: Locked[Any]) -> list[Task]:
 
 def _refusal(output: Any) -> NotSerializable | None:
     try:
-        check_json(output, "output")
+        check_json(output, OUTPUT)
     except NotSerializable as error:
         return error
     return None

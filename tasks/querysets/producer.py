@@ -21,7 +21,7 @@ from tasks.notifier import (
     notify_queues,
     takes_messages,
 )
-from tasks.payload import as_arguments, check_data
+from tasks.payload import as_arguments, check_arguments, check_data
 from tasks.producer import EnqueueOptions, ManyOptions
 from tasks.querysets import bulk
 from tasks.querysets.base import TaskRows
@@ -73,6 +73,8 @@ def enqueue_many(
         raise TypeError(f"enqueue_many does not accept {', '.join(sorted(unknown))}.")
     new = new_tasks(name_or_handler, **options)
     items = [as_arguments(each) for each in data]
+    for each in items:
+        check_arguments(new.handler.parameters, each)
     if not items:
         return []
     store = partial(_store_many, rows, new, items)

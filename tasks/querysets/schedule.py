@@ -80,7 +80,7 @@ class ScheduleQuerySet(RoutedQuerySet["Schedule"]):
         """Enqueue what is due of the schedule with that ``key``: ``limit`` slots at most.
 
         Returns how many slots it took; none when others were first. Raises InvalidSchedule,
-        UnknownTask, UnknownQueue, NotSerializable for rows that no form has seen.
+        UnknownTask, UnknownQueue, InvalidArguments, NotSerializable for rows that no form has seen.
         """
         rows = self.home()
         with transaction.atomic(using=rows.db):

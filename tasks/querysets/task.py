@@ -75,9 +75,10 @@ class TaskQuerySet(TaskRows):
             concurrency_limit: The number of tasks of that key that run at a time; the handler's by
                 default.
 
-        Raises UnknownTask, UnknownQueue, NotSerializable, InvalidResource (a key), ValueError,
-        PayloadMismatch (the idempotency key was used for another task or other data), KeyBusy
-        (another transaction has locked the task that has the unique key).
+        Raises UnknownTask, UnknownQueue, InvalidArguments (the handler does not take the data),
+        NotSerializable, InvalidResource (a key), ValueError, PayloadMismatch (the idempotency key
+        was used for another task or other data), KeyBusy (another transaction has locked the task
+        that has the unique key).
         """
         new = new_task(
             name_or_handler,

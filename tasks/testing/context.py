@@ -9,7 +9,7 @@ from typing import Any, Self
 from leasing.exceptions import LeaseLost
 from tasks.exceptions import TaskCancelled
 from tasks.models import Task
-from tasks.payload import check_json
+from tasks.payload import OUTPUT, check_json
 
 
 class FakeContext:
@@ -145,7 +145,7 @@ class FakeCompleting:
         if error is None:
             self._ctx.ensure()
             self._ctx.completed = True
-            self._ctx.output = check_json(self.output, "output")
+            self._ctx.output = check_json(self.output, OUTPUT)
 
     async def __aenter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import transaction
 
 from leasing.conf import leasing_settings
@@ -17,7 +17,7 @@ from leasing.db.dialects import in_transaction
 from tasks import registry
 from tasks.conf import task_settings
 from tasks.models import Task
-from tasks.payload import check_data, check_json, dumped_data
+from tasks.payload import OUTPUT, check_arguments, check_data, check_json, dumped_data
 from tasks.querysets import TaskQuerySet, TaskStatus, check_queue, producer
 from tasks.testing.context import FakeContext
 from tasks.testing.runs import bring_forward, run, run_next
@@ -109,12 +109,13 @@ def run_handler(
         data: The keyword arguments of the handler.
         ctx: The context; a new one by default.
 
-    Raises UnknownTask, NotSerializable (data or output).
+    Raises UnknownTask, InvalidArguments, NotSerializable (data or output).
     """
-    function = registry.find(name_or_handler).function
-    called = async_to_sync(function) if iscoroutinefunction(function) else function
-    output = called(FakeContext() if ctx is None else ctx, **check_data(data))
-    return check_json(output, "output")
+    handler, arguments = registry.find(name_or_handler), check_data(data)
+    check_arguments(handler.parameters, arguments)
+    called = async_to_sync(handler.function) if handler.is_async else handler.function
+    output = called(FakeContext() if ctx is None else ctx, **arguments)
+    return check_json(output, OUTPUT)
 
 
 # What a test asserts

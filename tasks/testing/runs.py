@@ -24,10 +24,11 @@ from leasing.functions import DbNow
 from leasing.testing.keeper import manual_keeper
 from tasks import registry
 from tasks.diagnosis import diagnose
-from tasks.exceptions import Snooze, TaskCancelled, UnknownTask
+from tasks.exceptions import InvalidArguments, Snooze, TaskCancelled, UnknownTask
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.models import Task
+from tasks.payload import check_arguments
 
 #: The holder of tasks that run here.
 HOLDER = "a test"
@@ -78,15 +79,15 @@ def _run_claimed(task: Task, raises: bool) -> None:
     with ExitStack() as stack:
         try:
             handler = registry.find(task.name)
-        except UnknownTask as error:
+            check_arguments(handler.parameters, task.task_data)
+        except (UnknownTask, InvalidArguments) as error:
             raised.append(error)  # the runner gives it back
         else:
             watched = replace(handler, function=_watched(handler.function, raised), process=False)
             stack.enter_context(patch.dict(registry._handlers, {task.name: watched}))
         runner.run(Execution(task, threading.Event()))
-    if raised and (
-        isinstance(raised[0], UnknownTask) or raises and not isinstance(raised[0], SAID)
-    ):
+    not_begun = raised and isinstance(raised[0], UnknownTask | InvalidArguments)
+    if not_begun or raised and raises and not isinstance(raised[0], SAID):
         raise raised[0]
 
 

@@ -32,7 +32,7 @@ from tasks.execution.cancellation import Interruption
 from tasks.execution.context import Context
 from tasks.execution.runner import call_handler
 from tasks.models import Task
-from tasks.payload import check_json
+from tasks.payload import OUTPUT, check_json
 from tasks.runtime.connection import handlers_limited
 
 
@@ -117,7 +117,7 @@ class Attempt:
         try:
             output = call_handler(registry.find(self.task.name), context, self.task.task_data)
             dropped = context.completed or context.given_back is not None
-            answer = Answer(None if dropped else check_json(output, "output"), context.given_back)
+            answer = Answer(None if dropped else check_json(output, OUTPUT), context.given_back)
         except BaseException as error:
             answer = failure(error)
         context.flush()

@@ -44,7 +44,7 @@ def in_a_database_of_their_own(shard: str) -> Iterator[None]:
 
 
 def test_what_is_enqueued_is_found_where_it_was_stored() -> None:
-    task = Task.objects.enqueue(SLEEP, {"seconds": 0})
+    task = Task.objects.enqueue(SLEEP, {"sleep_duration_seconds": 0})
 
     assert list(Task.objects.ready()) == [task]
     assert Task.objects.get()._state.db == "shard"
@@ -55,7 +55,7 @@ def test_what_is_enqueued_is_found_where_it_was_stored() -> None:
 
 
 def test_what_belongs_to_a_task_is_beside_it() -> None:
-    Task.objects.enqueue_many(SLEEP, [{"seconds": 0}] * 2)
+    Task.objects.enqueue_many(SLEEP, [{"sleep_duration_seconds": 0}] * 2)
     done, failed = Task.objects.claim("ann", limit=2)
 
     Task.objects.finish_step(done, "first")
@@ -70,7 +70,7 @@ def test_what_belongs_to_a_task_is_beside_it() -> None:
 
 
 def test_a_task_of_another_database_is_no_task_of_this_one() -> None:
-    Task.objects.using("default").enqueue(SLEEP, {"seconds": 0})
+    Task.objects.using("default").enqueue(SLEEP, {"sleep_duration_seconds": 0})
     (task,) = Task.objects.using("default").claim("ann")
 
     for verb in (Task.objects.complete, Task.objects.heartbeat, Task.objects.progress):
@@ -110,7 +110,7 @@ def test_a_worker_works_in_the_database_of_the_tasks(handlers: Handlers) -> None
 )
 def test_pages_show_the_database_of_the_tasks(page: str, admin_client: Client) -> None:
     GeneratorDesiredState.objects.create()
-    Task.objects.enqueue(SLEEP, {"seconds": 0})
+    Task.objects.enqueue(SLEEP, {"sleep_duration_seconds": 0})
 
     with connections["default"].execute_wrapper(_of_the_project):
         assert admin_client.get(reverse(page)).status_code == 200

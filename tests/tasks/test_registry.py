@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.test import override_settings
 
 from leasing.exceptions import InvalidResource
 from tasks import handler, registry, sample
 from tasks.exceptions import TaskError, UnknownTask
+from tasks.execution.context import Context
 from tasks.models import Task
 from tests.factories import TaskFactory, claimed
 from tests.jobs import tasks as jobs
@@ -98,6 +102,103 @@ def test_a_handler_is_allowed_as_many_attempts_as_a_task(attempts: int) -> None:
         handler("reports.build", max_attempts=attempts)
 
 
+# Functions that can be no handler
+
+
+def without_parameters() -> None: ...
+def with_data_first(report_id: int, day: str = "mon") -> None: ...
+def with_named_data_only(*, ctx: Any) -> None: ...
+def with_data_only(**data: Any) -> None: ...
+def with_data_by_position(ctx: Any, report_id: int, /) -> None: ...
+
+
+FIRST = "cannot be a handler: its first parameter must be the context"
+UNFIT: list[tuple[Callable[..., Any], str]] = [
+    (without_parameters, f"without_parameters() {FIRST}: without_parameters(ctx)."),
+    (
+        with_data_first,
+        f"with_data_first(report_id, day=...) {FIRST}: with_data_first(ctx, report_id, day=...).",
+    ),
+    (with_named_data_only, f"with_named_data_only(*, ctx) {FIRST}."),
+    (with_data_only, f"with_data_only(**data) {FIRST}: with_data_only(ctx, **data)."),
+    (
+        with_data_by_position,
+        "with_data_by_position(ctx, report_id, /) cannot be a handler: data is passed by name, and "
+        "'report_id' is positional only.",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "said"), UNFIT, ids=lambda each: getattr(each, "__name__", "")
+)
+@pytest.mark.parametrize("wrapper", [lambda function: function, transaction.atomic])
+def test_a_function_that_cannot_be_called_with_context_and_data_is_no_handler(
+    function: Callable[..., Any], said: str, wrapper: Callable[..., Any]
+) -> None:
+    with pytest.raises(TypeError) as error:
+        handler("reports.build")(wrapper(function))
+
+    assert str(error.value) == said
+    assert "reports.build" not in registry.names()
+
+
+def test_a_generator_is_no_handler() -> None:
+    def pages(ctx: Any) -> Iterator[int]:
+        yield 1
+
+    async def apages(ctx: Any) -> AsyncIterator[int]:
+        yield 1
+
+    for function in (pages, apages, transaction.atomic(pages)):
+        with pytest.raises(TypeError, match="pages cannot be a handler: it is a generator"):
+            handler("reports.build")(function)
+
+
+def by_another_name(job: Context) -> None: ...
+def unused(_: Any, report_id: int) -> None: ...
+def by_position(context: Any, /, **data: Any) -> None: ...
+
+
+class Building:
+    def build(self, ctx: Any, report_id: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function", [by_another_name, unused, by_position, Building().build, lambda ctx, **data: data]
+)
+def test_the_context_may_have_another_name(function: Callable[..., Any]) -> None:
+    assert handler("reports.build")(function) is function
+
+
+def test_a_decorator_may_add_and_take_arguments() -> None:
+    """What it passes on cannot be seen from outside."""
+
+    def connected(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **data: Any) -> Any:
+            return function("a connection", *args, **data)
+
+        return call
+
+    @handler("reports.build")
+    @connected
+    def build(connection: str, ctx: Any, report_id: int) -> None: ...
+
+    assert registry.find("reports.build").parameters.mismatch({"report": 1}) == ""
+
+
+def test_a_transaction_around_a_handler_hides_nothing_of_it() -> None:
+    handler("reports.build")(transaction.atomic(build))
+
+    found = registry.find("reports.build").parameters
+    assert found.mismatch({"report_id": 1}) == ""
+    assert (
+        found.mismatch({})
+        == "build(ctx, report_id) does not take this data: 'report_id' is missing."
+    )
+
+
 def test_names_are_listed_in_order() -> None:
     handler("b")(build)
     handler("a")(build)
@@ -153,7 +254,8 @@ def test_an_end_is_told_to_the_handler_it_is_of() -> None:
         build
     )
     well, badly, again, dropped = (
-        Task.objects.enqueue("jobs.observed", {}, max_attempts=n) for n in (1, 1, 2, 1)
+        Task.objects.enqueue("jobs.observed", {"report_id": 1}, max_attempts=n)
+        for n in (1, 1, 2, 1)
     )
     TaskFactory(state="succeeded")
 

@@ -19,7 +19,7 @@ from opentelemetry import trace
 
 import tasks.tracing
 from tasks import registry
-from tasks.exceptions import NotSerializable, Snooze
+from tasks.exceptions import InvalidOutput, Snooze
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.outcome_store import store_outcomes
@@ -279,7 +279,7 @@ def test_an_output_that_is_no_json_fails_after_all(spans: Spans, run_task: RunTa
     task = run_task(lambda ctx, **data: object())
 
     process = spans.one("process default")
-    assert attributes(spans.one("complete default"))["error.type"] == NotSerializable.__name__
+    assert attributes(spans.one("complete default"))["error.type"] == InvalidOutput.__name__
     assert is_in(spans.one("fail default"), process)
     assert span_id(carried(task)["previous"]) == id_of(process)
 

@@ -248,7 +248,7 @@ def test_a_lease_that_nobody_ever_had_does_not_expire(client: Client) -> None:
 
 def test_leases_of_tasks_stand_between_the_named_ones_by_age(client: Client) -> None:
     for _ in range(3):
-        Task.objects.enqueue("sample.sleep")
+        Task.objects.enqueue("jobs.echo")
     waiting, *claimed = sorted((t.pk for t in Task.objects.all()), reverse=True)
     tasks = Task.objects.claim("worker", limit=2)
     assert sorted(task.pk for task in tasks) == sorted(claimed)
@@ -263,7 +263,7 @@ def test_leases_of_tasks_stand_between_the_named_ones_by_age(client: Client) -> 
 
 
 def test_the_lease_of_a_task_is_named_after_the_task(client: Client) -> None:
-    Task.objects.enqueue("sample.sleep")
+    Task.objects.enqueue("jobs.echo")
     (task,) = Task.objects.claim("worker")
     shown = call(client, "GET", f"/leases/task:{task.pk}").body
     assert shown["id"] == f"task:{task.pk}"
@@ -415,7 +415,7 @@ def test_leases_are_granted_where_each_request_is_a_transaction(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
-    Task.objects.enqueue("sample.sleep")
+    Task.objects.enqueue("jobs.echo")
     assert call(client, "POST", "/leases", TERM).status == 201
     assert call(client, "PUT", "/leases/renew", TERM).status == 201
     assert call(client, "POST", "/tasks/next", {"processor": "me"}).status == 202

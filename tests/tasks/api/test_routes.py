@@ -200,7 +200,7 @@ def test_the_closed_api_answers_in_snake_case_alone(
 
 @pytest.mark.once
 def test_what_a_task_carries_is_not_respelled(client: Client) -> None:
-    Task.objects.enqueue("sample.sleep", {"some_key": {"inner_key": 1}})
+    Task.objects.enqueue("jobs.echo", {"some_key": {"inner_key": 1}})
     assert next_task(client)["taskData"] == {"some_key": {"inner_key": 1}}
 
 
@@ -218,7 +218,7 @@ def test_the_next_task_is_leased_to_the_processor(client: Client) -> None:
 @pytest.mark.once
 def test_when_there_is_no_task_to_do_a_notice_says_so(client: Client) -> None:
     claimed("you")
-    Task.objects.enqueue("sample.sleep", scheduled_at=FAR_AWAY)
+    Task.objects.enqueue("jobs.echo", scheduled_at=FAR_AWAY)
     answer = call(client, "POST", "/tasks/next", ME)
     assert (answer.status, set(answer.body)) == (200, {"message"})
 
@@ -340,7 +340,7 @@ def test_each_list_shows_the_tasks_in_its_state(
 
 
 def test_a_list_shows_a_hundred_unless_told_otherwise(client: Client) -> None:
-    Task.objects.enqueue_many("sample.sleep", [None] * 103)
+    Task.objects.enqueue_many("jobs.echo", [None] * 103)
     assert len(call(client, "GET", "/tasks").body["tasks"]) == 100
     assert len(call(client, "GET", "/tasks?limit=2").body["tasks"]) == 2
     assert len(call(client, "GET", "/tasks?limit=1000").body["tasks"]) == 103
@@ -369,7 +369,7 @@ def test_an_enqueued_task_is_answered_as_it_was_stored(client: Client) -> None:
 
 
 def test_a_unique_key_answers_the_task_that_has_it(client: Client) -> None:
-    body = {"name": "sample.sleep", "unique_key": "night"}
+    body = {"name": "jobs.echo", "unique_key": "night"}
     first, second = call(client, "POST", "/tasks", body), call(client, "POST", "/tasks", body)
     assert (first.status, second.status) == (201, 200)
     assert first.body["id"] == second.body["id"]
@@ -405,7 +405,7 @@ def test_a_unique_key_answers_the_task_that_has_it(client: Client) -> None:
     ],
 )
 def test_a_task_that_cannot_be_is_refused(client: Client, field: str, value: Any) -> None:
-    answer = call(client, "POST", "/tasks", {"name": "sample.sleep", field: value})
+    answer = call(client, "POST", "/tasks", {"name": "jobs.echo", field: value})
     assert answer.status == 400
     assert not Task.objects.exists()
 
@@ -516,7 +516,7 @@ MASKED = {"user": "ann", "password": MASK}
 
 
 def secret_task(**more: Any) -> Task:
-    return Task.objects.enqueue("sample.sleep", SECRET, **more)
+    return Task.objects.enqueue("jobs.echo", SECRET, **more)
 
 
 @pytest.mark.once
@@ -533,7 +533,7 @@ def test_secrets_are_masked_for_everybody(client: Client, admin_client: Client, 
 
 @pytest.mark.once
 def test_who_claims_or_enqueues_a_task_gets_it_as_it_is(client: Client) -> None:
-    body = {"name": "sample.sleep", "data": SECRET}
+    body = {"name": "jobs.echo", "data": SECRET}
     worker = signed_in("leasing_tasks.change_task")
     assert call(client, "POST", "/tasks", body).body["task_data"] == SECRET
     reported = call(worker, "POST", "/tasks/next", ME).body
@@ -548,7 +548,7 @@ def test_a_known_unique_key_shows_no_more_of_a_task_than_asking_for_it() -> None
 
     def seen(*permissions: str) -> tuple[Any, ...]:
         browser = signed_in("leasing_tasks.add_task", *permissions, name=f"u{len(permissions)}")
-        body = {"name": "sample.sleep", "unique_key": "night"}
+        body = {"name": "jobs.echo", "unique_key": "night"}
         answer = call(browser, "POST", "/tasks", body)
         assert (answer.status, answer.body["id"]) == (200, task.pk)
         return tuple(

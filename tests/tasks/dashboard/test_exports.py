@@ -85,7 +85,7 @@ def test_formulas_are_neutralised(viewer: Client, handlers: Handlers) -> None:
 
 @pytest.mark.once
 def test_payload_is_exported_to_those_who_may_see_it_and_secrets_to_nobody(viewer: Client) -> None:
-    TaskFactory(data={"sleep_duration_seconds": 1, "password": "hunter2"})
+    TaskFactory(name="jobs.echo", data={"sleep_duration_seconds": 1, "password": "hunter2"})
     assert "sleep_duration" not in read(viewer, f"{TASKS}.json")
     trusted = signed_in("leasing_tasks.view_task", "leasing_tasks.view_payload", name="trusted")
     text = read(trusted, f"{TASKS}.json")

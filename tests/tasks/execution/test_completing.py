@@ -167,8 +167,8 @@ def test_an_output_that_is_no_json_writes_nothing(run_task: RunTask) -> None:
 
     task = run_task(handler)
 
-    assert task.last_error.startswith("NotSerializable: The output")
-    assert (task.status, written()) == (TaskStatus.READY, 0)
+    assert task.last_error.startswith("InvalidOutput: The output")
+    assert (task.status, written()) == (TaskStatus.FAILED, 0)
 
 
 def test_it_is_a_transaction_of_its_own(task: Task, context: ContextOf) -> None:

@@ -160,8 +160,8 @@ def test_what_an_async_handler_raises_fails_its_attempt(run: Run) -> None:
 def test_a_handler_that_returns_no_json_has_failed_and_is_told_so(run: Run, output: Any) -> None:
     task = run(lambda ctx, **data: output)
 
-    assert task.status == TaskStatus.READY
-    assert task.last_error.startswith("NotSerializable: The output")
+    assert (task.status, task.attempts, task.max_attempts) == (TaskStatus.FAILED, 1, 10)
+    assert task.last_error.startswith("InvalidOutput: The output")
     assert attempts(task) == [(1, "failed")]
 
 
@@ -210,22 +210,9 @@ def test_a_handler_that_gives_up_is_not_called_again(run: Run) -> None:
 
 
 @pytest.mark.once
-def test_data_that_the_handler_does_not_take_fails_its_attempt(run: Run) -> None:
-    def handler(ctx: Any, report_id: int) -> None: ...
-
-    task = run(handler, data={"reportId": 42})
-
-    assert task.last_error.startswith("TypeError: ")
-    assert "reportId" in task.last_error
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("key", ["ctx", "self", "class"])
+@pytest.mark.parametrize("key", ["", "self", "class"])
 def test_data_may_have_any_keys(run: Run, key: str) -> None:
-    task = run(lambda ctx, **data: data, data={key: 1})
-
-    assert (task.status == TaskStatus.SUCCEEDED) is (key != "ctx")
-    assert bool(task.last_error) is (key == "ctx")
+    assert run(lambda ctx, **data: data, data={key: 1}).status == TaskStatus.SUCCEEDED
 
 
 @pytest.mark.once
@@ -282,6 +269,34 @@ def test_once_the_handler_is_there_the_task_is_run(
 
     assert row_of(task)["status"] == TaskStatus.SUCCEEDED
     assert row_of(task)["task_output"] == {"x": 1}
+
+
+@pytest.mark.once
+def test_a_task_whose_data_the_handler_here_does_not_take_waits_and_spends_no_attempt(
+    manual_keeper: Keeper, handlers: Handlers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As during a deploy: the new code has enqueued with an argument that the old does not know."""
+    task = TaskFactory(name="jobs.echo", data={"report_id": 42, "day": "mon"}, max_attempts=1)
+    called: list[int] = []
+
+    def build(ctx: Any, report_id: int) -> None:
+        called.append(report_id)
+
+    handlers["jobs.echo"] = build
+    mine = claimed(task, "old")
+    start = database_now("default")
+
+    runner.run(Running(manual_keeper).execution(mine))
+
+    row = row_of(task)
+    assert (row["status"], row["attempts"], called) == (TaskStatus.READY, 0, [])
+    assert row["scheduled_at"] - start >= timedelta(seconds=60)
+    assert attempts(task) == [(1, "returned")]
+    assert attempt(task).error == (
+        "build(ctx, report_id) does not take this data: 'day' is unknown. Another release may have "
+        "enqueued it, as during a deploy."
+    )
+    assert "task.no_handler" in logged(caplog, task_id=task.pk)
 
 
 # A task that is lost while its handler runs

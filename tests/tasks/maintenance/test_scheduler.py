@@ -483,6 +483,16 @@ def test_checks_find_what_a_declaration_names_in_vain() -> None:
     ]
 
 
+def test_checks_find_data_that_the_handler_does_not_take() -> None:
+    schedule("x", "sample.sleep", every=5, data={"seconds": 1})
+    (message,) = check_settings()
+    assert (message.id, message.msg) == (
+        "leasing_tasks.E030",
+        "The schedule 'x' cannot enqueue 'sample.sleep': sleep(ctx, sleep_duration_seconds) does "
+        "not take this data: 'sleep_duration_seconds' is missing; 'seconds' is unknown.",
+    )
+
+
 # Housekeeping
 
 

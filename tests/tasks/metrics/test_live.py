@@ -105,8 +105,8 @@ def test_what_is_scraped_adds_up_to_what_the_database_says(
 ) -> None:
     live = Live(spawn)
     Task.objects.enqueue_many("jobs.echo", [{"crate": n} for n in range(200)])
-    # What these are given does not fit their handlers.
-    Task.objects.enqueue_many("jobs.wait", [{"fold": n} for n in range(5)], max_attempts=2)
+    # What these are given is no folder, no number.
+    Task.objects.enqueue_many("jobs.wait", [{"folder": n} for n in range(5)], max_attempts=2)
     Task.objects.enqueue("sample.sleep", {"sleep_duration_seconds": "long"})
     # Completed in a child process, which shows nothing of its own.
     Task.objects.enqueue("jobs.compute", {"do": "complete"})

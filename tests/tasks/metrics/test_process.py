@@ -62,15 +62,15 @@ def executions(value: Value, name: str = SLEEP) -> dict[str, float]:
 
 
 def test_tasks_are_counted_as_they_are_enqueued(value: Value) -> None:
-    Task.objects.enqueue(SLEEP)
-    Task.objects.enqueue_many(SLEEP, [{}] * 7)
+    Task.objects.enqueue("jobs.echo")
+    Task.objects.enqueue_many("jobs.echo", [{}] * 7)
 
     assert value("tasks_enqueued_total", **QUEUE) == 8
 
 
 def test_enqueues_that_a_key_turns_away_are_counted_apart(value: Value) -> None:
     for _ in range(3):
-        Task.objects.enqueue(SLEEP, unique_key="one")
+        Task.objects.enqueue("jobs.echo", unique_key="one")
 
     assert value("tasks_enqueued_total", **QUEUE) == 1
     assert value("tasks_duplicates_total", **QUEUE) == 2

@@ -60,7 +60,7 @@ def output_of(each: ClaimedTask) -> Any:
 
 @pytest.mark.usefixtures("unheard")
 def test_what_is_taken_is_what_the_database_has(database_clock: DatabaseClock) -> None:
-    TaskFactory(timeout=timedelta(seconds=90), data={"sleep_duration_seconds": 1, "é": [None]})
+    TaskFactory(name="jobs.echo", timeout=timedelta(seconds=90), data={"n": 1, "é": [None]})
     before = clock()
 
     (claimed,) = take(ttl=7)

@@ -18,7 +18,7 @@ from leasing.exceptions import InvalidResource
 from leasing.functions import EPOCH, database_now
 from leasing.models import LeaseState
 from tasks import handler
-from tasks.exceptions import GiveUp, NotSerializable, UnknownQueue, UnknownTask
+from tasks.exceptions import GiveUp, InvalidArguments, NotSerializable, UnknownQueue, UnknownTask
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet, duplicates
 from tasks.querysets.sql import insert
@@ -26,7 +26,7 @@ from tasks.sample import SLEEP
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
-from tests.tasks.support import Reported, row_of
+from tests.tasks.support import Handlers, Reported, row_of
 
 DATA = {"sleep_duration_seconds": 1}
 
@@ -165,6 +165,50 @@ def test_a_queue_that_is_not_in_the_settings_is_refused(queue: str) -> None:
         Task.objects.enqueue(SLEEP, DATA, queue=queue)
 
     assert not Task.objects.exists()
+
+
+# Arguments
+
+
+def build(ctx: Any, account: int, day: str = "mon", *, copies: int = 1) -> None: ...
+
+
+@pytest.fixture
+def builds(handlers: Handlers) -> str:
+    handlers["reports.build"] = build
+    return "reports.build"
+
+
+UNFIT: list[tuple[dict[str, Any], str]] = [
+    ({}, "'account' is missing"),
+    ({"day": "tue"}, "'account' is missing"),
+    ({"acount": 7}, "'account' is missing; 'acount' is unknown (did you mean 'account'?)"),
+    ({"account": 7, "colour": "red"}, "'colour' is unknown"),
+    ({"account": 7, "dya": "tue"}, "'dya' is unknown (did you mean 'day'?)"),
+    ({"account": 7, "ctx": 1}, "'ctx' is its context"),
+]
+
+
+@pytest.mark.once
+@pytest.mark.django_db
+@pytest.mark.parametrize(("data", "reason"), UNFIT, ids=[reason for _, reason in UNFIT])
+def test_data_that_the_handler_does_not_take_is_refused(
+    builds: str, data: dict[str, Any], reason: str
+) -> None:
+    fine = {"account": 7, "copies": 2}
+    for refused in (
+        lambda: Task.objects.enqueue(builds, data),
+        lambda: Task.objects.enqueue_on_commit(builds, data),
+        lambda: Task.objects.enqueue_many(builds, [fine, data]),
+    ):
+        with pytest.raises(InvalidArguments) as error:
+            refused()
+        assert str(error.value) == (
+            "build(ctx, account, day=..., *, copies=...) does not take this data: " + reason + "."
+        )
+
+    assert not Task.objects.exists()
+    assert Task.objects.enqueue(builds, fine).task_data == fine
 
 
 # Data
@@ -537,8 +581,8 @@ def test_a_row_is_what_django_would_have_stored_however_it_was_stored(
 
     def stored() -> list[Task]:
         return [
-            Task.objects.enqueue(SLEEP, data, **options),
-            *Task.objects.enqueue_many(SLEEP, [data, data], **options),
+            Task.objects.enqueue("jobs.echo", data, **options),
+            *Task.objects.enqueue_many("jobs.echo", [data, data], **options),
         ]
 
     ours = stored()

@@ -51,7 +51,7 @@ def test_the_same_enqueue_again_is_the_same_task_ended_or_not(
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
-    ("name", "data"), [(ECHO, {"n": 2}), (ECHO, None), (ECHO, {"n": True}), ("jobs.wait", DATA)]
+    ("name", "data"), [(ECHO, {"n": 2}), (ECHO, None), (ECHO, {"n": True}), ("jobs.new", DATA)]
 )
 def test_the_same_key_for_something_else_is_refused(name: str, data: Any) -> None:
     task = send()

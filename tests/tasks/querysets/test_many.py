@@ -14,11 +14,12 @@ from django.test.utils import CaptureQueriesContext
 from leasing.db import dialects
 from leasing.exceptions import LeaseLost
 from tasks import registry
-from tasks.exceptions import GiveUp, NotSerializable
+from tasks.exceptions import GiveUp, InvalidOutput
 from tasks.models import Task, TaskStatus
 from tasks.querysets import ends
 from tasks.retry import Fixed
 from tests.factories import TaskFactory
+from tests.jobs.tasks import echo
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import just_before_the_update
 from tests.tasks.support import (
@@ -134,7 +135,7 @@ def test_what_cannot_be_taken_sinks_no_neighbour(reported: Reported) -> None:
     assert done == [good, other]
     assert [(task, type(error)) for task, error in refused] == [
         (sold, LeaseLost),
-        (bad, NotSerializable),
+        (bad, InvalidOutput),
     ]
     assert outputs([good, other, bad, sold]) == ["well", "well", None, None]
     assert row_of(bad)["status"] == TaskStatus.RUNNING
@@ -209,7 +210,7 @@ def test_who_came_between_lock_and_update_is_told_apart(change: Callable[[Task],
 def test_many_fail_each_in_its_own_way(
     handlers: Handlers, database_clock: DatabaseClock, reported: Reported
 ) -> None:
-    registry._handlers["jobs.echo"] = registry.Handler("jobs.echo", print, retry=Fixed(60))
+    registry._handlers["jobs.echo"] = registry.Handler("jobs.echo", echo, retry=Fixed(60))
     again, given_up, last = running(3, name="jobs.echo")
     Task.objects.filter(pk=last.pk).update(max_attempts=1)
     reported.clear()
@@ -250,7 +251,7 @@ def test_policies_are_asked_before_anything_is_locked(handlers: Handlers) -> Non
         blocks.append(len(connection.atomic_blocks))
         return 1.0
 
-    registry._handlers["jobs.echo"] = registry.Handler("jobs.echo", print, retry=policy)
+    registry._handlers["jobs.echo"] = registry.Handler("jobs.echo", echo, retry=policy)
     outside = len(connection.atomic_blocks)
 
     Task.objects.fail_many([(task, "no luck") for task in running(2, name="jobs.echo")])

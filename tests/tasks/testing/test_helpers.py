@@ -21,7 +21,14 @@ from leasing.functions import DbNow
 from leasing.models import Lease
 from leasing.queue_pytest_plugin import drain_tasks, inline_tasks, own_handlers
 from tasks import registry
-from tasks.exceptions import GiveUp, NotSerializable, Snooze, TaskCancelled, UnknownTask
+from tasks.exceptions import (
+    GiveUp,
+    InvalidArguments,
+    NotSerializable,
+    Snooze,
+    TaskCancelled,
+    UnknownTask,
+)
 from tasks.models import Task, TaskStatus
 from tasks.testing import (
     FakeContext,
@@ -159,6 +166,19 @@ def test_a_task_without_code_cannot_be_run(handlers: Handlers) -> None:
         run(task)
     with pytest.raises(UnknownTask):
         drain()
+    assert status(task) == "ready"
+
+
+@pytest.mark.once
+def test_a_task_whose_data_does_not_fit_cannot_be_run(handlers: Handlers) -> None:
+    handlers["build"] = lambda ctx, **data: None
+    task = Task.objects.enqueue("build", {"day": "mon"})
+    handlers["build"] = lambda ctx, report_id: None
+
+    with pytest.raises(InvalidArguments, match="'report_id' is missing; 'day' is unknown"):
+        run(task)
+    with pytest.raises(InvalidArguments):
+        run_handler("build", {"day": "mon"})
     assert status(task) == "ready"
 
 

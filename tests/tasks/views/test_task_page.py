@@ -122,7 +122,7 @@ def test_payload_and_result_are_shown_as_json() -> None:
 @pytest.mark.once
 def test_a_huge_payload_is_cut() -> None:
     viewer = signed_in(VIEW, SEE_PAYLOAD)
-    task = TaskFactory(data={"text": "x" * 80_000})
+    task = TaskFactory(name="jobs.echo", data={"text": "x" * 80_000})
     page = get(viewer, url_of(task))
     assert page.one("[data-live=payload]").numbers[-1] > 30_000  # so many are left out
     assert len(page.html) < 100_000
@@ -214,7 +214,7 @@ def test_payload_needs_a_permission_and_is_not_even_read_without(viewer: Client)
 
 @pytest.mark.once
 def test_secrets_are_masked_for_everybody() -> None:
-    task = TaskFactory(data={"user": "ann", "login": {"password": "hunter2"}})
+    task = TaskFactory(name="jobs.echo", data={"user": "ann", "login": {"password": "hunter2"}})
     text = get(signed_in(VIEW, SEE_PAYLOAD), url_of(task)).text
     assert "ann" in text and "hunter2" not in text and "••••" in text
 

@@ -65,7 +65,7 @@ def test_a_process_answers_or_fails_and_serves_the_next_task() -> None:
     errors = {
         "raise": "ValueError: no luck",
         "raise what cannot be sent": "Unsendable: <function",
-        "return no JSON": "NotSerializable: The output is not JSON",
+        "return no JSON": "InvalidOutput: The output is not JSON",
         "leave a transaction open": "RuntimeError: The handler left a transaction open",
     }
     first, last = enqueue("return", x=1), enqueue("return", x=2)

@@ -1,0 +1,27 @@
+"""Names that were probably meant, for errors about names that are unknown."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+#: Names that are listed when none is close.
+LISTED = 10
+
+
+def suggestion(name: object, known: Iterable[str]) -> str:
+    """Return a sentence about the one of ``known`` that ``name`` was probably meant to be. If none
+    is close, it lists them."""
+    names = list(known)
+    if close := closest(name, names):
+        return f"Did you mean {close!r}?"
+    listed = ", ".join(names[:LISTED]) + (", ..." if len(names) > LISTED else "")
+    return f"Known: {listed or 'none'}."
+
+
+def closest(name: object, known: Iterable[str]) -> str:
+    """Return the one of ``known`` that is spelled most like ``name``, in any case; empty if none
+    is close."""
+    by_lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(str(name).lower(), by_lower, n=1)
+    return by_lower[close[0]] if close else ""
