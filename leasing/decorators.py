@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
@@ -12,12 +13,20 @@ from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, JsonResponse
+from django.utils import timezone
 
 from leasing.conf import DEFAULT, Wait
 from leasing.exceptions import LeaseHeld
 from leasing.hold import Hold
+from leasing.validation.names import check_name
+from leasing.validation.templates import fields_of, unknown_fields
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+#: Called with the arguments of a refused call, and ``held``.
+OnHeld = Callable[..., Any]
+
+#: Bounds of the header Retry-After, in seconds.
+SHORTEST_RETRY, LONGEST_RETRY = 1, 60
 
 
 def leased(
@@ -35,21 +44,33 @@ def leased(
     grace: float | timedelta | None = None,
     preempt_after: float | timedelta | None = None,
     metadata: dict[str, Any] | None = None,
+    on_held: OnHeld | None = None,
 ) -> Callable[[Function], Function]:
     """Run the decorated function, coroutine or view under a lease on ``resource``.
 
-    ``resource`` is a format string over the call's arguments: ``@leased("report:{pk}")``.
-    The other arguments are those of ``Lease.objects.hold``. A parameter called ``hold`` gets the
-    hold, as a keyword argument. If someone else holds the lease, the call raises LeaseHeld; a view
-    (its first argument is a request) answers 409 with ``{"error": "..."}``.
+    ``resource`` is a format string over the call's arguments: ``@leased("report:{pk}")``. A
+    parameter called ``hold`` gets the hold, as a keyword argument. The other arguments are those of
+    ``Lease.objects.hold``, and ``on_held``.
 
-    Raises TypeError for a generator function: its body would run after the call. The content of a
-    StreamingHttpResponse is sent after the view has returned, so without the lease.
+    If someone else holds the lease, ``on_held`` is called with the arguments of the call, and with
+    the LeaseHeld as ``held``; its result is that of the call. Without it, the call raises
+    LeaseHeld, and a view (its first argument is a request) answers 409 with ``{"error": "busy"}``.
+    That says nothing of the holder, since it may be shown to anybody.
+
+    Raises TypeError, where it decorates, for a ``resource`` that names no argument, and for a
+    generator function: its body would run after the call. InvalidResource for a name that no
+    argument makes usable. The content of a StreamingHttpResponse is sent after the view has
+    returned, so without the lease.
     """
+    if not isinstance(resource, str):
+        raise TypeError(
+            f'@leased needs the name of a resource: @leased("report:{{pk}}"), not {resource!r}.'
+        )
 
     def decorate(function: Function) -> Function:
         refuse_generators(function)
         signature = inspect.signature(function)
+        check_template("resource", resource, function, signature)
         wants_hold = "hold" in signature.parameters
 
         def call_of(args: Any, kwargs: Any) -> inspect.BoundArguments:
@@ -90,10 +111,13 @@ def leased(
                     try:
                         await block.enter_async_context(hold)
                     except LeaseHeld as held:
-                        return _refuse(call, held)
+                        if on_held is None:
+                            return _refuse(call, held)
+                        answer = on_held(*args, **kwargs, held=held)
+                        return await answer if inspect.isawaitable(answer) else answer
                     return await function(*args, **given(kwargs, hold))
 
-            return run_async  # type: ignore[return-value]
+            return _with_signature(run_async, signature)  # type: ignore[no-any-return]
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -103,12 +127,44 @@ def leased(
                 try:
                     block.enter_context(hold)
                 except LeaseHeld as held:
-                    return _refuse(call, held)
+                    if on_held is None:
+                        return _refuse(call, held)
+                    return on_held(*args, **kwargs, held=held)
                 return function(*args, **given(kwargs, hold))
 
-        return run  # type: ignore[return-value]
+        return _with_signature(run, signature)  # type: ignore[no-any-return]
 
     return decorate
+
+
+def check_template(
+    what: str, template: str, function: Callable[..., Any], signature: inspect.Signature
+) -> None:
+    """Raise TypeError if ``template`` names what no call of ``function`` has as an argument;
+    InvalidResource if it names none, and is unusable as it is.
+
+    Args:
+        what: The name of the template in errors.
+        template: A format string.
+        function: The function that is called.
+        signature: Its signature.
+    """
+    if unknown := unknown_fields(template, signature):
+        name = getattr(function, "__qualname__", repr(function)).rpartition("<locals>.")[2]
+        known = ", ".join(signature.parameters) or "none"
+        raise TypeError(
+            f"The {what} {template!r} uses {', '.join(f'{{{each}}}' for each in unknown)}, but "
+            f"{name} has no such argument. Its arguments: {known}."
+        )
+    if not [*fields_of(template)]:
+        check_name(template.format(), what)
+
+
+def _with_signature(run: Callable[..., Any], signature: inspect.Signature) -> Any:
+    """``run`` with the arguments that a caller gives, for those who look: the hold is not one."""
+    given = [each for name, each in signature.parameters.items() if name != "hold"]
+    run.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]
+    return run
 
 
 def refuse_generators(function: Callable[..., Any]) -> None:
@@ -133,8 +189,18 @@ def arguments_of(call: inspect.BoundArguments) -> dict[str, Any]:
 def _refuse(call: inspect.BoundArguments, held: LeaseHeld) -> JsonResponse:
     # The first argument of a function, the second of a method.
     if any(_is_request(value) for value in [*call.args[:2], call.kwargs.get("request")]):
-        return JsonResponse({"error": str(held)}, status=409)
+        return JsonResponse(
+            {"error": "busy"}, status=409, headers={"Retry-After": str(_seconds_until_free(held))}
+        )
     raise held
+
+
+def _seconds_until_free(held: LeaseHeld) -> int:
+    """Seconds until the deadline, by this server's clock. It may be free before, or be renewed."""
+    if held.expires_at is None:
+        return SHORTEST_RETRY
+    left = (held.expires_at - timezone.now()).total_seconds()
+    return max(SHORTEST_RETRY, min(math.ceil(left), LONGEST_RETRY))
 
 
 def _is_request(value: object) -> bool:

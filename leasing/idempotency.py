@@ -26,7 +26,7 @@ from asgiref.sync import iscoroutinefunction
 
 from leasing.conf import DEFAULT, Wait
 from leasing.db.routing import database_of
-from leasing.decorators import arguments_of, refuse_generators
+from leasing.decorators import arguments_of, check_template, refuse_generators
 from leasing.exceptions import InvalidTTL, LeaseLost
 from leasing.hold.held_grant import HeldGrant
 from leasing.keeper import keeper
@@ -92,9 +92,13 @@ class once:
 
     def __call__(self, function: Function) -> Function:
         """Decorate ``function``. The key is a format string over the call's arguments, which are
-        also the payload unless one was given. Raises TypeError for a generator function."""
+        also the payload unless one was given.
+
+        Raises TypeError for a key with a field that is no argument, and for a generator function.
+        """
         refuse_generators(function)
         signature = inspect.signature(function)
+        check_template("key", self.key, function, signature)
 
         def for_call(args: Any, kwargs: Any) -> once:
             bound = signature.bind(*args, **kwargs)

@@ -19,9 +19,6 @@ from __future__ import annotations
 import inspect
 import math
 import random
-import re
-import string
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import cached_property
@@ -38,6 +35,7 @@ from leasing.decorators import arguments_of, refuse_generators
 from leasing.exceptions import InvalidResource, LeaseError, LeaseHeld
 from leasing.runtime.event_lines import log
 from leasing.validation.names import check_duration, check_name
+from leasing.validation.templates import unknown_fields
 
 if TYPE_CHECKING:
     from leasing.hold import Hold
@@ -249,20 +247,9 @@ def _check_declaration(task: type[LeasedTask]) -> None:
         return
     if not task.resource:
         raise TypeError(f"The task {task.name} declares no resource to lease.")
-    parameters = inspect.signature(task.run).parameters.values()
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return
-    unknown = set(_fields(task.resource)) - {each.name for each in parameters}
+    unknown = unknown_fields(task.resource, inspect.signature(task.run))
     if unknown:
         raise TypeError(
             f"The resource {task.resource!r} of the task {task.name} uses "
-            f"{', '.join(sorted(map(repr, unknown)))}, but the task has no such argument."
+            f"{', '.join(map(repr, unknown))}, but the task has no such argument."
         )
-
-
-def _fields(template: str) -> Iterator[str]:
-    """The names of the arguments that ``template`` is formatted with."""
-    for _, field, spec, _ in string.Formatter().parse(template):
-        if field is not None:
-            yield re.split(r"[.\[]", field, maxsplit=1)[0]
-            yield from _fields(spec or "")

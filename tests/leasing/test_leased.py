@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any
@@ -18,6 +20,7 @@ from django.views import View
 
 from leasing import Leader, leased, once
 from leasing.exceptions import (
+    InvalidResource,
     InvalidTTL,
     LeaseHeld,
     LeaseInTransaction,
@@ -111,12 +114,54 @@ def test_the_name_is_made_of_the_arguments(
 
 
 @pytest.mark.once
-def test_a_name_without_its_argument_is_an_error_of_the_caller() -> None:
-    @leased("report:{no_such_argument}")
-    def build(pk: int) -> None: ...
+@pytest.mark.parametrize("decorate", [leased, lambda key: once(key, window=3600)])
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("report:{id}", "{id}, but build has no such argument. Its arguments: pk, lang."),
+        ("{pk}:{day}:{id}", "{day}, {id}, but build has no such argument."),
+        ("report:{pk:{width}}", "{width}, but build has no such argument."),
+        ("report:{}", "{}, but build has no such argument."),
+        ("report:{0}", "{0}, but build has no such argument."),
+    ],
+)
+def test_a_name_without_its_argument_is_refused_where_it_is_written(
+    decorate: Any, template: str, said: str
+) -> None:
+    def build(pk: int, lang: str = "en") -> None: ...
 
-    with pytest.raises(KeyError, match="no_such_argument"):
-        build(5)
+    with pytest.raises(TypeError, match=re.escape(f"{template!r} uses {said}")):
+        decorate(template)(build)
+
+
+@pytest.mark.once
+def test_any_argument_may_be_in_keywords_that_are_collected() -> None:
+    leased("report:{day}")(anything)
+    with pytest.raises(TypeError, match=re.escape("uses {0}")):
+        leased("report:{0}")(anything)
+
+
+@pytest.mark.once
+def test_what_can_be_no_name_with_any_arguments_is_refused_where_it_is_written() -> None:
+    for name in ("", " report", "x" * 201):
+        with pytest.raises(InvalidResource):
+            leased(name)(rebuild)
+    with pytest.raises(ValueError, match="expected '}'"):
+        leased("report:{pk")(rebuild)
+
+
+@pytest.mark.once
+def test_the_decorator_needs_the_name_of_a_resource() -> None:
+    with pytest.raises(TypeError, match=r'@leased needs the name of a resource: @leased\("report:'):
+
+        @leased  # type: ignore[arg-type]
+        def build() -> None: ...
+
+
+@pytest.mark.once
+def test_who_looks_at_its_arguments_sees_those_that_are_given() -> None:
+    """As API frameworks do, and ``@handler``."""
+    assert str(inspect.signature(abuild)) == "(pk: 'int') -> 'str'"
 
 
 def generate() -> Iterator[int]:
@@ -284,14 +329,47 @@ def test_a_view_answers_under_its_lease(name: str) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("name", list(VIEWS))
 def test_a_view_that_lost_the_race_answers_409(name: str) -> None:
-    held = Lease.objects.acquire("report:5", holder="ann")
+    Lease.objects.acquire("report:5", holder="web-1:4711", ttl=20)
 
     response = VIEWS[name](RequestFactory().get("/"), pk=5)
 
-    assert response.status_code == 409
-    until = held.expires_at.isoformat()
-    assert json.loads(response.content) == {"error": f"report:5 is held by ann until {until}."}
+    # Anybody may read it, so it tells nothing of who works where.
+    assert (response.status_code, json.loads(response.content)) == (409, {"error": "busy"})
+    assert 1 <= int(response.headers["Retry-After"]) <= 20
     assert events("report:5") == ["acquired"]
+
+
+@pytest.mark.once
+def test_a_client_is_told_to_come_back_within_a_minute() -> None:
+    Lease.objects.acquire("report:5", ttl=3600)
+
+    assert view(RequestFactory().get("/"), 5).headers["Retry-After"] == "60"
+
+
+@pytest.mark.once
+def test_a_view_that_lost_the_race_may_answer_with_a_page_of_its_own() -> None:
+    def busy(request: HttpRequest, held: LeaseHeld, **kwargs: Any) -> HttpResponse:
+        return HttpResponse(f"{kwargs['pk']} is being built by {held.holder}", status=503)
+
+    @leased("report:{pk}", on_held=busy)
+    def view(request: HttpRequest, pk: int) -> HttpResponse:
+        return HttpResponse("built")
+
+    request = RequestFactory().get("/")
+    assert view(request, pk=5).content == b"built"
+    Lease.objects.acquire("report:5", holder="ann")
+    response = view(request, pk=5)
+    assert (response.status_code, response.content) == (503, b"5 is being built by ann")
+
+
+@pytest.mark.once
+def test_a_function_that_lost_the_race_may_return_something_else() -> None:
+    @leased("report", on_held=lambda held: held.holder)
+    def build() -> str:
+        return "built"
+
+    Lease.objects.acquire("report", holder="ann")
+    assert build() == "ann"
 
 
 @pytest.mark.once
@@ -362,7 +440,25 @@ def test_an_async_view_answers_or_refuses() -> None:
         async_to_sync(aview)(request)
 
     Lease.objects.acquire("report", holder="ann")
-    assert async_to_sync(aview)(request).status_code == 409
+    response = async_to_sync(aview)(request)
+    assert (response.status_code, json.loads(response.content)) == (409, {"error": "busy"})
+
+
+@pytest.mark.once
+@in_earnest
+def test_a_coroutine_that_lost_the_race_may_return_something_else() -> None:
+    async def ask(pk: int, held: LeaseHeld) -> str:
+        await asyncio.sleep(0)
+        return f"{pk}: {held.holder}"
+
+    Lease.objects.acquire("report:5", holder="ann")
+    for on_held in (ask, lambda pk, held: f"{pk}: {held.holder}"):
+        asked = leased("report:{pk}", on_held=on_held)(elsewhere)
+        assert async_to_sync(asked)(5) == "5: ann"
+
+
+async def elsewhere(pk: int) -> str:
+    return "built"
 
 
 @pytest.mark.once
