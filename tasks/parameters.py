@@ -16,6 +16,7 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from leasing.runtime.suggestions import closest
+from leasing.validation.templates import fields_of
 
 POSITIONAL_ONLY, ANY_POSITIONAL = Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL
 EITHER, NAMED, ANY_NAMED = (
@@ -66,6 +67,19 @@ class Parameters:
             frozenset(each.name for each in by_name if _is_required(each)),
             any(each.kind is ANY_NAMED for each in others),
         )
+
+    def check_template(self, what: str, template: str) -> None:
+        """Raise TypeError if ``template``, called ``what``, has a field that no data can have."""
+        unknown = {
+            field
+            for field in fields_of(template)
+            if not (field in self.accepted or self.takes_any and field.isidentifier())
+        }
+        if unknown:
+            fields = ", ".join(f"{{{each}}}" for each in sorted(unknown))
+            raise TypeError(
+                f"The {what} {template!r} uses {fields}, but {self.text} takes no such data."
+            )
 
     def mismatch(self, data: Mapping[str, Any]) -> str:
         """Return the reason why the handler cannot be called with ``data``; empty if it can."""

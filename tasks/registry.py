@@ -90,7 +90,9 @@ class Handler:
 
     def __post_init__(self) -> None:
         # Determined once: the inspection takes longer than a call of a short handler.
-        object.__setattr__(self, "parameters", Parameters.of(self.function))
+        parameters = Parameters.of(self.function)
+        parameters.check_template("concurrency_key", self.concurrency_key)
+        object.__setattr__(self, "parameters", parameters)
         is_async = iscoroutinefunction(self.function)
         kind = Kind.COROUTINE if is_async else Kind.THREAD
         object.__setattr__(self, "is_async", is_async)
@@ -160,7 +162,8 @@ def handler(
         process: True to run it in a child process, for CPU-bound work.
         on_end: Called with each of its tasks that has ended, once the end is stored.
 
-    Raises TypeError for a function that takes no context, or is a generator; ValueError when the
+    Raises TypeError for a function that takes no context or is a generator, and for a
+    concurrency_key with a field that is no parameter; ValueError when the
     name is already used by other code, or a number is out of bounds.
     """
     if callable(name):

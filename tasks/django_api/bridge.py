@@ -96,7 +96,7 @@ def declare(task: AnyTask, defaults: dict[str, Any]) -> None:
             task.module_path, queue=task.queue_name, on_end=_tell_finished, **defaults | given
         )
         register(_runs(task))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise InvalidTask(str(error)) from error
 
 

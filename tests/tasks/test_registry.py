@@ -14,7 +14,9 @@ import pytest
 from django.db import transaction
 from django.test import override_settings
 
+from leasing import leased
 from leasing.exceptions import InvalidResource
+from leasing.hold import Hold
 from tasks import handler, registry, sample
 from tasks.exceptions import TaskError, UnknownTask
 from tasks.execution.context import Context
@@ -197,6 +199,24 @@ def test_a_transaction_around_a_handler_hides_nothing_of_it() -> None:
         found.mismatch({})
         == "build(ctx, report_id) does not take this data: 'report_id' is missing."
     )
+
+
+def test_a_lease_around_a_handler_hides_nothing_of_it() -> None:
+    @handler("reports.build")
+    @leased("report:{report_id}")
+    def build(ctx: Any, report_id: int, hold: Hold) -> None: ...
+
+    found = registry.find("reports.build").parameters
+    assert found.mismatch({"report_id": 1}) == ""
+    assert "'hold' is unknown" in found.mismatch({"report_id": 1, "hold": 1})
+
+
+@pytest.mark.parametrize("key", ["report:{id}", "report:{}", "{ctx}"])
+def test_a_concurrency_key_is_made_of_data(key: str) -> None:
+    with pytest.raises(TypeError, match=r"but build\(ctx, report_id\) takes no such data"):
+        handler("reports.build", concurrency_key=key)(build)
+
+    handler("reports.build", concurrency_key="report:{report_id}")(build)
 
 
 def test_names_are_listed_in_order() -> None:

@@ -190,7 +190,7 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.once
 @pytest.mark.django_db
-@pytest.mark.parametrize(("data", "reason"), UNFIT, ids=[reason for _, reason in UNFIT])
+@pytest.mark.parametrize(("data", "reason"), UNFIT, ids=[str(data) for data, _ in UNFIT])
 def test_data_that_the_handler_does_not_take_is_refused(
     builds: str, data: dict[str, Any], reason: str
 ) -> None:
