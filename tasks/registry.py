@@ -259,6 +259,11 @@ def names() -> list[str]:
     return sorted(_handlers)
 
 
+def kinds() -> dict[str, str]:
+    """The names of all tasks that can run here, each with where it runs."""
+    return {name: _handlers[name].kind.value for name in names()}
+
+
 def names_by_kind() -> dict[Kind, list[str]]:
     """The names of the tasks that can run here, by where they run."""
     found: dict[Kind, list[str]] = {kind: [] for kind in Kind}

@@ -141,8 +141,8 @@ class WorkerFactory(DjangoModelFactory[Worker]):
     hostname = "host-1"
     pid = factory.Sequence(lambda n: 1000 + n)
     queues = factory.LazyFunction(lambda: ["default"])
-    handlers = factory.LazyFunction(registry.names)
-    concurrency = 4
+    handlers = factory.LazyFunction(lambda: dict.fromkeys(registry.names(), "thread"))
+    slots = factory.LazyFunction(lambda: {"thread": 4})
     state: str = WorkerState.LIVE
 
     @classmethod

@@ -68,5 +68,5 @@ def test_a_celery_worker_is_seen_among_the_workers_and_signs_off(
     worker.send_signal(signal.SIGTERM)
     worker.wait(60)
 
-    assert (row.queues, row.concurrency, row.pid) == (["default"], 2, worker.pid)
+    assert (row.queues, row.slots, row.pid) == (["default"], {"pool": 2}, worker.pid)
     assert Worker.objects.filter(stopped_at=None).count() == 0

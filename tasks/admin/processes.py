@@ -109,7 +109,7 @@ class WorkerAdmin(ReadOnlyAdmin):
         ("hostname", "pid"),
         "queues",
         "handlers",
-        ("concurrency", "sweeps"),
+        ("slots", "blocked", "sweeps"),
         ("started_at", "last_seen_at", "stopped_at"),
     )
 

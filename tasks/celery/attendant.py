@@ -22,19 +22,24 @@ def attend() -> None:
 
 
 def _begin(sender: Any, **kwargs: Any) -> None:
+    from tasks import registry
     from tasks.celery import consuming
     from tasks.conf import task_settings
     from tasks.maintenance import services
-    from tasks.models import WorkerRole
+    from tasks.models import Worker, WorkerRole
     from tasks.runtime.service_threads import ServiceThreads
     from tasks.worker.registration import Presence
 
     consuming.stopping.clear()
     # It may also serve queues with tasks of Celery's own.
     served = [q.name for q in sender.task_consumer.queues if q.name in task_settings.QUEUES]
-    concurrency = sender.controller.concurrency
     registration = Presence(
-        sender.hostname, role=WorkerRole.CELERY, queues=served, concurrency=concurrency
+        sender.hostname,
+        role=WorkerRole.CELERY,
+        queues=served,
+        # A slot of its pool runs handlers of every kind.
+        handlers=dict.fromkeys(registry.names(), Worker.POOL),
+        slots={Worker.POOL: sender.controller.concurrency},
     )
     threads = ServiceThreads(threading.Event())
     services.start(threads, registration.service())

@@ -25,7 +25,7 @@ ATTEMPTS: Final = plain(
     *("fencing_token", "error", "refused_at", "refused_verb"),
 )
 WORKERS: Final = plain(
-    *("name", "state", "hostname", "pid", "queues", "concurrency", "sweeps"),
+    *("name", "state", "hostname", "pid", "queues", "concurrency", "slots", "blocked", "sweeps"),
     *("started_at", "last_seen_at", "stopped_at"),
 )
 QUEUES: Final = plain("name", "paused_at", "paused_by", "reason")

@@ -195,7 +195,8 @@ def _waiting(figures: Figures) -> Need | None:
         "waits_long",
         "warning",
         f"The oldest waiting task has been due for {span(wait)}.",
-        "Workers serve its queue but are busy with other tasks. Add workers or threads.",
+        "Workers serve its queue. The task's page says what it waits for: a free slot of its kind "
+        "(add workers, or slots of that kind) or its concurrency key.",
         "leasing_tasks:queues",
         "Queues",
     )

@@ -148,7 +148,7 @@ def _figures(
             for line in lines
             if line.ready and not line.is_paused and _lacks_relay(line.name, present)
         ],
-        workers=sum(worker.concurrency > 0 for worker in present),
+        workers=sum(bool(worker.slots) for worker in present),
         sweepers=sum(worker.sweeps for worker in present),
         gone=[w.name for w in workers if worker_rows.state_of(w) == WorkerState.GONE],
         late=[w.name for w in workers if worker_rows.state_of(w) == WorkerState.LATE],

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from leasing.conf import leasing_settings
+from tasks.diagnosis.slots import Slots, slots_of
 from tasks.models import Task, TaskAttempt, Worker, WorkerState
 
 #: More running tasks than this are not looked up for one page of workers.
@@ -36,7 +38,7 @@ class WorkerRow:
         worker = self.worker
         seen = None if self.is_live else worker.last_seen_at
         shown = [worker.pk, worker.name, self.state, worker.pid, worker.started_at, seen]
-        shown += worker.queues, worker.concurrency, worker.stopped_at
+        shown += worker.queues, self.slots, worker.stopped_at
         object.__setattr__(self, "shown", shown)
 
     @property
@@ -61,14 +63,20 @@ class WorkerRow:
         return max(0, len(self.left) - LISTED)
 
     @property
-    def busy(self) -> int:
-        """Return the number of busy threads."""
-        return min(len(self.tasks), self.worker.concurrency)
+    def slots(self) -> list[Slots]:
+        """Return its slots, a line for each kind."""
+        held = Counter(self.worker.kind_of(task.name) for task in self.tasks)
+        return slots_of(self.worker, held)
 
     @property
     def prefetched(self) -> int:
-        """Return the number of tasks that it claimed before a thread was free."""
-        return len(self.tasks) - self.busy
+        """Return the number of tasks that it claimed before a slot was free."""
+        return sum(each.prefetched for each in self.slots)
+
+    @property
+    def running(self) -> int:
+        """Return the number of tasks that it runs."""
+        return len(self.tasks) - self.prefetched
 
     @property
     def is_live(self) -> bool:
@@ -89,7 +97,8 @@ def state_of(worker: Worker) -> str:
 
 
 def with_tasks(workers: Iterable[Worker]) -> list[WorkerRow]:
-    """Each of ``workers`` with its running tasks, found by one query."""
+    """Each of ``workers`` with its running tasks, found by one query; a second reads the handlers
+    of those that hold some, where they tell which slots these occupy."""
     workers = list(workers)
     names = [worker.name for worker in workers]
     held: defaultdict[str, list[Task]] = defaultdict(list)
@@ -98,7 +107,19 @@ def with_tasks(workers: Iterable[Worker]) -> list[WorkerRow]:
         "name", "queue", "status", "holder", "acquired_at", "expires_at", "ttl", "attempts"
     ).order_by("pk")[:SHOWN]:
         held[task.holder].append(task)
+    _read_handlers([each for each in workers if held[each.name] and len(each.slots) > 1])
     return [_row_of(worker, held[worker.name]) for worker in workers]
+
+
+def _read_handlers(workers: list[Worker]) -> None:
+    """Read the column ``handlers`` of ``workers``, which lists leave out."""
+    left = {worker.pk: worker for worker in workers if "handlers" in worker.get_deferred_fields()}
+    if not left:
+        return
+    rows = Worker.objects.using(leasing_settings.DATABASE).filter(pk__in=left)
+    found = dict(rows.values_list("pk", "handlers"))
+    for pk, worker in left.items():
+        worker.handlers = found.get(pk, {})  # none if its row is gone meanwhile
 
 
 def _row_of(worker: Worker, held: list[Task]) -> WorkerRow:

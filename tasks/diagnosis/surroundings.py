@@ -8,18 +8,19 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
-from django.db.models import Count
+from django.db.models import Count, OuterRef, Q, Subquery
 
 from leasing.conf import leasing_settings
 from leasing.diagnosis.base import FLAPPING_WITHIN, FLAPS
 from leasing.functions import EPOCH, after, database_now
 from leasing.web.cache import shared
+from tasks.diagnosis.slots import Slots, slots_of
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker, WorkerRole, WorkerState
 from tasks.querysets import TaskStatus
 
 #: The greatest number of workers that are read.
 MAX_WORKERS: Final = 1000
-#: The greatest number of pairs of a holder and a concurrency key that are read.
+#: The greatest number of combinations of a holder, a name and a concurrency key that are read.
 MAX_GROUPS: Final = 10_000
 #: The greatest number of attempts that are read.
 MAX_ATTEMPTS_READ: Final = 1_000
@@ -33,7 +34,8 @@ class Surroundings:
 
     now: datetime
     workers: dict[str, Worker]
-    running: dict[str, int]
+    #: The number of tasks that each of them holds, by the kind of slot.
+    held: dict[str, Counter[str]] = field(default_factory=dict)
     paused: dict[str, Queue] = field(default_factory=dict)
     #: The number of running tasks of each concurrency key, by holder.
     by_key: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -54,8 +56,14 @@ class Surroundings:
             w for w in self.workers.values() if w.role == WorkerRole.RELAY and self.is_live(w.name)
         ]
 
-    def free_threads(self, workers: list[Worker]) -> int:
-        return sum(max(0, w.concurrency - self.running.get(w.name, 0)) for w in workers)
+    def slots_for(self, name: str, workers: Iterable[Worker]) -> list[Slots]:
+        """Return the slots of ``workers`` that run tasks called ``name``."""
+        return [
+            slots
+            for worker in workers
+            for slots in slots_of(worker, self.held.get(worker.name, {}))
+            if slots.kind == worker.kind_of(name)
+        ]
 
     def is_live(self, name: str) -> bool:
         worker = self.workers.get(name)
@@ -74,18 +82,23 @@ def look_around(tasks: Iterable[Task] = (), *, fresh: bool = True) -> Surroundin
 def _everyone() -> Surroundings:
     using = leasing_settings.DATABASE
     present = Worker.objects.using(using).present().with_state().order_by("id")[:MAX_WORKERS]
-    held = Task.objects.using(using).running().values("holder", "concurrency_key")
-    running: Counter[str] = Counter()
-    by_key: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for row in held.annotate(tasks=Count("id"))[:MAX_GROUPS]:
-        running[row["holder"]] += row["tasks"]
-        by_key[row["concurrency_key"]][row["holder"]] = row["tasks"]
+    workers = {worker.name: worker for worker in present}
+    # What a former process of the same name left occupies no slot of this one.
+    since = Worker.objects.using(using).filter(name=OuterRef("holder")).values("started_at")
+    own = Count("id", filter=Q(acquired_at__gte=Subquery(since)))
+    running = Task.objects.using(using).running().values("holder", "name", "concurrency_key")
+    held: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    by_key: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for row in running.annotate(tasks=Count("id"), own=own)[:MAX_GROUPS]:
+        by_key[row["concurrency_key"]][row["holder"]] += row["tasks"]
+        if worker := workers.get(row["holder"]):
+            held[worker.name][worker.kind_of(row["name"])] += row["own"]
     return Surroundings(
         now=EPOCH,
-        workers={worker.name: worker for worker in present},
-        running=running,
+        workers=workers,
+        held=dict(held),
         paused={queue.name: queue for queue in Queue.objects.using(using).paused()},
-        by_key=dict(by_key),
+        by_key={key: dict(holders) for key, holders in by_key.items()},
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 
 from leasing.diagnosis.base import Diagnosis
-from leasing.humanize import left, plural, span
+from leasing.humanize import left, span
 from tasks.conf import task_settings
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE, RESUME
 from tasks.diagnosis.broker import published, unpublished
 from tasks.diagnosis.facts import attempt_facts, stamped
+from tasks.diagnosis.slots import KINDS, Slots, in_words
 from tasks.diagnosis.surroundings import Surroundings
 from tasks.diagnosis.unclaimed import diagnosed
 from tasks.models import Queue, Task, WorkerRole
@@ -66,15 +67,36 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     by_message = all(worker.role == WorkerRole.CELERY for worker in awake)
     if by_message and (found := unpublished(task, around, facts)):
         return found
-    if not around.free_threads(awake):
-        headline = f"All slots of the {plural(len(able), 'worker')} that can run it are busy."
-        next_ = "It starts when a slot becomes free; tasks of higher priority go first."
-        return diagnosed("saturated", "info", headline, next_, "Until a slot is free.", facts)
+    slots = around.slots_for(task.name, awake)
+    facts.append(("Slots", in_words(slots)))
+    if not any(each.free for each in slots):
+        return _saturated(slots, len(awake), facts)
     if by_message:
         return published(task, now, facts)
-    headline = "Due. A worker is free to claim it."
+    headline = "Due. A worker has a free slot for it."
     next_ = "It is claimed at the next poll."
     return Diagnosis("due", "ok", headline, next_, until="Until the next poll.", facts=facts)
+
+
+def _saturated(slots: list[Slots], workers: int, facts: list[tuple[str, str]]) -> Diagnosis:
+    total = sum(each.total for each in slots)
+    kinds = {each.kind for each in slots}
+    kind = kinds.pop() if len(kinds) == 1 else ""
+    one, many, option = KINDS.get(kind, ("slot", "slots", "run_worker --help"))
+    of = "the worker" if workers == 1 else f"the {workers:,} workers"
+    headline = f"All {total:,} {many} of {of} that can run it are busy."
+    if total < 2:
+        headline = f"No {one} of {of} that can run it is free."
+    next_ = (
+        "It starts when a slot becomes free; tasks of higher priority go first. To run more at a "
+        f"time, start another worker, or give each more {many} ({option})."
+    )
+    if any(each.blocked for each in slots):
+        next_ += (
+            " A blocked slot is free when its handler returns, or its worker is restarted: see "
+            "the timeouts in the worker's log."
+        )
+    return diagnosed("saturated", "info", headline, next_, "Until a slot is free.", facts)
 
 
 def _key_held(task: Task, holders: dict[str, int], facts: list[tuple[str, str]]) -> Diagnosis:

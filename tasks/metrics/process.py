@@ -183,10 +183,16 @@ def _slots(executors: ExecutorPool) -> Iterator[Metric]:
     busy = GaugeMetricFamily(
         "tasks_worker_slots_busy", "Of these slots, those that run a task.", labels=["kind"]
     )
+    blocked = GaugeMetricFamily(
+        "tasks_worker_slots_blocked",
+        "Of these, slots whose handler runs on although its task has ended.",
+        labels=["kind"],
+    )
     for kind, executor in executors.executors.items():
         there.add_metric([kind.value], executor.slots)
         busy.add_metric([kind.value], executor.slots - max(0, executor.free))
-    yield from (there, busy)
+        blocked.add_metric([kind.value], executor.blocked)
+    yield from (there, busy, blocked)
 
 
 def _relay() -> Iterator[Metric]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from django.db import models, transaction
 from django.db.models import Case, Value, When
@@ -12,6 +12,7 @@ from leasing.db.dialects import take_write_lock
 from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow
 from tasks.models.queue import Queue
+from tasks.registry import Kind
 
 
 class WorkerState(models.TextChoices):
@@ -75,9 +76,9 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
         """Delete workers that have not been seen for a day."""
         self.filter(last_seen_at__lt=DbNow() - Worker.FORGOTTEN_AFTER).delete()
 
-    def seen(self, name: str) -> int:
-        """Record a heartbeat of the worker called ``name``."""
-        return self.filter(name=name).update(last_seen_at=DbNow(), stopped_at=None)
+    def seen(self, name: str, **news: Any) -> int:
+        """Record a heartbeat of the worker called ``name``, with ``news`` as columns."""
+        return self.filter(name=name).update(last_seen_at=DbNow(), stopped_at=None, **news)
 
     def sign_off(self, name: str) -> int:
         """Note that the worker called ``name`` has stopped."""
@@ -91,6 +92,8 @@ class Worker(models.Model):
     LATE_AFTER = timedelta(seconds=14)
     GONE_AFTER = timedelta(seconds=30)
     FORGOTTEN_AFTER = timedelta(days=1)
+    #: The kind of the slots of a Celery worker, whose pool runs handlers of every kind.
+    POOL: Final = "pool"
 
     id = models.BigAutoField(primary_key=True)
     #: The holder's name on its tasks.
@@ -101,9 +104,13 @@ class Worker(models.Model):
     hostname = models.CharField(max_length=255)
     pid = models.PositiveIntegerField()
     queues = models.JSONField(default=list)
-    #: The names of the tasks it has code for.
-    handlers = models.JSONField(default=list)
-    concurrency = models.PositiveIntegerField(default=0)
+    #: The names of the tasks that it has code for, each with the kind of slot that runs it.
+    handlers = models.JSONField(default=dict)
+    #: The number of tasks that it can run at a time, by kind, of the kinds it has handlers for.
+    slots = models.JSONField(default=dict)
+    #: Of these, at its last heartbeat, slots that take no task although they run none: their
+    #: handler runs on although its task has ended, or their event loop does not respond.
+    blocked = models.JSONField(default=dict)
     #: True if it runs recovery.
     sweeps = models.BooleanField(default=True)
     started_at = models.DateTimeField(db_default=DbNow())
@@ -117,6 +124,18 @@ class Worker(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def concurrency(self) -> int:
+        """Return the number of its slots of all kinds."""
+        return sum(self.slots.values())
+
+    def kind_of(self, name: str) -> str:
+        """Return the kind of slot in which it runs tasks called ``name``. A thread gives back a
+        task that has no handler here."""
+        if len(self.slots) == 1:
+            return str(next(iter(self.slots)))
+        return str(self.handlers.get(name, Kind.THREAD.value))
 
     @property
     def runs_tasks(self) -> bool:

@@ -80,6 +80,10 @@ class Coroutines(Executor):
     def room(self) -> int:
         return 0 if self._is_blocked() else super().room
 
+    @property
+    def blocked(self) -> int:
+        return self.slots if self._is_blocked() else super().blocked
+
     def _is_blocked(self) -> bool:
         """Return True if a coroutine that does not yield blocks the loop."""
         if self._loop is None or not self._running:

@@ -79,10 +79,16 @@ class ExecutorPool:
         return any(executor.is_busy for executor in self.executors.values())
 
     @property
-    def concurrency(self) -> int:
-        """Return the number of tasks that can run at a time, of the kinds for which there are
-        handlers."""
-        return sum(self.executors[kind].slots for kind in self._kinds())
+    def slots(self) -> dict[str, int]:
+        """Return the number of tasks that can run at a time, by kind, of the kinds for which there
+        are handlers."""
+        return {kind.value: self.executors[kind].slots for kind in self._kinds()}
+
+    @property
+    def blocked(self) -> dict[str, int]:
+        """Return the number of slots that take no task although they run none, by kind."""
+        counts = {kind.value: executor.blocked for kind, executor in self.executors.items()}
+        return {kind: count for kind, count in counts.items() if count}
 
     @property
     def has_room(self) -> bool:

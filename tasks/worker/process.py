@@ -315,7 +315,10 @@ class WorkerProcess:
 
     def _start_threads(self) -> None:
         registration = Presence(
-            self.name, queues=self.queues, concurrency=self.executors.concurrency
+            self.name,
+            lambda: {"blocked": self.executors.blocked},
+            queues=self.queues,
+            slots=self.executors.slots,
         )
         self.poller.listen(self._threads)
         services.start(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -26,10 +26,14 @@ from tasks.runtime.service_threads import ServiceThreads
 
 
 class Presence:
-    """Keeps the row of the worker called ``name``, with the ``what`` columns, up to date."""
+    """Keeps the row of the worker called ``name``, with the ``what`` columns, up to date; ``news``
+    returns the columns that each heartbeat writes."""
 
-    def __init__(self, name: str, **what: Any) -> None:
+    def __init__(
+        self, name: str, news: Callable[[], Mapping[str, Any]] = dict, **what: Any
+    ) -> None:
         self._name = name
+        self._news = news
         self._what = what
         self._is_known = False
 
@@ -43,7 +47,7 @@ class Presence:
         )
 
     def _tick(self) -> float:
-        if not (self._is_known and Worker.objects.seen(self._name)):
+        if not (self._is_known and Worker.objects.seen(self._name, **self._news())):
             _register(self._name, self._what)
         self._is_known = True
         if probes.comparing:
@@ -57,11 +61,11 @@ def presented(
 ) -> Iterator[ServiceThreads]:
     """A block in which the process called ``name`` is shown, which runs no tasks. Its thread has a
     lasting connection, and receivers are called apart; leaving the block sets ``ended``."""
-    what = {"queues": [], "handlers": [], "concurrency": 0, "sweeps": False, "role": role} | what
+    none: dict[str, Any] = {"queues": [], "handlers": {}, "slots": {}, "sweeps": False}
     threads = ServiceThreads(ended)
     try:
         with lasting_connection(ended), apart(threads.callbacks):
-            threads.start("registration", Presence(name, **what).service())
+            threads.start("registration", Presence(name, **none | {"role": role} | what).service())
             yield threads
     finally:
         threads.stop()
@@ -86,5 +90,5 @@ def _register(name: str, what: dict[str, Any]) -> None:
         name,
         hostname=socket.gethostname()[:255],
         pid=os.getpid(),
-        **{"handlers": registry.names()} | what,
+        **{"handlers": registry.kinds(), "blocked": {}} | what,
     )

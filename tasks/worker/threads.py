@@ -83,6 +83,12 @@ class Executor:
         """Return the number of tasks that could start at once."""
         return self.slots - len(self._running) + len(self._waiting)
 
+    @property
+    def blocked(self) -> int:
+        """Return the number of slots that take no task: their handler runs on although its task has
+        ended."""
+        return sum(each.carrier is not None and each.is_over for each in self.executions)
+
     # How much to claim
 
     @property

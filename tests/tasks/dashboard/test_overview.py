@@ -364,11 +364,11 @@ def test_the_generators_page_asks_a_fixed_number_of_questions(operator: Client) 
 def test_who_stands_by_is_named(operator: Client) -> None:
     start_generator(by="emil")
     generating("web-1")
-    WorkerFactory(name="web-1", role="generator", concurrency=0)
+    WorkerFactory(name="web-1", role="generator", slots={})
     standby = get(operator, GENERATOR).answers["standby"]
     assert not standby.all("li") and standby.one("bdi").text == "web-1"
-    WorkerFactory(name="web-2", role="generator", concurrency=0)
-    WorkerFactory(name="web-3", role="generator", concurrency=0, state="gone")
+    WorkerFactory(name="web-2", role="generator", slots={})
+    WorkerFactory(name="web-3", role="generator", slots={}, state="gone")
     (member,) = get(operator, GENERATOR).answers["standby"].all("li")
     assert member.one("bdi").text == "web-2"
     assert member.one(".badge").text == WORKER_BADGES[WorkerState.LIVE].word
@@ -402,5 +402,5 @@ def test_queues_that_no_relay_publishes_are_told_of(viewer: Client) -> None:
     other = WorkerFactory()
     assert is_well(get(viewer, OVERVIEW))
     other.delete()
-    WorkerFactory(role="relay", queues=[], concurrency=0)
+    WorkerFactory(role="relay", queues=[], slots={})
     assert is_well(get(viewer, OVERVIEW))

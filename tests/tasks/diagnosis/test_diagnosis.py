@@ -78,12 +78,12 @@ def no_worker() -> Task:
 
 
 def unknown_task() -> Task:
-    WorkerFactory(handlers=["something.else"])
+    WorkerFactory(handlers={"something.else": "thread"})
     return TaskFactory()
 
 
 def saturated() -> Task:
-    WorkerFactory(name="ann", concurrency=1)
+    WorkerFactory(name="ann", slots={"thread": 1})
     TaskFactory(state="running", holder="ann")
     return TaskFactory()
 
@@ -150,7 +150,7 @@ def over_celery(*roles: str, published: bool = False) -> Task:
     """A task that Celery workers alone would run, and processes of these ``roles`` beside."""
     WorkerFactory(role="celery")
     for role in roles:
-        WorkerFactory(role=role, queues=[], handlers=[], concurrency=0)
+        WorkerFactory(role=role, queues=[], handlers={}, slots={})
     task: Task = TaskFactory()
     if published:
         Task.objects.filter(pk=task.pk).update(published_at=after(timedelta(seconds=1)))
@@ -257,6 +257,88 @@ def test_the_threads_of_workers_without_a_sign_of_life_are_not_free() -> None:
     assert (found.code, found.severity) == ("no_worker", "warning")
     WorkerFactory()
     assert diagnose(TaskFactory()).code == "due"
+
+
+def of_kinds(**columns: Any) -> Worker:
+    """A worker as run_worker starts it, that has handlers of every kind."""
+    handlers = {"sample.sleep": "thread", "feeds.fetch": "coroutine", "images.resize": "process"}
+    slots = {"thread": 4, "coroutine": 100, "process": 1}
+    worker: Worker = WorkerFactory(
+        **{"name": "ann", "handlers": handlers, "slots": slots} | columns
+    )
+    return worker
+
+
+def named(name: str, **options: Any) -> Task:
+    task: Task = TaskFactory(**options)
+    Task.objects.filter(pk=task.pk).update(name=name)
+    task.refresh_from_db()
+    return task
+
+
+def held_by_ann(count: int, name: str = "sample.sleep") -> None:
+    for _ in range(count):
+        named(name, state="running", holder="ann")
+
+
+@pytest.mark.parametrize(("busy", "code"), [(3, "due"), (4, "saturated"), (9, "saturated")])
+def test_a_task_waits_for_a_slot_of_its_own_kind(busy: int, code: str) -> None:
+    of_kinds()
+    held_by_ann(busy)
+
+    assert diagnose(named("sample.sleep")).code == code
+    assert diagnose(named("feeds.fetch")).code == "due"
+    assert diagnose(named("images.resize")).code == "due"
+
+
+def test_prefetched_tasks_run_in_no_slot() -> None:
+    of_kinds()
+    held_by_ann(9)
+    answer = diagnose(named("sample.sleep"))
+
+    # Four of the nine run; the option names the kind that is short.
+    assert re.findall(r"\d+", dict(answer.facts)["Slots"]) == ["4", "4", "5"]
+    assert "4 threads" in answer.headline and "--threads" in answer.next
+
+
+@pytest.mark.once
+def test_a_slot_that_is_blocked_is_not_free() -> None:
+    of_kinds(blocked={"thread": 3})
+    held_by_ann(1)
+    answer = diagnose(named("sample.sleep"))
+
+    assert answer.code == "saturated" and "3 of them blocked" in dict(answer.facts)["Slots"]
+    assert "restarted" in answer.next
+
+
+@pytest.mark.once
+def test_a_pool_of_celery_runs_every_kind_in_the_same_slots() -> None:
+    task = over_celery(published=True)
+    slots = {"slots": {"pool": 2}, "handlers": {task.name: "pool", "feeds.fetch": "pool"}}
+    Worker.objects.filter(role="celery").update(name="ann", **slots)
+    held_by_ann(1)
+    assert diagnose(task).code == "published"
+    held_by_ann(1, "feeds.fetch")
+    assert diagnose(task).code == "saturated"
+
+
+def test_what_a_former_process_of_its_name_left_occupies_no_slot() -> None:
+    of_kinds()
+    held_by_ann(4)
+    Worker.objects.update(started_at=after(timedelta(seconds=1)))
+
+    assert diagnose(named("sample.sleep")).code == "due"
+
+
+@pytest.mark.once
+def test_slots_of_several_workers_are_added_up() -> None:
+    of_kinds()
+    held_by_ann(4)
+    of_kinds(name="bob")
+    assert diagnose(named("sample.sleep")).code == "due"
+    Worker.objects.update(slots={"thread": 0})
+    answer = diagnose(named("sample.sleep"))
+    assert answer.code == "saturated" and "No thread of the 2 workers" in answer.headline
 
 
 def test_a_holder_whose_sign_of_life_is_missing_is_not_said_to_have_been_seen() -> None:

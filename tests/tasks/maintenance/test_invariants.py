@@ -373,7 +373,7 @@ def test_the_guards_are_constraints_of_the_table() -> None:
 
 
 def test_names_are_looked_for_among_the_workers_of_the_queue() -> None:
-    WorkerFactory(queues=["mail"], handlers=["mail.only"])
+    WorkerFactory(queues=["mail"], handlers={"mail.only": "thread"})
     task = change(TaskFactory(), name="mail.only")
 
     assert [each.keys for each in recovery.examine().findings] == [[task.pk]]

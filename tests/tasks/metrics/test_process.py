@@ -259,6 +259,7 @@ def test_a_worker_shows_its_slots_and_how_long_attempts_have_them(
         wait_for(lambda: executions(value, "jobs.echo") == {"succeeded": 1})
         assert value("tasks_worker_slots", kind="thread") == 3
         assert value("tasks_worker_slots_busy", kind="thread") == 0
+        assert value("tasks_worker_slots_blocked", kind="thread") == 0
         assert value("tasks_execution_duration_seconds_count", **QUEUE) == 1
         wait_for(lambda: value("tasks_recovery_last_success_timestamp_seconds") > 0)
     assert ended(worker)()

@@ -103,7 +103,7 @@ def look_ahead(claimed: list[Any]) -> None:
 
 
 def register(claimed: list[Any]) -> None:
-    Worker.objects.register("ann", hostname="here", pid=1, handlers=[], queues=[], concurrency=1)
+    Worker.objects.register("ann", hostname="here", pid=1, handlers={}, queues=[], slots={})
     Worker.objects.seen("ann")
     Worker.objects.sign_off("ann")
 

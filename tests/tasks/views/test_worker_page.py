@@ -81,8 +81,25 @@ def test_a_list_names_some_of_the_tasks_of_each_worker(viewer: Client) -> None:
 
 
 @pytest.mark.once
+def test_slots_are_shown_by_kind(viewer: Client) -> None:
+    worker = WorkerFactory(
+        name="dora",
+        slots={"thread": 2, "coroutine": 100},
+        blocked={"coroutine": 1},
+        handlers={"sample.sleep": "thread"},
+    )
+    Task.objects.enqueue_many("sample.sleep", [{"sleep_duration_seconds": 1}] * 3)
+    Task.objects.claim("dora", limit=3)
+    rows = get(viewer, "/ops/workers/").all("td.number li")
+    assert [row.numbers for row in rows] == [[2, 2, 1], [1, 100, 1]]
+    page = get(viewer, url_of(worker))
+    assert page.answers["why"].numbers == [2, 1]  # running, prefetched
+    assert page.answers["role"].numbers[:3] == [102, 2, 2]
+
+
+@pytest.mark.once
 def test_one_that_generates_has_no_tasks_to_show(viewer: Client) -> None:
-    worker = WorkerFactory(name="emil", role="generator", concurrency=0, queues=[])
+    worker = WorkerFactory(name="emil", role="generator", slots={}, queues=[])
     page = get(viewer, url_of(worker))
     runs = get(viewer, url_of(WorkerFactory()))
     assert page.answers["role"].text != runs.answers["role"].text

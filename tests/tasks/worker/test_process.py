@@ -23,6 +23,7 @@ from tasks import registry
 from tasks.models import Task, TaskStatus, Worker, WorkerQuerySet
 from tasks.querysets import TaskQuerySet
 from tasks.querysets.claimed import ClaimedTask
+from tasks.worker.executors import ExecutorPool
 from tasks.worker.process import WorkerProcess
 from tasks.worker.threads import Executor, Threads
 from tests.factories import TaskFactory, WorkerFactory
@@ -367,8 +368,8 @@ def test_a_worker_says_what_it_is_and_what_it_serves() -> None:
 
     assert (row.pid, row.hostname) == (os.getpid(), socket.gethostname())
     assert (row.queues, row.sweeps) == (["mail"], True)
-    assert row.concurrency == worker.executors.concurrency == 3 + 100 + 1
-    assert row.handlers == registry.names()
+    assert row.slots == worker.executors.slots == {"thread": 3, "coroutine": 100, "process": 1}
+    assert row.handlers == registry.kinds()
     assert row.state == "live"
     assert worker_row(worker).state == "stopped"
 
@@ -376,9 +377,9 @@ def test_a_worker_says_what_it_is_and_what_it_serves() -> None:
 def test_only_slots_for_handlers_that_there_are_count(handlers: Handlers) -> None:
     for name in [n for n in registry.names() if registry.find(n).kind is registry.Kind.COROUTINE]:
         del handlers[name]
-    assert WorkerProcess(threads=3, processes=5).executors.concurrency == 3 + 5
+    assert WorkerProcess(threads=3, processes=5).executors.slots == {"thread": 3, "process": 5}
     del handlers["jobs.compute"]
-    assert WorkerProcess(threads=3, processes=5).executors.concurrency == 3
+    assert WorkerProcess(threads=3, processes=5).executors.slots == {"thread": 3}
 
 
 def test_a_worker_is_seen_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,6 +388,13 @@ def test_a_worker_is_seen_again_and_again(monkeypatch: pytest.MonkeyPatch) -> No
         wait_for(known(worker))
         first = worker_row(worker).last_seen_at
         wait_for(lambda: worker_row(worker).last_seen_at > first)
+
+
+def test_each_sign_of_life_says_which_slots_are_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
+    monkeypatch.setattr(ExecutorPool, "blocked", {"thread": 2})
+    with working() as worker:
+        wait_for(lambda: known(worker)() and worker_row(worker).blocked == {"thread": 2})
 
 
 def test_a_worker_whose_row_was_deleted_writes_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,14 +406,16 @@ def test_a_worker_whose_row_was_deleted_writes_another(monkeypatch: pytest.Monke
 
 
 def test_a_worker_that_starts_again_under_its_name_says_what_it_is_now() -> None:
-    old = WorkerFactory(name="ann", state="stopped", pid=1, handlers=["old"], concurrency=9)
+    old = WorkerFactory(
+        name="ann", state="stopped", pid=1, handlers={"old": "thread"}, slots={"thread": 9}
+    )
 
     with working(name="ann", threads=2) as worker:
         wait_for(known(worker))
         row = worker_row(worker)
 
     assert (row.pk, row.pid, row.concurrency) == (old.pk, os.getpid(), 2 + 100 + 1)
-    assert row.handlers == registry.names()
+    assert row.handlers == registry.kinds()
     assert row.started_at > old.started_at
 
 
@@ -433,7 +443,7 @@ def test_a_sign_of_life_under_way_does_not_undo_the_signing_off(
     monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
     seen, under_way = WorkerQuerySet.seen, threading.Event()
 
-    def slow(rows: Any, name: str) -> int:
+    def slow(rows: Any, name: str, **news: Any) -> int:
         under_way.set()
         threading.Event().wait(0.3)
         return seen(rows, name)

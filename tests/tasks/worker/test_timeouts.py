@@ -49,11 +49,13 @@ def test_a_thread_that_cannot_be_ended_fails_in_time_and_keeps_its_place(
         after = TaskFactory(name="jobs.echo", data={})
         (execution,) = worker.executions
         assert execution.is_over
+        assert worker.executors.blocked == {"thread": 1}
         assert worker._claim() is False
         assert row_of(after)["status"] == TaskStatus.READY
         opened.set()
         wait_for(lambda: row_of(after)["status"] == TaskStatus.SUCCEEDED)
         wait_for(lambda: refusals(task) == ["complete"])
+        assert worker.executors.blocked == {}
 
     row = row_of(task)
     assert row["task_output"] is None
