@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from urllib.parse import urlencode
 
 from leasing.humanize import plural, span
 from leasing.web.counts import Capped
@@ -46,6 +47,8 @@ class Figures:
     unserved: list[QueueLine] = field(default_factory=list)
     #: Queues where something waits that only Celery workers serve, while no relay tells them.
     unpublished: list[QueueLine] = field(default_factory=list)
+    #: Names of waiting tasks that no worker of their queue has a handler for, and how many tasks.
+    unknown: dict[str, int] = field(default_factory=dict)
     #: Workers that were seen lately, and how many of them run recovery.
     workers: int = 0
     sweepers: int = 0
@@ -94,6 +97,7 @@ def assess(figures: Figures, unread: Sequence[str] = ()) -> Health:
         _workers(figures, unread),
         *[_unserved(line) for line in figures.unserved if figures.workers],
         *[_unpublished(line) for line in figures.unpublished],
+        _unknown(figures),
         _vanished(figures),
         _failed(figures),
         *[_paused(line) for line in figures.paused if line.ready],
@@ -146,6 +150,25 @@ def _unpublished(line: QueueLine) -> Need:
         "manage.py run_relay.",
         "leasing_tasks:workers",
         "Workers",
+    )
+
+
+def _unknown(figures: Figures) -> Need | None:
+    if not figures.unknown:
+        return None
+    tasks = _tasks(Capped(sum(figures.unknown.values())), "waits", "wait")
+    name = min(figures.unknown)
+    more = len(figures.unknown) - 1
+    others = f" and {plural(more, 'other name')}" if more else ""
+    return Need(
+        "unknown_task",
+        "critical",
+        f"{tasks} for a handler that no worker has: {name}{others}.",
+        "Deploy the handler. If it was renamed, keep the old name: "
+        f'@handler("its new name", aliases=["{name}"]).',
+        "leasing_tasks:list",
+        "These tasks",
+        f"?{urlencode({'name': name})}",
     )
 
 

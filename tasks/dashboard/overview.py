@@ -23,6 +23,7 @@ from tasks.dashboard.line_chart import trimmed
 from tasks.dashboard.queue_rows import Queues, read_queues
 from tasks.generator import GeneratorStatus, generator_status
 from tasks.log import log
+from tasks.maintenance.invariants import UnknownName
 from tasks.models import Sample, Schedule, Task, Worker, WorkerRole, WorkerState
 from tasks.querysets.base import lapse
 
@@ -31,6 +32,8 @@ MOURNED = timedelta(minutes=10)
 WORKERS_SHOWN, QUEUES_SHOWN = 8, 8
 #: Spans of charts, in seconds, by their names in the address.
 SPANS: Final = {"10m": 600, "1h": 3_600, "6h": 21_600, "24h": 86_400}
+#: Seconds that polls share the names that no worker knows.
+UNKNOWN_FOR = 10
 #: Points of a chart on this page.
 POINTS = 60
 
@@ -153,8 +156,17 @@ def _figures(
         gone=[w.name for w in workers if worker_rows.state_of(w) == WorkerState.GONE],
         late=[w.name for w in workers if worker_rows.state_of(w) == WorkerState.LATE],
         overdue_schedules=counts["schedules"]["overdue"],
+        unknown=_unknown(queues, fresh=fresh),
         **_desired(status, now),
     )
+
+
+def _unknown(queues: Queues | None, *, fresh: bool) -> dict[str, int]:
+    """Return the waiting tasks that no worker has a handler for, by name. None are looked for
+    where too many tasks wait to be counted: recovery reports them then too."""
+    if queues is None or queues.counted_at is not None or not queues.lines:
+        return {}
+    return shared("unknown tasks", UnknownName().by_name, fresh=fresh, seconds=UNKNOWN_FOR)
 
 
 def _lacks_relay(queue: str, present: list[Worker]) -> bool:

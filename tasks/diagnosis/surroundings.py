@@ -26,6 +26,8 @@ MAX_GROUPS: Final = 10_000
 MAX_ATTEMPTS_READ: Final = 1_000
 #: Outcomes of attempts whose worker ended, rather than their handler.
 _LOST: Final = (AttemptOutcome.LOST, AttemptOutcome.RETURNED)
+#: The beginnings of the reasons for which a healthy worker gives back a task that has not begun.
+_NOT_BEGUN: Final = ("No handler is registered", "its worker had no free slot")
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,8 @@ def _losses(tasks: Iterable[Task], using: str) -> dict[int, list[str]]:
         task__in=often, outcome__in=_LOST, ended_at__gt=after(-FLAPPING_WITHIN)
     )
     found: defaultdict[int, list[str]] = defaultdict(list)
+    for reason in _NOT_BEGUN:
+        lately = lately.exclude(error__startswith=reason)
     for key, holder in lately.order_by("-pk").values_list("task", "holder")[:MAX_ATTEMPTS_READ]:
         found[key].append(holder)
     return {key: holders for key, holders in found.items() if len(holders) >= FLAPS}

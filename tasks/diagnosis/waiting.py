@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from datetime import datetime
 
 from leasing.diagnosis.base import Diagnosis
-from leasing.humanize import left, span
+from leasing.humanize import left, plural, span
 from tasks.conf import task_settings
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE, RESUME
 from tasks.diagnosis.broker import published, unpublished
@@ -14,6 +15,7 @@ from tasks.diagnosis.slots import KINDS, Slots, in_words
 from tasks.diagnosis.surroundings import Surroundings
 from tasks.diagnosis.unclaimed import diagnosed
 from tasks.models import Queue, Task, WorkerRole
+from tasks.registry import UNKNOWN_DELAY
 
 #: Holders of a key that are named.
 NAMED = 5
@@ -23,6 +25,8 @@ def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     """Diagnose a task that is scheduled for later."""
     wait = left(task.scheduled_at - now)
     facts = [("Not before", stamped(task.scheduled_at)), *attempt_facts(task)]
+    if found := _unknown(task, now, around, facts):
+        return found
     until = f"{stamped(task.scheduled_at)}, in {wait}."
     if not task.last_error:
         headline = f"Scheduled to start in {wait}."
@@ -51,11 +55,8 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         next_ = f"It waits until one is started: manage.py run_worker{or_celery}."
         until = "Until a worker serves the queue."
         return diagnosed("no_worker", "critical", headline, next_, until, facts)
-    if not able:
-        headline = f"No worker serving the queue {task.queue} has a handler for {task.name}."
-        next_ = "Each worker that claims it gives it back for a minute, until one has the handler."
-        until = "Until a worker has the handler."
-        return diagnosed("unknown_task", "critical", headline, next_, until, facts)
+    if found := _unknown(task, now, around, facts):
+        return found
     holders = around.by_key.get(task.concurrency_key, {}) if task.concurrency_key else {}
     if sum(holders.values()) >= (task.concurrency_limit or 1):
         return _key_held(task, holders, facts)
@@ -76,6 +77,40 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     headline = "Due. A worker has a free slot for it."
     next_ = "It is claimed at the next poll."
     return Diagnosis("due", "ok", headline, next_, until="Until the next poll.", facts=facts)
+
+
+def _unknown(
+    task: Task, now: datetime, around: Surroundings, facts: list[tuple[str, str]]
+) -> Diagnosis | None:
+    """Diagnose a task whose name is unknown to all workers that serve its queue, as after a rename
+    of its handler; None if one knows it, or none serves the queue."""
+    serving = around.serving(task.queue)
+    without = [worker for worker in serving if task.name not in worker.handlers]
+    if len(without) < len(serving):
+        if without:
+            count = f"{len(without):,} of {plural(len(serving), 'worker')} of its queue"
+            facts.append(("No handler in", f"{count}: these give it back for a minute"))
+        return None
+    if not serving:
+        return None
+    if task.last_error:
+        facts.append(("Last error", task.last_error))
+    close = difflib.get_close_matches(
+        task.name, {name for worker in serving for name in worker.handlers}, n=1
+    )
+    guess = f" Did you mean {close[0]}?" if close else ""
+    new = close[0] if close else "its new name"
+    return diagnosed(
+        "unknown_task",
+        # Before that, a deploy may bring the handler in time.
+        "critical" if task.scheduled_at <= now + UNKNOWN_DELAY else "warning",
+        f"No live worker of the queue {task.queue} has a handler named {task.name}.{guess}",
+        "A worker that claims it gives it back for a minute, without using an attempt, until one "
+        f"has the handler. Deploy it. If it was renamed, keep the old name: "
+        f'@handler("{new}", aliases=["{task.name}"]).',
+        "Until a worker has the handler.",
+        facts,
+    )
 
 
 def _saturated(slots: list[Slots], workers: int, facts: list[tuple[str, str]]) -> Diagnosis:

@@ -28,7 +28,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.db import models, transaction
-from django.db.models import Exists, F, Q
+from django.db.models import Count, Exists, F, Q
 from django.db.models.functions import Least
 
 from leasing.conf import leasing_settings
@@ -240,6 +240,11 @@ class UnknownName(Invariant):
 
     def candidates(self) -> TaskQuerySet:
         return _tasks().filter(status=TaskStatus.READY, scheduled_at__lte=after(UNKNOWN_DELAY))
+
+    def by_name(self) -> dict[str, int]:
+        """Return the number of these tasks by name, of MAX_NAMED names."""
+        counted = self.violations().order_by().values_list("name").annotate(Count("pk"))
+        return dict(counted[:MAX_NAMED])
 
 
 class UnseenCancel(Invariant):

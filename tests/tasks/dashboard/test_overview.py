@@ -159,6 +159,21 @@ def test_a_task_that_waits_for_long_is_a_problem_where_nothing_is_paused(viewer:
     assert needs(get(viewer, OVERVIEW)) == ["paused"]
 
 
+def test_tasks_that_no_worker_knows_are_a_problem_while_they_are_put_off(viewer: Client) -> None:
+    WorkerFactory()
+    WorkerFactory(queues=["mail"], handlers={"old": "thread"})
+    for _ in range(2):
+        task = TaskFactory()
+        Task.objects.filter(pk=task.pk).update(name="old", scheduled_at=after(timedelta(seconds=9)))
+    page = get(viewer, OVERVIEW)
+    assert needs(page) == ["unknown_task"]
+    told = need(page, "unknown_task")
+    assert told.links == ["/ops/tasks/?name=old"] and told.one(".loud").numbers == [2]
+
+    Worker.objects.update(queues=["default"])
+    assert is_well(get(viewer, OVERVIEW))
+
+
 def test_an_overdue_schedule_is_a_problem(viewer: Client) -> None:
     WorkerFactory()
     row = {"task_name": "sample.sleep", "every": timedelta(hours=1)}

@@ -393,7 +393,7 @@ def test_a_task_that_goes_from_worker_to_worker_names_them_and_what_is_left() ->
     assert re.findall(r"\d+", answer.next) == ["7"]  # attempts are left
 
 
-@pytest.mark.parametrize("change", ["twice", "long ago", "failed", "ended"])
+@pytest.mark.parametrize("change", ["twice", "long ago", "failed", "unknown", "ended"])
 def test_what_was_lost_seldom_or_long_ago_or_failed_by_itself_is_steady(change: str) -> None:
     task = flapping()
     attempts = TaskAttempt._base_manager.filter(task=task)
@@ -404,11 +404,60 @@ def test_what_was_lost_seldom_or_long_ago_or_failed_by_itself_is_steady(change: 
             attempts.update(ended_at=after(-FLAPPING_WITHIN))
         case "failed":
             attempts.update(outcome=AttemptOutcome.FAILED)
+        case "unknown":
+            reason = "No handler is registered for 'sample.sleep': this worker lacks its module."
+            attempts.update(outcome=AttemptOutcome.RETURNED, error=reason)
         case "ended":
             Task.objects.filter(pk=task.pk).cancel()
             task.refresh_from_db()
 
     assert diagnose(task).code in ("due", "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("state", "seconds", "severity"),
+    [
+        ("ready", 0, "critical"),
+        ("ready", 57, "critical"),
+        ("retrying", 57, "critical"),
+        ("ready", 3600, "warning"),
+    ],
+)
+def test_a_task_whose_name_no_worker_knows_is_not_said_to_be_postponed(
+    state: str, seconds: int, severity: str
+) -> None:
+    WorkerFactory(handlers={"reports.build": "thread"})
+    WorkerFactory(handlers={"reports.send": "thread"}, queues=["mail"])
+    task = named("reports.bild", state=state)
+    Task.objects.filter(pk=task.pk).update(scheduled_at=after(timedelta(seconds=seconds)))
+    task.refresh_from_db()
+
+    answer = diagnose(task)
+
+    assert (answer.code, answer.severity) == ("unknown_task", severity)
+    assert "named reports.bild. Did you mean reports.build?" in answer.headline
+    assert '@handler("reports.build", aliases=["reports.bild"])' in answer.next
+    assert ("Last error" in dict(answer.facts)) == (state == "retrying")
+
+
+@pytest.mark.once
+def test_a_name_like_no_other_gets_no_guess() -> None:
+    WorkerFactory(handlers={"reports.build": "thread"})
+    answer = diagnose(named("zip"))
+
+    assert "Did you mean" not in answer.headline
+    assert '@handler("its new name", aliases=["zip"])' in answer.next
+
+
+@pytest.mark.once
+def test_workers_that_lack_the_handler_of_a_task_are_counted() -> None:
+    """As during a deploy: whoever claims it may give it back once more."""
+    WorkerFactory()
+    WorkerFactory(handlers={"something.else": "thread"})
+    for task in (TaskFactory(), TaskFactory(state="scheduled")):
+        answer = diagnose(task)
+        assert answer.code in ("due", "scheduled")
+        assert dict(answer.facts)["No handler in"].startswith("1 of 2 workers")
 
 
 @pytest.mark.once
