@@ -6,7 +6,7 @@ Only registered handlers can run: a row's name is looked up here and never impor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -80,6 +80,8 @@ class Handler:
     #: Called with each task of this name that has succeeded, failed or been cancelled, once that is
     #: stored, in the process that stores it. May be called with a ``Completed`` instead of the row.
     on_end: OnEnd | None = None
+    #: Former names of its tasks, which it runs too. What is enqueued gets the name.
+    aliases: tuple[str, ...] = ()
 
     #: True if the function is a coroutine function.
     is_async: bool = field(init=False)
@@ -99,6 +101,7 @@ class Handler:
         object.__setattr__(self, "kind", Kind.PROCESS if self.process else kind)
 
 
+#: By name, and by alias.
 _handlers: dict[str, Handler] = {}
 #: In place of a name: that of the function. A name that turns out to be None is refused.
 _OWN_NAME: Any = object()
@@ -127,6 +130,7 @@ def handler(
     concurrency_limit: int | None = None,
     process: bool = False,
     on_end: OnEnd | None = None,
+    aliases: Sequence[str] = (),
 ) -> HandlerDecorator: ...
 
 
@@ -142,6 +146,7 @@ def handler(
     concurrency_limit: int | None = None,
     process: bool = False,
     on_end: OnEnd | None = None,
+    aliases: Sequence[str] = (),
 ) -> Any:
     """Register the decorated function as the handler of tasks called ``name``.
 
@@ -161,10 +166,11 @@ def handler(
         concurrency_limit: The number of tasks of one such key that run at a time; 1 by default.
         process: True to run it in a child process, for CPU-bound work.
         on_end: Called with each of its tasks that has ended, once the end is stored.
+        aliases: Former names of its tasks: it runs what was enqueued under these too.
 
     Raises TypeError for a function that takes no context or is a generator, and for a
-    concurrency_key with a field that is no parameter; ValueError when the
-    name is already used by other code, or a number is out of bounds.
+    concurrency_key with a field that is no parameter; ValueError when a name is already used by
+    other code, or a number is out of bounds.
     """
     if callable(name):
         return handler()(name)
@@ -179,10 +185,7 @@ def handler(
 
     def register(function: Function[P, R]) -> HandlerFunction[P, R]:
         called = _own_name(function) if name is _OWN_NAME else name
-        known = _handlers.get(called)
-        if known is not None and _place(known.function) != _place(function):
-            raise ValueError(f"Task name {called!r} is already used by {_place(known.function)}.")
-        _handlers[called] = Handler(
+        new = Handler(
             called,
             function,
             queue,
@@ -194,7 +197,9 @@ def handler(
             (concurrency_limit or 1) if concurrency_key else None,
             process,
             on_end,
+            _check_aliases(called, aliases),
         )
+        _register(new)
         return with_methods(called, function)
 
     return register
@@ -204,6 +209,31 @@ def _own_name(function: Callable[..., Any]) -> str:
     if "<lambda>" in function.__qualname__:
         raise ValueError("A lambda has no name of its own: pass one to handler().")
     return check_name(_place(function), "name of the task")
+
+
+def _check_aliases(name: str, aliases: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(aliases, str):
+        raise TypeError(f"aliases must be a list of names: aliases=[{aliases!r}].")
+    for alias in aliases:
+        check_name(alias, "alias of the task")
+    if len({name, *aliases}) <= len(aliases):
+        raise ValueError(f"The aliases of {name!r} must differ from it and from each other.")
+    return tuple(aliases)
+
+
+def _register(new: Handler) -> None:
+    called = (new.name, *new.aliases)
+    for name in called:
+        known = _handlers.get(name)
+        if known is not None and _place(known.function) != _place(new.function):
+            what = "" if known.name == name else f", as an alias of {known.name!r}"
+            raise ValueError(
+                f"Task name {name!r} is already used by {_place(known.function)}{what}."
+            )
+    _handlers.update(dict.fromkeys(called, new))
+    for name, known in list(_handlers.items()):
+        if known.name == new.name and known is not new:  # registered again with fewer aliases
+            del _handlers[name]
 
 
 def _duration(value: float | timedelta | None, what: str) -> timedelta | None:
@@ -235,9 +265,15 @@ def get(name: str) -> Handler | None:
     return _handlers.get(name)
 
 
+def present_name(name: str) -> str:
+    """Return the name of the handler that runs tasks of this ``name``; else ``name``."""
+    known = _handlers.get(name)
+    return name if known is None else known.name
+
+
 def observed() -> list[str]:
     """The names of those tasks whose end is told by ``on_end``."""
-    return [known.name for known in list(_handlers.values()) if known.on_end is not None]
+    return [name for name, known in list(_handlers.items()) if known.on_end is not None]
 
 
 def report_end(task: Ended) -> None:
@@ -255,7 +291,7 @@ def _report_end(on_end: Callable[[Any], object], task: Ended) -> None:
 
 
 def names() -> list[str]:
-    """The names of all tasks that can run here."""
+    """The names of all tasks that can run here, with aliases."""
     return sorted(_handlers)
 
 
@@ -267,8 +303,8 @@ def kinds() -> dict[str, str]:
 def names_by_kind() -> dict[Kind, list[str]]:
     """The names of the tasks that can run here, by where they run."""
     found: dict[Kind, list[str]] = {kind: [] for kind in Kind}
-    for known in list(_handlers.values()):
-        found[known.kind].append(known.name)
+    for name, known in list(_handlers.items()):
+        found[known.kind].append(name)
     return found
 
 

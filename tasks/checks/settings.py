@@ -81,10 +81,10 @@ def _check_queues() -> Iterator[CheckMessage]:
         except InvalidResource as error:
             yield Error(f"TASK_QUEUE['QUEUES']: {error}", id="leasing_tasks.E007")
     for name in registry.names():
-        queue = registry.find(name).queue
-        if queue not in queues:
+        known = registry.find(name)
+        if known.queue not in queues and known.name == name:
             yield Error(
-                f"The handler {name!r} uses the queue {queue!r}, which is not in "
+                f"The handler {name!r} uses the queue {known.queue!r}, which is not in "
                 "TASK_QUEUE['QUEUES'].",
                 id="leasing_tasks.E008",
             )

@@ -16,7 +16,7 @@ from leasing.db.dialects import after_commit, lock
 from leasing.exceptions import PayloadMismatch
 from leasing.functions import DbNow
 from leasing.querysets.leasable import pause_shortly
-from tasks import signals
+from tasks import registry, signals
 from tasks.exceptions import KeyBusy
 from tasks.notifier import notify
 from tasks.payload import is_same_json
@@ -110,7 +110,8 @@ def _same_enqueue(rows: TaskRows, task: Task) -> Task | None:
         return None
     present = rows._everything().filter(idempotency_key=task.idempotency_key).first()
     if present is not None and not (
-        present.name == task.name and is_same_json(present.task_data, task.task_data)
+        registry.present_name(present.name) == task.name
+        and is_same_json(present.task_data, task.task_data)
     ):
         raise PayloadMismatch(task.idempotency_key)
     return present

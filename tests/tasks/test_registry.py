@@ -76,6 +76,87 @@ def test_a_name_stands_for_one_piece_of_code() -> None:
     assert registry.find("reports.build").function is build
 
 
+def send(ctx: Any) -> None: ...
+
+
+def test_a_handler_runs_tasks_of_its_former_names() -> None:
+    handler("reports.make", aliases=["reports.build", "build"])(build)
+
+    found = registry.find("reports.make")
+    assert registry.get("reports.build") is registry.get("build") is registry.find(build) is found
+    assert (found.name, found.aliases) == ("reports.make", ("reports.build", "build"))
+    assert {"reports.build", "build", "reports.make"} <= set(registry.names())
+    assert registry.kinds()["build"] == "thread"
+    assert "build" in registry.names_by_kind()[registry.Kind.THREAD]
+
+
+@pytest.mark.django_db
+def test_what_is_enqueued_by_a_former_name_gets_the_new_one() -> None:
+    handler("reports.make", aliases=["reports.build"])(build)
+
+    assert Task.objects.enqueue("reports.build", {"report_id": 1}).name == "reports.make"
+
+
+@pytest.mark.django_db
+def test_an_enqueue_that_is_repeated_after_a_rename_is_the_same() -> None:
+    handler("reports.build")(build)
+    first = Task.objects.enqueue("reports.build", {"report_id": 1}, idempotency_key="k")
+    del registry._handlers["reports.build"]
+    handler("reports.make", aliases=["reports.build"])(build)
+
+    again = Task.objects.enqueue("reports.make", {"report_id": 1}, idempotency_key="k")
+
+    assert (again.pk, again.name) == (first.pk, "reports.build")
+
+
+@pytest.mark.django_db
+def test_the_end_of_a_task_of_a_former_name_is_reported() -> None:
+    reported: list[str] = []
+    handler("make", aliases=["old"], on_end=lambda task: reported.append(task.name))(build)
+    task = TaskFactory(name="make", data={}, state="running")
+    Task.objects.filter(pk=task.pk).update(name="old")
+    task.refresh_from_db()
+
+    Task.objects.complete(task)
+
+    assert reported == ["old"] and "old" in registry.observed()
+
+
+@pytest.mark.parametrize(
+    ("name", "aliases"), [("mine", ["theirs"]), ("mine", ["old"]), ("old", []), ("mine", ["make"])]
+)
+def test_a_name_or_alias_of_other_code_is_refused(name: str, aliases: list[str]) -> None:
+    handler("theirs")(build)
+    handler("make", aliases=["old"])(build)
+    before = dict(registry._handlers)
+
+    with pytest.raises(ValueError, match=r"already used by .*\.build") as refusal:
+        handler(name, aliases=aliases)(send)
+
+    assert ("as an alias of 'make'" in str(refusal.value)) == ("old" in (name, *aliases))
+    assert registry._handlers == before
+
+
+@pytest.mark.parametrize("aliases", [["mine"], ["old", "old"]])
+def test_aliases_differ_from_the_name_and_from_each_other(aliases: list[str]) -> None:
+    with pytest.raises(ValueError, match="must differ"):
+        handler("mine", aliases=aliases)(build)
+
+
+def test_aliases_are_a_list_of_names() -> None:
+    with pytest.raises(TypeError, match=r"aliases=\['old'\]"):
+        handler("mine", aliases="old")(build)
+    with pytest.raises(InvalidResource, match="alias of the task"):
+        handler("mine", aliases=[" old"])(build)
+
+
+def test_an_alias_that_was_dropped_is_known_no_more() -> None:
+    handler("make", aliases=["old"])(build)
+    handler("make")(build)
+
+    assert registry.get("old") is None and registry.get("make") is not None
+
+
 def test_the_same_code_may_be_registered_again() -> None:
     """A module that is imported twice, or reloaded, registers its functions twice."""
 
