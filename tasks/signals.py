@@ -46,6 +46,14 @@ class TaskSignal(Logged):
     subject = "task"
 
 
+class FailureSignal(TaskSignal):
+    """A signal about an attempt that failed. Its record has the error with its traceback, if this
+    process has it: not where only the text is known, as of a task that was recovered."""
+
+    def _log(self, row: Any, by: Any = None, **details: Any) -> None:
+        super()._log(row, by, exc_info=row.raised, **details)
+
+
 class QueueSignal(Logged):
     """A signal about a queue."""
 
@@ -55,8 +63,8 @@ class QueueSignal(Logged):
 enqueued = TaskSignal(log.task_enqueued)
 claimed = TaskSignal(log.task_claimed)
 completed = TaskSignal(log.task_completed)
-attempt_failed = TaskSignal(log.task_attempt_failed)
-failed = TaskSignal(log.task_failed)
+attempt_failed = FailureSignal(log.task_attempt_failed)
+failed = FailureSignal(log.task_failed)
 recovered = TaskSignal(log.task_recovered)
 returned = TaskSignal(log.task_returned)
 snoozed = TaskSignal(log.task_snoozed)

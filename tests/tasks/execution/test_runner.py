@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -99,6 +100,33 @@ def raising(error: BaseException) -> Callable[..., Any]:
         raise error
 
     return handler
+
+
+# What is logged of an error
+
+
+async def failing(ctx: Any, **data: Any) -> None:
+    await asyncio.sleep(0)
+    raise KeyError("printer")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("handler", [raising(KeyError("printer")), failing], ids=["plain", "async"])
+def test_the_record_of_a_failed_attempt_has_the_error_with_its_traceback(
+    run: Run, caplog: pytest.LogCaptureFixture, handler: Callable[..., Any]
+) -> None:
+    run(handler, max_attempts=2)
+    run(handler, max_attempts=1)
+
+    failures = {
+        record.event: "".join(traceback.format_exception(*record.exc_info))
+        for record in caplog.records
+        if hasattr(record, "event") and record.exc_info
+    }
+    assert list(failures) == ["task.attempt_failed", "task.failed"]
+    for printed in failures.values():
+        assert f"in {handler.__name__}" in printed
+        assert "KeyError: 'printer'" in printed
 
 
 # What a handler returns

@@ -16,6 +16,7 @@ from tasks.models import AttemptOutcome, Task, TaskStatus
 from tasks.retry import backoff
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
+from tests.logs import logged
 from tests.tasks.support import Reported, attempt, attempts, make_due, names_of, row_of
 
 pytestmark = pytest.mark.django_db
@@ -190,12 +191,13 @@ def test_the_attempt_says_who_tried_when_and_what_went_wrong(
     assert (record.refused_at, record.refused_verb) == (None, "")
 
 
-def test_an_error_may_be_text_and_has_no_traceback_then() -> None:
+def test_an_error_may_be_text_and_has_no_traceback_then(caplog: pytest.LogCaptureFixture) -> None:
     task = TaskFactory(state="running")
 
     Task.objects.fail(task, "HTTP 502")
 
     assert (attempt(task).error, attempt(task).traceback) == ("HTTP 502", "")
+    assert logged(caplog, error="HTTP 502", exc_info=None) == ["task.attempt_failed"]
 
 
 class Silent(Exception):

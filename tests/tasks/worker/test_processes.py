@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -60,7 +61,9 @@ def began(folder: Path) -> int:
     return int(file.read_text() or 0) if file.exists() else 0
 
 
-def test_a_process_answers_or_fails_and_serves_the_next_task() -> None:
+def test_a_process_answers_or_fails_and_serves_the_next_task(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """All in one worker: starting a child is what takes its time."""
     errors = {
         "raise": "ValueError: no luck",
@@ -92,6 +95,8 @@ def test_a_process_answers_or_fails_and_serves_the_next_task() -> None:
     for do, error in errors.items():
         assert row_of(failing[do])["last_error"].startswith(error)
     assert "in compute" in attempt(failing["raise"]).traceback
+    (record,) = (each for each in caplog.records if "no luck" in each.getMessage())
+    assert "in compute" in logging.Formatter().format(record)
     for do, how in dying.items():
         said = f"ProcessDied: The process of the handler {how}."
         assert row_of(died[do])["last_error"] == said
