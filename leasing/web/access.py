@@ -9,12 +9,15 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required, permission_required
 from django.core.exceptions import PermissionDenied
+from django.db import OperationalError, ProgrammingError
 from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import render
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from leasing.conf import leasing_settings
+from leasing.db.unapplied import unapplied_reason
 
 View = Callable[..., HttpResponseBase]
 
@@ -26,12 +29,21 @@ READ_ONLY = "This site is read-only: LEASING['READ_ONLY'] is set."
 
 def page(permission: str) -> Callable[[View], View]:
     """A view that only reads. Nobody without ``permission`` sees it: an anonymous visitor is
-    sent to sign in, anyone else gets 403."""
+    sent to sign in, anyone else gets 403. While migrations of ours are missing, it says so (503).
+    """
 
     def decorate(view: View) -> View:
         @wraps(view)
         def with_headers(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-            response = view(request, *args, **kwargs)
+            try:
+                response = view(request, *args, **kwargs)
+            except (OperationalError, ProgrammingError):
+                reason = unapplied_reason()
+                if not reason:
+                    raise
+                response = render(
+                    request, "leasing/unmigrated.html", {"reason": reason}, status=503
+                )
             patch_vary_headers(response, [LIVE_HEADER])
             return response
 

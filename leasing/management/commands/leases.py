@@ -5,11 +5,12 @@ import json
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from leasing import audit
 from leasing.diagnosis.lease import explain
 from leasing.humanize import ago, plural, stamp, until
+from leasing.management.base import TablesCommand
 from leasing.models import Lease, LeaseEvent, LeaseState, leasable_models
 from leasing.querysets.leasable import LeasableQuerySet
 from leasing.runtime.terminal import as_json, as_table, plain
@@ -21,7 +22,7 @@ FURTHEST = 86_400
 EVENTS = 10
 
 
-class Command(BaseCommand):
+class Command(TablesCommand):
     help = "List named leases, show one, or revoke one."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

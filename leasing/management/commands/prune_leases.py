@@ -4,12 +4,13 @@ from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from leasing import pruning
+from leasing.management.base import TablesCommand
 
 
-class Command(BaseCommand):
+class Command(TablesCommand):
     help = (
         "Delete named leases not held for DAYS, results kept by once whose window ended as long "
         "ago, events of terms that ended as long ago, and audit entries older than "

@@ -8,10 +8,11 @@ from contextlib import closing
 from signal import SIGTERM
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from leasing.exceptions import LeaseError
 from leasing.leader import Leader
+from leasing.management.base import ServiceCommand
 from leasing.metrics import port
 from leasing.process.deadman import KILLED_BY
 from leasing.process.supervisor import Run, run_under
@@ -22,7 +23,7 @@ from leasing.runtime.shutdown import on_stop_signal
 TERM_ENDED = 75
 
 
-class Command(BaseCommand):
+class Command(ServiceCommand):
     help = (
         "Wait for the leadership of NAME, then run COMMAND for as long as this process leads. "
         "COMMAND finds LEASE_RESOURCE and LEASE_FENCING_TOKEN in its environment. When the "

@@ -4,13 +4,14 @@ from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
+from leasing.management.base import TablesCommand
 from tasks.maintenance import housekeeping
 from tasks.models import TaskStatus
 
 
-class Command(BaseCommand):
+class Command(TablesCommand):
     help = (
         "Delete ended tasks older than TASK_QUEUE['RETENTION'] allows for their state. Workers do "
         "this every PRUNE_EVERY seconds as well. Safe to run several at once, at any time."

@@ -4,9 +4,10 @@ import threading
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from leasing.exceptions import InvalidResource, InvalidTTL
+from leasing.management.base import ServiceCommand
 from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import check_name, check_ttl, default_holder
@@ -18,7 +19,7 @@ from tasks.sample import LONGEST, SHORTEST
 from tasks.worker.registration import presented
 
 
-class Command(BaseCommand):
+class Command(ServiceCommand):
     help = (
         "Generate sample tasks while the desired state is running (POST /api/generator/start, or "
         "the generator's page). Of several processes one generates, the others are on standby."

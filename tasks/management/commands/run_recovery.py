@@ -5,8 +5,9 @@ import threading
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
+from leasing.management.base import ServiceCommand
 from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import default_holder
@@ -15,7 +16,7 @@ from tasks.models import WorkerRole
 from tasks.worker.registration import presented
 
 
-class Command(BaseCommand):
+class Command(ServiceCommand):
     help = (
         "Recover tasks whose holder is gone, and repair or report any other invalid state. "
         "Every worker does this as well; this process does nothing else."

@@ -4,9 +4,10 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from leasing.exceptions import InvalidResource, InvalidTTL
+from leasing.management.base import ServiceCommand
 from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import default_holder
@@ -15,7 +16,7 @@ from tasks.outbox.relay import Relay
 from tasks.worker.registration import presented
 
 
-class Command(BaseCommand):
+class Command(ServiceCommand):
     help = (
         "Publish tasks of CELERY_QUEUES and messages of the outbox to the broker until SIGTERM or "
         "SIGINT. Of several relays one publishes, the others are on standby."

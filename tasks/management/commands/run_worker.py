@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.utils import autoreload
 
 from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.keeper import keeper
+from leasing.management.base import ServiceCommand
 from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import check_name, check_ttl
@@ -24,7 +25,7 @@ from tasks.querysets import check_queue
 from tasks.worker.process import Until, WorkerProcess
 
 
-class Command(BaseCommand):
+class Command(ServiceCommand):
     help = "Run tasks until SIGTERM or SIGINT. Any number of workers can run, on any machine."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

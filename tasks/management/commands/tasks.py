@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
@@ -15,6 +15,7 @@ from leasing import audit
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
 from leasing.humanize import ago, plural, stamp
+from leasing.management.base import TablesCommand
 from leasing.runtime.terminal import as_json, as_table, plain
 from leasing.web.masking import masked
 from tasks import monitoring
@@ -33,7 +34,7 @@ FILTERS = ("state", "stuck", "queue", "name")
 VERBS = {"move": "reschedule"}
 
 
-class Command(BaseCommand):
+class Command(TablesCommand):
     help = "List tasks, explain one, or act on selected tasks."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -72,6 +73,11 @@ class Command(BaseCommand):
         files.add_argument(
             "--runbook", default=monitoring.RUNBOOK, help="Base URL of the runbook pages"
         )
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        # Files of the package are printed without a database.
+        self.requires_migrations_checks = options["action"] != "monitoring"
+        return super().execute(*args, **options)
 
     def handle(self, **options: Any) -> None:
         action = options["action"]

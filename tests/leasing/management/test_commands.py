@@ -395,6 +395,8 @@ def test_a_stop_while_others_lead_ends_it_well(
     assert stage.runs == []
 
 
+@pytest.mark.once
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -14,6 +14,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import autoreload
 
+from leasing.management.base import TablesCommand
 from leasing.runtime import shutdown
 from tasks.execution.chaos import Chaos
 from tasks.generator import Generator
@@ -41,6 +42,7 @@ class Noted:
 
 @pytest.fixture(autouse=True)
 def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TablesCommand, "check_migrations", lambda command: None)
     monkeypatch.setattr(Noted, "made", {})
     monkeypatch.setattr(run_worker, "WorkerProcess", Noted)
     monkeypatch.setattr(run_generator, "Generator", Noted)

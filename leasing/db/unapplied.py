@@ -1,0 +1,65 @@
+"""Migrations of ours that the database has not seen: `migrate` was forgotten."""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+from django.apps import apps
+from django.db import Error, connections
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
+
+from leasing.conf import leasing_settings
+from leasing.db.routing import OWN_APPS
+
+#: Names that a sentence lists.
+MAX_NAMED = 4
+
+
+def unapplied_reason() -> str:
+    """Return a sentence with the migrations of our apps that were not applied to their database,
+    and the command that does it. Empty if all were, and if the database does not answer: whoever
+    waits for it may start before it does.
+
+    Reads the names of our own migrations only, not the graph of all: a command of a large project
+    would take seconds more.
+    """
+    using = leasing_settings.DATABASE
+    connection = connections[using]
+    was_open = connection.connection is not None
+    try:
+        applied = set(MigrationRecorder(connection).applied_migrations())
+    except Error:
+        return ""
+    finally:
+        if not was_open:
+            connection.close()  # a process that only waits would keep it
+    labels = [label for label in OWN_APPS if label in apps.app_configs]
+    missing = [
+        f"{label}.{name}"
+        for label in labels
+        for name in _names(label)
+        if (label, name) not in applied
+    ]
+    return _sentence(missing, using) if missing else ""
+
+
+def _names(label: str) -> list[str]:
+    """Return the names of the app's migrations; none if the settings switch them off."""
+    module, _ = MigrationLoader.migrations_module(label)
+    if module is None:
+        return []
+    found = pkgutil.iter_modules(import_module(module).__path__)
+    return sorted(each.name for each in found if not each.ispkg and each.name[0] not in "_~")
+
+
+def _sentence(missing: list[str], using: str) -> str:
+    named = ", ".join(missing[:MAX_NAMED])
+    if len(missing) > MAX_NAMED:
+        named += f" and {len(missing) - MAX_NAMED} more"
+    option = "" if using == "default" else f" --database {using}"
+    return (
+        f"The database {using!r} lacks migrations of this version ({named}): run "
+        f"`python manage.py migrate{option}`."
+    )
