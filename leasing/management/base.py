@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.core.management.base import BaseCommand, CommandError
 
 from leasing.db.unapplied import unapplied_reason
+from leasing.management.console import shown
 
 
 class TablesCommand(BaseCommand):
@@ -19,4 +22,9 @@ class TablesCommand(BaseCommand):
 
 
 class ServiceCommand(TablesCommand):
-    """A command that runs until it is stopped."""
+    """A command that runs until it is stopped. Its log is shown, unless the project has decided
+    where to: see ``leasing.management.console``."""
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        with shown(options["verbosity"]):
+            return super().execute(*args, **options)
