@@ -132,7 +132,8 @@ class Log:
     )
 
     # Workers
-    worker_started = _worker(INFO, "%(worker)s started; queues: %(queues)s")
+    worker_started = _worker(INFO, "%(worker)s started; queues: %(queues)s; handlers: %(handlers)s")
+    worker_without_handlers = _worker(WARNING, "%(reason)s")
     worker_claim_failed = _worker(WARNING, "Claim failed; will retry: %(error)s")
     worker_stuck = _worker(ERROR, "Stopping %(worker)s: %(reason)s")
     worker_tending_failed = _worker(ERROR, "Check of threads failed; will retry: %(error)s")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError
 
 from leasing.db.unapplied import unapplied_reason
 from leasing.management.console import shown
+from leasing.runtime.terminal import plain
+
+DISTRIBUTION: Final = "django-leasing"
 
 
 class TablesCommand(BaseCommand):
@@ -28,3 +33,20 @@ class ServiceCommand(TablesCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
         with shown(options["verbosity"]):
             return super().execute(*args, **options)
+
+    def greet(self, options: Mapping[str, Any], what: str, facts: Mapping[str, str]) -> None:
+        """Print ``what`` this process is, with a table of ``facts``; nothing with ``--verbosity
+        0``."""
+        if options["verbosity"] == 0:
+            return
+        self.stdout.write(self.style.MIGRATE_HEADING(f"{_distribution()}: {what}"))
+        for name, value in facts.items():
+            self.stdout.write(f"  {name:<10} {plain(value)}")
+        self.stdout.flush()
+
+
+def _distribution() -> str:
+    try:
+        return f"{DISTRIBUTION} {version(DISTRIBUTION)}"
+    except PackageNotFoundError:  # the packages were copied into a project
+        return DISTRIBUTION

@@ -40,6 +40,7 @@ from leasing.runtime.callbacks import apart
 from leasing.runtime.clock import clock
 from leasing.runtime.services import Service
 from leasing.validation.names import default_holder
+from tasks import registry
 from tasks.conf import task_settings
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
@@ -141,7 +142,9 @@ class WorkerProcess:
     def run(self) -> None:
         """Work until ``stop`` is called, or the end is reached; then return when all is stored."""
         self._start_threads()
-        log.worker_started(worker=self.name, queues=", ".join(self.queues))
+        log.worker_started(
+            worker=self.name, queues=", ".join(self.queues), handlers=len(registry.names())
+        )
         ours = lasting_connection(self.stopping)
         hearing = limiter.heard_by(self.poller.hear)
         with handlers_limited(), ours, apart(self._threads.callbacks), hearing:

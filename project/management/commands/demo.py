@@ -22,6 +22,8 @@ USER = "demo"
 EMAIL = "demo@django-leasing.invalid"
 #: Short, so that a visitor sees crashed work recovered within the first minute.
 TTL = 10
+#: Options of its processes: the demo has checked, and introduces all of them itself.
+QUIET = ("--skip-checks", "--verbosity", "0")
 
 
 class Command(BaseCommand):
@@ -53,7 +55,7 @@ class Command(BaseCommand):
         password = self._make_user()
         seed()
         address = f"127.0.0.1:{options['port']}"
-        generator = ["run_generator", "--skip-checks", "--start", "--shortest", "1"]
+        generator = ["run_generator", *QUIET, "--start", "--shortest", "1"]
         generator += ["--longest", "6"]
         demo = Supervisor(
             [
@@ -101,7 +103,7 @@ class Command(BaseCommand):
 
 
 def _workers() -> list[tuple[str, list[str]]]:
-    worker = ["run_worker", "--skip-checks", "--chaos", "--stop-timeout", "5"]
+    worker = ["run_worker", *QUIET, "--chaos", "--stop-timeout", "5"]
     return [(name, [*worker, "--name", name]) for name in ("worker-1", "worker-2")]
 
 
@@ -116,10 +118,7 @@ def _celery() -> list[tuple[str, list[str]]]:
     worker += ["--pool", "threads", "--concurrency", "4", "--without-gossip", "--without-mingle"]
     return [
         *((name, [*worker, "--hostname", f"{name}@demo"]) for name in ("worker-1", "worker-2")),
-        *(
-            (name, ["run_relay", "--skip-checks", "--name", name])
-            for name in ("relay-1", "relay-2")
-        ),
+        *((name, ["run_relay", *QUIET, "--name", name]) for name in ("relay-1", "relay-2")),
     ]
 
 

@@ -13,6 +13,7 @@ from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import check_name, check_ttl, default_holder
 from tasks.exceptions import UnknownQueue
 from tasks.generator import Generator, start_unless_asked
+from tasks.management.greeting import STOP
 from tasks.models import WorkerRole
 from tasks.querysets import check_queue
 from tasks.sample import LONGEST, SHORTEST
@@ -56,6 +57,12 @@ class Command(ServiceCommand):
         if options["start"]:
             start_unless_asked()
         name = options["name"] or default_holder()
+        lengths = f"{options['shortest']:g} to {options['longest']:g} s each"
+        self.greet(
+            options,
+            f"generator {name}",
+            {"tasks": f"{options['rate']:g} per second, {lengths}", "stop": STOP},
+        )
         stopping = threading.Event()
         present = presented(name, stopping, WorkerRole.GENERATOR)
         with on_stop_signal(stopping.set), present:

@@ -12,6 +12,7 @@ from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import default_holder
 from tasks.maintenance import recovery, services
+from tasks.management.greeting import STOP
 from tasks.models import WorkerRole
 from tasks.worker.registration import presented
 
@@ -39,8 +40,9 @@ class Command(ServiceCommand):
         if options["dry_run"] or options["json"]:
             raise CommandError("--dry-run and --json need --once.")
         port.serve(options)
-        stopping = threading.Event()
-        present = presented(default_holder(), stopping, WorkerRole.RECOVERY, sweeps=True)
+        stopping, name = threading.Event(), default_holder()
+        self.greet(options, f"recovery {name}", {"stop": STOP})
+        present = presented(name, stopping, WorkerRole.RECOVERY, sweeps=True)
         with on_stop_signal(stopping.set), present as threads:
             services.start(threads, samples=False)
             stopping.wait()

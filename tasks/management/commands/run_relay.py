@@ -11,6 +11,8 @@ from leasing.management.base import ServiceCommand
 from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import default_holder
+from tasks.conf import task_settings
+from tasks.management.greeting import STOP
 from tasks.models import WorkerRole
 from tasks.outbox.relay import Relay
 from tasks.worker.registration import presented
@@ -41,6 +43,8 @@ class Command(ServiceCommand):
         except (ImproperlyConfigured, InvalidResource, InvalidTTL) as error:
             raise CommandError(str(error)) from error
         port.serve(options)
+        queues = ", ".join(task_settings.CELERY_QUEUES) or "none: messages of the outbox only"
+        self.greet(options, f"relay {name}", {"queues": queues, "stop": STOP})
         present = presented(name, relay.stopping, WorkerRole.RELAY)
         with on_stop_signal(relay.stop), present as threads:
             relay.run(threads)

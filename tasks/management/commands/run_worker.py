@@ -21,6 +21,8 @@ from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import check_name, check_ttl
 from tasks.exceptions import UnknownQueue
 from tasks.execution.chaos import Chaos
+from tasks.log import log
+from tasks.management import greeting
 from tasks.querysets import check_queue
 from tasks.worker.process import Until, WorkerProcess
 
@@ -87,9 +89,9 @@ class Command(ServiceCommand):
         _check(options)
         if options["autoreload"]:
             # Runs it on a thread beside the main one, which gets the signals and ends at a change.
-            autoreload.run_with_reloader(lambda: _reloaded(_measured(options)))
+            autoreload.run_with_reloader(lambda: _reloaded(self._made(options)))
             return
-        worker = _measured(options)
+        worker = self._made(options)
         with on_stop_signal(worker.stop), _what_is_loaded_kept():
             worker.run()
             if worker.executions:
@@ -97,6 +99,14 @@ class Command(ServiceCommand):
                 _leave(worker)
         if worker.failed:
             raise CommandError("The worker was stuck and gave up: its log says why.")
+
+    def _made(self, options: dict[str, Any]) -> WorkerProcess:
+        """The worker, which has introduced itself."""
+        worker = _measured(options)
+        self.greet(options, f"worker {worker.name}", greeting.facts(worker))
+        if options["verbosity"] and (reason := greeting.no_handler_reason()):
+            log.worker_without_handlers(worker=worker.name, reason=reason)
+        return worker
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from contextlib import nullcontext
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -18,15 +19,19 @@ from leasing.management.base import TablesCommand
 from leasing.runtime import shutdown
 from tasks.execution.chaos import Chaos
 from tasks.generator import Generator
+from tasks.management import greeting
 from tasks.management.commands import run_generator, run_recovery, run_worker
 from tasks.models import GeneratorDesiredState
 from tasks.runtime.service_threads import ServiceThreads
+from tests.logs import logged
 from tests.processes import wait_for
+from tests.tasks.support import Handlers
 
 
 class Noted:
     """Stands for a worker or a generator: keeps what it was made with, and does not run."""
 
+    name = "ann"
     failed = False
     executions: tuple[()] = ()
 
@@ -43,6 +48,7 @@ class Noted:
 @pytest.fixture(autouse=True)
 def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TablesCommand, "check_migrations", lambda command: None)
+    monkeypatch.setattr(greeting, "facts", lambda worker: {"queues": "default"})
     monkeypatch.setattr(Noted, "made", {})
     monkeypatch.setattr(run_worker, "WorkerProcess", Noted)
     monkeypatch.setattr(run_generator, "Generator", Noted)
@@ -128,6 +134,28 @@ def test_a_worker_without_options_has_the_defaults() -> None:
         "name": None,
         "chaos": None,
     }
+
+
+@pytest.mark.parametrize(("verbosity", "shown"), [("1", True), ("0", False)])
+def test_a_worker_introduces_itself_unless_it_is_to_be_quiet(
+    capsys: pytest.CaptureFixture[str], verbosity: str, shown: bool
+) -> None:
+    call_command("run_worker", "--verbosity", verbosity)
+
+    text = f"django-leasing {version('django-leasing')}: worker ann\n  queues     default\n"
+    assert capsys.readouterr().out == (text if shown else "")
+
+
+@pytest.mark.parametrize("verbosity", ["1", "0"])
+def test_a_worker_that_found_no_handler_warns(
+    handlers: Handlers, caplog: pytest.LogCaptureFixture, verbosity: str
+) -> None:
+    for name in greeting.handlers():
+        del handlers[name]
+
+    call_command("run_worker", "--verbosity", verbosity)
+
+    assert logged(caplog) == (["worker.without_handlers"] if verbosity == "1" else [])
 
 
 def test_a_worker_may_end_with_what_is_ready() -> None:

@@ -1,0 +1,73 @@
+"""Introduce a worker in its terminal: what it serves, what it found, how it stops."""
+
+from __future__ import annotations
+
+import sys
+
+from django.apps import apps
+
+from leasing.db.routing import OWN_APPS
+from leasing.humanize import plural
+from tasks import registry
+from tasks.registry import Kind
+from tasks.sample import SLEEP
+from tasks.scheduling import declarations
+from tasks.worker.process import Until, WorkerProcess
+
+#: Names of handlers and schedules that are listed.
+MAX_NAMED = 12
+SLOTS = {
+    Kind.THREAD: ("thread", "threads"),
+    Kind.COROUTINE: ("coroutine", "coroutines"),
+    Kind.PROCESS: ("child process", "child processes"),
+}
+STOP = "Ctrl-C or SIGTERM"
+ENDS = {
+    Until.ONCE: "by itself, once the tasks that are ready have run",
+    Until.DRAINED: "by itself, once no task of its queues is due or running in any worker",
+}
+
+
+def facts(worker: WorkerProcess) -> dict[str, str]:
+    """Return the lines of the table about ``worker``."""
+    executors = worker.executors.executors
+    ends = {"ends": ENDS[worker.until]} if worker.until in ENDS else {}
+    return {
+        "queues": ", ".join(worker.queues),
+        "slots": ", ".join(plural(executors[kind].slots, *SLOTS[kind]) for kind in SLOTS),
+        "handlers": _named(handlers()),
+        "schedules": _named([each.name for each in declarations.declared()]),
+        **ends,
+        "stop": f"{STOP}: running tasks have {worker.stop_timeout:g} s, none after a second signal",
+    }
+
+
+def handlers() -> list[str]:
+    """Return the names of the project's own handlers, without the sample that is always there."""
+    return [name for name in registry.names() if name != SLEEP]
+
+
+def no_handler_reason() -> str:
+    """Return a sentence with the places in which no handler was found; empty if any was."""
+    if handlers():
+        return ""
+    searched = [
+        f"{app.name}.tasks"
+        for app in apps.get_app_configs()
+        if app.label not in OWN_APPS and not app.name.startswith("django.")
+    ]
+    own = [
+        f"{name} ({'no handler in it' if name in sys.modules else 'missing'})" for name in searched
+    ]
+    where = ", ".join(own) or "INSTALLED_APPS lists no app of your own"
+    return (
+        "No handler was found: this worker cannot run any task of your own. Handlers are looked "
+        f"for in the module tasks.py of each app in INSTALLED_APPS: {where}."
+    )
+
+
+def _named(names: list[str]) -> str:
+    if not names:
+        return "none"
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"{len(names)}: {', '.join(names[:MAX_NAMED])}{more}"
