@@ -1,8 +1,8 @@
-"""System checks: of settings and databases, of the module ``tasks``, and for ``--deploy``."""
+"""System checks: settings, databases, the module ``tasks``, LOGIN_URL, and for ``--deploy``."""
 
 from __future__ import annotations
 
-from leasing.checks import deploy, queue_module, settings
+from leasing.checks import deploy, login, queue_module, settings
 from leasing.checks.queue_module import refuse_missing_apps, refuse_missing_backends
 
 __all__ = ["refuse_missing_apps", "refuse_missing_backends", "register_all"]
@@ -12,4 +12,5 @@ def register_all() -> None:
     """Register the checks with Django."""
     settings.register_all()
     queue_module.register_all()
+    login.register_all()
     deploy.register_all()

@@ -1,0 +1,78 @@
+"""Who opens a page can sign in, or a check says what to set."""
+
+from __future__ import annotations
+
+import pytest
+from django.conf.urls.i18n import i18n_patterns
+from django.contrib import admin
+from django.core.checks import run_checks
+from django.http import HttpResponse
+from django.urls import URLPattern, URLResolver, include, path
+from pytest_django import Settings
+
+from leasing.checks.login import check_login_url
+
+OPS = path("ops/", include("leasing.urls"))
+ADMIN = path("admin/", admin.site.urls)
+SIGN_IN = path("sign-in/", lambda request: HttpResponse(), name="sign-in")
+
+
+def hints(
+    settings: Settings, login_url: str, *patterns: URLPattern | URLResolver
+) -> list[str | None]:
+    """Return the hints about a site with these ``patterns``."""
+    settings.ROOT_URLCONF = tuple(patterns)
+    settings.LOGIN_URL = login_url
+    found = check_login_url()
+    assert all(each.id == "leasing.W009" for each in found)
+    return [each.hint for each in found]
+
+
+def test_djangos_default_is_warned_of_with_what_to_set(settings: Settings) -> None:
+    (hint,) = hints(settings, "/accounts/login/", OPS, ADMIN)
+
+    assert str(hint).startswith('Set LOGIN_URL = "admin:login" to sign in at the admin, or name')
+
+
+@pytest.mark.parametrize("login_url", ["/accounts/login/", "admin:login", "login"])
+def test_a_site_without_the_admin_is_told_what_that_needs(
+    settings: Settings, login_url: str
+) -> None:
+    (hint,) = hints(settings, login_url, OPS)
+
+    assert "at the admin, which needs path(" in str(hint)
+
+
+@pytest.mark.parametrize(
+    "login_url",
+    ["admin:login", "/admin/login/", "sign-in", "/sign-in/", "/sign-in", "/sign-in/?by=mail"],
+)
+def test_a_page_of_the_site_is_fine(settings: Settings, login_url: str) -> None:
+    assert hints(settings, login_url, OPS, ADMIN, SIGN_IN) == []
+
+
+@pytest.mark.parametrize("login_url", ["https://id.example/login", "//id.example/login", "../in/"])
+def test_a_page_elsewhere_is_not_judged(settings: Settings, login_url: str) -> None:
+    assert hints(settings, login_url, OPS) == []
+
+
+def test_an_address_that_begins_with_a_language_is_found(settings: Settings) -> None:
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.middleware.locale.LocaleMiddleware"]
+
+    assert hints(settings, "/de/sign-in/", OPS, *i18n_patterns(SIGN_IN)) == []
+
+
+def test_a_site_without_our_pages_needs_none(settings: Settings) -> None:
+    assert hints(settings, "/accounts/login/", ADMIN) == []
+    settings.ROOT_URLCONF = None
+    assert check_login_url() == []
+
+
+def test_the_pages_of_tasks_alone_need_one_too(settings: Settings) -> None:
+    assert len(hints(settings, "/accounts/login/", path("", include("tasks.urls")))) == 1
+
+
+def test_the_check_is_registered(settings: Settings) -> None:
+    settings.LOGIN_URL = "/accounts/login/"
+
+    assert "leasing.W009" in [each.id for each in run_checks(tags=["urls"])]
