@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from enum import Enum
-from typing import Any, get_type_hints
+from typing import Any, TypeGuard, get_type_hints
 
 from django.conf import settings
 
@@ -25,6 +26,16 @@ class Default(Enum):
 DEFAULT = Default.DEFAULT
 #: Time to wait for a lease that is held: seconds, or None for ever. DEFAULT is the setting WAIT.
 Wait = float | timedelta | Default | None
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return True for a finite number; True and False are none."""
+    # Not math.isfinite(), which raises for a whole number that is too large for a float.
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and -math.inf < value < math.inf
+    )
 
 
 class AppSettings:

@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from django.apps import apps
 from django.core.checks import CheckMessage, Error
 
+from leasing.conf import is_number
 from tasks.conf import task_settings
 from tasks.django_api import bridge
 from tasks.django_api.bridge import DatabaseTask
@@ -174,7 +175,7 @@ class DatabaseBackend(BaseTaskBackend):
 def _is_duration(value: object) -> bool:
     if isinstance(value, timedelta):
         return value > timedelta(0)
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return is_number(value) and value > 0
 
 
 def _key(result_id: object) -> int | None:

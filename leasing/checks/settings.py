@@ -12,7 +12,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, models, router
 
-from leasing.conf import AppSettings, leasing_settings
+from leasing.conf import AppSettings, is_number, leasing_settings
 from leasing.db.notifications import notifications_arrive
 from leasing.db.routing import is_ours
 
@@ -68,7 +68,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
 def _is_number(value: object, key: str) -> bool:
     if value is None:
         return key in ("RENEW_EVERY", "MARGIN", "WAIT", "AUDIT_RETENTION")
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    return is_number(value) and value >= 0
 
 
 def _check_bounds() -> Iterator[CheckMessage]:

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.checks import CheckMessage, Error, Tags, register
 
 from leasing.checks.settings import unknown_settings
-from leasing.conf import leasing_settings
+from leasing.conf import is_number, leasing_settings
 from leasing.exceptions import InvalidResource
 from leasing.validation.names import check_name
 from tasks import registry
@@ -44,10 +44,10 @@ def _check_numbers() -> Iterator[CheckMessage]:
     yield from (
         Error(f"TASK_QUEUE[{key!r}] must be more than 0 seconds.", id="leasing_tasks.E002")
         for key in ("SWEEP_EVERY", "POLL_EVERY", "ANSWER_TIMEOUT", "HANDLER_ANSWER_TIMEOUT")
-        if not (_is_number(value := getattr(task_settings, key)) and value > 0)
+        if not (is_number(value := getattr(task_settings, key)) and value > 0)
         and (key, value) != ("HANDLER_ANSWER_TIMEOUT", None)
     )
-    if not _is_number(task_settings.STOP_TIMEOUT) or task_settings.STOP_TIMEOUT < 0:
+    if not is_number(task_settings.STOP_TIMEOUT) or task_settings.STOP_TIMEOUT < 0:
         yield Error(
             "TASK_QUEUE['STOP_TIMEOUT'] must be a number of seconds.", id="leasing_tasks.E003"
         )
@@ -64,7 +64,7 @@ def _check_backoff() -> Iterator[CheckMessage]:
     if (
         not isinstance(given, Mapping)
         or set(given) != {"base", "cap"}
-        or not all(_is_number(value) and value >= 0 for value in given.values())
+        or not all(is_number(value) and value >= 0 for value in given.values())
     ):
         text = "TASK_QUEUE['BACKOFF'] must be {'base': seconds, 'cap': seconds}."
         yield Error(text, id="leasing_tasks.E005")
@@ -126,13 +126,13 @@ def _shortest_window() -> float:
 def _is_window(value: object, optional: bool) -> bool:
     if value is None:
         return optional
-    return isinstance(value, int | float) and _is_number(value) and value >= _shortest_window()
+    return is_number(value) and value >= _shortest_window()
 
 
 def _is_age(value: object) -> bool:
     if isinstance(value, timedelta):
         return value >= timedelta(0)
-    return value is None or isinstance(value, int | float) and _is_number(value) and value >= 0
+    return value is None or is_number(value) and value >= 0
 
 
 def _check_schedules() -> Iterator[CheckMessage]:
@@ -168,7 +168,7 @@ def _check_celery() -> Iterator[CheckMessage]:
         text = "TASK_QUEUE['CELERY_WINDOW'] must be a whole number of at least 1."
         yield Error(text, id="leasing_tasks.E018")
     patience = task_settings.CELERY_PATIENCE
-    if not _is_number(patience) or patience <= 0:
+    if not is_number(patience) or patience <= 0:
         text = "TASK_QUEUE['CELERY_PATIENCE'] must be more than 0 seconds."
         yield Error(text, id="leasing_tasks.E019")
     if not _is_age(task_settings.OUTBOX_RETENTION):
@@ -177,7 +177,3 @@ def _check_celery() -> Iterator[CheckMessage]:
     if not isinstance(task_settings.OUTBOX_EXCHANGE, str) or not task_settings.OUTBOX_EXCHANGE:
         text = "TASK_QUEUE['OUTBOX_EXCHANGE'] must name an exchange."
         yield Error(text, id="leasing_tasks.E027")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

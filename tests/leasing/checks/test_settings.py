@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
+import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from leasing.checks import settings as checks
 from leasing.conf import leasing_settings
 from leasing.models import Leasable, Lease
 from leasing.querysets.leasable import LeasableQuerySet
+from tests.plugin import ROOT
 
 
 def problems(**leasing: Any) -> list[str | None]:
@@ -59,10 +63,29 @@ def test_what_resembles_no_setting_gets_the_list(nonsense: object) -> None:
     assert all(name in str(message.hint) for name in leasing_settings.known())
 
 
-@pytest.mark.parametrize("key", ["TTL", "MIN_TTL", "MAX_TTL", "RENEW_EVERY", "JITTER", "MARGIN"])
-@pytest.mark.parametrize("value", ["30", True, -1, [30]])
+@pytest.mark.parametrize("key", checks.NUMBERS)
+@pytest.mark.parametrize("value", ["30", True, -1, [30], math.inf, math.nan])
 def test_a_time_that_is_no_number_of_seconds_is_refused(key: str, value: Any) -> None:
     assert problems(**{key: value}) == ["leasing.E002"]
+
+
+def test_a_number_too_large_for_a_float_is_judged_too() -> None:
+    assert problems(MAX_TTL=10**400) == []
+
+
+def test_each_check_has_an_id_of_its_own() -> None:
+    """Silencing one would silence the other."""
+    sources = (path for package in ("leasing", "tasks") for path in (ROOT / package).rglob("*.py"))
+    used = Counter(
+        found
+        for source in sources
+        for found in re.findall(
+            r"[\"']((?:leasing|leasing_tasks)\.[EWI]\d+)[\"']", source.read_text()
+        )
+    )
+
+    assert [code for code, times in used.items() if times > 1] == []
+    assert len(used) > 50
 
 
 def test_only_the_settings_with_a_rule_of_their_own_may_be_none() -> None:

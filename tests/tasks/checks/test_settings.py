@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -53,6 +54,20 @@ def test_a_typo_gets_a_suggestion(settings: Settings) -> None:
     assert "'MAX_ATTEMPTS'" in str(message.hint)
 
 
+#: The settings that are a number of seconds, and their checks.
+NUMBERS = [
+    ("SWEEP_EVERY", "leasing_tasks.E002"),
+    ("POLL_EVERY", "leasing_tasks.E002"),
+    ("ANSWER_TIMEOUT", "leasing_tasks.E002"),
+    ("HANDLER_ANSWER_TIMEOUT", "leasing_tasks.E002"),
+    ("STOP_TIMEOUT", "leasing_tasks.E003"),
+    ("EXAMINE_EVERY", "leasing_tasks.E009"),
+    ("PRUNE_EVERY", "leasing_tasks.E009"),
+    ("SAMPLE_RETENTION", "leasing_tasks.E014"),
+    ("CELERY_PATIENCE", "leasing_tasks.E019"),
+    ("OUTBOX_RETENTION", "leasing_tasks.E026"),
+]
+
 WRONG: list[tuple[str, Any, str]] = [
     ("SWEEP_EVERY", 0, "leasing_tasks.E002"),
     ("SWEEP_EVERY", -1, "leasing_tasks.E002"),
@@ -74,6 +89,10 @@ WRONG: list[tuple[str, Any, str]] = [
     ("BACKOFF", {"base": 1, "cap": -1}, "leasing_tasks.E005"),
     ("BACKOFF", {"base": 1, "cap": "1h"}, "leasing_tasks.E005"),
     ("BACKOFF", {"base": 1, "cap": 2, "factor": 3}, "leasing_tasks.E005"),
+    *((key, math.inf, code) for key, code in NUMBERS),
+    *((key, math.nan, code) for key, code in NUMBERS),
+    ("BACKOFF", {"base": 1, "cap": math.inf}, "leasing_tasks.E005"),
+    ("RETENTION", {"failed": math.inf}, "leasing_tasks.E010"),
     ("QUEUES", (), "leasing_tasks.E006"),
     ("QUEUES", "default", "leasing_tasks.E006"),
     ("QUEUES", ("default", "a\nb"), "leasing_tasks.E007"),
