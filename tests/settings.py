@@ -29,5 +29,5 @@ TASKS = {
     },
     "elsewhere": {"BACKEND": "tests.jobs.backends.ForgetfulBackend"},
 }
-if find_spec("django_tasks"):
+if find_spec("django_tasks") and not find_spec("django.tasks"):
     INSTALLED_APPS += ["django_tasks"]

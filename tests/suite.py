@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 ROOT = Path(__file__).parent.parent
-PAIRS = ("3.11/5.2", "3.12/6.1", "3.13/6.0")
+PAIRS = ("3.11/5.2", "3.12/5.2", "3.12/6.1", "3.13/6.0")
 #: Five keep two cores busy, and each more takes some seconds of CPU to import and collect
 #: everything. One that hangs has said where, and is not replaced.
 WORKERS = ["--dist", "worksteal", "--max-worker-restart", "0", "--numprocesses"]
@@ -162,7 +162,8 @@ def make_environment(pair: str, interpreter: str) -> str:
         pip = [str(python), "-m", "pip", "-qq", "--disable-pip-version-check", "install"]
         subprocess.run([interpreter, "-m", "venv", str(folder)], check=True)
         subprocess.run([*pip, "--upgrade", "pip>=25.1"], check=True)
-        wanted = ["--editable", ".[demo]", "--group", "test", f"Django=={django}.*"]
+        extras = "demo,backport" if django == "5.2" else "demo"  # Django 6 has tasks of its own
+        wanted = ["--editable", f".[{extras}]", "--group", "test", f"Django=={django}.*"]
         subprocess.run([*pip, *wanted], cwd=ROOT, check=True)
         stamp.touch()
     return str(python)

@@ -20,12 +20,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
+from django.utils.module_loading import import_string
 
 from tasks import registry
+from tasks.conf import task_settings
 from tasks.django_api.compat import (
     AnyContext,
     AnyTask,
     InvalidTask,
+    InvalidTaskBackend,
     Task,
     is_heard,
     normalized,
@@ -80,9 +83,14 @@ class DatabaseTaskContext(AnyContext):  # type: ignore[misc] # the stubs' is not
 # Declaring
 
 
-def declare(task: AnyTask, defaults: dict[str, Any]) -> None:
-    """Register ``task`` for workers, with ``defaults`` where it does not say itself. Copies of a
-    known one, as ``using()`` makes them, change nothing.
+def declare(task: AnyTask, defaults: dict[str, Any], queue: str = "") -> None:
+    """Register ``task`` for workers. Copies of a known one, as ``using()`` makes them, change
+    nothing.
+
+    Args:
+        task: The task of Django's API.
+        defaults: Keywords of ``tasks.handler`` for what it does not say itself.
+        queue: The queue of an enqueue by its name; its own by default.
 
     Raises InvalidTask when its name stands for something else, or a keyword is out of bounds.
     """
@@ -93,7 +101,10 @@ def declare(task: AnyTask, defaults: dict[str, Any]) -> None:
     given = {key: value for key, value in own.items() if value is not None}
     try:
         register = registry.handler(
-            task.module_path, queue=task.queue_name, on_end=_tell_finished, **defaults | given
+            task.module_path,
+            queue=queue or task.queue_name,
+            on_end=_tell_finished,
+            **defaults | given,
         )
         register(_runs(task))
     except (TypeError, ValueError) as error:
@@ -102,11 +113,14 @@ def declare(task: AnyTask, defaults: dict[str, Any]) -> None:
 
 def declare_all(modules: Iterable[ModuleType]) -> None:
     """Register the tasks in ``modules`` that were declared for another backend: they can still be
-    sent here by ``using(backend=...)``."""
+    sent here by ``using(backend=...)``. Those of a queue of their own, which is the other
+    backend's, are of the first queue here."""
+    queues = [*(task_settings.QUEUES or ())]
     for module in modules:
         for value in list(vars(module).values()):
             if isinstance(value, Task):
-                declare(value, {})
+                ours = value.queue_name in queues or not queues
+                declare(value, {}, value.queue_name if ours else queues[0])
 
 
 def find(name: str) -> AnyTask | None:
@@ -185,7 +199,13 @@ async def _aresult(task: AnyTask, row: results.Row) -> DatabaseTaskResult:
 
 
 def _sender(result: DatabaseTaskResult) -> type[Any]:
-    return type(result.task.get_backend())
+    """Return the class of the backend under whose alias it was enqueued, or ours if the settings
+    no longer have that alias, or its backend cannot be loaded."""
+    try:
+        return type(result.task.get_backend())
+    except InvalidTaskBackend:
+        ours: type[Any] = import_string("tasks.backend.DatabaseBackend")  # a layer above
+        return ours
 
 
 def _tell_finished(row: models.Task | Completed) -> None:

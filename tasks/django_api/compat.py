@@ -1,7 +1,7 @@
 """Django's tasks API: ``django.tasks`` where Django has it, else the backport ``django_tasks``.
 
-Nothing else in this package imports either of the two. The names here are Django's own; the
-backport's exceptions end in "Error".
+Nothing else in this package imports either of the two. The names here are Django's own, which the
+backport's exceptions have after 0.12.
 """
 
 from __future__ import annotations
@@ -57,8 +57,6 @@ else:
         from django_tasks import TaskContext, TaskResult, TaskResultStatus, task, task_backends
         from django_tasks.backends.base import BaseTaskBackend
         from django_tasks.base import Task, TaskError
-        from django_tasks.exceptions import InvalidTaskBackendError as InvalidTaskBackend
-        from django_tasks.exceptions import InvalidTaskError as InvalidTask
         from django_tasks.exceptions import TaskResultDoesNotExist
         from django_tasks.signals import (
             log_task_enqueued,
@@ -70,6 +68,12 @@ else:
             task_started,
         )
         from django_tasks.utils import normalize_json
+
+        try:
+            from django_tasks.exceptions import InvalidTask, InvalidTaskBackend
+        except ImportError:  # up to 0.12
+            from django_tasks.exceptions import InvalidTaskBackendError as InvalidTaskBackend
+            from django_tasks.exceptions import InvalidTaskError as InvalidTask
 
     AnyTask, AnyResult, AnyContext = Task, TaskResult, TaskContext
 

@@ -37,7 +37,8 @@ EXCEPTIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Results are compared and hashed as the base does it, whichever way that is in its release.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DatabaseTaskResult(AnyResult):  # type: ignore[misc] # the stubs' is not frozen
     """A result with the row that it was read from, ``db_result``."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from datetime import UTC, date, datetime, timedelta
@@ -22,15 +23,18 @@ from leasing.functions import DbNow, database_now
 from tasks import backend as backend_module
 from tasks import discovery, handler, registry
 from tasks.backend import DatabaseBackend
-from tasks.django_api import bridge
+from tasks.django_api import bridge, compat
 from tasks.django_api.compat import (
     InvalidTask,
+    InvalidTaskBackend,
+    TaskResult,
     TaskResultDoesNotExist,
     TaskResultStatus,
     task,
     task_backends,
     task_enqueued,
 )
+from tasks.django_api.results import DatabaseTaskResult
 from tasks.exceptions import NotSerializable
 from tasks.models import Task, TaskAttempt
 from tests.factories import TaskFactory, claimed
@@ -499,6 +503,15 @@ def test_what_yesterdays_settings_let_in_can_be_read_under_todays(
     assert (found.backend, found.task.priority) == ("gone", 7)
 
 
+@pytest.mark.once
+def test_results_are_equal_and_hashed_as_those_of_any_backend() -> None:
+    assert DatabaseTaskResult.__eq__ is TaskResult.__eq__
+    assert DatabaseTaskResult.__hash__ is TaskResult.__hash__
+    result = mails.send.enqueue("a")
+    assert result == default().get_result(result.id)
+    assert result != mails.send.enqueue("a")
+
+
 def test_a_result_leads_to_its_row() -> None:
     result: Any = mails.send.enqueue("a")
 
@@ -655,6 +668,7 @@ def test_the_settings_of_this_suite_are_in_order(
         ({"OPTIONS": {"max_attempts": "3"}}, "leasing_tasks.E022"),
         ({"OPTIONS": {"timeout": 0}}, "leasing_tasks.E024"),
         ({"OPTIONS": {"timeout": "a minute"}}, "leasing_tasks.E024"),
+        ({"OPTIONS": {"timeout": float("inf")}}, "leasing_tasks.E024"),
         ({"OPTIONS": {"modules": "shop.mails"}}, "leasing_tasks.E025"),
         ({"QUEUES": ["default", "mail"]}, "leasing_tasks.E023"),
     ],
@@ -702,6 +716,24 @@ def test_importing_the_queue_does_not_import_djangos_tasks() -> None:
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("ending", ["Error", ""])
+def test_the_exceptions_of_the_backport_may_have_their_old_or_new_names(
+    monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    backport: Any = pytest.importorskip("django_tasks.exceptions")
+    for name in ("InvalidTask", "InvalidTaskBackend"):
+        error = getattr(backport, name, None) or getattr(backport, f"{name}Error")
+        monkeypatch.delattr(backport, name, raising=False)
+        monkeypatch.delattr(backport, f"{name}Error", raising=False)
+        monkeypatch.setattr(backport, f"{name}{ending}", error, raising=False)
+
+    found = runpy.run_path(str(compat.__file__))
+
+    assert found["InvalidTask"] is InvalidTask
+    assert found["InvalidTaskBackend"] is InvalidTaskBackend
+
+
+@pytest.mark.once
 def test_without_settings_for_django_tasks_nothing_is_looked_for(settings: Settings) -> None:
     del settings.TASKS
 
@@ -728,6 +760,23 @@ def test_a_task_for_another_alias_is_found_in_the_tasks_module_of_an_app(
     discovery.discover()
 
     assert f"{__name__}.plain" in registry.names()
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures("aside")
+def test_a_task_for_another_alias_may_have_a_queue_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(task_backends["elsewhere"], "queues", {"mail"})
+    theirs = task(backend="elsewhere", queue_name="mail")(plain)
+    monkeypatch.setattr(jobs, "plain", theirs, raising=False)
+
+    discovery.discover()
+
+    assert "leasing_tasks.E008" not in {message.id for message in run_checks()}
+    assert Task.objects.enqueue(f"{__name__}.plain").queue == "default"
+    moved = theirs.using(backend="default", queue_name="default").enqueue()
+    assert (row(moved).name, row(moved).queue) == (f"{__name__}.plain", "default")
 
 
 @pytest.mark.once

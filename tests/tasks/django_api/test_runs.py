@@ -224,6 +224,33 @@ def test_its_failure_is_told_in_the_except_block_of_its_exception(work: Work, he
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.CRITICAL])
+@pytest.mark.parametrize("heard_of", [True, False])
+@pytest.mark.parametrize("gone", ["alias", "backend"])
+def test_a_task_under_an_alias_that_is_gone_runs_as_one_of_ours(
+    work: Work,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    level: int,
+    heard_of: bool,
+    gone: str,
+) -> None:
+    heard: Heard = request.getfixturevalue("heard") if heard_of else []
+    caplog.set_level(level, compat.logger.name)
+    if gone == "backend":
+        monkeypatch.setitem(task_backends.settings, "gone", {"BACKEND": "nowhere.Backend"})
+    result = mails.send.enqueue("a")
+    waiting = Task.objects.filter(pk=result.id)
+    waiting.update(task_data={**waiting.get().task_data, "backend": "gone"})
+
+    assert work(result).status == SUCCESSFUL
+
+    expected = [("started", DatabaseBackend), ("finished", DatabaseBackend)] if heard_of else []
+    assert [(name, sender) for name, sender, *_ in heard] == expected
+
+
+@pytest.mark.once
 def test_an_attempt_that_is_followed_by_another_finishes_nothing(work: Work, heard: Heard) -> None:
     work(mails.bounce.enqueue("a"))
 
