@@ -11,6 +11,7 @@ build.enqueue(report_id=42)
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tasks.registry import handler
@@ -18,14 +19,19 @@ from tasks.scheduling.declarations import schedule
 
 if TYPE_CHECKING:
     from tasks.execution.context import Context
+    from tasks.waiting import await_for, wait_for
 
-__all__ = ["Context", "handler", "schedule"]
+__all__ = ["Context", "await_for", "handler", "schedule", "wait_for"]
+
+# Models can be imported only once the apps are loaded, and this module is imported before.
+_MODULES = {
+    "Context": "tasks.execution.context",
+    "await_for": "tasks.waiting",
+    "wait_for": "tasks.waiting",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Django imports this module before models can be, and settings may be read while it does.
-    if name == "Context":
-        from tasks.execution.context import Context
-
-        return Context
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,6 +8,9 @@ TaskError
 │   └── InvalidOutput  ... what a handler returned: not tried again
 ├── KeyBusy          another transaction has locked the task that has the unique key
 ├── InvalidSchedule  it is never due, or it was declared twice
+├── TaskFailed       a task that was waited for has failed, or was cancelled
+├── WaitTimeout      a task that was waited for has not ended in time
+├── WaitInTransaction  a wait, inside a transaction, for a task that has not ended
 ├── TaskCancelled    raised into a handler whose task someone cancelled
 ├── ProcessDied      the process of a handler ended without an answer
 ├── Snooze           raised by a handler: not now, try again after a delay
@@ -17,8 +20,12 @@ TaskError
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from tasks.delays import check_delay
+
+if TYPE_CHECKING:
+    from tasks.models import Task
 
 
 class TaskError(Exception):
@@ -53,6 +60,49 @@ class KeyBusy(TaskError):
 
 class InvalidSchedule(TaskError, ValueError):
     """The schedule is never due, or another schedule has its name."""
+
+
+class TaskFailed(TaskError):
+    """The ``task`` that was waited for has failed, or was cancelled."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        # The text of a cancellation says by whom.
+        is_cancelled = task.status == "cancelled" and task.last_error
+        what = task.last_error if is_cancelled else f"{task.status}: {task.last_error}"
+        super().__init__(f"{task} {what}")
+
+    def __reduce__(self) -> tuple[type[TaskFailed], tuple[Task]]:
+        return type(self), (self.task,)
+
+
+class WaitTimeout(TaskError, TimeoutError):
+    """The ``task`` that was waited for has not ended in time; ``state`` says why. It goes on."""
+
+    def __init__(self, task: Task, seconds: float, state: str = "") -> None:
+        self.task = task
+        self.seconds = seconds
+        self.state = state
+        super().__init__(f"{task} has not ended after {seconds:g} s. {state}")
+
+    def __reduce__(self) -> tuple[type[WaitTimeout], tuple[Task, float, str]]:
+        return type(self), (self.task, self.seconds, self.state)
+
+
+class WaitInTransaction(TaskError):
+    """A wait for a ``task`` that has not ended, inside a transaction."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        super().__init__(
+            f"{task} cannot be waited for inside a transaction: if it was enqueued in this one, no "
+            "worker sees it before the commit, and the wait would have no end. Commit first, then "
+            "wait. A view under ATOMIC_REQUESTS needs @transaction.non_atomic_requests. In a test, "
+            "run the task first: tasks.testing has run(), drain() and inline()."
+        )
+
+    def __reduce__(self) -> tuple[type[WaitInTransaction], tuple[Task]]:
+        return type(self), (self.task,)
 
 
 class TaskCancelled(TaskError):

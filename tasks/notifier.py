@@ -18,7 +18,9 @@ from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing.db.dialects import after_commit
+from leasing.db.notifications import CHANNEL as RELEASED
 from leasing.db.notifications import Notifications, listening, notify_trial
+from leasing.notifier import notifier as waiters
 from leasing.runtime.clock import clock
 from leasing.runtime.outage import LONGEST_PAUSE
 from leasing.runtime.services import Service
@@ -38,7 +40,11 @@ ARRIVAL = 1.0
 #: Seconds between proofs that notifications still arrive.
 PROOF_EVERY = 30.0
 
-#: Hears a message: "queue default", or "task 17" for one that was asked to cancel.
+#: Seconds for which a process remembers that somebody waits for the end of a task.
+WAITED_FOR = 60.0
+
+#: Hears a message: "queue default", "task 17" for one that was asked to cancel, or "wait
+#: /api/tasks/17" for one whose end is waited for.
 Hear = Callable[[str], object]
 
 
@@ -75,15 +81,7 @@ class NotifyLimiter:
     def notify(self, using: str, message: str) -> None:
         """Tell the listeners of this process and, over the connection ``using``, all others."""
         self.notify_here(message)
-        connection = connections[using]
-        # In a block that a TestCase wraps around a test nothing is ever committed.
-        if connection.vendor != "postgresql" or connection.in_atomic_block:
-            return
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, message])
-        except Error as error:  # the work is stored: a poll will find it
-            log.notifications_unsent(notification=message, error=error)
+        _send(using, CHANNEL, message)
 
     def is_due(self, using: str, queue: str, window: float = WINDOW) -> bool:
         """Return True if ``queue`` may be notified, and count it as notified: it was not within
@@ -100,6 +98,39 @@ limiter = NotifyLimiter()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=limiter.forget)
+
+
+class WaitedFor:
+    """The tasks whose end is waited for in some process, by the resources of their leases, as far
+    as this process has heard."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all, in a forked child: those who wait are notified by the parent."""
+        self._lock = threading.Lock()
+        self._until: dict[str, float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._until)
+
+    def add(self, resource: str) -> None:
+        now = clock()
+        with self._lock:
+            self._until = {each: until for each, until in self._until.items() if until > now}
+            self._until[resource] = now + WAITED_FOR
+
+    def take(self, resources: Iterable[str]) -> list[str]:
+        """Return those of ``resources`` that are waited for, and forget them."""
+        with self._lock:
+            return [each for each in resources if self._until.pop(each, None) is not None]
+
+
+waited_for = WaitedFor()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=waited_for.forget)
 
 
 class Queued(Protocol):
@@ -160,6 +191,30 @@ def notify_holders(using: str, keys: Iterable[Any]) -> None:
 
     if messages:
         after_commit(using, send)
+
+
+def ask_for_end(using: str, resource: str) -> None:
+    """Ask all workers to notify those who wait for the task of ``resource`` when it has ended."""
+    limiter.notify(using, f"wait {resource}")
+
+
+def notify_ended(using: str, resources: Iterable[str]) -> None:
+    """Notify those who wait for the tasks of ``resources``, whose ends are there to stay."""
+    for resource in waited_for.take(resources):
+        waiters(using).notify(resource)
+        _send(using, RELEASED, resource)
+
+
+def _send(using: str, channel: str, message: str) -> None:
+    connection = connections[using]
+    # In a block that a TestCase wraps around a test nothing is ever committed.
+    if connection.vendor != "postgresql" or connection.in_atomic_block:
+        return
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, %s)", [channel, message])
+    except Error as error:  # what it is about is stored: a poll will find it
+        log.notifications_unsent(notification=message, error=error)
 
 
 class Listener:

@@ -13,7 +13,7 @@ from leasing.db.notifications import can_listen
 from leasing.runtime.clock import clock
 from tasks.conf import task_settings
 from tasks.models import Task
-from tasks.notifier import SECOND_POLL_AFTER, Listener
+from tasks.notifier import SECOND_POLL_AFTER, Listener, waited_for
 from tasks.querysets import TaskQuerySet
 from tasks.runtime.service_threads import ServiceThreads
 
@@ -59,6 +59,8 @@ class Poller:
         what, _, which = message.partition(" ")
         if what == "task":
             self._renew_now(which)
+        elif what == "wait":
+            waited_for.add(which)
         elif what == "all" or which in self._queues:
             with self._lock:
                 self._look_again_at = clock() + SECOND_POLL_AFTER

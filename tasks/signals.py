@@ -38,6 +38,7 @@ from django.dispatch import Signal
 from leasing.signals import Logged
 from tasks import registry
 from tasks.log import log
+from tasks.notifier import notify_ended, waited_for
 
 
 class TaskSignal(Logged):
@@ -85,7 +86,10 @@ _ENDS = (completed, failed, cancelled)
 
 
 def send(signal: Signal, task: Any, **details: Any) -> None:
-    """Send ``signal`` about ``task``, and call its handler's ``on_end`` if the task has ended."""
+    """Send ``signal`` about ``task``. If the task has ended, call its handler's ``on_end``, and
+    notify those who wait for the end."""
     signal.send_robust(sender=type(task), task=task, **details)
     if signal in _ENDS:
         registry.report_end(task)
+        if waited_for:
+            notify_ended(task._state.db, [task.lease_resource])

@@ -12,10 +12,11 @@ from leasing.db import postgres
 from leasing.db.dialects import after_commit
 from tasks import registry, signals
 from tasks.exceptions import NotSerializable
+from tasks.notifier import notify_ended, waited_for
 from tasks.payload import OUTPUT, dumped_json
 from tasks.querysets import ends
 from tasks.querysets.base import TaskRows
-from tasks.querysets.claimed import ClaimedTask, Completed
+from tasks.querysets.claimed import ClaimedTask, Completed, resource_of
 from tasks.querysets.sql import complete
 
 #: Outputs of more characters than this go to the database one by one.
@@ -65,15 +66,18 @@ def _in_one_statement(
 
 
 def _tell(done: list[ClaimedTask], completed: list[Completed], using: str) -> None:
-    """Log and count the tasks that are ``done``, and call ``on_end`` for those ``completed``."""
+    """Log and count the tasks that are ``done``, call ``on_end`` for those ``completed``, and
+    notify those who wait for one."""
 
     def tell() -> None:
         if done and signals.completed.is_noted:
             signals.completed.note(done)
         for each in completed:
             registry.report_end(each)
+        if waited_for:
+            notify_ended(using, [resource_of(each.id) for each in done])
 
-    if completed or signals.completed.is_noted:
+    if completed or waited_for or signals.completed.is_noted:
         after_commit(using, tell)
 
 
