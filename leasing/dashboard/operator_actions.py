@@ -113,6 +113,8 @@ class OperatorAction:
     apply: Callable[[Any, Said, str], int] = field(repr=False)
     #: Why it would change nothing of a row that is ``judged``, "" when it would.
     idle: Callable[[Any, Said], str] = field(repr=False, default=lambda row, said: "")
+    #: Why ``apply`` left a row as it was that was to change.
+    unchanged: str = "changed meanwhile"
     #: The name in the audit; ``name`` unless set.
     audited: str = ""
     #: Exceptions by which ``apply`` refuses.
@@ -187,7 +189,7 @@ class OperatorAction:
             chosen = rows.filter(pk__in=view.fitting)
             act.changed = self.apply(chosen, said, act.by) if view.fitting else 0
             if act.changed < len(view.fitting):
-                view.skipped["changed meanwhile"] += len(view.fitting) - act.changed
+                view.skipped[self.unchanged] += len(view.fitting) - act.changed
             act.skipped = dict(view.skipped)
         return Outcome(view.fitting, view.skipped, len(keys), act.changed)
 

@@ -13,26 +13,15 @@ from django.utils.safestring import SafeString
 from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.filters import StateFilter
 from leasing.admin.links import badge_text, related, short_column, site_url
-from leasing.dashboard.operator_actions import OperatorAction, Said
 from leasing.models import Lease
 from tasks.dashboard.badges import WORKER_BADGES, badge_of_queue
-from tasks.dashboard.forms import PauseForm, ResumeForm
-from tasks.diagnosis import RESUME
-from tasks.exceptions import UnknownQueue
+from tasks.dashboard.queue_actions import QUEUE_ACTIONS
 from tasks.generator import RESOURCE
 from tasks.models import GeneratorDesiredState, Queue, Sample, Task, Worker, WorkerState
 
 
 def _in_state(state: str, rows: Any) -> Any:
     return rows.filter(state=state)
-
-
-def _pause(rows: Any, said: Said, by: str) -> int:
-    return sum(rows.pause(queue.name, by=by, reason=said["reason"]) for queue in rows)
-
-
-def _resume(rows: Any, said: Said, by: str) -> int:
-    return sum(rows.resume(queue.name, by=by) for queue in rows)
 
 
 @admin.register(Queue)
@@ -44,31 +33,7 @@ class QueueAdmin(ReadOnlyAdmin):
     search_help_text = "Exact name of a queue"
     list_page = "leasing_tasks:queues"
     fields = ("name", "badge", ("paused_at", "paused_by"), "reason")
-    acts = (
-        OperatorAction(
-            "pause",
-            "Pause",
-            "Paused",
-            "Pause these queues?",
-            "No more of their tasks are claimed. Running tasks continue.",
-            "leasing_tasks.pause_queue",
-            PauseForm,
-            _pause,
-            lambda queue, said: "already paused" if queue.paused_at else "",
-            refusals=(UnknownQueue,),
-        ),
-        OperatorAction(
-            "resume",
-            "Resume",
-            "Resumed",
-            "Resume these queues?",
-            "Workers claim their waiting tasks again, in order.",
-            RESUME.permission,
-            ResumeForm,
-            _resume,
-            lambda queue, said: "" if queue.paused_at else "not paused",
-        ),
-    )
+    acts = tuple(QUEUE_ACTIONS.values())
 
     def view_on_site(self, queue: Queue) -> str | None:
         return site_url("leasing_tasks:queues")

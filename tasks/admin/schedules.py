@@ -16,13 +16,12 @@ from leasing import audit
 from leasing.admin.base import AdminOfAny, ReadOnlyAdmin
 from leasing.admin.links import badge_text, json_column, link, related, short, site_url
 from leasing.conf import leasing_settings
-from leasing.dashboard.operator_actions import OperatorAction
 from leasing.functions import DbNow, database_now
 from leasing.humanize import stamp
 from leasing.web.access import is_read_only
 from tasks.dashboard.forms import DataField
+from tasks.dashboard.schedule_actions import SCHEDULE_ACTIONS
 from tasks.dashboard.schedule_status import ACTIVE, ScheduleStatus, is_orphaned, status_of
-from tasks.exceptions import TaskError
 from tasks.models import Queue, Schedule, ScheduleSlot
 from tasks.querysets.schedule import RULE
 
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 else:
     # Django's own class takes no type arguments at run time.
     FormOfSchedule = forms.ModelForm
-
-CHANGE = "leasing_tasks.change_schedule"
 
 #: Fields of a schedule that a form may set.
 EDITED = (
@@ -46,45 +43,6 @@ EDITED = (
     "timezone",
     "missed",
     "overlap",
-)
-
-ACTS = (
-    OperatorAction(
-        "pause",
-        "Pause",
-        "Paused",
-        "Pause these schedules?",
-        "Nothing is enqueued until they are resumed; due times until then are skipped. Existing "
-        "tasks run as usual.",
-        CHANGE,
-        forms.Form,
-        lambda rows, said, by: rows.pause(by=by),
-        lambda schedule, said: "already paused" if schedule.paused_at else "",
-    ),
-    OperatorAction(
-        "resume",
-        "Resume",
-        "Resumed",
-        "Resume these schedules?",
-        "They continue at their next due times; those of the pause are skipped.",
-        CHANGE,
-        forms.Form,
-        lambda rows, said, by: rows.resume(),
-        lambda schedule, said: "" if schedule.paused_at else "not paused",
-    ),
-    OperatorAction(
-        "run_now",
-        "Run now",
-        "Enqueued",
-        "Enqueue the tasks of these schedules now?",
-        "Each task is enqueued once; the schedule itself does not change. Skipped where the "
-        "previous task has not ended and overlap is off.",
-        CHANGE,
-        forms.Form,
-        lambda rows, said, by: rows.run_now(by=by),
-        audited="run",
-        refusals=(TaskError, ValueError),
-    ),
 )
 
 
@@ -127,7 +85,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
     large = payload = ("task_data",)
     payload_permission = "leasing_tasks.view_payload"
     list_page = "leasing_tasks:schedules"
-    acts = ACTS
+    acts = tuple(SCHEDULE_ACTIONS.values())
     fields = (*EDITED, "badge", "why", "moments", "declared", "declared_at", "created_at")
     readonly_fields = (*fields[len(EDITED) :], "shown_task_data")
 

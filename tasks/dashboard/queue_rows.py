@@ -11,7 +11,9 @@ from django.db.models import Count, Min, OuterRef, Q, Subquery
 
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow
+from leasing.web.badges import Badge
 from leasing.web.counts import COUNT_CAP, Capped
+from tasks.dashboard.badges import OPEN, PAUSED, UNSERVED
 from tasks.dashboard.listing import count_of
 from tasks.models import Queue, Sample, Task, TaskStatus, Worker
 
@@ -42,6 +44,13 @@ class QueueLine:
     def is_unserved(self) -> bool:
         """Return True if tasks wait and no worker serves the queue."""
         return bool(self.ready) and not self.workers and not self.is_paused
+
+    @property
+    def badge(self) -> Badge:
+        """Return its badge: open, paused, or open and served by nobody."""
+        if self.is_unserved:
+            return UNSERVED
+        return PAUSED if self.is_paused else OPEN
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,9 @@ from django.utils.safestring import SafeString
 from leasing import humanize
 from leasing.templatetags.leasing_ops import badge, deadline, moment
 from leasing.web.badges import Badge
-from tasks.dashboard.badges import (
-    ATTEMPT_BADGES,
-    OPEN,
-    PAUSED,
-    UNSERVED,
-    WORKER_BADGES,
-    badge_of_task,
-)
+from tasks.dashboard.badges import ATTEMPT_BADGES, WORKER_BADGES, badge_of_task
 from tasks.dashboard.charts import Chart
 from tasks.dashboard.line_chart import Drawing, draw, said
-from tasks.dashboard.queue_rows import QueueLine
 from tasks.models import (
     AttemptOutcome,
     GeneratorDesiredState,
@@ -61,14 +53,6 @@ def task_when(task: Task, now: datetime) -> SafeString:
 def worker_badge(worker: Worker) -> SafeString:
     """The badge of a worker that was read ``with_state()``."""
     return badge(WORKER_BADGES[worker.state])  # type: ignore[attr-defined]
-
-
-@register.simple_tag
-def queue_badge(line: QueueLine) -> SafeString:
-    """Show the badge of a queue: open, paused, or open and served by nobody."""
-    if line.is_unserved:
-        return badge(UNSERVED)
-    return badge(OPEN if not line.is_paused else PAUSED)
 
 
 @register.simple_tag

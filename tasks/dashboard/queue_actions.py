@@ -1,0 +1,49 @@
+"""Pause and resume queues as an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from leasing.dashboard.operator_actions import OperatorAction, Said
+from tasks.dashboard.forms import PauseForm, ResumeForm
+from tasks.diagnosis import RESUME
+from tasks.exceptions import UnknownQueue
+
+
+def _pause(rows: Any, said: Said, by: str) -> int:
+    return sum(rows.pause(queue.name, by=by, reason=said["reason"]) for queue in rows)
+
+
+def _resume(rows: Any, said: Said, by: str) -> int:
+    return sum(rows.resume(queue.name, by=by) for queue in rows)
+
+
+QUEUE_ACTIONS: Final[Mapping[str, OperatorAction]] = {
+    action.name: action
+    for action in (
+        OperatorAction(
+            "pause",
+            "Pause",
+            "Paused",
+            "Pause these queues?",
+            "No more of their tasks are claimed. Running tasks continue.",
+            "leasing_tasks.pause_queue",
+            PauseForm,
+            _pause,
+            lambda queue, said: "already paused" if queue.paused_at else "",
+            refusals=(UnknownQueue,),
+        ),
+        OperatorAction(
+            "resume",
+            "Resume",
+            "Resumed",
+            "Resume these queues?",
+            "Workers claim their waiting tasks again, in order.",
+            RESUME.permission,
+            ResumeForm,
+            _resume,
+            lambda queue, said: "" if queue.paused_at else "not paused",
+        ),
+    )
+}
