@@ -159,7 +159,7 @@ def test_the_admin_notes_what_its_actions_did() -> None:
 )
 def test_commands_note_who_ran_them(command: str, verb: str) -> None:
     task: Task = TaskFactory(state="ready" if command == "move" else "failed")
-    extra = ["--to-queue", "default"] if command == "move" else []
+    extra = ["--in", "60"] if command == "move" else []
     call_command("tasks", command, str(task.pk), "--by", "olga", *extra)
 
     assert (entry().by, entry().verb, entry().via, entry().changed) == ("olga", verb, "command", 1)

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import getpass
-import json
-from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -10,7 +7,14 @@ from django.core.management.base import CommandError
 from leasing import audit
 from leasing.diagnosis.lease import explain
 from leasing.humanize import ago, plural, stamp, until
-from leasing.management.base import TablesCommand
+from leasing.management.subcommands import (
+    AddAction,
+    SubcommandsCommand,
+    add_json,
+    add_operator,
+    operator,
+    shown,
+)
 from leasing.models import Lease, LeaseEvent, LeaseState, leasable_models
 from leasing.querysets.leasable import LeasableQuerySet
 from leasing.runtime.terminal import as_json, as_table, plain
@@ -22,25 +26,20 @@ FURTHEST = 86_400
 EVENTS = 10
 
 
-class Command(TablesCommand):
+class Command(SubcommandsCommand):
     help = "List named leases, show one, or revoke one."
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-        listing = actions.add_parser("list", help="List leases by name")
+    def add_actions(self, add: AddAction) -> None:
+        listing = add("list", "List leases by name")
         listing.add_argument("--state", choices=LeaseState.values, help="Only leases in this state")
-        listing.add_argument("--json", action="store_true", help="Print a JSON array")
-        show = actions.add_parser("show", help="Show one lease and its latest events")
+        add_json(listing, "array")
+        show = add("show", "Show one lease and its latest events")
         show.add_argument("name", metavar="NAME", help="Name of the resource")
-        show.add_argument("--json", action="store_true", help="Print a JSON object")
-        revoke = actions.add_parser("revoke", help="Take a lease from its holder")
+        add_json(show)
+        revoke = add("revoke", "Take a lease from its holder")
         revoke.add_argument("name", metavar="NAME", help="Name of the resource")
-        revoke.add_argument("--reason", required=True, help="Reason, stored with the event")
-        revoke.add_argument("--by", help="Name of the operator (default: the current user)")
-
-        tokens = actions.add_parser(
-            "raise-tokens", help="After a restore: revoke all leases and raise every token"
-        )
+        add_operator(revoke, required=True, help="Reason, stored with the event and in the audit")
+        tokens = add("raise-tokens", "After a restore: revoke all leases and raise every token")
         tokens.add_argument(
             "--ahead",
             type=float,
@@ -48,14 +47,12 @@ class Command(TablesCommand):
             metavar="SECONDS",
             help="How far the clock of the lost database may have been ahead of this one",
         )
-        tokens.add_argument("--reason", default="restored", help="Reason, stored with the event")
-        tokens.add_argument("--by", help="Name of the operator (default: the current user)")
         tokens.add_argument(
             "--yes", action="store_true", help="Confirm that every holder loses its lease"
         )
-
-    def handle(self, **options: Any) -> None:
-        getattr(self, f"_{options['action'].replace('-', '_')}")(options)
+        add_operator(
+            tokens, default="restored", help="Reason, stored with the events and in the audit"
+        )
 
     def _list(self, options: dict[str, Any]) -> None:
         leases = Lease.objects.home()
@@ -63,12 +60,10 @@ class Command(TablesCommand):
             leases = leases.filter(grants=0)
         elif options["state"]:
             leases = getattr(leases, options["state"])()
-        rows = leases.with_state().order_by("resource").iterator()
-        if options["json"]:
-            self.stdout.write(as_json([_facts(lease) for lease in rows]))
-            return
+        rows = list(leases.with_state().order_by("resource"))
         head = ("RESOURCE", "STATE", "HOLDER", "UNTIL", "TOKEN")
-        self.stdout.write(as_table([head, *(_columns(lease) for lease in rows)]))
+        table = [head, *(_columns(lease) for lease in rows)]
+        self.print_list(options, [_facts(lease) for lease in rows], table)
 
     def _show(self, options: dict[str, Any]) -> None:
         lease = _find(options["name"])
@@ -88,17 +83,15 @@ class Command(TablesCommand):
             return
         self.stdout.write(f"{plain(lease.resource)}: {plain(explanation.headline)}")
         self.stdout.write(explanation.next)
-        facts = _facts(lease)
-        self.stdout.write(
-            as_table([(name, _shown(facts[name])) for name in facts if facts[name] != ""])
-        )
+        facts = {name: shown(value) for name, value in _facts(lease).items()}
+        self.stdout.write(as_table([(name, value) for name, value in facts.items() if value]))
         if events:
             self.stdout.write("")
             self.stdout.write(as_table([_cells(event) for event in events]))
 
     def _revoke(self, options: dict[str, Any]) -> None:
         lease = _find(options["name"])
-        by = options["by"] or getpass.getuser()
+        by = operator(options)
         held = Lease.objects.home().filter(pk=lease.pk)
         with audit.recording(
             by, "revoke", Lease, keys=[lease.pk], reason=options["reason"], via="command"
@@ -106,21 +99,30 @@ class Command(TablesCommand):
             act.changed = held.revoke(reason=options["reason"], by=by)
         if not act.changed:
             raise CommandError(f"Nothing to revoke: {plain(lease.resource)} is not held.")
-        self.stdout.write(f"Revoked {plain(lease.resource)} from {plain(lease.holder)}.")
+        self.print_result(
+            options,
+            {"revoked": act.changed, "resource": lease.resource, "holder": lease.holder},
+            f"Revoked {plain(lease.resource)} from {plain(lease.holder)}.",
+        )
 
     def _raise_tokens(self, options: dict[str, Any]) -> None:
         if not 0 <= options["ahead"] <= FURTHEST:
             raise CommandError(f"--ahead must be from 0 to {FURTHEST}.")
         if not options["yes"]:
             raise CommandError("Every holder will lose its lease or task. Add --yes to confirm.")
-        by, reason = options["by"] or getpass.getuser(), options["reason"]
+        by, reason = operator(options), options["reason"]
+        raised = {}
         for model in leasable_models():
             rows: LeasableQuerySet[Any] = model.lease_rows().home()
             with audit.recording(
                 by, "raise_tokens", model, filter={}, reason=reason, via="command"
             ) as act:
                 act.changed = rows.raise_tokens(options["ahead"], reason, by)
-            self.stdout.write(f"{model._meta.label}: {plural(act.changed, 'token')} raised")
+            raised[model._meta.label] = act.changed
+            if not options["json"]:
+                self.stdout.write(f"{model._meta.label}: {plural(act.changed, 'token')} raised")
+        if options["json"]:
+            self.stdout.write(as_json(raised))
 
 
 def _find(name: str) -> Lease:
@@ -175,9 +177,3 @@ def _event(event: LeaseEvent) -> dict[str, Any]:
 def _cells(event: LeaseEvent) -> tuple[str, ...]:
     by = f"by {event.actor}" if event.actor else ""
     return stamp(event.at), badge_of_event(event.kind).word, event.holder, by, event.reason
-
-
-def _shown(value: Any) -> str:
-    if hasattr(value, "isoformat"):
-        return stamp(value)
-    return json.dumps(value) if isinstance(value, dict) else str(value)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -8,6 +9,7 @@ from django.core.management.base import CommandError
 
 from leasing import pruning
 from leasing.management.base import TablesCommand
+from leasing.runtime.terminal import as_json
 
 
 class Command(TablesCommand):
@@ -25,6 +27,7 @@ class Command(TablesCommand):
         parser.add_argument(
             "--batch", type=int, default=500, help="Rows per transaction (default 500)"
         )
+        parser.add_argument("--json", action="store_true", help="Print a JSON object")
 
     def handle(self, **options: Any) -> None:
         # Less, and the clocks of a database and its successor could disagree by more.
@@ -34,6 +37,9 @@ class Command(TablesCommand):
             raise CommandError("--batch must be from 1 to 10000.")
         done = pruning.prune(timedelta(days=options["days"]), options["batch"])
         entries = pruning.prune_audit(options["batch"])
+        if options["json"]:
+            self.stdout.write(as_json({**asdict(done), "audit_entries": entries}))
+            return
         self.stdout.write(
             f"Pruned {done.leases} leases, {done.events} events, {done.once_keys} results kept by "
             f"once, {entries} audit entries."

@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from leasing.management.base import TablesCommand
+from leasing.runtime.terminal import as_json
 from tasks.maintenance import housekeeping
 from tasks.models import TaskStatus
 
@@ -36,6 +37,7 @@ class Command(TablesCommand):
             default=housekeeping.PRUNE_PAUSE,
             help=f"Seconds between two batches (default {housekeeping.PRUNE_PAUSE})",
         )
+        parser.add_argument("--json", action="store_true", help="Print a JSON object")
 
     def handle(self, **options: Any) -> None:
         if not 1 <= options["batch"] <= 10_000:
@@ -50,5 +52,8 @@ class Command(TablesCommand):
         if options["state"]:
             keep = {state: keep[state] for state in keep if state in options["state"]}
         done = housekeeping.prune(keep, batch=options["batch"], pause=options["pause"])
+        if options["json"]:
+            self.stdout.write(as_json(done))
+            return
         said = ", ".join(f"{count} {state}" for state, count in done.items())
         self.stdout.write(f"Pruned {said or 'nothing: RETENTION keeps every state'}.")

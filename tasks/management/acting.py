@@ -1,0 +1,50 @@
+"""Act on rows that a command names, by the actions of the pages and the admin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from leasing.dashboard.operator_actions import OperatorAction, Outcome, Said
+from leasing.humanize import plural
+from leasing.management.subcommands import operator
+
+
+def perform(
+    action: OperatorAction,
+    rows: Any,
+    keys: Iterable[Any],
+    options: Mapping[str, Any],
+    said: Said | None = None,
+) -> Outcome:
+    """Do ``action`` to those of ``rows`` with these ``keys``.
+
+    Args:
+        action: The action.
+        rows: The rows of the model.
+        keys: Their keys.
+        options: Those of ``add_operator``.
+        said: The cleaned form of the action, besides the reason.
+    """
+    try:
+        return action.perform(
+            rows,
+            dict.fromkeys(keys),
+            {**(said or {}), "reason": options["reason"]},
+            user=operator(options),
+            via="command",
+        )
+    except action.refusals as error:
+        raise CommandError(str(error)) from error
+
+
+def report(outcome: Outcome, noun: str, past: str) -> tuple[dict[str, Any], str]:
+    """Return ``outcome`` as JSON and as text: "1 queue paused. Not changed: 1 already paused"."""
+    facts: dict[str, Any] = {past: outcome.changed}
+    text = f"{plural(outcome.changed, noun)} {past}"
+    if outcome.skipped:
+        facts["skipped"] = dict(outcome.skipped)
+        text += f". Not changed: {outcome.reasons}"
+    return facts, text

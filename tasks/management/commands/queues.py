@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from leasing.functions import database_now
+from leasing.humanize import ago
+from leasing.management.subcommands import (
+    AddAction,
+    SubcommandsCommand,
+    add_json,
+    add_operator,
+)
+from leasing.runtime.terminal import plain
+from tasks.dashboard.queue_actions import QUEUE_ACTIONS
+from tasks.dashboard.queue_rows import QueueLine, read_queues
+from tasks.exceptions import UnknownQueue
+from tasks.management.acting import perform, report
+from tasks.models import Queue
+from tasks.querysets import check_queue
+
+
+class Command(SubcommandsCommand):
+    help = "List queues, pause or resume them."
+
+    def add_actions(self, add: AddAction) -> None:
+        add_json(add("list", "List queues, what waits in them and who serves them"), "array")
+        pause = add("pause", "Pause queues: none of their tasks is claimed, running ones continue")
+        resume = add("resume", "Resume queues")
+        for verb in (pause, resume):
+            verb.add_argument("names", nargs="+", metavar="NAME", help="Name of a queue")
+        add_operator(pause, required=True, help="Reason, shown with every task that waits there")
+        add_operator(resume)
+
+    def _list(self, options: dict[str, Any]) -> None:
+        lines = read_queues().lines
+        now = database_now(Queue.objects.home().db)
+        head = ("QUEUE", "STATE", "READY", "SCHEDULED", "RUNNING", "OLDEST DUE", "WORKERS", "WHY")
+        table = [head]
+        for line in lines:
+            due = ago(line.due_since, now) if line.due_since else ""
+            counts = str(line.ready), str(line.scheduled), str(line.running), due, str(line.workers)
+            table.append((line.name, line.badge.word, *counts, _why(line)))
+        self.print_list(options, [_facts(line) for line in lines], table)
+
+    def _pause(self, options: dict[str, Any]) -> None:
+        self._act("pause", options)
+
+    def _resume(self, options: dict[str, Any]) -> None:
+        self._act("resume", options)
+
+    def _act(self, name: str, options: dict[str, Any]) -> None:
+        rows = Queue.objects.home()
+        unseen = set(options["names"]) - set(rows.values_list("name", flat=True))
+        try:
+            rows.declare([check_queue(queue) for queue in sorted(unseen)])
+        except UnknownQueue as error:
+            raise CommandError(str(error)) from error
+        outcome = perform(QUEUE_ACTIONS[name], rows, options["names"], options)
+        self.print_result(options, *report(outcome, "queue", f"{name}d"))
+
+
+def _why(line: QueueLine) -> str:
+    if line.queue is None or not line.is_paused:
+        return ""
+    by = f"by {line.queue.paused_by}" if line.queue.paused_by else ""
+    return plain(": ".join(part for part in (by, line.queue.reason) if part))
+
+
+def _facts(line: QueueLine) -> dict[str, Any]:
+    paused = line.queue if line.is_paused else None
+    return {
+        "name": line.name,
+        "state": line.badge.word,
+        "ready": line.ready.value,
+        "scheduled": line.scheduled.value,
+        "running": line.running,
+        "due_since": line.due_since,
+        "workers": line.workers,
+        "paused_at": paused and paused.paused_at,
+        "paused_by": paused.paused_by if paused else "",
+        "reason": paused.reason if paused else "",
+    }

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from leasing.humanize import ago
+from leasing.management.subcommands import AddAction, SubcommandsCommand, add_json
+from leasing.runtime.terminal import plain
+from tasks.dashboard.worker_rows import WorkerRow, with_tasks
+from tasks.models import Worker, WorkerState
+
+
+class Command(SubcommandsCommand):
+    help = "List workers and other processes that send heartbeats, or check one."
+
+    def add_actions(self, add: AddAction) -> None:
+        listing = add("list", "List workers that have not stopped, the newest first")
+        listing.add_argument(
+            "--state", choices=WorkerState.values, help="Only workers in this state"
+        )
+        add_json(listing, "array")
+        check = add("check", "Exit with code 0 if a worker is live, with 1 if it is not")
+        check.add_argument("name", metavar="NAME", help="Name of the worker (run_worker --name)")
+        add_json(check)
+
+    def _list(self, options: dict[str, Any]) -> None:
+        rows: Any = Worker.objects.home().with_state().order_by("-pk")
+        wanted = [options["state"]] if options["state"] else set(WorkerState.values) - {"stopped"}
+        workers = with_tasks(rows.filter(state__in=wanted))
+        head = ("WORKER", "STATE", "ROLE", "QUEUES", "TASKS", "SEEN", "HOST", "PID")
+        table = [head, *(_columns(each) for each in workers)]
+        self.print_list(options, [_facts(each) for each in workers], table)
+
+    def _check(self, options: dict[str, Any]) -> None:
+        found = Worker.objects.home().with_state().filter(name=options["name"])
+        worker = next(iter(with_tasks(found)), None)
+        if worker is None:
+            raise CommandError(f"There is no worker {plain(options['name'])}.")
+        text = f"{plain(worker.worker.name)} is {worker.state}, seen {_seen(worker)}."
+        self.print_result(options, _facts(worker), text)
+        if not worker.is_live:
+            sys.exit(1)
+
+
+def _seen(row: WorkerRow) -> str:
+    return ago(row.worker.last_seen_at, row.worker.now)  # type: ignore[attr-defined]
+
+
+def _columns(row: WorkerRow) -> tuple[str, ...]:
+    worker = row.worker
+    tasks, host = str(len(row.tasks)), worker.hostname
+    queues = ", ".join(worker.queues)
+    return worker.name, row.state, worker.role, queues, tasks, _seen(row), host, str(worker.pid)
+
+
+def _facts(row: WorkerRow) -> dict[str, Any]:
+    columns = ("name", "role", "hostname", "pid", "queues", "started_at", "last_seen_at")
+    facts = {column: getattr(row.worker, column) for column in (*columns, "stopped_at")}
+    return facts | {"state": row.state, "tasks": [task.pk for task in row.tasks]}
