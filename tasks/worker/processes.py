@@ -2,7 +2,8 @@
 
 A child is started (never forked) when the first task needs it, and serves one task after the
 other. It is killed, with all that it started, when the attempt is over before the handler is:
-timed out, lost, given back, or cancelled and not ended for CANCEL_GRACE seconds.
+timed out, lost, given back, or cancelled and not ended for CANCEL_GRACE seconds; and when a signal
+has stopped it for as long as a stopped worker would have kept the task: the ttl.
 """
 
 from __future__ import annotations
@@ -151,6 +152,7 @@ class ChildProcess:
                 ended = True
             if ended:
                 raise ProcessDied(_how_it_died(process))
+            watch.note(is_stopped=process is not None and _is_stopped(process))
             news = watch.look()
             if news is not None:
                 self._send(news)
@@ -164,6 +166,19 @@ class Watch:
         self.execution = execution
         self._reported = self._news()
         self._cancelled_at: float | None = None
+        self._stopped_at: float | None = None
+
+    def note(self, *, is_stopped: bool) -> None:
+        """Note whether a signal has stopped the child. Raises ProcessDied if that lasts."""
+        if not is_stopped:
+            self._stopped_at = None
+            return
+        self._stopped_at = self._stopped_at or clock()
+        ttl = self.execution.hold.grant.ttl
+        if clock() - self._stopped_at > ttl:
+            raise ProcessDied(
+                f"The process of the handler was stopped by a signal for {ttl:g} s, and killed."
+            )
 
     def look(self) -> child.News | None:
         """Return the news for the child. Raises what ends the attempt."""
@@ -196,6 +211,16 @@ def _flags() -> list[str]:
     """The interpreter's own options, as this process was started with."""
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return flags
+
+
+def _is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    """Return True if a signal has stopped ``process``, where the system tells; False if it has
+    ended."""
+    if sys.platform == "linux":
+        with suppress(ChildProcessError):
+            options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+            return os.waitid(os.P_PID, process.pid, options) is not None
+    return False
 
 
 def _how_it_died(process: subprocess.Popen[bytes] | None) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import signal
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
+from leasing.runtime.clock import clock
 from tasks.models import Task, TaskStatus
 from tasks.worker import processes
 from tasks.worker.timeouts import Timekeeper
@@ -108,9 +111,9 @@ def test_a_process_answers_or_fails_and_serves_the_next_task(
 def test_a_process_is_killed_when_its_task_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Timed out, lost, cancelled and not listening, given back: one after the other."""
+    """Timed out, lost, cancelled and not listening, frozen, given back: one after the other."""
     monkeypatch.setattr(processes, "CANCEL_GRACE", 0.1)
-    folders = [tmp_path / name for name in ("timeout", "lost", "cancelled", "stopped")]
+    folders = [tmp_path / name for name in ("timeout", "lost", "cancelled", "frozen", "stopped")]
     for folder in folders:
         folder.mkdir()
     tasks = [enqueue("ignore", folder=str(folder)) for folder in folders]
@@ -126,21 +129,29 @@ def test_a_process_is_killed_when_its_task_is_over(
         wait_for(lambda: began(folders[2]), timeout=START_PATIENCE)
         Task.objects.filter(pk=tasks[2].pk).cancel(by="ann")
         wait_for(lambda: row_of(tasks[2])["status"] == TaskStatus.CANCELLED)
-        wait_for(lambda: began(folders[3]), timeout=START_PATIENCE)
+        os.kill(wait_for(lambda: began(folders[3]), timeout=START_PATIENCE), signal.SIGSTOP)
+        with pytest.MonkeyPatch.context() as patch:
+            ttls = itertools.count(step=31)
+            patch.setattr(processes, "clock", lambda: clock() + next(ttls))
+            wait_for(lambda: row_of(tasks[3])["status"] == TaskStatus.FAILED)
+        wait_for(lambda: began(folders[4]), timeout=START_PATIENCE)
         worker.stop()
         wait_for(ended(worker))
 
     pids = {began(folder) for folder in folders}
-    assert len(pids) == 4
+    assert len(pids) == 5
     assert [pid for pid in pids if not is_gone(pid)] == []
     assert row_of(tasks[0])["last_error"].startswith("TimeoutError: ")
+    frozen = "ProcessDied: The process of the handler was stopped by a signal for 30 s, and killed."
+    assert row_of(tasks[3])["last_error"] == frozen
     assert [attempts(task) for task in tasks] == [
         [(1, "failed")],
         [(1, "lost")],
         [(1, "cancelled")],
+        [(1, "failed")],
         [(1, "returned")],
     ]
-    assert row_of(tasks[3])["attempts"] == 0
+    assert row_of(tasks[4])["attempts"] == 0
 
 
 def test_a_handler_in_a_process_hears_of_what_happens_to_its_task(tmp_path: Path) -> None:
