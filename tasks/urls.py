@@ -49,6 +49,9 @@ urlpatterns = [
     path("tasks/", lists.task_list, name="list"),
     re_path(r"^tasks\.(?P<form>csv|json)$", lists.task_export, name="export"),
     path("tasks/stuck/", lists.stuck, name="stuck"),
+    re_path(
+        r"^tasks/recovered\.(?P<form>csv|json)$", lists.recovered_export, name="recovered_export"
+    ),
     path("tasks/bulk/<slug:name>/", actions.bulk, name="bulk"),
     path("tasks/<int:pk>/", detail.task_detail, name="detail"),
     path("tasks/<int:pk>/<slug:name>/", actions.act, name="act"),

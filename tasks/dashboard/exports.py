@@ -24,6 +24,15 @@ ATTEMPTS: Final = plain(
     *("id", "task_id", "number", "outcome", "holder", "started_at", "ended_at"),
     *("fencing_token", "error", "refused_at", "refused_verb"),
 )
+RECOVERED: Final = [
+    *plain("task_id"),
+    Column("name", lambda attempt: attempt.task.name),
+    Column("queue", lambda attempt: attempt.task.queue),
+    *plain("number", "holder", "started_at", "ended_at", "error", "fencing_token"),
+    *plain("refused_at", "refused_verb"),
+    Column("status", lambda attempt: attempt.task.status),
+    Column("attempts", lambda attempt: attempt.task.attempts),
+]
 WORKERS: Final = plain(
     *("name", "state", "hostname", "pid", "queues", "concurrency", "slots", "blocked", "sweeps"),
     *("started_at", "last_seen_at", "stopped_at"),

@@ -16,13 +16,18 @@ from tasks.dashboard.listing import STATES
 _UNKNOWN_STATE = {"invalid_choice": "Unknown state “%(value)s”. Choose one of the tabs."}
 
 
-class StateFilter(forms.Form):
+class PageFilter(forms.Form):
+    """Choose the page of a list."""
+
+    at = CursorField(required=False)
+
+
+class StateFilter(PageFilter):
     """Rows in one state, a page of them. The first of ``STATES`` is the default."""
 
     STATES: tuple[tuple[str, str], ...] = ()
 
     state = forms.ChoiceField(required=False, error_messages=_UNKNOWN_STATE)
-    at = CursorField(required=False)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -69,10 +74,8 @@ class DataField(forms.JSONField):
             return InvalidJSONInput(data)
 
 
-class TaskFilter(StateFilter):
-    """Choose the tasks to list: see ``tasks.dashboard.listing``."""
-
-    STATES = tuple((state.name, state.label) for state in STATES.values())
+class TaskSearch(PageFilter):
+    """Search for tasks: see ``tasks.dashboard.listing``."""
 
     q = forms.CharField(max_length=200, required=False, label="ID or start of name")
     name = forms.CharField(max_length=200, required=False, label="Exact name")
@@ -80,6 +83,12 @@ class TaskFilter(StateFilter):
     holder = forms.CharField(max_length=200, required=False, label="Worker (current or last)")
     since = MomentField(required=False, label="Enqueued from")
     until = MomentField(required=False, label="Enqueued before")
+
+
+class TaskFilter(StateFilter, TaskSearch):
+    """Choose the tasks to list."""
+
+    STATES = tuple((state.name, state.label) for state in STATES.values())
 
 
 class WorkerFilter(StateFilter):
@@ -104,12 +113,6 @@ class OverviewForm(forms.Form):
 
     def clean_span(self) -> str:
         return self.cleaned_data["span"] or self.DEFAULT
-
-
-class PageFilter(forms.Form):
-    """Choose the page of a list that has no other choices."""
-
-    at = CursorField(required=False)
 
 
 class RetryForm(forms.Form):

@@ -112,6 +112,11 @@ def listed(state: str, wanted: Mapping[str, Any]) -> Any:
     return rows
 
 
+def diagnosed(wanted: Mapping[str, Any]) -> Any:
+    """Return the stuck tasks that are ``wanted``, with what a diagnosis reads of them."""
+    return _by_id(in_state("stuck"), wanted).defer(*LARGE)
+
+
 def _shows_errors(state: str) -> bool:
     return state in ("failed", "retrying")
 
@@ -121,16 +126,21 @@ def exported(state: str, wanted: Mapping[str, Any], user: Any) -> Any:
     return readable(_by_id(in_state(state), wanted), user)
 
 
-def search_of(wanted: Mapping[str, Any]) -> Q | None:
-    """Return the condition of the ``wanted`` FILTERS besides the id; None when there is none."""
-    demands = []
-    if wanted["q"] and _id(wanted) is None:
-        demands.append(Q(name__startswith=wanted["q"]))
-    demands += [Q(**{name: wanted[name]}) for name in ("name", "queue", "holder") if wanted[name]]
-    if wanted["since"]:
-        demands.append(Q(created_at__gte=wanted["since"]))
-    if wanted["until"]:
-        demands.append(Q(created_at__lt=wanted["until"]))
+def search_of(wanted: Mapping[str, Any], of_task: str = "") -> Q | None:
+    """Return the condition of the ``wanted`` FILTERS besides the id; None when there is none.
+
+    ``of_task`` is put before the columns of a task, for rows that have a task and a holder.
+    """
+    looked_for = {
+        "name__startswith": wanted["q"] if id_of(wanted) is None else "",
+        "name": wanted["name"],
+        "queue": wanted["queue"],
+        "created_at__gte": wanted["since"],
+        "created_at__lt": wanted["until"],
+    }
+    demands = [Q(**{of_task + name: value}) for name, value in looked_for.items() if value]
+    if wanted["holder"]:
+        demands.append(Q(holder=wanted["holder"]))
     return Q(*demands) if demands else None
 
 
@@ -159,11 +169,11 @@ def count_of(state: str, *, fresh: bool) -> Capped:
 
 
 def _by_id(rows: Any, wanted: Mapping[str, Any]) -> Any:
-    key = _id(wanted)
+    key = id_of(wanted)
     return rows if key is None else rows.filter(pk=key)
 
 
-def _id(wanted: Mapping[str, Any]) -> int | None:
-    """The id that was searched for: "17" or "task:17"."""
+def id_of(wanted: Mapping[str, Any]) -> int | None:
+    """Return the id that was searched for: "17" or "task:17"."""
     number = wanted["q"].removeprefix("task:").removeprefix("#")
     return int(number) if number.isascii() and number.isdigit() and len(number) < 20 else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,9 +60,11 @@ def picked_before(sent: QueryDict) -> Picked:
     return Picked(keys, wanted=asked) if sent.get("scope") == "all" else Picked(keys, back=asked)
 
 
-def asked_for(given: Mapping[str, Any]) -> dict[str, str]:
+def asked_for(
+    given: Mapping[str, Any], names: Sequence[str] = ("state", *listing.FILTERS)
+) -> dict[str, str]:
     """Return the filter of a list, as in its address; without the cursor."""
-    asked = {name: str(given.get(name, "")) for name in ("state", *listing.FILTERS)}
+    asked = {name: str(given.get(name, "")) for name in names}
     return {name: text for name, text in asked.items() if text.strip()}
 
 

@@ -239,6 +239,7 @@ class Migration(migrations.Migration):
             options={
                 'base_manager_name': 'base_objects',
                 'ordering': ['id'],
+                'indexes': [models.Index(condition=models.Q(('outcome', 'lost')), fields=['id'], name='leasing_tasks_attempt_lost')],
                 'constraints': [models.UniqueConstraint(fields=('task', 'grant_id'), name='leasing_tasks_attempt_of_grant'), models.CheckConstraint(condition=models.Q(models.Q(('refused_at', None), ('refused_verb', '')), models.Q(('refused_at__isnull', False), models.Q(('refused_verb', ''), _negated=True)), _connector='OR'), name='leasing_tasks_attempt_refusal')],
             },
             managers=[

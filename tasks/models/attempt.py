@@ -65,6 +65,14 @@ class TaskAttempt(Ledger):
                 | Q(refused_at__isnull=False) & ~Q(refused_verb=""),
             ),
         ]
+        # For the list of what was recovered: few of many attempts.
+        indexes: ClassVar = [
+            models.Index(
+                fields=["id"],
+                name="leasing_tasks_attempt_lost",
+                condition=Q(outcome=AttemptOutcome.LOST),
+            ),
+        ]
 
     def __str__(self) -> str:
         return f"attempt {self.number} of task:{self.task_id}"

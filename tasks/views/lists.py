@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -13,9 +14,9 @@ from leasing.web.access import is_live, page
 from leasing.web.export import export
 from leasing.web.paging import chunks_of, page_of
 from leasing.web.polling import answer, read_list
-from tasks.dashboard import listing
-from tasks.dashboard.exports import TASKS
-from tasks.dashboard.forms import PageFilter, TaskFilter
+from tasks.dashboard import listing, recovered
+from tasks.dashboard.exports import RECOVERED, TASKS
+from tasks.dashboard.forms import TaskFilter, TaskSearch
 from tasks.dashboard.operator_actions import bulk_actions
 from tasks.dashboard.selection import asked_for
 from tasks.diagnosis import diagnose, look_around
@@ -34,7 +35,7 @@ def task_list(request: HttpRequest) -> HttpResponse:
         rows = listing.listed(state.name, wanted)
         return {
             "state": state,
-            "filters": _filters(form),
+            "filters": _filters(form, ("state", *listing.FILTERS)),
             "address": urlencode(asked),
             "asked": asked,
             "most": MAX_SELECTED,
@@ -62,18 +63,42 @@ def task_export(request: HttpRequest, form: str) -> HttpResponseBase:
 
 @page(VIEW)
 def stuck(request: HttpRequest) -> HttpResponse:
-    """Tasks whose holder let a deadline pass: who, since when, what happens next."""
-    form = PageFilter(request.GET)
+    """Tasks whose holder let a deadline pass: who, since when, what happens next. Below them those
+    that were recovered lately: from whom, why, what became of them."""
+    form = TaskSearch(request.GET)
 
     def read(now: datetime) -> dict[str, Any]:
-        rows = page_of(listing.in_state("stuck").defer(*listing.LARGE), form.cleaned_data["at"])
+        wanted, asked = form.cleaned_data, asked_for(form.data, listing.FILTERS)
+        search = listing.search_of(wanted)
+        rows = page_of(listing.diagnosed(wanted), wanted["at"], search=search)
+        taken = page_of(recovered.listed(wanted), wanted["at"], search=recovered.search_of(wanted))
         around = look_around(rows.rows, fresh=not is_live(request))
         diagnosed = [(task, diagnose(task, around.now, around)) for task in rows.rows]
-        return {"page": rows, "diagnosed": diagnosed}
+        return {
+            "filters": _filters(form, listing.FILTERS),
+            "address": urlencode(asked),
+            "asked": asked,
+            "page": rows,
+            "diagnosed": diagnosed,
+            "recovered_page": taken,
+            # Each with its task, for the fingerprint: it does not look behind foreign keys.
+            "recoveries": [(each, each.task, recovered.why(each)) for each in taken.rows],
+        }
 
     return answer(
         request, "leasing_tasks/stuck.html", {"form": form}, read_list(request, form, read)
     )
+
+
+@page(VIEW)
+def recovered_export(request: HttpRequest, form: str) -> HttpResponseBase:
+    """The recoveries as a file, by the same filter and in the same order."""
+    asked = TaskSearch(request.GET)
+    if not asked.is_valid():
+        return answer(request, "leasing_tasks/stuck.html", {"form": asked})
+    rows = recovered.exported(asked.cleaned_data)
+    chunks = chunks_of(rows, search=recovered.search_of(asked.cleaned_data))
+    return export(request, chunks, RECOVERED, form, "recovered")
 
 
 def _tabs(wanted: dict[str, Any]) -> list[dict[str, Any]]:
@@ -90,10 +115,10 @@ def _tabs(wanted: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _filters(form: TaskFilter) -> list[dict[str, str]]:
+def _filters(form: TaskSearch, kept: Sequence[str]) -> list[dict[str, str]]:
     """Return the filters of the list besides its state: a label, the value, and the address without
-    it."""
-    asked = asked_for(form.data)
+    it, which keeps the others of ``kept``."""
+    asked = asked_for(form.data, kept)
     labels = {name: form.fields[name].label or name.capitalize() for name in listing.FILTERS}
     return [
         {
