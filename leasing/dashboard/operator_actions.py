@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from django import forms
 from django.db.models import Model, QuerySet
@@ -98,6 +98,9 @@ class Outcome(Outlook):
 @dataclass(frozen=True)
 class OperatorAction:
     """Something that can be done to rows of one model."""
+
+    #: See ``leasing.web.fingerprint``.
+    told_by: ClassVar = "name"
 
     name: str
     #: The label on buttons.

@@ -2,12 +2,13 @@
 
 Two things change a page without a row being written, and are in its fingerprint as well: whether a
 moment has passed, and how a lease stands. Times that tick are not: the browser counts them on. A
-field of a dataclass that tells one is declared with ``compare=False``.
+field of a dataclass that tells one is declared with ``compare=False``. Where one attribute tells
+all, its name is ``told_by``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
 from hashlib import blake2b
@@ -30,64 +31,77 @@ PROGRESS_READ = {"status", "progress_timeout", "progressed_at"}
 #: Values of which ``repr`` tells all.
 PLAIN = frozenset({NoneType, bool, int, float, str, timedelta, UUID})
 
-Feed = Callable[[str], None]
-
 
 def fingerprint(value: object, now: datetime) -> str:
     """Return a text that is the same while what ``value`` shows at ``now`` is."""
-    digest = blake2b(digest_size=12)
-
-    def feed(text: str) -> None:
-        # With its length before it, so that no two lists of words read the same.
-        digest.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
-
-    _feed(value, now, feed)
-    return digest.hexdigest()
+    digest = _Digest(now)
+    digest.feed(value)
+    return digest.text
 
 
-def _feed(value: object, now: datetime, feed: Feed) -> None:
-    if isinstance(value, datetime):
-        feed(f"{value.isoformat()} {value <= now}")
-    elif isinstance(value, Model):
-        _feed_row(value, now, feed)
-    elif isinstance(value, Mapping):
-        feed(f"{{{len(value)}")
-        for key, item in value.items():
-            feed(str(key))
-            _feed(item, now, feed)
-    elif isinstance(value, list | tuple | set | frozenset | QuerySet):
-        _feed_all(value, now, feed)
-    elif isinstance(value, BaseForm):
-        _feed([dict(value.data), value.errors.get_json_data()], now, feed)
-    elif is_dataclass(value):
-        _feed_all([getattr(value, each.name) for each in fields(value) if each.compare], now, feed)
-    else:
-        feed(repr(value))
+class _Digest:
+    def __init__(self, now: datetime) -> None:
+        self._now = now
+        self._hash = blake2b(digest_size=12)
+        #: Rows that were fed, by their identity: a page may have one several times.
+        self._rows: dict[int, int] = {}
 
+    @property
+    def text(self) -> str:
+        return self._hash.hexdigest()
 
-def _feed_all(values: Iterable[object], now: datetime, feed: Feed) -> None:
-    listed = list(values)
-    feed(f"[{len(listed)}")
-    for value in listed:
-        _feed(value, now, feed)
-
-
-def _feed_row(row: Model, now: datetime, feed: Feed) -> None:
-    # Most of what a page shows are rows, and most of a row are plain values: those make one text.
-    shown: list[object] = [row._meta.label]
-    for key, item in vars(row).items():
-        kind = type(item)
-        if kind in PLAIN:
-            shown += key, item
-        elif key in ("_state", NOW):
-            continue
-        elif kind is datetime:
-            shown += key, item.isoformat(), item <= now
+    def feed(self, value: object) -> None:
+        if isinstance(value, datetime):
+            self._add(f"{value.isoformat()} {value <= self._now}")
+        elif isinstance(value, Model):
+            self._feed_row(value)
+        elif isinstance(value, Mapping):
+            self._add(f"{{{len(value)}")
+            for key, item in value.items():
+                self._add(str(key))
+                self.feed(item)
+        elif isinstance(value, list | tuple | set | frozenset | QuerySet):
+            self._feed_all(value)
+        elif isinstance(value, BaseForm):
+            self._feed_all([dict(value.data), value.errors.get_json_data()])
+        elif (name := getattr(value, "told_by", None)) is not None:
+            self._add(getattr(value, name))
+        elif is_dataclass(value):
+            self._feed_all([getattr(value, each.name) for each in fields(value) if each.compare])
         else:
-            feed(key)
-            _feed(item, now, feed)
-    if isinstance(row, Leasable) and vars(row).keys() >= LEASE_READ:
-        shown.append(badge_of_lease(row, now).word)
-    if hasattr(row, "stalled_for") and vars(row).keys() >= PROGRESS_READ:
-        shown.append(row.stalled_for(now) is not None)
-    feed(repr(shown))
+            self._add(repr(value))
+
+    def _add(self, text: str) -> None:
+        # With its length before it, so that no two lists of words read the same.
+        self._hash.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
+
+    def _feed_all(self, values: Iterable[object]) -> None:
+        listed = list(values)
+        self._add(f"[{len(listed)}")
+        for value in listed:
+            self.feed(value)
+
+    def _feed_row(self, row: Model) -> None:
+        number = self._rows.setdefault(id(row), len(self._rows))
+        if number < len(self._rows) - 1:
+            self._add(f"row {number}")
+            return
+        # Most of what a page shows are rows, and most of a row are plain values: those make one
+        # text.
+        shown: list[object] = [row._meta.label]
+        for key, item in vars(row).items():
+            kind = type(item)
+            if kind in PLAIN:
+                shown += key, item
+            elif key in ("_state", NOW):
+                continue
+            elif kind is datetime:
+                shown += key, item.isoformat(), item <= self._now
+            else:
+                self._add(key)
+                self.feed(item)
+        if isinstance(row, Leasable) and vars(row).keys() >= LEASE_READ:
+            shown.append(badge_of_lease(row, self._now).word)
+        if hasattr(row, "stalled_for") and vars(row).keys() >= PROGRESS_READ:
+            shown.append(row.stalled_for(self._now) is not None)
+        self._add(repr(shown))
