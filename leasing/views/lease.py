@@ -22,8 +22,10 @@ from leasing.models import Leasable, LeaseEvent
 from leasing.web import navigation
 from leasing.web.access import may, page, report, verb
 from leasing.web.badges import badge_of_event
+from leasing.web.cursors import Cursor
 from leasing.web.export import FORMATS, export
-from leasing.web.polling import answer, page_or_first
+from leasing.web.paging import page_of
+from leasing.web.polling import answer, read_or_first
 
 VIEW, REVOKE = "leasing.view_lease", "leasing.revoke_lease"
 
@@ -31,8 +33,7 @@ VIEW, REVOKE = "leasing.view_lease", "leasing.revoke_lease"
 @page(VIEW)
 def lease_detail(request: HttpRequest, lease_id: str) -> HttpResponse:
     """One lease: why it is as it is, who holds it, until when, and what happened to it."""
-    row = find_row(lease_id)
-    return _detail(request, row, ForceReleaseForm(row.lease_resource))
+    return _detail(request, lease_id)
 
 
 @page(VIEW)
@@ -50,7 +51,7 @@ def revoke(request: HttpRequest, lease_id: str) -> HttpResponse:
     row = find_row(lease_id)
     form = ForceReleaseForm(row.lease_resource, request.POST)
     if not form.is_valid():
-        return _detail(request, row, form, status=400)
+        return _detail(request, lease_id, form, status=400)
     reason = form.cleaned_data["reason"]
     user: Any = request.user
     with audit.recording(
@@ -66,26 +67,34 @@ def revoke(request: HttpRequest, lease_id: str) -> HttpResponse:
 
 
 def _detail(
-    request: HttpRequest, row: Leasable, revoke_form: ForceReleaseForm, status: int = 200
+    request: HttpRequest,
+    lease_id: str,
+    revoke_form: ForceReleaseForm | None = None,
+    status: int = 200,
 ) -> HttpResponse:
     form = EventsFilter(request.GET)
-    now: datetime = row.now
-    events = page_or_first(form, _events(row))
-    history = timeline(row, now, events.rows, has_more=bool(events.older))
-    context = {
-        "form": form,
-        "row": row,
-        "now": now,
-        "row_url": navigation.row_url(row),
-        "events": events,
-        "marked": [(event, badge_of_event(event.kind)) for event in events.rows],
-        "explanation": explain(row, now, events=() if events.moved else events.rows),
-        "drawing": None if events.moved else drawing_of(row, history),
-        "is_revocable": rows_of(type(row)).filter(pk=row.pk).holding().exists(),
-        "revoke_form": revoke_form,
-        "may_revoke": may(request, REVOKE),
-    }
-    return answer(request, "leasing/detail.html", context, status=status)
+
+    def read(now: datetime, cursor: Cursor | None) -> dict[str, Any]:
+        row = find_row(lease_id)
+        events = page_of(_events(row), cursor)
+        history = timeline(row, now, events.rows, has_more=bool(events.older))
+        return {
+            "row": row,
+            "row_url": navigation.row_url(row),
+            "events": events,
+            "marked": [(event, badge_of_event(event.kind)) for event in events.rows],
+            "explanation": explain(row, now, events=() if events.moved else events.rows),
+            "drawing": None if events.moved else drawing_of(row, history),
+            "is_revocable": rows_of(type(row)).filter(pk=row.pk).holding().exists(),
+        }
+
+    def rest() -> dict[str, Any]:
+        row = reading.context["row"]
+        return {"revoke_form": revoke_form or ForceReleaseForm(row.lease_resource)}
+
+    reading = read_or_first(request, form, read)
+    context = {"form": form, "may_revoke": may(request, REVOKE)}
+    return answer(request, "leasing/detail.html", context, reading, status, rest)
 
 
 def _events(row: Leasable) -> QuerySet[LeaseEvent]:

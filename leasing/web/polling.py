@@ -6,9 +6,9 @@ by ``shared_reading``, so that polls of one address read it once between them.
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,7 +24,7 @@ from leasing.functions import database_now
 from leasing.web.access import is_live
 from leasing.web.cache import shared
 from leasing.web.counts import CAPPED_SHARED_FOR, COUNTS_SHARED_FOR
-from leasing.web.cursors import InvalidCursor
+from leasing.web.cursors import Cursor, InvalidCursor
 from leasing.web.fingerprint import fingerprint
 from leasing.web.keyset import Record
 from leasing.web.paging import Page, page_of
@@ -34,21 +34,38 @@ Read = Callable[[datetime], dict[str, Any]]
 Count = Callable[[], dict[str, Any]]
 
 
-@dataclass(frozen=True)
 class SharedReading:
-    """The part of a page that everybody sees: a context, as it was at ``read_at``."""
+    """The part of a page that everybody sees: a context, as it was at ``read_at``.
 
-    context: dict[str, Any]
-    fingerprint: str
-    #: The database's clock, and this process's, when it was read.
-    now: datetime
-    read_at: float
+    Args:
+        context: what was read.
+        fingerprint: of the context.
+        now: the database's clock when it was read.
+        read_at: this process's clock then.
+    """
+
+    def __init__(
+        self, context: dict[str, Any], fingerprint: str, now: datetime, read_at: float
+    ) -> None:
+        self._context: Any = context
+        self.fingerprint = fingerprint
+        self._now, self._read_at = now, read_at
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Packed apart: a poll that has seen the page needs no more than its fingerprint.
+        return vars(self) | {"_context": pickle.dumps(self._context, pickle.HIGHEST_PROTOCOL)}
 
     @property
-    def current(self) -> dict[str, Any]:
-        """The context, with the database's clock as it is now."""
-        age = timedelta(seconds=time.monotonic() - self.read_at)
-        return {"now": self.now + age, **self.context}
+    def context(self) -> dict[str, Any]:
+        if isinstance(self._context, bytes):
+            self._context = pickle.loads(self._context)
+        context: dict[str, Any] = self._context
+        return context
+
+    @property
+    def now(self) -> datetime:
+        """The database's clock now."""
+        return self._now + timedelta(seconds=time.monotonic() - self._read_at)
 
 
 def shared_reading(request: HttpRequest, read: Read, count: Count | None = None) -> SharedReading:
@@ -91,6 +108,20 @@ def read_list(
         return None
 
 
+def read_or_first(
+    request: HttpRequest,
+    form: forms.Form,
+    read: Callable[[datetime, Cursor | None], dict[str, Any]],
+) -> SharedReading:
+    """``shared_reading`` of the page that ``form`` asks for; of the first, with an error there,
+    where it or its cursor is invalid."""
+    found = read_list(request, form, lambda now: read(now, form.cleaned_data["at"]))
+    if found is None:
+        read_at, now = time.monotonic(), database_now(leasing_settings.DATABASE)
+        found = SharedReading(read(now, None), "", now, read_at)
+    return found
+
+
 def page_or_first(form: forms.Form, rows: QuerySet[Record]) -> Page[Record]:
     """Return the page of ``rows`` that ``form`` asks for; the first, with an error there, where
     it or its cursor is invalid."""
@@ -111,6 +142,7 @@ def answer(
     context: dict[str, Any],
     reading: SharedReading | None = None,
     status: int = 200,
+    rest: Callable[[], dict[str, Any]] = dict,
 ) -> HttpResponse:
     """Render ``template``; to a poll that has seen the same, 304.
 
@@ -119,29 +151,28 @@ def answer(
         reading: what it shows to everybody; without one ``context`` may tell the ``now`` of what
             was read, by the database's clock.
         status: of the answer, unless the form has errors.
+        rest: brings what follows from all that, where it is rendered.
     """
     if "form" in context and context["form"].errors:
         status = 400
-    shown = {**(reading.current if reading else {}), **context}
-    if "now" not in shown:
-        shown["now"] = database_now(leasing_settings.DATABASE)
-    if not is_live(request):
-        return render(request, template, shown, status=status)
-    tag = _tag(request, context, reading, shown["now"])
+    if "now" not in context:
+        now = reading.now if reading else database_now(leasing_settings.DATABASE)
+        context = {"now": now, **context}
+    tag = _tag(request, context, reading) if is_live(request) else ""
     # Whatever compresses an answer on its way makes its tag a weak one.
     known = request.headers.get("If-None-Match", "").removeprefix("W/")
     response: HttpResponse
-    if known == tag and status == 200:
+    if tag and known == tag and status == 200:
         response = HttpResponseNotModified()
     else:
+        shown = {**(reading.context if reading else {}), **context, **rest()}
         response = render(request, template, shown, status=status)
-    response["ETag"] = tag
+    if tag:
+        response["ETag"] = tag
     return response
 
 
-def _tag(
-    request: HttpRequest, context: dict[str, Any], reading: SharedReading | None, now: datetime
-) -> str:
+def _tag(request: HttpRequest, context: dict[str, Any], reading: SharedReading | None) -> str:
     own = {name: value for name, value in context.items() if name != "now"}
     known = reading.fingerprint if reading else ""
-    return f'"{fingerprint([own, known, request.user.pk], now)}"'
+    return f'"{fingerprint([own, known, request.user.pk], context["now"])}"'

@@ -261,11 +261,11 @@ def test_counts_may_be_a_little_old_but_not_beside_other_rows(
     assert (tabs["Failed"], tabs["Running"]) == ("2", "2")
 
 
-@pytest.mark.parametrize("url", [TASKS, LEASES])
+@pytest.mark.parametrize("url", [TASKS, LEASES, f"{LEASES}{{lease}}/"])
 def test_of_two_polls_of_the_same_address_one_reads_nothing(
     viewer: Client, shared: DatabaseClock, url: str
 ) -> None:
-    page = Open(viewer, url)
+    page = Open(viewer, url.format(lease=LeaseFactory().pk))
     with queries() as sent:
         assert not page.hears()
     assert not [sql for sql in sent() if 'FROM "leasing' in sql]
