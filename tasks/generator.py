@@ -52,14 +52,17 @@ class GeneratorStatus:
         return self.lease.holder if self.lease and state == LeaseState.ACTIVE else ""
 
 
-def generator_status() -> GeneratorStatus:
+def generator_status(*, if_used: bool = False) -> GeneratorStatus:
     """Return the status: STARTED (should run, does not generate yet), RUNNING or STOPPED.
 
-    It is read only from the database, so every instance gives the same answer.
+    It is read only from the database, so every instance gives the same answer. With ``if_used``
+    the lease is not read where nobody ever started or stopped the generator.
     """
     using = leasing_settings.DATABASE
     desired = GeneratorDesiredState.objects.using(using).first()
-    lease = Lease.objects.using(using).with_state().filter(resource=RESOURCE).first()
+    lease = None
+    if desired is not None or not if_used:
+        lease = Lease.objects.using(using).with_state().filter(resource=RESOURCE).first()
     holder = lease.holder if lease and lease.state == LeaseState.ACTIVE else ""
     if desired is None or not desired.wanted:
         return GeneratorStatus(False, "STOPPED", _stopped_message(desired, holder), desired, lease)

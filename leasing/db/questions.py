@@ -6,7 +6,7 @@ together they cost a round trip, and not one each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from django.db import connections, models
@@ -43,8 +43,30 @@ def query_scalars(
     statement, params, asked = cached_statement((query_scalars, model, using, about), compiled)
     with connections[using].cursor() as cursor:
         cursor.execute(statement, params)
-        answers = [cursor.fetchone()]
-    converters = compiler.get_converters(asked.values())
-    if converters:
-        answers = list(compiler.apply_converters(answers, converters))
-    return dict(zip(asked, answers[0], strict=True))
+        answers = cursor.fetchall()
+    (answer,) = _converted(answers, compiler, list(asked.values()))
+    return dict(zip(asked, answer, strict=True))
+
+
+def query_rows(about: Hashable, make: Callable[[], models.QuerySet[Any]]) -> list[Any]:
+    """Return the rows of what ``make`` returns, a queryset of ``values_list`` without a value that
+    changes from call to call: it is compiled once for all calls with an equal ``about``."""
+
+    def compiled() -> tuple[str, str, Sequence[Any], list[Any]]:
+        rows = make()
+        compiler = rows.query.get_compiler(rows.db)
+        text, params = compiler.as_sql()
+        return rows.db, text, params, [column for column, *_ in compiler.select]
+
+    using, statement, params, columns = cached_statement((query_rows, about), compiled)
+    with connections[using].cursor() as cursor:
+        cursor.execute(statement, params)
+        answers = cursor.fetchall()
+    return _converted(answers, sql.Query(None).get_compiler(using), columns)
+
+
+def _converted(answers: list[Any], compiler: Any, columns: list[Any]) -> list[Any]:
+    converters = compiler.get_converters(columns)
+    return list(
+        map(tuple, compiler.apply_converters(answers, converters) if converters else answers)
+    )

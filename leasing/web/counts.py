@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,6 +11,7 @@ from django.db import connections, models
 from django.db.models import Case, IntegerField, Q, Value, When
 
 from leasing.conf import leasing_settings
+from leasing.db.statements import cached_statement
 
 if TYPE_CHECKING:
     from leasing.web.cursors import Order
@@ -74,7 +75,25 @@ def capped_count(
 
 def count_together(tallies: Mapping[Key, Tally]) -> dict[Key, dict[str, Capped]]:
     """Return the counts of each of ``tallies``, read by one statement."""
-    tables, params = [], []
+    return _counted(tallies, *_compiled(tallies))
+
+
+def count_often(
+    about: Hashable, make: Callable[[], Mapping[Key, Tally]]
+) -> dict[Key, dict[str, Capped]]:
+    """``count_together`` what ``make`` returns, compiled once for all calls with an equal
+    ``about``."""
+
+    def compiled() -> tuple[Mapping[Key, Tally], str, list[Any]]:
+        tallies = make()
+        return tallies, *_compiled(tallies)
+
+    return _counted(*cached_statement((count_often, leasing_settings.DATABASE, about), compiled))
+
+
+def _compiled(tallies: Mapping[Key, Tally]) -> tuple[str, list[Any]]:
+    tables: list[str] = []
+    params: list[Any] = []
     connection = connections[leasing_settings.DATABASE]
     for number, tally in enumerate(tallies.values()):
         marks = {f"m{place}": _mark(each) for place, each in enumerate(tally.conditions.values())}
@@ -86,10 +105,16 @@ def count_together(tallies: Mapping[Key, Tally]) -> dict[Key, dict[str, Capped]]
         counts = ", ".join(["COUNT(*)", *[f"COUNT({mark})" for mark in marks]])
         tables.append(f"(SELECT {counts} FROM ({sql}) r{number}) t{number}")
         params += own
-    if not tables:
+    return f"SELECT * FROM {', '.join(tables)}", params
+
+
+def _counted(
+    tallies: Mapping[Key, Tally], sql: str, params: list[Any]
+) -> dict[Key, dict[str, Capped]]:
+    if not tallies:
         return {}
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT * FROM {', '.join(tables)}", params)
+    with connections[leasing_settings.DATABASE].cursor() as cursor:
+        cursor.execute(sql, params)
         numbers = iter(cursor.fetchone())
     return {key: _counts(tally, numbers) for key, tally in tallies.items()}
 

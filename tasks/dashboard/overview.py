@@ -14,7 +14,7 @@ from django.db.models import Q
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow
 from leasing.web.cache import shared
-from leasing.web.counts import Tally, count_together
+from leasing.web.counts import Tally, count_often
 from tasks.dashboard import listing, worker_rows
 from tasks.dashboard.badges import GENERATOR_BADGES, SEVERITY_BADGES
 from tasks.dashboard.charts import Chart, series
@@ -54,7 +54,7 @@ def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
 
     workers: list[Worker] = part("workers", _workers, [])
     queues = part("queues", lambda: read_queues(_present(workers), fresh=fresh))
-    status = part("generator", generator_status)
+    status = part("generator", lambda: generator_status(if_used=True))
     figures = part("tasks", lambda: _figures(queues, status, workers, now, fresh=fresh), Figures())
     at_work = [worker for worker in workers if worker.role != WorkerRole.GENERATOR]
     rows = part("workers’ tasks", lambda: worker_rows.with_tasks(at_work[:WORKERS_SHOWN]), [])
@@ -123,19 +123,7 @@ def _figures(
 ) -> Figures:
     present = _present(workers)
     lines = queues.lines if queues else []
-    schedules = Schedule.objects.using(leasing_settings.DATABASE).filter(
-        paused_at=None, next_at__lt=DbNow() - Schedule.OVERDUE_AFTER
-    )
-    too_long = Q(expires_at__lte=DbNow() - SWEPT_WITHIN)
-    counts = count_together(
-        {
-            "running": Tally(
-                Task.objects.home().running().order_by(),
-                {"all": Q(), "stuck": Q(lapse()), "overdue": too_long},
-            ),
-            "schedules": Tally(schedules.order_by(), {"overdue": Q()}),
-        }
-    )
+    counts = count_often("overview", _tallies)
     return Figures(
         running=counts["running"]["all"],
         stuck=counts["running"]["stuck"],
@@ -167,6 +155,18 @@ def _unknown(queues: Queues | None, *, fresh: bool) -> dict[str, int]:
     if queues is None or queues.counted_at is not None or not queues.lines:
         return {}
     return shared("unknown tasks", UnknownName().by_name, fresh=fresh, seconds=UNKNOWN_FOR)
+
+
+def _tallies() -> dict[str, Tally]:
+    running = Task.objects.home().running().order_by()
+    too_long = Q(expires_at__lte=DbNow() - SWEPT_WITHIN)
+    schedules = Schedule.objects.using(leasing_settings.DATABASE).filter(
+        paused_at=None, next_at__lt=DbNow() - Schedule.OVERDUE_AFTER
+    )
+    return {
+        "running": Tally(running, {"all": Q(), "stuck": Q(lapse()), "overdue": too_long}),
+        "schedules": Tally(schedules.order_by(), {"overdue": Q()}),
+    }
 
 
 def _lacks_relay(queue: str, present: list[Worker]) -> bool:

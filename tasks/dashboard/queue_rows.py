@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Count, Min, OuterRef, Q, Subquery
+from django.db.models import Count, IntegerField, Min, OuterRef, Q, Subquery, Value
+from django.db.models.functions import Coalesce
 
 from leasing.conf import leasing_settings
+from leasing.db.questions import query_rows
 from leasing.functions import DbNow
 from leasing.web.badges import Badge
 from leasing.web.counts import COUNT_CAP, Capped
@@ -91,12 +93,12 @@ def read_queues(workers: Iterable[Worker] | None = None, *, fresh: bool = True) 
     for worker in workers:
         for name in worker.queues:
             serving[name] = serving.get(name, 0) + 1
-    running = dict(
-        Task.objects.home().running().order_by().values_list("queue").annotate(Count("pk"))
-    )
-    waiting: Any = Task.objects.home().filter(status=TaskStatus.READY).order_by()
+    running: dict[str, int] = dict(query_rows((_running, using), _running))
     is_deep = count_of("waiting", fresh=fresh).value > COUNT_CAP
-    depths, counted_at = _sampled(waiting) if is_deep else (_counted(waiting), None)
+    depth = _sampled if is_deep else _counted
+    read = query_rows((depth, using), depth)
+    depths = {queue: _Depth(*figures) for queue, *figures, _ in read}
+    counted_at = next((Sample(slot=slot).at for *_, slot in read if is_deep), None)
     names = sorted({*known, *depths, *running, *serving})[:QUEUES_SHOWN]
     lines = [
         QueueLine(
@@ -119,25 +121,38 @@ def read_queues(workers: Iterable[Worker] | None = None, *, fresh: bool = True) 
     )
 
 
-def _counted(waiting: Any) -> dict[str, _Depth]:
+def _running() -> Any:
+    return Task.objects.home().running().order_by().values_list("queue").annotate(Count("pk"))
+
+
+def _waiting() -> Any:
+    return Task.objects.home().filter(status=TaskStatus.READY).order_by()
+
+
+def _counted() -> Any:
+    """The depth of each queue, as it is now."""
     due = Q(scheduled_at__lte=DbNow())
-    counted = waiting.values_list("queue").annotate(
+    by_queue = _waiting().values_list("queue")
+    return by_queue.annotate(
         ready=Count("pk", filter=due),
         later=Count("pk", filter=~due),
         since=Min("scheduled_at", filter=due),
+        sampled_in=Value(None, IntegerField()),
     )
-    return {queue: _Depth(*figures) for queue, *figures in counted}
 
 
-def _sampled(waiting: Any) -> tuple[dict[str, _Depth], datetime | None]:
+def _sampled() -> Any:
+    """The depth of each queue, as it was sampled, and the slot of that."""
     samples = Sample.objects.using(leasing_settings.DATABASE)
     latest = samples.order_by("-slot").values("slot")[:1]
-    first = waiting.filter(queue=OuterRef("queue"), scheduled_at__lte=DbNow()).order_by(
-        "-priority", "scheduled_at", "pk"
+    first = (
+        _waiting()
+        .filter(queue=OuterRef("queue"), scheduled_at__lte=DbNow())
+        .order_by("-priority", "scheduled_at", "pk")
+        .values("scheduled_at")
     )
-    taken = samples.filter(slot=Subquery(latest)).exclude(queue="")
-    found = list(taken.annotate(due_since=Subquery(first.values("scheduled_at")[:1])))
-    depths = {
-        each.queue: _Depth(each.ready or 0, each.scheduled or 0, each.due_since) for each in found
-    }
-    return depths, found[0].at if found else None
+    taken = samples.filter(slot=Subquery(latest)).exclude(queue="").order_by()
+    none = Value(0)
+    return taken.values_list(
+        "queue", Coalesce("ready", none), Coalesce("scheduled", none), Subquery(first[:1]), "slot"
+    )

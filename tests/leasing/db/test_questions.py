@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models import Exists, Min, Subquery
 from django.test.utils import CaptureQueriesContext
 
-from leasing.db.questions import query_scalars
+from leasing.db.questions import query_rows, query_scalars
 from leasing.functions import DbNow, database_now, remaining
 from leasing.models import Lease
 
@@ -54,3 +54,18 @@ def test_what_is_about_the_same_is_compiled_once() -> None:
     for about, times in (("one", 1), ("one", 1), ("another", 2)):
         query_scalars(Lease, "default", about, counted)
         assert len(made) == times
+
+
+def test_rows_are_as_their_queryset_brings_them_and_compiled_once() -> None:
+    made: list[int] = []
+
+    def rows() -> Any:
+        made.append(1)
+        return (
+            Lease.objects.home().order_by("resource").values_list("resource", "ttl", "expires_at")
+        )
+
+    assert query_rows("test rows", rows) == []
+    Lease.objects.acquire_many(["crane", "berth"], ttl=30)
+    assert query_rows("test rows", rows) == list(rows())
+    assert len(made) == 2
