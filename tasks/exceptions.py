@@ -7,6 +7,7 @@ TaskError
 ├── NotSerializable  data or output is not JSON that every database stores
 │   └── InvalidOutput  ... what a handler returned: not tried again
 ├── KeyBusy          another transaction has locked the task that has the unique key
+├── NameTaken        a running process has the name of the worker
 ├── InvalidSchedule  it is never due, or it was declared twice
 ├── TaskFailed       a task that was waited for has failed, or was cancelled
 ├── WaitTimeout      a task that was waited for has not ended in time
@@ -55,6 +56,16 @@ class KeyBusy(TaskError):
     def __init__(self, unique_key: str | None) -> None:
         super().__init__(
             f"The task with the unique key {unique_key!r} is locked by another transaction."
+        )
+
+
+class NameTaken(TaskError):
+    """Another running process of this host has the name of the worker."""
+
+    def __init__(self, name: str, pid: int) -> None:
+        super().__init__(
+            f"A running process of this host (pid {pid}) has the name {name}: stop it, or give "
+            "this one another name (--name)."
         )
 
 

@@ -140,6 +140,14 @@ class Log:
     worker_stopping = _worker(INFO, "%(worker)s stopping; tasks still running: %(running)s")
     worker_stopped = _worker(INFO, "%(worker)s stopped")
     worker_unseen = _worker(WARNING, "Heartbeat of %(worker)s failed; will retry: %(error)s")
+    worker_waits = _worker(
+        WARNING,
+        "Waiting for the name %(worker)s: pid %(pid)s of %(hostname)s has it, last seen "
+        "%(last_seen)s ago. Starts once that has signed off, or was not seen for %(limit)s",
+    )
+    worker_name_taken = _worker(
+        ERROR, "The name %(worker)s is taken by pid %(pid)s of %(hostname)s"
+    )
     worker_sign_off_failed = _worker(
         WARNING, "%(worker)s could not record that it stopped: %(error)s"
     )

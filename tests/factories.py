@@ -154,6 +154,6 @@ class WorkerFactory(DjangoModelFactory[Worker]):
         if state in age:
             row.update(last_seen_at=after(-age[state] - timedelta(seconds=1)))
         elif state == WorkerState.STOPPED:
-            row.sign_off(worker.name)
+            row.sign_off(worker.name, process=worker.process)
         worker.refresh_from_db()
         return worker

@@ -64,25 +64,49 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
         """Return the workers that were seen recently and have not stopped."""
         return self.filter(stopped_at=None, last_seen_at__gte=DbNow() - Worker.GONE_AFTER)
 
-    def register(self, name: str, **what: Any) -> None:
-        """Record that a worker called ``name`` has started, with ``what`` as columns."""
-        started = {"started_at": DbNow(), "last_seen_at": DbNow(), "stopped_at": None}
+    def register(
+        self, name: str, *, process: str = "", instead_of: Worker | None = None, **what: Any
+    ) -> bool:
+        """Record that a worker called ``name`` has started, if nobody was faster. Returns True if
+        so.
+
+        Args:
+            name: Its name.
+            process: The identity of its process.
+            instead_of: The row of that name as it was just read, which it replaces; None: there
+                was none.
+            what: The columns to write.
+        """
+        what |= {"process": process, "started_at": DbNow(), "last_seen_at": DbNow()}
+        what["stopped_at"] = None
         with transaction.atomic(using=self.db):
             take_write_lock(self)
-            self.update_or_create(name=name, defaults=what | started)
-        Queue.objects.using(self.db).declare(what.get("queues", ()))
+            if instead_of is None:
+                _, is_registered = self.get_or_create(name=name, defaults=what)
+            else:
+                same = self.filter(pk=instead_of.pk, process=instead_of.process)
+                if instead_of.process != process:  # and not a heartbeat later
+                    same = same.filter(last_seen_at=instead_of.last_seen_at)
+                is_registered = bool(same.update(**what))
+        if is_registered:
+            Queue.objects.using(self.db).declare(what.get("queues", ()))
+        return is_registered
 
     def forget_gone(self) -> None:
         """Delete workers that have not been seen for a day."""
         self.filter(last_seen_at__lt=DbNow() - Worker.FORGOTTEN_AFTER).delete()
 
-    def seen(self, name: str, **news: Any) -> int:
-        """Record a heartbeat of the worker called ``name``, with ``news`` as columns."""
-        return self.filter(name=name).update(last_seen_at=DbNow(), stopped_at=None, **news)
+    def seen(self, name: str, *, process: str = "", **news: Any) -> int:
+        """Record a heartbeat of the worker called ``name``, with ``news`` as columns. Returns 0 if
+        its row is gone, or another ``process`` has the name."""
+        mine = self.filter(name=name, process=process)
+        return mine.update(last_seen_at=DbNow(), stopped_at=None, **news)
 
-    def sign_off(self, name: str) -> int:
-        """Note that the worker called ``name`` has stopped."""
-        return self.filter(name=name).update(last_seen_at=DbNow(), stopped_at=DbNow())
+    def sign_off(self, name: str, *, process: str = "") -> int:
+        """Note that the worker called ``name`` has stopped, unless another ``process`` has the
+        name."""
+        mine = self.filter(name=name, process=process)
+        return mine.update(last_seen_at=DbNow(), stopped_at=DbNow())
 
 
 class Worker(models.Model):
@@ -103,6 +127,8 @@ class Worker(models.Model):
     )
     hostname = models.CharField(max_length=255)
     pid = models.PositiveIntegerField()
+    #: Tells the process from all others that had its pid: ``tasks.runtime.process_identity``.
+    process = models.CharField(max_length=200, default="")
     queues = models.JSONField(default=list)
     #: The names of the tasks that it has code for, each with the kind of slot that runs it.
     handlers = models.JSONField(default=dict)

@@ -140,18 +140,33 @@ class WorkerProcess:
         )
 
     def run(self) -> None:
-        """Work until ``stop`` is called, or the end is reached; then return when all is stored."""
-        self._start_threads()
-        log.worker_started(
-            worker=self.name, queues=", ".join(self.queues), handlers=len(registry.names())
+        """Work until ``stop`` is called, or the end is reached; then return when all is stored.
+        Raises NameTaken if another process of this host has its name."""
+        registration = Presence(
+            self.name,
+            lambda: {"blocked": self.executors.blocked},
+            self._give_up,
+            queues=self.queues,
+            slots=self.executors.slots,
         )
         ours = lasting_connection(self.stopping)
         hearing = limiter.heard_by(self.poller.hear)
         with handlers_limited(), ours, apart(self._threads.callbacks), hearing:
             try:
-                self._serve()
-            finally:  # whatever ends it: what it has is not to be renewed for ever
-                self._wind_up()
+                if registration.begin(self.stopping):
+                    self._work(registration)
+            finally:
+                self._ended.set()
+
+    def _work(self, registration: Presence) -> None:
+        self._start_threads(registration)
+        log.worker_started(
+            worker=self.name, queues=", ".join(self.queues), handlers=len(registry.names())
+        )
+        try:
+            self._serve()
+        finally:  # whatever ends it: what it has is not to be renewed for ever
+            self._wind_up()
 
     def _serve(self) -> None:
         while not self.stopping.is_set():
@@ -161,8 +176,7 @@ class WorkerProcess:
                 break
             if reason := self.executors.stuck_reason:
                 log.worker_stuck(worker=self.name, reason=reason)
-                self.failed = True
-                self.stop()
+                self._give_up()
             elif pause:
                 self.poller.rest(pause, self._is_idle)
 
@@ -180,6 +194,10 @@ class WorkerProcess:
         for execution in self.executions:
             execution.interruption.notified.set()
         self.poller.wake()
+
+    def _give_up(self) -> None:
+        self.failed = True
+        self.stop()
 
     def stop_now(self, patience: float = 5.0) -> None:
         """Give everything back, and wait up to ``patience`` seconds until that is done."""
@@ -316,13 +334,7 @@ class WorkerProcess:
 
     # Threads
 
-    def _start_threads(self) -> None:
-        registration = Presence(
-            self.name,
-            lambda: {"blocked": self.executors.blocked},
-            queues=self.queues,
-            slots=self.executors.slots,
-        )
+    def _start_threads(self, registration: Presence) -> None:
         self.poller.listen(self._threads)
         services.start(
             self._threads,

@@ -14,28 +14,74 @@ from django.db import Error
 
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
+from leasing.humanize import span
 from leasing.runtime import probes
 from leasing.runtime.callbacks import apart
 from leasing.runtime.clock import clock
 from leasing.runtime.services import Service
 from tasks import registry
+from tasks.exceptions import NameTaken
 from tasks.log import log
-from tasks.models import Worker
+from tasks.models import Worker, WorkerState
 from tasks.runtime.connection import lasting_connection
+from tasks.runtime.process_identity import is_running, own_identity
 from tasks.runtime.service_threads import ServiceThreads
+
+#: Tries to take a name whose row changes while it is looked at.
+TRIES = 3
+#: Seconds between looks whether a name that a process of another host has is free.
+LOOK_EVERY = 1.0
 
 
 class Presence:
-    """Keeps the row of the worker called ``name``, with the ``what`` columns, up to date; ``news``
-    returns the columns that each heartbeat writes."""
+    """Keeps the row of the worker called ``name`` up to date.
+
+    Only one live process has a name. A process of this host that runs keeps it (NameTaken); one
+    that has ended is replaced at once. A process of another host, or of another container, cannot
+    be seen: its name is free once its row counts as gone. Two that start at the same time are told
+    apart by one conditional update.
+
+    Args:
+        name: The name of the worker.
+        news: Returns the columns that each heartbeat writes.
+        on_taken: Called when another process has taken the name meanwhile: this one was silent.
+        what: The columns that are written at the start.
+    """
 
     def __init__(
-        self, name: str, news: Callable[[], Mapping[str, Any]] = dict, **what: Any
+        self,
+        name: str,
+        news: Callable[[], Mapping[str, Any]] = dict,
+        on_taken: Callable[[], object] = lambda: None,
+        **what: Any,
     ) -> None:
         self._name = name
         self._news = news
+        self._on_taken = on_taken
         self._what = what
-        self._is_known = False
+        self._is_known = self._is_taken = False
+
+    def begin(self, stopping: threading.Event) -> bool:
+        """Take the name, when it is free. Returns False if ``stopping`` was set before. A database
+        that is away is no hindrance: the heartbeats try again. Raises NameTaken."""
+        logged_at: float | None = None
+        while not stopping.is_set():
+            try:
+                other = self._take_name()
+            except Error as error:
+                log.worker_unseen(worker=self._name, error=error)
+                if logged_at is None:
+                    return True
+            else:
+                if other is None:
+                    return True
+                if is_running(other.pid, other.process):
+                    raise NameTaken(self._name, other.pid)
+                if logged_at is None or clock() - logged_at >= Worker.GONE_AFTER.total_seconds():
+                    _log_wait(other)
+                    logged_at = clock()
+            stopping.wait(LOOK_EVERY)
+        return False
 
     def service(self) -> Service:
         """Shows signs of life, and at its end notes that the worker has stopped."""
@@ -47,12 +93,49 @@ class Presence:
         )
 
     def _tick(self) -> float:
-        if not (self._is_known and Worker.objects.seen(self._name, **self._news())):
-            _register(self._name, self._what)
-        self._is_known = True
+        known = {"process": own_identity(), **self._news()}
+        if not (self._is_known and Worker.objects.seen(self._name, **known)):
+            other = self._take_name()
+            if other is not None and not self._is_taken:
+                log.worker_name_taken(worker=self._name, pid=other.pid, hostname=other.hostname)
+                self._on_taken()
+            self._is_taken = other is not None
         if probes.comparing:
             _compare_clocks()
         return Worker.SEEN_EVERY.total_seconds()
+
+    def _take_name(self) -> Worker | None:
+        """Register under the name. Returns the row of the process that has it; None if this one
+        has it now."""
+        Worker.objects.forget_gone()
+        found: Worker | None = None
+        for _ in range(TRIES):
+            found = Worker.objects.with_state().filter(name=self._name).first()
+            if found is not None and _has_its_name(found):
+                break
+            if _register(self._name, found, self._what):
+                self._is_known = True
+                return None
+        return found
+
+
+def _has_its_name(worker: Worker) -> bool:
+    """Return True if the process of the row ``worker`` lives, or may live."""
+    if worker.stopped_at is not None or worker.process == own_identity():
+        return False  # workers of one process share their row, and one that was silent is back
+    running = is_running(worker.pid, worker.process)
+    state = worker.state  # type: ignore[attr-defined]
+    return state != WorkerState.GONE if running is None else running
+
+
+def _log_wait(other: Worker) -> None:
+    log.worker_waits(
+        worker=other.name,
+        pid=other.pid,
+        hostname=other.hostname,
+        last_seen=span(other.now - other.last_seen_at),  # type: ignore[attr-defined]
+        limit=span(Worker.GONE_AFTER),
+    )
 
 
 @contextmanager
@@ -60,12 +143,15 @@ def presented(
     name: str, ended: threading.Event, role: str, **what: Any
 ) -> Iterator[ServiceThreads]:
     """A block in which the process called ``name`` is shown, which runs no tasks. Its thread has a
-    lasting connection, and receivers are called apart; leaving the block sets ``ended``."""
+    lasting connection, and receivers are called apart; leaving the block sets ``ended``. Waits
+    until the name is free, or ``ended`` is set. Raises NameTaken."""
     none: dict[str, Any] = {"queues": [], "handlers": {}, "slots": {}, "sweeps": False}
     threads = ServiceThreads(ended)
     try:
         with lasting_connection(ended), apart(threads.callbacks):
-            threads.start("registration", Presence(name, **none | {"role": role} | what).service())
+            registration = Presence(name, **none | {"role": role} | what)
+            registration.begin(ended)
+            threads.start("registration", registration.service())
             yield threads
     finally:
         threads.stop()
@@ -79,15 +165,16 @@ def _compare_clocks() -> None:
 def sign_off(name: str) -> None:
     """Note that the worker called ``name`` has stopped, if the database is there."""
     try:
-        Worker.objects.sign_off(name)
+        Worker.objects.sign_off(name, process=own_identity())
     except Error as error:
         log.worker_sign_off_failed(worker=name, error=error)
 
 
-def _register(name: str, what: dict[str, Any]) -> None:
-    Worker.objects.forget_gone()
-    Worker.objects.register(
+def _register(name: str, instead_of: Worker | None, what: dict[str, Any]) -> bool:
+    return Worker.objects.register(
         name,
+        process=own_identity(),
+        instead_of=instead_of,
         hostname=socket.gethostname()[:255],
         pid=os.getpid(),
         **{"handlers": registry.kinds(), "blocked": {}} | what,

@@ -14,6 +14,7 @@ from leasing.validation.names import check_name, check_ttl, default_holder
 from tasks.exceptions import UnknownQueue
 from tasks.generator import Generator, start_unless_asked
 from tasks.management.greeting import STOP
+from tasks.management.names import exit_if_taken
 from tasks.models import WorkerRole
 from tasks.querysets import check_queue
 from tasks.sample import LONGEST, SHORTEST
@@ -65,7 +66,7 @@ class Command(ServiceCommand):
         )
         stopping = threading.Event()
         present = presented(name, stopping, WorkerRole.GENERATOR)
-        with on_stop_signal(stopping.set), present:
+        with exit_if_taken(), on_stop_signal(stopping.set), present:
             Generator(
                 rate=options["rate"],
                 shortest=options["shortest"],

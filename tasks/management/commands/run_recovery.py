@@ -13,6 +13,7 @@ from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import default_holder
 from tasks.maintenance import recovery, services
 from tasks.management.greeting import STOP
+from tasks.management.names import exit_if_taken
 from tasks.models import WorkerRole
 from tasks.worker.registration import presented
 
@@ -43,7 +44,7 @@ class Command(ServiceCommand):
         stopping, name = threading.Event(), default_holder()
         self.greet(options, f"recovery {name}", {"stop": STOP})
         present = presented(name, stopping, WorkerRole.RECOVERY, sweeps=True)
-        with on_stop_signal(stopping.set), present as threads:
+        with exit_if_taken(), on_stop_signal(stopping.set), present as threads:
             services.start(threads, samples=False)
             stopping.wait()
 

@@ -13,6 +13,7 @@ from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import default_holder
 from tasks.conf import task_settings
 from tasks.management.greeting import STOP
+from tasks.management.names import exit_if_taken
 from tasks.models import WorkerRole
 from tasks.outbox.relay import Relay
 from tasks.worker.registration import presented
@@ -46,5 +47,5 @@ class Command(ServiceCommand):
         queues = ", ".join(task_settings.CELERY_QUEUES) or "none: messages of the outbox only"
         self.greet(options, f"relay {name}", {"queues": queues, "stop": STOP})
         present = presented(name, relay.stopping, WorkerRole.RELAY)
-        with on_stop_signal(relay.stop), present as threads:
+        with exit_if_taken(), on_stop_signal(relay.stop), present as threads:
             relay.run(threads)

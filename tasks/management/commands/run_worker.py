@@ -19,10 +19,11 @@ from leasing.management.base import ServiceCommand
 from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import check_name, check_ttl
-from tasks.exceptions import UnknownQueue
+from tasks.exceptions import NameTaken, UnknownQueue
 from tasks.execution.chaos import Chaos
 from tasks.log import log
 from tasks.management import greeting
+from tasks.management.names import NAME_TAKEN, exit_if_taken
 from tasks.querysets import check_queue
 from tasks.worker.process import Until, WorkerProcess
 
@@ -92,13 +93,13 @@ class Command(ServiceCommand):
             autoreload.run_with_reloader(lambda: _reloaded(self._made(options)))
             return
         worker = self._made(options)
-        with on_stop_signal(worker.stop), _what_is_loaded_kept():
+        with exit_if_taken(), on_stop_signal(worker.stop), _what_is_loaded_kept():
             worker.run()
             if worker.executions:
                 # A thread that cannot be ended must not keep the process from its end.
                 _leave(worker)
         if worker.failed:
-            raise CommandError("The worker was stuck and gave up: its log says why.")
+            raise CommandError("The worker gave up, stuck or without its name: its log says why.")
 
     def _made(self, options: dict[str, Any]) -> WorkerProcess:
         """The worker, which has introduced itself."""
@@ -158,7 +159,12 @@ def _measured(options: dict[str, Any]) -> WorkerProcess:
 
 def _reloaded(worker: WorkerProcess) -> None:
     atexit.register(worker.stop_now)
-    worker.run()
+    try:
+        worker.run()
+    except NameTaken as error:  # on a thread, whose end would not be the end of the process
+        sys.stderr.write(f"{error}\n")
+        sys.stderr.flush()
+        os._exit(NAME_TAKEN)
 
 
 def _leave(worker: WorkerProcess) -> None:

@@ -1,0 +1,272 @@
+"""One live process has the name of a worker."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.db import OperationalError
+
+from leasing.functions import after
+from tasks.exceptions import NameTaken
+from tasks.models import Worker, WorkerQuerySet
+from tasks.runtime.process_identity import own_identity
+from tasks.worker.registration import Presence
+from tests.conftest import Spawn
+from tests.factories import WorkerFactory
+from tests.logs import logged
+from tests.processes import wait_for
+from tests.tasks.runtime.test_process_identity import identity_of, with_part
+from tests.tasks.workers import ended, working
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Row = Callable[..., Worker]
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def running(other: subprocess.Popen[bytes]) -> Row:
+    """Make the row of a process of this host that runs."""
+    columns = {"name": "ann", "pid": other.pid, "process": identity_of(other.pid)}
+    return lambda **more: WorkerFactory(**columns | more)
+
+
+def killed(**columns: Any) -> Worker:
+    """The row of a process of this host that was killed a moment ago."""
+    ended_process = subprocess.Popen(["true"])
+    identity = with_part(own_identity(), 1, "1")
+    ended_process.wait()
+    return worker_row(pid=ended_process.pid, process=identity, **columns)
+
+
+def elsewhere(**columns: Any) -> Worker:
+    """The row of a process of another host."""
+    return worker_row(process="another-boot:1|1|1", **columns)
+
+
+def worker_row(**columns: Any) -> Worker:
+    worker: Worker = WorkerFactory(**{"name": "ann"} | columns)
+    return worker
+
+
+class Stopping(threading.Event):
+    """Calls ``happens`` when it is waited for, in place of the time that would pass."""
+
+    def __init__(self, happens: Callable[[], object] = lambda: pytest.fail("it waits")) -> None:
+        super().__init__()
+        self._happens = happens
+        self.waits = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits += 1
+        assert self.waits < 10
+        self._happens()
+        return self.is_set()
+
+
+def begin(stopping: threading.Event | None = None) -> bool:
+    return Presence("ann", queues=["default"], slots={}).begin(stopping or Stopping())
+
+
+def has_it() -> bool:
+    row = Worker.objects.get()
+    return row.process == own_identity() and row.stopped_at is None
+
+
+@pytest.mark.parametrize("state", ["live", "late", "gone"])
+def test_a_process_of_this_host_that_runs_keeps_its_name(running: Row, state: str) -> None:
+    row = running(state=state)
+    before = Worker.objects.values().get()
+
+    with pytest.raises(NameTaken) as refusal:
+        begin()
+
+    assert str(refusal.value) == (
+        f"A running process of this host (pid {row.pid}) has the name ann: stop it, or give this "
+        "one another name (--name)."
+    )
+    assert Worker.objects.values().get() == before
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        killed,
+        lambda: elsewhere(state="gone"),
+        lambda: elsewhere(state="stopped"),
+        lambda: worker_row(state="gone"),
+        lambda: worker_row(process=own_identity()),
+        lambda: None,
+    ],
+    ids=["killed", "gone", "stopped", "unknown and gone", "own", "new"],
+)
+def test_a_name_that_nobody_uses_is_taken_at_once(make: Callable[[], object]) -> None:
+    make()
+
+    assert begin() and has_it()
+
+
+def test_a_process_that_runs_and_has_signed_off_leaves_its_name(running: Row) -> None:
+    running(state="stopped")
+
+    assert begin() and has_it()
+
+
+def test_the_name_of_a_process_elsewhere_is_waited_for_until_that_is_gone(caplog: Any) -> None:
+    """A pod that moves to another node keeps its name."""
+    elsewhere(pid=7, hostname="node-1")
+    ages = iter([timedelta(seconds=14), timedelta(seconds=29), timedelta(seconds=31)])
+    stopping = Stopping(lambda: Worker.objects.update(last_seen_at=after(-next(ages))))
+
+    assert begin(stopping) and has_it()
+
+    assert stopping.waits == 3
+    assert logged(caplog, pid=7, hostname="node-1") == ["worker.waits"]
+
+
+@pytest.mark.once
+def test_it_is_waited_for_until_that_signs_off() -> None:
+    row = elsewhere()
+    stopping = Stopping(lambda: Worker.objects.sign_off("ann", process=row.process))
+
+    assert begin(stopping) and has_it()
+    assert stopping.waits == 1
+
+
+@pytest.mark.once
+def test_a_stop_ends_the_wait() -> None:
+    elsewhere()
+    before = Worker.objects.values().get()
+    stopping = Stopping(lambda: stopping.set())
+
+    assert not begin(stopping)
+    assert Worker.objects.values().get() == before
+
+
+@pytest.mark.once
+def test_a_database_that_is_away_ends_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere()
+    look = WorkerQuerySet.with_state
+
+    def away(rows: WorkerQuerySet) -> WorkerQuerySet:
+        monkeypatch.setattr(WorkerQuerySet, "with_state", look)
+        Worker.objects.update(last_seen_at=after(-Worker.GONE_AFTER))
+        raise OperationalError("the database is away")
+
+    stopping = Stopping(
+        lambda: stopping.waits > 1 or monkeypatch.setattr(WorkerQuerySet, "with_state", away)
+    )
+
+    assert begin(stopping) and has_it()
+    assert stopping.waits == 2
+
+
+@pytest.mark.parametrize("make", [killed, lambda: None], ids=["killed", "new"])
+def test_of_two_that_start_at_the_same_time_one_has_the_name(
+    make: Callable[[], object], other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make()
+    register = WorkerQuerySet.register
+
+    def after_another(rows: WorkerQuerySet, name: str, **what: Any) -> bool:
+        """The other has looked at the same row, and is faster."""
+        monkeypatch.setattr(WorkerQuerySet, "register", register)
+        faster = {"pid": other.pid, "process": identity_of(other.pid)}
+        assert register(rows, name, **what | faster)
+        return register(rows, name, **what)
+
+    monkeypatch.setattr(WorkerQuerySet, "register", after_another)
+
+    with pytest.raises(NameTaken):
+        begin()
+    assert Worker.objects.get().pid == other.pid
+
+
+@pytest.mark.once
+def test_a_heartbeat_in_between_keeps_the_name() -> None:
+    row = elsewhere(state="gone")
+    read = Worker.objects.get()
+    Worker.objects.seen("ann", process=row.process)
+
+    assert not Worker.objects.register("ann", process="x", instead_of=read, hostname="h", pid=1)
+    assert Worker.objects.get().process == row.process
+
+
+def test_who_has_lost_the_name_writes_nothing_to_the_row() -> None:
+    elsewhere(state="late")
+    before = Worker.objects.values().get()
+
+    assert Worker.objects.seen("ann", process=own_identity(), blocked={"thread": 1}) == 0
+    assert Worker.objects.sign_off("ann", process=own_identity()) == 0
+    assert Worker.objects.values().get() == before
+
+
+@pytest.mark.once
+def test_a_worker_whose_name_another_took_while_it_was_silent_stops(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """It was suspended, or could not reach the database, for longer than it counts as present."""
+    monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
+    with working(name="ann") as worker:
+        wait_for(Worker.objects.filter(name="ann", stopped_at=None).exists)
+        Worker.objects.update(process="another-boot:1|1|1", hostname="node-2", pid=8)
+        wait_for(ended(worker))
+
+    assert worker.failed
+    assert "worker.name_taken" in logged(caplog)
+    row = Worker.objects.get()
+    assert (row.hostname, row.stopped_at) == ("node-2", None)
+
+
+@pytest.mark.once
+def test_workers_of_one_process_share_a_name() -> None:
+    one, two = Presence("ann"), Presence("ann")
+    assert one.begin(Stopping()) and two.begin(Stopping())
+    for each in (one, two):
+        each.service().step()
+    close = one.service().close
+    assert close is not None
+    close()
+    two.service().step()
+
+    assert has_it()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("command", ["run_worker", "run_generator"])
+def test_a_command_whose_name_is_taken_exits_with_code_2(running: Row, command: str) -> None:
+    running()
+
+    with pytest.raises(CommandError, match="has the name ann") as refusal:
+        call_command(command, "--name", "ann", stderr=StringIO())
+
+    assert refusal.value.returncode == 2
+
+
+@pytest.mark.once
+def test_a_worker_that_was_killed_starts_again_at_once(spawn: Spawn) -> None:
+    arguments = ["manage.py", "run_worker", "--name", "ann"]
+    first = spawn(arguments)
+    wait_for(Worker.objects.filter(name="ann").exists, process=first)
+    second = spawn(arguments)
+    assert second.wait(60) == 2
+    assert f"pid {first.pid}" in second.output and "Traceback" not in second.output
+
+    first.kill()
+    first.wait()
+    third = spawn(arguments)
+    wait_for(Worker.objects.filter(name="ann", pid=third.pid).exists, process=third)
