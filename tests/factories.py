@@ -143,6 +143,7 @@ class WorkerFactory(DjangoModelFactory[Worker]):
     queues = factory.LazyFunction(lambda: ["default"])
     handlers = factory.LazyFunction(lambda: dict.fromkeys(registry.names(), "thread"))
     slots = factory.LazyFunction(lambda: {"thread": 4})
+    started_at = factory.LazyFunction(lambda: after(timedelta(hours=-1)))
     state: str = WorkerState.LIVE
 
     @classmethod

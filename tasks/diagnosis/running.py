@@ -20,6 +20,10 @@ START_ONE = "Start a worker (manage.py run_worker) or a recovery process (manage
 def held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     """Diagnose a running task whose lease has not expired."""
     silent = now - (task.renewed_at or task.acquired_at or now)
+    if around.is_replaced(task):
+        headline = f"The process of {task.holder} that ran it has ended: another has its name now."
+        next_ = f"The task is recovered when its lease expires, in {left(task.expires_at - now)}."
+        return _diagnosed(task, now, "holder_gone", "warning", headline, next_)
     if not is_late(task, now):
         return _on_time(task, now)
     next_ = f"If no heartbeat arrives within {left(task.expires_at - now)}, the task is recovered."
@@ -77,7 +81,7 @@ def expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         next_ = f"This will not recover automatically. {START_ONE}"
         return _diagnosed(task, now, "no_recoverer", "critical", headline, next_)
     next_ = _after_the_sweep(task)
-    if around.is_live(task.holder):
+    if around.is_live(task.holder) and not around.is_replaced(task):
         headline = (
             f"{task.holder} is alive, but did not renew this task: its lease expired {since} ago."
         )

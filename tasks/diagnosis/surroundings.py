@@ -67,6 +67,12 @@ class Surroundings:
             if slots.kind == worker.kind_of(name)
         ]
 
+    def is_replaced(self, task: Task) -> bool:
+        """Return True if another process has started under the name of the holder of ``task``, and
+        no heartbeat for the task has arrived since."""
+        worker, seen_at = self.workers.get(task.holder), task.renewed_at or task.acquired_at
+        return worker is not None and seen_at is not None and seen_at < worker.started_at
+
     def is_live(self, name: str) -> bool:
         worker = self.workers.get(name)
         return worker is not None and getattr(worker, "state", "") == WorkerState.LIVE

@@ -239,6 +239,23 @@ def test_a_stuck_task_says_what_recovery_will_make_of_it(attempts: int, end: str
     assert [each for each in ("failed", "ready", "cancel") if each in said] == [end]
 
 
+@pytest.mark.parametrize(
+    ("state", "code"), [("running", "holder_gone"), ("stuck", "expired_unclaimed")]
+)
+def test_a_process_that_another_of_its_name_has_replaced_is_gone(state: str, code: str) -> None:
+    worker = WorkerFactory(name="ann")
+    task = TaskFactory(state=state, holder="ann")
+    assert diagnose(task).code in ("running_ok", "expired_holder_alive")
+
+    assert task.acquired_at is not None
+    restarted_at = task.acquired_at + timedelta(microseconds=1)
+    Worker.objects.filter(pk=worker.pk).update(started_at=restarted_at)
+    assert diagnose(task).code == code
+    if state == "running":  # it was cut off, and is back
+        task.renewed_at = restarted_at
+        assert diagnose(task).code == "running_ok"
+
+
 @pytest.mark.once
 def test_who_asked_for_a_cancellation_is_named_while_it_runs_and_afterwards() -> None:
     task = cancel_pending()
