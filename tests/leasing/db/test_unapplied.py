@@ -70,12 +70,9 @@ def test_who_starts_before_the_database_is_there_waits_for_it(
 # Commands
 
 OURS = sorted(name for name, app in get_commands().items() if app in ("leasing", "tasks"))
-#: What commands need that only parse their arguments here.
-ARGUMENTS = {
-    "leases": ["list"],
-    "tasks": ["list"],
-    "run_as_leader": ["race", "--", "true"],
-}
+#: Arguments without which a command is refused before it looks.
+ARGUMENTS = dict.fromkeys(("leases", "queues", "schedules", "tasks", "workers"), ["list"])
+ARGUMENTS["run_as_leader"] = ["race", "--", "true"]
 
 
 @pytest.mark.usefixtures("forgotten")
