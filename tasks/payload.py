@@ -48,9 +48,9 @@ def dumped_data(data: Any) -> tuple[dict[str, Any], str]:
     """``data`` as ``check_data`` returns it, and its JSON text."""
     arguments = as_arguments(data)
     try:
-        return arguments, dumped_json(arguments, "data")
-    except NotSerializable as error:  # most data is JSON: the rest may take its time
-        arguments = _with_strings(arguments, error)
+        return arguments, json_values.dumped_json(arguments, "data")
+    except ValueError:  # most data is JSON: the rest may take its time
+        arguments = _with_strings(arguments)
     return arguments, dumped_json(arguments, "data")
 
 
@@ -74,18 +74,18 @@ def dumped_many(many: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """The data of ``many`` as ``check_data`` returns each, and the JSON text of the list. Raises
     NotSerializable if any of them is not to be stored."""
     try:
-        return many, _dumped(many, "data", MAX_DEPTH + 1)
-    except NotSerializable as error:
-        many = _with_strings(many, error)
+        return many, json_values.dumped_json(many, "data", MAX_DEPTH + 1)
+    except ValueError:
+        many = _with_strings(many)
     return many, _dumped(many, "data", MAX_DEPTH + 1)
 
 
-def _with_strings(value: Any, error: NotSerializable) -> Any:
-    """Return ``value``, which is no JSON for ``error``, with strings for what can be one."""
+def _with_strings(value: Any) -> Any:
+    """Return ``value``, which is no JSON, with strings for what can be one."""
     try:
         return json_values.with_strings(value)
     except RecursionError:
-        raise error from None
+        return value
 
 
 def _dumped(value: Any, what: str, max_depth: int) -> str:

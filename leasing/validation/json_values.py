@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, time
 from typing import Any
 
@@ -28,6 +29,17 @@ class Encoder(DjangoJSONEncoder):
 
 
 _encoder = Encoder()
+
+
+class NotJSON(ValueError):
+    """A value is not JSON. The part that is not is looked for when someone reads the error."""
+
+    def __init__(self, what: str, value: Any, error: Exception) -> None:
+        super().__init__(what, value, error)
+
+    def __str__(self) -> str:
+        what, value, error = self.args
+        return f"The {what} is not JSON: {_first(value, _fault) or error}."
 
 
 def with_strings(value: Any) -> Any:
@@ -64,7 +76,7 @@ def dumped_json(value: Any, what: str, max_depth: int = MAX_DEPTH) -> str:
         if not text.isascii():
             text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"The {what} is not JSON: {error}") from error
+        raise NotJSON(what, value, error) from error
     # Looked into only where the text gives reason to: payloads may be large.
     if (
         len(text) > max_depth
@@ -72,9 +84,49 @@ def dumped_json(value: Any, what: str, max_depth: int = MAX_DEPTH) -> str:
         and _is_deeper(value, max_depth)
     ):
         raise ValueError(f"The {what} is nested more than {min(max_depth, MAX_DEPTH)} levels deep.")
-    if "\\u0000" in text and _has_nul(value):
-        raise ValueError(f"The {what} contains a NUL character.")
+    if "\\u0000" in text and (where := _first(value, _nul)):
+        raise ValueError(f"The {what} contains a NUL character: {where}.")
     return text
+
+
+def _first(value: Any, fault: Callable[[Any], str]) -> str:
+    """A clause about the first part of ``value`` for which ``fault`` returns a predicate."""
+    for path, part, is_key in _parts(value, "", MAX_DEPTH):
+        if predicate := fault(part):
+            where = f"the value at {path}" if path else "it"
+            if is_key:
+                where = f"a key at {path}" if path else "a key"
+            return f"{where} {predicate}"
+    return ""
+
+
+def _parts(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any, bool]]:
+    """Each key and each value without parts in ``value``, with its path, and if it is a key."""
+    if isinstance(value, dict | list | tuple):
+        if not depth:
+            return
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(value, dict):
+                yield path, key, True
+            yield from _parts(item, f"{path}[{key!r}]", depth - 1)
+    else:
+        yield path, value, False
+
+
+def _fault(part: Any) -> str:
+    if isinstance(part, str):
+        try:
+            part.encode()
+        except UnicodeEncodeError:
+            return "has a lone surrogate"
+        return ""
+    if isinstance(part, float):
+        return "" if math.isfinite(part) else f"is {part}"
+    return "" if part is None or isinstance(part, int) else f"is of the type {type(part).__name__}"
+
+
+def _nul(part: Any) -> str:
+    return "has it" if isinstance(part, str) and "\0" in part else ""
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
@@ -92,13 +144,3 @@ def _is_deeper(value: Any, depth: int) -> bool:
 
 def _containers(values: Iterable[Any]) -> list[Any]:
     return [value for value in values if isinstance(value, dict | list | tuple)]
-
-
-def _has_nul(value: Any) -> bool:
-    if isinstance(value, str):
-        return "\0" in value
-    if isinstance(value, dict):
-        return any(_has_nul(key) or _has_nul(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return any(_has_nul(item) for item in value)
-    return False

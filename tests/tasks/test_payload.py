@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any
@@ -33,6 +34,37 @@ def test_the_error_says_what_it_was_about_and_why() -> None:
 
     assert isinstance(refusal.value, TaskError)
     assert isinstance(refusal.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({1}, "is not JSON: it is of the type set."),
+        (
+            {"rows": [{"at": 1}, {"at": {1}}], "last": b""},
+            "is not JSON: the value at ['rows'][1]['at'] is of the type set.",
+        ),
+        ([1, math.nan], "is not JSON: the value at [1] is nan."),
+        ({"x": {(1, 2): 3}}, "is not JSON: a key at ['x'] is of the type tuple."),
+        ({"x": "\ud800"}, "is not JSON: the value at ['x'] has a lone surrogate."),
+        ({"\ud800": 1}, "is not JSON: a key has a lone surrogate."),
+        ({"x": ["a", "\0"]}, "contains a NUL character: the value at ['x'][1] has it."),
+        ({"x": {"\0": 1}}, "contains a NUL character: a key at ['x'] has it."),
+    ],
+)
+def test_the_error_names_the_part_that_cannot_be_stored(value: Any, said: str) -> None:
+    with pytest.raises(NotSerializable) as refusal:
+        check_json(value, "output")
+
+    assert str(refusal.value) == f"The output {said}"
+
+
+def test_what_no_part_alone_is_to_blame_for_is_told_in_the_words_of_the_encoder() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+
+    with pytest.raises(NotSerializable, match="is not JSON: Circular reference detected"):
+        check_json(circle, "output")
 
 
 @pytest.mark.parametrize("value", [UUID(int=7), Decimal("3.10"), date.min, timedelta(1)])
