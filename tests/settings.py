@@ -17,7 +17,7 @@ TASK_QUEUE = {}  # a test says what it wants of it
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 # Handlers that do as a test says, and a user's own rows that can be leased, and guarded.
-INSTALLED_APPS += ["tests.jobs", "tests.shop", "tests.press"]
+INSTALLED_APPS += ["tests.jobs", "tests.shop", "tests.press", "tests.typed_app"]
 
 # Django's own tasks, or those of the backport, run on the queue.
 TASKS = {
