@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from django.db.models import Q
+from django.db.models import Exists, Q
 
+from leasing.conf import leasing_settings
+from leasing.db.questions import query_scalars
 from leasing.leasables import is_large, listed, matching
 from leasing.models import Leasable, Lease, LeaseState, leasable_models
 from leasing.web.counts import Capped, Tally, count_together
@@ -42,6 +44,25 @@ class Counts:
 
     states: Mapping[str, Capped]
     renewed: Capped
+
+
+def sections(wanted: Mapping[str, Any], cursor: Cursor | None) -> list[Section]:
+    """Return the leases that are ``wanted``: of every model that has any, and named ones. Raises
+    InvalidCursor."""
+    models = tuple(leasable_models())
+    using = leasing_settings.DATABASE
+    # One statement, and not one for each model that nobody leases.
+    found = query_scalars(Lease, using, models, lambda: dict(map(_any_of, models)))
+    turned = cursor.model if cursor else ""
+    return [
+        section(model, wanted, cursor)
+        for model in models
+        if model is Lease or found[model._meta.label_lower] or turned == model._meta.label_lower
+    ]
+
+
+def _any_of(model: type[Leasable]) -> tuple[str, Exists]:
+    return model._meta.label_lower, Exists(listed(model).order_by())
 
 
 def section(model: type[Leasable], wanted: Mapping[str, Any], cursor: Cursor | None) -> Section:

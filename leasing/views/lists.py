@@ -11,7 +11,6 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from leasing.dashboard import lease_lists
 from leasing.dashboard.exports import LEASES
 from leasing.dashboard.forms import LeaseFilter
-from leasing.models import leasable_models
 from leasing.web.access import page
 from leasing.web.export import export
 from leasing.web.polling import SharedReading, answer, read_list
@@ -26,9 +25,8 @@ def lease_list(request: HttpRequest) -> HttpResponse:
 
     def read(now: datetime) -> dict[str, Any]:
         wanted = form.cleaned_data
-        sections = [lease_lists.section(model, wanted, wanted["at"]) for model in leasable_models()]
         return {
-            "sections": _worth_showing(sections),
+            "sections": _worth_showing(lease_lists.sections(wanted, wanted["at"])),
             "filter": wanted,
             "address": urlencode(_asked_for(wanted)),
             "renewed": "1" if wanted["renewed"] else None,
