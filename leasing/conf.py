@@ -13,6 +13,8 @@ from typing import Any, TypeGuard, get_type_hints
 
 from django.conf import settings
 
+from leasing.runtime.suggestions import suggestion
+
 
 class Default(Enum):
     """The value of an argument that was left out, where None has a meaning of its own."""
@@ -38,6 +40,10 @@ def is_number(value: object) -> TypeGuard[float]:
     )
 
 
+class UnknownSetting(AttributeError):
+    """There is no setting of that name."""
+
+
 class AppSettings:
     """The upper-case attributes of a subclass are the defaults of one settings dictionary."""
 
@@ -56,6 +62,13 @@ class AppSettings:
     def given(self) -> Mapping[str, Any]:
         """Return the settings that the project has set."""
         return getattr(settings, self.name, None) or {}
+
+    def __getattr__(self, key: str) -> Any:
+        if key.isupper():
+            raise UnknownSetting(
+                f"{self.name} has no setting {key!r}. {suggestion(key, self.known())}"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {key!r}")
 
     @classmethod
     def known(cls) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class WaitTimeout(TaskError, TimeoutError):
         self.task = task
         self.seconds = seconds
         self.state = state
-        super().__init__(f"{task} has not ended after {seconds:g} s. {state}")
+        super().__init__(f"{task} has not ended after {seconds:.12g} s. {state}")
 
     def __reduce__(self) -> tuple[type[WaitTimeout], tuple[Task, float, str]]:
         return type(self), (self.task, self.seconds, self.state)
@@ -130,7 +130,7 @@ class Snooze(TaskError):
 
     def __init__(self, delay: float | timedelta, reason: str = "") -> None:
         self.delay = check_delay(delay)
-        super().__init__(reason or f"snoozed for {self.delay.total_seconds():g} s")
+        super().__init__(reason or f"snoozed for {self.delay.total_seconds():.12g} s")
 
 
 class GiveUp(TaskError):

@@ -23,6 +23,7 @@ from typing import (
 from asgiref.sync import iscoroutinefunction
 
 from leasing.runtime import callbacks
+from leasing.runtime.suggestions import suggestion
 from leasing.validation.names import check_name
 from tasks.exceptions import UnknownTask
 from tasks.log import log
@@ -257,7 +258,15 @@ def find(name_or_function: str | Callable[..., Any]) -> Handler:
         for known in _handlers.values():
             if known.function is name_or_function:
                 return known
-    raise UnknownTask(f"No handler is registered for {name_or_function!r}.")
+    if callable(name_or_function):
+        raise UnknownTask(
+            f"No handler is registered for {name_or_function!r}: decorate it with @handler."
+        )
+    raise UnknownTask(
+        f"No handler is registered for {name_or_function!r}. "
+        f"{suggestion(name_or_function, names())} Handlers are looked for in the module tasks.py "
+        "of each app in INSTALLED_APPS."
+    )
 
 
 def get(name: str) -> Handler | None:

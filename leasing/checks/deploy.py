@@ -96,7 +96,7 @@ def check_times(**kwargs: Any) -> Iterator[CheckMessage]:
     """Times that leave a holder no room for a mishap."""
     if _is_below(leasing_settings.TTL, SHORTEST_TTL):
         yield Warning(
-            f"LEASING['TTL'] is {leasing_settings.TTL:g} s: a short pause of a process or of "
+            f"LEASING['TTL'] is {leasing_settings.TTL:.12g} s: a short pause of a process or of "
             "the database loses its leases.",
             hint=f"Use at least {SHORTEST_TTL} s; pass `ttl` where a shorter one is needed.",
             id="leasing.W101",
@@ -143,7 +143,7 @@ def _check_patience(database: dict[str, Any]) -> list[CheckMessage]:
     return [
         Warning(
             "Connecting to the database of leases may take longer than a lease lasts.",
-            hint=f'Set OPTIONS["connect_timeout"] to a few seconds, below the ttl of {ttl:g} s, '
+            hint=f'Set OPTIONS["connect_timeout"] to a few seconds, below the ttl of {ttl:.12g} s, '
             'and likewise OPTIONS["tcp_user_timeout"] (milliseconds) and "keepalives_idle". '
             "Otherwise a network that drops packets blocks a worker for minutes.",
             id="leasing.W104",

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
-from django.conf import settings
+from django.conf import global_settings, settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, models, router
 
 from leasing.conf import AppSettings, is_number, leasing_settings
 from leasing.db.notifications import notifications_arrive
 from leasing.db.routing import is_ours
+from leasing.runtime.suggestions import suggestion
 
 if TYPE_CHECKING:
     from leasing.models import Leasable
 
+#: The least likeness of two names of which one was meant to be the other.
+LIKE = 0.6
 #: psycopg's number for it.
 READ_COMMITTED = 2
 
@@ -42,21 +45,45 @@ def register_all() -> None:
 
 def unknown_settings(app_settings: AppSettings, code: str) -> list[CheckMessage]:
     """An error for each key that is no setting, with the one that was probably meant."""
+    known, given = app_settings.known(), app_settings.given()
+    if not isinstance(given, Mapping):
+        text = f"{app_settings.name} must be a dictionary of settings, not {given!r}."
+        return [Error(text, id=code)]
+    return [
+        Error(
+            f"{app_settings.name} has no setting {key!r}.",
+            hint=suggestion(key, known, len(known)),
+            id=code,
+        )
+        for key in given
+        if key not in known
+    ]
+
+
+def misnamed_settings(app_settings: AppSettings, code: str) -> list[CheckMessage]:
+    """An error for each dictionary of the project with our settings under nearly our name: nothing
+    would read it."""
     known = app_settings.known()
-    messages: list[CheckMessage] = []
-    for key in app_settings.given():
-        if key not in known:
-            close = difflib.get_close_matches(str(key).upper(), known, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
-            messages.append(
-                Error(f"{app_settings.name} has no setting {key!r}.", hint=hint, id=code)
-            )
-    return messages
+    return [
+        Error(
+            f"The setting {name} is not read: these settings belong into {app_settings.name}.",
+            hint=f"Rename {name} to {app_settings.name}.",
+            id=code,
+        )
+        for name in dir(settings)
+        if name.isupper()
+        and name != app_settings.name
+        and not hasattr(global_settings, name)
+        and difflib.SequenceMatcher(None, name, app_settings.name).ratio() > LIKE
+        and isinstance(given := getattr(settings, name), Mapping)
+        and known.keys() & given.keys()
+    ]
 
 
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """LEASING: names, types and bounds."""
     messages = unknown_settings(leasing_settings, "leasing.E001")
+    messages += misnamed_settings(leasing_settings, "leasing.E019")
     messages += [
         Error(f"LEASING[{key!r}] must be a number of seconds, not {value!r}.", id="leasing.E002")
         for key in NUMBERS

@@ -9,13 +9,13 @@ from collections.abc import Iterable
 LISTED = 10
 
 
-def suggestion(name: object, known: Iterable[str]) -> str:
+def suggestion(name: object, known: Iterable[str], listed_at_most: int = LISTED) -> str:
     """Return a sentence about the one of ``known`` that ``name`` was probably meant to be. If none
     is close, it lists them."""
     names = list(known)
     if close := closest(name, names):
         return f"Did you mean {close!r}?"
-    listed = ", ".join(names[:LISTED]) + (", ..." if len(names) > LISTED else "")
+    listed = ", ".join(names[:listed_at_most]) + (", ..." if len(names) > listed_at_most else "")
     return f"Known: {listed or 'none'}."
 
 

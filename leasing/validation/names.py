@@ -47,7 +47,7 @@ def check_ttl(ttl: float | timedelta | None) -> timedelta:
     lowest, highest = leasing_settings.MIN_TTL, leasing_settings.MAX_TTL
     # NaN, the infinities and whole numbers too large for a float fail this comparison too.
     if not lowest <= ttl <= highest:
-        raise InvalidTTL(f"The ttl must be between {lowest:g} and {highest:g} seconds.")
+        raise InvalidTTL(f"The ttl must be between {lowest:.12g} and {highest:.12g} seconds.")
     return timedelta(seconds=ttl)
 
 
@@ -61,7 +61,7 @@ def check_duration(value: float | timedelta, what: str) -> timedelta:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise InvalidTTL(f"The {what} must be a number of seconds.")
     if not 0 <= seconds <= LONGEST_DURATION:
-        raise InvalidTTL(f"The {what} must be from 0 to {LONGEST_DURATION:g} seconds.")
+        raise InvalidTTL(f"The {what} must be from 0 to {LONGEST_DURATION} seconds (ten years).")
     return timedelta(seconds=seconds)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.checks import CheckMessage, Error, Tags, register
 
-from leasing.checks.settings import unknown_settings
+from leasing.checks.settings import misnamed_settings, unknown_settings
 from leasing.conf import is_number, leasing_settings
 from leasing.exceptions import InvalidResource
 from leasing.validation.names import check_name
@@ -30,6 +30,7 @@ def register_all() -> None:
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """TASK_QUEUE: names, types and bounds, and that what is declared in code fits together."""
     messages = unknown_settings(task_settings, "leasing_tasks.E001")
+    messages += misnamed_settings(task_settings, "leasing_tasks.E029")
     return messages or [
         *_check_numbers(),
         *_check_backoff(),
@@ -72,8 +73,12 @@ def _check_backoff() -> Iterator[CheckMessage]:
 
 def _check_queues() -> Iterator[CheckMessage]:
     queues = task_settings.QUEUES
-    if not queues or isinstance(queues, str):
-        yield Error("TASK_QUEUE['QUEUES'] must list at least one queue.", id="leasing_tasks.E006")
+    if not queues or not isinstance(queues, list | tuple | set):
+        text, hint = "TASK_QUEUE['QUEUES'] must list at least one queue.", None
+        if isinstance(queues, str):
+            text = f"TASK_QUEUE['QUEUES'] must be a list of queues, not the text {queues!r}."
+            hint = f"Write [{queues!r}]."
+        yield Error(text, hint=hint, id="leasing_tasks.E006")
         return
     for queue in queues:
         try:
@@ -93,7 +98,7 @@ def _check_queues() -> Iterator[CheckMessage]:
 def _check_housekeeping() -> Iterator[CheckMessage]:
     yield from (
         Error(
-            f"TASK_QUEUE[{key!r}] must be at least {_shortest_window():g} seconds.",
+            f"TASK_QUEUE[{key!r}] must be at least {_shortest_window():.12g} seconds.",
             id="leasing_tasks.E009",
         )
         for key in ("EXAMINE_EVERY", "PRUNE_EVERY")
@@ -143,7 +148,7 @@ def _check_schedules() -> Iterator[CheckMessage]:
             yield Error(f"{text} handler.", id="leasing_tasks.E011")
         elif reason := known.parameters.mismatch(schedule.task_data):
             text = f"The schedule {schedule.name!r} cannot enqueue {schedule.task_name!r}: {reason}"
-            yield Error(text, id="leasing_tasks.E030")
+            yield Error(text, id="leasing_tasks.E028")
         if schedule.queue and schedule.queue not in task_settings.QUEUES:
             text = f"The schedule {schedule.name!r} uses the queue {schedule.queue!r}, which is"
             yield Error(f"{text} not in TASK_QUEUE['QUEUES'].", id="leasing_tasks.E012")

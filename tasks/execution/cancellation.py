@@ -58,4 +58,4 @@ class Interruption:
 
     def timeout_error(self) -> TimeoutError:
         seconds = self.timeout.total_seconds() if self.timeout else 0.0
-        return TimeoutError(f"The attempt ran longer than its timeout of {seconds:g} s.")
+        return TimeoutError(f"The attempt ran longer than its timeout of {seconds:.12g} s.")

@@ -17,6 +17,7 @@ from django.dispatch import Signal
 from leasing.db.dialects import after_commit
 from leasing.functions import DbNow, after
 from leasing.querysets.leasable import LeasableQuerySet
+from leasing.runtime.suggestions import suggestion
 from leasing.stores.reasons import Reason, Why
 from leasing.validation.terms import Terms
 from tasks import signals
@@ -186,7 +187,10 @@ class TaskRows(LeasableQuerySet["Task"]):
 def check_queue(queue: str) -> str:
     """Return ``queue`` if it is one of TASK_QUEUE["QUEUES"]. Raises UnknownQueue."""
     if queue not in task_settings.QUEUES:
-        raise UnknownQueue(f"Unknown queue {queue!r}: it is not in TASK_QUEUE['QUEUES'].")
+        raise UnknownQueue(
+            f"Unknown queue {queue!r}: it is not in TASK_QUEUE['QUEUES']. "
+            f"{suggestion(queue, task_settings.QUEUES)}"
+        )
     return queue
 
 

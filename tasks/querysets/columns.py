@@ -8,9 +8,10 @@ from typing import Any, NamedTuple, Unpack
 
 from leasing.functions import after
 from leasing.validation.moments import check_moment
-from leasing.validation.names import check_duration, check_name
+from leasing.validation.names import check_name
 from tasks import registry
 from tasks.conf import task_settings
+from tasks.delays import check_interval
 from tasks.payload import check_arguments, dumped_data
 from tasks.producer import ManyOptions
 from tasks.querysets.base import check_between, check_queue
@@ -103,7 +104,7 @@ def new_tasks(
 
 
 def _duration(value: float | timedelta, what: str) -> timedelta:
-    duration = check_duration(value, what)
+    duration = check_interval(value, f"The {what}")
     if not duration:
         raise ValueError(f"The {what} must be more than 0 seconds.")
     return duration
@@ -113,7 +114,7 @@ def _start(scheduled_at: datetime | None, delay: float | timedelta | None) -> di
     if delay is not None:
         if scheduled_at is not None:
             raise ValueError("Give scheduled_at or delay, not both.")
-        return {"scheduled_at": after(check_duration(delay, "delay"))}
+        return {"scheduled_at": after(check_interval(delay, "The delay"))}
     if scheduled_at is None:
         return {}
     return {"scheduled_at": check_moment(scheduled_at, "scheduled_at")}

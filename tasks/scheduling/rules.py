@@ -17,12 +17,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cached_property
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from cronsim import CronSim, CronSimError
 from django.db import models
 
 from leasing.humanize import span
+from leasing.runtime.suggestions import closest
 from tasks.exceptions import InvalidSchedule
 
 SHORTEST_INTERVAL = timedelta(seconds=1)
@@ -103,7 +104,9 @@ class Cron(Rule):
         try:
             return UTC if self.zone == "UTC" else ZoneInfo(self.zone)
         except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-            raise InvalidSchedule(f"Unknown time zone {self.zone!r}.") from error
+            meant = closest(self.zone, sorted(available_timezones()))
+            hint = f"Did you mean {meant!r}?" if meant else "Write one such as 'Europe/Berlin'."
+            raise InvalidSchedule(f"Unknown time zone {self.zone!r}. {hint}") from error
 
     def after(self, moment: datetime, anchor: datetime | None = None) -> datetime:
         for local in self._run(moment):
@@ -130,8 +133,9 @@ class Cron(Rule):
         return last
 
     def _run(self, moment: datetime) -> CronSim:
+        tz = self.tz  # its error is no error of the expression
         try:
-            return CronSim(self.expression, moment.astimezone(self.tz))
+            return CronSim(self.expression, moment.astimezone(tz))
         except (CronSimError, AssertionError, TypeError, ValueError) as error:
             # Some of what cannot be read trips over the reader's own assertions.
             reason = str(error) or "it cannot be parsed"

@@ -156,7 +156,7 @@ class ChildProcess:
             news = watch.look()
             if news is not None:
                 self._send(news)
-        raise ProcessDied(f"The process of the handler did not start in {START_PATIENCE:g} s.")
+        raise ProcessDied(f"The process of the handler did not start in {START_PATIENCE:.12g} s.")
 
 
 class Watch:
@@ -177,7 +177,7 @@ class Watch:
         ttl = self.execution.hold.grant.ttl
         if clock() - self._stopped_at > ttl:
             raise ProcessDied(
-                f"The process of the handler was stopped by a signal for {ttl:g} s, and killed."
+                f"The process of the handler was stopped by a signal for {ttl:.12g} s, and killed."
             )
 
     def look(self) -> child.News | None:

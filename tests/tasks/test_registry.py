@@ -56,6 +56,20 @@ def test_a_name_that_was_not_registered_is_not_found_whatever_it_could_import(na
     assert isinstance(refusal.value, LookupError)
 
 
+def test_an_unknown_name_is_told_with_the_one_that_was_meant_and_where_names_come_from() -> None:
+    where = "Handlers are looked for in the module tasks.py of each app in INSTALLED_APPS."
+    with pytest.raises(UnknownTask) as refusal:
+        registry.find("jobs.ecko")
+    assert str(refusal.value) == (
+        f"No handler is registered for 'jobs.ecko'. Did you mean 'jobs.echo'? {where}"
+    )
+
+    with pytest.raises(UnknownTask, match=r"Known: .*jobs.echo, .* Handlers are looked for"):
+        registry.find("xyzzy")
+    with pytest.raises(UnknownTask, match=r"build at .*: decorate it with @handler\.$"):
+        registry.find(build)
+
+
 def test_looking_a_name_up_imports_nothing() -> None:
     before = set(sys.modules)
 
@@ -113,7 +127,7 @@ def test_an_enqueue_that_is_repeated_after_a_rename_is_the_same() -> None:
 def test_the_end_of_a_task_of_a_former_name_is_reported() -> None:
     reported: list[str] = []
     handler("make", aliases=["old"], on_end=lambda task: reported.append(task.name))(build)
-    task = TaskFactory(name="make", data={}, state="running")
+    task = TaskFactory(name="make", data={"report_id": 1}, state="running")
     Task.objects.filter(pk=task.pk).update(name="old")
     task.refresh_from_db()
 

@@ -58,11 +58,11 @@ class Command(ServiceCommand):
         if options["start"]:
             start_unless_asked()
         name = options["name"] or default_holder()
-        lengths = f"{options['shortest']:g} to {options['longest']:g} s each"
+        lengths = f"{options['shortest']:.12g} to {options['longest']:.12g} s each"
         self.greet(
             options,
             f"generator {name}",
-            {"tasks": f"{options['rate']:g} per second, {lengths}", "stop": STOP},
+            {"tasks": f"{options['rate']:.12g} per second, {lengths}", "stop": STOP},
         )
         stopping = threading.Event()
         present = presented(name, stopping, WorkerRole.GENERATOR)

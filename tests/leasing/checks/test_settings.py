@@ -63,6 +63,15 @@ def test_what_resembles_no_setting_gets_the_list(nonsense: object) -> None:
     assert all(name in str(message.hint) for name in leasing_settings.known())
 
 
+@pytest.mark.parametrize("name", ["LEASE", "LEASES", "LEASINGS"])
+def test_settings_under_another_name_are_told_so(name: str) -> None:
+    with override_settings(**{name: {"TTL": 5}}):
+        (message,) = checks.check_settings()
+
+    assert message.id == "leasing.E019"
+    assert message.msg == f"The setting {name} is not read: these settings belong into LEASING."
+
+
 @pytest.mark.parametrize("key", checks.NUMBERS)
 @pytest.mark.parametrize("value", ["30", True, -1, [30], math.inf, math.nan])
 def test_a_time_that_is_no_number_of_seconds_is_refused(key: str, value: Any) -> None:

@@ -54,6 +54,51 @@ def test_a_typo_gets_a_suggestion(settings: Settings) -> None:
     assert "'MAX_ATTEMPTS'" in str(message.hint)
 
 
+def test_a_queue_alone_is_no_list_of_queues(settings: Settings) -> None:
+    settings.TASK_QUEUE = {"QUEUES": "default"}
+
+    (message,) = check_settings()
+
+    assert message.msg == "TASK_QUEUE['QUEUES'] must be a list of queues, not the text 'default'."
+    assert message.hint == "Write ['default']."
+
+
+@pytest.mark.parametrize("name", ["TASKS_QUEUE", "TASKQUEUE", "TASK_QUEUES", "LEASING_TASK_QUEUE"])
+def test_settings_under_another_name_are_told_so(settings: Settings, name: str) -> None:
+    setattr(settings, name, {"MAX_ATTEMPTS": 3})
+
+    (message,) = check_settings()
+
+    assert (message.id, message.msg, message.hint) == (
+        "leasing_tasks.E029",
+        f"The setting {name} is not read: these settings belong into TASK_QUEUE.",
+        f"Rename {name} to TASK_QUEUE.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TASKS_QUEUE", {"url": "amqp://"}),
+        ("TASKS_QUEUE", "MAX_ATTEMPTS"),
+        ("BACKGROUND", {"MAX_ATTEMPTS": 3}),
+        ("CELERY_TASK_QUEUES", {"default": {}}),
+    ],
+)
+def test_settings_of_others_are_left_alone(settings: Settings, name: str, value: Any) -> None:
+    setattr(settings, name, value)
+
+    assert check_settings() == []
+
+
+def test_settings_that_are_no_dictionary_are_told_so(settings: Settings) -> None:
+    settings.TASK_QUEUE = ["default"]
+
+    (message,) = check_settings()
+
+    assert message.msg == "TASK_QUEUE must be a dictionary of settings, not ['default']."
+
+
 #: The settings that are a number of seconds, and their checks.
 NUMBERS = [
     ("SWEEP_EVERY", "leasing_tasks.E002"),

@@ -487,7 +487,7 @@ def test_checks_find_data_that_the_handler_does_not_take() -> None:
     schedule("x", "sample.sleep", every=5, data={"seconds": 1})
     (message,) = check_settings()
     assert (message.id, message.msg) == (
-        "leasing_tasks.E030",
+        "leasing_tasks.E028",
         "The schedule 'x' cannot enqueue 'sample.sleep': sleep(ctx, sleep_duration_seconds) does "
         "not take this data: 'sleep_duration_seconds' is missing; 'seconds' is unknown.",
     )

@@ -14,7 +14,7 @@ from django.db.models.signals import pre_save
 from django.utils.translation import gettext_lazy
 from pytest_django import Settings
 
-from leasing.exceptions import InvalidResource
+from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.functions import EPOCH, database_now
 from leasing.models import LeaseState
 from tasks import handler
@@ -156,6 +156,15 @@ def test_the_setting_decides_where_neither_caller_nor_handler_does(
     settings.TASK_QUEUE = {"MAX_ATTEMPTS": 4}
 
     assert Task.objects.enqueue(SLEEP, DATA).max_attempts == 4
+
+
+def test_an_unknown_queue_is_told_with_the_one_that_was_meant() -> None:
+    with pytest.raises(UnknownQueue) as refusal:
+        Task.objects.enqueue(SLEEP, DATA, queue="defualt")
+
+    assert str(refusal.value) == (
+        "Unknown queue 'defualt': it is not in TASK_QUEUE['QUEUES']. Did you mean 'default'?"
+    )
 
 
 @pytest.mark.django_db
@@ -386,6 +395,18 @@ def test_bounds_are_part_of_what_is_allowed(priority: int, max_attempts: int) ->
 
     assert row_of(task)["priority"] == priority
     assert row_of(task)["max_attempts"] == max_attempts
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("option", ["delay", "timeout", "progress_timeout", "unique_for"])
+@pytest.mark.parametrize("value", [-1, 1e9, math.nan, [5], True, timedelta(days=3651)])
+def test_a_time_out_of_bounds_is_a_value_error_of_its_own(option: str, value: Any) -> None:
+    options = {option: value} | ({"unique_key": "k"} if option == "unique_for" else {})
+    with pytest.raises(ValueError, match=rf"^The (window of a unique key|{option}) must ") as error:
+        Task.objects.enqueue(SLEEP, DATA, **options)
+
+    assert not isinstance(error.value, InvalidTTL)
+    assert "e+" not in str(error.value).partition(", not ")[0]
 
 
 @pytest.mark.django_db
