@@ -7,7 +7,7 @@ Lists are bounded (``leasing.admin.changelist``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import or_
@@ -23,6 +23,7 @@ from django.utils.safestring import SafeString
 
 from leasing.admin.actions import ask_or_do
 from leasing.admin.changelist import BoundedChangeList, CappedPaginator, floor_of
+from leasing.admin.columns import NOTHING, column_of
 from leasing.admin.filters import is_limited_choice, offered_lookups
 from leasing.admin.links import badge_text, related, site_url
 from leasing.conf import leasing_settings
@@ -75,6 +76,7 @@ class ReadOnlyAdmin(AdminOfAny):
     change_list_template = "leasing/admin_list.html"
     change_form_template = "leasing/admin_row.html"
     object_history_template = "leasing/admin_history.html"
+    empty_value_display = NOTHING
     paginator = CappedPaginator
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
@@ -93,6 +95,8 @@ class ReadOnlyAdmin(AdminOfAny):
     #: Other filters that links lead to. Those of ``list_filter`` and of ``indexed_filters`` may
     #: stand in an address as well, and nothing else: see ``lookup_allowed``.
     linked_filters: ClassVar[frozenset[str]] = frozenset()
+    #: Names of columns, where they differ from those of ``leasing.admin.columns``.
+    labels: ClassVar[Mapping[str, str]] = {}
     #: Columns that the list does without.
     large: ClassVar[tuple[str, ...]] = ()
     #: Columns among them that are shown only with ``payload_permission``.
@@ -193,23 +197,49 @@ class ReadOnlyAdmin(AdminOfAny):
     def _hidden(self, request: HttpRequest) -> tuple[str, ...]:
         return () if request.user.has_perm(self.payload_permission) else self.payload
 
+    def column(self, name: Any) -> Any:
+        """Return the column ``name`` as the pages show it."""
+        if not isinstance(name, str):
+            return name
+        model: Any = self.model
+        return column_of(model, name, self.labels.get(name, ""))
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        return [
+            name if name in self.sortable_by else self.column(name)
+            for name in super().get_list_display(request)
+        ]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return [self.column(name) for name in self._shown()]
+
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Without the columns, and the columns shown as ``shown_<column>``, that are hidden."""
         # What one adds, one may see.
         hidden = {*self._hidden(request), *_grants_hidden(request)} if obj is not None else set()
+        is_edited = obj is None or self.has_change_permission(request, obj)
+        shown = set(self._shown()) if is_edited else None
         sets = []
         for title, options in super().get_fieldsets(request, obj):
             lines = (_without(hidden, line) for line in options["fields"])
             names = [line for line in lines if line]
             if names:
-                sets.append((title, {**options, "fields": names}))
+                sets.append((title, {**options, "fields": [self._line(e, shown) for e in names]}))
         return sets
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return every column of the form, unless the class says otherwise."""
-        return self.readonly_fields or flatten_fieldsets(
+    def _shown(self) -> Sequence[Any]:
+        """Every column of the form that is not edited: all, unless the class says otherwise."""
+        shown: Sequence[Any] = self.readonly_fields or flatten_fieldsets(
             self.fieldsets or [(None, {"fields": self.fields or ()})]
         )
+        return shown
+
+    def _line(self, line: str | Sequence[str], shown: set[Any] | None) -> Any:
+        """A line of a form with its columns as the pages show them: those that are ``shown`` and
+        not edited; None is all."""
+        if isinstance(line, str):
+            return self.column(line) if shown is None or line in shown else line
+        return [self._line(name, shown) for name in line]
 
     def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
         return self.exact_search

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from operator import methodcaller
 from typing import Any
 
@@ -13,6 +12,7 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
+from leasing.admin.columns import NOTHING, stamped
 from leasing.admin.filters import StateFilter
 from leasing.admin.links import badge_text, json_column, related, short_column, site_url
 from leasing.conf import leasing_settings
@@ -101,12 +101,12 @@ class LeasableAdmin(ReadOnlyAdmin):
     def view_on_site(self, row: Any) -> str | None:
         return site_url("leasing:detail", row.lease_id)
 
-    held_by = short_column("holder")
+    held_by = short_column("holder", "held by")
 
-    @admin.display(description="expires at", ordering="expires_at")
-    def ends(self, row: Any) -> datetime | None:
+    @admin.display(description="expires")
+    def ends(self, row: Any) -> str:
         # What nobody has ever held has a deadline in 1970.
-        return row.expires_at if row.grants else None
+        return stamped(row.expires_at) if row.grants else NOTHING
 
     @admin.display(description="state")
     def badge(self, row: Any) -> SafeString:

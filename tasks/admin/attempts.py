@@ -58,6 +58,7 @@ class TaskAttemptAdmin(OfTaskAdmin):
         *("id", "of_task", "number", "badge", "worker", "started_at", "ended_at", "refused_at"),
     )
     list_filter = ("outcome",)
+    indexed_filters = OfTaskAdmin.indexed_filters | {"outcome__exact=lost"}
     exact_search = ("id",)
     recent_search = ("grant_id",)
     search_help_text = "ID of an attempt or of its grant"

@@ -11,6 +11,7 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
+from leasing.admin.columns import stamped
 from leasing.admin.filters import StateFilter
 from leasing.admin.links import badge_text, related, short_column, site_url
 from leasing.models import Lease
@@ -39,13 +40,11 @@ class QueueAdmin(ReadOnlyAdmin):
         return site_url("leasing_tasks:queues")
 
     def links(self, request: HttpRequest, queue: Any) -> list[SafeString | str]:
-        def tasks(text: str, status: str) -> SafeString | str:
-            return related(
-                request, text, Task, {"queue__exact": queue.name, "status__exact": status}
-            )
+        def tasks(text: str, state: str) -> SafeString | str:
+            return related(request, text, Task, {"queue__exact": queue.name, "state": state})
 
         return [
-            tasks("Waiting tasks", "ready"),
+            tasks("Waiting tasks", "waiting"),
             tasks("Running tasks", "running"),
             tasks("Failed tasks", "failed"),
         ]
@@ -87,7 +86,7 @@ class WorkerAdmin(ReadOnlyAdmin):
         return site_url("leasing_tasks:worker", worker.pk)
 
     def links(self, request: HttpRequest, worker: Any) -> list[SafeString | str]:
-        holds = {"holder__exact": worker.name, "status__exact": "running"}
+        holds = {"holder__exact": worker.name, "state": "running"}
         return [related(request, "Current tasks", Task, holds)]
 
     called = short_column("name")
@@ -134,3 +133,7 @@ class SampleAdmin(ReadOnlyAdmin):
         ("wait_p50", "wait_p95"),
         ("renewals", "expirations", "releases"),
     )
+
+    @admin.display(description="time")
+    def at(self, sample: Sample) -> SafeString:
+        return stamped(sample.at)

@@ -85,6 +85,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
     large = payload = ("task_data",)
     payload_permission = "leasing_tasks.view_payload"
     list_page = "leasing_tasks:schedules"
+    labels: ClassVar = {"declared_at": "last declared"}
     acts = tuple(SCHEDULE_ACTIONS.values())
     fields = (*EDITED, "badge", "why", "moments", "declared", "declared_at", "created_at")
     readonly_fields = (*fields[len(EDITED) :], "shown_task_data")

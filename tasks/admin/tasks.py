@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from leasing.admin.columns import NOTHING, stamped
+from leasing.admin.filters import StateFilter
 from leasing.admin.leases import LeasableAdmin, RevokeAction
 from leasing.admin.links import badge_text, json_column, related, short_column, site_url
 from leasing.dashboard.forms import ForceReleaseForm
@@ -17,6 +20,7 @@ from leasing.diagnosis.base import Diagnosis
 from leasing.web.badges import Badge
 from tasks.admin.attempts import VIEW_PAYLOAD, related_to, worker_of
 from tasks.dashboard.badges import SEVERITY_BADGES, badge_of_task
+from tasks.dashboard.listing import STATES, in_state, moment_of
 from tasks.dashboard.operator_actions import ACTIONS
 from tasks.diagnosis import REVOKE, diagnose
 from tasks.models import Queue, ScheduleSlot, Task, TaskAttempt, TaskStatus, TaskStep, Worker
@@ -26,19 +30,33 @@ def _not_running(task: Task, said: Said) -> str:
     return "" if task.status == TaskStatus.RUNNING else "not running"
 
 
+class TaskStateFilter(StateFilter):
+    """By the states of the operator's list, in its words."""
+
+    states: ClassVar = {name: partial(in_state, name) for name in STATES if name != "all"}
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(name, STATES[name].label) for name in self.states]
+
+
 @admin.register(Task)
 class TaskAdmin(LeasableAdmin):
-    list_display = ("id", "badge", "called", "queue", "attempts", "worker", "scheduled_at")
+    list_display = ("id", "called", "badge", "when", "worker", "in_queue", "tries")
     list_display_links = ("id", "called")
     sortable_by = ("id",)
-    list_filter = ("status",)
+    list_filter = (TaskStateFilter,)
+    labels: ClassVar = {
+        "scheduled_at": "not before",
+        "started_at": "first started",
+        "processed_at": "ended",
+        "progressed_at": "progress reported",
+        "cancel_requested_by": "by",
+    }
     exact_search = ("id", "unique_key", "idempotency_key")
     recent_search = ("name",)
     search_help_text = "ID, exact unique or idempotency key, or exact name"
     #: Tasks that succeeded are most of them, and in no index by their state.
-    indexed_filters = frozenset(
-        f"status__exact={status}" for status in TaskStatus if status != TaskStatus.SUCCEEDED
-    )
+    indexed_filters = frozenset(f"state={state}" for state in STATES if state != "succeeded")
     linked_filters = frozenset({"holder__exact", "queue__exact"})
     payload = ("task_data", "task_output", "checkpoint", "progress")
     payload_permission = VIEW_PAYLOAD
@@ -67,7 +85,7 @@ class TaskAdmin(LeasableAdmin):
                     "name",
                     "badge",
                     ("in_queue", "priority"),
-                    ("attempts", "max_attempts"),
+                    "tries",
                     "last_error",
                 ]
             },
@@ -126,6 +144,15 @@ class TaskAdmin(LeasableAdmin):
     @admin.display(description="state")
     def badge(self, task: Any) -> SafeString:
         return badge_text(badge_of_task(task, task.now))
+
+    @admin.display(description="when")
+    def when(self, task: Any) -> str:
+        word, moment = moment_of(task, task.now)
+        return format_html("{} {}", word, stamped(moment)) if moment else NOTHING
+
+    @admin.display(description="attempts")
+    def tries(self, task: Task) -> str:
+        return f"{task.attempts} of {task.max_attempts}"
 
     @admin.display(description="held by")
     def worker(self, task: Task) -> SafeString | str:

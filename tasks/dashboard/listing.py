@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from django.db.models import Q
@@ -78,14 +79,26 @@ STATES: Final[Mapping[str, StateList]] = {state.name: state for state in _STATES
 TABS: Final = tuple(state for state in _STATES if not state.within)
 
 
+def moment_of(task: Task, now: datetime) -> tuple[str, datetime | None]:
+    """Return the moment that matters most in the state that ``task`` is in at ``now``, and the word
+    for it."""
+    match task.status:
+        case TaskStatus.RUNNING:
+            return ("ends" if task.expires_at > now else "expired"), task.expires_at
+        case TaskStatus.READY:
+            return "due", task.scheduled_at
+        case _:
+            return "ended", task.processed_at
+
+
 def tasks() -> Any:
     """Every task, in the database of leases."""
     return Task.objects.home()
 
 
-def in_state(state: str) -> Any:
-    """The tasks of the list ``state``."""
-    rows = tasks()
+def in_state(state: str, rows: Any = None) -> Any:
+    """The tasks of the list ``state``, among ``rows`` where they are given."""
+    rows = tasks() if rows is None else rows
     match state:
         case "all":
             return rows

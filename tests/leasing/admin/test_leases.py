@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from leasing.admin.changelist import CappedPaginator
 from leasing.admin.leases import REVOKE_LEASES
 from leasing.dashboard import operator_actions
 from leasing.functions import database_now
+from leasing.humanize import stamp
 from leasing.models import AuditEntry, BeatEntry, EventKind, Lease, LeaseEvent, OnceKey
 from leasing.web import badges
 from leasing.web.counts import Capped
@@ -301,3 +303,19 @@ def test_the_confirmation_costs_a_fixed_number_of_queries(operator: Client) -> N
         return len(sent())
 
     assert cost([LeaseFactory()]) == cost([LeaseFactory() for _ in range(10)])
+
+
+@pytest.mark.once
+def test_a_page_has_one_form_of_date(viewer: Client) -> None:
+    lease = LeaseFactory(state="expired")
+    LeaseFactory(state="free")
+    Lease.objects.filter(pk=lease.pk).revoke(reason="host is gone", by="olga")
+    for row in (lease, LeaseEvent.objects.first(), once()):
+        assert row is not None
+        name = f"admin:leasing_{row._meta.model_name}"
+        for url in (reverse(f"{name}_change", args=[row.pk]), reverse(f"{name}_changelist")):
+            text = get(viewer, url).one("#content").text
+            assert not re.search(r"[ap]\.m\.|midnight|noon|\d:\d\d\.\d|\+00:00|None", text), url
+    lease.refresh_from_db()
+    page = get(viewer, reverse("admin:leasing_lease_change", args=[lease.pk]))
+    assert lease.released_at and page.fields["released_at"] == stamp(lease.released_at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +14,11 @@ from django.urls import reverse
 from pytest_django import Settings
 
 from leasing.admin import changelist
+from leasing.humanize import span, stamp
 from leasing.models import AuditEntry
 from leasing.web.badges import DONE, Badge
 from tasks.admin.tasks import TaskAdmin
-from tasks.dashboard import badges
+from tasks.dashboard import badges, listing
 from tasks.dashboard.badges import ATTEMPT_BADGES
 from tasks.dashboard.operator_actions import ACTIONS
 from tasks.diagnosis import diagnose
@@ -134,6 +136,40 @@ def test_task_attempts_and_worker_lead_to_each_other(viewer: Client) -> None:
 
 
 @pytest.mark.once
+def test_the_list_filters_by_the_states_of_the_operators_list(viewer: Client) -> None:
+    for state in ("ready", "scheduled", "running", "stuck", "failed", "succeeded", "retrying"):
+        TaskFactory(state=state)
+    page = get(viewer, TASKS)
+    offered = [link for link in page.links if link.startswith("?state=")]
+    assert offered == [f"?state={state}" for state in listing.STATES if state != "all"]
+    for link in offered:
+        state = link.removeprefix("?state=")
+        found = {int(row["id"]) for row in get(viewer, TASKS + link).rows}
+        assert found == set(listing.in_state(state).values_list("pk", flat=True)), state
+    assert len(get(viewer, f"{TASKS}?state=stuck").rows) == 1
+    assert len(get(viewer, f"{TASKS}?state=nonsense").rows) == len(page.rows)
+
+
+@pytest.mark.once
+def test_a_page_has_one_form_of_date_and_the_names_of_the_operators_page(viewer: Client) -> None:
+    for row in one_of_each():
+        for url in (url_of(row), reverse(f"admin:leasing_tasks_{row._meta.model_name}_changelist")):
+            text = get(viewer, url).one("#content").text
+            assert not re.search(r"[ap]\.m\.|midnight|noon|\d:\d\d\.\d|\+00:00", text), url
+    task = TaskFactory(state="stuck")
+    page = get(viewer, url_of(task))
+    task.refresh_from_db()
+    assert stamp(task.expires_at) in page.facts["Until"]
+    assert page.fields["ends"] == stamp(task.expires_at)
+    assert page.fields["created_at"] == stamp(task.created_at)
+    assert page.fields["ttl"] == span(task.ttl)
+    labels = {each.text.rstrip(":") for each in page.all("label")}
+    assert {"Created", "Not before", "First started", "Ended", "Held by", "Expires"} <= labels
+    (row,) = (row for row in get(viewer, TASKS).rows if row["id"] == str(task.pk))
+    assert (row["when"], row["tries"]) == (f"expired {stamp(task.expires_at)}", "1 of 10")
+
+
+@pytest.mark.once
 def test_a_state_is_shown_by_mark_and_word(viewer: Client) -> None:
     expected = {
         "ready": badges.READY,
@@ -175,7 +211,7 @@ def test_nobody_is_led_to_what_they_may_not_see() -> None:
     assert not [link for link in page.links if link.startswith(ATTEMPTS)]
 
 
-LISTS = [TASKS, f"{TASKS}?status__exact=ready", f"{TASKS}?q=sample.sleep", ATTEMPTS, STEPS]
+LISTS = [TASKS, f"{TASKS}?state=waiting", f"{TASKS}?q=sample.sleep", ATTEMPTS, STEPS]
 LISTS += [
     f"{ATTEMPTS}?outcome__exact=lost",
     QUEUES,
@@ -214,15 +250,17 @@ def test_the_name_is_looked_for_among_the_newest_and_an_id_among_all(
 def test_a_filter_without_an_index_looks_at_the_newest_and_one_with_it_at_all(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for _ in range(2):
-        TaskFactory(state="recovered")
+    for state in ("retrying", "recovered") * 2:
+        TaskFactory(state=state)
+    monkeypatch.setattr(changelist, "REACH", 2)
+    assert len(get(viewer, f"{ATTEMPTS}?outcome__exact=failed").rows) == 1
+    assert len(get(viewer, f"{ATTEMPTS}?outcome__exact=lost").rows) == 2
+    assert len(get(viewer, ATTEMPTS).rows) == 4
     monkeypatch.setattr(changelist, "REACH", 1)
-    assert len(get(viewer, f"{ATTEMPTS}?outcome__exact=lost").rows) == 1
-    assert len(get(viewer, ATTEMPTS).rows) == 2
-    both = "status__exact=ready&queue__exact=default"
-    assert len(get(viewer, f"{TASKS}?{both}").rows) == 2
+    both = "state=waiting&queue__exact=default"
+    assert len(get(viewer, f"{TASKS}?{both}").rows) == 4
     TaskFactory.create_batch(2, state="succeeded")
-    assert len(get(viewer, f"{TASKS}?status__exact=succeeded").rows) == 1
+    assert len(get(viewer, f"{TASKS}?state=succeeded").rows) == 1
 
 
 def test_a_list_ends_where_its_count_ends_and_says_so(
