@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from datetime import datetime, timedelta
 from typing import Any
 
 from django import forms
-from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified
 from django.shortcuts import render
 from django.utils import timezone
@@ -26,8 +25,6 @@ from leasing.web.cache import shared
 from leasing.web.counts import CAPPED_SHARED_FOR, COUNTS_SHARED_FOR
 from leasing.web.cursors import Cursor, InvalidCursor
 from leasing.web.fingerprint import fingerprint
-from leasing.web.keyset import Record
-from leasing.web.paging import Page, page_of
 
 #: Reads the context of a page, as of the database's clock.
 Read = Callable[[datetime], dict[str, Any]]
@@ -68,17 +65,21 @@ class SharedReading:
         return self._now + timedelta(seconds=time.monotonic() - self._read_at)
 
 
-def shared_reading(request: HttpRequest, read: Read, count: Count | None = None) -> SharedReading:
+def shared_reading(
+    request: HttpRequest, read: Read, count: Count | None = None, apart: Hashable = None
+) -> SharedReading:
     """Return what the page of ``request`` shows to everybody; a poll may get what another poll of
     its address has read a moment ago.
 
     Args:
         read: brings the context, but for its counts.
         count: brings the counts. Polls share them for longer, while the rest stays the same.
+        apart: what parts the users of one address who are not shown the same.
     """
     fresh = not is_live(request)
     # What is read may hold words, with times in them.
-    address = request.get_full_path(), timezone.get_current_timezone_name(), get_language()
+    zone = timezone.get_current_timezone_name()
+    address = request.get_full_path(), zone, get_language(), apart
 
     def reading() -> SharedReading:
         read_at, now = time.monotonic(), database_now(leasing_settings.DATABASE)
@@ -98,13 +99,17 @@ def _shared_for(counts: dict[str, Any]) -> float:
 
 
 def read_list(
-    request: HttpRequest, form: forms.Form, read: Read, count: Count | None = None
+    request: HttpRequest,
+    form: forms.Form,
+    read: Read,
+    count: Count | None = None,
+    apart: Hashable = None,
 ) -> SharedReading | None:
     """``shared_reading``; None, with an error in ``form``, where it or its cursor is invalid."""
     try:
-        return shared_reading(request, read, count) if form.is_valid() else None
+        return shared_reading(request, read, count, apart) if form.is_valid() else None
     except InvalidCursor:
-        _refuse_cursor(form)
+        form.add_error("at", form.fields["at"].error_messages["invalid"])
         return None
 
 
@@ -112,28 +117,15 @@ def read_or_first(
     request: HttpRequest,
     form: forms.Form,
     read: Callable[[datetime, Cursor | None], dict[str, Any]],
+    apart: Hashable = None,
 ) -> SharedReading:
     """``shared_reading`` of the page that ``form`` asks for; of the first, with an error there,
     where it or its cursor is invalid."""
-    found = read_list(request, form, lambda now: read(now, form.cleaned_data["at"]))
+    found = read_list(request, form, lambda now: read(now, form.cleaned_data["at"]), apart=apart)
     if found is None:
         read_at, now = time.monotonic(), database_now(leasing_settings.DATABASE)
         found = SharedReading(read(now, None), "", now, read_at)
     return found
-
-
-def page_or_first(form: forms.Form, rows: QuerySet[Record]) -> Page[Record]:
-    """Return the page of ``rows`` that ``form`` asks for; the first, with an error there, where
-    it or its cursor is invalid."""
-    try:
-        return page_of(rows, form.cleaned_data["at"] if form.is_valid() else None)
-    except InvalidCursor:
-        _refuse_cursor(form)
-        return page_of(rows, None)
-
-
-def _refuse_cursor(form: forms.Form) -> None:
-    form.add_error("at", form.fields["at"].error_messages["invalid"])
 
 
 def answer(

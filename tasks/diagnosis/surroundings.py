@@ -78,13 +78,16 @@ class Surroundings:
         return worker is not None and getattr(worker, "state", "") == WorkerState.LIVE
 
 
-def look_around(tasks: Iterable[Task] = (), *, fresh: bool = True) -> Surroundings:
+def look_around(
+    tasks: Iterable[Task] = (), now: datetime | None = None, *, fresh: bool = True
+) -> Surroundings:
     """Read what ``diagnose`` needs in addition to ``tasks``: four queries, and a fifth if some of
     them were claimed often. A task that is not among them is never diagnosed as flapping. Unless
-    ``fresh``, the answer may be up to SHARED_FOR old."""
+    ``fresh``, the answer may be up to SHARED_FOR old. ``now`` is the database's clock, where it was
+    read already."""
     using = leasing_settings.DATABASE
     around = shared("surroundings", _everyone, fresh=fresh)
-    return replace(around, now=database_now(using), losses=_losses(tasks, using))
+    return replace(around, now=now or database_now(using), losses=_losses(tasks, using))
 
 
 def _everyone() -> Surroundings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from django import forms
@@ -11,8 +12,10 @@ from django.shortcuts import get_object_or_404
 
 from leasing.dashboard.forms import ForceReleaseForm
 from leasing.web.access import is_live, may, page
+from leasing.web.cursors import Cursor
 from leasing.web.masking import masked
-from leasing.web.polling import answer, page_or_first
+from leasing.web.paging import page_of
+from leasing.web.polling import answer, read_or_first
 from tasks.dashboard import listing
 from tasks.dashboard.attempt_chart import drawing_of
 from tasks.dashboard.badges import SEVERITY_BADGES, badge_of_task
@@ -56,32 +59,42 @@ def detail(
     """The page of a task, with the ``forms`` that were filled in wrongly, by their verbs."""
     sees_payload = request.user.has_perm(VIEW_PAYLOAD)
     rows = listing.tasks().with_state().defer(*(() if sees_payload else UNSEEN))
-    task = get_object_or_404(rows, pk=pk)
-    now = task.now
     form = PageFilter(request.GET)
-    rows = TaskAttempt.objects.using(task._state.db).filter(task=task)
-    attempts = page_or_first(form, rows)
-    history = timeline(task, now, attempts.rows, has_more=bool(attempts.older))
+
+    def read(now: datetime, cursor: Cursor | None) -> dict[str, Any]:
+        task = get_object_or_404(rows, pk=pk)
+        attempts = page_of(TaskAttempt.objects.using(rows.db).filter(task=task), cursor)
+        history = timeline(task, now, attempts.rows, has_more=bool(attempts.older))
+        return {
+            **_diagnosed(task, now, fresh=not is_live(request)),
+            "task": task,
+            "badge": badge_of_task(task, now),
+            "attempts": attempts,
+            "drawing": None if attempts.moved else drawing_of(task, history),
+            **{name: masked(getattr(task, name)) for name in PAYLOAD if sees_payload},
+        }
+
+    reading = read_or_first(request, form, read, apart=sees_payload)
     context = {
-        **_diagnosed(task, fresh=not is_live(request)),
         "form": form,
-        "task": task,
-        "now": now,
-        "badge": badge_of_task(task, now),
-        "attempts": attempts,
-        "drawing": None if attempts.moved else drawing_of(task, history),
         "sees_payload": sees_payload,
-        **{name: masked(getattr(task, name)) for name in PAYLOAD if sees_payload},
         "may_see_leases": request.user.has_perm("leasing.view_lease"),
-        **_verbs(request, task, forms),
+        "allowed": [name for name, each in ACTIONS.items() if may(request, each.permission)],
+        "may_revoke": may(request, REVOKE),
     }
-    return answer(request, "leasing_tasks/detail.html", context, status=status)
+    return answer(
+        request,
+        "leasing_tasks/detail.html",
+        context,
+        reading,
+        status,
+        rest=lambda: _verbs(reading.context["task"], forms, context),
+    )
 
 
-def _diagnosed(task: Task, *, fresh: bool) -> dict[str, Any]:
+def _diagnosed(task: Task, now: datetime, *, fresh: bool) -> dict[str, Any]:
     """Return the diagnosis of ``task``."""
-    around = look_around([task], fresh=fresh)
-    found = diagnose(task, around.now, around)
+    found = diagnose(task, now, look_around([task], now, fresh=fresh))
     return {
         "diagnosis": found,
         # The page of a task that waits is the only one that shows these words.
@@ -91,12 +104,14 @@ def _diagnosed(task: Task, *, fresh: bool) -> dict[str, Any]:
     }
 
 
-def _verbs(request: HttpRequest, task: Task, forms: Mapping[str, forms.Form]) -> dict[str, Any]:
+def _verbs(
+    task: Task, forms: Mapping[str, forms.Form], context: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the actions on the task, with those that the user may do."""
     fitting = [each for each in ACTIONS.values() if each.fits(task)]
-    allowed = [verb for verb in fitting if may(request, verb.permission)]
+    allowed = [verb for verb in fitting if verb.name in context["allowed"]]
     is_held = task.status == TaskStatus.RUNNING
-    may_revoke = is_held and may(request, REVOKE)
+    may_revoke = is_held and context["may_revoke"]
     return {
         "verbs": [
             (verb, forms.get(verb.name) or verb.form_for(listing.tasks(), {})) for verb in allowed

@@ -72,8 +72,8 @@ def stuck(request: HttpRequest) -> HttpResponse:
         search = listing.search_of(wanted)
         rows = page_of(listing.diagnosed(wanted), wanted["at"], search=search)
         taken = page_of(recovered.listed(wanted), wanted["at"], search=recovered.search_of(wanted))
-        around = look_around(rows.rows, fresh=not is_live(request))
-        diagnosed = [(task, diagnose(task, around.now, around)) for task in rows.rows]
+        around = look_around(rows.rows, now, fresh=not is_live(request))
+        diagnosed = [(task, diagnose(task, now, around)) for task in rows.rows]
         return {
             "filters": _filters(form, listing.FILTERS),
             "address": urlencode(asked),

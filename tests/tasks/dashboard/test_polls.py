@@ -261,11 +261,11 @@ def test_counts_may_be_a_little_old_but_not_beside_other_rows(
     assert (tabs["Failed"], tabs["Running"]) == ("2", "2")
 
 
-@pytest.mark.parametrize("url", [TASKS, LEASES, f"{LEASES}{{lease}}/"])
+@pytest.mark.parametrize("url", [TASKS, LEASES, f"{LEASES}{{lease}}/", f"{TASKS}{{task}}/"])
 def test_of_two_polls_of_the_same_address_one_reads_nothing(
     viewer: Client, shared: DatabaseClock, url: str
 ) -> None:
-    page = Open(viewer, url.format(lease=LeaseFactory().pk))
+    page = Open(viewer, url.format(lease=LeaseFactory().pk, task=TaskFactory().pk))
     with queries() as sent:
         assert not page.hears()
     assert not [sql for sql in sent() if 'FROM "leasing' in sql]
@@ -278,6 +278,15 @@ def test_users_share_what_all_may_see_and_nothing_else(
     everything = signed_in("leasing_tasks.view_task", "leasing_tasks.view_worker", name="olga")
     assert "dora" in poll(everything, "/ops/").content.decode()
     assert "dora" not in poll(viewer, "/ops/").content.decode()
+
+
+def test_the_payload_of_a_task_is_shared_by_those_alone_who_may_see_it(
+    viewer: Client, shared: DatabaseClock
+) -> None:
+    url = f"{TASKS}{TaskFactory(data={'cargo': 'treasure'}).pk}/"
+    seeing = signed_in("leasing_tasks.view_task", "leasing_tasks.view_payload", name="olga")
+    for client, is_shown in ((seeing, True), (viewer, False), (seeing, True)):
+        assert ("treasure" in poll(client, url).content.decode()) is is_shown
 
 
 def test_who_opens_the_page_sees_it_as_it_is(viewer: Client, shared: DatabaseClock) -> None:
