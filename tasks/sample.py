@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from leasing.runtime.clock import clock
+from tasks import registry
 from tasks.exceptions import GiveUp
 from tasks.registry import handler
 
@@ -30,3 +31,8 @@ def sleep(ctx: Context, sleep_duration_seconds: float) -> dict[str, Any]:
         ctx.ensure()
         time.sleep(min(1.0, left))
     return {"slept_seconds": sleep_duration_seconds}
+
+
+def own_handlers() -> list[str]:
+    """The names of the project's own handlers: of all but this one, and without aliases."""
+    return sorted({registry.find(name).name for name in registry.names()} - {SLEEP})

@@ -8,9 +8,8 @@ from django.apps import apps
 
 from leasing.db.routing import OWN_APPS
 from leasing.humanize import plural
-from tasks import registry
 from tasks.registry import Kind
-from tasks.sample import SLEEP
+from tasks.sample import own_handlers
 from tasks.scheduling import declarations
 from tasks.worker.process import Until, WorkerProcess
 
@@ -35,21 +34,16 @@ def facts(worker: WorkerProcess) -> dict[str, str]:
     return {
         "queues": ", ".join(worker.queues),
         "slots": ", ".join(plural(executors[kind].slots, *SLOTS[kind]) for kind in SLOTS),
-        "handlers": _named(handlers()),
+        "handlers": _named(own_handlers()),
         "schedules": _named([each.name for each in declarations.declared()]),
         **ends,
         "stop": f"{STOP}: running tasks have {worker.stop_timeout:g} s, none after a second signal",
     }
 
 
-def handlers() -> list[str]:
-    """Return the names of the project's own handlers, without the sample that is always there."""
-    return [name for name in registry.names() if name != SLEEP]
-
-
 def no_handler_reason() -> str:
     """Return a sentence with the places in which no handler was found; empty if any was."""
-    if handlers():
+    if own_handlers():
         return ""
     searched = [
         f"{app.name}.tasks"

@@ -40,7 +40,6 @@ from leasing.runtime.callbacks import apart
 from leasing.runtime.clock import clock
 from leasing.runtime.services import Service
 from leasing.validation.names import default_holder
-from tasks import registry
 from tasks.conf import task_settings
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
@@ -56,6 +55,7 @@ from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
 from tasks.runtime.connection import handlers_limited, lasting_connection
 from tasks.runtime.service_threads import PATIENCE, ServiceThreads
+from tasks.sample import own_handlers
 from tasks.worker.executors import EMPTY_FOR, ClaimRequest, ExecutorPool
 from tasks.worker.hand_back import give_back, give_back_all, give_up
 from tasks.worker.registration import Presence
@@ -161,7 +161,7 @@ class WorkerProcess:
     def _work(self, registration: Presence) -> None:
         self._start_threads(registration)
         log.worker_started(
-            worker=self.name, queues=", ".join(self.queues), handlers=len(registry.names())
+            worker=self.name, queues=", ".join(self.queues), handlers=len(own_handlers())
         )
         try:
             self._serve()

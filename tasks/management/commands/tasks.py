@@ -39,7 +39,7 @@ from tasks.management.choosing import (
     start_of,
 )
 from tasks.management.telling import columns_of, columns_of_attempt, facts_of, facts_of_attempt
-from tasks.models import Task
+from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
 
 #: The actions that go by another name here.
@@ -124,6 +124,8 @@ class Command(SubcommandsCommand):
         self.stdout.write(f"{plain(diagnosis.next)} ({diagnosis.code}, {diagnosis.severity})")
         facts = {name: shown(value) for name, value in facts_of(task).items()}
         facts["task_data"] = json.dumps(masked(task.task_data))
+        if task.status == TaskStatus.SUCCEEDED:
+            facts["task_output"] = json.dumps(masked(task.task_output))
         self.stdout.write(as_table([(name, value) for name, value in facts.items() if value]))
         if attempts:
             self.stdout.write("")

@@ -23,6 +23,7 @@ from tasks.management import greeting
 from tasks.management.commands import run_generator, run_recovery, run_worker
 from tasks.models import GeneratorDesiredState
 from tasks.runtime.service_threads import ServiceThreads
+from tasks.sample import own_handlers
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.support import Handlers
@@ -150,7 +151,7 @@ def test_a_worker_introduces_itself_unless_it_is_to_be_quiet(
 def test_a_worker_that_found_no_handler_warns(
     handlers: Handlers, caplog: pytest.LogCaptureFixture, verbosity: str
 ) -> None:
-    for name in greeting.handlers():
+    for name in own_handlers():
         del handlers[name]
 
     call_command("run_worker", "--verbosity", verbosity)

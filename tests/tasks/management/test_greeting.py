@@ -9,6 +9,7 @@ import pytest
 from pytest_django import Settings
 
 from tasks.management import greeting
+from tasks.sample import own_handlers
 from tasks.scheduling import declarations
 from tasks.scheduling.declarations import schedule
 from tasks.worker.process import Until, WorkerProcess
@@ -18,7 +19,7 @@ from tests.tasks.support import Handlers
 @pytest.fixture
 def nothing_found(handlers: Handlers) -> None:
     """Only the sample that comes with the queue is registered."""
-    for name in greeting.handlers():
+    for name in own_handlers():
         del handlers[name]
 
 

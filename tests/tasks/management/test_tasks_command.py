@@ -110,6 +110,17 @@ def test_it_explains_a_task_and_tells_its_attempts() -> None:
 
 
 @pytest.mark.once
+def test_it_shows_the_result_of_a_task_that_succeeded() -> None:
+    task = TaskFactory(state="running", holder="ann")
+    assert "task_output" not in tasks("show", task.pk)
+
+    Task.objects.complete(task, {"pages": 5, "api_key": "hunter2"})
+
+    (line,) = (each for each in tasks("show", task.pk).splitlines() if "task_output" in each)
+    assert '"pages": 5' in line and "hunter2" not in line
+
+
+@pytest.mark.once
 def test_it_explains_a_task_as_json() -> None:
     task = TaskFactory(state="retrying", holder="ann")
 
