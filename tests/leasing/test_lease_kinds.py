@@ -61,7 +61,7 @@ def test_of_two_apps_of_a_project_the_first_installed_has_the_short_name(
 
 @pytest.mark.django_db
 def test_no_row_has_two_ids() -> None:
-    task = Task.objects.enqueue("sample.sleep")
+    task = Task.objects.enqueue("sample.sleep", {"sleep_duration_seconds": 1})
 
     assert find_row(f"task:{task.pk}") == task
     with pytest.raises(Http404):

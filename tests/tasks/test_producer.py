@@ -150,7 +150,7 @@ def test_a_coroutine_function_stays_one() -> None:
 def bare(ctx: Any) -> None: ...
 
 
-@handler(queue="mail")
+@handler(max_attempts=3)
 def nameless(ctx: Any) -> None: ...
 
 
@@ -159,7 +159,7 @@ def test_a_handler_without_a_name_has_the_dotted_path_of_its_function() -> None:
     for function, name in ((bare, "bare"), (nameless, "nameless")):
         registered = registry.find(function)
         assert registered.name == f"{__name__}.{name}"
-    assert registry.find(nameless).queue == "mail"
+    assert registry.find(nameless).max_attempts == 3
 
 
 @pytest.mark.parametrize("decorate", [handler, handler()])

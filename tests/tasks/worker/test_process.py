@@ -488,7 +488,7 @@ def test_a_workers_threads_leave_no_renewals_behind() -> None:
 def test_a_worker_that_ends_leaves_alone_what_others_in_its_process_hold() -> None:
     TaskFactory(name="jobs.echo", data={})
 
-    with Lease.objects.hold("crane:1", ttl=2) as outer:
+    with Lease.objects.hold("crane:1", ttl=6) as outer:
         call_command("run_worker", once=True)
         assert states() == ["succeeded"]
         assert keeper.holds == [outer._held]

@@ -134,7 +134,7 @@ def test_a_loop_that_ends_goes_on_with_what_it_had(how: str, handlers: Handlers)
     [
         ("recovery", (recovery, "_sweep")),
         ("housekeeping", (housekeeping, "_once")),
-        ("recovery", (WorkerQuerySet, "register")),
+        ("recovery", (WorkerQuerySet, "seen")),
         ("scheduler", (scheduler, "_look")),
         ("watcher", (process.WorkerProcess, "tend")),
         ("task-results", (process.WorkerProcess, "_stored")),
