@@ -11,6 +11,7 @@ from tasks.models import Task
 from tests.factories import TaskFactory
 from tests.leasing.locks import someone_waits
 from tests.processes import wait_for
+from tests.tasks.support import take_over
 from tests.tasks.workers import PATIENCE, states
 
 pytestmark = [
@@ -38,6 +39,24 @@ def test_results_lock_their_rows_in_the_order_of_their_keys_before_they_write() 
     storing.join(PATIENCE)
 
     assert states() == ["succeeded"] * 2
+
+
+def test_no_result_waits_for_whoever_has_taken_the_task_of_another_result() -> None:
+    TaskFactory.create_batch(2)
+    late, good = Task.objects.take("ann", limit=2)
+    take_over(late.task)
+
+    def complete() -> None:
+        Task.objects.complete_claimed([(late, 1), (good, 2)])
+        connections.close_all()
+
+    storing = threading.Thread(target=complete)
+    with transaction.atomic():
+        Task.objects.select_for_update().get(pk=late.id)
+        storing.start()
+        wait_for(someone_waits)
+        assert states() == ["running", "succeeded"]
+    storing.join(PATIENCE)
 
 
 def test_a_claim_passes_over_what_is_locked() -> None:
