@@ -129,7 +129,7 @@ def _granting(
 ) -> Granting | None:
     """The statement that grants what is chosen of ``free``, with ``grant_id``; and what reads its
     answer. ``alone``: it is one row at most."""
-    target = rows._everything().available()
+    target = rows._everything()  # what is chosen is locked, and was available when it was
     if counted:
         count: Any = RawSQL("SELECT count(*) FROM chosen", [], output_field=NUMBER)
         target = target.filter(Exact(count, Marker("count", NUMBER)))

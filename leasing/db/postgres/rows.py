@@ -80,12 +80,10 @@ def serves(using: str) -> bool:
 
 @cache
 def suits(model: type[models.Model]) -> bool:
-    """Return True if the rows of ``model`` are in one table, with a key of one column."""
+    """Return True if the rows of ``model`` are in one table."""
     concrete: Any = model._meta.concrete_model
     fields = concrete._meta
-    return len(fields.local_concrete_fields) == len(fields.concrete_fields) and bool(
-        fields.pk.column
-    )
+    return len(fields.local_concrete_fields) == len(fields.concrete_fields)
 
 
 @cache

@@ -313,18 +313,10 @@ def _claiming(
 
 
 def _granting(rows: TaskRows) -> str:
-    is_free = rows._everything().available().filter(concurrency_key="").query
-    target = rows._everything().filter(_beside_indexes(rows, is_free))
+    # What is chosen is locked, and was ready when it was: that need not be asked again. It would
+    # have PostgreSQL take the index of ready tasks for that of the chosen, and read all of them.
     granting = {
         **rows.granting(Terms(_HOLDER, _TTL)),
         "grant_id": RawSQL("gen_random_uuid()", []),
     }
-    return update_of(target, _OF_CHOSEN.format(table=table_of(rows)), granting)
-
-
-def _beside_indexes(rows: TaskRows, query: Any) -> RawSQL:
-    """Return the condition of ``query`` on a row, in a form by which PostgreSQL enters no index: it
-    would take the one of ready tasks for that of the chosen, and read all of them, or the entries
-    that are left there."""
-    text, params = query.where.as_sql(query.get_compiler(rows.db), connections[rows.db])
-    return RawSQL(f"CASE WHEN {text} THEN true ELSE false END", params, BooleanField())
+    return update_of(rows._everything(), _OF_CHOSEN.format(table=table_of(rows)), granting)

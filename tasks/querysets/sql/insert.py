@@ -249,7 +249,7 @@ def _literals(model: type[Task], using: str) -> dict[str, str]:
     blank = model()
     literals = {}
     for field in model._meta.concrete_fields:
-        if field.primary_key or field.has_db_default():
+        if field.has_db_default():
             continue
         value = field.get_db_prep_save(field.pre_save(blank, add=True), connection)
         if value is not None:
