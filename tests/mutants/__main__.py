@@ -4,8 +4,8 @@
 
 A mutant is tried on SQLite, in the portable form, and when nobody notices it there on PostgreSQL,
 in the form of one statement; what only PostgreSQL runs, there alone. The two databases work side
-by side. With ``--minutes`` as many are tried as fit, in an order drawn by ``--seed``. Exits with 1
-when one survives that ``explained`` does not name, or the tests fail on the code as it is.
+by side, in a full round two servers of each. With ``--minutes`` as many are tried as fit,
+in an order drawn by ``--seed``. Exits with 1 when one survives that ``explained`` does not name.
 ``--keep`` writes what noticed which into the table.
 """
 
@@ -45,7 +45,9 @@ class Database:
     def __init__(self, name: str) -> None:
         ours, theirs = socket.socketpair()
         command = [*BOUND, sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.server"]
-        options = ["-p", "no:xdist", "-p", "no:cacheprovider", "--db", name, *TESTS]
+        # What SQLite was asked already, and is the same on PostgreSQL, is not asked again.
+        once = "also" if name == "sqlite" else "not"
+        options = ["-p", "no:xdist", "-p", "no:cacheprovider", "--db", name, "--once", once, *TESTS]
         with theirs:
             self._process = subprocess.Popen(
                 [*command, *options],
@@ -90,9 +92,12 @@ class Database:
 class Round:
     """Deals the mutants out to both databases, and keeps what came of each."""
 
-    def __init__(self, mutants: Sequence[Mutant], killers: Killers, ends_at: float) -> None:
+    def __init__(
+        self, mutants: Sequence[Mutant], killers: Killers, ends_at: float, *, keep: bool
+    ) -> None:
         self.outcomes: dict[Mutant, str] = {}
         self._killers = killers
+        self._keep = keep
         self._ends_at = ends_at
         self._knows_reach = ends_at == float("inf") and len(mutants) > REACH_PAYS_FROM
         self._lock = Lock()
@@ -135,8 +140,10 @@ class Round:
                 self._on_postgresql.append(mutant)
                 return
         self.outcomes[mutant] = f"{killer} ({database.name})" if killer else SURVIVED
-        if killer and killer.startswith("tests/"):
+        if killer:
             self._killers.add(mutant, killer)
+            if self._keep:
+                self._killers.keep(all_mutants())
         print(f"{mutant.path}:{mutant.line} {mutant.name}\n    {self.outcomes[mutant]}", flush=True)
 
 
@@ -151,11 +158,13 @@ def main(args: Sequence[str]) -> int:
     random.Random(asked.seed).shuffle(mutants)
 
     began = time.monotonic()
-    databases = [Database("sqlite"), Database("postgresql")]
+    # A second pair takes longer to start than it saves of a short round.
+    names = ["sqlite", "postgresql"] * (1 if asked.minutes or asked.only else 2)
+    databases = [Database(name) for name in names]
     for database in databases:
         database.wait_until_ready()
     ends_at = began + asked.minutes * 60 if asked.minutes else float("inf")
-    trial = Round(mutants, killers, ends_at)
+    trial = Round(mutants, killers, ends_at, keep=asked.keep)
     threads = [Thread(target=trial.work, args=[database]) for database in databases]
     for thread in threads:
         thread.start()
@@ -164,8 +173,6 @@ def main(args: Sequence[str]) -> int:
     for database in databases:
         database.close()
 
-    if asked.keep:
-        killers.keep(all_mutants())
     counts = Counter("survived" if o == SURVIVED else "killed" for o in trial.outcomes.values())
     for mutant, outcome in trial.outcomes.items():
         if outcome == SURVIVED:

@@ -16,7 +16,7 @@ from types import CodeType
 from typing import NamedTuple
 
 from tests.mutants.making import ROOT, Mutant, code_of, functions, module_of
-from tests.mutants.running import function_of
+from tests.mutants.running import forget_statements, function_of
 
 #: What an instrumented function calls first, with its path and name.
 _CALLED = "__mutants_reached__"
@@ -41,7 +41,7 @@ class Reach:
     def tests_of(self, mutant: Mutant) -> list[str]:
         """The tests that run the function of ``mutant``, or one that names its constant."""
         if mutant.code is not None:
-            return self._of_place.get(_key(mutant.path, mutant.place), [])
+            return list(self._of_place[_key(mutant.path, mutant.place)])
         users = [_key(mutant.path, place) for place in _users(mutant.path, mutant.place)]
         return list(dict.fromkeys(test for user in users for test in self._of_place.get(user, [])))
 
@@ -62,6 +62,7 @@ class Recorder:
 
     @contextmanager
     def test(self, node_id: str) -> Iterator[None]:
+        forget_statements()  # or those that compile are reached by the first test alone
         self._reached.clear()
         began = time.monotonic()
         yield

@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,19 +21,19 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
+from django.test import TransactionTestCase
 
+from tests.emptying import empty
 from tests.mutants import making, reach, shelf
 from tests.mutants.running import apply
 from tests.preloaded import die_with
 
 #: The variable that names the socket.
 SOCKET = "MUTANTS_SOCKET"
-#: Seconds after which a mutant on which a test hangs counts as noticed.
-PATIENCE = 45.0
-#: What a child writes for a test that passes.
-PASSED = b"."
-#: What such a mutant was noticed by.
-HANG = "a test that hangs"
+#: Seconds after which a test hangs. One that only takes long, on a loaded machine, gets them twice.
+PATIENCE = 30.0
+#: What a child writes: that it begins a test, and how they ended.
+BEGUN, PASSED, FAILED = b".", b"+", b"-"
 #: Fixtures of tests that start processes, which would run the code as it is.
 OUTSIDE = {"spawn", "spawn_cold", "redis_broker", "rabbitmq_broker", "live_server"}
 
@@ -41,9 +42,9 @@ class Server:
     """The loop that stands in for pytest's own."""
 
     def __init__(self) -> None:
-        self._killer: str | None = None
+        self._has_failed = False
         #: Tests that pass in a child, on the code as it is.
-        self._trusted: set[str] = set()
+        self._trusted: set[pytest.Item] = set()
         #: The tests that reach each function, where a full round has asked for that.
         self._reach: reach.Reach | None = None
 
@@ -63,8 +64,7 @@ class Server:
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and self._killer is None:
-            self._killer = report.nodeid
+        self._has_failed |= report.failed
 
     def _measure_reach(self, places: list[str]) -> None:
         """Run all tests of ``places`` once, in a child, and note which functions they run."""
@@ -75,7 +75,7 @@ class Server:
                 try:
                     recorder = reach.Recorder(shelf.PATHS)
                     near = _nearest_first(self._items, places)
-                    for item, following in zip(near, [*near[1:], None], strict=True):
+                    for item, following in zip(near, [*near[1:], None], strict=False):
                         with recorder.test(item.nodeid):
                             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
                     reach.dump(recorder.tests, Path(file.name))
@@ -87,49 +87,63 @@ class Server:
 
     def _killer_on(self, mutant: str, likely: list[str], nearest: list[str]) -> str | None:
         """Return the first test that fails on the mutant of that name, and not without it."""
-        if self._reach is not None:
-            reaching = self._reach.tests_of(self._mutants[mutant])
-            nearest = [*(test for test in likely if test in set(reaching)), *reaching]
-        else:
-            nearest = [*likely, *nearest]
-        while True:
-            killer = self._try(mutant, nearest)
-            if killer == HANG:
-                return killer
-            if killer is None or killer in self._trusted or self._try(None, [killer]) is None:
-                self._trusted.add(killer or "")
-                return killer
-            self._items = [item for item in self._items if item.nodeid != killer]
+        reaching = self._reach.tests_of(self._mutants[mutant]) if self._reach else []
+        reaching.sort(key=lambda test: not test.startswith(nearest[0]))
+        # Who reaches a constant is not known of all.
+        items = _nearest_first(self._items, [*likely, *(reaching or nearest)])
+        while (killer := self._try(mutant, items)) is not None:
+            if self._fails_as_it_is(killer):
+                print(f"fails without a mutant: {killer.nodeid}", file=sys.stderr)
+                self._items.remove(killer)
+            # It fails alone too, and twice: on a loaded machine others fail once.
+            elif [killer.nodeid] == likely[:1] or self._try(mutant, [killer]) is not None:
+                return killer.nodeid
+            items = items[items.index(killer) + 1 :]
+        return None
 
-    def _try(self, mutant: str | None, nearest: list[str]) -> str | None:
-        """Run the tests on the mutant of that name, or on the code as it is, in a child. Returns
-        the first that fails."""
+    def _fails_as_it_is(self, item: pytest.Item) -> bool:
+        if item in self._trusted:
+            return False
+        if self._try(None, [item]) is not None:
+            _restore_database()
+            if self._try(None, [item]) is not None:
+                return True
+        self._trusted.add(item)
+        return False
+
+    def _try(self, mutant: str | None, items: list[pytest.Item]) -> pytest.Item | None:
+        """Run ``items`` on the mutant of that name, or on the code as it is, in a child. Returns
+        the first that fails, hangs or ends the child."""
         readable, writable = os.pipe()
         parent, pid = os.getpid(), os.fork()
         if not pid:
             die_with(parent)
+            os.setpgid(0, 0)
             os.close(readable)
-            killer = self._killer_of(mutant, nearest, writable)
-            os.write(writable, (killer or "").encode())
-            os._exit(0)
+            try:
+                self._run(mutant, items, writable)
+            finally:
+                os._exit(0)
         os.close(writable)
-        return _killer_told(readable, pid)
+        begun, outcome = _told(readable, pid)
+        if outcome == PASSED:
+            return None
+        if outcome != FAILED:
+            _restore_database()
+        if not begun:
+            raise RuntimeError(f"{mutant} could not be applied")
+        return items[begun - 1]
 
-    def _killer_of(self, mutant: str | None, nearest: list[str], alive: int) -> str | None:
-        """As ``_try``, in the child, which writes a point for each test that passes."""
-        os.setpgid(0, 0)
-        try:
-            if mutant is not None:
-                apply(self._mutants[mutant])
-            near = _nearest_first(self._items, nearest)
-            for item, following in zip(near, [*near[1:], None], strict=True):
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-                if self._killer is not None:
-                    break
-                os.write(alive, PASSED)
-        except BaseException as error:  # pytest's own way to end a run
-            return self._killer or f"it ends the run: {error!r}"
-        return self._killer
+    def _run(self, mutant: str | None, items: list[pytest.Item], told: int) -> None:
+        """Run ``items`` in the child, until one fails."""
+        if mutant is not None:
+            apply(self._mutants[mutant])
+        for item, following in zip(items, [*items[1:], None], strict=False):
+            os.write(told, BEGUN)
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self._has_failed:
+                break
+        os.write(told, FAILED if self._has_failed else PASSED)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -167,27 +181,42 @@ def _nearest_first(items: list[pytest.Item], nearest: list[str]) -> list[pytest.
     return list(near)
 
 
-def _killer_told(readable: int, pid: int) -> str | None:
-    """Return the child's report. A child that hangs is killed, and whatever it started in any
-    case."""
+def _told(readable: int, pid: int) -> tuple[int, bytes]:
+    """Return how many tests the child has begun, and how they ended; nothing, where it hangs or
+    has ended itself. It is killed then, and whatever it started in any case."""
     told = b""
-    while True:
-        ready, _, _ = select.select([readable], [], [], PATIENCE)
-        if not ready:
-            told = HANG.encode()
-            break
-        read = os.read(readable, 4096)
-        if not read:
-            break
+    while select.select([readable], [], [], PATIENCE)[0] and (read := os.read(readable, 4096)):
         told += read
     os.close(readable)
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    killer = told.lstrip(PASSED).decode()
-    if not killer and os.WIFSIGNALED(status):
-        killer = f"a crash by signal {os.WTERMSIG(status)}"
-    return killer or None
+    os.waitpid(pid, 0)
+    begun = told.rstrip(PASSED + FAILED)
+    return len(begun), told[len(begun) :]
+
+
+def _restore_database() -> None:
+    """Empty it, in a child, of what a test has left that did not come to its end, and end what is
+    still at work there."""
+    pid = os.fork()
+    if not pid:
+        try:
+            _end_others()
+            empty(TransactionTestCase())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _end_others() -> None:
+    from django.db import connection
+
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
 
 
 def _questions(connection: socket.socket) -> Iterator[dict[str, Any]]:
