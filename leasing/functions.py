@@ -87,7 +87,7 @@ class DbMicroseconds(Func):
 
 def next_token() -> Combinable:
     """The fencing token that follows the row's own: greater by one at least, and never less
-    than the clock in microseconds, so that tokens also rise when a pruned row is made anew."""
+    than the clock in microseconds, so that tokens also rise when a pruned row is created again."""
     return Greatest(F("fencing_token") + 1, DbMicroseconds())
 
 

@@ -42,7 +42,7 @@ class Notifier:
     def notify(self, resource: str) -> None:
         """Wake the caller that has waited longest."""
         if not self._waiters:
-            return  # nobody waits yet: as if whoever is just coming came after
+            return  # nobody waits yet: a caller that comes now comes after it
         with self._lock:
             waiting = self._waiters.get(resource)
             if waiting:

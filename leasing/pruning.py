@@ -78,7 +78,7 @@ def _token_then(age: timedelta) -> Any:
 
 def _delete(rows: models.QuerySet[Any], batch: int) -> int:
     def delete(keys: list[Any]) -> int:
-        # Judged anew: where there are no row locks, it may have been taken meanwhile.
+        # Judged again: where there are no row locks, it may have been taken meanwhile.
         _, counts = rows.filter(pk__in=keys).delete()
         return counts.get(rows.model._meta.label, 0)
 

@@ -1,7 +1,7 @@
 """Faults for a visitor of the demo to cause: kill a worker, or hold one up for a while.
 
 Only in the demo, which says in the environment of its processes that it is one: elsewhere a
-worker may have the parent of its web process too, and is in earnest. Of all the rows that call
+worker may have the parent of its web process too, and is no demo. Of all the rows that call
 themselves workers of this machine, those can be hit whose parent is the parent of this process.
 """
 

@@ -1,6 +1,6 @@
 """Settings of the demo site. The environment, or a file .env, decides; see .env.example.
 
-Without either the site is a private one: SQLite beside manage.py, answering to this machine
+Without either the site is a private one: SQLite next to manage.py, answering to this machine
 only, with a secret key of its own making.
 """
 
@@ -72,7 +72,7 @@ INSTALLED_APPS = [
     "project",  # the demo's own command
 ]
 MIDDLEWARE = [
-    # A list of 50 rows becomes a tenth. Tokens against forgery are masked anew in each answer, and
+    # A list of 50 rows becomes a tenth. Tokens against forgery are masked again in each answer, and
     # the middleware adds random bytes: the length tells nothing of them.
     "django.middleware.gzip.GZipMiddleware",
     "django.middleware.security.SecurityMiddleware",

@@ -40,7 +40,7 @@ def _backends() -> list[DatabaseBackend]:
         try:
             backend = task_backends[alias]
         except InvalidTaskBackend:
-            continue  # Django says so itself, to whoever uses it
+            continue  # Django reports that itself, when it is used
         if isinstance(backend, DatabaseBackend):
             backends.append(backend)
     return backends

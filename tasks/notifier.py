@@ -45,7 +45,7 @@ WAITED_FOR = 60.0
 
 #: Hears a message: "queue default", "task 17" for one that was asked to cancel, or "wait
 #: /api/tasks/17" for one whose end is waited for.
-Hear = Callable[[str], object]
+OnMessage = Callable[[str], object]
 
 
 class NotifyLimiter:
@@ -58,10 +58,10 @@ class NotifyLimiter:
         """Forget all, in a forked child: the listeners are the parent's."""
         self._lock = threading.Lock()
         self._notified_at: dict[tuple[str, str], float] = {}
-        self._here: list[Hear] = []
+        self._here: list[OnMessage] = []
 
     @contextmanager
-    def heard_by(self, hear: Hear) -> Iterator[None]:
+    def heard_by(self, hear: OnMessage) -> Iterator[None]:
         """In this block, call ``hear`` with each notification from this process."""
         with self._lock:
             self._here.append(hear)
@@ -220,7 +220,7 @@ def _send(using: str, channel: str, message: str) -> None:
 class Listener:
     """Listens on a connection of its own, which it opens again when it broke."""
 
-    def __init__(self, using: str, hear: Hear, ended: threading.Event) -> None:
+    def __init__(self, using: str, hear: OnMessage, ended: threading.Event) -> None:
         self.using = using
         self._hear = hear
         self._ended = ended

@@ -1,4 +1,4 @@
-"""Databases beside the tests' own, for modules that need them: a replica, and a second one.
+"""Databases other than the tests' own, for modules that need them: a replica, and a second one.
 
 They are made before the first test that asks for them and dropped after the module's last. A test
 names them: ``@pytest.mark.django_db(databases=["default", "shard"])``.

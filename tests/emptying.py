@@ -1,6 +1,6 @@
 """Empties the tables after a test that commits: a twentieth of what Django's ``flush`` costs.
 
-That truncates every table, which has PostgreSQL make each of its files anew, and then writes the
+That truncates every table, which has PostgreSQL create each of its files again, and then writes the
 same content types and permissions again.
 """
 

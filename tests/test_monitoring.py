@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
     series: dict[str, str]
     at: str
-    #: The labels of each alert beside its name and severity; None: all is quiet.
+    #: The labels of each alert apart from its name and severity; None: all is quiet.
     fires: dict[str, str] | None = None
 
 

@@ -70,7 +70,7 @@ def run(folder: Path, code: str, *args: str) -> Said:
     return Said(done.returncode, done.stdout)
 
 
-# An app ``apps.tasks`` beside the queue
+# An app ``apps.tasks`` next to the queue
 
 IN_STATEMENT_WINDOW = {
     "settings.py": SETTINGS
@@ -262,7 +262,7 @@ STEPS = """
 
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the observations of a project with an app ``apps.tasks`` beside the queue."""
+    """Return the observations of a project with an app ``apps.tasks`` next to the queue."""
     said = run(make(tmp_path_factory.mktemp("beside"), IN_STATEMENT_WINDOW), STEPS)
     found: dict[str, Any] = json.loads(said.text.splitlines()[-1])
     return found

@@ -24,7 +24,7 @@ SHOWN = 40
 
 
 def short(text: str) -> str:
-    """``text`` as a column of a list can bear it; its page has all of it."""
+    """``text``, short enough for a column of a list; its page has all of it."""
     return Truncator(text).chars(SHOWN)
 
 

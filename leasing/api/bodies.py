@@ -152,7 +152,7 @@ def _document_both(schema: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 class BothSpellings(BaseModel):
-    """An answer in snake case, and in the compatible mode beside it in the sample's camel case:
+    """An answer in snake case, and in the compatible mode in the sample's camel case too:
     its clients read now one, now the other."""
 
     model_config = ConfigDict(json_schema_extra=_document_both)

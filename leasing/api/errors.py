@@ -101,7 +101,7 @@ class LeasingAPI(NinjaAPI):
         return self.create_response(request, {"error": text}, status=status)
 
     def not_found(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """For every path that is none of ours."""
+        """Answer a path without a route."""
         return self.refuse(request, 404, "There is no such address.")
 
     def _guarded(self, view: View) -> View:
@@ -163,7 +163,7 @@ class LeasingAPI(NinjaAPI):
         return self._answer_fault(request, error)
 
     def _answer_fault(self, request: HttpRequest, error: Exception) -> HttpResponse:
-        """A fault of ours: told to the log and to Django's listeners, not to the client."""
+        """Report a server error to the log and to Django's receivers, not to the client."""
         got_request_exception.send(sender=None, request=request)
         response = self.refuse(request, 500, "Internal error. It has been logged.")
         log_response(

@@ -47,7 +47,7 @@ def zoned(moment: datetime, entry: Any) -> datetime:
 
 
 def marked(entry: Any, row: BeatEntry) -> Any:
-    """``entry`` as it is sent: the message bears the id that was claimed, and its slot."""
+    """``entry`` as it is sent: the message has the id that was claimed, and its slot."""
     sent = copy.copy(entry)
     options = dict(entry.options or {})
     options.setdefault("task_id", str(row.task_id))

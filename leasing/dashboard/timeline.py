@@ -100,7 +100,7 @@ def _tell(terms: list[Term], event: LeaseEvent) -> None:
 def _begin(terms: list[Term], event: LeaseEvent) -> None:
     is_takeover = event.kind == EventKind.TAKEN_OVER
     if terms and terms[-1].end == "held":
-        # A grant that is no takeover follows a release: else the row was made anew meanwhile.
+        # A grant that is no takeover follows a release: else the row was created again meanwhile.
         ended_at = event.previous_expired_at if is_takeover else event.at
         _end(terms[-1], ended_at or event.at, "expired" if is_takeover else "unknown")
     terms.append(

@@ -29,7 +29,7 @@ from leasing.runtime.threads import note_replaced, start_thread
 #: Seconds that an answer may take now; None: as long as it likes.
 Limit = Callable[[], float | None]
 
-#: Seconds that an answer may take once whoever waits for it was asked to stop.
+#: Seconds that an answer may take once its caller was asked to stop.
 LAST_CALL = 2.0
 #: Looks of the thread in the time of the shortest limit; the longest pause between two, in seconds.
 LOOKS, LONGEST_LOOK = 4, 5.0
@@ -152,7 +152,7 @@ if hasattr(os, "register_at_fork"):
 
 def watch_answers(connection: BaseDatabaseWrapper, limit: Limit, setting: str) -> None:
     """Cut ``connection`` off whenever an answer takes longer than ``limit``, which ``setting``
-    names to whoever reads the log. It may be open, or be opened later."""
+    names in the log. It may be open, or be opened later."""
     if connection.vendor != "postgresql":
         return  # no network is between
     connect = connection.get_new_connection

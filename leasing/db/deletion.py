@@ -1,6 +1,6 @@
 """Deleting old rows, which rows of other apps may refer to.
 
-What somebody protects stays, and keeps nothing else: neither the rows beside it in a batch, nor
+What somebody protects stays, and keeps nothing else: neither the other rows of its batch, nor
 those behind it.
 """
 

@@ -56,10 +56,10 @@ def take_write_lock(rows: models.QuerySet[Any]) -> None:
 
 def lock_names(using: str, names: Iterable[str]) -> set[str]:
     """Lock those of ``names`` that no other transaction has locked, until this one ends, and
-    return them. It waits for none: whoever has one may have been stopped in the midst of it.
+    return them. It waits for none: whoever has one may have been stopped in the middle of it.
 
     Where there are no such locks every name is returned: SQLite has one writer, and elsewhere
-    what is written must be guarded besides.
+    what is written needs a guard of its own.
     """
     names = list(names)
     connection = connections[using]

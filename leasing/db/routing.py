@@ -65,7 +65,7 @@ class RoutedQuerySet(models.QuerySet[Row]):
 
 
 class RoutedManager(models.Manager[Row]):
-    """Of a model of ours that has no queryset of its own."""
+    """For our models that have no queryset of their own."""
 
     def get_queryset(self) -> RoutedQuerySet[Row]:
         return RoutedQuerySet(self.model, using=self._db, hints=self._hints)  # type: ignore[attr-defined]
@@ -94,7 +94,7 @@ def _written_to(
 
 
 def where_ours_are(hints: Mapping[str, Any]) -> str:
-    """The database of rows that belong to another, which is among ``hints``: beside it, wherever
+    """The database of rows that belong to another, which is among ``hints``: next to it, wherever
     it was read, if it is ours too."""
     near = hints.get("instance")
     if near is not None and near._state.db and is_ours(type(near)):

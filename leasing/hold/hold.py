@@ -30,7 +30,7 @@ BUSY_TRIES, BUSY_PAUSE = 10, 0.05
 #: Returns the steps that acquire the lease, for a driver to run.
 Acquire = Callable[[], Steps[Grant]]
 #: Called with a hold when something happens to it.
-Hear = Callable[["Hold"], object]
+HoldCallback = Callable[["Hold"], object]
 
 
 class Hold:
@@ -46,8 +46,8 @@ class Hold:
         store: Store,
         acquire: Acquire | None = None,
         *,
-        on_lost: Hear | None = None,
-        on_yield: Hear | None = None,
+        on_lost: HoldCallback | None = None,
+        on_yield: HoldCallback | None = None,
         keeper: Keeper = keeper,
     ) -> None:
         self._store = store

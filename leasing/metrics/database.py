@@ -1,6 +1,6 @@
 """Read figures from the database, each of which costs it little.
 
-Each figure is read anew at most for a hundredth of the time: what took a tenth of a second to
+Reading a figure again takes at most a hundredth of the time: what took a tenth of a second to
 read is shown again for ten seconds. No statement of one runs longer than LIMIT.
 """
 

@@ -27,7 +27,7 @@ DURATIONS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5,
 #: Seconds, for what takes as long as a ttl.
 TERMS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 45, 60, 90, 120, 300, 900)
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-#: Verbs are words of ours; others may give names of their own.
+#: Verbs of this package; other code may give names of its own.
 VERBS = frozenset(
     {
         *("renew", "heartbeat", "release", "commit", "guarded_write", "finish"),
@@ -57,22 +57,22 @@ class ProcessMetrics:
         return {}
 
     @cached_property
-    def ears(self) -> Mapping[probes.Probe, probes.Ear]:
+    def receivers(self) -> Mapping[probes.Probe, probes.Receiver]:
         return {}
 
     def connect(self) -> None:
         """Count from now on."""
         for signal, count in self.counts.items():
             signal.count_by(count)
-        for probe, ear in self.ears.items():
-            probe.connect(ear)
+        for probe, receiver in self.receivers.items():
+            probe.connect(receiver)
 
     def disconnect(self) -> None:
         """Count no more."""
         for signal, count in self.counts.items():
             signal.uncount_by(count)
-        for probe, ear in self.ears.items():
-            probe.disconnect(ear)
+        for probe, receiver in self.receivers.items():
+            probe.disconnect(receiver)
 
 
 class LeaseMetrics(ProcessMetrics):
@@ -153,7 +153,7 @@ class LeaseMetrics(ProcessMetrics):
         }
 
     @cached_property
-    def ears(self) -> dict[probes.Probe, probes.Ear]:
+    def receivers(self) -> dict[probes.Probe, probes.Receiver]:
         return {
             probes.acquiring: self._asked,
             probes.renewing: self._round,

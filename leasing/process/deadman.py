@@ -44,7 +44,7 @@ def clock() -> float:
 
 
 class Deadman:
-    """Watches over one command. ``channel`` leads to whoever knows the deadline."""
+    """Watches over one command. ``channel`` leads to the process that knows the deadline."""
 
     def __init__(self, channel: socket.socket, command: list[str]) -> None:
         self._channel = channel

@@ -52,7 +52,7 @@ class BeatEntryQuerySet(RoutedQuerySet["BeatEntry"]):
         return self.model(pk=row.pk, beat=row.beat, name=row.name, **taken)
 
     def confirm(self, row: BeatEntry) -> None:
-        """Note that the message of ``row``'s slot was sent, by whomever."""
+        """Note that the message of ``row``'s slot was sent, by any beat."""
         sent = self.home().filter(pk=row.pk, task_id=row.task_id, sent_at=None)
         sent.update(sent_at=DbNow())
 

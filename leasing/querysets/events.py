@@ -108,7 +108,7 @@ class LeaseEventQuerySet(LedgerQuerySet[Any]):
         then. Returns how many."""
         over = {event.pk for event in self._over(window, before)}
         deleted = self._delete(over)
-        # The rest of a term goes after its beginning: whoever finds a beginning finds its end.
+        # The rest of a term goes after its beginning: who finds a beginning finds its end.
         # The grant tells the term; resource and key are there for the index.
         beginning = self.filter(
             resource=OuterRef("resource"),
@@ -148,7 +148,7 @@ class LeaseEventQuerySet(LedgerQuerySet[Any]):
         return unprotected(self.filter(pk__in=list(keys)))._forget()
 
     def _home(self, about: Leasable | None = None) -> Self:
-        """Every event; with ``about`` those beside that row, which is in a database with a ledger
+        """Every event; with ``about`` those of that row, which is in a database with a ledger
         of its own."""
         chosen: str | None = self._db  # type: ignore[attr-defined]
         using = self.db if about is None else chosen or database_of(about)

@@ -2,7 +2,7 @@
 
 While the database is away every service of a process fails, again and again. The log gets one line
 when that begins and one when it has ended; a failure of another kind, which says something else,
-gets its own. What is said beyond that is said to whoever wants it, as DEBUG.
+gets its own. What is said beyond that is logged as DEBUG.
 """
 
 from __future__ import annotations

@@ -18,34 +18,34 @@ from typing import Any, NamedTuple
 from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log
 
-Ear = Callable[..., object]
+Receiver = Callable[..., object]
 
 
 class Probe:
     """Calls the connected functions with a measurement. One that raises is logged; the others are
     called."""
 
-    __slots__ = ("_ears",)
+    __slots__ = ("_receivers",)
 
     def __init__(self) -> None:
-        self._ears: tuple[Ear, ...] = ()
+        self._receivers: tuple[Receiver, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self._ears)
+        return bool(self._receivers)
 
-    def connect(self, ear: Ear) -> None:
-        """Call ``ear`` from now on."""
-        if ear not in self._ears:
-            self._ears = (*self._ears, ear)
+    def connect(self, receiver: Receiver) -> None:
+        """Call ``receiver`` from now on."""
+        if receiver not in self._receivers:
+            self._receivers = (*self._receivers, receiver)
 
-    def disconnect(self, ear: Ear) -> None:
-        """Call ``ear`` no more."""
-        self._ears = tuple(each for each in self._ears if each != ear)
+    def disconnect(self, receiver: Receiver) -> None:
+        """Call ``receiver`` no more."""
+        self._receivers = tuple(each for each in self._receivers if each != receiver)
 
     def __call__(self, *measured: Any) -> None:
-        for ear in self._ears:
+        for receiver in self._receivers:
             try:
-                ear(*measured)
+                receiver(*measured)
             except Exception:
                 log.metrics_failed(exc_info=True)
 

@@ -20,7 +20,7 @@ VIEW = "leasing.view_lease"
 
 @page(VIEW)
 def lease_list(request: HttpRequest) -> HttpResponse:
-    """Leases by state: the named ones, and beside them those of every other leasable model."""
+    """Leases by state: the named ones, then those of every other leasable model."""
     form = LeaseFilter(request.GET)
 
     def read(now: datetime) -> dict[str, Any]:

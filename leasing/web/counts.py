@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 COUNT_CAP = 10_000
 #: Among how many rows of a list its search counts.
 SEARCH_CAP = 1_000
-#: Seconds that polls share the counts beside a page of rows that stays the same: longer where some
+#: Seconds that polls share the counts of a page whose rows stay the same: longer where some
 #: of them stopped at their cap, which take longest to count and show no change.
 COUNTS_SHARED_FOR, CAPPED_SHARED_FOR = 15.0, 60.0
 

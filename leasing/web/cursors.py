@@ -40,7 +40,7 @@ NEWEST_FIRST = Order()
 
 
 class InvalidCursor(ValueError):
-    """The cursor is not one of ours, or of a list in another order."""
+    """The cursor was not made here, or is of a list in another order."""
 
 
 @dataclass(frozen=True)

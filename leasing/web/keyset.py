@@ -1,4 +1,4 @@
-"""Keysets: the conditions by which a page is found from a row beside it, without OFFSET."""
+"""Keysets: the conditions by which a page is found from the row next to it, without OFFSET."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Values that are nobody's business are not shown: those under keys that look like secrets, those
-that stand beside such a name, and passwords in addresses."""
+that follow such a name, and passwords in addresses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _HEADER = re.compile(r"^([A-Za-z][\w.-]*)([ \t]*:[ \t]*)(?!//)\S.*$", re.MULTILI
 
 def masked(value: Any, depth: int = 0) -> Any:
     """``value`` (JSON) with secrets replaced, however deep: what stands under a secret-looking
-    key, beside such a name (``["Authorization", "..."]``, ``{"name": "...", "value": "..."}``,
+    key, after such a name (``["Authorization", "..."]``, ``{"name": "...", "value": "..."}``,
     ``"Authorization: ..."``), or as the password in an address."""
     if depth > DEEPEST:
         return MASK

@@ -73,7 +73,7 @@ class Track:
     #: None: it lasts.
     end: datetime | None
     note: str = ""
-    #: Stands beside the title, where it is not said elsewhere.
+    #: Stands next to the title, where it is not said elsewhere.
     aside: str = ""
     spans: Sequence[Span] = ()
     marks: Sequence[Mark] = ()

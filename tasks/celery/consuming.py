@@ -62,7 +62,7 @@ def _claim(key: int, queue: str, holder: str) -> ClaimedTask | None:
         try:
             claimed = Task.objects.take_one(key, holder, queue=queue)
             if claimed is None and Task.objects.unpublish([key]):
-                # It cannot be run now: the relay decides anew when it is published.
+                # It cannot be run now: the relay decides again when it is published.
                 log.task_unclaimed(task_id=key, queue=queue, reason="not ready")
             return claimed
         except UnknownQueue as error:

@@ -60,7 +60,7 @@ class DatabaseTask(AnyTask):
     process: bool = False
 
 
-#: Keywords of ``tasks.handler`` that a task of this backend takes besides Django's own.
+#: Keywords of ``tasks.handler`` that a task of this backend takes in addition to Django's own.
 KEYWORDS = {field.name for field in fields(DatabaseTask)} - {field.name for field in fields(Task)}
 
 

@@ -159,7 +159,7 @@ class Completer:
         if self._writer is None:
             self._state = WriterState.IDLE
             writer = threading.Thread(target=self._work, name="task-results", daemon=True)
-            # It waits for the lock of whoever calls this. Where there can be no thread more there
+            # It waits for the caller's lock. Where there can be no thread more there
             # is none: the next call tries again.
             with contextlib.suppress(RuntimeError):
                 writer.start()

@@ -24,7 +24,7 @@ from tasks.querysets import TaskQuerySet, check_queue
 STATES = ("ready", "scheduled", "running", "stuck", "succeeded", "failed", "cancelled")
 #: The past tense of each verb.
 DONE = {"retry": "retried", "cancel": "cancelled", "discard": "discarded", "move": "moved"}
-#: Options that select tasks besides their ids.
+#: Options that select tasks other than by id.
 FILTERS = ("state", "stuck", "queue", "name")
 
 

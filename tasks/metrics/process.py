@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from leasing.metrics import process as lease_metrics
 from leasing.metrics.process import TERMS, Details, ProcessMetrics
-from leasing.runtime.probes import Ear, Probe
+from leasing.runtime.probes import Probe, Receiver
 from leasing.signals import Count, Logged
 from tasks import registry, signals
 from tasks.maintenance import recovery
@@ -90,7 +90,7 @@ class TaskMetrics(ProcessMetrics):
         }
 
     @cached_property
-    def ears(self) -> dict[Probe, Ear]:
+    def receivers(self) -> dict[Probe, Receiver]:
         return {probes.running: self._ran}
 
     def _enqueued(self, rows: Sequence[Any], details: Details) -> None:

@@ -10,7 +10,7 @@ from tasks.querysets import QueueQuerySet
 
 
 class Queue(models.Model):
-    """The state of a queue besides its tasks: paused or not. Without a row it is not paused."""
+    """The state of a queue apart from its tasks: paused or not. Without a row it is not paused."""
 
     name = models.CharField(max_length=200, primary_key=True)
     #: No task of it is claimed while this is set.

@@ -27,7 +27,7 @@ class AttemptTrace(HoldTrace, Protocol):
     """Follows one attempt, from the call of its handler on."""
 
     def over(self, outcome: Outcome) -> object:
-        """The attempt has ended so; for whoever ends it from outside."""
+        """The attempt has ended so; for code that ends it from outside."""
 
     def leave(self, outcome: Outcome) -> object:
         """``over``, on the thread or coroutine on which it began."""

@@ -116,7 +116,7 @@ def _tabs(wanted: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _filters(form: TaskSearch, kept: Sequence[str]) -> list[dict[str, str]]:
-    """Return the filters of the list besides its state: a label, the value, and the address without
+    """Return the filters of the list but its state: a label, the value, and the address without
     it, which keeps the others of ``kept``."""
     asked = asked_for(form.data, kept)
     labels = {name: form.fields[name].label or name.capitalize() for name in listing.FILTERS}

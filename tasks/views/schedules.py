@@ -65,7 +65,7 @@ def resume(request: HttpRequest, pk: int) -> HttpResponse:
 
 @verb(CHANGE)
 def run_now(request: HttpRequest, pk: int) -> HttpResponse:
-    """Enqueue its task once, beside the plan."""
+    """Enqueue its task once, outside of the plan."""
     try:
         with _recorded(request, "run", pk) as act:
             act.changed = _one(pk).run_now(by=user_name(request))

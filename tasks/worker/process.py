@@ -275,7 +275,7 @@ class WorkerProcess:
         overdue = self.executors.overdue()
         if overdue:
             give_back(overdue, WAITED)
-            # They are to be claimed anew, also by the last look of a worker that is to end.
+            # They are to be claimed again, also by the last look of a worker that is to end.
             self._closing = False
             if self._tasks_left is not None:
                 self._tasks_left += len(overdue)

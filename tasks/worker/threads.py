@@ -203,7 +203,7 @@ class Executor:
     def _goes_on(self, execution: Execution, waiting: set[int]) -> bool:
         if execution.carrier is not None:
             return execution.goes_on()
-        # Neither waits nor has begun: whoever took it to begin has ended.
+        # Neither waits nor has begun: the thread that took it has ended.
         is_fresh = clock() - execution.claimed.sent_at < FORGOTTEN_AFTER
         return is_fresh or id(execution) in waiting
 

@@ -58,13 +58,13 @@ class Databases:
         migrate(self.named(TEMPLATE))
 
     def fresh(self, name: str) -> str:
-        """Make ``name`` anew, with empty tables; returns its address."""
+        """Make ``name`` again, with empty tables; returns its address."""
         self.drop(name)
         self._create(name, TEMPLATE)
         return self.named(name)
 
     def drop(self, name: str) -> None:
-        """Remove ``name``, whoever is connected to it."""
+        """Remove ``name``, even if somebody is connected to it."""
         self._do(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def settle(self) -> None:

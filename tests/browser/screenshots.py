@@ -1,6 +1,6 @@
 """The pictures of docs/dashboard.md, taken from a demo that runs: ``make screenshots``.
 
-DATABASE_URL is heeded; without it the demo gets an SQLite file of its own. CHROMIUM names the
+Without DATABASE_URL the demo gets an SQLite file of its own. CHROMIUM names the
 browser, where Playwright has brought none.
 """
 

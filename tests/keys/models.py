@@ -13,7 +13,7 @@ from django.db import connections, models
 from leasing.models import Leasable
 from leasing.querysets.leasable import LeasableQuerySet
 
-#: A schema beside the one that PostgreSQL looks into first.
+#: A schema other than the one that PostgreSQL looks into first.
 ELSEWHERE = "elsewhere"
 
 

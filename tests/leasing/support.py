@@ -39,7 +39,7 @@ def expire(lease: Leasable) -> None:
 
 
 def usurp(lease: Leasable, holder: str = "thief") -> None:
-    """Grant the row of ``lease`` to ``holder``, whoever holds it."""
+    """Grant the row of ``lease`` to ``holder``, even if it is held."""
     rows = type(lease)._default_manager.filter(pk=lease.pk)
     rows.update(grant_id=uuid.uuid4(), **rows.granting(Terms.check(holder=holder, ttl=60)))
 

@@ -1,4 +1,4 @@
-"""A loss is told, once, to whoever should know (C3)."""
+"""A loss is reported once, to each who should know (C3)."""
 
 from __future__ import annotations
 

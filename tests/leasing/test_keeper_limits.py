@@ -124,7 +124,7 @@ def test_a_hold_outlives_a_connection_whose_answers_never_come(
     proxy.close()
 
 
-# A short hold beside a long one
+# A short hold next to a long one
 
 
 def test_each_hold_has_the_limit_of_its_own_interval(

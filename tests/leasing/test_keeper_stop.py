@@ -64,7 +64,7 @@ def test_a_keeper_that_was_stopped_starts_again_with_the_next_hold(store: FakeSt
 def test_a_thread_that_outlasts_the_stop_ends_when_it_can(
     store: FakeStore, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It must not go on beside the threads of the next start."""
+    """It must not go on along with the threads of the next start."""
     monkeypatch.setattr("leasing.keeper.EXIT_PATIENCE", 0.01)
     keeper = Keeper()
     store.answer = hanging

@@ -66,7 +66,7 @@ def stopping() -> Iterator[threading.Event]:
 
 
 class OtherThreads:
-    """Threads besides the test's, each with a connection of its own."""
+    """Threads other than the test's, each with a connection of its own."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(4)

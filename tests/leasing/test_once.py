@@ -248,7 +248,7 @@ def test_a_result_that_the_database_did_not_take_is_no_result(
 
 
 def lose(how: str) -> None:
-    """Take the lease from whoever does it."""
+    """Take the lease from its holder."""
     if how == "taken over":
         OnceKey.objects.update(grant_id=uuid.uuid4(), holder="thief")
     else:

@@ -316,7 +316,7 @@ def test_the_late_writes_of_who_held_before_go_though_the_next_term_lasts(
 def test_a_term_of_which_nobody_noted_the_end_goes_when_it_is_old(
     database_clock: DatabaseClock,
 ) -> None:
-    """Its row was deleted, and made anew since."""
+    """Its row was deleted, and created again since."""
     take(holder="ann", ttl=DAY)
     Lease.objects.get().delete()
     database_clock.advance(60 * DAY)

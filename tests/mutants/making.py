@@ -1,8 +1,8 @@
 """Makes mutants: the code of one function with one condition of it left out or bent.
 
 A function is taken from its source, changed in its syntax tree, compiled, and found again by its
-qualified name: whoever tries the mutant gives the living function that code, in a process of its
-own. Nothing is written to the tree, and a mutant costs no import.
+qualified name: a process of its own gives the living function that code. Nothing is written to
+the tree, and a mutant costs no import.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
         }.items()
     },
 }
-#: What the verbs rest on beside the conditions of rows: bent by hand, below.
+#: What the verbs rest on apart from the conditions of rows: bent by hand, below.
 NEAREST_BY_HAND: dict[str, tuple[str, ...]] = {
     "leasing/hold/held_grant.py": ("tests/leasing/test_hold", "tests/leasing/test_keeper"),
     "leasing/hold/hold.py": ("tests/leasing/test_hold", "tests/leasing/test_keeper"),

@@ -1,4 +1,4 @@
-"""Tasks in a database of their own, beside that of the project."""
+"""Tasks in a database of their own, apart from the project's."""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ in_threads = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 class TestInThreads:
-    """With a generator at work beside the test."""
+    """With a generator at work during the test."""
 
     pytestmark = in_threads
 

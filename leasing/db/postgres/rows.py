@@ -119,7 +119,7 @@ class Spelled(Func):
 
 
 def is_one_of(column: str, values: Any) -> Spelled:
-    # Not a lookup, which Django would put in brackets that ANY does not bear.
+    # Not a lookup, which Django would put in brackets that ANY does not allow.
     return Spelled("{} = ANY({})", F(column), values, output_field=models.BooleanField())
 
 

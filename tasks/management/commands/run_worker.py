@@ -89,7 +89,7 @@ class Command(ServiceCommand):
     def handle(self, **options: Any) -> None:
         _check(options)
         if options["autoreload"]:
-            # Runs it on a thread beside the main one, which gets the signals and ends at a change.
+            # Runs it on a second thread: the main one gets the signals and ends at a change.
             autoreload.run_with_reloader(lambda: _reloaded(self._made(options)))
             return
         worker = self._made(options)

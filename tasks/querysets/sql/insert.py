@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Cells = tuple[tuple[str, str], ...]
 
 _ONE = "INSERT INTO {table} ({columns}) VALUES ({values}) RETURNING id, {created}, {start}"
-# An INSERT that met a row would wait for whoever is writing to it; the look sees what was
+# An INSERT that met a row would wait for the transaction that writes to it; the look sees what was
 # committed. Who comes between them, or has not committed yet, is left to the conflict.
 _UNLESS_PRESENT = (
     "INSERT INTO {table} ({columns}) SELECT {values} WHERE {is_new}"
@@ -180,7 +180,7 @@ def _cells(
         if name in _NAMES or name == "task_data":
             continue
         if isinstance(value, Expression):
-            # Each time anew: a test may have stopped the clock that it reads.
+            # Each time again: a test may have stopped the clock that it reads.
             query = model._default_manager.using(connection.alias).query
             sql, own = query.get_compiler(connection.alias).compile(value)
             cells.append((name, sql))

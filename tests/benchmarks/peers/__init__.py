@@ -30,7 +30,7 @@ PINS: dict[str, list[str]] = tomllib.loads((HERE / "pins.toml").read_text())
 
 
 def prepare(peer: str) -> str:
-    """The Python of the peer's environment, made anew where its pins have changed."""
+    """The Python of the peer's environment, made again where its pins have changed."""
     folder, pins = ENVIRONMENTS / peer, PINS[peer]
     python, stamp = folder / "bin" / "python", folder / "pins.json"
     if not stamp.exists() or json.loads(stamp.read_text()) != pins:

@@ -40,7 +40,7 @@ WHOLE: dict[str, Callable[[bytes], bytes]] = {
     "UTF-16": lambda good: good.decode().encode("utf-16"),
     "a byte order mark": lambda good: b"\xef\xbb\xbf" + good,
 }
-#: What is put beside the fields of a good body.
+#: What is added to the fields of a good body.
 IN_STATEMENT_WINDOW: dict[str, bytes] = {
     "no UTF-8": b'"\xff"',
     "a real NUL": b'"\x00"',

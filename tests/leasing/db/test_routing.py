@@ -137,7 +137,7 @@ def test_a_lease_is_looked_at_in_the_primary() -> None:
 
 @pytest.fixture
 def order(shard: str) -> Order:
-    """An order in the shard; one of the same key is in the database beside it."""
+    """An order in the shard; one of the same key is in the other database."""
     elsewhere = Order.objects.create(article="default")
     order: Order = Order.objects.using(shard).create(pk=elsewhere.pk, article=shard)
     return order

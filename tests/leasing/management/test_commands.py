@@ -419,7 +419,7 @@ def test_a_leader_that_cannot_be_meant_is_refused(
         call_command("run_as_leader", *arguments)
 
 
-# run_as_leader: in earnest
+# run_as_leader, as a process
 
 #: Says that it leads, and what it was told; leaves with 3 when it is asked to.
 LED = """

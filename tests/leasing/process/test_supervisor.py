@@ -117,7 +117,7 @@ def test_no_renewal_that_comes_as_it_should_comes_after_the_notice(
         assert 0 < notice_of(term) < left
 
 
-# The process beside it
+# The process that watches it
 
 
 def test_both_sides_read_the_same_clock() -> None:
@@ -385,7 +385,7 @@ def test_what_is_asked_before_it_has_begun_it_hears_when_it_has(
 
 @pytest.fixture
 def term(store: FakeStore) -> Iterator[Hold]:
-    """By the real clock: the process beside the command has no other."""
+    """By the real clock: the process that watches the command has no other."""
     hold = hold_of(store, Keeper(threads=False), key="sched", ttl=300)
     hold.__enter__()
     yield hold
@@ -477,7 +477,7 @@ def test_an_error_of_this_process_ends_the_command(
 def test_killed_while_this_process_was_paused_it_is_known_to_have_outlived_its_term(
     term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The process beside it does not wait for this one to wake up."""
+    """The process that watches does not wait for this one to wake up."""
     caplog.set_level(logging.WARNING)
     waits = SupervisedCommand.wait
 

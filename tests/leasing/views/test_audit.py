@@ -24,7 +24,7 @@ viewer = client_with(VIEW, "leasing_tasks.view_task")
 
 
 def deed(row: Row) -> tuple[str, list[str]]:
-    """The verb, and the names beside it: rows, filter, reason, error."""
+    """The verb, and the names after it: rows, filter, reason, error."""
     what = row.element.one("td.name")
     (verb,) = parse_qs(urlsplit(what.one("a.loud")["href"]).query)["verb"]
     return verb, [each.text for each in what.all("bdi")]

@@ -147,7 +147,7 @@ def flapping() -> Task:
 
 
 def over_celery(*roles: str, published: bool = False) -> Task:
-    """A task that Celery workers alone would run, and processes of these ``roles`` beside."""
+    """A task that Celery workers alone would run, and processes of these ``roles`` as well."""
     WorkerFactory(role="celery")
     for role in roles:
         WorkerFactory(role=role, queues=[], handlers={}, slots={})

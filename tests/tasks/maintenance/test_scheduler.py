@@ -1,4 +1,4 @@
-"""Schedules: each moment is enqueued once, by whoever looks first, and pauses are observed."""
+"""Schedules: each moment is enqueued once, by the first that looks, and pauses are observed."""
 
 from __future__ import annotations
 

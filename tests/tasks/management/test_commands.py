@@ -168,7 +168,7 @@ def test_a_worker_may_end_with_what_is_ready() -> None:
 def test_in_development_a_worker_starts_again_with_new_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Under the reloader it runs beside the main thread, whose end gives its tasks back."""
+    """Under the reloader it runs next to the main thread, whose end gives its tasks back."""
     at_exit: list[Any] = []
     monkeypatch.setattr(autoreload, "run_with_reloader", lambda work: work())
     monkeypatch.setattr(atexit, "register", at_exit.append)
