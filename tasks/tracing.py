@@ -19,7 +19,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -259,7 +259,8 @@ class Tasks:
     @harmless
     def lost(self, task: Task, reason: str) -> None:
         assert task.acquired_at is not None
-        start = _nanoseconds(task.acquired_at)
+        # In nanoseconds, and without the rounding of a float.
+        start = (task.acquired_at - EPOCH) // timedelta(microseconds=1) * 1000
         span = self._begin(
             "lost", "process", task, kind=SpanKind.CONSUMER, start=start, is_linked=True
         )
@@ -397,7 +398,3 @@ def _attributes_of(verb: str, kind_of_verb: str, task: Task | ClaimedTask) -> di
         "tasks.max_attempts": task.max_attempts,
         "leasing.fencing_token": task.fencing_token,
     }
-
-
-def _nanoseconds(moment: datetime) -> int:
-    return (moment - EPOCH) // timedelta(microseconds=1) * 1000
