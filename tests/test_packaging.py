@@ -67,8 +67,12 @@ def readme_example() -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    # Built by the hatchling of this environment, since an isolated one would be downloaded.
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel into ``folder``, which is empty."""
+    # By the hatchling of this environment, since an isolated one would be downloaded.
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
     run(*PIP, "wheel", *options, ROOT, cwd=folder)
     (built,) = folder.iterdir()
@@ -85,15 +89,24 @@ def make_environment(folder: Path, wheel: Path, *distributions: str) -> Path:
     """The Python of an environment that holds the wheel and these distributions with what they
     need, and nothing else.
 
+    The wheel is installed by pip from no index, which fails if it needs more.
+    """
+    python = make_bare_environment(folder, *distributions)
+    run(*PIP, "--python", python, "install", "--no-index", wheel, cwd=folder.parent)
+    return python
+
+
+def make_bare_environment(folder: Path, *distributions: str) -> Path:
+    """The Python of an environment that holds these distributions with what they need.
+
     They are links to those of this environment, where to download and unpack them would take
-    most of the time. The wheel is installed by pip from no index, which fails if it needs more.
+    most of the time.
     """
     run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
     python = folder / "bin" / "python"
     (packages,) = folder.glob("lib/python*/site-packages")
     for entry in sorted(entries(*distributions)):
         (packages / entry.name).symlink_to(entry)
-    run(*PIP, "--python", python, "install", "--no-index", wheel, cwd=folder.parent)
     return python
 
 
