@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, JsonResponse
@@ -19,6 +19,7 @@ from leasing.conf import DEFAULT, Wait
 from leasing.exceptions import LeaseHeld
 from leasing.hold import Hold
 from leasing.validation.names import check_name
+from leasing.validation.options import refuse_unknown
 from leasing.validation.templates import fields_of, unknown_fields
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -45,6 +46,7 @@ def leased(
     preempt_after: float | timedelta | None = None,
     metadata: dict[str, Any] | None = None,
     on_held: OnHeld | None = None,
+    **unknown: Never,
 ) -> Callable[[Function], Function]:
     """Run the decorated function, coroutine or view under a lease on ``resource``.
 
@@ -62,6 +64,7 @@ def leased(
     argument makes usable. The content of a StreamingHttpResponse is sent after the view has
     returned, so without the lease.
     """
+    refuse_unknown("leased", unknown)
     if not isinstance(resource, str):
         raise TypeError(
             f'@leased needs the name of a resource: @leased("report:{{pk}}"), not {resource!r}.'

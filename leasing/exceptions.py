@@ -14,6 +14,7 @@ LeaseError
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from leasing.runtime.labels import label
 
@@ -36,12 +37,26 @@ class LeaseHeld(LeaseError):
         until = f" until {expires_at.isoformat()}" if expires_at else ""
         super().__init__(f"{label(resource)} is {who}{until}.")
 
-    def __reduce__(self) -> tuple[type[LeaseHeld], tuple[str, str, datetime | None]]:
+    def __reduce__(self) -> tuple[type[LeaseHeld], tuple[Any, ...]]:
         return type(self), (self.resource, self.holder, self.expires_at)
 
 
 class LeaseTimeout(LeaseHeld):
-    """Someone else held the lease until the end of the wait."""
+    """Someone else held the lease until the end of the wait, of ``waited`` seconds."""
+
+    def __init__(
+        self,
+        resource: str,
+        holder: str = "",
+        expires_at: datetime | None = None,
+        waited: float = 0.0,
+    ) -> None:
+        super().__init__(resource, holder, expires_at)
+        self.waited = waited
+        self.args = (f"Waited {waited:.1f} s: {self}",)
+
+    def __reduce__(self) -> tuple[type[LeaseTimeout], tuple[Any, ...]]:
+        return type(self), (self.resource, self.holder, self.expires_at, self.waited)
 
 
 class LeaseLost(LeaseError):

@@ -7,7 +7,8 @@ none can be mistaken for an option. Options are given to ``using``, as in ``djan
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
 from typing import (
     TYPE_CHECKING,
@@ -26,6 +27,8 @@ from typing import (
 
 from asgiref.sync import sync_to_async
 from django.apps import apps
+
+from leasing.validation.options import unexpected
 
 if TYPE_CHECKING:
     from tasks.execution.context import Context
@@ -65,6 +68,24 @@ class EnqueueOptions(ManyOptions, total=False):
     idempotency_key: str | None
 
 
+_MOMENT = "pass scheduled_at=, a datetime with a time zone, or delay=, seconds or a timedelta"
+#: Clauses about what other queues call the options; "" is about all other arguments.
+HINTS: Mapping[str, str] = {
+    **dict.fromkeys(("eta", "run_after", "run_at", "when"), _MOMENT),
+    "countdown": "pass delay=, seconds or a timedelta",
+    **dict.fromkeys(("retries", "max_retries"), "pass max_attempts=, which counts the first too"),
+    **dict.fromkeys(("time_limit", "soft_time_limit"), "pass timeout=, seconds"),
+    "task_id": "pass idempotency_key= to store it once",
+    "": "the data of the task is the second argument, a dictionary",
+}
+
+
+def refuse_unknown(verb: str, given: AbstractSet[str], options: Any = EnqueueOptions) -> None:
+    """Raise TypeError if an argument that ``verb`` was ``given`` is none of ``options``."""
+    if given and (unknown := given - options.__optional_keys__):
+        raise unexpected(verb, unknown, EnqueueOptions.__optional_keys__, HINTS)
+
+
 class Data(dict[str, Any], Generic[P]):
     """The data of a task whose handler has the parameters ``P``, without its context."""
 
@@ -84,6 +105,7 @@ class Producer(Generic[P]):
     def using(self, **options: Unpack[EnqueueOptions]) -> Producer[P]:
         """Return a producer with these options of ``Task.objects.enqueue``, in addition to those
         that this one has: ``send.using(priority=5, delay=60).enqueue(invoice_id=7)``."""
+        refuse_unknown("using", options.keys())
         return Producer(self._name, self._function, {**self._options, **options})
 
     def data(self, /, *args: P.args, **kwargs: P.kwargs) -> Data[P]:

@@ -15,6 +15,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
+from django.core.exceptions import SynchronousOnlyOperation
+
 from leasing.exceptions import LeaseLost
 from leasing.hold.held_grant import HeldGrant, Loss
 from leasing.hold.interrupt import Interrupt
@@ -26,6 +28,8 @@ from leasing.store import Grant, Store
 
 #: Tries of ``renew()`` while the row is locked, and the seconds between them.
 BUSY_TRIES, BUSY_PAUSE = 10, 0.05
+
+IN_COROUTINE = "A coroutine holds a lease by `async with`; this hold was entered by `with`."
 
 #: Returns the steps that acquire the lease, for a driver to run.
 Acquire = Callable[[], Steps[Grant]]
@@ -69,7 +73,10 @@ class Hold:
     # Taking and giving back
 
     def __enter__(self) -> Self:
-        drive(self._entering())
+        try:
+            drive(self._entering())
+        except SynchronousOnlyOperation as error:
+            raise SynchronousOnlyOperation(IN_COROUTINE) from error
         self._held.follow()
         return self
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Never
 
 from django.db import models
 
@@ -16,6 +16,7 @@ from leasing.models.leasable import Leasable
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.querysets.saving import GRANTED_FIELDS, LEASE_FIELDS
 from leasing.store import Renewal
+from leasing.validation.options import refuse_unknown
 
 
 class Lease(Leasable):
@@ -82,8 +83,10 @@ class Lease(Leasable):
         grace: float | timedelta | None = None,
         preempt_after: float | timedelta | None = None,
         metadata: dict[str, Any] | None = None,
+        **unknown: Never,
     ) -> Hold:
         """A hold on this row's resource, for ``with``: see ``LeaseQuerySet.hold``."""
+        refuse_unknown("hold", unknown)
         return (
             type(self)
             .objects.all()

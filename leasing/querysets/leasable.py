@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Never
 
 from django.db import transaction
 from django.db.models import F
@@ -30,7 +30,11 @@ from leasing.querysets.granting import GrantingRows, pause_shortly
 from leasing.querysets.saving import LEASE_FIELDS, Row
 from leasing.querysets.states import LeaseState
 from leasing.runtime.aio import Undoable, adrive, drive, in_thread
+from leasing.validation.options import refuse_unknown
 from leasing.validation.terms import Terms
+
+if TYPE_CHECKING:
+    from leasing.models import Leasable
 
 __all__ = ["LEASE_FIELDS", "LeasableQuerySet", "LeaseState", "pause_shortly", "verbs_of"]
 
@@ -54,6 +58,7 @@ class LeasableQuerySet(GrantingRows[Row]):
         holder: str | None = None,
         ttl: float | timedelta | None = None,
         wait: Wait = DEFAULT,
+        **unknown: Never,
     ) -> Row:
         """Acquire the lease on ``row``, and return the row as it is stored afterwards.
 
@@ -66,6 +71,8 @@ class LeasableQuerySet(GrantingRows[Row]):
         Raises LeaseHeld, LeaseTimeout (still held after ``wait``), LeaseLost (the row is gone),
         InvalidResource (the holder), InvalidTTL, LeaseInTransaction inside an atomic block.
         """
+        refuse_unknown("acquire", unknown)
+        _refuse_unsaved(row)
         terms = Terms.check(holder=holder, ttl=ttl)
         return drive(self.home(row).acquiring(row.lease_resource, terms, wait, {"pk": row.pk}))
 
@@ -76,8 +83,11 @@ class LeasableQuerySet(GrantingRows[Row]):
         holder: str | None = None,
         ttl: float | timedelta | None = None,
         wait: Wait = DEFAULT,
+        **unknown: Never,
     ) -> Row:
         """``acquire``, for async code."""
+        refuse_unknown("aacquire", unknown)
+        _refuse_unsaved(row)
         terms = Terms.check(holder=holder, ttl=ttl)
         return await adrive(
             self.home(row).acquiring(row.lease_resource, terms, wait, {"pk": row.pk})
@@ -92,6 +102,7 @@ class LeasableQuerySet(GrantingRows[Row]):
         wait: Wait = DEFAULT,
         separate: bool = False,
         on_lost: Callable[[Hold], object] | None = None,
+        **unknown: Never,
     ) -> Hold:
         """Return a context manager that acquires ``row``, renews it while the block runs, and
         releases it at the end. Errors are those of ``acquire``.
@@ -105,13 +116,20 @@ class LeasableQuerySet(GrantingRows[Row]):
                 released when the transaction commits, and expires after a rollback.
             on_lost: Called once, on a thread of the keeper, when the hold is lost.
         """
+        refuse_unknown("hold", unknown)
+        _refuse_unsaved(row)
         terms = Terms.check(holder=holder, ttl=ttl)
         return self.home(row).holding_of(
             row.lease_resource, terms, wait, {"pk": row.pk}, separate=separate, on_lost=on_lost
         )
 
     def claim(
-        self, limit: int = 1, *, holder: str | None = None, ttl: float | timedelta | None = None
+        self,
+        limit: int = 1,
+        *,
+        holder: str | None = None,
+        ttl: float | timedelta | None = None,
+        **unknown: Never,
     ) -> Claim[Row]:
         """Acquire available rows of this queryset, in its order, in one transaction. Rows that
         others are acquiring are skipped.
@@ -126,6 +144,7 @@ class LeasableQuerySet(GrantingRows[Row]):
 
         Raises InvalidResource (the holder), InvalidTTL, LeaseInTransaction.
         """
+        refuse_unknown("claim", unknown)
         terms = Terms.check(holder=holder, ttl=ttl)
         rows = self.home()
         ordered = (rows if rows.ordered else rows.order_by("pk"))._each_once()
@@ -136,10 +155,16 @@ class LeasableQuerySet(GrantingRows[Row]):
         return Claim(rows._tell_granted(granted), rows.store(terms))
 
     async def aclaim(
-        self, limit: int = 1, *, holder: str | None = None, ttl: float | timedelta | None = None
+        self,
+        limit: int = 1,
+        *,
+        holder: str | None = None,
+        ttl: float | timedelta | None = None,
+        **unknown: Never,
     ) -> Claim[Row]:
         """``claim``, for async code: ``async with await orders.aclaim(10) as claimed:``. In the
         block the body is cancelled when any of the rows is lost."""
+        refuse_unknown("aclaim", unknown)
         claim = partial(self.claim, limit, holder=holder, ttl=ttl)
         claimed: Claim[Row] = await in_thread(Undoable(claim, Claim.give_back))
         return claimed
@@ -209,6 +234,13 @@ class LeasableQuerySet(GrantingRows[Row]):
             if len(keys) < RAISED_TOGETHER:
                 return raised
             last = keys[-1]
+
+
+def _refuse_unsaved(row: Leasable) -> None:
+    # One that is made with the key of a stored row stands for it.
+    if row.pk is None or row._state.adding and row._meta.pk.has_default():
+        name = row._meta.verbose_name
+        raise ValueError(f"This {name} is not saved, so it cannot be leased: save it first.")
 
 
 @cache

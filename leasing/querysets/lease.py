@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
 from django.db import connections, transaction
 from django.db.models import DateTimeField, ExpressionWrapper, F, Q
@@ -31,6 +31,7 @@ from leasing.querysets.leasable import LeasableQuerySet, LeaseState
 from leasing.runtime.aio import Steps, Undoable, adrive, drive, in_thread
 from leasing.runtime.clock import clock
 from leasing.validation.names import check_name
+from leasing.validation.options import refuse_unknown
 from leasing.validation.terms import Terms
 from leasing.waiting import MAX_PAUSE
 
@@ -66,6 +67,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         grace: float | timedelta | None = None,
         preempt_after: float | timedelta | None = None,
         metadata: dict[str, Any] | None = None,
+        **unknown: Never,
     ) -> Lease:
         """Take the lease on ``resource`` for ``ttl`` seconds, in the name of ``holder``, and return
         its row. ``renew`` and ``release`` of the row, or of this queryset, prove the grant by it.
@@ -82,6 +84,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         after ``wait``, InvalidResource, InvalidTTL, ValueError, and LeaseInTransaction inside an
         atomic block.
         """
+        refuse_unknown("acquire", unknown)
         terms = Terms.check(
             holder=holder,
             ttl=ttl,
@@ -105,8 +108,10 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         grace: float | timedelta | None = None,
         preempt_after: float | timedelta | None = None,
         metadata: dict[str, Any] | None = None,
+        **unknown: Never,
     ) -> Lease:
         """``acquire``, for async code."""
+        refuse_unknown("aacquire", unknown)
         terms = Terms.check(
             holder=holder,
             ttl=ttl,
@@ -134,6 +139,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         grace: float | timedelta | None = None,
         preempt_after: float | timedelta | None = None,
         metadata: dict[str, Any] | None = None,
+        **unknown: Never,
     ) -> Hold:
         """Return a context manager, plain and async, that acquires ``resource``, renews it while
         the block runs, and releases it at the end. Errors are those of ``acquire``.
@@ -151,6 +157,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
 
         The other arguments are the terms.
         """
+        refuse_unknown("hold", unknown)
         check_name(resource, "resource")
         terms = Terms.check(
             holder=holder,
@@ -183,6 +190,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         grace: float | timedelta | None = None,
         preempt_after: float | timedelta | None = None,
         metadata: dict[str, Any] | None = None,
+        **unknown: Never,
     ) -> Claim[Lease]:
         """Take the leases on all of ``resources``, or none, in one transaction. They are taken in
         the order of their names, so that callers cannot deadlock.
@@ -190,6 +198,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         Returns a list of leases that is also a context manager: in its block they are renewed, at
         its end they are released. Arguments and errors are those of ``acquire``, without waiting.
         """
+        refuse_unknown("acquire_many", unknown)
         if isinstance(resources, str):
             raise InvalidResource("The resources must be a list of names, not a string.")
         names = sorted({check_name(resource, "resource") for resource in resources})
@@ -222,9 +231,11 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         grace: float | timedelta | None = None,
         preempt_after: float | timedelta | None = None,
         metadata: dict[str, Any] | None = None,
+        **unknown: Never,
     ) -> Claim[Lease]:
         """``acquire_many``, for async code: ``async with await Lease.objects.aacquire_many(...)``.
         In the block the body is cancelled when any of the leases is lost."""
+        refuse_unknown("aacquire_many", unknown)
         acquire = partial(
             self.acquire_many,
             resources,

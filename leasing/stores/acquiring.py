@@ -44,18 +44,20 @@ def taking(
     except LeaseHeld:
         if not patience:
             raise
-    with waiting(using, resource, clock.clock() + patience, stopping) as waiter:
+    began_at = clock.clock()
+    with waiting(using, resource, began_at + patience, stopping) as waiter:
         while True:
             yield say_wanted
             yield waiter
             if waiter.stopped:
-                raise LeaseTimeout(resource)
+                raise LeaseTimeout(resource, waited=clock.clock() - began_at)
             try:
                 taken = yield attempt
                 return taken
             except LeaseHeld as held:
                 if not waiter.left:
-                    raise LeaseTimeout(resource, held.holder, held.expires_at) from held
+                    waited = clock.clock() - began_at
+                    raise LeaseTimeout(resource, held.holder, held.expires_at, waited) from held
 
 
 def timed(model: type[Any], steps: Steps[Any]) -> Steps[Any]:

@@ -69,8 +69,6 @@ def enqueue_many(
     **options: Unpack[ManyOptions],
 ) -> Sequence[Task]:
     """Store one task for each of ``data``, all or none."""
-    if unknown := options.keys() - ManyOptions.__optional_keys__:
-        raise TypeError(f"enqueue_many does not accept {', '.join(sorted(unknown))}.")
     new = new_tasks(name_or_handler, **options)
     items = [as_arguments(each) for each in data]
     for each in items:

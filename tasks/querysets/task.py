@@ -8,13 +8,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 
 from asgiref.sync import sync_to_async
 
 from leasing.querysets.claim import Claim
 from tasks.exceptions import Snooze
-from tasks.producer import EnqueueOptions, ManyOptions
+from tasks.producer import EnqueueOptions, ManyOptions, refuse_unknown
 from tasks.querysets import completions, ends, operator, producer, recovery, relay, slots, worker
 from tasks.querysets.base import TaskRows
 from tasks.querysets.claimed import ClaimedTask
@@ -50,6 +50,7 @@ class TaskQuerySet(TaskRows):
         progress_timeout: float | timedelta | None = None,
         concurrency_key: str | None = None,
         concurrency_limit: int | None = None,
+        **unknown: Never,
     ) -> Task:
         """Store a task, as part of the caller's transaction if there is one.
 
@@ -80,6 +81,7 @@ class TaskQuerySet(TaskRows):
         was used for another task or other data), KeyBusy (another transaction has locked the task
         that has the unique key).
         """
+        refuse_unknown("enqueue", unknown.keys())
         new = new_task(
             name_or_handler,
             data,
@@ -106,6 +108,7 @@ class TaskQuerySet(TaskRows):
         **options: Unpack[EnqueueOptions],
     ) -> Task:
         """``enqueue``, for async code."""
+        refuse_unknown("aenqueue", options.keys())
         return await sync_to_async(self.enqueue)(name_or_handler, data, **options)
 
     def enqueue_on_commit(
@@ -126,6 +129,7 @@ class TaskQuerySet(TaskRows):
         get lost between the commit and the INSERT. Arguments and errors are those of ``enqueue``.
         PayloadMismatch and errors of the database are raised by the commit.
         """
+        refuse_unknown("enqueue_on_commit", options.keys())
         producer.enqueue_on_commit(self.home(), name_or_handler, data, using, **options)
 
     def enqueue_many(
@@ -139,6 +143,7 @@ class TaskQuerySet(TaskRows):
 
         The sequence makes the instances when they are read.
         """
+        refuse_unknown("enqueue_many", options.keys(), ManyOptions)
         return producer.enqueue_many(self.home(), name_or_handler, data, **options)
 
     async def aenqueue_many(
@@ -148,6 +153,7 @@ class TaskQuerySet(TaskRows):
         **options: Unpack[ManyOptions],
     ) -> Sequence[Task]:
         """``enqueue_many``, for async code."""
+        refuse_unknown("aenqueue_many", options.keys(), ManyOptions)
         return await sync_to_async(self.enqueue_many)(name_or_handler, data, **options)
 
     # Workers

@@ -14,6 +14,7 @@ from leasing.exceptions import (
     LeaseHeld,
     LeaseInTransaction,
     LeaseLost,
+    LeaseTimeout,
 )
 
 UNTIL = datetime(2030, 1, 1, tzinfo=UTC)
@@ -21,6 +22,7 @@ ERRORS = [
     LeaseError(),
     LeaseHeld("crane:1", "ann", UNTIL),
     LeaseHeld("crane:1"),
+    LeaseTimeout("crane:1", "ann", UNTIL, 5.04),
     LeaseLost("crane:1", "it was revoked"),
     LeaseInTransaction(),
     InvalidResource("The resource must be a string."),
@@ -39,6 +41,9 @@ def test_every_error_is_a_lease_error_and_survives_pickling(error: LeaseError) -
 
 def test_the_messages() -> None:
     assert str(LeaseHeld("crane:1")) == "crane:1 is being acquired by someone else."
+    assert str(LeaseTimeout("crane:1", "ann", UNTIL, 5.04)) == (
+        "Waited 5.0 s: crane:1 is held by ann until 2030-01-01T00:00:00+00:00."
+    )
     assert str(LeaseLost("crane:1", "it was revoked")) == "crane:1 was lost: it was revoked."
     assert str(LeaseError()) == "Something is wrong with a lease."
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from asgiref.sync import async_to_sync
+from django.core.exceptions import SynchronousOnlyOperation
 
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseHeld, LeaseLost
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.models import Lease, LeaseEvent
 from leasing.stores.rows import RowStore
+from tasks.models import Task
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import Sent
 from tests.leasing.support import FakeClock, events, expire, row_hold, stored, usurp
@@ -156,3 +159,23 @@ def test_a_ttl_out_of_bounds_is_refused_before_the_block() -> None:
 def test_an_unusable_name_is_refused_at_the_block() -> None:
     with pytest.raises(InvalidResource), Lease.objects.hold("crane\n"):
         pytest.fail("the body must not run")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("verb", ["acquire", "hold"])
+def test_a_row_that_is_not_saved_cannot_be_leased(verb: str) -> None:
+    with pytest.raises(ValueError, match="^This task is not saved, so it cannot be leased: save"):
+        getattr(Task.lease_rows(), verb)(Task(name="jobs.echo"))
+    with pytest.raises(ValueError, match="is not saved"):
+        Task(name="jobs.echo").hold()
+
+
+@pytest.mark.once
+@pytest.mark.django_db(transaction=True)
+def test_a_hold_that_a_coroutine_enters_by_with_names_async_with() -> None:
+    async def enter() -> None:
+        with Lease.objects.hold("crane:1"):
+            pytest.fail("the body must not run")
+
+    with pytest.raises(SynchronousOnlyOperation, match="holds a lease by `async with`"):
+        async_to_sync(enter)()

@@ -16,6 +16,7 @@ from leasing.models import Lease
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.validation.json_values import MAX_DEPTH, check_json
 from leasing.validation.terms import HIGHEST_PRIORITY, LOWEST_PRIORITY, Terms
+from tasks.models import Task
 
 
 def test_terms_have_defaults() -> None:
@@ -176,9 +177,33 @@ def test_terms_are_checked_before_anything_is_sent(
         getattr(Lease.objects, verb)(resource, **terms)
 
 
-def test_a_term_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(TypeError, match="prioritaet"):
-        Lease.objects.hold("crane:1", prioritaet=3)  # type: ignore[call-arg]
+WAIT = "pass wait=: 0 does not wait, None waits for ever."
+TTL = "pass ttl=, the seconds until it expires without a renewal."
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("prioritaet", "did you mean 'priority'?"),
+        ("blocking", WAIT),
+        ("expire", TTL),
+        ("timeout", "pass wait=, the seconds to wait for the holder, or ttl=, the seconds that it"),
+        ("colour", ""),
+    ],
+)
+@pytest.mark.parametrize("verb", ["acquire", "hold", "acquire_many", "leased"])
+def test_the_words_of_other_libraries_are_translated(verb: str, option: str, hint: str) -> None:
+    call: Any = leased if verb == "leased" else getattr(Lease.objects, verb)
+    with pytest.raises(TypeError) as refusal:
+        call("crane:1", **{option: 5})
+    said = f"{verb}() got an unexpected keyword argument '{option}'"
+    assert str(refusal.value).startswith(f"{said}: {hint}" if hint else f"{said}.")
+
+
+def test_what_only_some_verbs_take_is_told_as_that() -> None:
+    with pytest.raises(TypeError, match="'priority': other verbs have it"):
+        Task(pk=1).hold(priority=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.once
@@ -198,6 +223,7 @@ def test_a_term_that_does_not_exist_is_refused() -> None:
 def test_each_term_is_spelled_out_in_the_signature(verb: Callable[..., object]) -> None:
     parameters = inspect.signature(verb).parameters
 
-    assert [str(each) for each in parameters.values() if each.kind is each.VAR_KEYWORD] == []
+    collected = [each for each in parameters.values() if each.kind is each.VAR_KEYWORD]
+    assert [each.annotation for each in collected] == ["Never"]  # to be told, not to be taken
     terms = inspect.signature(Terms.check).parameters
     assert {str(parameters.get(name)) for name in terms} == set(map(str, terms.values()))

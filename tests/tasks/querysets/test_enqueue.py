@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.db.models.signals import pre_save
 from django.utils.translation import gettext_lazy
@@ -22,7 +23,7 @@ from tasks.exceptions import GiveUp, InvalidArguments, NotSerializable, UnknownQ
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet, duplicates
 from tasks.querysets.sql import insert
-from tasks.sample import SLEEP
+from tasks.sample import SLEEP, sleep
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
@@ -685,6 +686,34 @@ def test_many_ride_few_statements(django_assert_max_num_queries: Any) -> None:
     assert Task.objects.count() == 1000
 
 
-def test_an_argument_that_is_none_is_told_by_the_name_of_the_verb() -> None:
-    with pytest.raises(TypeError, match=r"^TaskQuerySet\.enqueue\(\) got an unexpected"):
-        Task.objects.enqueue(SLEEP, DATA, ttl=5)  # type: ignore[call-arg]
+async def awaited(called: Any) -> None:
+    await called
+
+
+MOMENT = "pass scheduled_at=, a datetime with a time zone, or delay=, seconds or a timedelta."
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("eta", MOMENT),
+        ("run_after", MOMENT),
+        ("countdown", "pass delay=, seconds or a timedelta."),
+        ("priorty", "did you mean 'priority'?"),
+        ("invoice_id", "the data of the task is the second argument, a dictionary."),
+    ],
+)
+@pytest.mark.parametrize(
+    "verb", ["enqueue", "aenqueue", "enqueue_on_commit", "enqueue_many", "aenqueue_many", "using"]
+)
+def test_an_argument_that_is_none_is_told_with_the_one_that_was_meant(
+    verb: str, option: str, hint: str
+) -> None:
+    data: Any = [DATA] if "many" in verb else DATA
+    with pytest.raises(TypeError) as refusal:
+        if verb == "using":
+            cast("Any", sleep).using(**{option: 5})
+        called = getattr(Task.objects, verb)(SLEEP, data, **{option: 5})
+        async_to_sync(awaited)(called)
+    assert str(refusal.value) == f"{verb}() got an unexpected keyword argument '{option}': {hint}"

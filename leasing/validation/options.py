@@ -1,0 +1,53 @@
+"""Arguments that a verb does not have, told by the one that was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from leasing.runtime.suggestions import closest
+
+#: The optional arguments of the verbs that acquire a named lease. Those on rows have some of them.
+LEASE_OPTIONS = (
+    *("holder", "ttl", "wait", "separate", "stopping", "on_lost", "on_yield"),
+    *("priority", "max_hold", "grace", "preempt_after", "metadata"),
+)
+_EXPIRY = "pass ttl=, the seconds until it expires without a renewal"
+#: Clauses about what other libraries call them.
+LEASE_HINTS: Mapping[str, str] = {
+    "timeout": "pass wait=, the seconds to wait for the holder, or ttl=, the seconds that it lasts",
+    "blocking": "pass wait=: 0 does not wait, None waits for ever",
+    "blocking_timeout": "pass wait=, the seconds to wait for the holder",
+    **dict.fromkeys(("expire", "expires", "lease_time"), _EXPIRY),
+    "auto_renewal": "a hold is renewed while its block runs",
+    "owner": "pass holder=",
+}
+
+
+def refuse_unknown(verb: str, unknown: Collection[str]) -> None:
+    """Raise TypeError if a call of ``verb``, which acquires a lease, has ``unknown`` arguments."""
+    if unknown:
+        raise unexpected(verb, unknown, LEASE_OPTIONS, LEASE_HINTS)
+
+
+def unexpected(
+    verb: str, unknown: Iterable[str], known: Iterable[str], hints: Mapping[str, str]
+) -> TypeError:
+    """Return the error of a call with arguments that ``verb`` does not have.
+
+    Args:
+        verb: The name that the caller used.
+        unknown: The arguments.
+        known: The optional arguments of the verb and its kin.
+        hints: Clauses about arguments of other libraries; that about "" is for all others.
+    """
+    name = min(unknown)
+    meant = closest(name, known)
+    if name in hints:
+        hint = f": {hints[name]}."
+    elif meant == name:
+        hint = ": other verbs have it."
+    elif meant:
+        hint = f": did you mean {meant!r}?"
+    else:
+        hint = f": {hints['']}." if "" in hints else "."
+    return TypeError(f"{verb}() got an unexpected keyword argument {name!r}{hint}")
