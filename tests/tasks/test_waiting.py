@@ -263,6 +263,21 @@ def begin() -> Iterator[Callable[[Any], None]]:
         assert not thread.is_alive()
 
 
+def test_a_wait_that_is_cancelled_leaves_nobody_behind() -> None:
+    task = TaskFactory()
+
+    async def begin_and_cancel() -> None:
+        wait = asyncio.create_task(await_for(task, None))
+        while task.lease_resource not in waiters("default")._waiters:
+            await asyncio.sleep(0.01)
+        wait.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await wait
+
+    asyncio.run(begin_and_cancel())
+    assert task.lease_resource not in waiters("default")._waiters
+
+
 def test_who_waits_asks_the_workers_now_and_then(
     meanwhile: Meanwhile, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
