@@ -78,9 +78,9 @@ class TaskFailed(TaskError):
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        # The text of a cancellation says by whom.
-        is_cancelled = task.status == "cancelled" and task.last_error
-        what = task.last_error if is_cancelled else f"{task.status}: {task.last_error}"
+        error, what = task.last_error, f"failed: {task.last_error}"
+        if task.status == "cancelled":  # by whom, or what its attempt failed with meanwhile
+            what = f"was {error}" if error.startswith("cancelled") else f"was cancelled: {error}"
         super().__init__(f"{task} {what}")
 
     def __reduce__(self) -> tuple[type[TaskFailed], tuple[Task]]:

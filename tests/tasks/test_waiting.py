@@ -104,12 +104,15 @@ def test_a_failed_attempt_is_not_the_end_of_a_task_that_is_retried(meanwhile: Me
 
 @pytest.mark.parametrize("wait", [wait_for, async_to_sync(await_for)])
 def test_the_end_of_what_has_failed_or_was_cancelled_is_an_error(wait: Any) -> None:
-    failed, cancelled = TaskFactory(name="jobs.echo", max_attempts=1), TaskFactory(name="jobs.echo")
+    failed, cancelled, both = TaskFactory.create_batch(3, name="jobs.echo", max_attempts=1)
     Task.objects.fail(claimed(failed, "ann"), ValueError("no such invoice"))
     Task.objects.filter(pk=cancelled.pk).cancel(by="olga", reason="a mistake")
+    running = claimed(both, "ann")
+    Task.objects.filter(pk=both.pk).cancel(by="olga")
+    Task.objects.fail(running, ValueError("no such invoice"))
 
     texts = []
-    for task in (failed, cancelled):
+    for task in (failed, cancelled, both):
         with pytest.raises(TaskFailed) as refusal:
             wait(task, 10)
         texts.append(str(refusal.value))
@@ -118,7 +121,8 @@ def test_the_end_of_what_has_failed_or_was_cancelled_is_an_error(wait: Any) -> N
 
     assert texts == [
         f"task:{failed.pk} jobs.echo failed: ValueError: no such invoice",
-        f"task:{cancelled.pk} jobs.echo cancelled by olga: a mistake",
+        f"task:{cancelled.pk} jobs.echo was cancelled by olga: a mistake",
+        f"task:{both.pk} jobs.echo was cancelled: ValueError: no such invoice",
     ]
 
 
