@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from leasing.functions import database_now
+from leasing.functions import after, database_now
 from leasing.models import AuditEntry
 from tasks.models import Queue, Schedule, Task
 from tasks.sample import SLEEP
@@ -281,6 +281,20 @@ def test_what_stays_as_it_is_is_told_with_the_reason() -> None:
     assert (entry().skipped, entry().reason) == ({"running": 1}, "fixed")
     filtered = said("tasks", "retry", failed.pk, other.pk, "--queue", "mail")
     assert filtered == "1 task retried. Not changed: 1 not matching the filters\n"
+
+
+@pytest.mark.once
+def test_a_task_has_the_state_that_the_pages_show() -> None:
+    stuck, waiting = TaskFactory(state="stuck"), TaskFactory(state="scheduled")
+    stalled = TaskFactory(state="running")
+    Task.objects.filter(pk=stalled.pk).update(
+        progress_timeout=timedelta(seconds=9), progressed_at=after(timedelta(seconds=-10))
+    )
+    states = {row[0]: row[1] for row in cells(said("tasks", "list"))}
+    assert states[str(waiting.pk)] == "scheduled"
+    assert states[str(stuck.pk)] == states[str(stalled.pk)] == "stuck"
+    for options in (["--stuck"], ["--state", "stuck"]):
+        assert [row["id"] for row in told("tasks", "list", *options)] == [stalled.pk, stuck.pk]
 
 
 # Pruning
