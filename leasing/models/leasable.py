@@ -65,6 +65,8 @@ class Leasable(Guarded):
     granted_columns: ClassVar[frozenset[str]] = GRANTED_FIELDS
     #: Further columns that only verbs of the model write, once a row is stored.
     state_columns: ClassVar[frozenset[str]] = frozenset()
+    #: Clauses about the verbs that write such a column.
+    writers: ClassVar[Mapping[str, str]] = {}
     #: Columns that ``renewal_now`` reads.
     renewal_columns: ClassVar[frozenset[str]] = frozenset({"grant_id", "expires_at"})
     #: The indexed column by which pages list the leases of rows that were held, the latest first;

@@ -30,6 +30,8 @@ LEASE_FIELDS = frozenset(
     }
 )
 
+LEASE_VERBS = "use acquire, renew, release or revoke"
+
 #: Of these, what stays as it was granted while the grant lasts.
 GRANTED_FIELDS = frozenset({"holder", "grant_id", "fencing_token", "grants", "ttl", "acquired_at"})
 
@@ -90,7 +92,9 @@ def refuse_verb_columns(model: type[Leasable], fields: Iterable[str]) -> None:
     """Raise FieldError where ``fields``, which are to be written to stored rows, name a column
     that verbs alone write."""
     if taken := (model.verb_columns | model.state_columns).intersection(fields):
+        verbs = {model.writers.get(name, LEASE_VERBS) for name in taken}
         raise FieldError(
             f"Only lease methods write {', '.join(sorted(taken))} of a stored "
-            f"{model._meta.verbose_name}. A queryset's update() can, but skips their checks."
+            f"{model._meta.verbose_name}: {'; '.join(sorted(verbs))}. A queryset's update() can, "
+            "but skips their checks."
         )

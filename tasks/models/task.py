@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
@@ -122,6 +123,20 @@ class Task(Leasable):
         "concurrency_key",
         "concurrency_limit",
         "trace_context",
+    }
+
+    writers: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("status", "processed_at", "task_output", "last_error", "attempts", "started_at"),
+            "use claim, complete, fail, cancel or retry",
+        ),
+        **dict.fromkeys(("queue", "scheduled_at"), "use reschedule"),
+        **dict.fromkeys(("progress", "progressed_at"), "use progress"),
+        **dict.fromkeys(("checkpoint", "checkpoints"), "use checkpoint"),
+        **dict.fromkeys(
+            ("max_attempts", "unique_key", "unique_for", "idempotency_key", "concurrency_key"),
+            "enqueue sets it",
+        ),
     }
 
     #: True on the row that ``enqueue`` returns if it is an earlier task with the same key.

@@ -162,6 +162,26 @@ def test_naming_a_column_of_the_verbs_is_refused(
     assert row_of(stale) == before
 
 
+@pytest.mark.parametrize(
+    ("column", "verbs"),
+    [
+        ("status", "use claim, complete, fail, cancel or retry"),
+        ("scheduled_at", "use reschedule"),
+        ("checkpoint", "use checkpoint"),
+        ("expires_at", "use acquire, renew, release or revoke"),
+        ("unique_key", "enqueue sets it"),
+    ],
+)
+def test_a_task_that_is_saved_by_hand_is_told_the_verb(column: str, verbs: str) -> None:
+    with pytest.raises(FieldError) as refusal:
+        TaskFactory().save(update_fields=["priority", column])
+
+    assert str(refusal.value) == (
+        f"Only lease methods write {column} of a stored task: {verbs}. A queryset's update() can, "
+        "but skips their checks."
+    )
+
+
 def test_a_task_is_created_with_whatever_is_said_then() -> None:
     new = Task.objects.update_or_create(
         name="x", defaults={"priority": 3}, create_defaults={"attempts": 2}
