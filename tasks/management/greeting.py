@@ -7,7 +7,7 @@ import sys
 from django.apps import apps
 
 from leasing.db.routing import OWN_APPS
-from leasing.humanize import plural
+from tasks.diagnosis.slots import Slots
 from tasks.registry import Kind
 from tasks.sample import own_handlers
 from tasks.scheduling import declarations
@@ -15,11 +15,6 @@ from tasks.worker.process import Until, WorkerProcess
 
 #: Names of handlers and schedules that are listed.
 MAX_NAMED = 12
-SLOTS = {
-    Kind.THREAD: ("thread", "threads"),
-    Kind.COROUTINE: ("coroutine", "coroutines"),
-    Kind.PROCESS: ("child process", "child processes"),
-}
 STOP = "Ctrl-C or SIGTERM"
 ENDS = {
     Until.ONCE: "by itself, once the tasks that are ready have run",
@@ -33,7 +28,7 @@ def facts(worker: WorkerProcess) -> dict[str, str]:
     ends = {"ends": ENDS[worker.until]} if worker.until in ENDS else {}
     return {
         "queues": ", ".join(worker.queues),
-        "slots": ", ".join(plural(executors[kind].slots, *SLOTS[kind]) for kind in SLOTS),
+        "slots": ", ".join(Slots(kind, executors[kind].slots).words for kind in Kind),
         "handlers": _named(own_handlers()),
         "schedules": _named([each.name for each in declarations.declared()]),
         **ends,

@@ -9,6 +9,7 @@ from leasing.humanize import ago
 from leasing.management.subcommands import AddAction, SubcommandsCommand, add_json
 from leasing.runtime.terminal import plain
 from tasks.dashboard.worker_rows import WorkerRow, with_tasks
+from tasks.diagnosis.slots import Slots
 from tasks.models import Worker, WorkerState
 
 
@@ -29,7 +30,7 @@ class Command(SubcommandsCommand):
         rows: Any = Worker.objects.home().with_state().order_by("-pk")
         wanted = [options["state"]] if options["state"] else set(WorkerState.values) - {"stopped"}
         workers = with_tasks(rows.filter(state__in=wanted))
-        head = ("WORKER", "STATE", "ROLE", "QUEUES", "TASKS", "SEEN", "HOST", "PID")
+        head = ("WORKER", "STATE", "ROLE", "QUEUES", "SLOTS", "TASKS", "SEEN", "HOST", "PID")
         table = [head, *(_columns(each) for each in workers)]
         self.print_list(options, [_facts(each) for each in workers], table)
 
@@ -51,11 +52,21 @@ def _seen(row: WorkerRow) -> str:
 def _columns(row: WorkerRow) -> tuple[str, ...]:
     worker = row.worker
     tasks, host = str(len(row.tasks)), worker.hostname
-    queues = ", ".join(worker.queues)
-    return worker.name, row.state, worker.role, queues, tasks, _seen(row), host, str(worker.pid)
+    queues, slots = ", ".join(worker.queues), ", ".join(map(_busy, row.slots))
+    seen, pid = _seen(row), str(worker.pid)
+    return worker.name, row.state, worker.role, queues, slots, tasks, seen, host, pid
+
+
+def _busy(slots: Slots) -> str:
+    return f"{slots.busy:,} of {slots.words}"
 
 
 def _facts(row: WorkerRow) -> dict[str, Any]:
     columns = ("name", "role", "hostname", "pid", "queues", "started_at", "last_seen_at")
     facts = {column: getattr(row.worker, column) for column in (*columns, "stopped_at")}
-    return facts | {"state": row.state, "tasks": [task.pk for task in row.tasks]}
+    slots = {
+        each.kind: {"total": each.total, "busy": each.busy, "blocked": each.blocked}
+        for each in row.slots
+    }
+    tasks = [task.pk for task in row.tasks]
+    return facts | {"state": row.state, "slots": slots, "tasks": tasks}

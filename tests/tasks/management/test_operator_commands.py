@@ -110,6 +110,8 @@ def test_workers_are_listed_by_state_with_what_they_hold() -> None:
     ]
     (ann,) = told("workers", "list", "--state", "live")
     assert (ann["name"], ann["tasks"]) == ("ann", [task.pk])
+    assert "1 of 4 threads" in rows[2]
+    assert ann["slots"] == {"thread": {"total": 4, "busy": 1, "blocked": 0}}
     assert [each["name"] for each in told("workers", "list", "--state", "stopped")] == ["dan"]
 
 
