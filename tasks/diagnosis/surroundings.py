@@ -26,8 +26,13 @@ MAX_GROUPS: Final = 10_000
 MAX_ATTEMPTS_READ: Final = 1_000
 #: Outcomes of attempts whose worker ended, rather than their handler.
 _LOST: Final = (AttemptOutcome.LOST, AttemptOutcome.RETURNED)
-#: The beginnings of the reasons for which a healthy worker gives back a task that has not begun.
-_NOT_BEGUN: Final = ("No handler is registered", "its worker had no free slot")
+#: Parts of the reasons for which a healthy worker gives back a task that has not begun.
+_NOT_BEGUN: Final = (
+    *("No handler is registered", "Another release may have enqueued it"),
+    "its worker had no free slot",
+)
+#: Outcomes of attempts after which a task is put off without spending one.
+_PUT_OFF: Final = (AttemptOutcome.RETURNED, AttemptOutcome.SNOOZED)
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ class Surroundings:
     by_key: dict[str, dict[str, int]] = field(default_factory=dict)
     #: The holders that recently lost a task, by its id, if there were several.
     losses: dict[int, list[str]] = field(default_factory=dict)
+    #: The reasons for which tasks were put off, by their ids, as far as one was given.
+    put_off: dict[int, str] = field(default_factory=dict)
 
     @property
     def someone_sweeps(self) -> bool:
@@ -81,13 +88,16 @@ class Surroundings:
 def look_around(
     tasks: Iterable[Task] = (), now: datetime | None = None, *, fresh: bool = True
 ) -> Surroundings:
-    """Read what ``diagnose`` needs in addition to ``tasks``: four queries, and a fifth if some of
-    them were claimed often. A task that is not among them is never diagnosed as flapping. Unless
-    ``fresh``, the answer may be up to SHARED_FOR old. ``now`` is the database's clock, where it was
-    read already."""
+    """Read what ``diagnose`` needs in addition to ``tasks``: four queries, a fifth if some of them
+    were claimed often, and a sixth if some were put off. A task that is not among them is never
+    diagnosed as flapping. Unless ``fresh``, the answer may be up to SHARED_FOR old. ``now`` is the
+    database's clock, where it was read already."""
     using = leasing_settings.DATABASE
+    tasks = list(tasks)
     around = shared("surroundings", _everyone, fresh=fresh)
-    return replace(around, now=now or database_now(using), losses=_losses(tasks, using))
+    now = now or database_now(using)
+    put_off = _put_off([task for task in tasks if _may_be_put_off(task, now)], using)
+    return replace(around, now=now, losses=_losses(tasks, using), put_off=put_off)
 
 
 def _everyone() -> Surroundings:
@@ -126,7 +136,24 @@ def _losses(tasks: Iterable[Task], using: str) -> dict[int, list[str]]:
     )
     found: defaultdict[int, list[str]] = defaultdict(list)
     for reason in _NOT_BEGUN:
-        lately = lately.exclude(error__startswith=reason)
+        lately = lately.exclude(error__contains=reason)
     for key, holder in lately.order_by("-pk").values_list("task", "holder")[:MAX_ATTEMPTS_READ]:
         found[key].append(holder)
     return {key: holders for key, holders in found.items() if len(holders) >= FLAPS}
+
+
+def _may_be_put_off(task: Task, now: datetime) -> bool:
+    is_later = task.status == TaskStatus.READY and task.scheduled_at > now
+    return is_later and task.grants > task.attempts  # a claim was not counted
+
+
+def _put_off(tasks: list[Task], using: str) -> dict[int, str]:
+    """Return why the latest attempt of each of ``tasks`` put it off."""
+    if not tasks:
+        return {}
+    attempts = TaskAttempt.objects.using(using).filter(task__in=[task.pk for task in tasks])
+    latest: dict[int, tuple[str, str]] = {}
+    rows = attempts.order_by("-pk").values_list("task", "outcome", "error")
+    for key, outcome, error in rows[:MAX_ATTEMPTS_READ]:
+        latest.setdefault(key, (outcome, error))
+    return {key: why for key, (outcome, why) in latest.items() if outcome in _PUT_OFF and why}

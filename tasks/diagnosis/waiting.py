@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from datetime import datetime
 
 from leasing.diagnosis.base import Diagnosis
 from leasing.humanize import left, plural, span
+from leasing.runtime.suggestions import closest
 from tasks.conf import task_settings
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE, RESUME
 from tasks.diagnosis.broker import published, unpublished
@@ -28,10 +28,13 @@ def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     if found := _unknown(task, now, around, facts):
         return found
     until = f"{stamped(task.scheduled_at)}, in {wait}."
-    if not task.last_error:
+    reason = around.put_off.get(task.pk, "")
+    if reason or not task.last_error:
         headline = f"Scheduled to start in {wait}."
         if task.started_at:
             headline = f"Postponed without using an attempt. Runs again in {wait}."
+        if reason:
+            headline += f" Reason: {reason}"
         next_ = "A worker claims it then."
         return diagnosed("scheduled", "info", headline, next_, until, facts)
     headline = f"The last attempt failed. Next retry in {wait}."
@@ -95,11 +98,9 @@ def _unknown(
         return None
     if task.last_error:
         facts.append(("Last error", task.last_error))
-    close = difflib.get_close_matches(
-        task.name, {name for worker in serving for name in worker.handlers}, n=1
-    )
-    guess = f" Did you mean {close[0]}?" if close else ""
-    new = close[0] if close else "its new name"
+    meant = closest(task.name, {name for worker in serving for name in worker.handlers})
+    guess = f" Did you mean {meant}?" if meant else ""
+    new = meant or "its new name"
     return diagnosed(
         "unknown_task",
         # Before that, a deploy may bring the handler in time.

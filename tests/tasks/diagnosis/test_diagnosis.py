@@ -21,6 +21,7 @@ from tasks.diagnosis import diagnose, look_around
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker
 from tests.factories import TaskFactory, WorkerFactory, claimed
 from tests.leasing.support import expire
+from tests.tasks.support import make_due
 
 pytestmark = pytest.mark.django_db
 
@@ -455,6 +456,25 @@ def test_a_task_whose_name_no_worker_knows_is_not_said_to_be_postponed(
     assert "named reports.bild. Did you mean reports.build?" in answer.headline
     assert '@handler("reports.build", aliases=["reports.bild"])' in answer.next
     assert ("Last error" in dict(answer.facts)) == (state == "retrying")
+
+
+def test_the_reason_for_which_a_task_was_put_off_is_named() -> None:
+    WorkerFactory()
+    task = TaskFactory(state="retrying")  # attempt 1 failed
+    make_due(task)
+    refusal = "build(ctx, report_id) does not take this data: 'report_id' is missing."
+    Task.objects.give_back(claimed(task, "ann"), refusal, delay=timedelta(seconds=60))
+    task.refresh_from_db()
+
+    answer = diagnose(task)
+
+    assert (answer.code, answer.headline.partition(" Reason: ")[2]) == ("scheduled", refusal)
+    # Who has failed since then waits for another reason.
+    make_due(task)
+    Task.objects.fail(claimed(task, "ann"), "no luck")
+    Task.objects.filter(pk=task.pk).update(scheduled_at=after(timedelta(minutes=5)))
+    task.refresh_from_db()
+    assert diagnose(task).code == "backoff"
 
 
 @pytest.mark.once

@@ -105,4 +105,6 @@ def test_its_page_says_that_it_was_put_off() -> None:
     ).text
 
     assert "Attempt 1 was postponed by its handler (not counted)" in text
-    assert diagnose(task).headline.startswith("Postponed without using an attempt. Runs again in")
+    headline = diagnose(task).headline
+    assert headline.startswith("Postponed without using an attempt. Runs again in")
+    assert headline.endswith(" Reason: the box is locked")
