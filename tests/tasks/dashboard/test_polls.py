@@ -283,7 +283,7 @@ def test_users_share_what_all_may_see_and_nothing_else(
 def test_the_payload_of_a_task_is_shared_by_those_alone_who_may_see_it(
     viewer: Client, shared: DatabaseClock
 ) -> None:
-    url = f"{TASKS}{TaskFactory(data={'cargo': 'treasure'}).pk}/"
+    url = f"{TASKS}{TaskFactory(name='jobs.echo', data={'cargo': 'treasure'}).pk}/"
     seeing = signed_in("leasing_tasks.view_task", "leasing_tasks.view_payload", name="olga")
     for client, is_shown in ((seeing, True), (viewer, False), (seeing, True)):
         assert ("treasure" in poll(client, url).content.decode()) is is_shown

@@ -157,7 +157,7 @@ def test_results_that_are_stored_together_are_counted_each(value: Value) -> None
 
 @pytest.mark.usefixtures("on_postgresql", "unheard", "counted")
 def test_counting_makes_no_model_instances() -> None:
-    Task.objects.enqueue_many(SLEEP, [{}])  # whose statement is made of an instance, once
+    Task.objects.enqueue_many("jobs.echo", [{}])  # whose statement is made of an instance, once
     Task.objects.all().delete()
     TaskFactory()
     made: list[object] = []
@@ -169,7 +169,7 @@ def test_counting_makes_no_model_instances() -> None:
     try:
         claimed = Task.objects.take("ann")
         Task.objects.complete_claimed([(each, None) for each in claimed])
-        Task.objects.enqueue_many(SLEEP, [{}] * 100)
+        Task.objects.enqueue_many("jobs.echo", [{}] * 100)
     finally:
         post_init.disconnect(note, sender=Task)
 
