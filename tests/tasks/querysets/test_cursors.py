@@ -72,6 +72,19 @@ def test_a_claim_that_finds_too_few_looks_from_the_beginning_at_once() -> None:
     assert len(queries) == 1
 
 
+def test_a_claim_that_came_past_tasks_with_keys_begins_again_with_these() -> None:
+    """That look is from the beginning already: another before it would be one too many."""
+    usual = enqueue(2)
+    assert take(1) == usual[:1]
+    (keyed,) = enqueue(1, concurrency_key="crane")
+
+    with CaptureQueriesContext(connection) as queries:
+        assert take(3) == [usual[1], keyed]
+
+    looks = [query for query in queries.captured_queries if "chosen" in query["sql"]]
+    assert len(looks) == 1
+
+
 def test_further_on_the_longest_due_goes_first_and_then_the_first_stored(
     database_clock: DatabaseClock,
 ) -> None:
