@@ -144,6 +144,15 @@ def test_the_first_slot_of_a_new_entry_is_yet_to_come(beats: Beats) -> None:
     assert 0 < beat.tick() <= 10
 
 
+def test_an_entry_of_the_same_name_is_another_in_another_beat() -> None:
+    other = BeatEntry.objects.create(beat="beat:other", name="tidy", last_run_at=NOW)
+
+    known = BeatEntry.objects.known(BEAT, ["tidy"], NOW)
+
+    assert known["tidy"].beat == BEAT
+    assert BeatEntry.objects.known("beat:other", ["tidy"], NOW) == {"tidy": other}
+
+
 def test_who_does_not_lead_sends_nothing(beats: Beats) -> None:
     last_sent(ago=11)
     beat = beats(leads=False)

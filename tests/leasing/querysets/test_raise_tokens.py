@@ -48,6 +48,14 @@ def test_a_token_that_is_higher_already_rises_by_one() -> None:
     assert Lease.objects.get().fencing_token == far + 1
 
 
+def test_a_task_that_nobody_has_claimed_keeps_its_token() -> None:
+    TaskFactory()
+
+    assert Task.objects.raise_tokens(HOUR) == 0
+
+    assert Task.objects.get().fencing_token == 0
+
+
 def test_the_next_grant_is_above_what_was_raised() -> None:
     LeaseFactory(resource="crane:1")
     Lease.objects.raise_tokens(HOUR)

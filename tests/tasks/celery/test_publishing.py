@@ -16,6 +16,7 @@ from tasks.models import Queue, Task
 from tasks.outbox import publish
 from tasks.outbox.relay import BATCH, BrokerAway, QueueRefused, Relay
 from tasks.outbox.totals import Totals
+from tasks.querysets import relay as verbs
 from tests.leasing.support import expire
 from tests.tasks.celery.support import FakeBroker, age, away, away_after, enqueue
 from tests.tasks.support import grant_to, make_due, take_back
@@ -30,6 +31,16 @@ def test_a_ready_task_is_published_once(relay: Relay, term: Hold, broker: FakeBr
     relay.look(term)
 
     assert broker.tasks == keys
+
+
+def test_what_somebody_else_has_locked_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To update it would be to wait for it."""
+    free, busy = enqueue(2)
+    monkeypatch.setattr(verbs, "lock", lambda rows, **how: rows.exclude(pk=busy))
+
+    assert Task.objects.mark_published([busy, free], 60) == [free]
+
+    assert Task.objects.get(pk=busy).published_at is None
 
 
 def test_tasks_of_other_queues_are_not_published(
