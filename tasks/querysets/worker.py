@@ -81,7 +81,7 @@ def take_one(rows: TaskRows, key: int, holder: str, queue: str, ttl: Ttl) -> Cla
     more = True
     if postgres.serves(rows.db):
         claimed, more = one_statement.take_one(rows, terms, queue, key)
-    if more and not claimed:
+    if more:
         seated = _claim_portably(rows.filter(pk=key), terms, [queue], 1)
         claimed = [ClaimedTask.of(task) for task in seated]
     _tell_claimed(rows, claimed)
