@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from django.test import TransactionTestCase
+from pytest_django.plugin import blocking_manager_key
 
 from tests.emptying import empty
 from tests.mutants import making, reach, shelf
@@ -43,6 +44,8 @@ class Server:
 
     def __init__(self) -> None:
         self._has_failed = False
+        #: In a child, True if no mutant is tried.
+        self._is_as_it_is = False
         #: Tests that pass in a child, on the code as it is.
         self._trusted: set[pytest.Item] = set()
         #: The tests that reach each function, where a full round has asked for that.
@@ -65,6 +68,10 @@ class Server:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._has_failed |= report.failed
+        if report.failed and self._is_as_it_is:
+            print(
+                f"fails without a mutant: {report.nodeid}\n{report.longreprtext}", file=sys.stderr
+            )
 
     def _measure_reach(self, places: list[str]) -> None:
         """Run all tests of ``places`` once, in a child, and note which functions they run."""
@@ -93,7 +100,6 @@ class Server:
         items = _nearest_first(self._items, [*likely, *(reaching or nearest)])
         while (killer := self._try(mutant, items)) is not None:
             if self._fails_as_it_is(killer):
-                print(f"fails without a mutant: {killer.nodeid}", file=sys.stderr)
                 self._items.remove(killer)
             # It fails alone too, and twice: on a loaded machine others fail once.
             elif [killer.nodeid] == likely[:1] or self._try(mutant, [killer]) is not None:
@@ -105,7 +111,7 @@ class Server:
         if item in self._trusted:
             return False
         if self._try(None, [item]) is not None:
-            _restore_database()
+            _restore_database(item.config)
             if self._try(None, [item]) is not None:
                 return True
         self._trusted.add(item)
@@ -129,19 +135,22 @@ class Server:
         if outcome == PASSED:
             return None
         if outcome != FAILED:
-            _restore_database()
+            _restore_database(items[0].config)
         if not begun:
             raise RuntimeError(f"{mutant} could not be applied")
         return items[begun - 1]
 
     def _run(self, mutant: str | None, items: list[pytest.Item], told: int) -> None:
         """Run ``items`` in the child, until one fails."""
-        if mutant is not None:
+        if mutant is None:
+            self._is_as_it_is = True
+        else:
             apply(self._mutants[mutant])
         for item, following in zip(items, [*items[1:], None], strict=False):
             os.write(told, BEGUN)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self._has_failed:
+                item.session._setupstate.teardown_exact(None)  # tables that a module has made
                 break
         os.write(told, FAILED if self._has_failed else PASSED)
 
@@ -195,17 +204,22 @@ def _told(readable: int, pid: int) -> tuple[int, bytes]:
     return len(begun), told[len(begun) :]
 
 
-def _restore_database() -> None:
+def _restore_database(config: pytest.Config) -> None:
     """Empty it, in a child, of what a test has left that did not come to its end, and end what is
     still at work there."""
     pid = os.fork()
     if not pid:
+        failed = True
         try:
-            _end_others()
-            empty(TransactionTestCase())
+            with config.stash[blocking_manager_key].unblock():
+                _end_others()
+                empty(TransactionTestCase())
+            failed = False
         finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
+            os._exit(failed)
+    _, status = os.waitpid(pid, 0)
+    if status:
+        print("the database could not be emptied", file=sys.stderr)
 
 
 def _end_others() -> None:

@@ -44,7 +44,11 @@ NEAREST: dict[str, tuple[str, ...]] = {
     **{
         f"tasks/querysets/{name}.py": (*nearest, "tests/tasks/querysets/")
         for name, nearest in {
-            "base": ("tests/tasks/querysets/test_conditions.py",),
+            "base": (
+                "tests/tasks/querysets/test_conditions.py",
+                "tests/tasks/test_notifier.py",
+                "tests/leasing/querysets/test_raise_tokens.py",
+            ),
             "duplicates": ("tests/tasks/querysets/test_enqueue_unique.py",),
             "ends": (
                 "tests/tasks/querysets/test_many.py",
