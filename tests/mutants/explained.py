@@ -2,4 +2,40 @@
 
 from __future__ import annotations
 
-EXPLAINED: dict[str, str] = {}
+EXPLAINED: dict[str, str] = {
+    "leasing.db.postgres.holding._RELEASE_AND_TELL: >= in"
+    " `w WHERE w.wanted_until > {now} ) SELECT {columns`": (
+        "One notification more, in the microsecond in which the last who waits gives up."
+    ),
+    "leasing.db.postgres.holding._writing: without is_one_of('pk', keys) in .filter": (
+        "A row that is not among the keys has no grant to be compared with: this is for the index."
+    ),
+    "leasing.db.postgres.holding._writing: without .holding()": (
+        "What is chosen is locked, and was held when it was; the update says it again."
+    ),
+    "tasks.querysets.sql.claim._WAITED: >= in `rted} >= {now} OR {due} > {started} THEN {now} -`": (
+        "A task that ran before, and is due again in the microsecond in which it first started:"
+        " whether that wait is counted says nothing of any queue."
+    ),
+    "tasks.querysets.sql.claim._most: most <= limit for most < limit": (
+        "The constant is an upper bound for the planner; the limit is a parameter beside it."
+    ),
+    "tasks.querysets.sql.complete._OF_GRANT:"
+    " without `AND {table}.grant_id = ({grants}::uuid[])[{place}]`": (
+        "What is locked before has the grant; the update says it again."
+    ),
+    "tasks.querysets.sql.complete._complete_statement: without .holding()": (
+        "The lock and the update ask the same: either refuses a task that does not run."
+    ),
+    "tasks.querysets.sql.complete._complete_statement: without .holding() (2)": (
+        "The lock and the update ask the same: either refuses a task that does not run."
+    ),
+    "tasks.querysets.sql.insert._cells:"
+    " name == 'task_data' for name in _NAMES or name == 'task_data'": (
+        "The name and the queue travel as parameters instead of as constants, to the same row."
+    ),
+    "tasks.querysets.sql.statements.cached_statement:"
+    " len(statements) > _KEPT for len(statements) >= _KEPT": (
+        "A cache of 101 statements instead of 100."
+    ),
+}
