@@ -73,7 +73,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
                 "tests/tasks/querysets/test_conditions.py",
                 "tests/tasks/querysets/test_claim.py",
             ),
-            "sql/claim": ("tests/tasks/querysets/test_claim",),
+            "sql/claim": ("tests/tasks/querysets/test_claim", "tests/tasks/metrics/"),
             "sql/complete": ("tests/tasks/querysets/test_claim",),
             "sql/statements": ("tests/tasks/querysets/test_claim",),
             "sql/insert": ("tests/tasks/querysets/test_enqueue",),
