@@ -18,6 +18,9 @@ from typing import Any
 from leasing.runtime.suggestions import closest
 from leasing.validation.templates import fields_of
 
+#: In each reason why a handler cannot be called.
+MISMATCH = " does not take this data: "
+
 POSITIONAL_ONLY, ANY_POSITIONAL = Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL
 EITHER, NAMED, ANY_NAMED = (
     Parameter.POSITIONAL_OR_KEYWORD,
@@ -90,7 +93,7 @@ class Parameters:
             and self.context not in names
         ):
             return ""
-        return f"{self.text} does not take this data: {'; '.join(self._reasons(data))}."
+        return f"{self.text}{MISMATCH}{'; '.join(self._reasons(data))}."
 
     def _reasons(self, data: Mapping[str, Any]) -> list[str]:
         missing = [name for name in self._in_order(self.required) if name not in data]

@@ -16,6 +16,7 @@ from leasing.functions import EPOCH, after, database_now
 from leasing.web.cache import shared
 from tasks.diagnosis.slots import Slots, slots_of
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker, WorkerRole, WorkerState
+from tasks.parameters import MISMATCH
 from tasks.querysets import TaskStatus
 
 #: The greatest number of workers that are read.
@@ -136,7 +137,8 @@ def _losses(tasks: Iterable[Task], using: str) -> dict[int, list[str]]:
     )
     found: defaultdict[int, list[str]] = defaultdict(list)
     for reason in _NOT_BEGUN:
-        lately = lately.exclude(error__contains=reason)
+        lately = lately.exclude(error__startswith=reason)
+    lately = lately.exclude(error__contains=MISMATCH)
     for key, holder in lately.order_by("-pk").values_list("task", "holder")[:MAX_ATTEMPTS_READ]:
         found[key].append(holder)
     return {key: holders for key, holders in found.items() if len(holders) >= FLAPS}

@@ -411,7 +411,7 @@ def test_a_task_that_goes_from_worker_to_worker_names_them_and_what_is_left() ->
     assert re.findall(r"\d+", answer.next) == ["7"]  # attempts are left
 
 
-@pytest.mark.parametrize("change", ["twice", "long ago", "failed", "unknown", "ended"])
+@pytest.mark.parametrize("change", ["twice", "long ago", "failed", "unknown", "mismatch", "ended"])
 def test_what_was_lost_seldom_or_long_ago_or_failed_by_itself_is_steady(change: str) -> None:
     task = flapping()
     attempts = TaskAttempt._base_manager.filter(task=task)
@@ -424,6 +424,9 @@ def test_what_was_lost_seldom_or_long_ago_or_failed_by_itself_is_steady(change: 
             attempts.update(outcome=AttemptOutcome.FAILED)
         case "unknown":
             reason = "No handler is registered for 'sample.sleep': this worker lacks its module."
+            attempts.update(outcome=AttemptOutcome.RETURNED, error=reason)
+        case "mismatch":
+            reason = "build(ctx) does not take this data: 'day' is unknown. Another release may"
             attempts.update(outcome=AttemptOutcome.RETURNED, error=reason)
         case "ended":
             Task.objects.filter(pk=task.pk).cancel()
