@@ -129,7 +129,7 @@ class Leader:
 
         Raises LeaseInTransaction inside an atomic block.
         """
-        stopping = stopping or threading.Event()
+        stopping = threading.Event() if stopping is None else stopping
         with self._campaign():
             while (term := drive(self._electing(stopping))) is not None:
                 try:
@@ -269,7 +269,7 @@ class Leader:
         A term that began and ended between two queries is not reported. Nothing is reported while
         the database does not answer.
         """
-        stopping = stopping or threading.Event()
+        stopping = threading.Event() if stopping is None else stopping
         known: int | None = -1  # no token, and not None
         while not stopping.is_set():
             try:

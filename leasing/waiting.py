@@ -103,7 +103,7 @@ class Rest:
 
     def __init__(self, seconds: float, stopping: threading.Event | None = None) -> None:
         self.seconds = seconds
-        self._stopping = stopping or threading.Event()
+        self._stopping = threading.Event() if stopping is None else stopping
 
     def wait(self) -> None:
         self._stopping.wait(_real_pause(self.seconds))

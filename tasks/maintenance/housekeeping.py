@@ -68,7 +68,7 @@ def prune(
 
     Raises Stopped when ``stopping`` was set and there was more to do.
     """
-    stopping = stopping or threading.Event()
+    stopping = threading.Event() if stopping is None else stopping
     pruned: dict[str, int] = {}
     for state, age in (retention() if keep is None else keep).items():
         if age is None:

@@ -242,6 +242,18 @@ def test_who_was_asked_to_stop_before_does_not_even_campaign(
     assert events() == []
 
 
+def test_the_loss_of_another_lease_ends_the_loop(leader: Leader) -> None:
+    """``hold.lost`` is an event that is false until it is set."""
+    turns = 0
+    with Lease.objects.hold("crane:1") as crane:
+        for _ in leader.terms(crane.lost):
+            turns += 1
+            assert turns == 1
+            crane.lost.set()
+
+    assert turns == 1
+
+
 def test_a_campaign_ends_promptly_when_asked_to_stop_and_does_not_win_after_that(
     leader: Leader,
     stopping: threading.Event,
@@ -984,6 +996,23 @@ def test_watching_ends_when_asked_to_stop(
     watching.result(PATIENCE / 2)
 
     assert heard in ([], [None])
+
+
+def test_the_loss_of_another_lease_ends_watching(
+    leader: Leader, other_threads: OtherThreads
+) -> None:
+    with Lease.objects.hold("crane:1") as crane:
+        watching = leader.watch(crane.lost)
+        assert next(watching) is None
+        crane.lost.set()
+        assert other_threads.start(list, watching).result(PATIENCE / 2) == []
+
+
+def test_a_pause_ends_at_the_loss_of_another_lease(other_threads: OtherThreads) -> None:
+    with Lease.objects.hold("crane:1") as crane:
+        resting = other_threads.start(Rest(PATIENCE, crane.lost).wait)
+        crane.lost.set()
+        resting.result(PATIENCE / 2)
 
 
 def test_who_watches_waits_for_a_database_that_is_away(

@@ -250,6 +250,9 @@ class Pauses(threading.Event):
         self.waited: list[float | None] = []
         self.stop_after = stop_after
 
+    def __bool__(self) -> bool:  # as ``hold.lost``
+        return self.is_set()
+
     def wait(self, timeout: float | None = None) -> bool:
         self.waited.append(timeout)
         if len(self.waited) == self.stop_after:
