@@ -174,9 +174,13 @@ class HandlerDecorator(Protocol):
 
 
 def with_methods(name: str, function: Function[P, R_co]) -> HandlerFunction[P, R_co]:
-    """Return ``function`` with the methods that enqueue tasks called ``name``."""
+    """Return ``function`` with the methods that enqueue tasks called ``name``. What a callable
+    object has under one of their names stays."""
     producer: Producer[P] = Producer(name, function)
     for method in METHODS:
+        present = getattr(function, method, None)
+        if present is not None and not isinstance(getattr(present, "__self__", None), Producer):
+            continue
         try:
             setattr(function, method, getattr(producer, method))
         except AttributeError:

@@ -184,6 +184,23 @@ class Desk:
         return letter
 
 
+class Stamp:
+    def __init__(self) -> None:
+        self.data = "paid"
+
+    def __call__(self, ctx: Any, letter: str) -> str:
+        return f"{letter}: {self.data}"
+
+
+@pytest.mark.once
+@pytest.mark.django_db
+def test_an_object_that_is_a_handler_keeps_attributes_of_its_own() -> None:
+    stamp: Any = handler("letters.stamp")(Stamp())
+
+    assert stamp(None, letter="a") == "a: paid"
+    assert stamp.enqueue(letter="a").name == "letters.stamp"
+
+
 @pytest.mark.once
 @pytest.mark.django_db
 def test_what_can_have_no_methods_is_registered_all_the_same() -> None:
