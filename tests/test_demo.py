@@ -24,6 +24,7 @@ def port() -> int:
     return free_ports(1)[0]
 
 
+@pytest.mark.rest
 def test_the_demo_shows_both_workers_at_work_and_stops_cleanly(spawn: Spawn, port: int) -> None:
     demo = spawn(["manage.py", "demo"], PORT=str(port), PYTHONWARNINGS="default")
 

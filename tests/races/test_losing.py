@@ -166,6 +166,7 @@ def deadlines_at(server: Server) -> dict[str, float]:
         return {which: here + float(seconds) for which, seconds in remaining}
 
 
+@pytest.mark.rest
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite does not restart")
 def test_a_holder_whose_database_restarts(
     writer: Callable[..., Writer], own_server: Server

@@ -59,6 +59,7 @@ def examples() -> str:
     return f"import pytest\n{text}\npytestmark = pytest.mark.django_db\n"
 
 
+@pytest.mark.rest
 def test_the_cases_and_the_examples_of_the_page_pass(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
