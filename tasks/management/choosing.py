@@ -114,7 +114,10 @@ def details_of(action: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def start_of(options: Mapping[str, Any]) -> datetime | None:
     if options["delay"] is not None:
-        return now() + timedelta(seconds=options["delay"])
+        try:
+            return now() + timedelta(seconds=options["delay"])
+        except (OverflowError, ValueError) as error:  # such as inf and nan
+            raise CommandError(f"--in is out of bounds: {options['delay']} s.") from error
     return None if options["at"] is None else _moment(options["at"])
 
 

@@ -268,6 +268,8 @@ def test_a_time_without_a_zone_is_of_the_current_one() -> None:
         (["move", "1", "--at", "soon"], "'soon'"),
         (["move", "1", "--at", "2030-02-31T00:00"], "2030-02-31T00:00"),
         (["move", "1", "--at", "now", "--in", "5"], "--in"),
+        (["move", "1", "--in", "inf"], "--in is out of bounds: inf s"),
+        (["enqueue", "sample.sleep", "--in", "nan"], "--in is out of bounds: nan s"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(options: list[str], named: str) -> None:
