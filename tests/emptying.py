@@ -22,10 +22,12 @@ def empty(test: TransactionTestCase) -> None:
         connection = connections[alias]
         with transaction.atomic(using=alias), connection.cursor() as cursor:
             tables = _tables(alias)
+            statements = [f"DELETE FROM {table}" for table in tables]
             if connection.vendor == "postgresql":  # what others still write is over then
-                cursor.execute(f"LOCK TABLE {', '.join(tables)} IN EXCLUSIVE MODE")
-            for table in tables:
-                cursor.execute(f"DELETE FROM {table}")
+                lock = f"LOCK TABLE {', '.join(tables)} IN EXCLUSIVE MODE"
+                statements = ["; ".join([lock, *statements])]
+            for statement in statements:
+                cursor.execute(statement)
 
 
 @cache
