@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.db import IntegrityError, connections, transaction
-from django.db.models import F, Q
+from django.db.models import Case, F, Q, When
 from django.db.models.expressions import DatabaseDefault
 from django.db.models.functions import Greatest
 
@@ -121,10 +121,14 @@ def _with_unique_key(rows: TaskRows, task: Task, on_duplicate: str) -> Task | No
     """The task that keeps the unique key, after ``on_duplicate`` was done with it."""
     if task.unique_key is None:
         return None
-    present = rows._everything().filter(unique_key=task.unique_key).first()
+    is_over = Case(When(unique_until__lte=DbNow(), then=True), default=False)
+    with_key = rows._everything().filter(unique_key=task.unique_key)
+    present = with_key.annotate(window_is_over=is_over).first()
     if present is None:
         return None
-    if present.unique_until is not None and _free_overdue(rows, task.unique_key):
+    if present.window_is_over:  # type: ignore[attr-defined]
+        # Freed here or by another enqueue, whose task may have the key by now: look again.
+        _free_overdue(rows, task.unique_key)
         return None
     if on_duplicate != OnDuplicate.SKIP:
         replaced = _replace(rows, task, keep_time=on_duplicate == OnDuplicate.KEEP_TIME)
@@ -134,12 +138,12 @@ def _with_unique_key(rows: TaskRows, task: Task, on_duplicate: str) -> Task | No
     return present
 
 
-def _free_overdue(rows: TaskRows, unique_key: str) -> int:
+def _free_overdue(rows: TaskRows, unique_key: str) -> None:
     """Take the key from a task whose window is over, whether it has ended or not."""
     overdue = rows._everything().filter(unique_key=unique_key, unique_until__lte=DbNow())
     with transaction.atomic(using=rows.db):
         _lock_soon(overdue, unique_key)
-        return overdue.update(unique_key=None)
+        overdue.update(unique_key=None)
 
 
 def _replace(rows: TaskRows, task: Task, *, keep_time: bool) -> Task | None:

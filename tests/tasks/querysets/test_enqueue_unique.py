@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -12,6 +13,7 @@ from django.db import connection, transaction
 from django.db.models.signals import pre_save
 
 from leasing.functions import after
+from leasing.querysets.leasable import pause_shortly
 from tasks.exceptions import GiveUp, KeyBusy
 from tasks.models import Task, TaskStep, UniqueFor
 from tasks.querysets import duplicates
@@ -127,13 +129,23 @@ def test_no_other_key_is_freed_with_one_that_is_overdue(database_clock: Database
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("on_postgresql")
-def test_of_two_that_take_over_at_once_one_does(other_session: OtherSession) -> None:
+def test_of_two_that_take_over_at_once_one_does(
+    other_session: OtherSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = TaskFactory(unique_key="k", unique_for=HOUR, state="succeeded")
     Task.objects.filter(pk=old.pk).update(unique_until=after(timedelta(seconds=-1)))
+    waits = threading.Event()
+
+    def pause() -> None:
+        waits.set()
+        pause_shortly()
+
+    monkeypatch.setattr("tasks.querysets.duplicates.pause_shortly", pause)
 
     with transaction.atomic():
         mine = again()
         theirs = other_session.start(again)
+        assert waits.wait(20)  # it has met the old task, whose row is locked here
 
     assert theirs.result(20).pk == mine.pk
     assert Task.objects.count() == 2
