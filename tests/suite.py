@@ -24,10 +24,10 @@ from typing import IO, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PAIRS = ("3.11/5.2", "3.12/5.2", "3.12/6.1", "3.13/6.0")
-#: Five keep two cores busy, and each more takes some seconds of CPU to import and collect
+#: Four keep two cores busy, and each more takes some seconds of CPU to import and collect
 #: everything. One that hangs has said where, and is not replaced.
 WORKERS = ["--dist", "worksteal", "--max-worker-restart", "0", "--numprocesses"]
-SQLITE = ["--db", "sqlite", *WORKERS, "3"]
+SQLITE = ["--db", "sqlite", *WORKERS, "2"]
 POSTGRESQL = ["--db", "postgresql", "--only-db", *WORKERS, "2"]
 #: Runs of pytest that go on side by side. SQLite has what is marked `once`, since a test takes less
 #: time there, and the tests that touch no database: with them both runs last equally long.

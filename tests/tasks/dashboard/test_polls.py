@@ -22,7 +22,8 @@ from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire
 from tests.pages import get, queries, signed_in
 
-pytestmark = pytest.mark.django_db
+# What the pages read has tests of its own on each database.
+pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 TASKS, LEASES = "/ops/tasks/", "/ops/leases/"
 
