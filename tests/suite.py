@@ -28,17 +28,18 @@ PAIRS = ("3.11/5.2", "3.12/5.2", "3.12/6.1", "3.13/6.0")
 #: everything. One that hangs has said where, and is not replaced.
 WORKERS = ["--dist", "worksteal", "--max-worker-restart", "0", "--numprocesses"]
 SQLITE = ["--db", "sqlite", *WORKERS, "2"]
-POSTGRESQL = ["--db", "postgresql", "--only-db", *WORKERS, "2"]
+POSTGRESQL = ["--db", "postgresql", *WORKERS, "2"]
+ONLY_DB = "--only-db"
 #: Runs of pytest that go on side by side. SQLite has what is marked `once`, since a test takes less
-#: time there, and the tests that touch no database: with them both runs last equally long.
+#: time there, and PostgreSQL the tests that touch no database: so both runs last equally long.
 TEST = {
     "PostgreSQL": [*POSTGRESQL, "--once", "not"],
-    "SQLite": [*SQLITE, "--no-rest"],
+    "SQLite": [*SQLITE, ONLY_DB, "--no-rest"],
     "the wheel": ["-m", "packaging", "tests/test_packaging.py"],
 }
-REST = {"PostgreSQL": [*POSTGRESQL, "--once", "only"]}
+REST = {"PostgreSQL": [*POSTGRESQL, ONLY_DB, "--once", "only"]}
 WHEEL = {"the wheel": TEST["the wheel"]}
-DATABASES = {"PostgreSQL": POSTGRESQL, "SQLite": SQLITE}
+DATABASES = {"PostgreSQL": [*POSTGRESQL, ONLY_DB], "SQLite": SQLITE}
 FEWEST_PAIRS = 2
 #: What pytest answers when PYTEST_ADDOPTS picks none of the tests of a run.
 NOTHING_PICKED = 5

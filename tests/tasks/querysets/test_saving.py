@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -228,9 +229,10 @@ def test_a_fixture_is_written_as_it_is(state: str, is_there: bool) -> None:
     for each in serializers.deserialize("json", fixture):
         each.save()
 
-    # JSON has milliseconds.
     def rounded(row: dict[str, Any]) -> dict[str, Any]:
-        return {name: str(value)[:23] for name, value in row.items()}
+        """JSON has milliseconds; a whole second is written without any."""
+        moments = {name: value for name, value in row.items() if isinstance(value, datetime)}
+        return row | {name: at.isoformat(timespec="milliseconds") for name, at in moments.items()}
 
     assert rounded(row_of(task)) == rounded(before)
 
