@@ -255,7 +255,8 @@ def find(name_or_function: str | Callable[..., Any]) -> Handler:
         if name_or_function in _handlers:
             return _handlers[name_or_function]
     else:
-        for known in _handlers.values():
+        # Of several names the upper decorator gave the latest, as to the methods.
+        for known in reversed(_handlers.values()):
             if known.function is name_or_function:
                 return known
     if callable(name_or_function):

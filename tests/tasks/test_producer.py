@@ -175,7 +175,7 @@ def test_of_two_names_of_one_function_its_tasks_get_the_upper_one() -> None:
     @handler("old")
     def both(ctx: Any) -> None: ...
 
-    assert both.enqueue().name == "new"
+    assert both.enqueue().name == Task.objects.enqueue(both).name == "new"
     assert registry.find("old").function is registry.find("new").function is both
 
 
