@@ -205,7 +205,7 @@ def test_no_schedule_that_is_typed_is_a_fault(client: Client) -> None:
 
 @pytest.mark.parametrize("data", ["", "null"])
 def test_a_schedule_without_data_has_none(client: Client, data: str) -> None:
-    body = {"name": "x", "task_name": "sample.sleep", "task_data": data, "cron": "* * * * *"}
+    body = {"name": "x", "task_name": "jobs.echo", "task_data": data, "cron": "* * * * *"}
     body |= {"priority": "0", "timezone": "UTC", "missed": "all", "overlap": "skip"}
     url = reverse("admin:leasing_tasks_schedule_add")
     assert client.post(url, body).status_code == 302
