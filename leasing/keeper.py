@@ -454,8 +454,10 @@ class Keeper:
             callbacks = self._prompt_callbacks, self._callbacks
             self._prompt_callbacks, self._callbacks = CallbackThreads(), CallbackThreads()
             stopped.set()
-            self._renewer_wakes.notify_all()
-            self._watchdog_wakes.notify_all()
+            for alarm in (self._renewer_wakes, self._watchdog_wakes):
+                alarm.notify_all()
+            # And alarms: one that ends would note that it is awake, and the new one sleep on.
+            self._renewer_wakes, self._watchdog_wakes = Alarm(self._lock), Alarm(self._lock)
         _end(threads, *callbacks)
 
     def stop(self) -> None:

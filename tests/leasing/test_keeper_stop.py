@@ -8,6 +8,7 @@ import pytest
 
 from leasing.hold import Hold
 from leasing.keeper import Keeper
+from leasing.runtime.alarm import Alarm
 from tests.leasing.support import PATIENCE, FakeStore, Hanging, have_ended, hold_of
 from tests.processes import wait_for
 
@@ -147,4 +148,38 @@ def test_what_is_held_while_a_keeper_goes_to_rest_is_renewed(
 
     wait_for(lambda: store.calls)
     assert keeper.holds == [hold._held]
+    keeper.stop()
+
+
+def test_a_thread_that_ends_late_does_not_keep_its_successor_asleep(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper, late, wait = Keeper(), threading.Event(), Alarm.wait
+    asleep: set[threading.Thread] = set()
+    ending: set[threading.Thread] = set()
+
+    def wakes_late(alarm: Alarm, timeout: float | None = None) -> bool:
+        asleep.add(threading.current_thread())
+        woken = wait(alarm, timeout)
+        if threading.current_thread() in ending:
+            alarm.release()
+            late.wait(PATIENCE)
+            alarm.acquire()
+        return woken
+
+    monkeypatch.setattr(Alarm, "wait", wakes_late)
+    with hold_of(store, keeper):
+        wait_for(lambda: len(asleep) == 2)
+    ending.update(asleep)
+    with monkeypatch.context() as patch:
+        patch.setattr("leasing.keeper._end", lambda *ended: None)
+        keeper.rest()
+    keeper.start()
+    wait_for(lambda: len(asleep - ending) == 2)
+    late.set()
+    for each in ending:
+        each.join(PATIENCE)
+
+    with hold_of(store, keeper, ttl=0.3):
+        wait_for(lambda: store.calls)
     keeper.stop()
