@@ -39,6 +39,10 @@ class Killers:
         self._of_mutant[mutant.name] = killer
         self._count(mutant, killer)
 
+    def knows(self, mutant: Mutant) -> bool:
+        """Return True if a test noticed ``mutant`` in an earlier round."""
+        return mutant.name in self._of_mutant
+
     def likely(self, mutant: Mutant) -> list[str]:
         """The tests that will probably notice ``mutant``, the likeliest first."""
         known = self._of_mutant.get(mutant.name)
