@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 
 from leasing.exceptions import LeaseLost
 from leasing.runtime.clock import clock
-from tasks import notifier
+from tasks import notifier, signals
 from tasks.dashboard.badges import ATTEMPT_BADGES
 from tasks.execution.context import Context
 from tasks.maintenance import recovery
@@ -129,6 +130,26 @@ def test_many_are_cancelled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Task.objects.all().cancel(by="ann") == 5
     assert Task.objects.cancelled().count() == 3
     assert row_of(done)["cancel_requested_at"] is None
+
+
+def test_many_are_rescheduled_in_parts_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards they meet the condition as before: only their keys tell which were done."""
+    monkeypatch.setattr("tasks.querysets.operator.BULK_BATCH", 2)
+    tasks = TaskFactory.create_batch(5)
+    told: list[int] = []
+
+    def hear(task: Task, **_: object) -> None:
+        told.append(task.pk)
+        if len(told) > len(tasks):
+            pytest.fail("it begins again")  # and would for ever
+
+    signals.rescheduled.connect(hear)
+    try:
+        assert Task.objects.reschedule(scheduled_at=timezone.now()) == 5
+    finally:
+        signals.rescheduled.disconnect(hear)
+
+    assert told == [task.pk for task in tasks]
 
 
 # Wake-ups
