@@ -60,15 +60,15 @@ def _cancel(rows: TaskRows, keys: list[int], by: str, text: str) -> tuple[list[T
     keys of those that were asked."""
     mine = rows._everything().filter(pk__in=keys)
     asking = {"cancel_requested_at": DbNow(), "cancel_requested_by": by, "last_error": text}
-    waiting = list(mine.filter(status=TaskStatus.READY).values_list("pk", flat=True))
     running = mine.running().exclude(CANCEL_REQUESTED).order_by("pk")
     to_ask = list(running.values_list("pk", flat=True))
-    mine.filter(pk__in=waiting, status=TaskStatus.READY).update(
+    waiting = mine.exclude(pk__in=to_ask)
+    waiting.filter(status=TaskStatus.READY).update(
         status=TaskStatus.CANCELLED, **asking, **closing()
     )
     asked = mine.filter(pk__in=to_ask).running()
     asked.update(**asking)
-    ended = list(mine.filter(pk__in=waiting).cancelled().order_by("pk"))
+    ended = list(waiting.cancelled().order_by("pk"))
     return ended, list(asked.filter(CANCEL_REQUESTED).values_list("pk", flat=True))
 
 
