@@ -17,7 +17,6 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import Q
 
-from leasing.db.dialects import lock
 from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow
 from leasing.validation.names import MAX_NAME
@@ -47,7 +46,7 @@ class BeatEntryQuerySet(RoutedQuerySet["BeatEntry"]):
             "fencing_token": token,
         }
         same = self.home().filter(pk=row.pk, runs=row.runs, fencing_token__lte=token)
-        if not (lock(same).values_list("pk") and same.update(**taken)):
+        if not same.update(**taken):
             return None
         return self.model(pk=row.pk, beat=row.beat, name=row.name, **taken)
 

@@ -13,6 +13,14 @@ EXPLAINED: dict[str, str] = {
     "leasing.db.postgres.holding._writing: without .holding()": (
         "What is chosen is locked, and was held when it was; the update says it again."
     ),
+    "tasks.querysets.ends._written: _ended_by(row, task) and is_so(row, result)"
+    " for everyone or (_ended_by(row, task) and is_so(row, result))": (
+        "Where as many were updated as were locked, each is as it was written: it saves a look."
+    ),
+    "tasks.querysets.relay.mark_published: published_at__lt=after(-timedelta(seconds=patience))"
+    " for published_at__lte=after(-timedelta(seconds=patience))": (
+        "A message is late one microsecond later."
+    ),
     "tasks.querysets.sql.claim._WAITED: >= in `rted} >= {now} OR {due} > {started} THEN {now} -`": (
         "A task that ran before, and is due again in the microsecond in which it first started:"
         " whether that wait is counted says nothing of any queue."

@@ -14,6 +14,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
             "tests/leasing/querysets/test_conditions.py",
             "tests/leasing/querysets/",
             "tests/leasing/contract/",
+            "tests/leasing/test_saving.py",
             "tests/leasing/test_prune.py",
             "tests/leasing/test_hold_rows.py",
             "tests/leasing/test_keeper_failures.py",
@@ -23,7 +24,12 @@ NEAREST: dict[str, tuple[str, ...]] = {
         )
         for name in ("saving", "states", "holder", "granting", "leasable")
     },
-    "leasing/querysets/lease.py": ("tests/leasing/querysets/", "tests/leasing/contract/"),
+    "leasing/querysets/lease.py": (
+        "tests/leasing/querysets/",
+        "tests/leasing/contract/",
+        "tests/leasing/test_notifier.py",
+        "tests/leasing/test_waiting.py",
+    ),
     "leasing/querysets/once.py": ("tests/leasing/test_once.py", "tests/leasing/querysets/"),
     "leasing/querysets/beats.py": ("tests/leasing/celery/",),
     **{
