@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import Parameter, Signature
 from typing import Any
 
 from leasing.runtime.suggestions import closest
+from leasing.validation.json_values import check_json, with_strings
 from leasing.validation.templates import fields_of
 
 #: In each reason why a handler cannot be called.
@@ -41,6 +42,8 @@ class Parameters:
     required: frozenset[str] = frozenset()
     #: True if there is a ``**data``.
     takes_any: bool = False
+    #: The values of the parameters that are not required.
+    defaults: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Parameters:
@@ -69,20 +72,33 @@ class Parameters:
             frozenset(each.name for each in by_name),
             frozenset(each.name for each in by_name if _is_required(each)),
             any(each.kind is ANY_NAMED for each in others),
+            {each.name: each.default for each in by_name if not _is_required(each)},
         )
 
-    def check_template(self, what: str, template: str) -> None:
-        """Raise TypeError if ``template``, called ``what``, has a field that no data can have."""
+    def template_defaults(self, what: str, template: str) -> dict[str, Any]:
+        """Return the values of the fields of ``template``, called ``what``, for data that lacks
+        them: the defaults of the parameters, as data has them.
+
+        Raises TypeError if it has a field that no data can have, or whose default is not JSON.
+        """
+        fields = set(fields_of(template))
         unknown = {
-            field
-            for field in fields_of(template)
-            if not (field in self.accepted or self.takes_any and field.isidentifier())
+            name
+            for name in fields
+            if not (name in self.accepted or self.takes_any and name.isidentifier())
         }
         if unknown:
-            fields = ", ".join(f"{{{each}}}" for each in sorted(unknown))
+            listed = ", ".join(f"{{{each}}}" for each in sorted(unknown))
             raise TypeError(
-                f"The {what} {template!r} uses {fields}, but {self.text} takes no such data."
+                f"The {what} {template!r} uses {listed}, but {self.text} takes no such data."
             )
+        values = {name: with_strings(self.defaults[name]) for name in fields & self.defaults.keys()}
+        for name, value in values.items():
+            try:
+                check_json(value, f"default of {name!r}")
+            except ValueError as error:
+                raise TypeError(f"The {what} {template!r} uses {{{name}}}: {error}") from error
+        return values
 
     def mismatch(self, data: Mapping[str, Any]) -> str:
         """Return the reason why the handler cannot be called with ``data``; empty if it can."""

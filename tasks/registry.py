@@ -90,12 +90,15 @@ class Handler:
     kind: Kind = field(init=False)
     #: What it can be called with.
     parameters: Parameters = field(init=False, repr=False, compare=False)
+    #: Values for the concurrency key of tasks whose data lacks them: its parameters' defaults.
+    key_defaults: dict[str, Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Determined once: the inspection takes longer than a call of a short handler.
         parameters = Parameters.of(self.function)
-        parameters.check_template("concurrency_key", self.concurrency_key)
+        key_defaults = parameters.template_defaults("concurrency_key", self.concurrency_key)
         object.__setattr__(self, "parameters", parameters)
+        object.__setattr__(self, "key_defaults", key_defaults)
         is_async = iscoroutinefunction(self.function)
         kind = Kind.COROUTINE if is_async else Kind.THREAD
         object.__setattr__(self, "is_async", is_async)
@@ -163,15 +166,16 @@ def handler(
             TASK_QUEUE["BACKOFF"].
         timeout: Seconds after which an attempt fails.
         progress_timeout: Seconds without progress after which the task is taken from its holder.
-        concurrency_key: A format string over the data, such as "account:{account_id}".
+        concurrency_key: A format string over the data, such as "account:{account_id}". Data that
+            lacks a parameter has its default.
         concurrency_limit: The number of tasks of one such key that run at a time; 1 by default.
         process: True to run it in a child process, for CPU-bound work.
         on_end: Called with each of its tasks that has ended, once the end is stored.
         aliases: Former names of its tasks: it runs what was enqueued under these too.
 
     Raises TypeError for a function that takes no context or is a generator, and for a
-    concurrency_key with a field that is no parameter; ValueError when a name is already used by
-    other code, or a number is out of bounds.
+    concurrency_key with a field that is no parameter, or whose default is not JSON; ValueError when
+    a name is already used by other code, or a number is out of bounds.
     """
     if callable(name):
         return handler()(name)

@@ -164,7 +164,7 @@ def _formatted(handler: Handler, data: dict[str, Any]) -> str:
     if not handler.concurrency_key:
         return ""
     try:
-        return handler.concurrency_key.format(**data)
+        return handler.concurrency_key.format(**(handler.key_defaults | data))
     except (LookupError, AttributeError, ValueError, TypeError) as error:
         raise ValueError(
             f"The arguments of {handler.name} do not fit its concurrency key"

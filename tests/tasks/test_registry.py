@@ -314,6 +314,15 @@ def test_a_concurrency_key_is_made_of_data(key: str) -> None:
     handler("reports.build", concurrency_key="report:{report_id}")(build)
 
 
+def test_a_default_that_no_data_could_have_makes_no_key() -> None:
+    def sort(ctx: Any, by: object = sorted) -> None: ...
+
+    with pytest.raises(TypeError, match=r"uses \{by\}: The default of 'by' is not JSON"):
+        handler("reports.sort", concurrency_key="by:{by}")(sort)
+
+    handler("reports.sort", concurrency_key="by")(sort)
+
+
 def test_names_are_listed_in_order() -> None:
     handler("b")(build)
     handler("a")(build)

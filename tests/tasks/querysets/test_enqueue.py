@@ -361,6 +361,24 @@ def test_the_key_of_a_limit_is_made_of_what_is_stored() -> None:
     assert {task.concurrency_key for task in tasks} == {PLAIN["at"]}
 
 
+@pytest.mark.once
+@pytest.mark.django_db
+@pytest.mark.usefixtures("own_handlers")
+def test_a_limit_has_the_default_of_what_data_lacks() -> None:
+    @handler("alarms.ring", concurrency_key="{room}:{since}")
+    def ring(ctx: Any, room: int = 7, since: date = RICH["day"]) -> None: ...
+
+    tasks = [
+        ring.enqueue(),
+        ring.enqueue(room=7, since=RICH["day"]),
+        *ring.enqueue_many([ring.data(), ring.data(room=8)]),
+    ]
+
+    keys = [f"7:{PLAIN['day']}"] * 3 + [f"8:{PLAIN['day']}"]
+    assert [task.concurrency_key for task in tasks] == keys
+    assert [task.data for task in tasks[2:]] == [{}, {"room": 8}]
+
+
 @pytest.mark.django_db
 def test_what_nobody_can_write_as_a_string_is_refused_beside_what_they_can() -> None:
     for data in ({"id": UUID(int=7), "x": {1}}, {"id": UUID(int=7), "x": float("nan")}):
