@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -9,9 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from leasing.runtime.clock import clock
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Seconds that the end of the block waits for a ``stop`` under way.
 PATIENCE = 1.0
+#: Seconds that a block which was interrupted has to release what it holds. Signals in this time
+#: change nothing: who presses Ctrl-C many times would interrupt the release.
+RELEASE_PATIENCE = 5.0
 #: The exit code of a process that ends by a signal, less the number of the signal.
 KILLED_BY = 128
 
@@ -23,7 +29,9 @@ def shutdown(grace: float | None = None) -> Iterator[threading.Event]:
 
     The second signal raises SystemExit in the block, so that its ``with`` blocks end and release
     what they hold. So does the first one after ``grace`` seconds, unless that is None or the block
-    has ended. Other threads than the main one get no signals: there the event is never set.
+    has ended. Further signals are ignored for RELEASE_PATIENCE seconds, so that they interrupt no
+    release; the next one raises SystemExit again, and leaves to its ttl what is not released by
+    then. Other threads than the main one get no signals: there the event is never set.
     """
     stopping = threading.Event()
     lock, has_ended = threading.Lock(), threading.Event()
@@ -50,7 +58,7 @@ def shutdown(grace: float | None = None) -> Iterator[threading.Event]:
 def on_stop_signal(stop: Callable[[], object], *, insisted_upon: bool = False) -> Iterator[None]:
     """Call ``stop`` at each SIGTERM and SIGINT while the block runs, on a thread of its own;
     afterwards they do what they did before. With ``insisted_upon``, only at the first: the next
-    raises SystemExit in the block.
+    raises SystemExit in the block, and so do later ones, but not within RELEASE_PATIENCE seconds.
 
     A handler that set an Event itself could stop for ever on a lock that the interrupted main
     thread holds, so it only writes a byte that the thread waits for. Other threads than the main
@@ -62,10 +70,14 @@ def on_stop_signal(stop: Callable[[], object], *, insisted_upon: bool = False) -
     reading, writing = os.pipe()
 
     is_asked = False
+    interrupted_at = -math.inf
 
     def notice(number: int, frame: FrameType | None) -> None:
-        nonlocal is_asked
+        nonlocal is_asked, interrupted_at
         if is_asked and insisted_upon:
+            if clock() - interrupted_at < RELEASE_PATIENCE:
+                return
+            interrupted_at = clock()
             raise SystemExit(KILLED_BY + number)
         is_asked = True
         os.write(writing, b"s")

@@ -15,6 +15,8 @@ import pytest
 from leasing import shutdown
 from leasing.exceptions import LeaseTimeout
 from leasing.models import Lease
+from leasing.store import Grant
+from leasing.stores.rows import RowStore
 from leasing.testing import assert_free, assert_held, hold_elsewhere, in_memory
 from tests.leasing.support import PATIENCE
 from tests.processes import wait_for
@@ -59,6 +61,36 @@ def test_a_second_signal_interrupts_the_block_and_releases(number: int) -> None:
 
     assert ending.value.code == 128 + number
     assert_free("crane:1")
+
+
+def interrupted_as_it_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = RowStore.release
+
+    def with_signal(store: RowStore, grant: Grant) -> None:
+        send(signal.SIGINT)
+        release(store, grant)
+
+    monkeypatch.setattr(RowStore, "release", with_signal)
+    with pytest.raises(SystemExit), shutdown() as stopping, Lease.objects.hold("crane:1"):
+        send()
+        stopping.wait(PATIENCE)
+        send()
+
+
+def test_a_third_signal_does_not_interrupt_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted_as_it_releases(monkeypatch)
+
+    assert_free("crane:1")
+
+
+def test_a_release_that_takes_long_can_be_interrupted_and_is_left_to_its_ttl(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("leasing.runtime.shutdown.RELEASE_PATIENCE", 0.0)
+
+    interrupted_as_it_releases(monkeypatch)
+
+    assert_held("crane:1")
 
 
 def test_a_block_that_does_not_look_is_interrupted_when_its_grace_is_over() -> None:
