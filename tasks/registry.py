@@ -285,6 +285,13 @@ def present_name(name: str) -> str:
     return name if known is None else known.name
 
 
+def all_names(name: str) -> tuple[str, ...]:
+    """Return the names under which tasks of the handler called ``name`` are stored: its own and its
+    aliases; ``name`` alone where there is no such handler."""
+    known = _handlers.get(name)
+    return (name,) if known is None else (known.name, *known.aliases)
+
+
 def observed() -> list[str]:
     """The names of those tasks whose end is told by ``on_end``."""
     return [name for name, known in list(_handlers.items()) if known.on_end is not None]

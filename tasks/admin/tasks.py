@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from django.contrib import admin
+from django.db.models import Q
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -18,6 +19,7 @@ from leasing.dashboard.forms import ForceReleaseForm
 from leasing.dashboard.operator_actions import Said
 from leasing.diagnosis.base import Diagnosis
 from leasing.web.badges import Badge
+from tasks import registry
 from tasks.admin.attempts import VIEW_PAYLOAD, related_to, worker_of
 from tasks.dashboard.badges import SEVERITY_BADGES, badge_of_task
 from tasks.dashboard.listing import STATES, in_state, moment_of
@@ -54,7 +56,7 @@ class TaskAdmin(LeasableAdmin):
     }
     exact_search = ("id", "unique_key", "idempotency_key")
     recent_search = ("name",)
-    search_help_text = "ID, exact unique or idempotency key, or exact name"
+    search_help_text = "ID, exact unique or idempotency key, or exact name or alias"
     #: Tasks that succeeded are most of them, and in no index by their state.
     indexed_filters = frozenset(f"state={state}" for state in STATES if state != "succeeded")
     linked_filters = frozenset({"holder__exact", "queue__exact"})
@@ -118,6 +120,10 @@ class TaskAdmin(LeasableAdmin):
             },
         ),
     )
+
+    def _is(self, term: str, name: str) -> Q:
+        # Tasks that were stored under a former name of their handler are its tasks too.
+        return Q(name__in=registry.all_names(term)) if name == "name" else super()._is(term, name)
 
     def diagnosis(self, task: Any) -> tuple[Badge | None, Diagnosis | None]:
         found = diagnose(task)

@@ -78,7 +78,7 @@ class TaskSearch(PageFilter):
     """Search for tasks: see ``tasks.dashboard.listing``."""
 
     q = forms.CharField(max_length=200, required=False, label="ID or start of name")
-    name = forms.CharField(max_length=200, required=False, label="Exact name")
+    name = forms.CharField(max_length=200, required=False, label="Exact name or alias")
     queue = forms.CharField(max_length=200, required=False)
     holder = forms.CharField(max_length=200, required=False, label="Worker (current or last)")
     since = MomentField(required=False, label="Enqueued from")

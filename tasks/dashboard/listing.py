@@ -21,6 +21,7 @@ from leasing.web.counts import (
 )
 from leasing.web.cursors import NEWEST_FIRST, Order
 from leasing.web.fingerprint import LEASE_READ
+from tasks import registry
 from tasks.dashboard.exports import readable
 from tasks.models import Task, TaskStatus
 
@@ -146,7 +147,7 @@ def search_of(wanted: Mapping[str, Any], of_task: str = "") -> Q | None:
     """
     looked_for = {
         "name__startswith": wanted["q"] if id_of(wanted) is None else "",
-        "name": wanted["name"],
+        "name__in": registry.all_names(wanted["name"]) if wanted["name"] else (),
         "queue": wanted["queue"],
         "created_at__gte": wanted["since"],
         "created_at__lt": wanted["until"],

@@ -17,6 +17,7 @@ from leasing.functions import database_now
 from leasing.humanize import plural
 from leasing.management.subcommands import add_operator
 from leasing.runtime.terminal import plain
+from tasks import registry
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet, check_queue
 
@@ -31,7 +32,7 @@ FILTERS = ("state", "stuck", "queue", "name")
 def add_filters(parser: ArgumentParser) -> None:
     parser.add_argument("--state", choices=STATES, help="Only tasks in this state")
     parser.add_argument("--queue", help="Only tasks in this queue")
-    parser.add_argument("--name", help="Only tasks with this name")
+    parser.add_argument("--name", help="Only tasks of this handler: its name or an alias")
     parser.add_argument("--stuck", action="store_true", help="The same as --state stuck")
 
 
@@ -81,9 +82,10 @@ def chosen_by(options: Mapping[str, Any]) -> TaskQuerySet:
         tasks = tasks.filter(pk__in=options["ids"])
     for state in {options["state"], "stuck" if options["stuck"] else None} - {None}:
         tasks = tasks.lapsed() if state == "stuck" else getattr(tasks, state)()
-    for column in ("queue", "name"):
-        if options[column] is not None:
-            tasks = tasks.filter(**{column: options[column]})
+    if options["queue"] is not None:
+        tasks = tasks.filter(queue=options["queue"])
+    if options["name"] is not None:
+        tasks = tasks.filter(name__in=registry.all_names(options["name"]))
     return tasks
 
 

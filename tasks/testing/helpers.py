@@ -131,7 +131,7 @@ def enqueued(
     """Return the tasks that were enqueued, the oldest first, whatever their state.
 
     Args:
-        name_or_handler: Only tasks of this handler.
+        name_or_handler: Only tasks of this handler, under its name or an alias.
         data: Only tasks whose data has at least these items.
         queue: Only tasks of this queue.
         columns: Further conditions, as ``filter`` takes them: ``status="ready"``,
@@ -139,7 +139,7 @@ def enqueued(
     """
     tasks = Task.objects.home().filter(**columns)
     if name_or_handler is not None:
-        tasks = tasks.filter(name=_name(name_or_handler))
+        tasks = tasks.filter(name__in=registry.all_names(_name(name_or_handler)))
     if queue is not None:
         tasks = tasks.filter(queue=queue)
     items = json.loads(dumped_data(data)[1]).items()  # as the rows have them

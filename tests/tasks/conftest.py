@@ -169,6 +169,18 @@ def queues(settings: Settings) -> None:
 
 
 @pytest.fixture
+def renamed(handlers: Handlers) -> list[int]:
+    """Return the keys of two tasks of one handler: stored under the name "sort", now its alias, and
+    as "file". A third belongs to another handler."""
+    handlers["sort"] = handlers["other"] = lambda ctx: None
+    keys = [Task.objects.enqueue("sort").pk]
+    known_handlers.handler("file", aliases=["sort"])(known_handlers.find("sort").function)
+    keys.append(Task.objects.enqueue("file").pk)
+    Task.objects.enqueue("other")
+    return keys
+
+
+@pytest.fixture
 def quick(settings: Settings) -> None:
     """Three queues, and workers that look often."""
     settings.TASK_QUEUE = {

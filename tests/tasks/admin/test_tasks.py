@@ -204,6 +204,17 @@ def test_the_search_finds_ids_exact_names_and_keys(viewer: Client, handlers: Han
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("name", ["sort", "file"])
+def test_the_search_by_an_alias_is_that_by_the_name(
+    viewer: Client, renamed: list[int], name: str
+) -> None:
+    page = get(viewer, f"{TASKS}?q={name}")
+
+    assert {f"{TASKS}{key}/change/" for key in renamed} <= rows(page)
+    assert len(page.rows) == 2
+
+
+@pytest.mark.once
 def test_nobody_is_led_to_what_they_may_not_see() -> None:
     task = TaskFactory(state="running")
     page = get(signed_in("leasing_tasks.view_task", is_staff=True), f"{TASKS}{task.pk}/change/")

@@ -73,6 +73,13 @@ def test_it_lists_what_is_asked_for_the_newest_first(options: list[str], states:
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("name", ["sort", "file"])
+def test_the_names_of_a_handler_are_one(renamed: list[int], name: str) -> None:
+    assert sorted(listed("--name", name)) == renamed
+    assert count(tasks("cancel", "--name", name, "--yes")) == 2
+
+
+@pytest.mark.once
 def test_the_list_is_a_table_that_steers_no_terminal() -> None:
     task = TaskFactory(state="running", holder="ann")
     Task.objects.filter(pk=task.pk).update(name="\x1b[2Jboo")

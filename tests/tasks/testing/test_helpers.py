@@ -557,6 +557,15 @@ def test_what_was_enqueued_can_be_listed_and_asserted(ran: list[Any]) -> None:
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("name", ["sort", "file"])
+def test_tasks_are_looked_for_under_every_name_of_their_handler(
+    renamed: list[int], name: str
+) -> None:
+    assert [task.pk for task in enqueued(name)] == renamed
+    assert_enqueued(registry.find(name).function, count=2)
+
+
+@pytest.mark.once
 def test_data_is_matched_by_the_items_that_are_given(handlers: Handlers) -> None:
     handlers["wide"] = lambda ctx, **data: None
     Task.objects.enqueue("wide", {"a": 1, "b": {"c": [2]}})

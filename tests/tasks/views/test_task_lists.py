@@ -123,6 +123,12 @@ def test_filters_narrow_together_and_live_in_the_address(
     assert len(found(get(viewer, without))) == 2
 
 
+@pytest.mark.once
+@pytest.mark.parametrize("name", ["sort", "file"])
+def test_an_alias_filters_as_the_name_does(viewer: Client, renamed: list[int], name: str) -> None:
+    assert sorted(found(get(viewer, address(name=name)))) == renamed
+
+
 @pytest.mark.usefixtures("queues")
 def test_a_queue_is_a_filter(viewer: Client) -> None:
     mail = TaskFactory(queue="mail")
