@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.core.signals import got_request_exception
-from django.db import InterfaceError, OperationalError, connections, transaction
+from django.db import DatabaseError, InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, UnreadablePostError
 from django.urls import Resolver404, URLPattern, URLResolver, re_path, resolve
 from django.utils.cache import add_never_cache_headers
@@ -20,7 +20,9 @@ from ninja.errors import HttpError, ValidationError
 
 from leasing.api.access import Access
 from leasing.api.bodies import BodyParser, Error, refuse_body
+from leasing.db.unapplied import unapplied_reason_of
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseHeld, LeaseLost
+from leasing.web.access import outside_transactions
 
 View = Callable[..., HttpResponseBase]
 
@@ -122,9 +124,7 @@ class LeasingAPI(NinjaAPI):
         guarded.api = self  # type: ignore[attr-defined]
         # Access asks for the token itself, of those who come with a session.
         guarded.csrf_exempt = True  # type: ignore[attr-defined]
-        for alias in connections:
-            guarded = transaction.non_atomic_requests(using=alias)(guarded)
-        return guarded
+        return outside_transactions(guarded)
 
     def _not_allowed(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponse:
         allowed = ", ".join(sorted(response.headers["Allow"].split(", ")))
@@ -153,14 +153,22 @@ class LeasingAPI(NinjaAPI):
             cause = error.__cause__
             error = cause if isinstance(cause, HttpError) else error
             return self.refuse(request, error.status_code, str(error))
+        reason = unapplied_reason_of(error) if isinstance(error, DatabaseError) else ""
+        if reason:
+            return self._answer_later(request, reason)
         for kind in type(error).__mro__:
             if kind in ERRORS:
                 status, text = ERRORS[kind]
-                response = self.refuse(request, status, text or str(error))
                 if status == 503:
-                    response.headers["Retry-After"] = str(math.ceil(RETRY_AFTER))
-                return response
+                    return self._answer_later(request, text)
+                return self.refuse(request, status, text or str(error))
         return self._answer_fault(request, error)
+
+    def _answer_later(self, request: HttpRequest, text: str) -> HttpResponse:
+        """Tell the client to try again: the database is away, or lacks migrations."""
+        response = self.refuse(request, 503, text)
+        response.headers["Retry-After"] = str(math.ceil(RETRY_AFTER))
+        return response
 
     def _answer_fault(self, request: HttpRequest, error: Exception) -> HttpResponse:
         """Report a server error to the log and to Django's receivers, not to the client."""

@@ -6,7 +6,7 @@ import pkgutil
 from importlib import import_module
 
 from django.apps import apps
-from django.db import Error, connections
+from django.db import Error, OperationalError, ProgrammingError, connections
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
@@ -43,6 +43,19 @@ def unapplied_reason() -> str:
         if (label, name) not in applied
     ]
     return _sentence(missing, using) if missing else ""
+
+
+def unapplied_reason_of(error: Exception) -> str:
+    """Return ``unapplied_reason()`` if ``error`` may be of a table or a column that a forgotten
+    migration would have made. Empty for all others: a database that is away is not asked again, for
+    the answer would take as long once more."""
+    if isinstance(error, ProgrammingError):
+        return unapplied_reason()
+    # MariaDB's of a column, and SQLite's.
+    is_missing = isinstance(error, OperationalError) and any(
+        words in str(error) for words in ("no such ", "has no column", "Unknown column")
+    )
+    return unapplied_reason() if is_missing else ""
 
 
 def _names(label: str) -> list[str]:

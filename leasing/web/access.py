@@ -9,7 +9,7 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required, permission_required
 from django.core.exceptions import PermissionDenied
-from django.db import OperationalError, ProgrammingError
+from django.db import DatabaseError, connections, transaction
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.utils.cache import patch_vary_headers
@@ -17,7 +17,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from leasing.conf import leasing_settings
-from leasing.db.unapplied import unapplied_reason
+from leasing.db.unapplied import unapplied_reason_of
 
 View = Callable[..., HttpResponseBase]
 
@@ -30,6 +30,7 @@ READ_ONLY = "This site is read-only: LEASING['READ_ONLY'] is set."
 def page(permission: str) -> Callable[[View], View]:
     """A view that only reads. Nobody without ``permission`` sees it: an anonymous visitor is
     sent to sign in, anyone else gets 403. While migrations of ours are missing, it says so (503).
+    It is outside of transactions: after an error PostgreSQL would answer no more in this one.
     """
 
     def decorate(view: View) -> View:
@@ -37,8 +38,8 @@ def page(permission: str) -> Callable[[View], View]:
         def with_headers(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             try:
                 response = view(request, *args, **kwargs)
-            except (OperationalError, ProgrammingError):
-                reason = unapplied_reason()
+            except DatabaseError as error:
+                reason = unapplied_reason_of(error)
                 if not reason:
                     raise
                 response = render(
@@ -47,7 +48,7 @@ def page(permission: str) -> Callable[[View], View]:
             patch_vary_headers(response, [LIVE_HEADER])
             return response
 
-        return never_cache(require_safe(_guarded(permission, with_headers)))
+        return outside_transactions(never_cache(require_safe(_guarded(permission, with_headers))))
 
     return decorate
 
@@ -66,6 +67,13 @@ def verb(permission: str) -> Callable[[View], View]:
         return never_cache(require_POST(_guarded(permission, unless_read_only)))
 
     return decorate
+
+
+def outside_transactions(view: View) -> View:
+    """Return ``view``, called outside of transactions also under ATOMIC_REQUESTS."""
+    for alias in connections:
+        view = transaction.non_atomic_requests(using=alias)(view)
+    return view
 
 
 def is_read_only() -> bool:

@@ -1,20 +1,18 @@
-"""A forgotten `migrate` is told in a sentence: by commands, and by pages."""
+"""A forgotten `migrate` is told in a sentence by every command; by pages and API, see
+``web/test_unmigrated.py``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from django.core.management import CommandError, call_command, get_commands, load_command_class
-from django.db import OperationalError, connection
+from django.db import Error, InterfaceError, OperationalError, ProgrammingError, connection
 from django.db.migrations.recorder import MigrationRecorder
-from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
 from leasing.db import unapplied
-from leasing.db.unapplied import unapplied_reason
+from leasing.db.unapplied import unapplied_reason, unapplied_reason_of
 from leasing.management.base import ServiceCommand, TablesCommand
-from leasing.models import Lease
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
@@ -67,6 +65,25 @@ def test_who_starts_before_the_database_is_there_waits_for_it(
     assert unapplied_reason() == ""
 
 
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ProgrammingError('relation "leasing_lease" does not exist'), REASON),
+        (OperationalError("no such table: leasing_lease"), REASON),
+        (OperationalError("table leasing_lease has no column named grace"), REASON),
+        (OperationalError(1054, "Unknown column 'grace' in 'field list'"), REASON),
+        (OperationalError("connection to server at 10.0.0.7 failed"), ""),
+        (InterfaceError("connection already closed"), ""),
+    ],
+)
+def test_after_an_error_it_is_looked_for_if_that_can_be_why(error: Error, reason: str) -> None:
+    with CaptureQueriesContext(connection) as queries:
+        assert unapplied_reason_of(error) == reason
+
+    assert bool(queries) == bool(reason)
+
+
 # Commands
 
 OURS = sorted(name for name, app in get_commands().items() if app in ("leasing", "tasks"))
@@ -89,43 +106,3 @@ def test_what_runs_until_it_is_stopped_shows_its_log(name: str) -> None:
     command = load_command_class(get_commands()[name], name)
 
     assert isinstance(command, ServiceCommand if name.startswith("run_") else TablesCommand)
-
-
-# Pages
-
-
-@pytest.fixture
-def table_missing() -> Iterator[None]:
-    """The table of leases is not there, as `migrate` has not run."""
-    table, elsewhere = Lease._meta.db_table, "a_table_elsewhere"
-    recorded = MigrationRecorder(connection).migration_qs.filter(app="leasing")
-    names = list(recorded.values_list("name", flat=True))
-    with connection.schema_editor() as editor:
-        editor.alter_db_table(Lease, table, elsewhere)
-    recorded.delete()
-    yield
-    with connection.schema_editor() as editor:
-        editor.alter_db_table(Lease, elsewhere, table)
-    for name in names:
-        MigrationRecorder(connection).record_applied("leasing", name)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_page_says_it_instead_of_an_error(admin_client: Client, table_missing: None) -> None:
-    answer = admin_client.get("/ops/leases/")
-
-    assert answer.status_code == 503
-    assert "lacks migrations of this version (leasing.0001_initial)" in answer.content.decode()
-    assert "run `python manage.py migrate`" in answer.content.decode()
-
-
-def test_another_error_of_the_database_stays_an_error(
-    admin_client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*args: object, **options: object) -> None:
-        raise OperationalError("no space left on device")
-
-    monkeypatch.setattr("leasing.dashboard.lease_lists.section", fail)
-
-    with pytest.raises(OperationalError, match="no space"):
-        admin_client.get("/ops/leases/")
