@@ -42,7 +42,10 @@ Function: TypeAlias = "Callable[Concatenate[Context, P], R_co]"
 OpenFunction: TypeAlias = "Callable[Concatenate[Context, ...], R_co]"
 
 #: The methods that a decorated function gets.
-METHODS = ("using", "data", "enqueue", "aenqueue", "enqueue_many", "aenqueue_many")
+METHODS = (
+    *("using", "data", "enqueue", "aenqueue", "enqueue_on_commit"),
+    *("enqueue_many", "aenqueue_many"),
+)
 
 
 class ManyOptions(TypedDict, total=False):
@@ -68,6 +71,13 @@ class EnqueueOptions(ManyOptions, total=False):
     idempotency_key: str | None
 
 
+class ProducerOptions(EnqueueOptions, total=False):
+    """Options of ``using``."""
+
+    #: The alias of the database on whose commit ``enqueue_on_commit`` stores the task.
+    transaction: str | None
+
+
 _MOMENT = "pass scheduled_at=, a datetime with a time zone, or delay=, seconds or a timedelta"
 #: Clauses about what other queues call the options; "" is about all other arguments.
 HINTS: Mapping[str, str] = {
@@ -76,6 +86,7 @@ HINTS: Mapping[str, str] = {
     **dict.fromkeys(("retries", "max_retries"), "pass max_attempts=, which counts the first too"),
     **dict.fromkeys(("time_limit", "soft_time_limit"), "pass timeout=, seconds"),
     "task_id": "pass idempotency_key= to store it once",
+    "transaction": "it is an option of enqueue_on_commit",
     "": "the data of the task is the second argument, a dictionary",
 }
 
@@ -96,16 +107,17 @@ class Producer(Generic[P]):
     """Enqueues tasks of one handler, with the options that ``using`` was given."""
 
     def __init__(
-        self, name: str, function: Callable[..., Any], options: EnqueueOptions | None = None
+        self, name: str, function: Callable[..., Any], options: ProducerOptions | None = None
     ) -> None:
         self._name = name
         self._function = function
         self._options: Any = options or {}
 
-    def using(self, **options: Unpack[EnqueueOptions]) -> Producer[P]:
+    def using(self, **options: Unpack[ProducerOptions]) -> Producer[P]:
         """Return a producer with these options of ``Task.objects.enqueue``, in addition to those
-        that this one has: ``send.using(priority=5, delay=60).enqueue(invoice_id=7)``."""
-        refuse_unknown("using", options.keys())
+        that this one has: ``send.using(priority=5, delay=60).enqueue(invoice_id=7)``. One more,
+        ``transaction``, is for ``enqueue_on_commit``."""
+        refuse_unknown("using", options.keys(), ProducerOptions)
         return Producer(self._name, self._function, {**self._options, **options})
 
     def data(self, /, *args: P.args, **kwargs: P.kwargs) -> Data[P]:
@@ -122,6 +134,14 @@ class Producer(Generic[P]):
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Task:
         """``enqueue``, for async code."""
         return await sync_to_async(self.enqueue)(*args, **kwargs)
+
+    def enqueue_on_commit(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Check these arguments now, and store the task once the caller's transaction has
+        committed: one on another database than that of the tasks, whose alias is the option
+        ``transaction``. Raises what ``Task.objects.enqueue_on_commit`` does."""
+        options = {**self._options}
+        using = options.pop("transaction", None)
+        _tasks().enqueue_on_commit(self._name, self._named(args, kwargs), using=using, **options)
 
     def enqueue_many(self, data: Iterable[Data[P]]) -> Sequence[Task]:
         """Store one task for each of ``data``, all or none: ``send.enqueue_many(send.data(number)

@@ -12,6 +12,7 @@ from django.test import Client, override_settings
 from django.urls import reverse
 
 from leasing.exceptions import LeaseLost
+from tasks import handler
 from tasks.models import (
     GeneratorDesiredState,
     Queue,
@@ -52,6 +53,20 @@ def test_what_is_enqueued_is_found_where_it_was_stored() -> None:
     expire(running)
     assert list(Task.objects.stuck()) == [task]
     assert Task.objects.using("default").count() == 0
+
+
+@pytest.mark.usefixtures("own_handlers")
+def test_a_task_is_stored_when_a_transaction_elsewhere_has_committed(
+    django_capture_on_commit_callbacks: Any,
+) -> None:
+    @handler("sort")
+    def sort(ctx: Any, by: str) -> None: ...
+
+    with django_capture_on_commit_callbacks(using="default", execute=True):
+        sort.using(transaction="default").enqueue_on_commit(by="name")
+        assert not Task.objects.exists()
+
+    assert Task.objects.get().data == {"by": "name"}
 
 
 def test_what_belongs_to_a_task_is_beside_it() -> None:

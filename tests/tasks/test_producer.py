@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import FieldError
+from django.db import transaction
 
 from tasks import handler, registry
-from tasks.exceptions import UnknownTask
+from tasks.exceptions import InvalidArguments, UnknownTask
 from tasks.models import Task
 from tasks.testing import FakeContext, drain, enqueued, inline
 from tests.factories import TaskFactory, claimed
@@ -39,6 +40,23 @@ def test_a_task_is_enqueued_with_the_parameters_of_its_handler(send: Any) -> Non
     drain(raises=True)
     task.refresh_from_db()
     assert task.task_output == {"sent": 7, "copies": 1}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_on_commit_it_is_stored_when_its_transaction_has_committed(send: Any) -> None:
+    with transaction.atomic():
+        send.using(priority=5).enqueue_on_commit(7, copies=2)
+        with pytest.raises(InvalidArguments):
+            send.enqueue_on_commit(invoice=7)
+        assert not enqueued()
+
+    (task,) = enqueued(send)
+    assert (task.data, task.priority) == ({"invoice_id": 7, "copies": 2}, 5)
+
+
+def test_a_transaction_is_only_waited_for_on_commit(send: Any) -> None:
+    with pytest.raises(TypeError, match="'transaction': it is an option of enqueue_on_commit"):
+        send.using(transaction="default").enqueue(7)
 
 
 @pytest.mark.once

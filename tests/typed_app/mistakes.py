@@ -21,6 +21,7 @@ def arguments() -> None:
     send.enqueue()  # type: ignore[call-arg]
     send.enqueue(7, 2)  # type: ignore[call-arg]
     send.enqueue(7, copies="2")  # type: ignore[arg-type]
+    send.enqueue_on_commit(invoice_id="7")  # type: ignore[arg-type]
     send.enqueue(Context, 7)  # type: ignore[call-arg, arg-type]
     charge.enqueue(card=7, amount="3.10")  # type: ignore[arg-type]
     close_the_day.enqueue(1)  # type: ignore[call-arg]

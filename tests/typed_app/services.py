@@ -26,6 +26,10 @@ def send_all(invoices: Iterable[Invoice]) -> Sequence[Task]:
     return send.enqueue_many(send.data(invoice_id=invoice.pk) for invoice in invoices)
 
 
+def send_once_paid(invoice: Invoice) -> None:
+    send.using(transaction="default").enqueue_on_commit(invoice.pk, copies=2)
+
+
 def receipt_for(card: UUID, amount: Decimal, seconds: float) -> str:
     task = charge.enqueue(card=card, amount=amount)
     try:
