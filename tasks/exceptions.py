@@ -21,7 +21,7 @@ TaskError
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tasks.delays import check_delay
 
@@ -60,12 +60,22 @@ class KeyBusy(TaskError):
 
 
 class NameTaken(TaskError):
-    """Another running process of this host has the name of the worker."""
+    """Another running process has the name of the worker.
 
-    def __init__(self, name: str, pid: int) -> None:
+    Args:
+        name: The name.
+        pid: The process that has it.
+        hostname: The host of that process; empty: this one.
+        option: The option that gives this process another name.
+    """
+
+    #: The exit code of a process that ends by it: to start it again is no remedy.
+    EXIT_CODE: Final = 2
+
+    def __init__(self, name: str, pid: int, hostname: str = "", option: str = "--name") -> None:
         super().__init__(
-            f"A running process of this host (pid {pid}) has the name {name}: stop it, or give "
-            "this one another name (--name)."
+            f"A running process of {hostname or 'this host'} (pid {pid}) has the name {name}: stop "
+            f"it, or give this one another name ({option})."
         )
 
 

@@ -57,10 +57,9 @@ def connect(
 
     options = {"acks_late": True, "ignore_result": True, "max_retries": 0}
     app.task(name=RUN, bind=True, shared=False, lazy=False, **options)(run)
-    if attend:
-        from tasks.celery import attendant
+    from tasks.celery import attendant
 
-        attendant.attend()
+    attendant.attend(is_served=attend)
     if metrics_port is not None:
         from tasks.celery import measuring
 

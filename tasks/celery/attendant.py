@@ -1,24 +1,71 @@
 """Run the services of a Celery worker in its main process: recovery, schedules, samples, and the
-row that shows it. In a worker that forks, none runs in the processes that run tasks."""
+row that shows it. In a worker that forks, none runs in the processes that run tasks.
+
+The worker takes its name before it has a pool or consumes anything, as ``run_worker`` does: it ends
+with a sentence and code 2 if a running process of this host has it, and waits for one of another
+host. If another process takes the name later, it finishes its tasks and ends with code 2. Without
+the tables it ends with a sentence and code 1.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
 
 if TYPE_CHECKING:
+    from tasks.exceptions import NameTaken
     from tasks.runtime.service_threads import ServiceThreads
 
 _threads: list[ServiceThreads] = []
 
 
-def attend() -> None:
-    """Begin with each worker of this process, and end with it."""
-    signals.worker_ready.connect(_begin, dispatch_uid="tasks.attendant")
-    signals.worker_shutting_down.connect(_stop, dispatch_uid="tasks.attendant")
-    signals.worker_shutdown.connect(_end, dispatch_uid="tasks.attendant")
+def attend(*, is_served: bool) -> None:
+    """Begin with each worker of this process, and end with it. Unless ``is_served``, only refuse
+    to start without our tables."""
+    signals.worker_init.connect(_refuse_unmigrated, dispatch_uid="tasks.attendant.migrations")
+    if is_served:
+        signals.worker_init.connect(_take_name, dispatch_uid="tasks.attendant")
+        signals.worker_ready.connect(_begin, dispatch_uid="tasks.attendant")
+        signals.worker_shutting_down.connect(_stop, dispatch_uid="tasks.attendant")
+        signals.worker_shutdown.connect(_end, dispatch_uid="tasks.attendant")
+
+
+def _refuse_unmigrated(**kwargs: Any) -> None:
+    from leasing.db.unapplied import unapplied_reason
+
+    if reason := unapplied_reason():
+        raise SystemExit(reason)
+
+
+def _take_name(sender: Any, **kwargs: Any) -> None:
+    from django.db import connections
+
+    from leasing.conf import leasing_settings
+    from tasks.exceptions import NameTaken
+    from tasks.models import WorkerRole
+    from tasks.worker.registration import Presence
+
+    # What it serves is not known yet.
+    registration = Presence(
+        sender.hostname, role=WorkerRole.CELERY, queues=[], handlers={}, slots={}
+    )
+    try:
+        registration.begin(threading.Event())
+    except NameTaken as taken:
+        sys.stderr.write(f"{taken}\n")
+        raise SystemExit(taken.EXIT_CODE) from taken
+    finally:
+        connections[leasing_settings.DATABASE].close()  # or the pool would inherit it
+
+
+def _lose_name(taken: NameTaken) -> None:
+    from celery.worker import state
+
+    sys.stderr.write(f"{taken}\n")
+    state.should_stop = taken.EXIT_CODE  # as a signal would: its loop looks at it
 
 
 def _begin(sender: Any, **kwargs: Any) -> None:
@@ -35,6 +82,7 @@ def _begin(sender: Any, **kwargs: Any) -> None:
     served = [q.name for q in sender.task_consumer.queues if q.name in task_settings.QUEUES]
     registration = Presence(
         sender.hostname,
+        on_taken=_lose_name,
         role=WorkerRole.CELERY,
         queues=served,
         # A slot of its pool runs handlers of every kind.

@@ -74,11 +74,13 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
             name: Its name.
             process: The identity of its process.
             instead_of: The row of that name as it was just read, which it replaces; None: there
-                was none.
+                was none. A row of the same process that has not stopped keeps its start.
             what: The columns to write.
         """
-        what |= {"process": process, "started_at": DbNow(), "last_seen_at": DbNow()}
-        what["stopped_at"] = None
+        what = {"started_at": DbNow()} | what
+        what |= {"process": process, "last_seen_at": DbNow(), "stopped_at": None}
+        if instead_of and process == instead_of.process != "" and not instead_of.stopped_at:
+            del what["started_at"]
         with transaction.atomic(using=self.db):
             take_write_lock(self)
             if instead_of is None:

@@ -22,6 +22,7 @@ ends with the process, and its result is refused.
 
 A worker exits, to be restarted by its supervisor, if the tasks of all its threads ended long ago
 but their handlers still run, or if it could store no result for long although the database answers.
+It also exits, and is not to be restarted, if another process has taken its name.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from leasing.runtime.clock import clock
 from leasing.runtime.services import Service
 from leasing.validation.names import default_holder
 from tasks.conf import task_settings
+from tasks.exceptions import NameTaken
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.execution.claimed_store import load
@@ -114,6 +116,8 @@ class WorkerProcess:
         self.stopping = threading.Event()
         #: True if it ended because it could do no more, and should be started again.
         self.failed = False
+        #: Set if it ended because another process had taken its name.
+        self.name_taken: NameTaken | None = None
         self._tasks_left = max_tasks
         #: True if it claims no more, and ends with the tasks that it runs.
         self._closing = False
@@ -145,7 +149,7 @@ class WorkerProcess:
         registration = Presence(
             self.name,
             lambda: {"blocked": self.executors.blocked},
-            self._give_up,
+            self._lose_name,
             queues=self.queues,
             slots=self.executors.slots,
         )
@@ -194,6 +198,10 @@ class WorkerProcess:
         for execution in self.executions:
             execution.interruption.notified.set()
         self.poller.wake()
+
+    def _lose_name(self, taken: NameTaken) -> None:
+        self.name_taken = taken
+        self.stop()
 
     def _give_up(self) -> None:
         self.failed = True

@@ -7,13 +7,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from django.db import Error
 
 from leasing.conf import leasing_settings
-from leasing.functions import database_now
+from leasing.functions import after, database_now
 from leasing.humanize import span
 from leasing.runtime import probes
 from leasing.runtime.callbacks import apart
@@ -22,7 +23,7 @@ from leasing.runtime.services import Service
 from tasks import registry
 from tasks.exceptions import NameTaken
 from tasks.log import log
-from tasks.models import Worker, WorkerState
+from tasks.models import Worker, WorkerRole, WorkerState
 from tasks.runtime.connection import lasting_connection
 from tasks.runtime.process_identity import is_running, own_identity
 from tasks.runtime.service_threads import ServiceThreads
@@ -44,7 +45,8 @@ class Presence:
     Args:
         name: The name of the worker.
         news: Returns the columns that each heartbeat writes.
-        on_taken: Called when another process has taken the name meanwhile: this one was silent.
+        on_taken: Called with the error when another process has taken the name meanwhile: this one
+            was silent.
         what: The columns that are written at the start.
     """
 
@@ -52,7 +54,7 @@ class Presence:
         self,
         name: str,
         news: Callable[[], Mapping[str, Any]] = dict,
-        on_taken: Callable[[], object] = lambda: None,
+        on_taken: Callable[[NameTaken], object] = lambda taken: None,
         **what: Any,
     ) -> None:
         self._name = name
@@ -60,6 +62,8 @@ class Presence:
         self._on_taken = on_taken
         self._what = what
         self._is_known = self._is_taken = False
+        #: The moment of its first registration, on this process's clock.
+        self._began_at: float | None = None
 
     def begin(self, stopping: threading.Event) -> bool:
         """Take the name, when it is free. Returns False if ``stopping`` was set before. A database
@@ -76,7 +80,7 @@ class Presence:
                 if other is None:
                     return True
                 if is_running(other.pid, other.process):
-                    raise NameTaken(self._name, other.pid)
+                    raise self._refusal(other)
                 if logged_at is None or clock() - logged_at >= Worker.GONE_AFTER.total_seconds():
                     _log_wait(other)
                     logged_at = clock()
@@ -98,7 +102,7 @@ class Presence:
             other = self._take_name()
             if other is not None and not self._is_taken:
                 log.worker_name_taken(worker=self._name, pid=other.pid, hostname=other.hostname)
-                self._on_taken()
+                self._on_taken(self._refusal(other))
             self._is_taken = other is not None
         if probes.comparing:
             _compare_clocks()
@@ -113,10 +117,23 @@ class Presence:
             found = Worker.objects.with_state().filter(name=self._name).first()
             if found is not None and _has_its_name(found):
                 break
-            if _register(self._name, found, self._what):
+            if _register(self._name, found, self._what | self._start()):
                 self._is_known = True
                 return None
         return found
+
+    def _start(self) -> dict[str, Any]:
+        """Return the column of the start, for a row that was deleted meanwhile: a task that is
+        older than that looks as if its process had ended."""
+        if self._began_at is None:
+            self._began_at = clock()
+            return {}
+        return {"started_at": after(timedelta(seconds=self._began_at - clock()))}
+
+    def _refusal(self, other: Worker) -> NameTaken:
+        hostname = "" if is_running(other.pid, other.process) else other.hostname
+        option = "--hostname" if self._what.get("role") == WorkerRole.CELERY else "--name"
+        return NameTaken(self._name, other.pid, hostname, option)
 
 
 def _has_its_name(worker: Worker) -> bool:
@@ -144,17 +161,26 @@ def presented(
 ) -> Iterator[ServiceThreads]:
     """A block in which the process called ``name`` is shown, which runs no tasks. Its thread has a
     lasting connection, and receivers are called apart; leaving the block sets ``ended``. Waits
-    until the name is free, or ``ended`` is set. Raises NameTaken."""
+    until the name is free, or ``ended`` is set. Sets ``ended`` when another process takes the name.
+    Raises NameTaken, before the block or after it."""
     none: dict[str, Any] = {"queues": [], "handlers": {}, "slots": {}, "sweeps": False}
     threads = ServiceThreads(ended)
+    losses: list[NameTaken] = []
+
+    def stop(taken: NameTaken) -> None:
+        losses.append(taken)
+        ended.set()
+
     try:
         with lasting_connection(ended), apart(threads.callbacks):
-            registration = Presence(name, **none | {"role": role} | what)
+            registration = Presence(name, on_taken=stop, **none | {"role": role} | what)
             registration.begin(ended)
             threads.start("registration", registration.service())
             yield threads
     finally:
         threads.stop()
+    if losses:
+        raise losses[0]
 
 
 def _compare_clocks() -> None:

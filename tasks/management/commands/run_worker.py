@@ -23,7 +23,7 @@ from tasks.exceptions import NameTaken, UnknownQueue
 from tasks.execution.chaos import Chaos
 from tasks.log import log
 from tasks.management import greeting
-from tasks.management.names import NAME_TAKEN, exit_if_taken
+from tasks.management.names import exit_if_taken
 from tasks.querysets import check_queue
 from tasks.worker.process import Until, WorkerProcess
 
@@ -98,8 +98,10 @@ class Command(ServiceCommand):
             if worker.executions:
                 # A thread that cannot be ended must not keep the process from its end.
                 _leave(worker)
+            if worker.name_taken:
+                raise worker.name_taken
         if worker.failed:
-            raise CommandError("The worker gave up, stuck or without its name: its log says why.")
+            raise CommandError("The worker gave up because it was stuck: its log says why.")
 
     def _made(self, options: dict[str, Any]) -> WorkerProcess:
         """The worker, which has introduced itself."""
@@ -161,15 +163,19 @@ def _reloaded(worker: WorkerProcess) -> None:
     atexit.register(worker.stop_now)
     try:
         worker.run()
+        if worker.name_taken:
+            raise worker.name_taken
     except NameTaken as error:  # on a thread, whose end would not be the end of the process
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
-        os._exit(NAME_TAKEN)
+        os._exit(error.EXIT_CODE)
 
 
 def _leave(worker: WorkerProcess) -> None:
+    if worker.name_taken:
+        sys.stderr.write(f"{worker.name_taken}\n")
     keeper.stop()  # what it has noted is written
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1 if worker.failed else 0)
+    os._exit(NameTaken.EXIT_CODE if worker.name_taken else int(worker.failed))

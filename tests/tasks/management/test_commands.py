@@ -34,6 +34,7 @@ class Noted:
 
     name = "ann"
     failed = False
+    name_taken = None
     executions: tuple[()] = ()
 
     made: dict[str, Any] = {}

@@ -13,11 +13,14 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import OperationalError
+from django.utils import timezone
 
 from leasing.functions import after
+from leasing.runtime.clock import clock
 from tasks.exceptions import NameTaken
 from tasks.models import Worker, WorkerQuerySet
 from tasks.runtime.process_identity import own_identity
+from tasks.worker import registration
 from tasks.worker.registration import Presence
 from tests.conftest import Spawn
 from tests.factories import WorkerFactory
@@ -226,10 +229,60 @@ def test_a_worker_whose_name_another_took_while_it_was_silent_stops(
         Worker.objects.update(process="another-boot:1|1|1", hostname="node-2", pid=8)
         wait_for(ended(worker))
 
-    assert worker.failed
+    assert str(worker.name_taken).startswith("A running process of node-2 (pid 8) has the name ann")
     assert "worker.name_taken" in logged(caplog)
     row = Worker.objects.get()
     assert (row.hostname, row.stopped_at) == ("node-2", None)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("command", ["run_worker", "run_generator"])
+def test_a_command_whose_name_is_taken_meanwhile_exits_with_code_2(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """A process that was silent for long, and one elsewhere that started under its name."""
+    monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
+    seen = WorkerQuerySet.seen
+
+    def after_another(rows: WorkerQuerySet, name: str, **news: Any) -> int:
+        rows.update(process="another-boot:1|1|1", hostname="node-2", pid=8)
+        return seen(rows, name, **news)
+
+    monkeypatch.setattr(WorkerQuerySet, "seen", after_another)
+
+    with pytest.raises(CommandError, match=r"node-2 \(pid 8\) has the name ann") as refusal:
+        call_command(command, "--name", "ann", verbosity=0)
+
+    assert refusal.value.returncode == 2
+    assert Worker.objects.get().stopped_at is None
+
+
+@pytest.mark.once
+def test_a_process_whose_row_was_deleted_keeps_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    presence = Presence("ann")
+    assert presence.begin(Stopping())
+    started_at = Worker.objects.get().started_at
+    Worker.objects.all().delete()
+    monkeypatch.setattr(registration, "clock", lambda: clock() + 3600)
+
+    presence.service().step()
+
+    again = Worker.objects.get()
+    assert started_at - timedelta(hours=1, seconds=1) < again.started_at < started_at
+
+
+@pytest.mark.once
+def test_a_process_that_registers_again_keeps_its_start() -> None:
+    """A Celery worker registers before its pool is there, and when it is."""
+    for _ in range(2):
+        assert Presence("ann").begin(Stopping())
+        Worker.objects.update(started_at=after(timedelta(hours=-1)))
+    assert Presence("ann").begin(Stopping())
+    assert Worker.objects.get().started_at < timezone.now() - timedelta(minutes=59)
+
+    Worker.objects.sign_off("ann", process=own_identity())
+    assert Presence("ann").begin(Stopping())
+    assert Worker.objects.get().started_at > timezone.now() - timedelta(minutes=1)
 
 
 @pytest.mark.once

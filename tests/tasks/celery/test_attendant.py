@@ -1,0 +1,122 @@
+"""A Celery worker and its row among the workers."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery, signals
+from celery.worker import state
+from django.db import connection
+from django.db.migrations.recorder import MigrationRecorder
+
+from leasing.functions import after
+from tasks.celery import attendant
+from tasks.celery import connect as connect_app
+from tasks.models import Worker
+from tasks.runtime.process_identity import own_identity
+from tests.factories import WorkerFactory
+from tests.processes import wait_for
+from tests.tasks.runtime.test_process_identity import identity_of
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+
+SIGNALS = ("worker_init", "worker_ready", "worker_shutting_down", "worker_shutdown")
+NODE = "celery@here"
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No receivers of other tests, and none for them."""
+    for name in SIGNALS:
+        monkeypatch.setattr(getattr(signals, name), "receivers", [])
+    monkeypatch.setattr(state, "should_stop", None)
+    monkeypatch.setattr(connection, "close", lambda: None)  # the test has it
+    yield
+    attendant._end()
+
+
+class Sent:
+    """The sender of Celery's signals."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes, hostname=NODE)
+
+
+def connect(*, attend: bool = True) -> None:
+    app = Celery("tests", set_as_current=False)
+    signals.worker_init.receivers = []  # nor Celery's own, which wants more of its sender
+    connect_app(app, attend=attend)
+
+
+def start() -> None:
+    signals.worker_init.send(sender=Sent())
+
+
+def ready() -> None:
+    consumer = Sent(queues=[SimpleNamespace(name="default")])
+    signals.worker_ready.send(
+        sender=Sent(task_consumer=consumer, controller=Sent(concurrency=3)),
+    )
+
+
+@pytest.mark.parametrize("attend", [True, False])
+def test_without_the_tables_it_ends_with_the_sentence(attend: bool) -> None:
+    forgotten = MigrationRecorder(connection).migration_qs.filter(app="leasing_tasks")
+    names = list(forgotten.values_list("name", flat=True))
+    connect(attend=attend)
+    forgotten.delete()
+    try:
+        with pytest.raises(SystemExit, match=r"lacks migrations .* run `python manage.py migrate`"):
+            start()
+    finally:
+        for name in names:
+            MigrationRecorder(connection).record_applied("leasing_tasks", name)
+
+
+def test_it_has_its_name_before_it_has_its_pool() -> None:
+    connect()
+    start()
+    row = Worker.objects.get()
+    assert (row.name, row.role, row.queues, row.slots) == (NODE, "celery", [], {})
+    Worker.objects.update(started_at=after(timedelta(hours=-1)))
+    started_at = Worker.objects.get().started_at
+
+    ready()
+
+    wait_for(Worker.objects.exclude(slots={}).exists)
+    row = Worker.objects.get()
+    assert (row.queues, row.slots, row.started_at) == (["default"], {"pool": 3}, started_at)
+    assert (row.process, state.should_stop) == (own_identity(), None)
+
+
+def test_its_name_is_no_other_process_s(capsys: pytest.CaptureFixture[str]) -> None:
+    connect()
+    with subprocess.Popen(["sleep", "60"]) as other:
+        WorkerFactory(name=NODE, pid=other.pid, process=identity_of(other.pid))
+        with pytest.raises(SystemExit) as ending:
+            start()
+        other.kill()
+
+    assert ending.value.code == 2
+    assert f"(pid {other.pid}) has the name {NODE}" in (said := capsys.readouterr().err)
+    assert "give this one another name (--hostname)." in said
+
+
+def test_when_its_name_is_taken_meanwhile_it_stops_as_after_a_signal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
+    connect()
+    start()
+    Worker.objects.update(process="another-boot:1|1|1", hostname="node-2", pid=8)
+
+    ready()
+
+    wait_for(lambda: state.should_stop)
+    assert state.should_stop == 2
+    assert "A running process of node-2 (pid 8) has the name" in capsys.readouterr().err
