@@ -90,11 +90,11 @@ class Bench:
     _puppets: list[Puppet] = field(default_factory=list)
     _folder: str = field(default_factory=lambda: tempfile.mkdtemp(prefix="leasing-bench-"))
 
-    def worker(self, *args: str, queue: str = "default") -> Process:
-        """Start ``manage.py run_worker``."""
+    def worker(self, *args: str, queue: str = "default", **env: str) -> Process:
+        """Start ``manage.py run_worker``, with ``env`` in its environment."""
         log = Path(self._folder, f"worker-{len(self._processes)}.log")
         command = ["manage.py", "run_worker", "--queue", queue, *args]
-        self._processes.append(Process(command, environment(self.url), log))
+        self._processes.append(Process(command, {**environment(self.url), **env}, log))
         return self._processes[-1]
 
     def puppet(self, module: str, *args: str, url: str | None = None) -> Puppet:

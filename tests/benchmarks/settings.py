@@ -1,7 +1,8 @@
 """The demo site's settings, as a site in production would have them.
 
 ``server_side_binding`` and ``prepare_threshold`` let PostgreSQL plan a statement once instead of
-every time. BENCH_OPTIONS, a JSON object, replaces these options: to try others.
+every time. BENCH_OPTIONS, a JSON object, replaces these options: to try others. The log is that of
+warnings; with BENCH_LOGGING=django it is Django's default, which has ``django`` at INFO.
 """
 
 import json
@@ -24,4 +25,6 @@ TASK_QUEUE = {"QUEUES": ("default", *KILL_QUEUES)}
 TASKS = {"default": {"BACKEND": "tasks.backend.DatabaseBackend", "QUEUES": []}}
 LEASING = {"TTL": 30.0}
 
-LOGGING["loggers"] = {}
+LOGGING["loggers"] = {"django": {"level": "WARNING"}}
+if os.environ.get("BENCH_LOGGING") == "django":
+    LOGGING = {}

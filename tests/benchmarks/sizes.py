@@ -34,6 +34,15 @@ class Size:
     idle_seconds: float = 20.0
     kills: int = 40
     drained_on_sqlite: int = 3_000
+    naps: int = 40_000
+    #: Of the kind that has tasks, where another has none.
+    ready: int = 500_000
+    look_seconds: float = 8.0
+    backlog: int = 50_000
+    #: Of a higher priority, one after the other.
+    urgent: int = 40
+    single_attempts: int = 900
+    single_kills: int = 5
 
 
 DEFAULT = Size()
@@ -62,6 +71,13 @@ SHORT = replace(
     idle_seconds=6.0,
     kills=8,
     drained_on_sqlite=500,
+    naps=4_000,
+    ready=20_000,
+    look_seconds=3.0,
+    backlog=10_000,
+    urgent=6,
+    single_attempts=300,
+    single_kills=2,
 )
 
 #: For the test that the benchmark still runs: what it measures means nothing.
@@ -85,6 +101,13 @@ MINI = replace(
     idle_seconds=0.5,
     kills=1,
     drained_on_sqlite=50,
+    naps=200,
+    ready=500,
+    look_seconds=0.2,
+    backlog=2_000,
+    urgent=1,
+    single_attempts=60,
+    single_kills=1,
 )
 
 SIZES = {size.name: size for size in (DEFAULT, FULL, SHORT, MINI)}

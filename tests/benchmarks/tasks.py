@@ -1,8 +1,10 @@
-"""Tasks that the workers run."""
+"""Tasks that the workers run. With BENCH_ASYNC there is an async handler among them."""
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 from tasks import handler
@@ -12,7 +14,8 @@ from tasks.execution.context import Context
 
 @handler("bench.nothing")
 def nothing(ctx: Context, **data: Any) -> dict[str, Any]:
-    """No work, and a small result."""
+    """One system call, and a small result."""
+    os.access("/", os.F_OK)
     return {"ok": True}
 
 
@@ -23,6 +26,21 @@ def clock(ctx: Context, **data: Any) -> dict[str, Any]:
     return {"at": time.monotonic()}
 
 
+@handler("bench.nap")
+def nap(ctx: Context, seconds: float) -> dict[str, Any]:
+    """``clock``, of a handler that takes a while."""
+    at = time.monotonic()
+    time.sleep(seconds)
+    return {"at": at}
+
+
+@handler("bench.mark")
+def mark(ctx: Context, folder: str, n: int, seconds: float) -> None:
+    """Leave a file that tells that number ``n`` has begun, and take a while."""
+    Path(folder, str(n)).touch()
+    time.sleep(seconds)
+
+
 @handler("bench.stay")
 def stay(ctx: Context, **data: Any) -> dict[str, Any]:
     """Work on until the worker is killed; another attempt is done at once."""
@@ -31,7 +49,15 @@ def stay(ctx: Context, **data: Any) -> dict[str, Any]:
     return {"attempt": ctx.attempt}
 
 
+if os.environ.get("BENCH_ASYNC"):
+
+    @handler("bench.unused")
+    async def unused(ctx: Context, **data: Any) -> None:
+        """A handler of which there is no task."""
+
+
 @task
 def nothing_of_django(**data: Any) -> dict[str, Any]:
     """``nothing``, for Django's own tasks."""
+    os.access("/", os.F_OK)
     return {"ok": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.benchmarks.__main__ import WORKLOADS, parser
 from tests.benchmarks.bars import BARS, Bar
 from tests.benchmarks.bench import measured, percentile
 from tests.benchmarks.peers import HERE, PINS
+from tests.benchmarks.plain import queue
 from tests.benchmarks.report import Report
 
 DRAIN = "drain, 1 worker (tasks/s)"
@@ -37,6 +39,48 @@ def test_workloads_run_in_miniature(process_env: dict[str, str]) -> None:
         assert {"enqueue one by one (tasks/s)", "enqueue to start, p50 (ms)"} <= set(compared)
     else:
         assert figures[f"SQLite: {DRAIN}"]["ours"] > 0
+
+
+@pytest.fixture
+def plain(process_env: dict[str, str]) -> Iterator[queue.Connection]:
+    """A connection to a new plain queue of 5,000 tasks."""
+    if connection.vendor != "postgresql":
+        pytest.skip("it is PostgreSQL's limit")
+    with queue.connect(process_env["DATABASE_URL"]) as made:
+        made.execute("DROP TABLE IF EXISTS plain_queue")
+        queue.create(made)
+        queue.fill(made, 5_000)
+        yield made
+        made.execute("DROP TABLE plain_queue")
+
+
+@pytest.mark.rest
+def test_the_plain_loop_loses_no_task_and_does_each_once(
+    plain: queue.Connection, process_env: dict[str, str]
+) -> None:
+    lost = queue.claim(plain, "one")
+    with queue.connect(process_env["DATABASE_URL"]) as other:
+        while queue.work(other, "other"):
+            pass
+        assert queue.take_back(other, "one") == len(lost) == queue.BATCH
+        again = queue.claim(other, "other")
+
+        assert queue.complete(plain, "one", lost) == 0
+        assert queue.complete(other, "other", again) == queue.BATCH
+    statuses = "SELECT status, holder, count(*) FROM plain_queue GROUP BY 1, 2"
+    assert plain.execute(statuses).fetchall() == [("succeeded", "other", 5_000)]
+
+
+@pytest.mark.rest
+def test_no_limit_is_measured_with_a_plan_that_reads_the_whole_table(
+    plain: queue.Connection,
+) -> None:
+    queue.check_plans(plain)
+
+    plain.execute("ALTER TABLE plain_queue DROP CONSTRAINT plain_queue_pkey")
+
+    with pytest.raises(RuntimeError, match="Seq Scan"):
+        queue.check_plans(plain)
 
 
 def test_every_workload_has_a_module_and_every_peer_an_adapter() -> None:

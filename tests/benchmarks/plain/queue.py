@@ -1,12 +1,27 @@
-"""A queue in plain psycopg: one table, batches, one statement each to claim and to complete.
+"""A queue in plain psycopg: the fastest honest loop that is known to us.
 
-It keeps what ours keeps of a task that goes well: payload, holder, attempts, result and the
-moments of each. It has no leases, no fencing tokens, no recovery, no retries.
+It does what a queue must. Storing, claiming and completing are durable commits. Two workers never
+get the same task (SKIP LOCKED). A completion proves that the task is still this worker's, so each
+is done once. A task whose worker died stays there as running, with the worker's name, and
+``take_back`` makes it ready again: nothing is lost. It keeps what ours keeps of a task that goes
+well: payload, holder, attempts, its own output, the moments of each. It has no leases, no fencing
+tokens, no heartbeat, no retries, and nobody calls ``take_back`` by himself.
+
+What makes it fast, and was measured against its alternatives:
+
+- Batches of 500. With 100 a task costs half as much again, for the worker and for the server.
+- A batch ends by ``id = ANY(...)``, one statement for each different output. A join with two
+  arrays, of keys and outputs, costs a third more, and gets a poor generic plan in small batches.
+  One object of all outputs, of which each row takes its own, costs a twentieth more; it would be
+  the choice where all outputs differ.
+- Statements are prepared. Their plans are looked at after the fifth execution, when PostgreSQL has
+  settled on a generic one: ``check_plans`` refuses a loop whose plan reads the whole table.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,7 +29,7 @@ from typing import Any
 import psycopg
 
 Connection = psycopg.Connection[Any]
-BATCH = 100
+BATCH = 500
 
 TABLE = """
 CREATE TABLE IF NOT EXISTS plain_queue (
@@ -52,11 +67,15 @@ RETURNING id, name, payload
 """
 
 COMPLETE = """
-UPDATE plain_queue AS q
-SET status = 'succeeded', result = done.result::jsonb, done_at = statement_timestamp()
-FROM unnest(%s::bigint[], %s::text[]) AS done (id, result)
-WHERE q.id = done.id AND q.holder = %s AND q.status = 'running'
+UPDATE plain_queue
+SET status = 'succeeded', result = %s::jsonb, done_at = statement_timestamp()
+WHERE id = ANY(%s::bigint[]) AND holder = %s AND status = 'running'
 """
+
+TAKE_BACK = "UPDATE plain_queue SET status = 'ready' WHERE status = 'running' AND holder = %s"
+
+#: Executions after which PostgreSQL may choose a generic plan.
+SETTLED = 6
 
 
 def connect(url: str) -> Connection:
@@ -79,6 +98,22 @@ def fill(connection: Connection, count: int) -> None:
     connection.execute("VACUUM ANALYZE plain_queue")
 
 
+def check_plans(connection: Connection) -> None:
+    """Raise RuntimeError if a statement of the loop has a plan that reads the whole table."""
+    for statement, values in {CLAIM: "'', '', 500", COMPLETE: "'{}', '{1,2,3}', ''"}.items():
+        numbered = statement
+        for number in range(1, statement.count("%s") + 1):
+            numbered = numbered.replace("%s", f"${number}", 1)
+        connection.execute(f"PREPARE looked_at AS {numbered}".encode())
+        for _ in range(SETTLED):
+            connection.execute(f"EXECUTE looked_at ({values})".encode())
+        rows = connection.execute(f"EXPLAIN EXECUTE looked_at ({values})".encode()).fetchall()
+        connection.execute("DEALLOCATE looked_at")
+        plan = "\n".join(row[0] for row in rows)
+        if "Seq Scan" in plan:
+            raise RuntimeError(f"no limit is measured with such a plan:\n{plan}")
+
+
 def enqueue(connection: Connection, statement: str = INSERT, name: str = "nothing") -> int:
     """Store a task, as every program does that has one."""
     payload = json.dumps({"n": 1})
@@ -95,7 +130,8 @@ def enqueue_many(connection: Connection, payloads: Iterable[dict[str, Any]]) -> 
 
 
 def nothing(**data: Any) -> dict[str, Any]:
-    """No work, and a small result."""
+    """One system call, and a small result."""
+    os.access("/", os.F_OK)
     return {"ok": True}
 
 
@@ -107,10 +143,29 @@ def clock(**data: Any) -> dict[str, Any]:
 HANDLERS: dict[str, Callable[..., dict[str, Any]]] = {"nothing": nothing, "clock": clock}
 
 
-def work(connection: Connection, holder: str, limit: int = BATCH) -> int:
-    """Claim up to ``limit`` tasks, run them, complete them. Returns how many there were."""
-    claimed = connection.execute(CLAIM, [holder, "default", limit]).fetchall()
-    if claimed:
-        results = [json.dumps(HANDLERS[name](**payload)) for _, name, payload in claimed]
-        connection.execute(COMPLETE, [[row[0] for row in claimed], results, holder])
-    return len(claimed)
+def claim(connection: Connection, holder: str, limit: int = BATCH) -> list[Any]:
+    """The key, name and payload of up to ``limit`` tasks, which are ``holder``'s from now on."""
+    return connection.execute(CLAIM, [holder, "default", limit]).fetchall()
+
+
+def complete(connection: Connection, holder: str, claimed: list[Any]) -> int:
+    """Run what was claimed, and store the outputs. Returns the number of tasks that were still
+    ``holder``'s."""
+    ended: dict[str, list[int]] = {}
+    for key, name, payload in claimed:
+        ended.setdefault(json.dumps(HANDLERS[name](**payload)), []).append(key)
+    return sum(
+        connection.execute(COMPLETE, [output, keys, holder]).rowcount
+        for output, keys in ended.items()
+    )
+
+
+def work(connection: Connection, holder: str) -> int:
+    """Claim a batch, run it, complete it. Returns the number of tasks."""
+    claimed = claim(connection, holder)
+    return complete(connection, holder, claimed) if claimed else 0
+
+
+def take_back(connection: Connection, holder: str) -> int:
+    """Make ready what a worker that died had claimed. Returns the number of tasks."""
+    return connection.execute(TAKE_BACK, [holder]).rowcount

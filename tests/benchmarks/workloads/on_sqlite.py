@@ -12,6 +12,6 @@ def run(bench: Bench) -> Figures:
     """Tasks a second."""
     count = bench.size.drained_on_sqlite
     stored = enqueue.run(replace(bench, size=replace(bench.size, bulk=count)))
-    drained, _ = drain.ours(bench, count, workers=1)
-    figures = stored | {"drain, 1 worker (tasks/s)": {"ours": drained}}
+    drained = drain.ours(bench, count)
+    figures = stored | {"drain, 1 worker (tasks/s)": {"ours": drained.rate}}
     return {f"SQLite: {name}": by_whom for name, by_whom in figures.items()}
