@@ -20,7 +20,7 @@ from tests.benchmarks.report import Report
 DRAIN = "drain, 1 worker (tasks/s)"
 #: Those that start few processes. Together they use nearly every part.
 QUICK = {
-    "postgresql": ["enqueue", "latency", "leases", "recovery", "keeper"],
+    "postgresql": ["enqueue", "latency", "leases", "recovery", "keeper", "unbegun"],
     "sqlite": ["on_sqlite"],
 }
 
