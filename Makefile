@@ -55,11 +55,11 @@ wheel: $(VENV)/test.stamp
 
 # Speed compared with plain SQL: docs/performance.md. SHORT=1 takes minutes, FULL=1 an hour;
 # ONLY="drain leases" selects workloads, PEERS="pgqueuer huey-redis" adds other queues;
-# REPORT_ONLY=1 does not fail if a target is missed.
+# REPORT_ONLY=1 does not fail if a target is missed; COMBOS="3.13/6.1" is another Python and Django.
 SIZE := $(if $(SHORT),short,$(if $(FULL),full,default))
 bench: $(VENV)/test.stamp
 	@$(RUN) -m tests.benchmarks --size $(SIZE) --only $(ONLY) --peers $(PEERS) \
-		$(if $(REPORT_ONLY),--report-only)
+		--combos $(COMBOS) $(if $(REPORT_ONLY),--report-only)
 
 # 10,000 tasks through Celery on Redis and on RabbitMQ (Debian: redis-server, rabbitmq-server), with
 # restarts and kills. TASKS=500 for fewer, BROKER=redis for one.

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 
 from tests.benchmarks import databases
-from tests.benchmarks.__main__ import WORKLOADS, parser
+from tests.benchmarks.__main__ import WORKLOADS, parser, without
 from tests.benchmarks.bars import BARS, Bar
 from tests.benchmarks.bench import measured, percentile
 from tests.benchmarks.peers import HERE, PINS
@@ -148,3 +148,10 @@ def test_the_command_takes_what_make_gives_it() -> None:
 
     assert (options.only, options.peers) == (["drain", "leases"], ["pgqueuer"])
     assert parser().parse_args(["--size", "default", "--only", "--peers"]).only == []
+
+
+def test_the_same_is_measured_under_another_python_and_django() -> None:
+    args = ["--size", "short", "--combos", "3.11/5.2", "3.13/6.1", "--report-only"]
+
+    assert parser().parse_args(args).combos == ["3.11/5.2", "3.13/6.1"]
+    assert without("--combos", args) == ["--size", "short", "--report-only"]
