@@ -36,7 +36,7 @@ def backoff(
     cap: float,
     uniform: Callable[[float, float], float] = random.uniform,
 ) -> float:
-    """Return the seconds to wait after an attempt failed.
+    """Return the seconds to wait after an attempt failed or was lost.
 
     The bound doubles with each attempt, and the pause is drawn uniformly below it ("full jitter"),
     so that tasks that failed together are not retried together.
@@ -56,8 +56,19 @@ def _bound(attempt: int, base: float, cap: float) -> float:
 
 def usual(error: BaseException, attempt: int) -> float:
     """Return the pause by TASK_QUEUE["BACKOFF"], for any error."""
+    return usual_pause(attempt)
+
+
+def usual_pause(attempt: int) -> float:
+    """Return the seconds to wait after this ``attempt`` by TASK_QUEUE["BACKOFF"]."""
     bounds = task_settings.BACKOFF
     return backoff(attempt, base=bounds["base"], cap=bounds["cap"])
+
+
+def longest_pause(attempt: int) -> float:
+    """Return the greatest result of ``usual_pause``."""
+    bounds = task_settings.BACKOFF
+    return _bound(attempt, bounds["base"], bounds["cap"])
 
 
 @dataclass(frozen=True)

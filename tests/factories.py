@@ -125,6 +125,7 @@ def _bring(task: Task, state: str) -> None:
         case "recovered":
             expire(task)
             row.recover()
+            row.update(scheduled_at=DbNow())  # its pause is over
         case "returned":
             Task.objects.give_back(task, "its worker was stopped")
         case _:

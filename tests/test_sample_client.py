@@ -19,6 +19,7 @@ from pytest_django.live_server_helper import LiveServer
 
 from tasks.models import Task
 from tests.leasing.support import expire
+from tests.tasks.support import make_due
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
@@ -181,6 +182,7 @@ def test_a_processor_that_missed_its_heartbeat_is_told_and_another_takes_over(
         assert late.json["error"]
 
     Task.objects.recover()
+    make_due(Task.objects.get())
     taken = service.post("/tasks/next", processor="host-2")
     assert taken.status == 202
     assert taken.json["id"] == task["id"]

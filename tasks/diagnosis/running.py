@@ -13,6 +13,7 @@ from tasks.diagnosis.actions import CANCEL, REVOKE
 from tasks.diagnosis.facts import holder_facts, until
 from tasks.diagnosis.surroundings import Surroundings
 from tasks.models import Task
+from tasks.retry import longest_pause
 
 START_ONE = "Start a worker (manage.py run_worker) or a recovery process (manage.py run_recovery)."
 
@@ -91,7 +92,8 @@ def expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
 
 
 def _after_the_sweep(task: Task) -> str:
-    end = "makes it ready again"
+    pause = left(timedelta(seconds=longest_pause(task.attempts)))
+    end = f"makes it ready again, to start after a random pause of at most {pause}"
     if task.attempts >= task.max_attempts:
         end = "sets it to failed, since this was its last attempt"
     if task.cancel_requested_at is not None:

@@ -37,7 +37,9 @@ def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
             headline += f" Reason: {reason}"
         next_ = "A worker claims it then."
         return diagnosed("scheduled", "info", headline, next_, until, facts)
-    headline = f"The last attempt failed. Next retry in {wait}."
+    # What was taken from its holder was not released.
+    end = "was lost" if task.released_at is None else "failed"
+    headline = f"The last attempt {end}. Next retry in {wait}."
     next_ = f"Attempt {task.attempts + 1} of {task.max_attempts} starts then."
     facts.append(("Last error", task.last_error))
     return diagnosed("backoff", "info", headline, next_, until, facts)

@@ -91,8 +91,8 @@ def resource_of(key: int) -> str:
 
 
 def waited(task: Task) -> float | None:
-    """Return for how many seconds the just claimed ``task`` had been due; None for a recovered
-    task, whose wait was counted at its first claim."""
+    """Return for how many seconds the just claimed ``task`` had been due; None for one that was
+    taken or given back without a pause, whose wait was counted at its first claim."""
     due, started, claimed = task.scheduled_at, task.started_at, task.acquired_at
     if claimed is None or started is None or not (started >= claimed or due > started):
         return None

@@ -6,14 +6,13 @@ again one by one, so that none sinks its neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.apps import apps
-from django.db import DataError, IntegrityError, models, transaction
-from django.db.models import Case, F, Q, Value, When
+from django.db import DataError, IntegrityError, transaction
+from django.db.models import F, Q
 from django.dispatch import Signal
 
 from leasing.db.deletion import unprotected
@@ -31,7 +30,7 @@ from tasks.querysets.base import (
     attempt_model,
 )
 from tasks.querysets.failure import Failure, storable
-from tasks.querysets.transitions import completing, ending, said, waiting
+from tasks.querysets.transitions import by_task, completing, ending, said, waiting
 
 if TYPE_CHECKING:
     from tasks.models import Task, TaskAttempt
@@ -211,7 +210,7 @@ def _ended_by(row: Task, task: Task) -> bool:
 def _complete(rows: TaskRows, locked: Locked[Any], *, unexpired: bool) -> TaskSignal:
     outputs = {key: output for key, (_, output) in locked.items()}
     mine = _of_grants(rows, _tasks(locked), unexpired=unexpired)
-    count = mine.update(**_by_task("task_output", outputs, locked), **completing())
+    count = mine.update(**by_task("task_output", outputs, locked), **completing())
 
     def is_so(row: Task, output: Any) -> bool:
         return row.status == TaskStatus.SUCCEEDED and is_same_json(row.task_output, output)
@@ -242,7 +241,7 @@ def _write_failures(mine: TaskRows, failures: dict[Any, Failure]) -> int:
     how many it were."""
     texts = {key: each.text for key, each in failures.items()}
     said = {
-        **_by_task("last_error", texts, failures),
+        **by_task("last_error", texts, failures),
         **_traces([each.task for each in failures.values()]),
     }
     cancelled = mine.filter(CANCEL_REQUESTED).update(
@@ -253,7 +252,7 @@ def _write_failures(mine: TaskRows, failures: dict[Any, Failure]) -> int:
     if delays:
         starts = {key: after(delay) for key, delay in delays.items() if delay}
         left = mine.filter(pk__in=list(delays), attempts__lt=F("max_attempts"))
-        due = _by_task("scheduled_at", starts, delays)
+        due = by_task("scheduled_at", starts, delays)
         again = left.update(**said, **waiting(timedelta(0)), **due)
     failed = 0
     if cancelled + again < len(failures):
@@ -300,25 +299,7 @@ def _note(rows: TaskRows, attempts: list[TaskAttempt]) -> None:
 def _traces(tasks: list[Task]) -> dict[str, Any]:
     """The columns of the traces that next attempts go on from."""
     traces = {task.pk: task.traced for task in tasks if task.traced}
-    return _by_task("trace_context", traces, tasks)
-
-
-def _by_task(column: str, values: Mapping[Any, Any], among: Sized) -> dict[str, Any]:
-    """The columns of an update that writes each of ``values`` to its task, by their keys, and
-    leaves what others ``among`` them have."""
-    if len(values) == len(among) == 1:
-        return {column: next(iter(values.values()))}
-    if not values:
-        return {}
-    field: Any = apps.get_model("leasing_tasks", "Task")._meta.get_field(column)
-    whens = [When(pk=key, then=_expression(value, field)) for key, value in values.items()]
-    return {column: Case(*whens, default=F(column), output_field=field)}
-
-
-def _expression(value: Any, field: models.Field[Any, Any]) -> Any:
-    if hasattr(value, "resolve_expression"):
-        return value
-    return Value(value, None if value is None else field)  # of JSON a null would be no NULL
+    return by_task("trace_context", traces, tasks)
 
 
 def _tasks(locked: Locked[Any]) -> list[Task]:

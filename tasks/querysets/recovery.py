@@ -13,7 +13,7 @@ from django.db.models.functions import Coalesce, Least
 
 from leasing.db.dialects import lock, refuse_transaction
 from leasing.db.questions import query_scalars
-from leasing.functions import DbNow, next_token, remaining
+from leasing.functions import DbNow, after, next_token, remaining
 from leasing.humanize import span
 from leasing.runtime.clock import clock
 from tasks import signals
@@ -27,8 +27,9 @@ from tasks.querysets.base import (
     attempt_model,
     until_idle,
 )
-from tasks.querysets.transitions import closing, traced
+from tasks.querysets.transitions import by_task, closing, traced
 from tasks.querysets.unique import key_in_retry
+from tasks.retry import usual_pause
 from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ def recover_stalled(rows: TaskRows, limit: int) -> int:
 def revoke(rows: TaskRows, reason: str, by: str) -> int:
     """Take all running tasks of ``rows``."""
     text = f"revoked by {by or 'an operator'}" + (f": {reason}" if reason else "")
-    return take_from_holders(rows, TaskRows.running, None, lambda task: text, "revoked")
+    return take_from_holders(
+        rows, TaskRows.running, None, lambda task: text, "revoked", backs_off=False
+    )
 
 
 def note_refused(rows: TaskRows, row: Task, verb: str) -> None:
@@ -114,9 +117,19 @@ def take_from_holders(
     limit: int | None,
     reason: Callable[[Task], str],
     kind: str,
+    *,
+    backs_off: bool = True,
 ) -> int:
-    """Take up to ``limit`` tasks from their holders: those ``which`` the clock or an operator says,
-    for a ``reason`` of one ``kind``. Returns how many."""
+    """Take tasks from their holders. Returns how many.
+
+    Args:
+        rows: The tasks to take from.
+        which: Those of them that the clock or an operator says.
+        limit: The greatest number to take; None: all.
+        reason: The reason, for the history.
+        kind: The kind of reason, for receivers of the signal.
+        backs_off: True to have each wait for the usual pause before its next attempt.
+    """
     with transaction.atomic(using=rows.db):
         candidates: Any = which(rows)._of_one_table().order_by("pk")
         columns = candidates.only(
@@ -138,7 +151,10 @@ def take_from_holders(
         last = Q(attempts__gte=F("max_attempts"))
         failed = still.filter(last).update(status=TaskStatus.FAILED, **closing(), **taking)
         again = still.filter(~last).update(
-            status=TaskStatus.READY, unique_key=key_in_retry(), **taking
+            status=TaskStatus.READY,
+            unique_key=key_in_retry(),
+            **taking,
+            **(_starts(before) if backs_off else {}),
         )
         taken = rows._everything().filter(mine).exclude(status=TaskStatus.RUNNING)
         tasks = (
@@ -160,8 +176,18 @@ def take_from_holders(
             rows._tell(signals.failed, task, error=task.last_error)
         elif task.status == TaskStatus.CANCELLED:
             rows._tell_cancelled(task)
+    # Of those that wait, too: whoever looks in vain sees when the next of them is due.
     notify(rows.db, [task for task in tasks if task.status == TaskStatus.READY])
     return len(tasks)
+
+
+def _starts(tasks: dict[int, Any]) -> dict[str, Any]:
+    """The columns with the next start of each task. No policy of a handler decides about it: it
+    judges an error, and there is none."""
+    starts = {
+        key: after(timedelta(seconds=usual_pause(task.attempts))) for key, task in tasks.items()
+    }
+    return by_task("scheduled_at", starts, tasks)
 
 
 def _note_taken(

@@ -366,7 +366,8 @@ class TaskQuerySet(TaskRows):
 
     def revoke(self, reason: str = "", by: str = "") -> int:
         """Take running tasks from their holders, as recovery would, without waiting for the
-        deadline. What a holder has done is not undone; its late result is refused."""
+        deadline. They may start again at once. What a holder has done is not undone; its late
+        result is refused."""
         return recovery.revoke(self.home(), reason, by)
 
     def discard(self, by: str = "") -> int:
@@ -387,8 +388,9 @@ class TaskQuerySet(TaskRows):
     # Recovery
 
     def recover(self, limit: int = recovery.SWEEP_BATCH) -> int:
-        """Take stuck tasks from holders that are gone. They become ready, or failed after their
-        last attempt, with a higher token. Returns how many; call again while it is ``limit``.
+        """Take stuck tasks from holders that are gone. They become ready, each after the pause
+        of TASK_QUEUE["BACKOFF"], or failed after their last attempt, with a higher token. Returns
+        how many; call again while it is ``limit``.
 
         Any number of processes may recover at a time: each takes rows that the others have not.
         """

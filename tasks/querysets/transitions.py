@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sized
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
+from django.db import models
 from django.db.models import Case, F, TextField, Value, When
 from django.db.models.functions import Least
 
@@ -62,6 +64,24 @@ def waiting(delay: timedelta, *, spent: bool = True) -> dict[str, Any]:
         for column, value in closing().items()
     }
     return {"status": status, **ends, **moved, **over()}
+
+
+def by_task(column: str, values: Mapping[Any, Any], among: Sized) -> dict[str, Any]:
+    """The columns of an update that writes each of ``values`` to its task, by their keys, and
+    leaves what others ``among`` them have."""
+    if len(values) == len(among) == 1:
+        return {column: next(iter(values.values()))}
+    if not values:
+        return {}
+    field: Any = apps.get_model("leasing_tasks", "Task")._meta.get_field(column)
+    whens = [When(pk=key, then=_expression(value, field)) for key, value in values.items()]
+    return {column: Case(*whens, default=F(column), output_field=field)}
+
+
+def _expression(value: Any, field: models.Field[Any, Any]) -> Any:
+    if hasattr(value, "resolve_expression"):
+        return value
+    return Value(value, None if value is None else field)  # of JSON a null would be no NULL
 
 
 def cancellation(by: str, reason: str = "") -> str:

@@ -112,9 +112,10 @@ def take_back(task: Task) -> None:
 
 
 def lose(task: Task) -> None:
-    """Move the deadline of the running task into the past, and recover it."""
+    """Move the deadline of the running task into the past, and recover it. Its pause is over."""
     expire(task)
     Task.objects.recover()
+    make_due(task)
 
 
 def end_by_another(task: Task) -> None:

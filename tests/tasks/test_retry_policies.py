@@ -18,7 +18,7 @@ from tasks.retry import Exponential, Fixed, GiveUpOn, RetryOn, RetryPolicy, deci
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.logs import logged
-from tests.tasks.support import Handlers, Reported, attempts, names_of
+from tests.tasks.support import Handlers, Reported, attempts, lose, names_of, row_of
 
 OOPS = ValueError("no luck")
 
@@ -192,6 +192,16 @@ def test_a_failure_heeds_the_policy_of_its_handler(
     assert asked == [(OOPS, 1)]
     assert task.scheduled_at == database_clock.now + timedelta(minutes=7)
     assert (task.status, attempts(task)) == (TaskStatus.READY, [(1, "failed")])
+
+
+def test_no_policy_is_asked_about_a_lost_attempt(task: Task, policy: Policy) -> None:
+    asked: list[int] = []
+    policy(lambda error, attempt: asked.append(attempt))
+
+    lose(task)
+
+    assert asked == []
+    assert (row_of(task)["status"], attempts(task)) == (TaskStatus.READY, [(1, "lost")])
 
 
 def test_a_policy_that_gives_up_leaves_a_failed_task(

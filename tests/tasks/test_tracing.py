@@ -340,6 +340,7 @@ def test_the_attempt_after_a_workers_death_is_linked_to_what_recovery_tells(
     task = TaskFactory(name="jobs.echo", state="running", holder="worker-a")
     expire(task)
     assert Task.objects.recover() == 1
+    make_due(task)
     run_task(lambda ctx, **data: None, task=claimed(task, "worker-b"))
 
     lost, process = spans.one("lost default"), spans.one("process default")

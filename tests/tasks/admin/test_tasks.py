@@ -36,9 +36,8 @@ from tasks.models import (
 from tasks.outbox import publish
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory, claimed
 from tests.fixtures import client_with
-from tests.leasing.support import expire
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in
-from tests.tasks.support import Handlers, row_of
+from tests.tasks.support import Handlers, lose, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -375,8 +374,7 @@ def test_from_its_page_a_task_is_acted_on_and_shown_again(operator: Client) -> N
 def test_what_was_claimed_anew_since_it_was_asked_about_is_left(operator: Client) -> None:
     task = TaskFactory(state="running")
     sent = act(operator, "revoke", [task]).hidden
-    expire(task)
-    Task.objects.recover()
+    lose(task)
     claimed(task, "another")
     said = {"reason": "she hangs", "typed": task.lease_resource}
     page = Page(operator.post(TASKS, sent | said, follow=True))

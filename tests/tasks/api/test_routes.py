@@ -20,6 +20,7 @@ from tasks.querysets import TaskQuerySet
 from tests.api_calls import call
 from tests.leasing.support import expire, usurp
 from tests.pages import signed_in
+from tests.tasks.support import make_due
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("compatible")]
 
@@ -86,6 +87,7 @@ def _recovered() -> Task:
 
 def _recovered_and_claimed_by_another() -> Task:
     task = _recovered()
+    make_due(task)
     Task.objects.claim("you")
     return task
 
@@ -224,8 +226,9 @@ def test_when_there_is_no_task_to_do_a_notice_says_so(client: Client) -> None:
 
 
 def test_the_next_task_may_be_one_whose_holder_is_gone(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    settings.TASK_QUEUE = {"BACKOFF": {"base": 0, "cap": 0}}
     task = claimed("you")
     expire(task)
     monkeypatch.setattr("tasks.querysets.recovery.swept_at", {})

@@ -20,8 +20,7 @@ from leasing.humanize import stamp
 from tasks.diagnosis import diagnose, look_around
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker
 from tests.factories import TaskFactory, WorkerFactory, claimed
-from tests.leasing.support import expire
-from tests.tasks.support import make_due
+from tests.tasks.support import lose, make_due
 
 pytestmark = pytest.mark.django_db
 
@@ -141,8 +140,7 @@ def flapping() -> Task:
     WorkerFactory(name="ann")
     task: Task = TaskFactory()
     for holder in ("ann", "bob", "cid"):
-        expire(claimed(task, holder))
-        Task.objects.recover()
+        lose(claimed(task, holder))
     task.refresh_from_db()
     return task
 
@@ -478,6 +476,20 @@ def test_the_reason_for_which_a_task_was_put_off_is_named() -> None:
     Task.objects.filter(pk=task.pk).update(scheduled_at=after(timedelta(minutes=5)))
     task.refresh_from_db()
     assert diagnose(task).code == "backoff"
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("state", "end"), [("retrying", "The last attempt failed."), ("recovered", "was lost.")]
+)
+def test_a_task_that_waits_for_a_retry_says_how_its_attempt_ended(state: str, end: str) -> None:
+    task = TaskFactory(state=state)
+    Task.objects.filter(pk=task.pk).update(scheduled_at=after(timedelta(minutes=5)))
+    task.refresh_from_db()
+
+    answer = diagnose(task)
+
+    assert answer.code == "backoff" and f"{end} Next retry in 5 min." in answer.headline
 
 
 @pytest.mark.once

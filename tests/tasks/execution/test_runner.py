@@ -333,6 +333,7 @@ def test_a_task_whose_data_the_handler_here_does_not_take_waits_and_spends_no_at
 def lose(task: Task) -> None:
     expire(task)
     Task.objects.filter(pk=task.pk).recover()
+    make_due(task)
 
 
 @pytest.mark.once

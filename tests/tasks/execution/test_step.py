@@ -14,8 +14,7 @@ from tasks.execution.context import Context
 from tasks.models import Task, TaskStatus, TaskStep
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
-from tests.leasing.support import expire
-from tests.tasks.support import ContextOf, RunTask, make_due, refusals, row_of
+from tests.tasks.support import ContextOf, RunTask, lose, make_due, refusals, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -124,8 +123,7 @@ def test_the_output_of_an_attempt_that_was_lost_meanwhile_is_not_stored(
     ctx = context(task)
 
     def slow() -> str:
-        expire(task)
-        Task.objects.recover()
+        lose(task)
         assert context(claimed(task, "bob")).step("fetch", Counted("bob's")) == "bob's"
         return "ann's"
 

@@ -15,7 +15,7 @@ from pytest_django import Settings
 from leasing.functions import after
 from leasing.runtime import services
 from tasks.maintenance import invariants, recovery
-from tasks.models import Task
+from tasks.models import Task, TaskStatus
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.logs import logged
@@ -100,7 +100,7 @@ def test_a_sweep_that_takes_long_goes_on_in_the_next_tick(
     controller = recovery.service()
 
     assert [controller.step() for _ in range(2)] == [0.0, 0.0]
-    assert Task.objects.ready().count() == 4
+    assert Task.objects.filter(status=TaskStatus.READY).count() == 4
     assert recovery.sweep() == 1
 
 

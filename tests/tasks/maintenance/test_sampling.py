@@ -173,11 +173,10 @@ def test_a_wait_ends_with_the_claim_and_begins_when_it_was_due(clock: Clock) -> 
 
 def test_what_failed_meanwhile_or_was_taken_back_tells_no_wait(clock: Clock) -> None:
     Task.objects.fail(run(TaskFactory()), ValueError("due in the future"))
-    lost = run(TaskFactory())
+    taken = run(TaskFactory())
     clock.advance(5)
-    expire(lost)
-    Task.objects.recover()
-    run(Task.objects.get(pk=lost.pk))
+    Task.objects.filter(pk=taken.pk).revoke()
+    run(Task.objects.get(pk=taken.pk))
 
     assert "wait_p50" not in counted(clock)
 

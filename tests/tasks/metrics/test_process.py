@@ -101,8 +101,8 @@ def test_a_task_that_was_taken_back_does_not_tell_of_its_first_wait_again(
 ) -> None:
     TaskFactory(scheduled_at=database_clock.now)
     Task.objects.take("ann", ttl=30)
-    database_clock.advance(31)
-    Task.objects.recover()
+    database_clock.advance(5)
+    Task.objects.revoke()
 
     assert len(Task.objects.take("bob")) == 1
 

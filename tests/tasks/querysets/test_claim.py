@@ -332,7 +332,7 @@ def last_swept(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_stuck_tasks_are_recovered_first_when_none_has_looked_for_them_lately(
     last_swept: Any, settings: Settings, seconds_ago: float | None, reported: Reported
 ) -> None:
-    settings.TASK_QUEUE = {"SWEEP_EVERY": 5}
+    settings.TASK_QUEUE = {"SWEEP_EVERY": 5, "BACKOFF": {"base": 0, "cap": 0}}
     stuck = TaskFactory(state="stuck", holder="gone")
     reported.clear()
     last_swept(seconds_ago)

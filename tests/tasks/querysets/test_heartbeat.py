@@ -13,7 +13,7 @@ from tasks.models import Task, TaskStatus
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire
-from tests.tasks.support import Reported, end_well, row_of, take_back, take_over
+from tests.tasks.support import Reported, end_well, lose, row_of, take_back, take_over
 
 pytestmark = pytest.mark.django_db
 
@@ -79,8 +79,7 @@ def test_a_heartbeat_inside_a_transaction_is_refused() -> None:
 
 def test_the_holders_name_proves_nothing() -> None:
     old = TaskFactory(state="running", holder="ann")
-    expire(old)
-    Task.objects.recover()
+    lose(old)
     (new,) = Task.objects.claim("ann")
     before = row_of(new)
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
+from pytest_django import Settings
 
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
 from leasing.models import LeaseState
+from tasks import retry
 from tasks.models import AttemptOutcome, Task, TaskStatus
 from tasks.querysets import recovery
+from tasks.retry import backoff
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire, just_before_the_update
@@ -24,6 +28,7 @@ from tests.tasks.support import (
     attempts,
     end_well,
     grant_to,
+    make_due,
     prolong,
     row_of,
     take_back,
@@ -64,7 +69,7 @@ def test_a_stuck_task_is_ready_again_under_a_raised_token(
     assert after["fencing_token"] > before["fencing_token"]
     assert after["last_error"] == "ann did not renew its lease in time"
     changed = {column for column, value in after.items() if before[column] != value}
-    assert changed == {"status", "fencing_token", "last_error"}
+    assert changed == {"status", "fencing_token", "last_error", "scheduled_at"}
     details = {
         "holder": "ann",
         "reason": "ann did not renew its lease in time",
@@ -85,7 +90,24 @@ def test_a_task_is_stuck_from_its_deadline_on(database_clock: DatabaseClock) -> 
     assert (Task.objects.stuck().count(), Task.objects.recover()) == (1, 1)
 
 
-def test_a_recovered_task_can_be_claimed_at_once() -> None:
+def test_each_lost_task_waits_a_pause_of_its_own_as_if_it_had_failed(
+    database_clock: DatabaseClock, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.TASK_QUEUE = {"BACKOFF": {"base": 10.0, "cap": 600.0}}
+    draws = iter([0.1, 0.5, 1.0])
+    drawn = partial(backoff, uniform=lambda low, high: next(draws) * high)
+    monkeypatch.setattr(retry, "backoff", drawn)
+    tasks = TaskFactory.create_batch(3, state="running", ttl=30)
+    Task.objects.filter(pk=tasks[2].pk).update(attempts=4)
+    database_clock.advance(31)
+
+    Task.objects.recover()
+
+    starts = [row_of(task)["scheduled_at"] for task in tasks]
+    assert [(start - database_clock.now).total_seconds() for start in starts] == [1, 5, 80]
+
+
+def test_a_recovered_task_can_be_claimed_once_its_pause_is_over() -> None:
     task = TaskFactory(state="recovered")
 
     (again,) = Task.objects.claim("bob")
@@ -129,6 +151,7 @@ def test_a_task_that_was_lost_in_its_last_attempt_is_failed(
 def test_a_task_that_keeps_killing_its_worker_ends() -> None:
     task = TaskFactory(max_attempts=3)
     for _ in range(3):
+        make_due(task)
         expire(claimed(task, "victim"))
         assert Task.objects.recover() == 1
 
@@ -321,6 +344,7 @@ def test_an_operator_can_take_a_task_from_a_holder_that_is_well(
     after = row_of(task)
     assert (after["status"], after["expires_at"]) == (TaskStatus.READY, database_clock.now)
     assert after["fencing_token"] > before["fencing_token"]
+    assert after["scheduled_at"] == before["scheduled_at"]  # it may start at once
     assert after["last_error"] == "revoked by root: wrong printer"
     assert (attempts(task), attempt(task).error) == ([(1, "lost")], after["last_error"])
     assert [name for name, _, _ in reported] == ["recovered"]

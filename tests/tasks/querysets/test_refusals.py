@@ -19,7 +19,7 @@ from tasks.querysets import TaskQuerySet
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire
-from tests.tasks.support import Reported, attempt, copy_of, refusals, row_of
+from tests.tasks.support import Reported, attempt, copy_of, lose, refusals, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -38,8 +38,7 @@ def lost() -> Task:
     """A task as the holder has it that lost it; recovered since, and ready."""
     task: Task = TaskFactory(state="running", holder="ann")
     mine = copy_of(task)
-    expire(task)
-    Task.objects.recover()
+    lose(task)
     return mine
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from pytest_django import Settings
 from django.urls import reverse
 
 from leasing.exceptions import LeaseLost
@@ -24,6 +25,7 @@ from tests.tasks.support import (
     attempts,
     end_well,
     grant_to,
+    make_due,
     refusals,
     row_of,
     take_back,
@@ -120,6 +122,7 @@ def test_it_is_taken_from_its_holder_under_a_raised_token(
     assert (after["status"], after["attempts"]) == (TaskStatus.READY, 1)
     assert after["fencing_token"] > before["fencing_token"]
     assert after["expires_at"] == database_clock.now
+    assert after["scheduled_at"] > database_clock.now
     record = attempt(task)
     assert (record.outcome, record.holder) == (AttemptOutcome.LOST, "ann")
     assert record.grant_id == before["grant_id"]
@@ -149,6 +152,7 @@ def test_the_zombie_is_told_by_its_next_renewal_and_what_it_writes_is_refused(
     hold = ctx._hold
     database_clock.advance(61)
     recovery.sweep()
+    make_due(task)
     again = claimed(task, "bob")
     assert hold.valid
 
@@ -217,8 +221,12 @@ def test_a_sweep_takes_stuck_and_stalled_tasks(
 
 
 def test_a_claim_that_sweeps_takes_them_too(
-    task: Task, database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
+    task: Task,
+    database_clock: DatabaseClock,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    settings.TASK_QUEUE = {"BACKOFF": {"base": 0, "cap": 0}}
     database_clock.advance(61)
     monkeypatch.setattr("tasks.querysets.recovery.swept_at", {})
 

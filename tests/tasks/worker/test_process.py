@@ -154,7 +154,11 @@ def test_a_worker_recovers_the_tasks_of_others(gate: Gate) -> None:
 def test_a_worker_that_recovers_a_task_claims_it_without_waiting_for_its_next_look(
     settings: Settings,
 ) -> None:
-    settings.TASK_QUEUE = {"SWEEP_EVERY": 0.05, "POLL_EVERY": 1000}
+    settings.TASK_QUEUE = {
+        "SWEEP_EVERY": 0.05,
+        "POLL_EVERY": 1000,
+        "BACKOFF": {"base": 0, "cap": 0},
+    }
     task = TaskFactory(name="jobs.echo", data={}, state="running", holder="gone")
 
     with working() as worker:
