@@ -6,8 +6,8 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from pytest_django import Settings
 from django.urls import reverse
+from pytest_django import Settings
 
 from leasing.exceptions import LeaseLost
 from leasing.keeper import Keeper
