@@ -21,6 +21,12 @@ EXPLAINED: dict[str, str] = {
     " for published_at__lte=after(-timedelta(seconds=patience))": (
         "A message is late one microsecond later."
     ),
+    "tasks.querysets.operator.discard: pk__gte=last for pk__gt=last": (
+        "The last task of a batch is deleted: it is not found again."
+    ),
+    "tasks.querysets.worker.take: more for more and len(claimed) < limit": (
+        "Where as many were claimed as may be, it looks for none more: a query without an answer."
+    ),
     "tasks.querysets.sql.claim._WAITED: >= in `rted} >= {now} OR {due} > {started} THEN {now} -`": (
         "A task that ran before, and is due again in the microsecond in which it first started:"
         " whether that wait is counted says nothing of any queue."

@@ -54,6 +54,14 @@ def test_a_scheduled_task_becomes_ready_by_the_databases_clock(
     assert (Task.objects.ready().count(), Task.objects.scheduled().count()) == (1, 0)
 
 
+@pytest.mark.django_db
+def test_a_task_that_was_cancelled_before_its_time_is_scheduled_no_more() -> None:
+    task = Task.objects.enqueue("jobs.echo", delay=60)
+    Task.objects.filter(pk=task.pk).cancel()
+
+    assert not Task.objects.scheduled().exists()
+
+
 def test_what_has_ended_and_what_has_not_are_all_there_is() -> None:
     assert set(TaskStatus.ended()) == {"succeeded", "failed", "cancelled"}
     assert set(TaskStatus.values) - set(TaskStatus.ended()) == {"ready", "running"}
