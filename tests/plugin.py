@@ -49,6 +49,8 @@ ONCE = (
     "tasks/testing",
     "tasks/worker",
 )
+#: Races between processes. On SQLite, where one writes at a time, they count as marked `rest`.
+RACES = "races"
 #: A fixture of tests that concern PostgreSQL alone.
 FOR_POSTGRESQL = "on_postgresql"
 
@@ -157,9 +159,10 @@ def _is_left_to_rest(item: pytest.Item) -> bool:
 
 def _is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
     """Return False if this run leaves the test to the run on the other database."""
-    if FOR_POSTGRESQL in _fixtures(item) and config.stash[DATABASE].name == "SQLite":
+    on_sqlite = config.stash[DATABASE].name == "SQLite"
+    if FOR_POSTGRESQL in _fixtures(item) and on_sqlite:
         return False
-    if _is_left_to_rest(item):
+    if _is_left_to_rest(item) or (on_sqlite and _folder(item) == RACES):
         return not config.getoption("no_rest") and config.getoption("once") != "not"
     if not _touches_a_database(item):
         return not config.getoption("only_db") and config.getoption("once") != "only"
@@ -170,8 +173,11 @@ def _is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
 def _is_once(item: pytest.Item) -> bool:
     if item.get_closest_marker("once") is not None:
         return True
-    folder = item.path.parent.relative_to(ROOT / "tests").as_posix()
-    return folder in ONCE and FOR_POSTGRESQL not in _fixtures(item)
+    return _folder(item) in ONCE and FOR_POSTGRESQL not in _fixtures(item)
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.parent.relative_to(ROOT / "tests").as_posix()
 
 
 def pytest_collection_finish() -> None:
