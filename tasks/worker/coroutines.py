@@ -157,7 +157,7 @@ class Coroutines(Executor):
             self._fill()
 
     async def _run_to_its_end(self, execution: Execution) -> None:
-        began_at = clock()
+        self._begun[id(execution)] = began_at = clock()
         outcome = runner.before(execution)
         stalled = False
         if outcome is None:

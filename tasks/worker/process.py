@@ -182,7 +182,7 @@ class WorkerProcess:
                 log.worker_stuck(worker=self.name, reason=reason)
                 self._give_up()
             elif pause:
-                self.poller.rest(pause, self._is_idle)
+                self._rest(pause)
 
     def _look(self) -> float:
         """Claim what there is room for. Returns the seconds until the next look."""
@@ -278,8 +278,9 @@ class WorkerProcess:
             self._tasks_left -= len(claimed)
             self._closing = self._closing or self._tasks_left <= 0
 
-    def _give_back_overdue(self) -> None:
-        """Give back tasks that have waited here for too long: the tasks before them take long."""
+    def _give_back_overdue(self) -> bool:
+        """Give back tasks that have waited here for too long, or wait behind long ones. Returns
+        True if there were any."""
         overdue = self.executors.overdue()
         if overdue:
             give_back(overdue, WAITED)
@@ -287,6 +288,7 @@ class WorkerProcess:
             self._closing = False
             if self._tasks_left is not None:
                 self._tasks_left += len(overdue)
+        return bool(overdue)
 
     def _stored(self, outcomes: list[Outcome]) -> None:
         """Look again where what was just stored is a reason to: an end that somebody waits for,
@@ -302,12 +304,21 @@ class WorkerProcess:
         # Where more is ready, it is looked for as soon as there is room, and not at a time.
         asks = self._looked and not self._more
         pauses = [self.poller.pause() if asks else task_settings.POLL_EVERY]
-        wait_ends_in = self.executors.wait_ends_in()
-        if wait_ends_in is not None:
-            pauses.append(wait_ends_in)
         if self.executors.passed_over:
             pauses.append(EMPTY_FOR)
         return max(0.001, min(pauses))
+
+    def _rest(self, pause: float) -> None:
+        """Wait until something wakes it, or ``pause`` is over. What would wait here for too long
+        meanwhile is given back, and a reason to look."""
+        until = clock() + pause
+        while (ends_in := self.executors.wait_ends_in()) is not None:
+            left = until - clock()
+            if ends_in >= left:
+                break
+            if self.poller.wait(ends_in) or self._give_back_overdue():
+                return
+        self.poller.rest(max(0.001, until - clock()), self._is_idle)
 
     def _is_idle(self) -> bool:
         """Return True if there is nothing to do but to wait for tasks."""

@@ -3,8 +3,11 @@
 ``Threads`` here runs plain functions; ``tasks.worker.coroutines`` has the executor of coroutines,
 ``tasks.worker.processes`` that of work in child processes. A worker claims for the executors that
 have room: for their free slots, and where tasks are short for as many more as the slots end in
-``PREFETCH_SECONDS`` seconds. What waits in an executor for longer than ``MAX_SLOT_WAIT`` is given
-back for others to run.
+``PREFETCH_SECONDS`` seconds. A slot whose task turns out to be long does not count: what waits and
+is more than the other slots end in that time is given back for others to run, and all of it where
+every slot is at a long task. So is what has waited for longer than ``MAX_SLOT_WAIT``, whatever the
+reason. An executor whose slots are all at long tasks has no room: it claims nothing of what it has
+given back until one of them has ended.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import takewhile
 from typing import ClassVar
 
 from django.db import connections
@@ -28,13 +32,18 @@ from tasks.registry import Kind
 from tasks.runtime import connection, probes
 
 #: Seconds of work that wait in an executor, and the greatest number of tasks.
-PREFETCH_SECONDS, MAX_PREFETCH = 0.1, 250
+PREFETCH_SECONDS, MAX_PREFETCH = 0.03, 250
+#: A task is long once it has run for so many seconds, and for so many times what others take.
+LONG_AFTER, LONG_FACTOR = 0.005, 3.0
+#: Seconds until what waits behind long tasks is judged again, and given back: where the whole
+#: process had to wait all tasks look long, and end at once when it goes on.
+CONFIRM_AFTER = 0.01
 #: Seconds after its claim until a task that has not begun is given back.
 MAX_SLOT_WAIT = 1.0
 #: Seconds after its claim until a task that neither waits nor has begun is nobody's.
 FORGOTTEN_AFTER = 10.0
-#: The weight of the latest task in the mean of the time that one takes.
-WEIGHT = 0.1
+#: The number of latest tasks that tell how long one takes: their mean, without the slowest quarter.
+PACED_BY = 16
 
 
 class Executor:
@@ -62,8 +71,13 @@ class Executor:
         # twice, in two places.
         self._running: dict[int, Execution] = {}
         self._waiting: deque[Execution] = deque()
-        #: Seconds that a task takes, in the mean; and how many have ended since it is known.
-        self._pace = 0.0
+        #: The moment at which each that runs has begun, in the order of these.
+        self._begun: dict[int, float] = {}
+        #: When that was last judged, and since when more has waited than should; None: it has not.
+        self._judged_at = float("-inf")
+        self._crowded_since: float | None = None
+        #: The seconds that each of the latest tasks took, and how many have ended since the first.
+        self._took: deque[float] = deque(maxlen=PACED_BY)
         self._paced = 0
         #: Since when each of the tasks that are over has been seen to run on.
         self._over_since: dict[Execution, float] = {}
@@ -97,8 +111,29 @@ class Executor:
         by the latest tasks. Few at first, and none where that is unknown."""
         if not self._paced:
             return 0
-        fit = PREFETCH_SECONDS * self.slots / max(self._pace, 1e-6)
-        return int(min(MAX_PREFETCH, fit, 2 * self._paced))
+        return int(min(MAX_PREFETCH, self._fit(self._flowing(clock())), 2 * self._paced))
+
+    def _fit(self, slots: int) -> float:
+        """Return the number of tasks that so many ``slots`` end in PREFETCH_SECONDS."""
+        return PREFETCH_SECONDS * slots / max(self._pace, 1e-6)
+
+    @property
+    def _pace(self) -> float:
+        """Return the seconds that a task takes; 0 where that is unknown. A few that took long say
+        nothing about the others."""
+        took = sorted(self._took)
+        counted = took[: len(took) - len(took) // 4]
+        return sum(counted) / max(1, len(counted))
+
+    def _flowing(self, now: float) -> int:
+        """Return the number of slots that are not at a long task."""
+        before = now - self._long_after
+        begun = list(self._begun.values())
+        return self.slots - sum(1 for _ in takewhile(lambda began_at: began_at <= before, begun))
+
+    @property
+    def _long_after(self) -> float:
+        return max(LONG_AFTER, LONG_FACTOR * self._pace)
 
     @property
     def low(self) -> int:
@@ -113,32 +148,59 @@ class Executor:
 
     @property
     def waits_until(self) -> float | None:
-        """Return the moment at which the longest-waiting attempt has waited too long; None when
-        none waits."""
+        """Return the moment at which ``overdue`` may have something; None when none waits."""
+        until = self._waits_until_at_most
+        if until is None:
+            return None
+        if self._crowded_since is not None:
+            return min(until, self._crowded_since + CONFIRM_AFTER)
+        long_after = self._long_after
+        turns = (began_at + long_after for began_at in list(self._begun.values()))
+        return min(until, next((moment for moment in turns if moment > self._judged_at), until))
+
+    @property
+    def _waits_until_at_most(self) -> float | None:
         try:
             return self._waiting[0].claimed.sent_at + MAX_SLOT_WAIT
         except IndexError:
             return None
 
     def overdue(self) -> list[Execution]:
-        """Return the attempts that have waited for too long, and those behind them: they are no
-        longer in the executor, and nothing is prefetched until tasks are short again."""
-        until = self.waits_until
-        if until is None or clock() < until:
+        """Return the attempts that have waited for too long, and those behind them, or else those
+        that wait behind long tasks: they are no longer in the executor, and nothing is prefetched
+        until tasks are short again."""
+        count = self._count_overdue()
+        if not count:
             return []
+        self._crowded_since = None
+        self._took.clear()
         self._paced = 0
-        return self.withdraw()
+        return self.withdraw(count)
 
-    def withdraw(self) -> list[Execution]:
-        """All that waits; it is no longer in the executor."""
-        withdrawn = []
-        try:
-            while True:
+    def _count_overdue(self) -> int:
+        waiting, until = len(self._waiting), self._waits_until_at_most
+        self._judged_at = now = clock()
+        if until is None or now >= until:
+            return waiting
+        flowing = self._flowing(now)
+        kept = int(self._fit(flowing))
+        # A few too many are not worth it.
+        if flowing == self.slots or waiting <= kept + kept // 2:
+            self._crowded_since = None
+            return 0
+        if self._crowded_since is None:
+            self._crowded_since = now
+        return waiting - kept if now >= self._crowded_since + CONFIRM_AFTER else 0
+
+    def withdraw(self, count: int | None = None) -> list[Execution]:
+        """Return the last ``count`` that wait, or all: they are no longer in the executor."""
+        withdrawn: list[Execution] = []
+        with suppress(IndexError):
+            while count is None or len(withdrawn) < count:
                 execution = self._waiting.pop()
                 del self._running[id(execution)]
                 withdrawn.append(execution)
-        except IndexError:
-            return withdrawn
+        return withdrawn
 
     # Running
 
@@ -158,14 +220,12 @@ class Executor:
         took = outcome.ended_at - began_at
         if probes.running:
             probes.running(outcome.execution.claimed.queue, took)
-        if self._paced:
-            self._pace += WEIGHT * (took - self._pace)
-        else:
-            self._pace = took
+        self._took.append(took)
         self._paced += 1
         # In this order: what has not been stored is always to be found in one of the two.
         self._completer.put(outcome)
         self._running.pop(id(outcome.execution), None)
+        self._begun.pop(id(outcome.execution), None)
         outcome.execution.carrier = self._completer
         self._completer.wake()
         if len(self._running) <= self.look_at:
@@ -198,6 +258,7 @@ class Executor:
         stored = {id(each) for each in self._completer.executions}
         for each in carried:
             self._running.pop(id(each), None)
+            self._begun.pop(id(each), None)
         return [each for each in carried if id(each) not in stored]
 
     def _goes_on(self, execution: Execution, waiting: set[int]) -> bool:
@@ -255,7 +316,7 @@ class Threads(Executor):
                     self._wait()
                     continue
                 execution.carrier = me
-                began_at = clock()
+                self._begun[id(execution)] = began_at = clock()
                 self._end(runner.work(execution, call, self.chaos), began_at)
 
     def _wait(self) -> None:

@@ -78,6 +78,7 @@ def _no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a loaded machine too a worker begins what it has claimed, and waits until what is ending
     has ended: a test that is about giving up says so."""
     monkeypatch.setattr(threads, "MAX_SLOT_WAIT", 20.0)
+    monkeypatch.setattr(threads, "LONG_AFTER", 20.0)
     for module in (runner, hand_back):
         monkeypatch.setattr(module, "END_PATIENCE", 10.0)
 

@@ -107,10 +107,11 @@ def test_what_waits_goes_back_at_once_when_the_worker_stops_and_costs_no_attempt
     assert turnstile.began == [first.pk]
 
 
+@pytest.mark.parametrize("limit", ["MAX_SLOT_WAIT", "LONG_AFTER"])
 def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
-    turnstile: Turnstile, monkeypatch: pytest.MonkeyPatch
+    limit: str, turnstile: Turnstile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "MAX_SLOT_WAIT", 0.1)
+    monkeypatch.setattr(threads, limit, 0.1)
     monkeypatch.setattr(threads, "PREFETCH_SECONDS", 1e6)  # of whatever pace
     turnstile.let(1)
     tasks = TaskFactory.create_batch(8, name="jobs.turn", data={})
@@ -119,7 +120,7 @@ def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
         wait_for(lambda: len(turnstile.began) == 2)
         # Which of them is not said: what did not begin in time goes back, and others come first.
         wait_for(lambda: sorted(states()) == ["ready"] * 6 + ["running", "succeeded"])
-        assert threads_of(worker).prefetch == 0
+        assert threads_of(worker).prefetch == threads_of(worker).room == 0
         returned = [task for task in tasks if attempts(task)]
         turnstile.let(8)
         wait_for(lambda: states() == ["succeeded"] * 8)
@@ -127,6 +128,24 @@ def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
     assert returned
     assert attempt(returned[0]).error == "its worker had no free slot for it"
     assert {row_of(task)["attempts"] for task in tasks} == {1}
+
+
+@pytest.mark.once
+def test_what_waits_behind_a_long_task_runs_in_another_worker(
+    turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "LONG_AFTER", 0.1)
+    TaskFactory(name="jobs.turn", data={}, priority=1)
+    TaskFactory.create_batch(4, name="jobs.echo", data={})
+
+    with working(threads=1, name="at a long one") as worker:
+        wait_for(lambda: turnstile.began and len(worker.executions) == 5)
+        with working(threads=1, name="idle"):
+            wait_for(lambda: states() == ["running"] + ["succeeded"] * 4)
+        turnstile.let(1)
+        wait_for(lambda: states() == ["succeeded"] * 5)
+
+    assert set(Task.objects.filter(name="jobs.echo").values_list("holder", flat=True)) == {"idle"}
 
 
 def test_a_worker_that_may_run_so_many_tasks_counts_what_it_gave_back_as_not_run(
@@ -158,13 +177,16 @@ def test_a_worker_that_runs_what_is_there_runs_what_it_gave_back_too(
     assert states() == ["succeeded"] * 2
 
 
+class Settled:
+    """A completer that has stored everything."""
+
+    def put(self, outcome: Any) -> None: ...
+    def wake(self) -> None: ...
+
+
 def executor_of(slots: int, *seconds: float) -> Threads:
     """An executor whose latest tasks took so many ``seconds``, by a clock that stands still."""
     now = clock()
-
-    class Settled:
-        def put(self, outcome: Any) -> None: ...
-        def wake(self) -> None: ...
 
     class Ended:
         execution = SimpleNamespace()
@@ -189,7 +211,7 @@ def test_nothing_is_claimed_ahead_of_tasks_of_a_second() -> None:
 
 def test_of_short_tasks_so_many_wait_as_the_slots_end_in_a_moment() -> None:
     assert executor_of(4, *[0.0] * 200).prefetch == threads.MAX_PREFETCH
-    assert 30 <= executor_of(4, *[0.01] * 40).prefetch <= 40
+    assert 9 <= executor_of(4, *[0.01] * 40).prefetch <= 12
 
 
 def test_few_are_claimed_ahead_at_first() -> None:
@@ -198,6 +220,118 @@ def test_few_are_claimed_ahead_at_first() -> None:
 
 def test_a_executor_whose_tasks_become_long_has_fewer_waiting() -> None:
     assert executor_of(4, *[0.0] * 50, *[2.0] * 5).prefetch == 0
+
+
+def test_a_few_long_tasks_among_short_ones_say_nothing_about_these() -> None:
+    mixed = [*[0.01] * 20, 2.0, 0.01, 2.0, 0.01, 2.0]
+    assert executor_of(4, *mixed).prefetch == executor_of(4, *[0.01] * 25).prefetch > 0
+
+
+# Behind long tasks
+
+
+class Line:
+    """An executor of ``slots`` slots with as many tasks of ten milliseconds behind those that run
+    as fit, on a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
+        monkeypatch.setattr(threads, "LONG_AFTER", 0.1)
+        self.executor = executor_of(slots, *[0.01] * 100)
+        self.now = clock()
+        monkeypatch.setattr(threads, "clock", lambda: self.now)
+        self.tasks: list[Any] = []
+        for _ in range(slots):
+            self._comes()
+            self._begins()
+        for _ in range(self.executor.prefetch):
+            self._comes()
+
+    def _comes(self) -> None:
+        task = SimpleNamespace(claimed=SimpleNamespace(sent_at=self.now))
+        self.tasks.append(task)
+        self.executor._running[id(task)] = task  # type: ignore[assignment]
+        self.executor._waiting.append(task)  # type: ignore[arg-type]
+
+    def _begins(self) -> None:
+        self.executor._begun[id(self.executor._waiting.popleft())] = self.now
+
+    def end(self, count: int) -> None:
+        """End the first tasks; the next begin."""
+        for _ in range(count):
+            outcome = SimpleNamespace(execution=self.tasks.pop(0))
+            self.executor._end(outcome, self.now - 0.01)  # type: ignore[arg-type]
+            self._begins()
+
+    def look_in_time(self) -> list[Any]:
+        """Look when there is a reason to, as long as nothing else happens."""
+        until = self.executor.waits_until
+        assert until is not None and until > self.now
+        self.now = until
+        return self.executor.overdue()
+
+
+def test_all_that_waits_goes_back_once_every_slot_is_at_a_long_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = Line(monkeypatch, 2)
+    began_at, waiting = line.now, line.tasks[2:]
+    assert waiting and line.executor.overdue() == []
+
+    assert line.look_in_time() == []
+    assert line.now == pytest.approx(began_at + 0.1)
+    assert line.look_in_time() == waiting[::-1]
+
+    assert line.now == pytest.approx(began_at + 0.1 + threads.CONFIRM_AFTER)
+    assert line.executor.executions == line.tasks[:2]
+    assert line.executor.room == line.executor.prefetch == 0
+    assert line.executor.waits_until is None
+
+
+def test_what_looked_long_because_the_process_was_suspended_sends_nothing_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = Line(monkeypatch, 2)
+    line.now += 0.9
+
+    assert line.executor.overdue() == []
+    line.end(2)
+    assert line.look_in_time() == []
+
+    assert line.executor.prefetch > 0
+
+
+def test_behind_some_long_tasks_as_many_wait_as_the_other_slots_end_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = Line(monkeypatch, 8)
+    line.now += 0.05
+    line.end(2)
+    waiting = line.tasks[8:]
+
+    assert line.look_in_time() == []
+    kept = line.executor.prefetch
+    returned = line.look_in_time()
+
+    assert 0 < kept < len(waiting) / 2
+    assert returned == waiting[kept:][::-1]
+
+
+def test_a_slot_at_a_long_task_is_nothing_to_prefetch_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Line(monkeypatch, 2)
+    fit = line.executor.prefetch
+    line.now += 0.09
+    line.end(1)
+    line.now += 0.02
+
+    assert line.executor.prefetch == fit // 2
+
+
+def test_tasks_that_take_as_long_as_others_are_not_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = executor_of(4, *[1.0] * 16)
+    monkeypatch.setattr(threads, "LONG_AFTER", 0.1)
+    executor._begun = dict.fromkeys(range(4), clock() - 2.0)
+
+    assert executor._flowing(clock()) == 4
 
 
 def test_a_timeout_counts_from_where_a_task_begins(turnstile: Turnstile, short: None) -> None:
