@@ -48,6 +48,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from django.db import connections
@@ -73,6 +74,9 @@ SHORTEST_LIMIT = 0.25
 #: A request is cut off after this many times its limit. A store that can be reached ends the
 #: request at the limit itself.
 CUT_OFF = 1.5
+
+
+_due_at, _trusted_until = attrgetter("due_at"), attrgetter("trusted_until")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +133,10 @@ class Keeper:
         """Renew ``holds`` from now on."""
         if not holds:
             return
-        due_at = min(hold.due_at for hold in holds)
-        trusted_until = min(hold.trusted_until for hold in holds)
+        due_at, trusted_until = min(map(_due_at, holds)), min(map(_trusted_until, holds))
         with self._lock:
             self.start()  # raises where nobody would renew them
-            self._holds.update((id(hold), hold) for hold in holds)
+            self._holds.update(zip(map(id, holds), holds, strict=True))
             self._renewer_wakes.set_for(due_at)
             self._watchdog_wakes.set_for(trusted_until)
 

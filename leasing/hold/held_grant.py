@@ -9,6 +9,7 @@ lost       ended by the store's answer, or because no renewal was answered in ti
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -26,6 +27,21 @@ from leasing.stores.reasons import Reason, Why
 
 #: The reason of a loss because the thread or coroutine that did the work has ended.
 ABANDONED = Reason(Why.ABANDONED, "its thread or coroutine has ended")
+
+
+#: Held for a few assignments at a time, and for no call that could wait: one lock for all grants of
+#: the process takes less time than one for each.
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    # Another thread of the parent may have had it.
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Loss(threading.Event):
@@ -49,29 +65,30 @@ class HeldGrant:
         keeper: The keeper that renews it.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_are_prompt",
-        "_is_ending",
-        "_is_last",
-        "_is_unreleased",
-        "_keeper",
-        "_lock",
-        "_loss",
-        "_on_lost",
-        "_on_yield",
-        "_proof",
-        "due_at",
-        "grant",
-        "interrupt",
-        "is_kept",
-        "is_lost",
-        "reason",
-        "store",
-        "trace",
-        "trusted_until",
-        "yield_to",
-    )
+    # A default is the class's until an attribute is set: most grants of short work end without ever
+    # being renewed, and make only what they use.
+    due_at: float = 0.0
+    trusted_until: float = 0.0
+    #: The name of the requester of higher priority; empty while there is none.
+    yield_to: str = ""
+    #: True until it is released or abandoned.
+    is_kept: bool = False
+    is_lost: bool = False
+    #: Why it was lost.
+    reason: str = ""
+    #: Cancels the block that it is held for.
+    interrupt: Interrupt | None = None
+    #: Its trace; None unless leases are traced.
+    trace: HoldTrace | None = None
+    _on_lost: Callable[[HeldGrant], object] | None = None
+    _on_yield: Callable[[HeldGrant], object] | None = None
+    _proof: Callable[[], bool] | None = None
+    _are_prompt: bool = False
+    _keeper: Keeper
+    _loss: Loss | None = None
+    _is_ending: bool = False
+    _is_last: bool = False
+    _is_unreleased: bool = False
 
     def __init__(
         self,
@@ -84,31 +101,27 @@ class HeldGrant:
         are_prompt: bool = False,
         keeper: Keeper = keeper,
     ) -> None:
-        self.store = store
-        self.grant = grant
-        self.due_at = 0.0
-        self.trusted_until = 0.0
-        #: The name of the requester of higher priority; empty while there is none.
-        self.yield_to = ""
-        #: True until it is released or abandoned.
-        self.is_kept = False
-        self.is_lost = False
-        #: Why it was lost.
-        self.reason = ""
-        #: Cancels the block that it is held for.
-        self.interrupt: Interrupt | None = None
-        #: Its trace; None unless leases are traced.
-        self.trace: HoldTrace | None = None
+        self._store = store
+        self._grant = grant
         self._on_lost = on_lost
         self._on_yield = on_yield
         self._proof = proof
         self._are_prompt = are_prompt
         self._keeper = keeper
-        self._lock = threading.Lock()
-        self._loss: Loss | None = None
-        self._is_ending = False
-        self._is_last = False
-        self._is_unreleased = False
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    @property
+    def grant(self) -> Grant:
+        return self._grant
+
+    @property
+    def granted_until(self) -> float:
+        """Return the end of the grant on the holder's clock, without the margin, if it is never
+        renewed."""
+        return self.grant.sent_at + self.grant.remaining
 
     @property
     def key(self) -> Any:
@@ -141,10 +154,14 @@ class HeldGrant:
         """``abandon`` it for good, and drop its callbacks."""
         detach_all([self])
 
+    def drop_callbacks(self) -> None:
+        """Tell nobody of a loss from now on."""
+        self._on_lost = self._on_yield = self._proof = None
+
     def resume(self, trusted_until: float) -> None:
         """Undo ``abandon``: the row was not ended after all. It is trusted as before, until
         ``trusted_until``."""
-        with self._lock:
+        with _lock:
             if self.is_lost:
                 return
             self.is_kept, self.trusted_until = True, trusted_until
@@ -154,11 +171,6 @@ class HeldGrant:
         """Continue to renew, but do not report a loss: the holder is ending the grant itself, by a
         write of its own."""
         self._is_ending = True
-
-    def _let_go(self) -> None:
-        with self._lock:
-            self.is_kept = False
-            self.trusted_until = 0.0
 
     def follow(self, *, inside: bool = True) -> None:
         """Trace it from now on, if leases are traced. With ``inside``, what this thread or
@@ -207,7 +219,7 @@ class HeldGrant:
 
     def lose_late(self, reason: str) -> None:
         """Mark it lost after a release that the store refused for ``reason``."""
-        with self._lock:
+        with _lock:
             self._is_unreleased, self.is_kept = False, True
         self.mark_lost(reason)
         self.abandon()
@@ -228,7 +240,7 @@ class HeldGrant:
     @property
     def loss(self) -> Loss:
         """Set once it is lost."""
-        with self._lock:
+        with _lock:
             # Made on first use: an event takes as much memory as all the rest.
             if self._loss is None:
                 self._loss = Loss()
@@ -266,7 +278,7 @@ class HeldGrant:
         """Extend trust by the answer to a renewal sent at ``sent_at``; a late answer is ignored."""
         if self._keeper.clock() >= self.trusted_until:
             self.mark_lost(self.overdue_reason)
-        with self._lock:
+        with _lock:
             if not self.is_kept or self.is_lost:
                 return
             grant = self.grant
@@ -278,7 +290,7 @@ class HeldGrant:
             self._is_last = renewal.is_last
         if self.trace is not None:
             self.trace.renewed()
-        if asked and self._on_yield is not None:
+        if asked:
             self._keeper.call(self._tell_asked, is_prompt=self._are_prompt)
 
     def goes_on(self) -> bool:
@@ -303,7 +315,7 @@ class HeldGrant:
 
     def mark_lost(self, reason: str) -> None:
         """Mark it lost for ``reason``. Only the first call counts."""
-        with self._lock:
+        with _lock:
             if self.is_lost or not self.is_kept:
                 return
             self.reason = reason
@@ -322,7 +334,6 @@ class HeldGrant:
 
     def forget(self) -> None:
         """Mark it lost in a forked child, which never held it, without a callback."""
-        self._lock = threading.Lock()
         self.is_lost, self._loss = True, None
         self.interrupt = None
         self.reason = "this process is a fork of the holder"
@@ -359,23 +370,20 @@ def keep_all(held: Sequence[HeldGrant]) -> None:
     # One statement renews them all.
     due_at = keeper.next_due(first.sent_at, interval(first.ttl))
     for each in held:
-        grant = each.grant
-        each.trusted_until = grant.sent_at + grant.remaining - distrusted
+        each.trusted_until = each.granted_until - distrusted
         each.due_at = due_at
         each.is_kept = True
     try:
         keeper.add_many(held)
     except RuntimeError:
-        for each in held:
-            each._let_go()
+        _let_go(held)
         raise
 
 
 def abandon_all(held: Sequence[HeldGrant]) -> None:
     """``abandon`` each."""
-    for each in held:
-        each._let_go()
     if held:
+        _let_go(held)
         held[0]._keeper.discard_many(held)
 
 
@@ -383,4 +391,11 @@ def detach_all(held: Sequence[HeldGrant]) -> None:
     """``detach`` each."""
     abandon_all(held)
     for each in held:
-        each._on_lost = each._on_yield = each._proof = None
+        each.drop_callbacks()
+
+
+def _let_go(held: Sequence[HeldGrant]) -> None:
+    with _lock:
+        for each in held:
+            each.is_kept = False
+            each.trusted_until = 0.0

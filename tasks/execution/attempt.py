@@ -13,13 +13,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from leasing.hold.held_grant import HeldGrant, keep_all
+from leasing.hold.held_grant import keep_all
 from leasing.keeper import Keeper, keeper
 from leasing.runtime.clock import clock
-from leasing.store import Grant
 from tasks import registry
 from tasks.execution.cancellation import Interruption
-from tasks.execution.claimed_store import grants_of, store_in
+from tasks.execution.claimed_hold import ClaimedHold
 from tasks.execution.context import Context
 from tasks.models import Task
 from tasks.querysets.claimed import ClaimedTask
@@ -38,23 +37,24 @@ class Carrier(Protocol):
     def is_alive(self) -> bool: ...
 
 
+#: Held for two assignments at a time: one for all takes less time than one for each.
+_lock = threading.Lock()
+
+
 class Execution:
     """One attempt of ``task``, which was just claimed. Its lease is renewed from now on, unless
-    ``grant`` is given: then the caller renews it. ``watch`` is called when its timeout starts."""
+    ``keep`` is False: then the caller keeps its hold. ``watch`` is called when its timeout
+    starts."""
 
-    __slots__ = (
-        "_lock",
-        "_watch",
-        "carrier",
-        "ended",
-        "handler",
-        "hold",
-        "interrupt",
-        "interruption",
-        "claimed",
-        "ended_by",
-        "trace",
-    )
+    # Defaults are the class's until they are set, as in ``HeldGrant``.
+    #: The part that ended it: "handler", "timeout" or "stop"; empty while none has.
+    ended_by: str = ""
+    #: Its carrier: a thread, a coroutine's loop; None while it waits for a slot.
+    carrier: Carrier | None = None
+    #: Ends what can be ended from outside: a coroutine. May be called on any thread.
+    interrupt: Callable[[], object] | None = None
+    #: Follows it from the call of its handler on, where tasks are traced.
+    trace: AttemptTrace | None = None
 
     def __init__(
         self,
@@ -63,34 +63,17 @@ class Execution:
         *,
         keeper: Keeper = keeper,
         watch: Watch | None = None,
-        grant: Grant | None = None,
+        keep: bool = True,
     ) -> None:
         self.claimed = claimed = task if isinstance(task, ClaimedTask) else ClaimedTask.of(task)
-        self.handler = registry.get(claimed.name)
-        timeout = claimed.timeout or (self.handler.timeout if self.handler else None)
+        self.handler = handler = registry.get(claimed.name)
+        timeout = claimed.timeout or (handler.timeout if handler is not None else None)
         self.interruption = Interruption(stopping, timeout)
         #: Set when the handler has ended, in whatever way.
         self.ended = Latch()
-        #: The part that ended it: "handler", "timeout" or "stop"; empty while none has.
-        self.ended_by = ""
-        #: Its carrier: a thread, a coroutine's loop; None while it waits for a slot.
-        self.carrier: Carrier | None = None
-        #: Ends what can be ended from outside: a coroutine. May be called on any thread.
-        self.interrupt: Callable[[], object] | None = None
-        #: Follows it from the call of its handler on, where tasks are traced.
-        self.trace: AttemptTrace | None = None
         self._watch = watch
-        self._lock = threading.Lock()
-        self.hold = HeldGrant(
-            store_in(claimed.using),
-            grant or grants_of([claimed])[0],
-            on_lost=self._lost,
-            on_yield=self._cancelled,
-            proof=self.goes_on,
-            are_prompt=True,
-            keeper=keeper,
-        )
-        if grant is None:
+        self.hold = ClaimedHold(claimed, self, keeper)
+        if keep:
             self.hold.keep()
 
     @classmethod
@@ -98,10 +81,7 @@ class Execution:
         cls, claimed: Sequence[ClaimedTask], stopping: threading.Event, watch: Watch
     ) -> list[Execution]:
         """One for each of the tasks that were ``claimed`` by one request, all of them kept."""
-        executions = [
-            cls(claimed_task, stopping, watch=watch, grant=grant)
-            for claimed_task, grant in zip(claimed, grants_of(claimed), strict=True)
-        ]
+        executions = [cls(each, stopping, watch=watch, keep=False) for each in claimed]
         keep_all([execution.hold for execution in executions])
         return executions
 
@@ -126,8 +106,9 @@ class Execution:
         """Return True if it has waited so long for its slot that its time for progress would end
         too early."""
         timeout = self.claimed.progress_timeout
-        waited = clock() - self.claimed.sent_at
-        return timeout is not None and waited > SILENCE * timeout.total_seconds()
+        if timeout is None:
+            return False
+        return clock() - self.claimed.sent_at > SILENCE * timeout.total_seconds()
 
     @property
     def kind(self) -> registry.Kind:
@@ -156,7 +137,7 @@ class Execution:
 
     def end_by(self, by: str) -> bool:
         """Return True if ``by`` is the first to end it, and so stores its outcome."""
-        with self._lock:
+        with _lock:
             if self.ended_by:
                 return False
             self.ended_by = by
@@ -168,9 +149,11 @@ class Execution:
         if self.interrupt is not None:
             self.interrupt()
 
-    def _lost(self, hold: HeldGrant) -> None:
+    def lose(self) -> None:
+        """The task is lost."""
         self.end_work()
 
-    def _cancelled(self, hold: HeldGrant) -> None:
-        self.interruption.cancel(hold.yield_to)
+    def cancel(self, by: str) -> None:
+        """``by`` asked for the task to be cancelled."""
+        self.interruption.cancel(by)
         self.end_work()

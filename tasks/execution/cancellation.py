@@ -16,18 +16,18 @@ from tasks.runtime.latch import Latch
 class Interruption:
     """The requests to the handler of one attempt."""
 
-    __slots__ = ("cancelled_by", "deadline", "notified", "stopping", "timeout")
+    # Defaults are the class's until they are set.
+    #: The name of the requester of the cancellation; empty while there is none.
+    cancelled_by: str = ""
+    #: The end of the timeout on the holder's clock; None while there is none.
+    deadline: float | None = None
 
     def __init__(
         self, stopping: threading.Event | None = None, timeout: timedelta | None = None
     ) -> None:
         #: The whole worker is to stop.
         self.stopping = stopping or threading.Event()
-        #: The name of the requester of the cancellation; empty while there is none.
-        self.cancelled_by = ""
         self.timeout = timeout
-        #: The end of the timeout on the holder's clock; None while there is none.
-        self.deadline: float | None = None
         #: Set with the first thing there is to hear of: it ends the pauses of the handler.
         self.notified = Latch()
 

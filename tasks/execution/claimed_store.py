@@ -11,7 +11,7 @@ from typing import Any
 from leasing.store import Grant
 from leasing.stores.rows import RowStore
 from tasks.models import Task
-from tasks.querysets.claimed import ClaimedTask, ClaimTerm, resource_of
+from tasks.querysets.claimed import ClaimedTask, resource_of
 
 
 class ClaimedStore(RowStore):
@@ -53,28 +53,18 @@ def load(claimed: Sequence[ClaimedTask]) -> None:
             claimed_task.load(row)
 
 
-def grants_of(claimed: Sequence[ClaimedTask]) -> list[Grant]:
-    """The grants of claimed tasks."""
-    grants: list[Grant] = []
-    term: ClaimTerm | None = None
-    ttl = remaining = 0.0
-    for claimed_task in claimed:
-        if claimed_task.term is not term:  # which is the same for all of one claim
-            term = claimed_task.term
-            ttl = term.ttl.total_seconds()
-            remaining = (term.expires_at - term.now).total_seconds()
-        grants.append(
-            Grant(
-                claimed_task.id,
-                claimed_task.grant_id,
-                claimed_task.fencing_token,
-                term.holder,
-                resource_of(claimed_task.id),
-                ttl,
-                remaining,
-                term.sent_at,
-                term.expires_at,
-                claimed_task,
-            )
-        )
-    return grants
+def grant_of(claimed: ClaimedTask) -> Grant:
+    """The grant of a claimed task."""
+    term = claimed.term
+    return Grant(
+        claimed.id,
+        claimed.grant_id,
+        claimed.fencing_token,
+        term.holder,
+        resource_of(claimed.id),
+        term.seconds,
+        term.granted_until - term.sent_at,
+        term.sent_at,
+        term.expires_at,
+        claimed,
+    )

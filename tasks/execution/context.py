@@ -30,6 +30,13 @@ class Context:
     LeaseLost when the task no longer belongs to this attempt: let it propagate, as from ``ensure``.
     """
 
+    # Defaults are the class's until they are set.
+    #: True if the task was ended by ``completing``.
+    completed: bool = False
+    #: Why the handler gave its task back, and for how long; None while it did not.
+    given_back: tuple[str, timedelta] | None = None
+    _words: Progress | None = None
+
     def __init__(
         self,
         task: Task | ClaimedTask,
@@ -38,13 +45,8 @@ class Context:
         interruption: Interruption | None = None,
     ) -> None:
         self._given = task
-        #: True if the task was ended by ``completing``.
-        self.completed = False
         self._hold = hold
-        self._words: Progress | None = None
         self._interruption = interruption or Interruption(stopping)
-        #: Why the handler gave its task back, and for how long; None while it did not.
-        self.given_back: tuple[str, timedelta] | None = None
 
     @property
     def task(self) -> Task:

@@ -18,16 +18,14 @@ class Outcome:
     """The outcome of an attempt: the ``value`` of a result or an error, or else the function
     ``store``. Without a ``verb`` there is nothing to store."""
 
-    __slots__ = (
-        "dropped",
-        "ended_at",
-        "execution",
-        "is_done",
-        "is_unsure",
-        "store",
-        "value",
-        "verb",
-    )
+    # Defaults are the class's until they are set.
+    store: Callable[[], object] | None = None
+    #: True if it came too late: the attempt was ended by another.
+    dropped: bool = False
+    #: The moment at which it was handed in to be stored, on the holder's clock.
+    ended_at: float = 0.0
+    #: True if a thread that has ended began to store it: how far it came is unknown.
+    is_unsure: bool = False
 
     def __init__(
         self,
@@ -39,13 +37,8 @@ class Outcome:
         self.execution = execution
         self.verb = verb
         self.value = value
-        self.store = store
-        #: True if it came too late: the attempt was ended by another.
-        self.dropped = False
-        #: The moment at which it was handed in to be stored, on the holder's clock.
-        self.ended_at = 0.0
-        #: True if a thread that has ended began to store it: how far it came is unknown.
-        self.is_unsure = False
+        if store is not None:
+            self.store = store
         #: True if nothing is left to do about it.
         self.is_done = not verb
 

@@ -10,7 +10,7 @@ import json
 import uuid
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -62,6 +62,15 @@ class ClaimTerm:
     sent_at: float
     #: The database it was sent to.
     using: str
+    #: ``ttl`` in seconds, and the moment on the holder's clock at which the grants end if they are
+    #: never renewed.
+    seconds: float = field(init=False)
+    granted_until: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        left = (self.expires_at - self.now).total_seconds()
+        object.__setattr__(self, "seconds", self.ttl.total_seconds())
+        object.__setattr__(self, "granted_until", self.sent_at + left)
 
 
 def _moment(microseconds: int | None) -> datetime | None:

@@ -10,11 +10,9 @@ _lock = threading.Lock()
 class Latch:
     """Is set once. ``set``, ``is_set`` and ``wait`` are those of ``threading.Event``."""
 
-    __slots__ = ("_event", "_is_set")
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._event: threading.Event | None = None
+    # The class's until they are set: there is one for each task.
+    _is_set: bool = False
+    _event: threading.Event | None = None
 
     def set(self) -> None:
         self._is_set = True

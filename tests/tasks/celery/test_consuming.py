@@ -201,7 +201,7 @@ def test_a_coroutine_is_cancelled_at_its_await(monkeypatch: pytest.MonkeyPatch) 
     reached: list[str] = []
 
     async def wait(ctx: Context, n: int) -> None:
-        executions[0]._cancelled(executions[0].hold)  # as its hold does when it hears of it
+        executions[0].cancel("alice")  # as its hold does when it hears of it
         await asyncio.sleep(60)
         reached.append("the end")
 
@@ -210,7 +210,6 @@ def test_a_coroutine_is_cancelled_at_its_await(monkeypatch: pytest.MonkeyPatch) 
 
     def calling(execution: Execution, context: Context) -> Any:
         executions.append(execution)
-        execution.hold.yield_to = "alice"
         return call(execution, context)
 
     monkeypatch.setattr(consuming, "_call", calling)
