@@ -12,7 +12,8 @@ from typing import Any
 from django.db import connections, models
 from django.db.models import sql
 
-from leasing.db.statements import cached_statement
+from leasing.db.row_reader import instance_of
+from leasing.db.statements import Statement, cached_statement
 
 
 def query_scalars(
@@ -63,6 +64,33 @@ def query_rows(about: Hashable, make: Callable[[], models.QuerySet[Any]]) -> lis
         cursor.execute(statement, params)
         answers = cursor.fetchall()
     return _converted(answers, sql.Query(None).get_compiler(using), columns)
+
+
+def query_instance(
+    about: Hashable, make: Callable[[], models.QuerySet[Any]], values: Mapping[str, Any]
+) -> Any:
+    """Return the first row of what ``make`` returns, a queryset with markers for ``values``; None
+    if there is none. It has the columns that are asked for, and annotations; it is compiled once
+    for all calls with an equal ``about``."""
+
+    def compiled() -> tuple[type[models.Model], str, Statement, list[Any], list[str]]:
+        rows = make()
+        compiler = rows.query.get_compiler(rows.db)
+        statement = Statement(*compiler.as_sql())
+        columns = [column for column, *_ in compiler.select]
+        names = [alias or column.target.attname for column, _, alias in compiler.select]
+        return rows.model, rows.db, statement, columns, names
+
+    key = (query_instance, about)
+    model, using, statement, columns, names = cached_statement(key, compiled)
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        cursor.execute(statement.sql, statement.filled(values, connection))
+        answers = cursor.fetchall()
+    if not answers:
+        return None
+    (answer,) = _converted(answers[:1], sql.Query(None).get_compiler(using), columns)
+    return instance_of(model, using, dict(zip(names, answer, strict=True)))
 
 
 def _converted(answers: list[Any], compiler: Any, columns: list[Any]) -> list[Any]:

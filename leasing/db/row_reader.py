@@ -105,7 +105,7 @@ def _aware(moments: Sequence[datetime | None]) -> list[datetime | None]:
 
 def instance_of(model: type[models.Model], using: str, attributes: dict[str, Any]) -> Any:
     """Return the instance that ``from_db`` makes of a row of the database ``using`` with these
-    ``attributes``."""
+    ``attributes``: columns, and annotations."""
     make = _of_attributes if _is_plain(model) else _of_columns
     return make(model, using, attributes)
 
@@ -125,7 +125,10 @@ def _of_attributes(model: type[models.Model], using: str, attributes: dict[str, 
 def _of_columns(model: type[models.Model], using: str, attributes: dict[str, Any]) -> Any:
     names = [field.attname for field in model._meta.concrete_fields]
     asked = [name for name in names if name in attributes]
-    return model.from_db(using, asked, [attributes[name] for name in asked])
+    row = model.from_db(using, asked, [attributes[name] for name in asked])
+    for name in attributes.keys() - asked:
+        setattr(row, name, attributes[name])
+    return row
 
 
 @cache

@@ -69,6 +69,8 @@ class Leasable(Guarded):
     writers: ClassVar[Mapping[str, str]] = {}
     #: Columns that ``renewal_now`` reads.
     renewal_columns: ClassVar[frozenset[str]] = frozenset({"grant_id", "expires_at"})
+    #: Columns by which it is judged, and told, why a row that is held cannot be acquired.
+    refusal_columns: ClassVar[frozenset[str]] = frozenset({"holder", "expires_at"})
     #: The indexed column by which pages list the leases of rows that were held, the latest first;
     #: "" is the key.
     leases_listed_by: ClassVar[str] = ""

@@ -39,6 +39,7 @@ class Lease(Leasable):
     wanted_until = models.DateTimeField(null=True, default=None, editable=False)
 
     renewal_columns = frozenset({"grant_id", "expires_at", "ends_at", "yield_to"})
+    refusal_columns = frozenset({"resource", "holder", "expires_at", "grace"})
     verb_columns = LEASE_FIELDS | {
         "metadata",
         "priority",

@@ -18,6 +18,8 @@ from leasing import signals
 from leasing.conf import Wait, leasing_settings
 from leasing.db import joins, postgres
 from leasing.db.dialects import durable, lock, refuse_transaction
+from leasing.db.questions import query_instance
+from leasing.db.statements import Marker
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbNow
 from leasing.hold import Hold
@@ -121,7 +123,7 @@ class GrantingRows(HolderRows[Row]):
             row = self._grant(terms, **key)
             if row is not None:
                 return row
-            current = self._everything().filter(**key).with_state().first()
+            current = self._standing(**key)
             if current is None:
                 raise LeaseLost(resource, "its row is gone")
             if current.state == LeaseState.ACTIVE:
@@ -129,6 +131,22 @@ class GrantingRows(HolderRows[Row]):
             if number:
                 pause_shortly()
         raise LeaseHeld(resource)
+
+    def _standing(self, *, whole: bool = False, **key: Any) -> Any:
+        """Return the row with ``key`` as it stands, ``with_state``; None if there is none. Unless
+        ``whole``, with those columns alone by which a refusal is judged and told."""
+        (column,) = key
+        model: Any = self.model.leased_model()
+        field = model._meta.pk if column == "pk" else model._meta.get_field(column)
+
+        def compile() -> Any:
+            rows: Any = self._everything().filter(**{column: Marker(column, field)})
+            if not whole:
+                rows = rows.only("pk", *model.refusal_columns)
+            return rows.order_by("pk").with_state()[:1]
+
+        about = (type(self), model, self.db, column, whole)
+        return query_instance(about, compile, key)
 
     def _say_wanted(self, resource: str) -> None:
         """Somebody waits: for rows whose release can tell them."""

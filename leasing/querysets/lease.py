@@ -291,7 +291,9 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             lease = self._grant(terms, resource=resource)
             if lease is not None:
                 return lease
-            current = self._everything().filter(resource=resource).with_state().first()
+            # Who preempts proves by all of it whom it asks.
+            preempts = terms.preempt_after is not None
+            current = self._standing(whole=preempts, resource=resource)
             if current is None:
                 self._create_free([resource])
                 continue

@@ -10,7 +10,8 @@ from django.db import connection
 from django.db.models import Exists, Min, Subquery
 from django.test.utils import CaptureQueriesContext
 
-from leasing.db.questions import query_rows, query_scalars
+from leasing.db.questions import query_instance, query_rows, query_scalars
+from leasing.db.statements import Marker
 from leasing.functions import DbNow, database_now, remaining
 from leasing.models import Lease
 
@@ -69,3 +70,25 @@ def test_rows_are_as_their_queryset_brings_them_and_compiled_once() -> None:
     Lease.objects.acquire_many(["crane", "berth"], ttl=30)
     assert query_rows("test rows", rows) == list(rows())
     assert len(made) == 2
+
+
+def test_an_instance_is_as_its_queryset_brings_it_and_compiled_once() -> None:
+    made: list[int] = []
+
+    def row() -> Any:
+        made.append(1)
+        named = Lease.objects.home().filter(
+            resource=Marker("name", Lease._meta.get_field("resource"))
+        )
+        return named.only("pk", "holder", "expires_at").with_state()
+
+    for name in ("crane", "berth"):
+        Lease.objects.acquire(name, holder=f"{name} driver", ttl=30)
+        found = query_instance("test row", row, {"name": name})
+        read = Lease.objects.with_state().get(resource=name)
+        assert (found.holder, found.expires_at, found.state) == (
+            (read.holder, read.expires_at, read.state)
+        )
+        assert found.now <= read.now and found.resource == name
+    assert query_instance("test row", row, {"name": "gone"}) is None
+    assert len(made) == 1

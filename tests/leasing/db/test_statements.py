@@ -69,6 +69,24 @@ def test_what_was_compiled_once_is_not_compiled_again(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("on_postgresql")
+def test_a_refusal_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = order()
+    held = [Lease.objects.acquire("a"), Order.objects.acquire(mine)]
+
+    def refused() -> list[str]:
+        with pytest.raises(LeaseHeld) as lease:
+            Lease.objects.acquire("a")
+        with pytest.raises(LeaseHeld) as row:
+            Order.objects.acquire(mine)
+        return [lease.value.holder, row.value.holder]
+
+    assert refused() == [each.holder for each in held]
+    monkeypatch.setattr(SQLCompiler, "as_sql", lambda *how, **more: pytest.fail("compiled"))
+
+    assert refused() == [each.holder for each in held]
+
+
+@pytest.mark.usefixtures("on_postgresql")
 def test_a_verb_on_one_row_is_planned_for_one_row() -> None:
     # For the several that an array may bring, a table of a hundred is read from end to end.
     Lease.objects.bulk_create([Lease(resource=f"{number}") for number in range(100)])
