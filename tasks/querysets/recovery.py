@@ -150,7 +150,7 @@ def take_from_holders(
         )
         last = Q(attempts__gte=F("max_attempts"))
         failed = still.filter(last).update(status=TaskStatus.FAILED, **closing(), **taking)
-        again = still.filter(~last).update(
+        again = still.update(
             status=TaskStatus.READY,
             unique_key=key_in_retry(),
             **taking,

@@ -27,6 +27,10 @@ EXPLAINED: dict[str, str] = {
     "tasks.querysets.worker.take: more for more and len(claimed) < limit": (
         "Where as many were claimed as may be, it looks for none more: a query without an answer."
     ),
+    "tasks.querysets.schedule.ScheduleQuerySet._free_moment:"
+    " without schedule=schedule in .filter": (
+        "Where another schedule has a slot in the same microsecond, this one has the next."
+    ),
     "tasks.querysets.sql.claim._WAITED: >= in `rted} >= {now} OR {due} > {started} THEN {now} -`": (
         "A task that ran before, and is due again in the microsecond in which it first started:"
         " whether that wait is counted says nothing of any queue."
