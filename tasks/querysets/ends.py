@@ -17,7 +17,6 @@ from django.dispatch import Signal
 
 from leasing.db.deletion import unprotected
 from leasing.db.dialects import lock
-from leasing.functions import after
 from leasing.querysets.claim import ending as leaving_blocks
 from tasks import signals
 from tasks.exceptions import NotSerializable, Snooze
@@ -30,7 +29,7 @@ from tasks.querysets.base import (
     attempt_model,
 )
 from tasks.querysets.failure import Failure, storable
-from tasks.querysets.transitions import by_task, completing, ending, said, waiting
+from tasks.querysets.transitions import by_task, completing, ending, said, starting, waiting
 
 if TYPE_CHECKING:
     from tasks.models import Task, TaskAttempt
@@ -250,10 +249,9 @@ def _write_failures(mine: TaskRows, failures: dict[Any, Failure]) -> int:
     delays = {key: each.delay for key, each in failures.items() if each.delay is not None}
     again = 0
     if delays:
-        starts = {key: after(delay) for key, delay in delays.items() if delay}
+        starts = {key: delay for key, delay in delays.items() if delay}
         left = mine.filter(pk__in=list(delays), attempts__lt=F("max_attempts"))
-        due = by_task("scheduled_at", starts, delays)
-        again = left.update(**said, **waiting(timedelta(0)), **due)
+        again = left.update(**said, **waiting(timedelta(0)), **starting(starts, delays))
     failed = 0
     if cancelled + again < len(failures):
         failed = mine.update(status=TaskStatus.FAILED, **said, **ending())

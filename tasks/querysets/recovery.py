@@ -13,7 +13,7 @@ from django.db.models.functions import Coalesce, Least
 
 from leasing.db.dialects import lock, refuse_transaction
 from leasing.db.questions import query_scalars
-from leasing.functions import DbNow, after, next_token, remaining
+from leasing.functions import DbNow, next_token, remaining
 from leasing.humanize import span
 from leasing.runtime.clock import clock
 from tasks import signals
@@ -27,7 +27,7 @@ from tasks.querysets.base import (
     attempt_model,
     until_idle,
 )
-from tasks.querysets.transitions import by_task, closing, traced
+from tasks.querysets.transitions import closing, starting, traced
 from tasks.querysets.unique import key_in_retry
 from tasks.retry import usual_pause
 from tasks.runtime.tracepoints import points
@@ -184,10 +184,8 @@ def take_from_holders(
 def _starts(tasks: dict[int, Any]) -> dict[str, Any]:
     """The columns with the next start of each task. No policy of a handler decides about it: it
     judges an error, and there is none."""
-    starts = {
-        key: after(timedelta(seconds=usual_pause(task.attempts))) for key, task in tasks.items()
-    }
-    return by_task("scheduled_at", starts, tasks)
+    pauses = {key: timedelta(seconds=usual_pause(task.attempts)) for key, task in tasks.items()}
+    return starting(pauses, tasks)
 
 
 def _note_taken(
