@@ -36,12 +36,10 @@ class DbNow(Func):
 
     def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> Any:
         # The form in which Django's own SQLite backend stores a datetime, to the digit: these
-        # are compared as text, and there ".5" comes before ".500".
-        template = _now(
-            "STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW')",
-            "STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW', '+{} seconds')",
-            "'{}'",
-        )
+        # are compared as text, and there ".5" comes before ".500". A whole second has no digits.
+        text = "STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW'{})"
+        running = f"REPLACE({text}, '.000000', '')"
+        template = _now(running.format(""), running.format(", '+{} seconds'"), "'{}'")
         return self.as_sql(compiler, connection, template=template, **extra)
 
     def as_mysql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
@@ -59,7 +57,7 @@ def _now(running: str, ahead: str, stopped: str) -> str:
         return running
     if stand_in.stopped_at is None:
         return ahead.format(f"{stand_in.passed:.6f}") if stand_in.passed else running
-    return stopped.format(stand_in.stopped_at.replace(tzinfo=None).isoformat(" ", "microseconds"))
+    return stopped.format(stand_in.stopped_at.replace(tzinfo=None).isoformat(" "))
 
 
 class DbMicroseconds(Func):
