@@ -1,16 +1,16 @@
 """Wake waiting workers: by notification on PostgreSQL, and within a process on any database.
 
 An enqueue notifies when its transaction has committed, so a worker that wakes up finds the task. A
-process notifies about once per WINDOW for each queue. Every notified worker polls again a little
-more than a WINDOW later, and finds what was enqueued meanwhile. A lost notification delays a task
-until the next poll.
+process notifies about once per WINDOW for each queue, and at once of a higher priority than the
+last. Every notified worker polls again a little more than a WINDOW later, and finds what was
+enqueued meanwhile. A lost notification delays a task until the next poll.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -43,13 +43,14 @@ PROOF_EVERY = 30.0
 #: Seconds for which a process remembers that somebody waits for the end of a task.
 WAITED_FOR = 60.0
 
-#: Hears a message: "queue default", "task 17" for one that was asked to cancel, or "wait
-#: /api/tasks/17" for one whose end is waited for.
+#: Hears a message: "queue 5 default" of a task of priority 5, "task 17" for one that was asked to
+#: cancel, or "wait /api/tasks/17" for one whose end is waited for.
 OnMessage = Callable[[str], object]
 
 
 class NotifyLimiter:
-    """The listeners of this process, and the moment at which it last notified each queue."""
+    """The listeners of this process, and the moment at which it last notified each queue, with the
+    priority."""
 
     def __init__(self) -> None:
         self.forget()
@@ -57,7 +58,7 @@ class NotifyLimiter:
     def forget(self) -> None:
         """Forget all, in a forked child: the listeners are the parent's."""
         self._lock = threading.Lock()
-        self._notified_at: dict[tuple[str, str], float] = {}
+        self._notified: dict[tuple[str, str], tuple[float, int]] = {}
         self._here: list[OnMessage] = []
 
     @contextmanager
@@ -83,14 +84,15 @@ class NotifyLimiter:
         self.notify_here(message)
         _send(using, CHANNEL, message)
 
-    def is_due(self, using: str, queue: str, window: float = WINDOW) -> bool:
-        """Return True if ``queue`` may be notified, and count it as notified: it was not within
-        ``window`` seconds."""
+    def is_due(self, using: str, queue: str, priority: int, window: float = WINDOW) -> bool:
+        """Return True if ``queue`` may be notified, and count it as notified: within ``window``
+        seconds it was not, or of a lower ``priority``."""
         now = clock()
         with self._lock:
-            if now - self._notified_at.get((using, queue), float("-inf")) < window:
+            last = self._notified.get((using, queue))
+            if last is not None and now - last[0] < window and priority <= last[1]:
                 return False
-            self._notified_at[using, queue] = now
+            self._notified[using, queue] = now, priority
             return True
 
 
@@ -134,37 +136,43 @@ if hasattr(os, "register_at_fork"):
 
 
 class Queued(Protocol):
-    """A row with a queue."""
+    """A row with a queue and a priority."""
 
     @property
     def queue(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
 
 
 def notify(using: str, tasks: Iterable[Queued]) -> None:
     """Wake the workers that wait for ``tasks``, once they are there to stay."""
-    notify_queues(using, sorted({task.queue for task in tasks}))
+    highest: dict[str, int] = {}
+    for task in tasks:
+        highest[task.queue] = max(task.priority, highest.get(task.queue, task.priority))
+    notify_queues(using, highest)
 
 
-def notify_queues(using: str, queues: Sequence[str]) -> None:
-    """Wake the workers that serve ``queues``, once what was written is there to stay."""
+def notify_queues(using: str, highest: Mapping[str, int]) -> None:
+    """Wake the workers that serve these queues, each with the highest priority of what is new
+    there, once what was written is there to stay."""
 
     def send() -> None:
-        for queue in queues:
-            notify_now(using, queue)
+        for queue, priority in sorted(highest.items()):
+            notify_now(using, queue, priority)
 
-    if queues:
+    if highest:
         after_commit(using, send)
 
 
-def notify_now(using: str, queue: str) -> None:
+def notify_now(using: str, queue: str, priority: int = 0) -> None:
     """Wake the workers that serve ``queue``: what was written is there to stay."""
-    if limiter.is_due(using, queue):
-        limiter.notify(using, message_of(queue))
+    if limiter.is_due(using, queue, priority):
+        limiter.notify(using, message_of(queue, priority))
 
 
-def message_of(queue: str) -> str:
+def message_of(queue: str, priority: int) -> str:
     """Return the message that wakes the workers of ``queue``."""
-    return f"queue {queue}"
+    return f"queue {priority} {queue}"  # in this order: names may have spaces
 
 
 def takes_messages(connection: BaseDatabaseWrapper) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from django.db import Error
 
@@ -35,6 +36,8 @@ class Poller:
         self._reason = threading.Event()
         self._lock = threading.Lock()
         self._look_again_at: float | None = None
+        #: The highest priority that was heard of in each queue since the last ``take_heard``.
+        self._heard: dict[str, int] = {}
         #: True if the worker waits for nothing but tasks; and the moment at which that was last
         #: checked.
         self._rests = False
@@ -61,10 +64,28 @@ class Poller:
             self._renew_now(which)
         elif what == "wait":
             waited_for.add(which)
-        elif what == "all" or which in self._queues:
-            with self._lock:
-                self._look_again_at = clock() + SECOND_POLL_AFTER
-            self.wake()
+        elif what == "all":
+            self._look_soon()
+        elif what == "queue":
+            number, _, queue = which.partition(" ")
+            with suppress(ValueError):  # whoever is connected can send what is no message of ours
+                priority = int(number)
+                if queue in self._queues:
+                    with self._lock:
+                        self._heard[queue] = max(priority, self._heard.get(queue, priority))
+                    self._look_soon()
+
+    def _look_soon(self) -> None:
+        with self._lock:
+            self._look_again_at = clock() + SECOND_POLL_AFTER
+        self.wake()
+
+    def take_heard(self) -> dict[str, int]:
+        """Return the highest priority of what has become ready in each queue, as far as was heard
+        since the last call."""
+        with self._lock:
+            heard, self._heard = self._heard, {}
+        return heard
 
     def begin_look(self) -> None:
         """The worker is about to look: what wakes it from here on is a reason to look again."""

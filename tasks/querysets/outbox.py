@@ -46,7 +46,7 @@ class OutboxQuerySet(RoutedQuerySet["OutboxMessage"]):
         check_json(payload, "payload")
         rows = self.home()
         message: OutboxMessage = rows.create(topic=topic, payload=payload, key=key)
-        notify_queues(rows.db, [OUTBOX])
+        notify_queues(rows.db, {OUTBOX: 0})
         return message
 
     def pending(self) -> Self:
@@ -84,7 +84,7 @@ class OutboxQuerySet(RoutedQuerySet["OutboxMessage"]):
         """Make those of these messages that wait for their next try due now. Returns how many."""
         rows = self.home()
         changed = rows.waiting().update(due_at=None)
-        notify_queues(rows.db, [OUTBOX])
+        notify_queues(rows.db, {OUTBOX: 0})
         return changed
 
     def discard(self) -> int:

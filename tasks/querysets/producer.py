@@ -85,7 +85,7 @@ def _store_many(rows: TaskRows, new: NewTasks, items: list[dict[str, Any]]) -> S
         stored = bulk.store(rows.model, connection, new, items)
     else:
         stored = _store_each(rows, new, items)
-    notify_queues(rows.db, [new.columns["queue"]])
+    notify_queues(rows.db, {new.columns["queue"]: new.columns["priority"]})
     _announce(rows, stored)
     return stored
 
@@ -114,22 +114,23 @@ def _store(rows: TaskRows, new: NewTask, on_duplicate: str) -> Task:
         task.save(using=rows.db, force_insert=True)
     if stored:
         _read_back_later(task)
-        notify_queues(rows.db, [task.queue])
+        notify_queues(rows.db, {task.queue: task.priority})
         _announce(rows, [task])
     return task
 
 
 def _store_plain(rows: TaskRows, connection: BaseDatabaseWrapper, new: NewTask) -> Task:
-    model, using, queue = rows.model, connection.alias, new.columns["queue"]
+    model, using = rows.model, connection.alias
+    queue, priority = new.columns["queue"], new.columns["priority"]
     alone = takes_messages(connection)
-    if alone and limiter.is_due(using, queue, IN_STATEMENT_WINDOW):
-        key, moments = _store_notifying(rows, connection, new, message_of(queue))
+    if alone and limiter.is_due(using, queue, priority, IN_STATEMENT_WINDOW):
+        key, moments = _store_notifying(rows, connection, new, message_of(queue, priority))
     else:
         key, moments = insert.insert(model, connection, new.columns, new.data)
         if alone:
-            notify_now(using, queue)
+            notify_now(using, queue, priority)
         else:
-            notify_queues(using, [queue])
+            notify_queues(using, {queue: priority})
     task = insert.instance(model, using, {**new.columns, "id": key, **moments})
     _announce(rows, [task])
     return task

@@ -51,7 +51,7 @@ class QueueQuerySet(RoutedQuerySet["Queue"]):
         resumed = rows.filter(name=name).paused().update(paused_at=None, paused_by="", reason="")
         if resumed:
             rows._tell(signals.resumed, name, by=by)
-            notify_queues(rows.db, [name])
+            notify_queues(rows.db, {name: 0})
         return bool(resumed)
 
     def declare(self, names: Iterable[str]) -> None:

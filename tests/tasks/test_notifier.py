@@ -34,7 +34,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Return the notifications within this process, without a pause that another test began."""
-    monkeypatch.setattr(limiter, "_notified_at", {})
+    monkeypatch.setattr(limiter, "_notified", {})
     messages: list[str] = []
     with limiter.heard_by(messages.append):
         yield messages
@@ -45,7 +45,7 @@ def test_who_enqueues_notifies_once_the_task_is_there_to_stay(heard: list[str]) 
         TaskFactory(name="jobs.echo")
         assert heard == []
 
-    assert heard == ["queue default"]
+    assert heard == ["queue 0 default"]
 
 
 def test_what_is_rolled_back_notifies_nobody_and_silences_nobody(heard: list[str]) -> None:
@@ -55,7 +55,7 @@ def test_what_is_rolled_back_notifies_nobody_and_silences_nobody(heard: list[str
     assert heard == []
 
     TaskFactory(name="jobs.echo")
-    assert heard == ["queue default"]
+    assert heard == ["queue 0 default"]
 
 
 @pytest.mark.usefixtures("queues")
@@ -65,14 +65,41 @@ def test_a_queue_is_notified_once_in_a_while_each_by_itself(
     monkeypatch.setattr(notifier, "clock", clock)
     TaskFactory.create_batch(3, name="jobs.echo")
     TaskFactory(name="jobs.echo", queue="mail")
-    assert heard == ["queue default", "queue mail"]
+    assert heard == ["queue 0 default", "queue 0 mail"]
 
     clock.advance(notifier.IN_STATEMENT_WINDOW * 0.9)
     TaskFactory(name="jobs.echo")
     assert len(heard) == 2
     clock.advance(notifier.WINDOW)
     TaskFactory(name="jobs.echo")
-    assert heard[2:] == ["queue default"]
+    assert heard[2:] == ["queue 0 default"]
+
+
+def test_a_priority_that_is_higher_than_the_last_is_notified_at_once(
+    heard: list[str], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifier, "clock", clock)
+    for priority in (0, 5, 5, 3, -1, 6):
+        TaskFactory(name="jobs.echo", priority=priority)
+    assert heard == ["queue 0 default", "queue 5 default", "queue 6 default"]
+
+    clock.advance(2 * notifier.WINDOW)
+    TaskFactory(name="jobs.echo", priority=-1)
+    assert heard[3:] == ["queue -1 default"]
+
+
+@pytest.mark.usefixtures("queues")
+def test_a_commit_notifies_of_the_highest_priority_of_each_queue(heard: list[str]) -> None:
+    tasks = [
+        TaskFactory(state="failed", queue=queue, priority=priority)
+        for queue, priority in (("default", -3), ("mail", 2), ("default", 1), ("mail", 0))
+    ]
+    limiter._notified.clear()
+    heard.clear()
+
+    Task.objects.filter(pk__in=[task.pk for task in tasks]).retry()
+
+    assert heard == ["queue 1 default", "queue 2 mail"]
 
 
 @pytest.mark.parametrize("verb", ["retry", "recover", "give back", "enqueue many"])
@@ -81,7 +108,7 @@ def test_whatever_makes_a_task_ready_notifies(
 ) -> None:
     state = {"retry": "failed", "enqueue many": "ready"}.get(verb, "running")
     task = TaskFactory(state=state, name="jobs.echo")
-    limiter._notified_at.clear()
+    limiter._notified.clear()
     heard.clear()
 
     match verb:
@@ -95,7 +122,7 @@ def test_whatever_makes_a_task_ready_notifies(
         case "enqueue many":
             Task.objects.enqueue_many("jobs.echo", [{}, {}])
 
-    assert heard == ["queue default"]
+    assert heard == ["queue 0 default"]
 
 
 def test_a_cancellation_reaches_the_holder_in_this_process_at_once(heard: list[str]) -> None:
@@ -128,15 +155,15 @@ def test_a_worker_that_is_notified_does_not_wait_for_its_next_look(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.TASK_QUEUE = {"POLL_EVERY": 1000, "SWEEP_EVERY": 1000}
-    monkeypatch.setattr(limiter, "_notified_at", {})  # what is written there is for this test
+    monkeypatch.setattr(limiter, "_notified", {})  # what is written there is for this test
     with working() as worker:
         wait_for(lambda: worker.executors.saw_all)
         task = TaskFactory(name="jobs.echo", data={})
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
         # What came within the window of the first is found by the second look.
-        limiter._notified_at["default", "default"] = float("inf")
+        limiter._notified["default", "default"] = float("inf"), 0
         later = TaskFactory(name="jobs.echo", data={})
-        worker.poller.hear("queue default")
+        worker.poller.hear("queue 0 default")
         wait_for(lambda: row_of(later)["status"] == TaskStatus.SUCCEEDED)
 
 
@@ -144,7 +171,7 @@ def test_a_worker_that_is_notified_looks_again_when_the_window_is_over(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.TASK_QUEUE = {"POLL_EVERY": 1000, "SWEEP_EVERY": 1000}
-    monkeypatch.setattr(limiter, "is_due", lambda using, queue: False)
+    monkeypatch.setattr(limiter, "is_due", lambda *asked: False)
     monkeypatch.setattr("tasks.poller.can_listen", lambda using: False)
     looks: list[float] = []
     with working() as worker:
@@ -156,11 +183,30 @@ def test_a_worker_that_is_notified_looks_again_when_the_window_is_over(
             return claim()
 
         monkeypatch.setattr(worker, "_claim", counted)
-        worker.poller.hear("queue elsewhere")
+        worker.poller.hear("queue 0 elsewhere")
         assert looks == []
         heard_at = system_clock()
-        worker.poller.hear("queue default")
+        worker.poller.hear("queue 0 default")
         wait_for(lambda: bool(looks) and looks[-1] > heard_at + notifier.WINDOW)
+
+
+def test_a_poller_knows_the_highest_priority_that_it_has_heard_of_in_each_of_its_queues() -> None:
+    poller = WorkerProcess(queues=["default", "two words"]).poller
+    for message in ("queue 2 default", "queue -4 two words", "queue 1 default", "queue 9 mail"):
+        poller.hear(message)
+
+    assert poller.take_heard() == {"default": 2, "two words": -4}
+    assert poller.take_heard() == {}
+
+
+@pytest.mark.parametrize("message", ["queue", "queue default", "queue x default", "task", "", "?"])
+def test_what_is_no_message_is_passed_over(message: str) -> None:
+    poller = WorkerProcess(queues=["default"]).poller
+
+    poller.hear(message)
+
+    assert poller.take_heard() == {}
+    assert not poller.wait(0)
 
 
 def test_a_task_that_is_due_soon_is_not_slept_over(database_clock: Any) -> None:
@@ -211,7 +257,7 @@ def test_other_processes_are_notified_by_one_query_and_once_for_many(
         TaskFactory(name="jobs.echo")
 
     assert len([query for query in queries if "pg_notify" in query["sql"]]) == 1
-    assert notes_of(other) == ["queue default"]
+    assert notes_of(other) == ["queue 0 default"]
 
 
 def test_a_notification_that_fails_loses_no_task(
@@ -226,7 +272,7 @@ def test_a_notification_that_fails_loses_no_task(
         task = TaskFactory(name="jobs.echo")
 
     assert row_of(task)["status"] == TaskStatus.READY
-    assert "notifications.unsent" in logged(caplog, notification="queue default")
+    assert "notifications.unsent" in logged(caplog, notification="queue 0 default")
 
 
 class Listening:
@@ -260,8 +306,8 @@ def test_a_listener_hears_what_others_notify_and_heals(
 ) -> None:
     wait_for(lambda: listening.listener.hears)
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_notify(%s, 'queue mail')", [CHANNEL])
-        wait_for(lambda: "queue mail" in listening.heard)
+        cursor.execute("SELECT pg_notify(%s, 'queue 0 mail')", [CHANNEL])
+        wait_for(lambda: "queue 0 mail" in listening.heard)
         listening.heard.clear()
         cursor.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"

@@ -39,7 +39,7 @@ _UNLESS_PRESENT = (
 _IS_NEW = "NOT EXISTS (SELECT 1 FROM {table} WHERE {key} = %s)"
 _NOTIFYING = (
     f"WITH new (id, created, start) AS ({_ONE})"
-    " SELECT id, created, start, pg_notify({channel}, {message}) FROM new"
+    " SELECT id, created, start, pg_notify({channel}, %s) FROM new"
 )
 _MANY = """\
 WITH new AS (
@@ -97,8 +97,9 @@ def insert(
     the workers ``message``. Returns its key, and the columns of its moments."""
     cells, params = _cells(model, connection, columns)
     names = columns["name"], columns["queue"]
-    statement = _for_one(model, connection.alias, names, cells, message)
-    key, *moments = _ask(connection, statement, [*params, data])
+    statement = _for_one(model, connection.alias, names, cells, message is not None)
+    sent = [] if message is None else [message]
+    key, *moments = _ask(connection, statement, [*params, data, *sent])
     return key, _moments(columns, *moments[:2])
 
 
@@ -193,13 +194,12 @@ def _cells(
 
 @lru_cache(maxsize=256)
 def _for_one(
-    model: type[Task], using: str, names: tuple[str, ...], cells: Cells, message: str | None
+    model: type[Task], using: str, names: tuple[str, ...], cells: Cells, notifying: bool
 ) -> str:
     parts = _parts(model, using, names, {**dict(cells), "task_data": "%s::jsonb"})
-    if message is None:
+    if not notifying:
         return _ONE.format(**parts)
-    channel, said = _literal(using, CHANNEL), _literal(using, message)
-    return _NOTIFYING.format(**parts, channel=channel, message=said)
+    return _NOTIFYING.format(**parts, channel=_literal(using, CHANNEL))
 
 
 @lru_cache(maxsize=256)

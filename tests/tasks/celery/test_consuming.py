@@ -75,7 +75,7 @@ def test_the_end_of_a_task_with_a_key_notifies_for_the_next_of_it() -> None:
         assert notified == []
         consume(keyed[0], "default", "ann")
 
-    assert notified == ["queue default"]
+    assert notified == ["queue 0 default"]
 
 
 def pause(task: Task) -> None:

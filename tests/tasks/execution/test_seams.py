@@ -158,7 +158,7 @@ def test_many_are_rescheduled_in_parts_and_each_once(monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def notified(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     heard: list[str] = []
-    monkeypatch.setattr(notifier.limiter, "is_due", lambda using, queue: True)
+    monkeypatch.setattr(notifier.limiter, "is_due", lambda *asked: True)
     monkeypatch.setattr(notifier.limiter, "notify", lambda using, message: heard.append(message))
     return heard
 
@@ -167,7 +167,7 @@ def test_a_queue_that_is_resumed_wakes_its_workers(notified: list[str]) -> None:
     Queue.objects.pause("default")
     Queue.objects.resume("default")
 
-    assert notified == ["queue default"]
+    assert notified == ["queue 0 default"]
 
 
 def test_a_task_that_is_replaced_wakes_workers(notified: list[str]) -> None:
@@ -175,7 +175,7 @@ def test_a_task_that_is_replaced_wakes_workers(notified: list[str]) -> None:
     del notified[:]
     Task.objects.enqueue("jobs.echo", unique_key="k", on_duplicate="replace")
 
-    assert notified == ["queue default"]
+    assert notified == ["queue 0 default"]
 
 
 def test_a_replaced_task_is_no_longer_what_its_client_asked_for() -> None:
