@@ -165,6 +165,9 @@ class Log:
     recovery_suspected = _recovery(WARNING, "Invalid state found (%(kind)s): %(what)s: %(rows)s")
     schedules_failed = _schedules(WARNING, "Check for due schedules failed; will retry: %(error)s")
     schedule_failed = _schedules(ERROR, "Schedule %(schedule)s could not run: %(error)s")
+    schedule_left = _schedules(
+        INFO, "Schedule %(schedule)s is left to processes of another release: %(error)s"
+    )
     schedule_fired = _schedules(INFO, "Schedule %(schedule)s: %(outcome)s for %(slot)s")
     schedule_declared = _schedules(INFO, "Schedule %(schedule)s updated from code")
     tasks_pruned = _housekeeping(INFO, "Pruned: %(pruned)s")

@@ -16,6 +16,8 @@ from leasing.logs import LineFormatter
 #: The loggers of this distribution.
 LOGGERS: Final = ("leasing", "tasks")
 FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+#: The verbosity of the block ``shown`` that runs, for child processes; None outside of one.
+verbosity_shown: int | None = None
 #: Levels by ``--verbosity``; DEBUG for more.
 LEVELS: Final = {0: logging.WARNING, 1: logging.INFO}
 
@@ -25,6 +27,8 @@ def shown(verbosity: int) -> Iterator[None]:
     """A block in which the records of our loggers are printed to stderr, with time and level. A
     logger for which LOGGING has a handler, at itself, above or below, is left as it is; so is a
     level that LOGGING gives it."""
+    global verbosity_shown
+    outside, verbosity_shown = verbosity_shown, verbosity
     console = logging.StreamHandler()
     console.setFormatter(LineFormatter(FORMAT))
     before = [
@@ -39,6 +43,7 @@ def shown(verbosity: int) -> Iterator[None]:
     try:
         yield
     finally:
+        verbosity_shown = outside
         for logger, level in before:
             logger.removeHandler(console)
             logger.setLevel(level)

@@ -3,8 +3,9 @@
 Every diagnosis has the same order: why (``headline``), who holds the task (``who``), until when
 (``until``), what happens next (``next``), what an operator can do (``actions``).
 
-    it waits      scheduled, backoff, queue_paused, no_worker, unknown_task, key_held, saturated,
-                  due; where Celery workers alone would run it, no_relay, unpublished, published
+    it waits      scheduled, backoff, queue_paused, no_worker, unknown_task, invalid_arguments,
+                  key_held, saturated, due; where Celery workers alone would run it, no_relay,
+                  unpublished, published
     it runs       running_ok, late, holder_gone, cancel_pending, zombie
     it is stuck   expired_unclaimed, expired_holder_alive, no_recoverer
     it ended      done, cancelled, exhausted, given_up

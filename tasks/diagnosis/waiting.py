@@ -15,6 +15,7 @@ from tasks.diagnosis.slots import KINDS, Slots, in_words
 from tasks.diagnosis.surroundings import Surroundings
 from tasks.diagnosis.unclaimed import diagnosed
 from tasks.models import Queue, Task, WorkerRole
+from tasks.parameters import MISMATCH, OTHER_RELEASE
 from tasks.registry import UNKNOWN_DELAY
 
 #: Holders of a key that are named.
@@ -29,6 +30,8 @@ def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         return found
     until = f"{stamped(task.scheduled_at)}, in {wait}."
     reason = around.put_off.get(task.pk, "")
+    if MISMATCH in reason:
+        return _unfit(task, reason, facts)
     if reason or not task.last_error:
         headline = f"Scheduled to start in {wait}."
         if task.started_at:
@@ -112,6 +115,23 @@ def _unknown(
         f"has the handler. Deploy it. If it was renamed, keep the old name: "
         f'@handler("{new}", aliases=["{task.name}"]).',
         "Until a worker has the handler.",
+        facts,
+    )
+
+
+def _unfit(task: Task, reason: str, facts: list[tuple[str, str]]) -> Diagnosis:
+    """Diagnose a task that a worker gave back for ``reason``: its handler cannot be called with its
+    data."""
+    facts.append(("Given back", plural(task.grants - task.attempts, "time")))
+    why = reason.partition(f" {OTHER_RELEASE}")[0]
+    return diagnosed(
+        "invalid_arguments",
+        "warning",
+        f"Its data does not fit its handler: {why}",
+        "The next worker that claims it runs it, if its release takes this data. Otherwise it "
+        "gives it back for a minute, without using an attempt. Deploy a handler that takes the "
+        "data, or cancel the task and enqueue it with the right data.",
+        "Until a worker has a handler that takes its data.",
         facts,
     )
 

@@ -28,6 +28,7 @@ from tasks.execution.outcome_store import store_outcomes
 from tasks.execution.outcomes import COMPLETE, FAIL, Outcome
 from tasks.log import log
 from tasks.models import Task
+from tasks.parameters import OTHER_RELEASE
 from tasks.registry import UNKNOWN_DELAY, Handler, Kind
 from tasks.runtime.connection import lasting_connection
 
@@ -107,9 +108,7 @@ def _hindrance(execution: Execution) -> Outcome | None:
             "module, as during a deploy.",
         )
     if reason := execution.handler.parameters.mismatch(execution.claimed.task_data):
-        return _not_here(
-            execution, f"{reason} Another release may have enqueued it, as during a deploy."
-        )
+        return _not_here(execution, f"{reason} {OTHER_RELEASE}")
     if execution.interruption.stopping.is_set():
         return _returned(execution, STOPPED)
     hold, by = execution.hold, execution.interruption.cancelled_by

@@ -18,6 +18,7 @@ from django.db.models import F
 
 from leasing.functions import DbNow
 from leasing.runtime.services import Service
+from tasks.exceptions import InvalidArguments, UnknownQueue, UnknownTask
 from tasks.log import log
 from tasks.models import Schedule, ScheduleSlot
 from tasks.querysets.schedule import SLOT_BATCH
@@ -30,8 +31,9 @@ CHECK_EVERY = 15.0
 PATIENCE = 1.0
 #: Seconds between two rounds of housekeeping.
 KEEP_HOUSE_EVERY = 1800.0
-#: The last report about each schedule that cannot be served, by key.
-_said: dict[int, str] = {}
+#: The last report about each schedule that cannot be served, by key: True if it was left to
+#: others, and the error.
+_said: dict[int, tuple[bool, str]] = {}
 #: Batches of one schedule that are served before the others have their turn.
 BATCHES = 10
 
@@ -97,16 +99,29 @@ def _look() -> tuple[int, float]:
         .annotate(now=DbNow())
         .values_list("pk", "name", "next_at", "now")
     )
-    due = [(key, name) for key, name, at, now in rows if at is None or at <= now]
+    due = [
+        (key, name, timedelta(0) if at is None else now - at)
+        for key, name, at, now in rows
+        if at is None or at <= now
+    ]
     if not due:
         waits = [(at - now).total_seconds() for _, _, at, now in rows if at is not None]
         return 0, min([CHECK_EVERY, *waits])
-    taken = sum(_serve(key, name) for key, name in due)
+    taken = sum(_serve(key, name, overdue) for key, name, overdue in due)
     return taken, 0.0 if taken else PATIENCE
 
 
-def _serve(key: int, name: str) -> int:
-    """Serve one schedule; what is wrong with it stops no other."""
+def _serve(key: int, name: str, overdue: timedelta) -> int:
+    """Serve one schedule; what is wrong with it stops no other.
+
+    During a rolling deploy it may be one of a release that has another handler or queue: then the
+    processes of that release serve it, and it is an error only if none has after a while.
+
+    Args:
+        key: The schedule.
+        name: Its name.
+        overdue: How long it has been due.
+    """
     taken = 0
     try:
         for _ in range(BATCHES):
@@ -117,10 +132,13 @@ def _serve(key: int, name: str) -> int:
     except (InterfaceError, OperationalError):
         raise  # The database is away, or busy: that concerns all of them.
     except Exception as error:
+        may_be_known = isinstance(error, (UnknownTask, UnknownQueue, InvalidArguments))
+        is_left = may_be_known and overdue < Schedule.OVERDUE_AFTER
+        tell = log.schedule_left if is_left else log.schedule_failed
         # It stays due, so this comes with every look; once said is enough.
-        if _said.get(key) != str(error):
-            _said[key] = str(error)
-            log.schedule_failed(schedule=name, error=error)
+        if _said.get(key) != (is_left, str(error)):
+            _said[key] = is_left, str(error)
+            tell(schedule=name, error=error)
     else:
         _said.pop(key, None)
     return taken

@@ -16,6 +16,7 @@ import signal
 import threading
 import traceback
 import uuid
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -26,6 +27,7 @@ from django.db import close_old_connections
 from leasing.db.routing import database_of
 from leasing.hold.held_grant import HeldGrant
 from leasing.keeper import Keeper
+from leasing.management.console import shown
 from leasing.stores.rows import RowStore, grant_of
 from tasks import registry
 from tasks.execution.cancellation import Interruption
@@ -165,8 +167,9 @@ def error_of(answer: Answer) -> BaseException:
     return error
 
 
-def serve(descriptor: int) -> None:
-    """Run what comes over the pipe, until it ends."""
+def serve(descriptor: int, verbosity: int | None) -> None:
+    """Run what comes over the pipe ``descriptor``, until it ends. Unless ``verbosity`` is None, the
+    log is shown as that of the worker's command is."""
     os.set_inheritable(descriptor, False)
     # The worker decides when the child ends. No SIG_IGN: what a handler starts would inherit it.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -175,7 +178,7 @@ def serve(descriptor: int) -> None:
     jobs: queue.SimpleQueue[Attempt] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, jobs), name="worker-news", daemon=True).start()
     pipe.send(None)
-    with handlers_limited():
+    with handlers_limited(), nullcontext() if verbosity is None else shown(verbosity):
         while True:
             pipe.send(jobs.get().run())
 

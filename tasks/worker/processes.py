@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from leasing.exceptions import LeaseLost
+from leasing.management import console
 from leasing.runtime.clock import clock
 from tasks import signals
 from tasks.exceptions import ProcessDied, TaskCancelled
@@ -39,7 +40,7 @@ CHECK_EVERY = 0.1
 
 _START = (
     "import sys; sys.path[:] = {path!r}; import django; django.setup(); "
-    "from tasks.worker.child import serve; serve({descriptor})"
+    "from tasks.worker.child import serve; serve({descriptor}, {verbosity})"
 )
 
 
@@ -125,7 +126,9 @@ class ChildProcess:
             return
         self.kill()
         ours, theirs = multiprocessing.Pipe()
-        code = _START.format(path=sys.path, descriptor=theirs.fileno())
+        code = _START.format(
+            path=sys.path, descriptor=theirs.fileno(), verbosity=console.verbosity_shown
+        )
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, *_flags(), "-c", code],

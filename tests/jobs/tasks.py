@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -52,6 +53,7 @@ def compute(ctx: Context, do: str = "return", **data: Any) -> Any:
     match do:
         case "return":
             ctx.ensure()
+            logging.getLogger("tasks.jobs").info("computed")
             return {"pid": os.getpid(), "token": ctx.fencing_token, **data}
         case "raise":
             raise ValueError("no luck")

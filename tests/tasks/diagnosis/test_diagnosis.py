@@ -17,8 +17,10 @@ from pytest_django import Settings
 from leasing.diagnosis.base import FLAPPING_WITHIN, Diagnosis
 from leasing.functions import after
 from leasing.humanize import stamp
+from tasks import registry
 from tasks.diagnosis import diagnose, look_around
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker
+from tasks.parameters import OTHER_RELEASE
 from tests.factories import TaskFactory, WorkerFactory, claimed
 from tests.tasks.support import lose, make_due
 
@@ -80,6 +82,21 @@ def no_worker() -> Task:
 def unknown_task() -> Task:
     WorkerFactory(handlers={"something.else": "thread"})
     return TaskFactory()
+
+
+def invalid_arguments() -> Task:
+    """A task of another release, as a worker gives it back."""
+    WorkerFactory()
+    task = TaskFactory()
+    Task.objects.filter(pk=task.pk).update(task_data={"sleep_duration_seconds": 1, "days": 2})
+    for _ in range(2):
+        make_due(task)
+        mine = claimed(task, "ann")
+        mismatch = registry.find(task.name).parameters.mismatch(mine.task_data)
+        reason = f"{mismatch} {OTHER_RELEASE}"
+        Task.objects.give_back(mine, reason, delay=registry.UNKNOWN_DELAY)
+    task.refresh_from_db()
+    return task
 
 
 def saturated() -> Task:
@@ -175,6 +192,7 @@ SITUATIONS: dict[str, Callable[[], Task]] = {
     "backoff": backoff,
     "no_worker": no_worker,
     "unknown_task": unknown_task,
+    "invalid_arguments": invalid_arguments,
     "saturated": saturated,
     "queue_paused": queue_paused,
     "key_held": key_held,
@@ -463,7 +481,7 @@ def test_the_reason_for_which_a_task_was_put_off_is_named() -> None:
     WorkerFactory()
     task = TaskFactory(state="retrying")  # attempt 1 failed
     make_due(task)
-    refusal = "build(ctx, report_id) does not take this data: 'report_id' is missing."
+    refusal = "its worker had no free slot for it"
     Task.objects.give_back(claimed(task, "ann"), refusal, delay=timedelta(seconds=60))
     task.refresh_from_db()
 
@@ -490,6 +508,17 @@ def test_a_task_that_waits_for_a_retry_says_how_its_attempt_ended(state: str, en
     answer = diagnose(task)
 
     assert answer.code == "backoff" and f"{end} Next retry in 5 min." in answer.headline
+
+
+@pytest.mark.once
+def test_what_does_not_fit_is_named_with_how_often_it_was_given_back() -> None:
+    answer = diagnose(invalid_arguments())
+
+    assert answer.headline == (
+        "Its data does not fit its handler: sleep(ctx, sleep_duration_seconds) does not take this "
+        "data: 'days' is unknown."
+    )
+    assert dict(answer.facts)["Given back"] == "2 times"
 
 
 @pytest.mark.once

@@ -216,7 +216,7 @@ def test_a_schedule_that_cannot_be_served_stops_no_other_and_is_told_of_once(
     caplog: pytest.LogCaptureFixture, broken: dict[str, Any]
 ) -> None:
     bad, good = make("bad"), make("good")
-    Schedule.objects.filter(pk=bad.pk).update(next_at=after(timedelta(seconds=-9)), **broken)
+    Schedule.objects.filter(pk=bad.pk).update(next_at=after(timedelta(seconds=-90)), **broken)
     Schedule.objects.filter(pk=good.pk).update(next_at=DbNow())
 
     assert scheduler.serve_due() == 1
@@ -224,6 +224,26 @@ def test_a_schedule_that_cannot_be_served_stops_no_other_and_is_told_of_once(
 
     assert ScheduleSlot.objects.get().schedule == good
     assert logged(caplog, levelno=logging.ERROR, schedule="bad") == ["schedule.failed"]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("theirs", [{"queue": "closed"}, {"task_data": {"n": 1}}], ids=str)
+def test_a_schedule_of_another_release_is_left_to_that_for_a_minute(
+    caplog: pytest.LogCaptureFixture, handlers: Handlers, theirs: dict[str, Any]
+) -> None:
+    """During a rolling deploy: the new release has a queue or a parameter more."""
+    handlers["sort"] = lambda ctx: None
+    row = make("theirs")
+    known = {"task_name": "sort", "next_at": after(timedelta(seconds=-50))}
+    Schedule.objects.filter(pk=row.pk).update(**known | theirs)
+
+    assert scheduler.serve_due() == scheduler.serve_due() == 0
+    assert logged(caplog, schedule="theirs") == ["schedule.left"]
+    assert caplog.records[-1].levelno == logging.INFO
+
+    Schedule.objects.filter(pk=row.pk).update(next_at=after(timedelta(seconds=-60)))
+    assert scheduler.serve_due() == 0
+    assert logged(caplog, schedule="theirs") == ["schedule.left", "schedule.failed"]
 
 
 def test_an_idle_look_is_one_query_and_says_when_to_come_back(

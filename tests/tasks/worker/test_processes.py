@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import signal
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
+from leasing.management import console
 from leasing.runtime.clock import clock
 from tasks.models import Task, TaskStatus
 from tasks.worker import processes
@@ -66,8 +68,11 @@ def began(folder: Path) -> int:
 
 def test_a_process_answers_or_fails_and_serves_the_next_task(
     caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All in one worker: starting a child is what takes its time."""
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.unlogged_settings")
     errors = {
         "raise": "ValueError: no luck",
         "raise what cannot be sent": "Unsendable: <function",
@@ -80,7 +85,7 @@ def test_a_process_answers_or_fails_and_serves_the_next_task(
     dying = {"exit": "ended with exit code 3", "be killed": "was ended by SIGKILL"}
     died = {do: enqueue(do) for do in dying}
 
-    with working() as worker:
+    with console.shown(1), working() as worker:
         wait_for(
             lambda: (
                 not Task.objects.exclude(pk=later.pk).filter(processed_at=None).exists()
@@ -105,6 +110,8 @@ def test_a_process_answers_or_fails_and_serves_the_next_task(
         assert row_of(died[do])["last_error"] == said
     assert (row_of(later)["status"], row_of(later)["attempts"]) == (TaskStatus.READY, 0)
     assert attempt(later).error == "not today"
+    line = r"^20\d\d-\d\d-\d\d [\d:,]+ INFO    tasks.jobs: computed$"
+    assert len(re.findall(line, capfd.readouterr().err, re.MULTILINE)) == 2
 
 
 @pytest.mark.rest
