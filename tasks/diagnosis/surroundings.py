@@ -27,11 +27,8 @@ MAX_GROUPS: Final = 10_000
 MAX_ATTEMPTS_READ: Final = 1_000
 #: Outcomes of attempts whose worker ended, rather than their handler.
 _LOST: Final = (AttemptOutcome.LOST, AttemptOutcome.RETURNED)
-#: Parts of the reasons for which a healthy worker gives back a task that has not begun.
-_NOT_BEGUN: Final = (
-    *("No handler is registered", "Another release may have enqueued it"),
-    "its worker had no free slot",
-)
+#: Parts of the reasons for which a healthy worker gives back a task that is not for it.
+_NOT_BEGUN: Final = ("No handler is registered", "Another release may have enqueued it")
 #: Outcomes of attempts after which a task is put off without spending one.
 _PUT_OFF: Final = (AttemptOutcome.RETURNED, AttemptOutcome.SNOOZED)
 

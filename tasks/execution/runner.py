@@ -110,7 +110,7 @@ def _hindrance(execution: Execution) -> Outcome | None:
     if reason := execution.handler.parameters.mismatch(execution.claimed.task_data):
         return _not_here(execution, f"{reason} {OTHER_RELEASE}")
     if execution.interruption.stopping.is_set():
-        return _returned(execution, STOPPED)
+        return _returned(execution, STOPPED, begun=False)
     hold, by = execution.hold, execution.interruption.cancelled_by
     if not hold.valid:  # also where nobody had the time to say so: the machine was suspended
         log.task_lost(execution.claimed, reason="before it started")
@@ -200,9 +200,11 @@ def _cancelled(execution: Execution, by: str) -> Outcome:
     return Outcome(execution, "cancel", store=store)
 
 
-def _returned(execution: Execution, reason: str, delay: timedelta = timedelta(0)) -> Outcome:
+def _returned(
+    execution: Execution, reason: str, delay: timedelta = timedelta(0), *, begun: bool = True
+) -> Outcome:
     tasks = Task.objects.using(execution.using)
-    store = partial(tasks.give_back, execution.task, reason, delay=delay)
+    store = partial(tasks.give_back, execution.task, reason, delay=delay, begun=begun)
     return Outcome(execution, "give back", store=store)
 
 

@@ -69,12 +69,18 @@ def fail(
 
 
 def give_back(
-    rows: TaskRows, tasks: list[Task], reason: str, delay: timedelta = timedelta(0)
+    rows: TaskRows,
+    tasks: list[Task],
+    reason: str,
+    delay: timedelta = timedelta(0),
+    *,
+    begun: bool = True,
 ) -> Answer:
-    """Set each task ready again with its attempt uncounted, to start after ``delay``."""
+    """Set each task ready again with its attempt uncounted, to start after ``delay``. Of attempts
+    that had not ``begun`` there is no record."""
     of = attempt_model().of
     attempts = [(task, of(task, "returned", reason)) for task in tasks]
-    like = {"outcome": "returned", "error": reason}
+    like = {"outcome": "returned", "error": reason} if begun else None
     refund = partial(_refund, delay=delay, signal=signals.returned, like=like)
     given, refused = _end(rows, attempts, "give back", refund)
     if not delay:
@@ -264,18 +270,19 @@ def _refund(
     *,
     delay: timedelta,
     signal: Signal,
-    like: dict[str, str],
+    like: dict[str, str] | None,
 ) -> TaskSignal:
     """Set the tasks ready in ``delay`` with their attempts uncounted, and put the records of these
-    in place of those ``like`` them."""
+    in place of those ``like`` them; None: store no records."""
     tasks = _tasks(locked)
     columns = {"attempts": F("attempts") - 1, **waiting(delay, spent=False), **_traces(tasks)}
     count = _of_grants(rows, tasks).update(**columns)
     waits = (TaskStatus.READY, TaskStatus.CANCELLED)
     given = _written(rows, locked, count, lambda row, _: row.status in waits)
-    alike = attempt_model()._default_manager.using(rows.db).filter(**like)
-    unprotected(alike.filter(task_id__in=[task.pk for task, _ in given]))._forget()
-    _note(rows, [attempt for _, attempt in given])
+    if like is not None:
+        alike = attempt_model()._default_manager.using(rows.db).filter(**like)
+        unprotected(alike.filter(task_id__in=[task.pk for task, _ in given]))._forget()
+        _note(rows, [attempt for _, attempt in given])
     return [(task, signal, {"reason": attempt.error}) for task, attempt in given]
 
 

@@ -281,7 +281,9 @@ class TaskQuerySet(TaskRows):
         ended, and the others, each with its error (LeaseLost)."""
         return ends.fail(self.home(), list(failures))
 
-    def give_back(self, task: Task, reason: str, *, delay: timedelta = timedelta(0)) -> Task:
+    def give_back(
+        self, task: Task, reason: str, *, delay: timedelta = timedelta(0), begun: bool = True
+    ) -> Task:
         """Make a running task ready again without spending the attempt. Raises LeaseLost.
 
         If several attempts are given back for the same reason, the history keeps the latest, so
@@ -291,13 +293,16 @@ class TaskQuerySet(TaskRows):
             task: The task, as its holder has it.
             reason: The reason, for the history.
             delay: The time until it may start again.
+            begun: False if its handler was never called: the history does not mention it.
         """
-        return ends.alone(ends.give_back(self.home(task), [task], reason, delay))
+        return ends.alone(ends.give_back(self.home(task), [task], reason, delay, begun=begun))
 
-    def give_back_many(self, tasks: list[Task], reason: str) -> tuple[list[Task], Refused]:
+    def give_back_many(
+        self, tasks: list[Task], reason: str, *, begun: bool = True
+    ) -> tuple[list[Task], Refused]:
         """``give_back`` each of ``tasks`` for the same ``reason``. Returns those that are ready
         again, and the others, each with its error (LeaseLost)."""
-        return ends.give_back(self.home(), tasks, reason)
+        return ends.give_back(self.home(), tasks, reason, begun=begun)
 
     def snooze(self, task: Task, delay: float | timedelta, reason: str = "") -> Task:
         """Postpone a running task, as its handler requested, without spending the attempt.

@@ -54,14 +54,16 @@ def give_up(executions: list[Execution]) -> None:
 
 def give_back(executions: list[Execution], reason: str) -> None:
     """Set tasks ready again at once, whatever their handlers still do. Raises nothing."""
+    alike: dict[tuple[str, bool], list[Task]] = {}
     for execution in executions:
         execution.hold.abandon()
         if execution.trace is not None:
             execution.trace.returned(reason)
-    for using in {execution.using for execution in executions}:
-        tasks = [each.task for each in executions if each.using == using]
+        begun = execution.carrier is not None
+        alike.setdefault((execution.using, begun), []).append(execution.task)
+    for (using, begun), tasks in alike.items():
         try:
-            _, refused = Task.objects.using(using).give_back_many(tasks, reason)
+            _, refused = Task.objects.using(using).give_back_many(tasks, reason, begun=begun)
         except Error as error:
             for task in tasks:
                 log.task_return_failed(task, error=error)

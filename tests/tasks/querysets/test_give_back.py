@@ -96,6 +96,24 @@ def test_a_task_returned_again_and_again_does_not_fill_its_history() -> None:
     assert attempts(other) == [(1, "returned")]
 
 
+@pytest.mark.parametrize("others", [0, 2])
+def test_the_history_says_nothing_of_attempts_that_had_not_begun(
+    others: int, reported: Reported
+) -> None:
+    task = TaskFactory(state="returned")
+    told = row_of(task)["attempts"], attempts(task)
+    mine = [claimed(task, "ann"), *TaskFactory.create_batch(others, state="running")]
+    reported.clear()
+
+    given, refused = Task.objects.give_back_many(mine, "its worker was stopped", begun=False)
+
+    assert (given, refused) == (mine, [])
+    assert (row_of(task)["attempts"], attempts(task)) == told == (0, [(1, "returned")])
+    assert all(row_of(each)["attempts"] == 0 for each in mine)
+    assert [attempts(each) for each in mine[1:]] == [[]] * others
+    assert {name for name, _, _ in reported} == {"returned"} and len(reported) == len(mine)
+
+
 def test_releasing_the_row_gives_the_task_back() -> None:
     task = TaskFactory(state="running", holder="ann")
 

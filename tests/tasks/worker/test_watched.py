@@ -226,7 +226,9 @@ def test_what_escapes_the_main_thread_ends_the_worker_in_good_order(
     thread.join(PATIENCE)
 
     assert raised == [error]
-    assert attempts(task) == [(1, "returned")]
+    row = row_of(task)
+    assert (row["status"], row["grants"], row["attempts"]) == (TaskStatus.READY, 1, 0)
+    assert attempts(task) == []
     assert keeper.holds == []
     assert Worker.objects.get(name=worker.name).stopped_at is not None
 
