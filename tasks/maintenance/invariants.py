@@ -21,10 +21,12 @@ repair at a time, and a row that has become valid meanwhile stays as it is.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import islice
 from typing import Any, ClassVar
 
 from django.db import models, transaction
@@ -45,6 +47,8 @@ from tasks.registry import UNKNOWN_DELAY
 
 #: Violations of one invariant that are counted, and that are named.
 MAX_COUNTED, MAX_NAMED = 1000, 10
+#: Unknown names that are looked for at a time.
+MAX_NAMES = 500
 #: The time that a holder may take to obey a cancellation: a renewal, and a step of its handler.
 CANCEL_GRACE = timedelta(seconds=60)
 #: The age of the claims that are searched for leases that were left open.
@@ -234,8 +238,8 @@ class UnknownName(Invariant):
 
     def violations(self) -> TaskQuerySet:
         unknown = Q(pk__in=[])
-        for queue, names in _served().items():
-            unknown |= Q(queue=queue) & ~Q(name__in=names)
+        for queue, names in self._counted().items():
+            unknown |= Q(queue=queue, name__in=list(names))
         return self.candidates().filter(unknown)
 
     def candidates(self) -> TaskQuerySet:
@@ -243,8 +247,24 @@ class UnknownName(Invariant):
 
     def by_name(self) -> dict[str, int]:
         """Return the number of these tasks by name, of MAX_NAMED names."""
-        counted = self.violations().order_by().values_list("name").annotate(Count("pk"))
-        return dict(counted[:MAX_NAMED])
+        counted: Counter[str] = Counter()
+        for names in self._counted().values():
+            counted.update(names)
+        return dict(counted.most_common(MAX_NAMED))
+
+    def _counted(self) -> dict[str, dict[str, int]]:
+        """Return the numbers of these tasks by queue and name, of MAX_NAMES names. The names that
+        tasks have are compared here, for they are few: those that workers have, times their queues,
+        may be more than a statement can have parameters."""
+        served = _served()
+        rows: Any = self.candidates().order_by().values_list("queue", "name")
+        found: dict[str, dict[str, int]] = {}
+        lacking = (
+            row for row in rows.annotate(Count("pk")) if row[1] not in served.get(row[0], row[1:2])
+        )
+        for queue, name, count in islice(lacking, MAX_NAMES):
+            found.setdefault(queue, {})[name] = count
+        return found
 
 
 class UnseenCancel(Invariant):

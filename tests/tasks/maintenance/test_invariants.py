@@ -334,6 +334,19 @@ def test_many_suspects_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture)
     assert line.getMessage().count(" forgotten") == 10
 
 
+def test_names_of_many_handlers_and_queues_are_compared() -> None:
+    """As parameters of one statement they would be more than SQLite takes."""
+    names = [f"jobs.{number}" for number in range(3_000)]
+    queues = [f"queue {number}" for number in range(100)]
+    WorkerFactory(queues=queues, handlers=dict.fromkeys(names, "thread"))
+    change(TaskFactory(), name=names[-1], queue=queues[-1])
+    change(TaskFactory(), name="elsewhere", queue="unserved")
+    lost = [change(TaskFactory(), name="forgotten", queue=queue) for queue in queues[:2]]
+
+    assert invariants.UnknownName().find() == lost
+    assert invariants.UnknownName().by_name() == {"forgotten": 2}
+
+
 def test_what_was_well_for_a_while_is_reported_again() -> None:
     task = change(TaskFactory(), name="forgotten")
     recovery.examine()
