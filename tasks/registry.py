@@ -41,11 +41,29 @@ OnEnd: TypeAlias = Callable[[Any], object]
 
 
 class Kind(StrEnum):
-    """The kind of executor that runs a handler."""
+    """The kind of executor that runs a handler, and its number in the rows of tasks."""
 
-    THREAD = "thread"
-    COROUTINE = "coroutine"
-    PROCESS = "process"
+    number: int
+
+    THREAD = "thread", 0
+    COROUTINE = "coroutine", 1
+    PROCESS = "process", 2
+
+    def __new__(cls, value: str, number: int) -> Kind:
+        kind = str.__new__(cls, value)
+        kind._value_ = value
+        kind.number = number
+        return kind
+
+    @classmethod
+    def of(cls, number: int) -> Kind:
+        """Return the kind with this ``number``."""
+        return _BY_NUMBER[number]
+
+
+_BY_NUMBER = {kind.number: kind for kind in Kind}
+#: The numbers of all kinds.
+KINDS = tuple(_BY_NUMBER)
 
 
 class Ended(Protocol):
@@ -321,12 +339,10 @@ def kinds() -> dict[str, str]:
     return {name: _handlers[name].kind.value for name in names()}
 
 
-def names_by_kind() -> dict[Kind, list[str]]:
-    """The names of the tasks that can run here, by where they run."""
-    found: dict[Kind, list[str]] = {kind: [] for kind in Kind}
-    for name, known in list(_handlers.items()):
-        found[known.kind].append(name)
-    return found
+def kinds_in_use() -> list[Kind]:
+    """The kinds of the handlers here; threads in any case, for they take what nobody knows."""
+    used = {known.kind for known in list(_handlers.values())}
+    return [kind for kind in Kind if kind in used or kind is Kind.THREAD]
 
 
 def _place(function: Callable[..., Any]) -> str:

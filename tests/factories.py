@@ -67,8 +67,8 @@ class TaskFactory(DjangoModelFactory[Task]):
 
     ``state`` is ready (the default), scheduled, running, stuck, succeeded, failed (attempts
     exhausted), given_up, cancelled, retrying (failed once, waits), recovered (lost once, ready)
-    or returned. ``holder`` and ``ttl`` are of its only claim; everything else goes to
-    ``enqueue``.
+    or returned. ``holder`` and ``ttl`` are of its only claim, ``kind`` is that of another handler
+    than its own; everything else goes to ``enqueue``.
     """
 
     class Meta:
@@ -83,11 +83,14 @@ class TaskFactory(DjangoModelFactory[Task]):
     @classmethod
     def _create(cls, model_class: type[Task], *args: Any, **kwargs: Any) -> Task:
         state, holder, ttl = (kwargs.pop(k) for k in ("state", "holder", "ttl"))
+        kind = kwargs.pop("kind", None)
         if state == "scheduled":
             kwargs.setdefault("scheduled_at", database_now("default") + timedelta(hours=1))
         if state == "failed":
             kwargs["max_attempts"] = 1
         task = model_class.objects.enqueue(kwargs.pop("name"), kwargs.pop("data"), **kwargs)
+        if kind is not None:
+            model_class.objects.filter(pk=task.pk).update(kind=kind)
         if state not in ("ready", "scheduled", "cancelled"):
             task = claimed(task, holder, ttl)
         _bring(task, state)

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from django.db.models import Count, IntegerField, Min, OuterRef, Q, Subquery, Value
-from django.db.models.functions import Coalesce
+from django.db.models.functions import Coalesce, Least, NullIf
 
 from leasing.conf import leasing_settings
 from leasing.db.questions import query_rows
@@ -18,6 +18,8 @@ from leasing.web.counts import COUNT_CAP, Capped
 from tasks.dashboard.badges import OPEN, PAUSED, UNSERVED
 from tasks.dashboard.listing import count_of
 from tasks.models import Queue, Sample, Task, TaskStatus, Worker
+from tasks.querysets.base import CLAIM_ORDER
+from tasks.registry import KINDS
 
 #: More queues than this are not listed.
 QUEUES_SHOWN = 200
@@ -145,14 +147,15 @@ def _sampled() -> Any:
     """The depth of each queue, as it was sampled, and the slot of that."""
     samples = Sample.objects.using(leasing_settings.DATABASE)
     latest = samples.order_by("-slot").values("slot")[:1]
-    first = (
-        _waiting()
-        .filter(queue=OuterRef("queue"), scheduled_at__lte=DbNow())
-        .order_by("-priority", "scheduled_at", "pk")
-        .values("scheduled_at")
-    )
+    due = _waiting().filter(queue=OuterRef("queue"), scheduled_at__lte=DbNow())
+    first = [
+        Subquery(due.filter(kind=kind).order_by(*CLAIM_ORDER).values("scheduled_at")[:1])
+        for kind in KINDS
+    ]
+    # Now, where none of a kind is due.
+    since = NullIf(Least(*(Coalesce(each, DbNow()) for each in first)), DbNow())
     taken = samples.filter(slot=Subquery(latest)).exclude(queue="").order_by()
     none = Value(0)
     return taken.values_list(
-        "queue", Coalesce("ready", none), Coalesce("scheduled", none), Subquery(first[:1]), "slot"
+        "queue", Coalesce("ready", none), Coalesce("scheduled", none), since, "slot"
     )

@@ -112,8 +112,9 @@ class Execution:
 
     @property
     def kind(self) -> registry.Kind:
-        """Return where it runs. A task without a handler here is given back from a thread."""
-        return self.handler.kind if self.handler else registry.Kind.THREAD
+        """Return where it runs. A task without a handler here is given back from where it was
+        claimed for."""
+        return self.handler.kind if self.handler else registry.Kind.of(self.claimed.kind)
 
     @property
     def is_over(self) -> bool:

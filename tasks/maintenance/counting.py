@@ -22,6 +22,8 @@ from leasing.functions import DbNow
 from leasing.models import EventKind, LeaseEvent
 from leasing.web.counts import COUNT_CAP
 from tasks.models import AttemptOutcome, Sample, Task, TaskAttempt, TaskStatus
+from tasks.querysets.base import CLAIM_ORDER
+from tasks.registry import KINDS
 
 #: Claims of a slot whose waits are measured.
 WAITS: Final = 2_000
@@ -78,18 +80,21 @@ class Counted:
 
 def depths(queues: Iterable[str]) -> dict[str, dict[str, int]]:
     """Return the numbers of tasks of each queue that are ready, scheduled and running now, each
-    counted up to COUNT_CAP: by one query for each of ``queues``, and one for running tasks of every
-    queue."""
+    kind counted up to COUNT_CAP: by one query for each kind in each of ``queues``, and one for
+    running tasks of every queue."""
     tasks = Task.objects.home()
     found: dict[str, dict[str, int]] = {}
     for queue in queues:
-        # In the order of the index of what is to be claimed: what is due comes first.
-        waiting = tasks.filter(queue=queue, status=TaskStatus.READY)
-        ordered = waiting.order_by("-priority", "scheduled_at", "id").values("id", "scheduled_at")
-        seen = ordered[: COUNT_CAP + 1].aggregate(
-            all=Count("id"), due=Count("id", filter=Q(scheduled_at__lte=DbNow()))
-        )
-        found[queue] = {"ready": seen["due"], "scheduled": seen["all"] - seen["due"], "running": 0}
+        found[queue] = {"ready": 0, "scheduled": 0, "running": 0}
+        for kind in KINDS:
+            # In the order of the index of what is to be claimed: what is due comes first.
+            waiting = tasks.filter(queue=queue, kind=kind, status=TaskStatus.READY)
+            ordered = waiting.order_by(*CLAIM_ORDER).values("id", "scheduled_at")
+            seen = ordered[: COUNT_CAP + 1].aggregate(
+                all=Count("id"), due=Count("id", filter=Q(scheduled_at__lte=DbNow()))
+            )
+            found[queue]["ready"] += seen["due"]
+            found[queue]["scheduled"] += seen["all"] - seen["due"]
     running = tasks.running().order_by("pk").values_list("queue", flat=True)[: COUNT_CAP + 1]
     for queue, count in Counter(running).items():
         found.setdefault(queue, {"ready": 0, "scheduled": 0})["running"] = count

@@ -17,6 +17,7 @@ from leasing.store import Renewal
 from tasks.constraints import UniqueWhereSet
 from tasks.querysets import TaskQuerySet, TaskStatus, UniqueFor
 from tasks.querysets.claimed import resource_of
+from tasks.registry import KINDS
 
 
 class Task(Leasable):
@@ -33,6 +34,9 @@ class Task(Leasable):
     task_data = models.JSONField(default=dict, blank=True)
     #: Higher goes first.
     priority = models.SmallIntegerField(default=0)
+    #: The kind of its handler when it was enqueued (``tasks.registry.Kind``), by which claims find
+    #: what they have slots for. A hint: once it is claimed, the registry decides where it runs.
+    kind = models.SmallIntegerField(default=0)
     status = models.CharField(max_length=10, choices=TaskStatus, default=TaskStatus.READY)
     #: It is not claimed before this moment: its enqueue, the end of its delay, or its next retry.
     scheduled_at = models.DateTimeField(db_default=DbNow())
@@ -112,6 +116,7 @@ class Task(Leasable):
     )
     state_columns = attempt_columns | {
         "queue",
+        "kind",
         "scheduled_at",
         "created_at",
         "max_attempts",
@@ -182,7 +187,9 @@ class Task(Leasable):
             ),
             models.CheckConstraint(
                 name="leasing_tasks_task_counts",
-                condition=Q(attempts__gte=0, duplicates__gte=0, checkpoints__gte=0),
+                condition=Q(attempts__gte=0, duplicates__gte=0, checkpoints__gte=0)
+                # Claims look for these kinds.
+                & Q(kind__gte=min(KINDS), kind__lte=max(KINDS)),
             ),
             models.CheckConstraint(
                 name="leasing_tasks_task_attempts",
@@ -224,6 +231,7 @@ class Task(Leasable):
         indexes: ClassVar = [
             models.Index(
                 F("queue"),
+                F("kind"),
                 F("priority").desc(),
                 F("scheduled_at"),
                 F("id"),

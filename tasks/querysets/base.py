@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from django.apps import apps
-from django.db import models
-from django.db.models import Exists, ExpressionWrapper, F, OuterRef, Q
+from django.db import connections, models
+from django.db.models import Exists, ExpressionWrapper, F, OuterRef, Q, QuerySet
 from django.db.models.functions import Coalesce
 from django.db.models.lookups import LessThanOrEqual
 from django.dispatch import Signal
@@ -24,11 +24,16 @@ from tasks import signals
 from tasks.conf import task_settings
 from tasks.exceptions import UnknownQueue
 from tasks.querysets.unique import IS_TO_HAVE_ITS_KEY, key_once_claimed
+from tasks.registry import KINDS
 
 if TYPE_CHECKING:
     from tasks.models import Task
+    from tasks.querysets.claim_request import ClaimRequest
     from tasks.querysets.slots import Seats
 
+#: The order of claims within a queue, and its columns.
+CLAIM_ORDER = ("-priority", "scheduled_at", "id")
+CLAIM_COLUMNS = ("priority", "scheduled_at", "id")
 
 #: Tasks that someone asked to cancel while they ran.
 CANCEL_REQUESTED = Q(cancel_requested_at__isnull=False)
@@ -60,8 +65,9 @@ def is_paused(name: Any) -> Exists:
 class TaskRows(LeasableQuerySet["Task"]):
     """Tasks by their state, and what the verbs share."""
 
-    #: The slots of the claim that these rows are a part of.
+    #: The slots of the claim that these rows are a part of, and what it asks for.
     seats: Seats | None = None
+    request: ClaimRequest | None = None
     keeps_events = False  # TaskAttempt is their ledger.
     renewing = "heartbeat"
 
@@ -116,11 +122,32 @@ class TaskRows(LeasableQuerySet["Task"]):
         others = self.home()._everything().filter(unique_key=OuterRef("enqueued_key"))
         return IS_TO_HAVE_ITS_KEY & Q(Exists(others))
 
-    def to_claim(self, queue: Any) -> Self:
-        """The tasks of ``queue`` in the order in which they are claimed; none while it is
-        paused."""
-        open_ = self.filter(~is_paused(queue), queue=queue)
-        return open_.order_by("-priority", "scheduled_at", "id")
+    def to_claim(self, queue: Any, kind: Any) -> Self:
+        """The tasks of ``queue`` and of this ``kind`` in the order in which they are claimed; none
+        while it is paused."""
+        return self.to_claim_of(queue).filter(kind=kind)
+
+    def to_claim_of(self, queue: Any) -> Self:
+        """The same of every kind, which no index has in this order."""
+        return self.filter(~is_paused(queue), queue=queue).order_by(*CLAIM_ORDER)
+
+    def to_claim_next(
+        self, queue: str, size: int, *columns: Any, kinds: Sequence[int] = KINDS
+    ) -> QuerySet[Any, tuple[Any, ...]]:
+        """CLAIM_COLUMNS and these ``columns`` of the first ``size`` ready tasks of ``queue``, of
+        these ``kinds``, in the order in which they are claimed; none while it is paused. Each kind
+        is read by the index."""
+        parts: list[QuerySet[Any, Any]] = [
+            self.to_claim(queue, kind).available().values_list(*CLAIM_COLUMNS, *columns)
+            for kind in kinds
+        ]
+        if len(parts) == 1:
+            return parts[0][:size]
+        if connections[self.db].features.supports_slicing_ordering_in_compound:
+            parts = [part[:size] for part in parts]
+        else:  # SQLite merges them, and reads each no further than it must
+            parts = [part.order_by() for part in parts]
+        return parts[0].union(*parts[1:], all=True).order_by(*CLAIM_ORDER)[:size]
 
     def due_within(self, seconds: float) -> Self:
         """Tasks that are ready now, or will be within ``seconds``."""

@@ -31,6 +31,7 @@ COLUMNS = (
     "id",
     "name",
     "queue",
+    "kind",
     "attempts",
     "max_attempts",
     "timeout",
@@ -135,6 +136,7 @@ class ClaimedTask:
         id: int,
         name: str,
         queue: str,
+        kind: int,
         attempts: int,
         max_attempts: int,
         timeout: timedelta | None,
@@ -153,6 +155,7 @@ class ClaimedTask:
         self.id = id
         self.name = name
         self.queue = queue
+        self.kind = kind
         self.attempts = attempts
         self.max_attempts = max_attempts
         self.timeout = timeout

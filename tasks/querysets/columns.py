@@ -89,6 +89,7 @@ def new_tasks(
         max_attempts = handler.max_attempts or task_settings.MAX_ATTEMPTS
     columns = {
         "name": handler.name,
+        "kind": handler.kind.number,
         "queue": check_queue(queue or handler.queue),
         "priority": check_between(priority, -32768, 32767, "priority"),
         "max_attempts": check_between(max_attempts, 1, 32767, "max_attempts"),

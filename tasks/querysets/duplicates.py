@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 #: Columns that a replacement overwrites, in addition to the number of attempts.
 REPLACED = (
     "name",
+    "kind",
     "task_data",
     "queue",
     "priority",

@@ -18,7 +18,7 @@ from django.dispatch import Signal
 from leasing.db.deletion import unprotected
 from leasing.db.dialects import lock
 from leasing.querysets.claim import ending as leaving_blocks
-from tasks import signals
+from tasks import registry, signals
 from tasks.exceptions import NotSerializable, Snooze
 from tasks.notifier import notify
 from tasks.payload import OUTPUT, check_json, is_same_json
@@ -248,6 +248,7 @@ def _write_failures(mine: TaskRows, failures: dict[Any, Failure]) -> int:
     said = {
         **by_task("last_error", texts, failures),
         **_traces([each.task for each in failures.values()]),
+        **_kinds([each.task for each in failures.values()]),
     }
     cancelled = mine.filter(CANCEL_REQUESTED).update(
         status=TaskStatus.CANCELLED, **said, **ending()
@@ -276,7 +277,7 @@ def _refund(
     in place of those ``like`` them; None: store no records."""
     tasks = _tasks(locked)
     columns = {"attempts": F("attempts") - 1, **waiting(delay, spent=False), **_traces(tasks)}
-    count = _of_grants(rows, tasks).update(**columns)
+    count = _of_grants(rows, tasks).update(**columns, **_kinds(tasks))
     waits = (TaskStatus.READY, TaskStatus.CANCELLED)
     given = _written(rows, locked, count, lambda row, _: row.status in waits)
     if like is not None:
@@ -305,6 +306,17 @@ def _traces(tasks: list[Task]) -> dict[str, Any]:
     """The columns of the traces that next attempts go on from."""
     traces = {task.pk: task.traced for task in tasks if task.traced}
     return by_task("trace_context", traces, tasks)
+
+
+def _kinds(tasks: list[Task]) -> dict[str, Any]:
+    """The column of the kinds of their handlers here, where the rows have others: by it they are
+    claimed again."""
+    kinds: dict[int, int] = {}
+    for task in tasks:
+        handler = registry.get(task.name)
+        if handler is not None and handler.kind.number != task.__dict__.get("kind"):
+            kinds[task.pk] = handler.kind.number
+    return by_task("kind", kinds, tasks)
 
 
 def _tasks(locked: Locked[Any]) -> list[Task]:

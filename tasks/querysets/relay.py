@@ -59,17 +59,17 @@ class Seen(NamedTuple):
 def window(rows: TaskRows, queue: str, size: int, patience: float) -> Window:
     """Return which of the first ``size`` tasks of ``queue`` to publish, and which are late."""
     found, passed = Window(), set[str]()
-    ready = rows.to_claim(queue).ready()
     late = Q(published_at__lte=after(-timedelta(seconds=patience)))
     for _ in range(ROUNDS):
-        looked: Any = ready.exclude(concurrency_key__in=passed).values_list(
-            "pk",
+        looked: Any = rows.exclude(concurrency_key__in=passed).to_claim_next(
+            queue,
+            size,
             "concurrency_key",
             "concurrency_limit",
             ExpressionWrapper(NO_MESSAGE, output_field=BooleanField()),
             ExpressionWrapper(late, output_field=BooleanField()),
-        )[:size]
-        first = [Seen(*row) for row in looked]
+        )
+        first = [Seen(*row) for _, _, *row in looked]
         found.is_full = len(first) == size
         full = _choose(rows, first, found)
         if not (full and found.is_full):

@@ -26,6 +26,7 @@ from django.db.models import Case, Value, When
 from leasing.db import joins
 from leasing.db.dialects import lock, lock_names
 from leasing.querysets.leasable import pause_shortly
+from tasks.querysets.claim_request import may_wait
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -91,24 +92,37 @@ class Seats:
 def choose(rows: TaskRows, free: TaskRows, limit: int | None) -> dict[int, Task]:
     """Lock up to ``limit`` of ``free``, each with a slot where it needs one."""
     chosen = _locked(free, limit)
-    if not any(task.concurrency_key for task in chosen.values()):
-        return chosen
     seats = rows.seats or Seats(rows.model, rows.db)
     seated: dict[int, Task] = {}
     while chosen:
         if keys := {task.concurrency_key for task in chosen.values()} - {""}:
             seats.look(keys)
-        found = {pk: task for pk, task in chosen.items() if seats.seat(task)}
-        seated |= found
-        if len(found) == len(chosen):
+        full = False
+        for pk, task in chosen.items():
+            if not _may_begin(rows, task, len(seated)):
+                continue
+            if seats.seat(task):
+                seated[pk] = task
+            else:
+                full = True
+        if not full:
             break
         more = seats.past_the_full(free).exclude(pk__in=list(seated))
         chosen = _locked(more, None if limit is None else limit - len(seated))
     return seated
 
 
+def _may_begin(rows: TaskRows, task: Task, before: int) -> bool:
+    """Return True if ``task`` may be claimed after so many ``before`` it."""
+    request = rows.request
+    if request is None or before < request.free_left or may_wait(task.attempts, task.max_attempts):
+        return True
+    request.passed_over = True
+    return False
+
+
 def _locked(free: TaskRows, limit: int | None) -> dict[int, Task]:
-    columns = ("holder", "grants", "released_at", "expires_at")
+    columns = ("holder", "grants", "released_at", "expires_at", "attempts", "max_attempts")
     rows = free.only("pk", *columns, "concurrency_key", "concurrency_limit", "slot")
     of = joins.lock_of(free.model, free.db)
     return {task.pk: task for task in lock(rows, skip_locked=True, of=of)[:limit]}

@@ -17,6 +17,7 @@ from tasks.exceptions import Snooze
 from tasks.producer import EnqueueOptions, ManyOptions, refuse_unknown
 from tasks.querysets import completions, ends, operator, producer, recovery, relay, slots, worker
 from tasks.querysets.base import TaskRows
+from tasks.querysets.claim_request import ClaimRequest
 from tasks.querysets.claimed import ClaimedTask
 from tasks.querysets.columns import new_task
 from tasks.querysets.ends import Refused
@@ -191,9 +192,12 @@ class TaskQuerySet(TaskRows):
         queues: Sequence[str] | None = None,
         limit: int = 1,
         ttl: float | timedelta | None = None,
+        requests: Sequence[ClaimRequest] | None = None,
     ) -> list[ClaimedTask]:
-        """``claim`` for workers, without model instances unless something needs them."""
-        return worker.take(self.home(), holder, queues, limit, ttl)
+        """``claim`` for workers, without model instances unless something needs them: of each kind
+        in its order, and what ``requests`` ask for; by default ``limit`` tasks of any kind."""
+        asked = [ClaimRequest(limit)] if requests is None else requests
+        return worker.take(self.home(), holder, queues, asked, ttl)
 
     def take_one(
         self, key: int, holder: str, *, queue: str, ttl: float | timedelta | None = None

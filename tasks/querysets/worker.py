@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
@@ -25,10 +27,12 @@ from tasks import signals
 from tasks.conf import task_settings
 from tasks.payload import check_json
 from tasks.querysets.base import TaskRows, check_queue, step_model
+from tasks.querysets.claim_request import ClaimRequest
 from tasks.querysets.claimed import ClaimedTask, keeping
 from tasks.querysets.recovery import sweep_if_due
 from tasks.querysets.slots import Seats
 from tasks.querysets.sql import claim as one_statement
+from tasks.registry import KINDS
 from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
@@ -59,16 +63,18 @@ def claim(rows: TaskRows, holder: str, queues: Queues, limit: int, ttl: Ttl) -> 
     return Claim(tasks, rows.store(terms))
 
 
-def take(rows: TaskRows, holder: str, queues: Queues, limit: int, ttl: Ttl) -> list[ClaimedTask]:
-    """Claim, without model instances where nothing needs them."""
+def take(
+    rows: TaskRows, holder: str, queues: Queues, requests: Sequence[ClaimRequest], ttl: Ttl
+) -> list[ClaimedTask]:
+    """Claim what ``requests`` ask for, without model instances where nothing needs them."""
     terms, names = _asked(rows, holder, queues, ttl)
     claimed: list[ClaimedTask] = []
     more = True
     if postgres.serves(rows.db):
-        claimed, more = one_statement.take(rows, terms, names, limit)
-    if more and len(claimed) < limit:
+        claimed, more = one_statement.take(rows, terms, names, requests)
+    if more:
         with keeping(claimed):
-            seated = _claim_portably(rows, terms, names, limit - len(claimed))
+            seated = _take_portably(rows, terms, names, requests)
             claimed += [ClaimedTask.of(task) for task in seated]
     _tell_claimed(rows, claimed)
     return claimed
@@ -82,7 +88,9 @@ def take_one(rows: TaskRows, key: int, holder: str, queue: str, ttl: Ttl) -> Cla
     if postgres.serves(rows.db):
         claimed, more = one_statement.take_one(rows, terms, queue, key)
     if more:
-        seated = _claim_portably(rows.filter(pk=key), terms, [queue], 1)
+        one = rows.filter(pk=key).to_claim_of(queue)
+        with durable(rows.db):
+            seated = _grant(one, terms, Seats(rows.model, rows.db), 1)
         claimed = [ClaimedTask.of(task) for task in seated]
     _tell_claimed(rows, claimed)
     return claimed[0] if claimed else None
@@ -109,15 +117,54 @@ def _asked(rows: TaskRows, holder: str, queues: Queues, ttl: Ttl) -> tuple[Terms
 
 
 def _claim_portably(rows: TaskRows, terms: Terms, queues: Sequence[str], limit: int) -> list[Task]:
-    granted: list[tuple[Task, str]] = []
+    """Claim of every kind, in the order of all of them."""
+    granted: list[Task] = []
     seats = Seats(rows.model, rows.db)
     with durable(rows.db):
         for queue in queues:
-            if len(granted) < limit:
-                ready = rows.to_claim(queue)
-                ready.seats = seats
-                granted += ready._grant_locked(terms, limit - len(granted))
-    return [task for task, _ in granted]
+            left = limit - len(granted)
+            if left <= 0:
+                break
+            granted += sorted(_claim_of(rows, terms, seats, queue, left), key=_in_order)
+    return granted
+
+
+def _claim_of(rows: TaskRows, terms: Terms, seats: Seats, queue: str, limit: int) -> list[Task]:
+    granted: list[Task] = []
+    kinds = list(KINDS)
+    while kinds and len(granted) < limit:
+        first = rows.to_claim_next(queue, limit - len(granted), "kind", kinds=kinds)
+        left = len(kinds)
+        for kind, share in Counter(kind for *_, kind in first).items():
+            mine = _grant(rows.to_claim(queue, kind), terms, seats, share)
+            granted += mine
+            if len(mine) < share:  # all others are locked or without a seat, and in nobody's way
+                kinds.remove(kind)
+        if len(kinds) == left:
+            break
+    return granted
+
+
+def _take_portably(
+    rows: TaskRows, terms: Terms, queues: Sequence[str], requests: Sequence[ClaimRequest]
+) -> list[Task]:
+    granted: list[Task] = []
+    seats = Seats(rows.model, rows.db)
+    with durable(rows.db):
+        for request in requests:
+            for queue, kind in product(queues, request.kinds):
+                if request.left > 0:
+                    ready = rows.to_claim(queue, kind)
+                    ready.request = request
+                    mine = _grant(ready, terms, seats, request.left)
+                    request.found += len(mine)
+                    granted += mine
+    return granted
+
+
+def _grant(ready: TaskRows, terms: Terms, seats: Seats, limit: int) -> list[Task]:
+    ready.seats = seats
+    return [task for task, _ in ready._grant_locked(terms, limit)]
 
 
 def _in_order(task: Task) -> tuple[Any, ...]:

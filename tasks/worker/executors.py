@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 from leasing.runtime.callbacks import CallbackThreads
 from leasing.runtime.clock import clock
@@ -12,34 +11,16 @@ from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.execution.completer import Completer
 from tasks.execution.outcomes import Outcome
-from tasks.models import Task
-from tasks.querysets import TaskQuerySet
+from tasks.querysets.claim_request import ClaimRequest
+from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
 from tasks.worker.coroutines import Coroutines
 from tasks.worker.processes import Processes
 from tasks.worker.threads import Executor, Threads
 
-#: Seconds for which a kind that was looked for in vain is not looked for again, while there is
-#: work of another.
-EMPTY_FOR = 0.05
-
 #: Reasons for which a worker stops by itself.
 ALL_SLOTS_STUCK = "all slots of one kind run handlers whose tasks have ended"
 NO_RESULT = "results can't be stored, though the database answers"
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimRequest:
-    """A number of tasks to claim, their filter, and their executors."""
-
-    rows: TaskQuerySet
-    room: int
-    executors: list[Executor]
-
-    def record_found(self, count: int) -> None:
-        """Record that the claim found ``count`` tasks."""
-        if len(self.executors) == 1:
-            self.executors[0].found_none_at = float("-inf") if count else clock()
 
 
 class ExecutorPool:
@@ -62,10 +43,10 @@ class ExecutorPool:
             executor.kind: executor(slots[executor.kind], self.completer, wake, chaos)
             for executor in (Threads, Coroutines, Processes)
         }
-        #: ``saw_all``: the latest requests were for tasks of every kind. ``passed_over``: they left
-        #: out a kind for which the claim before found none.
+        #: True if the latest requests were for tasks of every kind.
         self.saw_all = False
-        self.passed_over = False
+        #: The executor that each number of a kind was asked for, in the latest requests.
+        self._asked: dict[int, Executor] = {}
 
     @property
     def executions(self) -> list[Execution]:
@@ -82,18 +63,13 @@ class ExecutorPool:
     def slots(self) -> dict[str, int]:
         """Return the number of tasks that can run at a time, by kind, of the kinds for which there
         are handlers."""
-        return {kind.value: self.executors[kind].slots for kind in self._kinds()}
+        return {kind.value: self.executors[kind].slots for kind in registry.kinds_in_use()}
 
     @property
     def blocked(self) -> dict[str, int]:
         """Return the number of slots that take no task although they run none, by kind."""
         counts = {kind.value: executor.blocked for kind, executor in self.executors.items()}
         return {kind: count for kind, count in counts.items() if count}
-
-    @property
-    def has_room(self) -> bool:
-        """Return True if an executor has room for another task."""
-        return any(self.executors[kind].room > 0 for kind in self._kinds())
 
     @property
     def stuck_reason(self) -> str:
@@ -108,48 +84,73 @@ class ExecutorPool:
         self.completer.tend()
         return [each for executor in self.executors.values() for each in executor.tend()]
 
-    def submit(self, executions: list[Execution]) -> None:
-        """Give each of ``executions`` to the executor of its kind."""
+    def submit(self, executions: list[Execution]) -> list[Execution]:
+        """Give each of ``executions`` to the executor of its kind. Return those for which there is
+        no slot: their rows were of another kind."""
         by_kind: dict[Kind, list[Execution]] = {}
         for execution in executions:
             by_kind.setdefault(execution.kind, []).append(execution)
+        left: list[Execution] = []
         for kind, some in by_kind.items():
-            self.executors[kind].submit(some)
-
-    def claim_requests(self, busy: bool) -> Iterator[ClaimRequest]:
-        """Yield the claims to make. Unless the worker is ``busy`` with tasks that it finds, one
-        claim is for all kinds together. Otherwise each executor has one of its own, so that none
-        waits for another."""
-        kinds = self._kinds()
-        room = {kind: self.executors[kind].room for kind in kinds}
-        self.saw_all, self.passed_over = min(room.values()) > 0, False
-        if self.saw_all and (len(kinds) == 1 or not busy):
-            executors = [self.executors[kind] for kind in kinds]
-            yield ClaimRequest(Task.objects.all(), min(room.values()), executors)
-            return
-        for kind, free in room.items():
             executor = self.executors[kind]
-            if free <= 0:
-                continue
-            if clock() - executor.found_none_at < EMPTY_FOR:
-                self.saw_all, self.passed_over = False, True
-            elif kind is Kind.THREAD:
-                others = [name for other in kinds if other is not kind for name in kinds[other]]
-                yield ClaimRequest(Task.objects.exclude(name__in=others), free, [executor])
-            else:
-                yield ClaimRequest(Task.objects.filter(name__in=kinds[kind]), free, [executor])
+            own = [each for each in some if self._asked.get(each.claimed.kind) is executor]
+            if len(own) < len(some):
+                own_ids = set(map(id, own))
+                others = [each for each in some if id(each) not in own_ids]
+                fit = max(0, executor.vacant - len(own))
+                own += others[:fit]
+                left += others[fit:]
+            executor.submit(own)
+        return left
 
-    def wake_when(self, *, has_capacity: bool, is_empty: bool) -> bool:
-        """Have ``wake`` called when an executor without room has room again, with ``has_capacity``
-        when any has; with ``is_empty`` also when nothing is left in any. Return True if that is so
-        already."""
+    def claim_requests(self, limit: int | None) -> list[ClaimRequest]:
+        """Return what to claim in one statement, for each executor that has room, up to ``limit``
+        tasks. Rows of a kind that no handler here has are for threads, before others: they are
+        few, and some were enqueued before their handler changed its kind."""
+        kinds = registry.kinds_in_use()
+        unused = [kind.number for kind in Kind if kind not in kinds]
+        requests: list[ClaimRequest] = []
+        self._asked = {}
+        for kind in kinds:
+            executor = self.executors[kind]
+            room = executor.room if limit is None else min(executor.room, limit)
+            if room > 0:
+                numbers = [*(unused if kind is Kind.THREAD else ()), kind.number]
+                requests.append(ClaimRequest(room, numbers, executor.vacant))
+                self._asked |= dict.fromkeys(numbers, executor)
+                if limit is not None:
+                    limit -= room
+        self.saw_all = len(requests) == len(kinds)
+        return requests
+
+    def record_claimed(
+        self, requests: Iterable[ClaimRequest], claimed: Iterable[ClaimedTask]
+    ) -> None:
+        """Record for each executor whether more of its kind is ready, and whether it may prefetch:
+        as long as nothing comes that is to wait for a free slot elsewhere."""
+        # Their attempt is counted already.
+        cautious = {each.kind for each in claimed if each.attempts > 1 or each.max_attempts == 1}
+        for request in requests:
+            executor = self._asked[request.kinds[-1]]
+            executor.has_more = request.has_more
+            executor.may_prefetch = not request.passed_over and cautious.isdisjoint(request.kinds)
+
+    def wake_when(self, *, is_empty: bool) -> bool:
+        """Have ``wake`` called when an executor of whose kind more is ready, or that had no room,
+        has room again; with ``is_empty`` also when nothing is left in any. Return True if that is
+        so already."""
         already = False
-        for kind in self._kinds():
+        for kind in registry.kinds_in_use():
             executor = self.executors[kind]
-            is_wanted = has_capacity or executor.room <= 0
+            is_wanted = executor.has_more or executor.room <= 0
             executor.look_at = executor.low if is_wanted else 0 if is_empty else -1
             already = already or (is_wanted and executor.room > 0)
         return already or (is_empty and not self._is_busy())
+
+    def expect_no_more(self) -> None:
+        """Record that nothing more is to be claimed."""
+        for executor in self.executors.values():
+            executor.has_more = False
 
     # What waits
 
@@ -166,11 +167,6 @@ class ExecutorPool:
         moments = [executor.waits_until for executor in self.executors.values()]
         ends = [moment for moment in moments if moment is not None]
         return max(0.0, min(ends) - clock()) if ends else None
-
-    def _kinds(self) -> dict[Kind, list[str]]:
-        """Return the names of the tasks of each kind in use; threads also take unknown names."""
-        named = registry.names_by_kind()
-        return {kind: names for kind, names in named.items() if names or kind is Kind.THREAD}
 
     def close(self) -> None:
         """End what can be ended, before the process exits."""

@@ -53,18 +53,21 @@ from tasks.maintenance import services
 from tasks.models import Queue, Task
 from tasks.notifier import limiter
 from tasks.poller import Poller
+from tasks.querysets.claim_request import ClaimRequest
 from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
 from tasks.runtime.connection import handlers_limited, lasting_connection
 from tasks.runtime.service_threads import PATIENCE, ServiceThreads
 from tasks.sample import own_handlers
-from tasks.worker.executors import EMPTY_FOR, ClaimRequest, ExecutorPool
+from tasks.worker.executors import ExecutorPool
 from tasks.worker.hand_back import give_back, give_back_all, give_up
 from tasks.worker.registration import Presence
 from tasks.worker.timeouts import Timekeeper
 
 #: Why tasks that were claimed ahead go back.
 WAITED = "its worker had no free slot for it"
+#: The reason why tasks go back whose handler was of another kind when they were enqueued.
+MOVED = "its worker had no free slot of its handler's kind"
 
 
 class Until(StrEnum):
@@ -221,44 +224,33 @@ class WorkerProcess:
     # Claiming
 
     def _claim(self) -> bool:
-        """Claim for the slots that are free, and ahead of them. Whether there may be more to
+        """Claim for the slots that are free, and ahead of them. Return True if there may be more to
         claim at once."""
         self._give_back_overdue()
         self.executors.completer.replace_stuck_writer()
-        more = found_any = self.executors.saw_all = self._looked = False
+        self._looked = self._more = self.executors.saw_all = False
         self._is_blocked = self.executors.completer.is_full or self._threads.callbacks.is_behind
         with suppress(RuntimeError):  # where nothing can be renewed it drains
             keeper.start()
-        if not (keeper.draining or self._closing or self._is_blocked):
-            for request in self.executors.claim_requests(self._busy):
-                asked, found = self._claim_for(request)
-                if asked:
-                    self._busy = (self._looked and self._busy) or found > 0
-                    self._looked = True
-                more = more or 0 < asked == found
-                found_any = found_any or found > 0
-            self._more = more
-            if self.executors.wake_when(
-                has_capacity=more, is_empty=found_any and not self.poller.hears
-            ):
-                return True
-        else:
-            self.executors.wake_when(has_capacity=False, is_empty=True)
-        return more and self.executors.has_room and not self._closing
+        if keeper.draining or self._closing or self._is_blocked:
+            self.executors.expect_no_more()
+            self.executors.wake_when(is_empty=True)
+            return False
+        found = self._claim_for(self.executors.claim_requests(self._tasks_left))
+        return self.executors.wake_when(is_empty=found > 0 and not self.poller.hears)
 
-    def _claim_for(self, request: ClaimRequest) -> tuple[int, int]:
-        """Return the number of tasks that were asked for, and of those that were claimed."""
-        limit, left = request.room, self._tasks_left
-        if left is not None:
-            limit = min(limit, left)
-        if not limit or self.stopping.is_set():
-            return 0, 0
-        rows = request.rows
-        claimed = rows.take(self.name, queues=self.queues, limit=limit, ttl=self.ttl)
-        request.record_found(len(claimed))
+    def _claim_for(self, requests: list[ClaimRequest]) -> int:
+        """Claim what ``requests`` ask for. Return the number of tasks that were claimed."""
+        if not requests or self.stopping.is_set():
+            return 0
+        rows = Task.objects.all()
+        claimed = rows.take(self.name, queues=self.queues, requests=requests, ttl=self.ttl)
+        self.executors.record_claimed(requests, claimed)
+        self._looked, self._busy = True, bool(claimed)
+        self._more = any(request.has_more for request in requests)
         if claimed:
             self._begin(claimed)
-        return limit, len(claimed)
+        return len(claimed)
 
     def _begin(self, claimed: list[ClaimedTask]) -> None:
         executions = Execution.of_claim(claimed, self.stopping, self._timekeeper.watch)
@@ -267,15 +259,17 @@ class WorkerProcess:
             return
         try:
             load([each.claimed for each in executions if each.kind is Kind.COROUTINE])
-            self.executors.submit(executions)
+            left = self.executors.submit(executions)
         except BaseException:
             # Kept and not run they would be nobody's.
             submitted = {id(each) for each in self.executions}
             left = [each for each in executions if id(each) not in submitted]
             give_back(left, "its row could not be read")
             raise
+        if left:
+            give_back(left, MOVED)
         if self._tasks_left is not None:
-            self._tasks_left -= len(claimed)
+            self._tasks_left -= len(claimed) - len(left)
             self._closing = self._closing or self._tasks_left <= 0
 
     def _give_back_overdue(self) -> bool:
@@ -303,10 +297,7 @@ class WorkerProcess:
         """Seconds until the next look, for whatever reason."""
         # Where more is ready, it is looked for as soon as there is room, and not at a time.
         asks = self._looked and not self._more
-        pauses = [self.poller.pause() if asks else task_settings.POLL_EVERY]
-        if self.executors.passed_over:
-            pauses.append(EMPTY_FOR)
-        return max(0.001, min(pauses))
+        return max(0.001, self.poller.pause() if asks else task_settings.POLL_EVERY)
 
     def _rest(self, pause: float) -> None:
         """Wait until something wakes it, or ``pause`` is over. What would wait here for too long
@@ -381,7 +372,8 @@ class WorkerProcess:
             give_back(waiting, STOPPED)
         while self.executions and not self._forced and clock() < deadline:
             self.poller.begin_look()
-            self.executors.wake_when(has_capacity=False, is_empty=True)
+            self.executors.expect_no_more()
+            self.executors.wake_when(is_empty=True)
             if self.executions:
                 self.poller.wait(min(0.5, max(0.0, deadline - clock())))
         give_back_all(self.executions)

@@ -63,8 +63,10 @@ class Executor:
         self.chaos = chaos
         #: With how many tasks left in it somebody wants to know; -1: nobody does.
         self.look_at = -1
-        #: The moment of the last claim of its own kind that found nothing, by the holder's clock.
-        self.found_none_at = float("-inf")
+        #: ``has_more``: more of its kind was ready at the latest claim. ``may_prefetch``: nothing
+        #: came then that waits for a free slot with others before it is claimed.
+        self.has_more = False
+        self.may_prefetch = True
         self._completer = completer
         self._wake = wake
         # What runs and what waits, by identity: a task that was lost and claimed again is here
@@ -98,6 +100,11 @@ class Executor:
         return self.slots - len(self._running) + len(self._waiting)
 
     @property
+    def vacant(self) -> int:
+        """Return the number of tasks that could start at once if no others wait here."""
+        return max(0, self.slots - len(self._running))
+
+    @property
     def blocked(self) -> int:
         """Return the number of slots that take no task: their handler runs on although its task has
         ended."""
@@ -109,7 +116,7 @@ class Executor:
     def prefetch(self) -> int:
         """Return the number of tasks that may wait: as many as the slots end in PREFETCH_SECONDS,
         by the latest tasks. Few at first, and none where that is unknown."""
-        if not self._paced:
+        if not (self._paced and self.may_prefetch):
             return 0
         return int(min(MAX_PREFETCH, self._fit(self._flowing(clock())), 2 * self._paced))
 

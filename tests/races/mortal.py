@@ -83,7 +83,9 @@ def work(doom: Doom, until: Until) -> None:
     """Be a worker, of few tasks at a time: there are to be enough to die over."""
     threads.MAX_PREFETCH, completer.MAX_BATCH = 2, 2
     doom.install()
-    with override_settings(TASK_QUEUE={"POLL_EVERY": 0.05, "SWEEP_EVERY": 0.2}):
+    # Without a back-off: a worker that drains waits for no task whose time has not come.
+    at_once = {"base": 0, "cap": 0}
+    with override_settings(TASK_QUEUE={"POLL_EVERY": 0.05, "SWEEP_EVERY": 0.2, "BACKOFF": at_once}):
         WorkerProcess(threads=3, ttl=1, until=until).run()
 
 

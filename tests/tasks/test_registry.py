@@ -101,7 +101,7 @@ def test_a_handler_runs_tasks_of_its_former_names() -> None:
     assert (found.name, found.aliases) == ("reports.make", ("reports.build", "build"))
     assert {"reports.build", "build", "reports.make"} <= set(registry.names())
     assert registry.kinds()["build"] == "thread"
-    assert "build" in registry.names_by_kind()[registry.Kind.THREAD]
+    assert registry.Kind.THREAD in registry.kinds_in_use()
 
 
 @pytest.mark.django_db

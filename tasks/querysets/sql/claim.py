@@ -10,6 +10,7 @@ it measures no faster, and whoever sees one grant of a claim could tell the othe
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
@@ -23,6 +24,8 @@ from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.runtime.clock import clock
 from leasing.validation.terms import Terms
 from tasks import registry, signals
+from tasks.querysets.base import CLAIM_COLUMNS
+from tasks.querysets.claim_request import ClaimRequest
 from tasks.querysets.claimed import (
     COLUMNS,
     REPORTED_COLUMNS,
@@ -44,45 +47,106 @@ from tasks.querysets.sql.statements import (
     table_of,
     update_of,
 )
+from tasks.registry import KINDS
 from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task
     from tasks.querysets.base import TaskRows
 
-#: Several queues are one look: one after the other in the order they are given, each by the
-#: index, until there are enough. Tasks with a concurrency key are locked in their turn, but need
-#: a seat; whether there were any the first column says, also where nothing was granted.
+#: Several queues and kinds are one look: one after the other in the order they are given, each by
+#: the index, until there are enough for the request that they belong to. Tasks with a concurrency
+#: key are locked in their turn, but need a seat; and of what may not wait for a slot only the first
+#: are granted, as many as slots are free. Whether there were such the first column says, also where
+#: nothing was granted: 1 for keys, and a bit for each request that came past others.
 #:
 #: The ``most`` that a claim like this asks for stands there as a constant, around and inside of
-#: the limit, which is a parameter: by that alone the planner of a prepared statement would expect
+#: the limits, which are parameters, and so does the most requests that there are: by these
+#: parameters alone the planner of a prepared statement would expect
 #: a tenth of the table, find its plan too dear, and make another for every claim. Inside more may
 #: be found than the limit; no more is locked, for a row is as it is asked for.
 _CHOSEN = """
 WITH chosen AS MATERIALIZED (
-    SELECT * FROM (
-        SELECT found.* FROM {asked}, LATERAL ({found}) AS found LIMIT %(limit)s
-    ) AS within LIMIT {most}
+    SELECT id, request, concurrency_key <> '' AS is_keyed,
+        attempts = 0 AND max_attempts > 1 AS may_wait
+    FROM (
+        SELECT within.*, request.number AS request
+        FROM (
+            SELECT * FROM unnest(%(rooms)s::int[]) WITH ORDINALITY AS r (room, number) LIMIT {kinds}
+        ) AS request, LATERAL (
+            SELECT found.* FROM {asked}, LATERAL ({found}) AS found
+            WHERE asked.request = request.number LIMIT request.room
+        ) AS within LIMIT {most}
+    ) AS limited
+), at_once AS MATERIALIZED (
+    SELECT first.id FROM (
+        SELECT * FROM unnest(%(free)s::int[]) WITH ORDINALITY AS r (free, number) LIMIT {kinds}
+    ) AS request, LATERAL (
+        SELECT id FROM chosen WHERE chosen.request = request.number AND NOT is_keyed
+        LIMIT request.free
+    ) AS first
 )"""
+_SAID = """(SELECT coalesce(bit_or(CASE
+    WHEN is_keyed THEN 1 WHEN may_wait OR id IN (SELECT id FROM at_once) THEN 0
+    ELSE 1 << request::int END), 0) FROM chosen)"""
+_OF_CHOSEN = """{table}.id = ANY(ARRAY(
+    SELECT id FROM chosen WHERE NOT is_keyed AND (may_wait OR id IN (SELECT id FROM at_once))
+))"""
+_LOCKED = "{ready} LIMIT {most} FOR NO KEY UPDATE OF {table} SKIP LOCKED"
+_ASKED = """unnest(%(requests)s::int[], %(queues)s::text[], %(kinds)s::smallint[])
+    AS asked (request, queue, kind)"""
+
+#: A claim of any kind, in the order of all of them: what comes first is looked at without a lock,
+#: and says how many of each kind there are to be. Where others lock some of it meanwhile, or there
+#: are keys, the caller is told to look again.
+_SHARED = """
+WITH first AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT queue, kind FROM unnest(%(queues)s::text[]) AS each (queue), LATERAL (
+            SELECT asked.kind FROM unnest(ARRAY{kinds}::smallint[]) AS kinds (kind), LATERAL (
+                SELECT each.queue, kinds.kind
+            ) AS asked, LATERAL (
+                SELECT * FROM ({seen} LIMIT {most}) AS within LIMIT %(limit)s
+            ) AS seen ORDER BY priority DESC, scheduled_at, seen.id LIMIT %(limit)s
+        ) AS merged LIMIT %(limit)s
+    ) AS within LIMIT {most}
+), chosen AS MATERIALIZED (
+    SELECT id, concurrency_key <> '' AS is_keyed FROM (
+        SELECT found.* FROM (
+            SELECT queue, kind, count(*) AS share FROM first GROUP BY queue, kind
+        ) AS asked, LATERAL (SELECT * FROM ({found}) AS locked LIMIT asked.share) AS found
+        LIMIT {most}
+    ) AS limited
+)"""
+_SAID_OF_SHARED = """(SELECT CASE
+    WHEN count(*) < (SELECT count(*) FROM first) OR bool_or(is_keyed) THEN 1 ELSE 0
+END FROM chosen)"""
+_CHOSEN_ONE = """
+WITH chosen AS MATERIALIZED (
+    SELECT found.id, concurrency_key <> '' AS is_keyed
+    FROM unnest(%(queues)s::text[]) AS asked (queue), LATERAL ({found}) AS found
+)"""
+_SAID_OF_ONE = "(SELECT count(*) FROM chosen WHERE is_keyed)"
+_OF_UNKEYED = "{table}.id = ANY(ARRAY(SELECT id FROM chosen WHERE NOT is_keyed))"
+
 _CLAIM = """{chosen},
 granted AS ({update} RETURNING {columns}, {order})
 SELECT {answer} FROM (
-    SELECT EXISTS (SELECT 1 FROM chosen WHERE concurrency_key <> '') AS passed_over,
-        {now} AS now
+    SELECT {said} AS passed_over, {now} AS now
 ) AS said LEFT JOIN granted ON true ORDER BY _priority DESC, _scheduled_at, granted.id
 """
 #: The same in rows that come in no order and begin with what it is, and without one where nothing
 #: was granted: a quarter less work, for claims that look from the beginning where they find none.
 _CLAIM_ON = """{chosen}
 {update} RETURNING -priority::integer, date_part('epoch', scheduled_at), id,
-    (SELECT EXISTS (SELECT 1 FROM chosen WHERE concurrency_key <> '')), (SELECT {now}), {answer}
+    {said}, (SELECT {now}), {answer}
 """
-_LOCKED = "{ready} LIMIT {most} FOR NO KEY UPDATE OF {table} SKIP LOCKED"
-_ASKED = "unnest(%(queues)s::text[]) AS asked (name)"
 
 #: The same from a place in the index on: behind the entry of a task that was claimed before. Of
 #: its two parts one has nothing to do; which, is decided before it looks at a row.
-_ASKED_AFTER = """unnest(%(queues)s::text[], %(after)s::bigint[]) AS asked (name, after)
+_ASKED_AFTER = """unnest(
+        %(requests)s::int[], %(queues)s::text[], %(kinds)s::smallint[], %(after)s::bigint[]
+    ) AS asked (request, queue, kind, after)
     LEFT JOIN LATERAL (
         SELECT id, priority, scheduled_at FROM {table} WHERE id = asked.after LIMIT 1
     ) AS mark ON true"""
@@ -93,7 +157,6 @@ _FURTHER = (
     " AND ({table}.scheduled_at, {table}.id) > (mark.scheduled_at, mark.id)"
 )
 _ORDER = "priority AS _priority, scheduled_at AS _scheduled_at"
-_OF_CHOSEN = "{table}.id = ANY(ARRAY(SELECT id FROM chosen WHERE concurrency_key = ''))"
 
 #: Columns that few tasks need: reading them takes longer than reading a null.
 _IF_REPORTED = "CASE WHEN name = ANY(%(reported)s::text[]) THEN {value} END"
@@ -102,6 +165,12 @@ _IF_REPORTED = "CASE WHEN name = ANY(%(reported)s::text[]) THEN {value} END"
 _WAITED = "CASE WHEN {started} >= {now} OR {due} > {started} THEN {now} - {due} END"
 
 _ONE = "{table}.id = {key}::bigint"
+_QUEUE = RawSQL("asked.queue", [])
+#: The columns that are read of what is locked.
+_SEEN = ("pk", "concurrency_key", "attempts", "max_attempts")
+
+#: A request's number, a queue and a kind that it looks at.
+Place = tuple[int, str, int]
 
 _HOLDER: Any = RawSQL(f"{MARKS['holder']}::varchar", [], output_field=CharField())
 _TTL: Any = RawSQL(f"{MARKS['ttl']}::interval", [], output_field=DurationField())
@@ -112,48 +181,74 @@ _scan = _decoder.scan_once
 
 
 def take(
-    rows: TaskRows, terms: Terms, queues: Sequence[str], limit: int
+    rows: TaskRows, terms: Terms, queues: Sequence[str], requests: Sequence[ClaimRequest]
 ) -> tuple[list[ClaimedTask], bool]:
-    """Grant up to ``limit`` ready tasks of ``rows`` that need no seat. Returns them, and whether
-    it came past tasks that do."""
+    """Grant ready tasks of ``rows`` that need no seat, as many as ``requests`` ask for. Returns
+    them, and whether it came past tasks that need one."""
     key = key_of(rows)
     claim_cursor = ClaimCursor() if key is None else claim_cursor_of(key)
-    after = claim_cursor.after(queues)
-    claimed, passed_over = _take(rows, terms, queues, limit, after)
-    if len(claimed) < limit:
-        claim_cursor.end()
-        if after is not None and not passed_over:
-            with keeping(claimed):
-                more, passed_over = _take(rows, terms, queues, limit - len(claimed), None)
-                claimed += more
-    else:
-        claim_cursor.go_on(claimed)
-    return claimed, passed_over
+    places = [
+        (number, queue, kind)
+        for number, request in enumerate(requests, 1)
+        for queue in queues
+        for kind in request.kinds
+    ]
+    after = claim_cursor.after(places)
+    claimed, are_keyed = _take(rows, terms, places, requests, after)
+    again: list[int] = []
+    for number, request in enumerate(requests, 1):
+        if request.left > 0:
+            if claim_cursor.end(request.kinds) and not request.passed_over:
+                again.append(number)
+        else:
+            claim_cursor.go_on(each for each in claimed if each.kind in request.kinds)
+    if again and not are_keyed:
+        places = [place for place in places if place[0] in again]
+        with keeping(claimed):
+            more, are_keyed = _take(rows, terms, places, requests, None)
+            claimed += more
+    return claimed, are_keyed
 
 
 def _take(
     rows: TaskRows,
     terms: Terms,
-    queues: Sequence[str],
-    limit: int,
+    places: Sequence[Place],
+    requests: Sequence[ClaimRequest],
     after: list[int | None] | None,
 ) -> tuple[list[ClaimedTask], bool]:
-    parameters = {**_parameters(terms, queues, limit), "reported": registry.observed()}
+    numbers, queues, kinds = map(list, zip(*places, strict=True))
+    rooms = [request.left for request in requests]
+    parameters = {
+        **_parameters(terms, queues),
+        "requests": numbers,
+        "kinds": kinds,
+        "rooms": rooms,
+        "free": [request.free_left for request in requests],
+        "reported": registry.observed(),
+    }
+    most = sum(rooms)
     if after is None:
-        statement = _timed("take", rows, _take_statement, limit)
-        return _answered(rows, terms, statement, parameters)
-    statement = _timed("take after", rows, _take_after_statement, limit)
-    sent_at, answers = _answers(rows, statement, parameters | {"after": after})
-    if not answers:
-        return [], False
-    answers.sort()  # by what they begin with, in which no two are the same
-    return _claimed(rows, terms, sent_at, [answer[3:] for answer in answers])
+        statement = _timed("take", rows, _take_statement, most)
+        claimed, said = _answered(rows, terms, statement, parameters)
+    else:
+        statement = _timed("take after", rows, _take_after_statement, most)
+        sent_at, answers = _answers(rows, statement, parameters | {"after": after})
+        answers.sort()  # by what they begin with, in which no two are the same
+        claimed, said = _claimed(rows, terms, sent_at, [answer[3:] for answer in answers])
+    counts = Counter(each.kind for each in claimed)
+    for number, request in enumerate(requests, 1):
+        request.found += sum(counts[kind] for kind in request.kinds)
+        request.passed_over = request.passed_over or bool(said >> number & 1)
+    return claimed, bool(said & 1)
 
 
 def take_one(rows: TaskRows, terms: Terms, queue: str, key: int) -> tuple[list[ClaimedTask], bool]:
     """``take``, of the task with this ``key`` alone."""
-    parameters = {**_parameters(terms, [queue], 1), "reported": registry.observed(), "key": key}
-    return _answered(rows, terms, _timed("take one", rows, _take_one_statement, 1), parameters)
+    parameters = {**_parameters(terms, [queue]), "reported": registry.observed(), "key": key}
+    statement = _timed("take one", rows, _take_one_statement, 1)
+    claimed, said = _answered(rows, terms, statement, parameters)
+    return claimed, bool(said)
 
 
 def _timed(what: str, rows: TaskRows, compiled: Callable[..., str], limit: int) -> str:
@@ -185,19 +280,21 @@ def _answers(
 
 def _answered(
     rows: TaskRows, terms: Terms, statement: str, parameters: dict[str, Any]
-) -> tuple[list[ClaimedTask], bool]:
+) -> tuple[list[ClaimedTask], int]:
     sent_at, answers = _answers(rows, statement, parameters)
-    passed_over, _, data, *_ = answers[0]
-    return ([], passed_over) if data is None else _claimed(rows, terms, sent_at, answers)
+    said, _, data, *_ = answers[0]
+    return ([], said) if data is None else _claimed(rows, terms, sent_at, answers)
 
 
 def _claimed(
     rows: TaskRows, terms: Terms, sent_at: float, answers: list[tuple[Any, ...]]
-) -> tuple[list[ClaimedTask], bool]:
-    passed_over, microseconds, *_ = answers[0]
+) -> tuple[list[ClaimedTask], int]:
+    if not answers:
+        return [], 0
+    said, microseconds, *_ = answers[0]
     now = EPOCH + timedelta(microseconds=microseconds)
     term = ClaimTerm(terms.holder, terms.ttl, now, now + terms.ttl, now, sent_at, rows.db)
-    return [ClaimedTask(term, _read(data), *others) for _, _, data, *others in answers], passed_over
+    return [ClaimedTask(term, _read(data), *others) for _, _, data, *others in answers], said
 
 
 def _read(data: str) -> dict[str, Any]:
@@ -208,16 +305,18 @@ def _read(data: str) -> dict[str, Any]:
 def claim(
     rows: TaskRows, terms: Terms, queues: Sequence[str], limit: int
 ) -> tuple[list[Task], bool]:
-    """``take``, with every column, as model instances."""
+    """Grant up to ``limit`` ready tasks of every kind that need no seat, with every column, as
+    model instances. Returns them, and whether there may be more."""
     most = _most(limit)
     statement = (
         cached_statement(("claim", most), rows, partial(_claim_statement, most=most)) + plan()
     )
     sent_at = clock()
     manager: Any = rows.model._default_manager.using(rows.db)
-    answers: list[Any] = list(manager.raw(statement, _parameters(terms, queues, limit)))
+    parameters = {**_parameters(terms, queues), "limit": limit}
+    answers: list[Any] = list(manager.raw(statement, parameters))
     plan_took(clock() - sent_at, len(answers))
-    passed_over = answers[0].passed_over
+    passed_over = bool(answers[0].passed_over)
     tasks: list[Task] = [task for task in answers if task.pk is not None]
     for task in tasks:
         task.sent_at = sent_at
@@ -225,17 +324,14 @@ def claim(
     return tasks, passed_over
 
 
-def _parameters(terms: Terms, queues: Sequence[str], limit: int) -> dict[str, Any]:
-    return {
-        "holder": terms.holder,
-        "ttl": terms.ttl,
-        "queues": list(queues),
-        "limit": limit,
-    }
+def _parameters(terms: Terms, queues: Sequence[str]) -> dict[str, Any]:
+    return {"holder": terms.holder, "ttl": terms.ttl, "queues": list(queues)}
 
 
 def _take_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
-    return _taking(rows, _ASKED, _locked(rows, most), timed, most)
+    found = _locked(rows, most)
+    chosen = _CHOSEN.format(asked=_ASKED, found=found, most=most, kinds=len(KINDS))
+    return _taking(rows, chosen, _OF_CHOSEN, _SAID, timed)
 
 
 def _take_after_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
@@ -245,26 +341,31 @@ def _take_after_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
         for which in (_FIRST, _FURTHER)
     )
     found = _FOUND_AFTER.format(first=first, further=further)
-    chosen = _CHOSEN.format(asked=_ASKED_AFTER.format(table=table), found=found, most=most)
+    asked = _ASKED_AFTER.format(table=table)
+    chosen = _CHOSEN.format(asked=asked, found=found, most=most, kinds=len(KINDS))
     now = compiled(rows, DbMicroseconds())
     answer = _reported(rows, timed, due="scheduled_at", now=f"(SELECT {now})")
     return _CLAIM_ON.format(
-        chosen=chosen, update=_granting(rows), now=now, answer=", ".join(answer)
+        chosen=chosen,
+        update=_granting(rows, _OF_CHOSEN),
+        said=_SAID,
+        now=now,
+        answer=", ".join(answer),
     )
 
 
 def _take_one_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
-    one = _ONE.format(table=table_of(rows), key=MARKS["key"])
-    locked = _locked(rows, most, RawSQL(one, [], output_field=BooleanField()))
-    return _taking(rows, _ASKED, locked, timed, most)
+    one = RawSQL(_ONE.format(table=table_of(rows), key=MARKS["key"]), [])
+    one.output_field = BooleanField()
+    chosen = _CHOSEN_ONE.format(found=_locking(rows, rows.to_claim_of(_QUEUE).filter(one), most))
+    return _taking(rows, chosen, _OF_UNKEYED, _SAID_OF_ONE, timed)
 
 
-def _taking(rows: TaskRows, asked: str, found: str, timed: bool, most: int) -> str:
+def _taking(rows: TaskRows, chosen: str, which: str, said: str, timed: bool) -> str:
     traced = () if points.tracer is None else TRACED_COLUMNS
     columns = ("task_data", *COLUMNS, *REPORTED_COLUMNS, *traced)
     answer = ("passed_over", "now", *_reported(rows, timed, due="_scheduled_at", now="now"))
-    chosen = _CHOSEN.format(asked=asked, found=found, most=most)
-    return _claiming(rows, chosen, columns, answer, DbMicroseconds())
+    return _claiming(rows, chosen, which, said, columns, answer, DbMicroseconds())
 
 
 def _reported(rows: TaskRows, timed: bool, *, due: str, now: str) -> tuple[str, ...]:
@@ -289,34 +390,50 @@ def _reported_values(rows: TaskRows) -> Iterator[str]:
 
 def _claim_statement(rows: TaskRows, *, most: int) -> str:
     columns = tuple(str(field.column) for field in rows.model._meta.concrete_fields)
-    chosen = _CHOSEN.format(asked=_ASKED, found=_locked(rows, most), most=most)
-    return _claiming(rows, chosen, columns, (*columns, "passed_over", "now"), DbNow())
+    seen = inlined(rows, _to_claim(rows).only(*CLAIM_COLUMNS).query)
+    chosen = _SHARED.format(kinds=list(KINDS), seen=seen, found=_locked(rows, most), most=most)
+    answer = (*columns, "passed_over", "now")
+    return _claiming(rows, chosen, _OF_UNKEYED, _SAID_OF_SHARED, columns, answer, DbNow())
+
+
+def _to_claim(rows: TaskRows) -> TaskRows:
+    return rows.to_claim(_QUEUE, RawSQL("asked.kind", [])).available()
 
 
 def _locked(rows: TaskRows, most: int, *which: Any) -> str:
-    ready = rows.to_claim(RawSQL("asked.name", [])).available().filter(*which)
-    locked = inlined(rows, ready.only("pk", "concurrency_key").query)
-    return _LOCKED.format(ready=locked, most=most, table=table_of(rows))
+    return _locking(rows, _to_claim(rows).filter(*which), most)
+
+
+def _locking(rows: TaskRows, ready: TaskRows, most: int) -> str:
+    seen = inlined(rows, ready.only(*_SEEN).query)
+    return _LOCKED.format(ready=seen, most=most, table=table_of(rows))
 
 
 def _claiming(
-    rows: TaskRows, chosen: str, columns: Sequence[str], answer: Sequence[str], now: Any
+    rows: TaskRows,
+    chosen: str,
+    which: str,
+    said: str,
+    columns: Sequence[str],
+    answer: Sequence[str],
+    now: Any,
 ) -> str:
     return _CLAIM.format(
         chosen=chosen,
-        update=_granting(rows),
+        update=_granting(rows, which),
         columns=", ".join(columns),
         order=_ORDER,
         answer=", ".join(answer),
+        said=said,
         now=compiled(rows, now),
     )
 
 
-def _granting(rows: TaskRows) -> str:
+def _granting(rows: TaskRows, which: str) -> str:
     # What is chosen is locked, and was ready when it was: that need not be asked again. It would
     # have PostgreSQL take the index of ready tasks for that of the chosen, and read all of them.
     granting = {
         **rows.granting(Terms(_HOLDER, _TTL)),
         "grant_id": RawSQL("gen_random_uuid()", []),
     }
-    return update_of(rows._everything(), _OF_CHOSEN.format(table=table_of(rows)), granting)
+    return update_of(rows._everything(), which.format(table=table_of(rows)), granting)

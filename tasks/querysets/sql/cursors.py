@@ -3,9 +3,9 @@
 A claimed task leaves a dead entry in the index that claims read. Vacuum removes it, but not
 while somewhere a transaction is open that is older; then each claim would wade through what
 all claims before it have left. So for a quarter of a second a worker's claims begin behind the
-last task that it got of a queue, among those of the same priority. As long as they find all they
-ask for, that changes which task is claimed first and nothing else; when they find less they look
-from the beginning, at once.
+last task that it got of a queue and a kind, among those of the same priority. As long as they find
+all they ask for, that changes which task is claimed first and nothing else; when they find less
+they look from the beginning, at once.
 
 Whatever else there is waits for the next look from the beginning: a task of higher priority, and
 what another claim passed over or gave back.
@@ -13,7 +13,7 @@ what another claim passed over or gave back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Any
 
 from leasing.runtime.clock import clock
@@ -30,24 +30,28 @@ class ClaimCursor:
 
     def __init__(self) -> None:
         self._began_at = 0.0
-        self._after: dict[str, int] = {}
+        self._after: dict[tuple[str, int], int] = {}
 
-    def after(self, queues: Sequence[str]) -> list[int | None] | None:
-        """For each queue the key of the task to begin behind; None: begin at the beginning."""
+    def after(self, places: Iterable[tuple[Any, str, int]]) -> list[int | None] | None:
+        """For each of ``places``, a request's, a queue and a kind, the key of the task to begin
+        behind; None: begin at the beginning."""
         now = clock()
         if not 0 <= now - self._began_at < LASTS:
             self._began_at = now
             self._after = {}
         known = self._after
-        return [known.get(queue) for queue in queues] if known else None
+        return [known.get((queue, kind)) for _, queue, kind in places] if known else None
 
-    def go_on(self, claimed: Sequence[ClaimedTask]) -> None:
+    def go_on(self, claimed: Iterable[ClaimedTask]) -> None:
         """Record the tasks of a claim, in this order, that found enough of them."""
-        self._after = {**self._after, **{each.queue: each.id for each in claimed}}
+        self._after = {**self._after, **{(each.queue, each.kind): each.id for each in claimed}}
 
-    def end(self) -> None:
-        """There were too few."""
-        self._after = {}
+    def end(self, kinds: Container[int]) -> bool:
+        """Begin at the beginning with these ``kinds``, of which there were too few. Return True if
+        that is another place."""
+        known = self._after
+        self._after = {place: key for place, key in known.items() if place[1] not in kinds}
+        return len(self._after) < len(known)
 
 
 _cursors: dict[Any, ClaimCursor] = {}

@@ -21,6 +21,7 @@ from tasks.maintenance import sampling
 from tasks.maintenance.counting import RESOURCE, Activity, Slot, count, depths, percentile
 from tasks.maintenance.sampling import Sampler
 from tasks.models import Queue, Sample, Task, TaskAttempt
+from tasks.registry import Kind
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, expire
@@ -207,14 +208,15 @@ def test_depths_tell_what_is_due_from_what_is_not_and_look_at_so_many(
     monkeypatch.setattr("tasks.maintenance.counting.COUNT_CAP", 3)
     TaskFactory.create_batch(2)
     TaskFactory.create_batch(9, state="scheduled")
+    TaskFactory(kind=Kind.COROUTINE.number)
     TaskFactory(state="running", queue="mail")
 
     with CaptureQueriesContext(connection) as captured:
         found = depths(["default", "mail"])
 
-    assert found["default"] == {"ready": 2, "scheduled": 2, "running": 0}
+    assert found["default"] == {"ready": 3, "scheduled": 2, "running": 0}
     assert found["mail"] == {"ready": 0, "scheduled": 0, "running": 1}
-    assert len(captured) == 3
+    assert len(captured) == 2 * len(Kind) + 1
     assert all("LIMIT 4" in query["sql"] for query in captured)
 
 

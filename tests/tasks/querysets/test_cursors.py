@@ -188,7 +188,7 @@ def test_what_is_granted_is_not_forgotten_when_seating_fails(
 ) -> None:
     enqueue(2)
     Task.objects.enqueue("jobs.echo", {}, concurrency_key="a")
-    monkeypatch.setattr(worker, "_claim_portably", refuse)
+    monkeypatch.setattr(worker, "_grant", refuse)
 
     assert len(getattr(Task.objects, verb)("ann", limit=9)) == 2
     with pytest.raises(OperationalError):
@@ -260,9 +260,12 @@ def test_a_claim_that_was_prepared_is_planned_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(server, "prepare_threshold", 0)
     statements = list(kept.statements.values())
     parameters = {
-        "queues": ["default"],
-        "limit": 100,
-        "after": [None],
+        "requests": [1] * 3,
+        "queues": ["default"] * 3,
+        "kinds": [0, 1, 2],
+        "rooms": [100],
+        "free": [4],
+        "after": [None] * 3,
         "reported": [],
         "holder": "ann",
         "ttl": timedelta(seconds=30),

@@ -98,7 +98,7 @@ def test_tasks_that_wait_for_a_place_are_held_and_renewed_and_begin_in_their_tur
 def test_what_waits_goes_back_at_once_when_the_worker_stops_and_costs_no_attempt(
     turnstile: Turnstile, short: None
 ) -> None:
-    first, *rest = TaskFactory.create_batch(5, name="jobs.turn", data={}, max_attempts=1)
+    first, *rest = TaskFactory.create_batch(5, name="jobs.turn", data={})
 
     with working(threads=1) as worker:
         wait_for(lambda: turnstile.began == [first.pk] and len(worker.executions) == 5)

@@ -1,0 +1,43 @@
+"""The number of tasks that a worker claims for the slots of one kind, and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasks.registry import KINDS
+
+
+@dataclass(slots=True)
+class ClaimRequest:
+    """Up to ``room`` tasks of these ``kinds``, which are numbers of ``tasks.registry.Kind``. Those
+    beyond the first ``free`` wait for a slot; None: none of them does."""
+
+    room: int
+    kinds: Sequence[int] = KINDS
+    free: int | None = None
+    #: The number of tasks that were claimed.
+    found: int = 0
+    #: True if it came past tasks that are claimed for a free slot alone.
+    passed_over: bool = False
+
+    @property
+    def left(self) -> int:
+        """Return the number of tasks that are still to be claimed."""
+        return self.room - self.found
+
+    @property
+    def free_left(self) -> int:
+        """Return the number of them that do not wait for a slot."""
+        return self.left if self.free is None else max(0, self.free - self.found)
+
+    @property
+    def has_more(self) -> bool:
+        """Return True if there is probably more to claim."""
+        return self.passed_over or 0 < self.room <= self.found
+
+
+def may_wait(attempts: int, max_attempts: int) -> bool:
+    """Return True if a ready task may be claimed before there is a slot for it: if its worker dies
+    meanwhile, that costs an attempt, and this one has others."""
+    return attempts == 0 and max_attempts > 1

@@ -1,0 +1,136 @@
+"""A worker whose handlers are of several kinds."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from pytest_django import Settings
+
+from tasks import registry
+from tasks.models import Task, TaskStatus
+from tasks.registry import Handler, Kind
+from tasks.worker.threads import Threads
+from tests.factories import TaskFactory
+from tests.processes import wait_for
+from tests.tasks.support import Handlers, attempts, row_of
+from tests.tasks.workers import PATIENCE, states, working
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
+
+
+@pytest.fixture
+def ran_on(handlers: Handlers) -> list[str]:
+    """The thread of each task that ran, of a function and a coroutine function."""
+    names: list[str] = []
+
+    async def fetch(ctx: Any, **data: Any) -> None:
+        names.append(threading.current_thread().name)
+
+    def count(ctx: Any, **data: Any) -> None:
+        names.append(threading.current_thread().name)
+
+    handlers["jobs.fetch"] = fetch
+    handlers["jobs.count"] = count
+    return names
+
+
+def test_threads_stay_busy_while_coroutines_are_looked_for_in_vain(
+    ran_on: list[str], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were it not woken when a thread is free, it would look again after a minute."""
+    settings.TASK_QUEUE = {"POLL_EVERY": 60}
+    monkeypatch.setattr(Threads, "prefetch", 0)
+    TaskFactory.create_batch(12, name="jobs.count", data={})
+
+    with working(threads=2):
+        wait_for(lambda: states() == ["succeeded"] * 12)
+
+    assert len(ran_on) == 12
+
+
+@pytest.mark.parametrize(("name", "thread"), [("jobs.fetch", "event-loop"), ("jobs.count", "task")])
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_task_runs_where_its_handler_says_whatever_its_row_does(
+    name: str, thread: str, kind: Kind, ran_on: list[str]
+) -> None:
+    TaskFactory.create_batch(3, name=name, data={}, kind=kind.number)
+
+    with working(threads=1, coroutines=1):
+        wait_for(lambda: states() == ["succeeded"] * 3)
+
+    assert all(each.startswith(thread) for each in ran_on)
+
+
+def test_tasks_for_which_there_is_no_slot_of_their_kind_go_back_as_that(
+    ran_on: list[str], handlers: Handlers
+) -> None:
+    gate = threading.Event()
+    handlers["jobs.gate"] = lambda ctx: gate.wait(PATIENCE) and None
+    TaskFactory(name="jobs.gate", data={}, priority=9)
+    tasks = TaskFactory.create_batch(2, name="jobs.count", data={}, kind=Kind.COROUTINE.number)
+
+    with working(threads=1, coroutines=5):
+        wait_for(lambda: [row_of(task)["kind"] for task in tasks] == [Kind.THREAD.number] * 2)
+        assert [row_of(task)["status"] for task in tasks] == ["ready"] * 2
+        gate.set()
+        wait_for(lambda: states() == ["succeeded"] * 3)
+
+    assert {row_of(task)["attempts"] for task in tasks} == {1}
+
+
+def test_a_task_that_nobody_here_knows_is_given_back_for_a_while_from_its_own_kind(
+    ran_on: list[str], handlers: Handlers
+) -> None:
+    """Where all threads are busy too: else it would be claimed time and again."""
+    gate = threading.Event()
+    handlers["jobs.gate"] = lambda ctx: gate.wait(PATIENCE) and None
+    TaskFactory(name="jobs.gate", data={}, priority=9)
+    unknown = TaskFactory(name="jobs.fetch", data={})
+    Task.objects.filter(pk=unknown.pk).update(name="jobs.gone")
+
+    with working(threads=1, coroutines=5):
+        wait_for(lambda: attempts(unknown) == [(1, "returned")])
+        assert row_of(unknown)["kind"] == Kind.COROUTINE.number
+        assert row_of(unknown)["scheduled_at"] > unknown.scheduled_at
+        gate.set()
+
+
+def test_a_worker_without_slots_of_a_kind_leaves_its_tasks_to_others(
+    ran_on: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def draw(ctx: Any, **data: Any) -> None: ...
+
+    registry._handlers["jobs.draw"] = Handler("jobs.draw", draw, process=True)
+    other = TaskFactory(name="jobs.draw", data={}, priority=9)
+    mine = TaskFactory(name="jobs.count", data={})
+
+    with working(threads=1, processes=0):
+        wait_for(lambda: row_of(mine)["status"] == TaskStatus.SUCCEEDED)
+
+    assert (row_of(other)["status"], row_of(other)["attempts"]) == (TaskStatus.READY, 0)
+
+
+def test_what_has_one_attempt_begins_with_it_and_what_has_more_may_wait(
+    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that dies now costs an attempt of what it runs and of what could do without."""
+    monkeypatch.setattr(Threads, "prefetch", 4)
+    gate, began = threading.Event(), list[int]()
+
+    def stay(ctx: Any, **data: Any) -> None:
+        began.append(ctx.task.pk)
+        assert gate.wait(PATIENCE)
+
+    handlers["jobs.stay"] = stay
+    once = TaskFactory.create_batch(4, name="jobs.stay", data={}, max_attempts=1)
+    fresh = TaskFactory.create_batch(9, name="jobs.stay", data={})
+
+    with working(threads=2):
+        wait_for(lambda: len(began) == 2 and Task.objects.running().count() == 4)
+        counted = set(Task.objects.filter(attempts=1).values_list("pk", flat=True))
+        assert set(began) == {task.pk for task in once[:2]}
+        assert counted == {*began, *(task.pk for task in fresh[:2])}
+        gate.set()
+        wait_for(lambda: states() == ["succeeded"] * 13)
