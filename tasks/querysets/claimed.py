@@ -39,10 +39,11 @@ COLUMNS = (
     "concurrency_key",
     "grant_id",
     "fencing_token",
+    "priority",
 )
 #: Further columns for tasks whose handler has an ``on_end`` (``registry.observed``). Timestamps are
 #: returned as numbers, which is much faster, and converted when they are used.
-REPORTED_COLUMNS = ("priority", "created_at", "started_at")
+REPORTED_COLUMNS = ("created_at", "started_at")
 #: Further columns if tasks are traced.
 TRACED_COLUMNS = ("trace_context",)
 #: The columns that are the same for all tasks of one claim.
@@ -118,7 +119,6 @@ class ClaimedTask:
         "_started",
         "_task",
         "_waited",
-        "priority",
         "task_data",
         "term",
         "trace_context",
@@ -144,7 +144,7 @@ class ClaimedTask:
         concurrency_key: str,
         grant_id: uuid.UUID,
         fencing_token: int,
-        priority: int | None = None,
+        priority: int,
         created: int | None = None,
         started: int | None = None,
         waited: int | None = None,
@@ -272,7 +272,6 @@ class ClaimedTask:
         )
         claimed = cls(term, task.task_data, *(getattr(task, name) for name in COLUMNS))
         if not task.get_deferred_fields():
-            claimed.priority = task.priority
             claimed._created = _microseconds(task.created_at)
             claimed._started = _microseconds(task.started_at)
         if points.tracer is not None:

@@ -135,6 +135,12 @@ class ExecutorPool:
             executor.has_more = request.has_more
             executor.may_prefetch = not request.passed_over and cautious.isdisjoint(request.kinds)
 
+    def note_ready(self, queue: str, priority: int) -> None:
+        """Note that something of ``priority`` has become ready in ``queue``: the next claim is also
+        for executors in which tasks of lower priority wait."""
+        for executor in self.executors.values():
+            executor.note_ready(queue, priority)
+
     def wake_when(self, *, is_empty: bool) -> bool:
         """Have ``wake`` called when an executor of whose kind more is ready, or that had no room,
         has room again; with ``is_empty`` also when nothing is left in any. Return True if that is
@@ -142,6 +148,7 @@ class ExecutorPool:
         already = False
         for kind in registry.kinds_in_use():
             executor = self.executors[kind]
+            executor.is_outranked = False
             is_wanted = executor.has_more or executor.room <= 0
             executor.look_at = executor.low if is_wanted else 0 if is_empty else -1
             already = already or (is_wanted and executor.room > 0)

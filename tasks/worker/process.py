@@ -55,6 +55,7 @@ from tasks.notifier import limiter
 from tasks.poller import Poller
 from tasks.querysets.claim_request import ClaimRequest
 from tasks.querysets.claimed import ClaimedTask
+from tasks.querysets.sql.cursors import begin_again
 from tasks.registry import Kind
 from tasks.runtime.connection import handlers_limited, lasting_connection
 from tasks.runtime.service_threads import PATIENCE, ServiceThreads
@@ -227,6 +228,7 @@ class WorkerProcess:
         """Claim for the slots that are free, and ahead of them. Return True if there may be more to
         claim at once."""
         self._give_back_overdue()
+        self._note_heard()
         self.executors.completer.replace_stuck_writer()
         self._looked = self._more = self.executors.saw_all = False
         self._is_blocked = self.executors.completer.is_full or self._threads.callbacks.is_behind
@@ -238,6 +240,12 @@ class WorkerProcess:
             return False
         found = self._claim_for(self.executors.claim_requests(self._tasks_left))
         return self.executors.wake_when(is_empty=found > 0 and not self.poller.hears)
+
+    def _note_heard(self) -> None:
+        """Note what has become ready: it may go before what was claimed, and what would be next."""
+        for queue, priority in self.poller.take_heard().items():
+            begin_again(queue, priority)
+            self.executors.note_ready(queue, priority)
 
     def _claim_for(self, requests: list[ClaimRequest]) -> int:
         """Claim what ``requests`` ask for. Return the number of tasks that were claimed."""

@@ -63,6 +63,8 @@ class Executor:
         self.chaos = chaos
         #: With how many tasks left in it somebody wants to know; -1: nobody does.
         self.look_at = -1
+        #: True if something is ready that goes before what waits: it has room for that as well.
+        self.is_outranked = False
         #: ``has_more``: more of its kind was ready at the latest claim. ``may_prefetch``: nothing
         #: came then that waits for a free slot with others before it is claimed.
         self.has_more = False
@@ -151,7 +153,14 @@ class Executor:
     def room(self) -> int:
         """Return the number of tasks to claim for it now."""
         inside = len(self._running)
-        return 0 if inside > self.low else self.slots + self.prefetch - inside
+        if inside > self.low:
+            return self._flowing(clock()) if self.is_outranked else 0
+        return self.slots + self.prefetch - inside
+
+    def note_ready(self, queue: str, priority: int) -> None:
+        """Note that something of ``priority`` has become ready in ``queue``."""
+        if any(_goes_before(queue, priority, each) for each in self._waiting.copy()):
+            self.is_outranked = True
 
     @property
     def waits_until(self) -> float | None:
@@ -215,8 +224,21 @@ class Executor:
         """Run ``executions``, in their order, as slots become free."""
         executions = list(executions)
         self._running.update((id(execution), execution) for execution in executions)
+        count = len(executions)
+        if self.is_outranked:
+            executions = [each for each in executions if not self._overtakes(each)]
         self._waiting.extend(executions)
-        self._begin(len(executions))
+        self._begin(count)
+
+    def _overtakes(self, execution: Execution) -> bool:
+        """Put ``execution`` before the first of its queue that waits and has a lower priority.
+        Return False if none has."""
+        queue, priority = execution.claimed.queue, execution.claimed.priority
+        for place, each in enumerate(self._waiting.copy()):
+            if _goes_before(queue, priority, each):
+                self._waiting.insert(place, execution)
+                return True
+        return False
 
     def _begin(self, count: int) -> None:
         """``count`` more are waiting."""
@@ -277,6 +299,12 @@ class Executor:
 
     def _restart(self) -> None:
         """Start again what has ended of that which carries tasks here."""
+
+
+def _goes_before(queue: str, priority: int, waiting: Execution) -> bool:
+    """Return True if a task of ``priority`` in ``queue`` goes before one that is ``waiting``:
+    priorities hold within a queue."""
+    return waiting.claimed.priority < priority and waiting.claimed.queue == queue
 
 
 class Threads(Executor):

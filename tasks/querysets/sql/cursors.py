@@ -7,8 +7,8 @@ last task that it got of a queue and a kind, among those of the same priority. A
 all they ask for, that changes which task is claimed first and nothing else; when they find less
 they look from the beginning, at once.
 
-Whatever else there is waits for the next look from the beginning: a task of higher priority, and
-what another claim passed over or gave back.
+Whatever else there is waits for the next look from the beginning: what another claim passed over
+or gave back, and a task of higher priority of which nobody was notified (``begin_again``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class ClaimCursor:
 
     def __init__(self) -> None:
         self._began_at = 0.0
-        self._after: dict[tuple[str, int], int] = {}
+        #: The last task that was claimed of each queue and kind.
+        self._after: dict[tuple[str, int], ClaimedTask] = {}
 
     def after(self, places: Iterable[tuple[Any, str, int]]) -> list[int | None] | None:
         """For each of ``places``, a request's, a queue and a kind, the key of the task to begin
@@ -40,11 +41,14 @@ class ClaimCursor:
             self._began_at = now
             self._after = {}
         known = self._after
-        return [known.get((queue, kind)) for _, queue, kind in places] if known else None
+        if not known:
+            return None
+        marks = (known.get((queue, kind)) for _, queue, kind in places)
+        return [None if mark is None else mark.id for mark in marks]
 
     def go_on(self, claimed: Iterable[ClaimedTask]) -> None:
         """Record the tasks of a claim, in this order, that found enough of them."""
-        self._after = {**self._after, **{(each.queue, each.kind): each.id for each in claimed}}
+        self._after = {**self._after, **{(each.queue, each.kind): each for each in claimed}}
 
     def end(self, kinds: Container[int]) -> bool:
         """Begin at the beginning with these ``kinds``, of which there were too few. Return True if
@@ -52,6 +56,11 @@ class ClaimCursor:
         known = self._after
         self._after = {place: key for place, key in known.items() if place[1] not in kinds}
         return len(self._after) < len(known)
+
+    def end_below(self, queue: str, priority: int) -> None:
+        """Begin at the beginning if it is at a lower ``priority`` of ``queue``."""
+        if any(each.queue == queue and each.priority < priority for each in self._after.values()):
+            self._after = {}
 
 
 _cursors: dict[Any, ClaimCursor] = {}
@@ -66,3 +75,10 @@ def claim_cursor_of(key: Any) -> ClaimCursor:
             _cursors.clear()
         claim_cursor = _cursors[key] = ClaimCursor()
     return claim_cursor
+
+
+def begin_again(queue: str, priority: int) -> None:
+    """Have claims that are at a lower ``priority`` of ``queue`` begin at the beginning: something
+    of this priority has become ready there."""
+    for claim_cursor in list(_cursors.values()):
+        claim_cursor.end_below(queue, priority)

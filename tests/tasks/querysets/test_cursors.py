@@ -111,6 +111,22 @@ def test_higher_priorities_wait_for_the_next_look_from_the_beginning(holders_clo
     assert take(1) == usual[2:3]
 
 
+@pytest.mark.usefixtures("queues")
+def test_claims_begin_again_for_something_of_higher_priority_than_they_are_at() -> None:
+    usual = enqueue(5, priority=1)
+    assert take(1) == usual[:1]
+    high = enqueue(2, priority=2)
+
+    cursors.begin_again("default", 1)
+    cursors.begin_again("mail", 2)
+    assert take(1) == usual[1:2]
+    cursors.begin_again("default", 2)
+
+    assert take(3) == [*high, usual[2]]
+    cursors.begin_again("default", 2)
+    assert take(2) == [*usual[3:]]
+
+
 def test_a_clock_that_went_back_begins_at_the_beginning(holders_clock: Clock) -> None:
     usual = enqueue(2)
     assert take(1) == usual[:1]

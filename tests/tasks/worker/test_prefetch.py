@@ -252,7 +252,8 @@ class Line:
             self._comes()
 
     def _comes(self) -> None:
-        task = SimpleNamespace(claimed=SimpleNamespace(sent_at=self.now))
+        claimed = SimpleNamespace(sent_at=self.now, queue="default", priority=0)
+        task = SimpleNamespace(claimed=claimed)
         self.tasks.append(task)
         self.executor._running[id(task)] = task  # type: ignore[assignment]
         self.executor._waiting.append(task)  # type: ignore[arg-type]
@@ -460,6 +461,57 @@ def test_coroutines_that_wait_begin_as_slots_become_free(handlers: Handlers) -> 
         wait_for(lambda: states() == ["succeeded"] * 40)
 
     assert max(most) <= 2
+
+
+# Priorities
+
+
+def test_a_task_of_higher_priority_that_comes_goes_before_those_that_wait(
+    turnstile: Turnstile, short: None
+) -> None:
+    first, *rest = TaskFactory.create_batch(8, name="jobs.turn", data={})
+    urgent: list[Task] = []
+
+    with working(threads=1) as worker:
+        wait_for(lambda: turnstile.began == [first.pk] and len(worker.executions) == 5)
+        for priority in (5, 9):
+            urgent.insert(0, TaskFactory(name="jobs.turn", data={}, priority=priority))
+            wait_for(lambda: urgent[0].pk in {each.claimed.id for each in worker.executions})
+        turnstile.let(10)
+        wait_for(lambda: states() == ["succeeded"] * 10)
+
+    assert turnstile.began == [task.pk for task in (first, *urgent, *rest)]
+
+
+def test_nothing_is_claimed_for_what_is_no_more_urgent_than_those_that_wait(
+    turnstile: Turnstile, short: None
+) -> None:
+    TaskFactory.create_batch(6, name="jobs.turn", data={}, priority=2)
+
+    with working(threads=1, queues=["default", "mail"]) as worker:
+        wait_for(lambda: len(worker.executions) == 5 and turnstile.began)
+        for options in ({"priority": 2}, {"priority": 1}, {"priority": 9, "queue": "mail"}):
+            TaskFactory(name="jobs.turn", data={}, **options)
+            wait_for(lambda: not worker.poller._heard)
+        assert len(worker.executions) == 5
+        turnstile.let(9)
+        wait_for(lambda: states() == ["succeeded"] * 9)
+
+
+def test_an_executor_has_room_for_what_goes_before_what_waits_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = Line(monkeypatch, 4)
+    assert line.executor.room == 0
+
+    for queue, priority in (("default", 0), ("default", -1), ("mail", 1)):
+        line.executor.note_ready(queue, priority)
+        assert line.executor.room == 0
+    line.executor.note_ready("default", 1)
+    assert line.executor.room == 4
+
+    line.now += 0.2
+    assert line.executor.room == 0  # at long tasks: it would wait for these
 
 
 # Storing together
