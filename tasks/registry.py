@@ -6,7 +6,7 @@ Only registered handlers can run: a row's name is looked up here and never impor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -75,6 +75,28 @@ class Ended(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def status(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EndReport:
+    """An ``on_end`` that need not be called with tasks that have succeeded while nobody listens.
+
+    Args:
+        tell: Called with each task that has ended.
+        is_heard: Returns False while nobody listens to ``tell`` but a log.
+        log: Called at once with the tasks, as they were claimed, that have succeeded while nobody
+            else listens. It ends at once, and raises nothing.
+    """
+
+    tell: OnEnd
+    is_heard: Callable[[], bool]
+    log: Callable[[Sequence[Ended]], object]
+
+    def __call__(self, task: Any) -> object:
+        return self.tell(task)
+
 
 @dataclass(frozen=True)
 class Handler:
@@ -110,6 +132,12 @@ class Handler:
     parameters: Parameters = field(init=False, repr=False, compare=False)
     #: Values for the concurrency key of tasks whose data lacks them: its parameters' defaults.
     key_defaults: dict[str, Any] = field(init=False, repr=False, compare=False)
+
+    @property
+    def reports_success(self) -> bool:
+        """Return True if ``on_end`` is to be called with its tasks that succeed."""
+        on_end = self.on_end
+        return on_end is not None and (not isinstance(on_end, EndReport) or on_end.is_heard())
 
     def __post_init__(self) -> None:
         # Determined once: the inspection takes longer than a call of a short handler.
@@ -311,15 +339,30 @@ def all_names(name: str) -> tuple[str, ...]:
 
 
 def observed() -> list[str]:
-    """The names of those tasks whose end is told by ``on_end``."""
-    return [name for name, known in list(_handlers.items()) if known.on_end is not None]
+    """The names of those tasks of whose success ``on_end`` is told."""
+    return [name for name, known in list(_handlers.items()) if known.reports_success]
 
 
 def report_end(task: Ended) -> None:
     """Call the ``on_end`` of the handler of ``task``, which has ended. Raises nothing."""
     known = _handlers.get(task.name)
-    if known is not None and known.on_end is not None:
+    if known is None or known.on_end is None:
+        return
+    if task.status == "succeeded" and not known.reports_success:
+        log_successes([task])
+    else:
         callbacks.call(partial(_report_end, known.on_end, task))
+
+
+def log_successes(tasks: Iterable[Ended]) -> None:
+    """Have ``on_end`` log that ``tasks`` have succeeded, of which nobody else is to be told."""
+    by_report: dict[EndReport, list[Ended]] = {}
+    for task in tasks:
+        known = _handlers.get(task.name)
+        if known is not None and isinstance(known.on_end, EndReport):
+            by_report.setdefault(known.on_end, []).append(task)
+    for report, ended in by_report.items():
+        report.log(ended)
 
 
 def _report_end(on_end: Callable[[Any], object], task: Ended) -> None:

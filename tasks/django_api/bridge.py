@@ -11,10 +11,10 @@ is stored, in whatever process: a task that a dead worker left behind ends where
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
 from inspect import iscoroutinefunction
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 from django.utils.module_loading import import_string
 
+from leasing.runtime.event_lines import log
 from tasks import registry
 from tasks.conf import task_settings
 from tasks.django_api.compat import (
@@ -30,7 +31,12 @@ from tasks.django_api.compat import (
     InvalidTask,
     InvalidTaskBackend,
     Task,
+    TaskResultStatus,
+    has_receivers,
     is_heard,
+    is_logged,
+    log_task_finished,
+    log_task_started,
     normalized,
     task_finished,
     task_started,
@@ -103,7 +109,7 @@ def declare(task: AnyTask, defaults: dict[str, Any], queue: str = "") -> None:
         register = registry.handler(
             task.module_path,
             queue=queue or task.queue_name,
-            on_end=_tell_finished,
+            on_end=_ENDS,
             **defaults | given,
         )
         register(_runs(task))
@@ -142,6 +148,8 @@ def _runs(task: AnyTask) -> Callable[..., Any]:
         result = _result(task, _row(ctx)) if _looks(task) else None
         if result is not None:
             task_started.send_robust(sender=_sender(result), task_result=result)
+        else:
+            _log_started(task, ctx)
         args, kwargs = _arguments(task, data, ctx, result)
         return normalized(task.func(*args, **kwargs))
 
@@ -150,6 +158,8 @@ def _runs(task: AnyTask) -> Callable[..., Any]:
         result = await _aresult(task, _row(ctx)) if _looks(task) else None
         if result is not None:
             await task_started.asend_robust(sender=_sender(result), task_result=result)
+        else:
+            _log_started(task, ctx)
         args, kwargs = _arguments(task, data, ctx, result)
         return normalized(await task.func(*args, **kwargs))
 
@@ -159,8 +169,8 @@ def _runs(task: AnyTask) -> Callable[..., Any]:
 
 
 def _looks(task: AnyTask) -> bool:
-    """Return True if any receiver reads the result of a task that begins."""
-    return task.takes_context or is_heard(task_started)
+    """Return True if anybody but Django's log reads the result of a task that begins."""
+    return task.takes_context or has_receivers(task_started)
 
 
 def _row(ctx: Context) -> results.Row:
@@ -208,6 +218,42 @@ def _sender(result: DatabaseTaskResult) -> type[Any]:
         return ours
 
 
+class _Line:
+    """A result as far as Django's log reads it. The result is read if anything else is asked of
+    it."""
+
+    __slots__ = ("id", "status", "task")
+
+    def __init__(self, task: AnyTask, row: registry.Ended, status: TaskResultStatus) -> None:
+        self.id = str(row.pk)
+        self.status = status
+        self.task = task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task.get_result(self.id), name)
+
+
+def _log(receiver: Callable[..., object], line: _Line) -> None:
+    """Have Django's own ``receiver`` write ``line``, as the signal would have."""
+    try:
+        receiver(sender=None, task_result=line)
+    except Exception:  # as with a receiver: what has happened has happened
+        log.log_failed(exc_info=True)
+
+
+def _log_started(task: AnyTask, ctx: Context) -> None:
+    if is_logged(task_started):
+        _log(log_task_started, _Line(task, _row(ctx), TaskResultStatus.RUNNING))
+
+
+def _log_finished(rows: Sequence[registry.Ended]) -> None:
+    if not is_logged(task_finished):
+        return
+    for row in rows:
+        if (task := find(row.name)) is not None:
+            _log(log_task_finished, _Line(task, row, TaskResultStatus.SUCCESSFUL))
+
+
 def _tell_finished(row: models.Task | Completed) -> None:
     """Send ``task_finished`` of what has ended, in the except block of what it raised."""
     is_well = row.status == "succeeded"
@@ -224,3 +270,8 @@ def _tell_finished(row: models.Task | Completed) -> None:
         task_finished.send_robust(sender=_sender(result), task_result=result)
     else:
         task_finished.send_robust(sender=_sender(result), task_result=result)
+
+
+#: Told of every end, but of a success only while somebody listens: Django's log alone needs no
+#: result to be made for its line.
+_ENDS = registry.EndReport(_tell_finished, partial(has_receivers, task_finished), _log_finished)

@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from django.dispatch import Signal
+from django.dispatch.dispatcher import NONE_ID
 
 if TYPE_CHECKING:
     from django.tasks import TaskContext, TaskResult, TaskResultStatus, task, task_backends
@@ -77,17 +78,30 @@ else:
 
     AnyTask, AnyResult, AnyContext = Task, TaskResult, TaskContext
 
-#: Django's own receivers, which always listen, and log at one of two levels.
-_LOGGING = {id(receiver) for receiver in (log_task_enqueued, log_task_started, log_task_finished)}
+#: The keys of Django's own receivers, which log at one of two levels, as they are connected: for
+#: every sender.
+_LOGGING = {
+    (id(receiver), NONE_ID) for receiver in (log_task_enqueued, log_task_started, log_task_finished)
+}
+
+
+def has_receivers(signal: Signal) -> bool:
+    """Return True if ``signal`` has any receiver but Django's log."""
+    receivers = signal.receivers
+    if len(receivers) == 1:  # as it nearly always is: the log alone
+        return receivers[0][0] not in _LOGGING
+    return any(each[0] not in _LOGGING for each in receivers)
+
+
+def is_logged(signal: Signal, level: int = logging.INFO) -> bool:
+    """Return True if Django's log receives ``signal``, and writes it at ``level``."""
+    return logger.isEnabledFor(level) and any(each[0] in _LOGGING for each in signal.receivers)
 
 
 def is_heard(signal: Signal, level: int = logging.INFO) -> bool:
     """Return True if ``signal``, which Django logs at ``level``, has a listener: the log, or
     another receiver."""
-    if logger.isEnabledFor(level):
-        return True
-    # Each has the key of the receiver first, and the receiver's identity first in that.
-    return any(each[0][0] not in _LOGGING for each in signal.receivers)
+    return has_receivers(signal) or is_logged(signal, level)
 
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
@@ -95,13 +109,19 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 def normalized(value: Any) -> Any:
     """Return what ``normalize_json`` makes of ``value``, a copy; faster where it is unchanged."""
-    kind = type(value)
-    if kind in _PLAIN:
+    kind, plain = type(value), _PLAIN
+    if kind in plain:
         return value
+    # Most hold nothing but what is plain: no call for each of these.
     if kind is dict:
-        return {normalized(key): normalized(each) for key, each in value.items()}
+        return {
+            (key if type(key) in plain else normalized(key)): (
+                each if type(each) in plain else normalized(each)
+            )
+            for key, each in value.items()
+        }
     if kind is list:
-        return [normalized(each) for each in value]
+        return [each if type(each) in plain else normalized(each) for each in value]
     return normalize_json(value)
 
 
@@ -118,7 +138,11 @@ __all__ = [
     "TaskResult",
     "TaskResultDoesNotExist",
     "TaskResultStatus",
+    "has_receivers",
     "is_heard",
+    "is_logged",
+    "log_task_finished",
+    "log_task_started",
     "logger",
     "normalized",
     "task",

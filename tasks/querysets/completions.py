@@ -30,8 +30,8 @@ def complete_claimed(rows: TaskRows, results: Iterable[tuple[ClaimedTask, Any]])
     results = list(results)
     if signals.completed.has_receivers(rows.model) or not postgres.serves(rows.db):
         return _by_instances(rows, results)
-    done, reported = _in_one_statement(rows, results)
-    _tell([each for each, _ in results if id(each) in done], reported, rows.db)
+    done, reported, logged = _in_one_statement(rows, results)
+    _tell([each for each, _ in results if id(each) in done], reported, logged, rows.db)
     left = [result for result in results if id(result[0]) not in done]
     return [refusal for result in left for refusal in _by_instances(rows, [result])]
 
@@ -44,66 +44,78 @@ def _by_instances(rows: TaskRows, results: list[tuple[ClaimedTask, Any]]) -> Ref
 
 def _in_one_statement(
     rows: TaskRows, results: list[tuple[ClaimedTask, Any]]
-) -> tuple[set[int], list[Completed]]:
-    """Complete the tasks for which this is possible. Returns the ``id()`` of each, and those whose
-    handlers have an ``on_end``."""
-    asked, outputs, reported = _asked_together(results)
+) -> tuple[set[int], list[Completed], list[ClaimedTask]]:
+    """Complete the tasks for which this is possible. Returns the ``id()`` of each, those of which
+    an ``on_end`` is to be told, and those that it is to log."""
+    asked, outputs, reported, logged = _asked_together(results)
     if not asked:
-        return set(), []
+        return set(), [], []
     try:
         with _statement(rows.db):
             done = complete.complete(
                 rows, [each for each, _ in asked.values()], outputs, timed=bool(reported)
             )
     except (DataError, IntegrityError):
-        return set(), []
+        return set(), [], []
     completed = [
         Completed(asked[key][0], _as_json(asked[key][1]) or "null", at)
         for key in reported
         if (at := done.get(key))
     ]
-    return {id(asked[key][0]) for key in done}, completed
+    log = [asked[key][0] for key in logged if key in done]
+    return {id(asked[key][0]) for key in done}, completed, log
 
 
-def _tell(done: list[ClaimedTask], completed: list[Completed], using: str) -> None:
-    """Log and count the tasks that are ``done``, call ``on_end`` for those ``completed``, and
-    notify those who wait for one."""
+def _tell(
+    done: list[ClaimedTask], completed: list[Completed], logged: list[ClaimedTask], using: str
+) -> None:
+    """Log and count the tasks that are ``done``, call ``on_end`` for those ``completed``, have it
+    log the others that are to be ``logged``, and notify those who wait for one."""
 
     def tell() -> None:
         if done and signals.completed.is_noted:
             signals.completed.note(done)
         for each in completed:
             registry.report_end(each)
+        registry.log_successes(logged)
         if waited_for:
             notify_ended(using, [resource_of(each.id) for each in done])
 
-    if completed or waited_for or signals.completed.is_noted:
+    if completed or logged or waited_for or signals.completed.is_noted:
         after_commit(using, tell)
 
 
 def _asked_together(
     results: list[tuple[ClaimedTask, Any]],
-) -> tuple[dict[int, tuple[ClaimedTask, Any]], str, list[int]]:
+) -> tuple[dict[int, tuple[ClaimedTask, Any]], str, list[int], list[int]]:
     """Return the part of ``results`` that one statement may store, by their keys and in their
-    order; all their outputs as one text of JSON; and the keys of those whose end is to be
-    reported."""
+    order; all their outputs as one text of JSON; the keys of those whose end is to be reported;
+    and of those whose end is only to be logged."""
     asked: dict[int, tuple[ClaimedTask, Any]] = {}
     reported: list[int] = []
+    logged: list[int] = []
+    reports: dict[str, bool] = {}
     for result in sorted(results, key=_key):
         each = result[0]
         if each.id in asked:
             continue
         handler = registry.get(each.name)
         if handler is not None and handler.on_end is not None:
-            if not each.can_be_reported:
+            name = each.name
+            if name not in reports:
+                reports[name] = handler.reports_success
+            if not reports[name]:
+                logged.append(each.id)
+            elif each.can_be_reported:
+                reported.append(each.id)
+            else:
                 continue
-            reported.append(each.id)
         asked[each.id] = result
     # Together they take half as long as one by one, and are seldom refused.
     text = _as_json([output for _, output in asked.values()])
     if text is None or len(text) > LARGEST:
         asked, text = _small_enough(asked)
-    return asked, text, [key for key in reported if key in asked]
+    return asked, text, [key for key in reported if key in asked], logged
 
 
 def _small_enough(

@@ -17,7 +17,7 @@ from leasing.functions import database_now
 from leasing.keeper import Keeper
 from tasks import registry
 from tasks.backend import DatabaseBackend
-from tasks.django_api import compat, results
+from tasks.django_api import bridge, compat, results
 from tasks.django_api.bridge import DatabaseTaskContext
 from tasks.django_api.compat import (
     TaskContext,
@@ -359,7 +359,7 @@ def test_what_was_claimed_before_its_task_was_declared_is_told_all_the_same(
 
 @pytest.mark.once
 @pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
-def test_a_result_is_made_only_where_somebody_hears_of_it(
+def test_no_result_is_made_for_djangos_log_alone(
     work: Work, level: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = mails.send.enqueue("a")
@@ -377,8 +377,61 @@ def test_a_result_is_made_only_where_somebody_hears_of_it(
     work(result)
 
     said = [record for record in caplog.records if record.name == compat.logger.name]
-    expected = 2 if level == logging.INFO else 0
-    assert (len(made), len(said)) == (expected, expected)
+    assert (len(made), len(said)) == (0, 2 if level == logging.INFO else 0)
+
+
+def lines_of(result: Any, caplog: pytest.LogCaptureFixture) -> list[tuple[Any, ...]]:
+    """What Django has logged of a task that began and ended, with "its key" for that."""
+    said = [record for record in caplog.records if record.name == compat.logger.name]
+    kept = ("name", "levelno", "msg", "funcName", "lineno", "exc_info")
+    caplog.clear()
+    return [
+        (
+            *(getattr(record, name) for name in kept),
+            *("its key" if arg == result.id else arg for arg in record.args or ()),
+        )
+        for record in said
+    ]
+
+
+@pytest.mark.parametrize("name", ["send", "send_async"])
+def test_djangos_log_alone_has_the_lines_that_its_signals_would_have_written(
+    work: Work, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    caplog.set_level(logging.INFO, compat.logger.name)
+    alone = lines_of(work(getattr(mails, name).enqueue("a")), caplog)
+
+    heard: Heard = request.getfixturevalue("heard")
+    result = work(getattr(mails, name).enqueue("a"))
+
+    assert (len(heard), len(alone)) == (2, 2)
+    assert lines_of(result, caplog) == alone
+
+
+@pytest.mark.once
+def test_a_log_that_was_disconnected_writes_nothing(
+    work: Work, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, compat.logger.name)
+    task_started.disconnect(compat.log_task_started)
+    task_finished.disconnect(compat.log_task_finished)
+    try:
+        result = work(mails.send.enqueue("a"))
+    finally:
+        task_started.connect(compat.log_task_started)
+        task_finished.connect(compat.log_task_finished)
+
+    assert lines_of(result, caplog) == []
+
+
+@pytest.mark.once
+def test_a_log_that_reads_more_of_a_result_is_given_it(work: Work) -> None:
+    result = work(mails.send.enqueue("a"))
+    task: Any = mails.send
+
+    line: Any = bridge._Line(task, Task.objects.get(pk=result.id), SUCCESSFUL)
+
+    assert line.return_value == {"address": "a", "subject": ""}
 
 
 @pytest.mark.once
