@@ -60,6 +60,58 @@ MEANWHILE = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        ("ready", "succeeded"),
+        ("ready", "cancelled"),
+        ("ready", "running"),
+        ("retrying", "failed"),
+        ("failed", "ready"),
+        ("succeeded", "running"),
+        ("running", "failed"),
+        ("ready", "done"),
+    ],
+)
+def test_a_status_that_was_assigned_is_refused_with_the_verb(state: str, status: str) -> None:
+    task = Task.objects.get(pk=TaskFactory(state=state).pk)
+    before = row_of(task)
+    task.status = status
+
+    with pytest.raises(FieldError, match="write status of a stored task: use claim, complete"):
+        task.save()
+
+    assert row_of(task) == before
+    task.save(update_fields=["priority"])
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("state", ["ready", "scheduled", "retrying", "running", "stuck", "failed"])
+@pytest.mark.parametrize("fields", [["status"], ["status", "started_at", "released_at"]])
+def test_a_status_that_was_read_again_is_none_that_was_assigned(
+    state: str, fields: list[str]
+) -> None:
+    """The other columns are those of before."""
+    stale = TaskFactory()
+    partly = Task.objects.only("priority").get(pk=stale.pk)
+    Task.objects.filter(pk=stale.pk).update(
+        **{name: value for name, value in row_of(TaskFactory(state=state)).items() if name != "id"}
+    )
+
+    stale.refresh_from_db(fields=fields)
+    for task in (stale, partly):
+        task.priority = 7
+        task.save()
+        assert row_of(task)["priority"] == 7
+    partly.status = "cancelled"
+    partly.save()  # nobody knows
+    stale.refresh_from_db()
+    stale.status = "done"
+    with pytest.raises(FieldError):
+        stale.save()
+
+
 @MEANWHILE
 @pytest.mark.parametrize(
     "save",
