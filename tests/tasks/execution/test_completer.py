@@ -108,6 +108,32 @@ def test_a_result_whose_storing_begins_meanwhile_is_not_missed() -> None:
         assert set(storing.executions) == {Result.execution}
 
 
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("come", "waited", "stored_together"),
+    [(0, 0.005, 1), (23, 0.005, 24), (25, 0.02, 101), (200, 0.015, 601)],
+)
+def test_a_result_waits_for_more_the_longer_the_more_come(
+    come: int, waited: float, stored_together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storing = Completer(lambda: True, bool)
+    now = 1000.0
+
+    def wait(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        storing._waiting.extend([Result()] * come)  # type: ignore[list-item]
+
+    monkeypatch.setattr(completer, "clock", lambda: now)
+    storing._wakes = SimpleNamespace(wait=wait)  # type: ignore[assignment]
+    storing._waiting.append(Result())  # type: ignore[arg-type]
+
+    storing._wait_for_batch()
+
+    assert now - 1000 == pytest.approx(waited)
+    assert len(storing._waiting) == stored_together
+
+
 class Late(Result):
     """A result that was handed in at 1000 seconds, of a task with a ttl of 30."""
 
