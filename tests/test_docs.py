@@ -101,6 +101,14 @@ def test_a_documented_command_is_understood(page: str, line: str) -> None:
     command.create_parser("manage.py", name).parse_args(arguments)
 
 
+@pytest.mark.parametrize("page", ["architecture.md", "commands.md"])
+def test_every_command_is_named(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    ours = {name for name, app in get_commands().items() if app in ("leasing", "tasks")}
+
+    assert ours <= set(re.findall(r"\w+", text))
+
+
 @pytest.mark.parametrize(("page", "line"), commands("make"))
 def test_a_documented_target_is_made(page: str, line: str) -> None:
     _, *targets = (word for word in line.split() if "=" not in word and word != "-s")
