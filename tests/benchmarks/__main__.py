@@ -62,12 +62,18 @@ class Run:
         self.peers = asked
         #: What could not be measured.
         self.failed: list[str] = []
+        #: Peers for which something is missing here.
+        self.left_out: list[str] = []
 
     def turns(self, count: int) -> list[Figures]:
         """The figures of each; those that there are when it is interrupted."""
-        for peer in peers.without_means(self.peers):
-            print(f"{peer} is left out: there is no redis-server on PATH", file=sys.stderr)
-            self.peers.remove(peer)
+        for peer, program in peers.without_means(self.peers).items():
+            self._leave_out(peer, f"there is no {program} on PATH")
+        for peer in list(self.peers):
+            try:
+                peers.prepare(peer)
+            except (subprocess.CalledProcessError, OSError) as error:
+                self._leave_out(peer, f"it could not be installed: {_reason(error)}")
         found: list[Figures] = []
         try:
             for number in range(count):
@@ -76,6 +82,11 @@ class Run:
         except KeyboardInterrupt:
             self.failed.append("what came after the interruption")
         return found
+
+    def _leave_out(self, peer: str, reason: str) -> None:
+        print(f"{peer} is left out: {reason}", file=sys.stderr)
+        self.peers.remove(peer)
+        self.left_out.append(peer)
 
     def _turn(self, number: int, figures: Figures) -> None:
         due = [name for name in self.workloads if number == 0 or not WORKLOADS[name]]
@@ -135,6 +146,14 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def peers_of(options: argparse.Namespace, workloads: list[str]) -> list[str]:
+    """Those that were asked for; otherwise those of the bars, where their work is measured and
+    there is time to install them."""
+    if options.peers or SIZES[options.size].turns == 1 or not {*workloads} & {*BESIDE_PEERS}:
+        return list(options.peers)
+    return list(peers.IN_BARS)
+
+
 def measure_under(pair: str, args: list[str], path: Path) -> int:
     """Measure the same under another Python and Django. The name of the file says which."""
     interpreter = suite.find_interpreter(pair.partition("/")[0])
@@ -167,7 +186,8 @@ def main(args: list[str]) -> int:
     LOG.unlink(missing_ok=True)
     try:
         with running() as databases:
-            run = Run(databases, options.size, options.only or list(WORKLOADS), options.peers)
+            workloads = options.only or list(WORKLOADS)
+            run = Run(databases, options.size, workloads, peers_of(options, workloads))
             report = Report(run.turns(options.turns or size.turns), size.slack)
             version = databases.version()
     except NoServer as error:
@@ -189,6 +209,8 @@ def main(args: list[str]) -> int:
     verdicts = report.verdicts()
     missed = [each for each in verdicts if not each.ok]
     told = [f"bench: {len(verdicts) - len(missed)} of {len(verdicts)} bars reached"]
+    if run.left_out:
+        told.append(f"left out: {', '.join(run.left_out)}")
     if run.failed:
         told.append(f"not measured: {', '.join(run.failed)}")
     print("; ".join([*told, machine, str(options.json)]))

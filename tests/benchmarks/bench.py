@@ -28,18 +28,19 @@ Figures = dict[str, dict[str, float]]
 class Puppet(subprocess.Popen[str]):
     """A process that does what it is told, a line at a time, and answers each in JSON."""
 
-    def __init__(self, module: str, *args: str, url: str) -> None:
-        self.name = module
+    def __init__(self, command: list[str], env: Mapping[str, str]) -> None:
+        self.name = " ".join(command)
         super().__init__(
-            [*BOUND, sys.executable, "-m", module, *args],
+            [*BOUND, *command],
             cwd=ROOT,
-            env=environment(url),
+            env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,
         )
-        self.answer()  # it is ready
+        #: What it says when it is ready.
+        self.greeting = self.answer()
 
     def tell(self, line: str = "go") -> None:
         """Have it do something."""
@@ -99,8 +100,8 @@ class Bench:
 
     def puppet(self, module: str, *args: str, url: str | None = None) -> Puppet:
         """Start ``python -m tests.benchmarks.<module>``, and wait until it is ready."""
-        name = f"tests.benchmarks.{module}"
-        self._puppets.append(Puppet(name, *args, url=url or self.url))
+        command = [sys.executable, "-m", f"tests.benchmarks.{module}", *args]
+        self._puppets.append(Puppet(command, environment(url or self.url)))
         return self._puppets[-1]
 
     @contextmanager

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 
 from tests.benchmarks import databases
-from tests.benchmarks.__main__ import WORKLOADS, parser, without
+from tests.benchmarks.__main__ import WORKLOADS, parser, peers_of, without
 from tests.benchmarks.bars import BARS, Bar
 from tests.benchmarks.bench import measured, percentile
 from tests.benchmarks.peers import HERE, PINS
@@ -87,7 +87,7 @@ def test_every_workload_has_a_module_and_every_peer_an_adapter() -> None:
     modules = {path.stem for path in Path(HERE.parent, "workloads").glob("[a-z]*.py")}
 
     assert modules == {*WORKLOADS, "on_sqlite"}
-    assert {path.stem for path in HERE.glob("on_*.py")} == {
+    assert {path.stem for path in HERE.glob("on_*.*")} == {
         f"on_{peer.replace('-', '_')}" for peer in PINS
     }
 
@@ -155,3 +155,13 @@ def test_the_same_is_measured_under_another_python_and_django() -> None:
 
     assert parser().parse_args(args).combos == ["3.11/5.2", "3.13/6.1"]
     assert without("--combos", args) == ["--size", "short", "--report-only"]
+
+
+def test_peers_of_which_a_bar_speaks_are_measured_unless_time_is_short() -> None:
+    def asked(*args: str) -> list[str]:
+        options = parser().parse_args(args)
+        return peers_of(options, options.only or list(WORKLOADS))
+
+    assert asked() == ["pgqueuer", "pg-boss"]
+    assert asked("--peers", "pgmq") == ["pgmq"]
+    assert asked("--size", "short") == asked("--only", "idle") == []

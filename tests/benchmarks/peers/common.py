@@ -3,27 +3,19 @@
 An adapter has ``prepare()``, ``enqueue(name, **data)``, ``enqueue_many(count)`` or None where the
 peer has no such thing, ``left()`` (how many tasks have not ended), ``work()`` (which runs a worker,
 for ever) and ``MOST``, as many tasks as are sensible for its speed. Its handlers call ``ran`` and
-``noted``.
+``noted``. ``common.mjs`` is the same for Node.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
+import mmap
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-EVERY = 0.05
-WARM_UP = 10
-#: Seconds within which everything has to end.
-PATIENCE = 120.0
-
-_ran = False
+_count = None
 
 
 def folder():
@@ -32,12 +24,21 @@ def folder():
 
 
 def ran():
-    """Called by each task that does nothing: tells when this process began with its first."""
-    global _ran
-    if not _ran:
-        _ran = True
-        (folder() / f"began-{os.getpid()}").write_text(str(time.monotonic()))
+    """Called by each task of one system call: says when this process began with its first, and
+    how many there were so far."""
+    global _count
+    if _count is None:
+        _count = _begin()
+    os.access("/", os.F_OK)
+    _count[0] += 1
     return {"ok": True}
+
+
+def _begin():
+    (folder() / f"began-{os.getpid()}").write_text(str(time.monotonic()))
+    with (folder() / f"count-{os.getpid()}").open("w+b") as file:
+        file.truncate(8)
+        return memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
 
 
 def noted(key):
@@ -48,100 +49,52 @@ def noted(key):
 
 
 def main(adapter):
-    """``on_<peer>.py measure SIZES`` prints figures; ``work`` is a worker."""
-    if sys.argv[1] == "work":
+    """With ``work`` be a worker; otherwise do as each line of the input says, and answer."""
+    if sys.argv[1:] == ["work"]:
         adapter.work()
         return
-    size = json.loads(sys.argv[2])
     adapter.prepare()
-    print(json.dumps(measure(adapter, size)))
+    answer(adapter.MOST)
+    for line in sys.stdin:
+        order, *values = line.split()
+        answer(ORDERS[order](adapter, *map(float, values)))
 
 
-def measure(adapter, size):
-    """The same names of figures as for ours."""
-    count = size["enqueued"]
+def answer(value):
+    """One line."""
+    print(json.dumps(value), flush=True)
+
+
+def enqueue(adapter, count):
+    """Seconds for ``count`` tasks, one by one."""
     start = time.perf_counter()
-    for number in range(count):
+    for number in range(int(count)):
         adapter.enqueue("nothing", n=number)
-    found = {"enqueue one by one (tasks/s)": count / (time.perf_counter() - start)}
-    drained(adapter, 1, 0)
-    if adapter.enqueue_many:
-        bulk = min(size["bulk"], adapter.MOST)
-        start = time.perf_counter()
-        adapter.enqueue_many(bulk)
-        found["bulk enqueue (tasks/s)"] = bulk / (time.perf_counter() - start)
-        drained(adapter, 1, 0)
-    count = min(size["drained"], adapter.MOST)
-    found["drain, 1 worker (tasks/s)"] = drained(adapter, 1, count)
-    found["drain, 2 workers (tasks/s)"] = drained(adapter, 2, count)
-    waited = latencies(adapter, WARM_UP + max(1, int(size["latency_seconds"] / EVERY)))
-    found["enqueue to start, p50 (ms)"] = percentile(waited, 50)
-    found["enqueue to start, p95 (ms)"] = percentile(waited, 95)
-    return found
+    return time.perf_counter() - start
 
 
-def drained(adapter, workers, count):
-    """Tasks a second, from the first that begins to the last that has ended."""
-    if count and adapter.enqueue_many:
-        adapter.enqueue_many(count)
-    elif count:
-        for number in range(count):
-            adapter.enqueue("nothing", n=number)
-    with running(workers) as started:
-        wait_until_done(adapter, started)
-        ended = time.monotonic()
-        began = [float(each.read_text()) for each in folder().glob("began-*")]
-    return count / (ended - min(began)) if count else 0.0
+def enqueue_many(adapter, count):
+    """Seconds for ``count`` tasks, many at once; None where there is no such thing."""
+    if adapter.enqueue_many is None:
+        return None
+    start = time.perf_counter()
+    adapter.enqueue_many(int(count))
+    return time.perf_counter() - start
 
 
-def latencies(adapter, count):
-    """Milliseconds from the call of enqueue to the first line of the handler."""
-    with running(1) as started:
-        adapter.enqueue("nothing", n=0)
-        wait_until_done(adapter, started)
-        start, sent = time.monotonic(), {}
-        for number in range(count):
-            time.sleep(max(0.0, start + number * EVERY - time.monotonic()))
-            sent[number] = time.monotonic()
-            adapter.enqueue("clock", key=number)
-        wait_until_done(adapter, started)
-        lines = (folder() / "clock").read_text().split("\n")[:-1]
-    began = {int(key): float(moment) for key, moment in map(str.split, lines)}
-    return [(began[key] - moment) * 1000 for key, moment in sent.items() if key >= WARM_UP]
+def clock(adapter, count, every):
+    """The moments at which tasks were sent, one ``every`` so many seconds."""
+    start, sent = time.monotonic(), []
+    for number in range(int(count)):
+        time.sleep(max(0.0, start + number * every - time.monotonic()))
+        sent.append(time.monotonic())
+        adapter.enqueue("clock", key=number)
+    return sent
 
 
-def wait_until_done(adapter, started):
-    """Until nothing is left, as long as the workers are there."""
-    deadline = time.monotonic() + PATIENCE
-    while adapter.left():
-        if time.monotonic() > deadline or any(each.poll() is not None for each in started):
-            sys.exit(f"{adapter.left()} tasks are left, and no worker does them")
-        time.sleep(0.02)
-
-
-@contextlib.contextmanager
-def running(workers):
-    """Workers, with a folder of their own."""
-    with tempfile.TemporaryDirectory(prefix="leasing-bench-") as path:
-        os.environ["BENCH_FOLDER"] = path
-        command = [sys.executable, sys.argv[0], "work"]
-        started = [
-            subprocess.Popen(command, stdout=sys.stderr, start_new_session=True)
-            for _ in range(workers)
-        ]
-        try:
-            yield started
-        finally:
-            for process in started:
-                process.terminate()
-            for process in started:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(5)
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
-def percentile(figures, percent):
-    """The smallest of ``figures`` that at least ``percent`` of them do not exceed."""
-    return sorted(figures)[max(0, int(-(-len(figures) * percent // 100)) - 1)]
+ORDERS = {
+    "enqueue": enqueue,
+    "enqueue_many": enqueue_many,
+    "clock": clock,
+    "left": lambda adapter: adapter.left(),
+}

@@ -39,7 +39,7 @@ def rate(seconds, names, renew=False):
 
 
 if __name__ == "__main__":
-    seconds = json.loads(sys.argv[2])["lease_seconds"]
+    seconds = json.loads(sys.argv[1])["lease_seconds"]
     found = {
         "acquire, release (cycles/s)": rate(seconds, ["one"]),
         "acquire, renew, release (cycles/s)": rate(seconds, ["one"], renew=True),
