@@ -12,10 +12,12 @@ import json
 import mmap
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
-_count = None
+#: Of each thread, which need not share it.
+_own = threading.local()
 
 
 def folder():
@@ -24,19 +26,21 @@ def folder():
 
 
 def ran():
-    """Called by each task of one system call: says when this process began with its first, and
+    """Called by each task of one system call: says when this thread began with its first, and
     how many there were so far."""
-    global _count
-    if _count is None:
-        _count = _begin()
+    try:
+        count = _own.count
+    except AttributeError:
+        count = _own.count = _begin()
     os.access("/", os.F_OK)
-    _count[0] += 1
+    count[0] += 1
     return {"ok": True}
 
 
 def _begin():
-    (folder() / f"began-{os.getpid()}").write_text(str(time.monotonic()))
-    with (folder() / f"count-{os.getpid()}").open("w+b") as file:
+    thread = f"{os.getpid()}-{threading.get_ident()}"
+    (folder() / f"began-{thread}").write_text(str(time.monotonic()))
+    with (folder() / f"count-{thread}").open("w+b") as file:
         file.truncate(8)
         return memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
 
