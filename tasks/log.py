@@ -122,6 +122,7 @@ class Log:
     )
     task_return_failed = _attempt(WARNING, "task:%(task_id)s could not be given back: %(error)s")
     task_return_needless = _attempt(INFO, "Nothing to give back: %(reason)s")
+    task_not_logged = _task(ERROR, "Django's log of task:%(task_id)s failed")
     task_end_not_told = _task(ERROR, "on_end of task:%(task_id)s failed")
     task_policy_failed = Event(
         "tasks.retry", ERROR, "Retry policy %(policy)s failed; using the default policy"

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 from django.utils.module_loading import import_string
 
-from leasing.runtime.event_lines import log
 from tasks import registry
 from tasks.conf import task_settings
 from tasks.django_api.compat import (
@@ -43,6 +42,7 @@ from tasks.django_api.compat import (
 )
 from tasks.exceptions import UnknownTask
 from tasks.execution.context import Context
+from tasks.log import log
 from tasks.querysets.claimed import ClaimedTask, Completed
 from tasks.retry import RetryPolicy
 
@@ -238,7 +238,7 @@ def _log(receiver: Callable[..., object], line: _Line) -> None:
     try:
         receiver(sender=None, task_result=line)
     except Exception:  # as with a receiver: what has happened has happened
-        log.log_failed(exc_info=True)
+        log.task_not_logged(task_id=line.id, exc_info=True)
 
 
 def _log_started(task: AnyTask, ctx: Context) -> None:
