@@ -96,7 +96,7 @@ class RevokeForm(ReasonForm):
         max_length=REASON_LENGTH,
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
         help_text="Stored with the lease's events, together with your name.",
-        error_messages={"required": "Give a reason for whoever looks at this next."},
+        error_messages={"required": "Give a reason: the next operator sees it."},
     )
 
 

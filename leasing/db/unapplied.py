@@ -19,8 +19,8 @@ MAX_NAMED = 4
 
 def unapplied_reason() -> str:
     """Return a sentence with the migrations of our apps that were not applied to their database,
-    and the command that does it. Empty if all were, and if the database does not answer: whoever
-    waits for it may start before it does.
+    and the command that does it. Empty if all were, and if the database does not answer: a
+    process that waits for it may start before it does.
 
     Reads the names of our own migrations only, not the graph of all: a command of a large project
     would take seconds more.

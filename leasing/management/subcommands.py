@@ -89,7 +89,7 @@ def add_operator(parser: ArgumentParser, **reason: Any) -> None:
 
 
 def operator(options: Mapping[str, Any]) -> str:
-    """Return the name of whoever acts."""
+    """Return the name of the operator."""
     return options["by"] or getpass.getuser()
 
 

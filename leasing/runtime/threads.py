@@ -26,7 +26,7 @@ def note_replaced(name: str) -> None:
 
 
 class LastingThread:
-    """A daemon thread that does ``work``, until that returns: whoever watches it calls ``tend``
+    """A daemon thread that does ``work``, until that returns: its watcher calls ``tend``
     now and then."""
 
     def __init__(self, name: str, work: Callable[[], object]) -> None:

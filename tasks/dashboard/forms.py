@@ -159,7 +159,7 @@ class CancelForm(ReasonForm):
         max_length=REASON_LENGTH,
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
         help_text="Stored with the task, together with your name.",
-        error_messages={"required": "Give a reason for whoever looks at this next."},
+        error_messages={"required": "Give a reason: the next operator sees it."},
     )
 
 
