@@ -56,8 +56,14 @@ def ago(moment: datetime, now: datetime) -> str:
 
 
 def until(deadline: datetime, now: datetime, ahead: str = "", past: str = "expired") -> str:
-    """Return the time until ``deadline`` ("``ahead`` in 3 s"), or since it passed ("expired 3 s
-    ago")."""
+    """Return the time until ``deadline`` ("in 3 s"), or since it passed ("expired 3 s ago").
+
+    Args:
+        deadline: The deadline.
+        now: The moment, by the database's clock.
+        ahead: The word before a deadline that is to come.
+        past: The word before one that has passed.
+    """
     seconds = (deadline - now).total_seconds()
     if seconds > 0:
         return f"{ahead} in {left(deadline - now)}".lstrip()

@@ -133,8 +133,14 @@ def _classes(errors: tuple[type[BaseException], ...]) -> tuple[type[BaseExceptio
 
 
 def decide(policy: RetryPolicy, error: BaseException, attempt: int) -> timedelta | None:
-    """Return the decision of ``policy``: the pause, or None to give up. If the policy raises or
-    returns something else, the default policy decides."""
+    """Return the pause before the next attempt; None to give up. If the policy raises or returns
+    something else, the default policy decides.
+
+    Args:
+        policy: The policy that is asked.
+        error: The error of the attempt.
+        attempt: The number of the attempt, from 1.
+    """
     try:
         answer = policy(error, attempt)
         return None if answer is None else check_delay(answer)

@@ -3,7 +3,7 @@
 A network that swallows a reply has acknowledged the request, so neither the server's timeouts nor
 those of TCP end the wait: the thread that sent it would wait for good. A watched connection notes
 since when it waits, and one thread of the process hangs up those that wait for longer than they
-may, at this end of the line. Whoever waits gets an OperationalError, as from any connection that
+may, at this end of the line. Its caller gets an OperationalError, as from any connection that
 broke.
 
 The keeper's requests are cut off in the same way, by its own watchdog, which knows what else
@@ -151,8 +151,13 @@ if hasattr(os, "register_at_fork"):
 
 
 def watch_answers(connection: BaseDatabaseWrapper, limit: Limit, setting: str) -> None:
-    """Cut ``connection`` off whenever an answer takes longer than ``limit``, which ``setting``
-    names in the log. It may be open, or be opened later."""
+    """Cut a connection off whenever an answer takes too long.
+
+    Args:
+        connection: The connection, which may be open, or be opened later.
+        limit: Returns the seconds that an answer may take.
+        setting: The name of that limit in the log.
+    """
     if connection.vendor != "postgresql":
         return  # no network is between
     connect = connection.get_new_connection

@@ -22,12 +22,16 @@ Rows = TypeVar("Rows", bound="models.QuerySet[Any, Any]")
 
 
 def lock(rows: Rows, *, skip_locked: bool = False, of: tuple[str, ...] = ()) -> Rows:
-    """Lock ``rows`` until the transaction ends, as weakly as updating them allows; ``of`` several
-    tables only those.
+    """Lock ``rows`` until the transaction ends, as weakly as updating them allows.
 
     PostgreSQL's plain FOR UPDATE would also wait for inserts of child rows. SQLite has no row
     locks, and Django silently omits the clause: there the write lock of the database protects the
     rows, and the conditions of the update that follows.
+
+    Args:
+        rows: The rows.
+        skip_locked: True to leave out rows that others have locked, rather than wait for them.
+        of: The relations whose rows are locked; empty: all.
     """
     take_write_lock(rows)
     features = connections[rows.db].features
@@ -56,7 +60,8 @@ def take_write_lock(rows: models.QuerySet[Any]) -> None:
 
 def lock_names(using: str, names: Iterable[str]) -> set[str]:
     """Lock those of ``names`` that no other transaction has locked, until this one ends, and
-    return them. It waits for none: whoever has one may have been stopped in the middle of it.
+    return them. It waits for none: the process that has one may have been stopped in the middle of
+    its work.
 
     Where there are no such locks every name is returned: SQLite has one writer, and elsewhere
     what is written needs a guard of its own.

@@ -39,11 +39,15 @@ def explain(
     ending: LeaseEvent | None = None,
     events: Iterable[LeaseEvent] = (),
 ) -> Explanation:
-    """Explain the lease of ``row`` at ``now``, the database's clock.
+    """Explain why the lease of ``row`` is as it is.
 
-    ``ending`` is the event that ended its latest term, if the ledger has one: it distinguishes a
-    revocation from a release. ``events`` are its latest, the newest first: they contain the ending
-    if ``ending`` is not given, and show whether holder after holder lets the lease expire.
+    Args:
+        row: The row, with the columns of its lease.
+        now: The moment, by the database's clock.
+        ending: The event that ended its latest term, if the ledger has one: it distinguishes a
+            revocation from a release.
+        events: Its latest events, the newest first. They contain the ending if ``ending`` is not
+            given, and show if holder after holder lets the lease expire.
     """
     events = list(events)
     ending = ending or next((event for event in events if event.kind in _ENDINGS), None)

@@ -87,8 +87,13 @@ def run_services(
     ended: threading.Event,
     after_each: Callable[[], object] = lambda: None,
 ) -> None:
-    """Tick each of ``services`` when it is due, until ``ended``; then close them.
-    ``after_each`` is called after every tick."""
+    """Tick each of ``services`` when it is due; then close them.
+
+    Args:
+        services: The services that share this thread.
+        ended: Set when they are to end.
+        after_each: Called after every tick.
+    """
     now = system_clock()
     due_at = {service: now + service.starts_in for service in services}
     while not ended.is_set():

@@ -35,8 +35,14 @@ QUIET = frozenset(
 def diagnose(
     task: Task, now: datetime | None = None, around: Surroundings | None = None
 ) -> Diagnosis:
-    """Explain ``task`` at ``now`` (the database's clock). ``around`` is the answer of
-    ``look_around``: pass it to explain many tasks without further queries."""
+    """Explain why ``task`` is where it is.
+
+    Args:
+        task: The task.
+        now: The moment, by the database's clock; that of ``around`` by default.
+        around: The answer of ``look_around``: pass it to explain many tasks without further
+            queries.
+    """
     around = around or look_around([task])
     now = now or around.now
     if task.status in TaskStatus.ended():

@@ -87,9 +87,13 @@ def look_around(
     tasks: Iterable[Task] = (), now: datetime | None = None, *, fresh: bool = True
 ) -> Surroundings:
     """Read what ``diagnose`` needs in addition to ``tasks``: four queries, a fifth if some of them
-    were claimed often, and a sixth if some were put off. A task that is not among them is never
-    diagnosed as flapping. Unless ``fresh``, the answer may be up to SHARED_FOR old. ``now`` is the
-    database's clock, where it was read already."""
+    were claimed often, and a sixth if some were put off.
+
+    Args:
+        tasks: The tasks to diagnose. One that is not among them is never diagnosed as flapping.
+        now: The database's clock, where it was read already.
+        fresh: False if the answer may be up to SHARED_FOR old.
+    """
     using = leasing_settings.DATABASE
     tasks = list(tasks)
     around = shared("surroundings", _everyone, fresh=fresh)

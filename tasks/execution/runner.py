@@ -57,7 +57,13 @@ def _note_connection(**_named: Any) -> None:
 
 
 def run(execution: Execution, call: Call | None = None, chaos: Chaos | None = None) -> None:
-    """Run ``execution`` to its end on this thread, and store it. Raises nothing."""
+    """Run an attempt to its end on this thread, and store the outcome. Raises nothing.
+
+    Args:
+        execution: The attempt.
+        call: Calls the handler; by default on this thread.
+        chaos: Faults for demonstrations.
+    """
     execution.carrier = threading.current_thread()
     try:
         store_outcomes([work(execution, call, chaos)])
@@ -67,8 +73,8 @@ def run(execution: Execution, call: Call | None = None, chaos: Chaos | None = No
 
 
 def work(execution: Execution, call: Call | None = None, chaos: Chaos | None = None) -> Outcome:
-    """Run the handler of ``execution`` on this thread. What is to be stored of it. Raises
-    nothing."""
+    """Return the outcome of an attempt, which is to be stored: ``run`` without that. Arguments are
+    those of ``run``. Raises nothing."""
     tidy()
     outcome = before(execution)
     if outcome is None:
@@ -161,7 +167,14 @@ def judge(
     output: Any = None,
     error: BaseException | None = None,
 ) -> Outcome:
-    """Return the outcome of an attempt whose handler returned ``output`` or raised ``error``."""
+    """Return the outcome of an attempt whose handler has ended.
+
+    Args:
+        execution: The attempt.
+        context: The context that the handler had.
+        output: The value that it returned.
+        error: The error that it raised; None if it returned.
+    """
     if context.completed:
         if error is not None:
             log.task_failed_after_end(execution.claimed, error=repr(error))

@@ -125,10 +125,15 @@ class TaskQuerySet(TaskRows):
         Outside of a transaction the task is stored at once; after a rollback it is not stored. A
         delay counts from the commit.
 
-        This is for transactions on another database than that of the tasks: ``using`` is its alias
-        (default: the database of the tasks). In the same database use ``enqueue``: its task cannot
-        get lost between the commit and the INSERT. Arguments and errors are those of ``enqueue``.
-        PayloadMismatch and errors of the database are raised by the commit.
+        This is for transactions on another database than that of the tasks. In the same database
+        use ``enqueue``: its task cannot get lost between the commit and the INSERT. Errors are
+        those of ``enqueue``. PayloadMismatch and errors of the database are raised by the commit.
+
+        Args:
+            name_or_handler: The name of the task, or its handler.
+            data: The handler's keyword arguments.
+            using: The alias of the transaction's database; that of the tasks by default.
+            options: The other arguments of ``enqueue``.
         """
         refuse_unknown("enqueue_on_commit", options.keys())
         producer.enqueue_on_commit(self.home(), name_or_handler, data, using, **options)
@@ -195,15 +200,22 @@ class TaskQuerySet(TaskRows):
         requests: Sequence[ClaimRequest] | None = None,
     ) -> list[ClaimedTask]:
         """``claim`` for workers, without model instances unless something needs them: of each kind
-        in its order, and what ``requests`` ask for; by default ``limit`` tasks of any kind."""
+        in its order, and what ``requests`` ask for; by default ``limit`` tasks of any kind. Further
+        arguments and errors are those of ``claim``."""
         asked = [ClaimRequest(limit)] if requests is None else requests
         return worker.take(self.home(), holder, queues, asked, ttl)
 
     def take_one(
         self, key: int, holder: str, *, queue: str, ttl: float | timedelta | None = None
     ) -> ClaimedTask | None:
-        """``take`` the task with this ``key``, if it is in ``queue`` and can be claimed now. Raises
-        as ``claim`` does."""
+        """``take`` one task, if it can be claimed now. Raises as ``claim`` does.
+
+        Args:
+            key: The key of the task.
+            holder: The name of the worker.
+            queue: The queue that it must be in.
+            ttl: Seconds of the lease, from now and from each heartbeat.
+        """
         return worker.take_one(self.home(), key, holder, queue, ttl)
 
     def heartbeat(self, task: Task) -> Task:
@@ -217,10 +229,15 @@ class TaskQuerySet(TaskRows):
         return worker.progress(self.home(task), task, value)
 
     def checkpoint(self, task: Task, state: Any, *, progress: Any = None) -> Task:
-        """Store ``state``, any JSON, from which later attempts continue, and ``progress`` with it.
+        """Store ``state``, from which later attempts continue, in one statement.
 
-        A checkpoint never regresses: an attempt that lost its task is refused. One statement.
-        Raises LeaseLost, NotSerializable.
+        A checkpoint never regresses: an attempt that lost its task is refused. Raises LeaseLost,
+        NotSerializable.
+
+        Args:
+            task: The task, as its holder has it.
+            state: Any JSON.
+            progress: Stored with it, as ``progress`` does; None keeps what is stored.
         """
         return worker.checkpoint(self.home(task), task, state, progress)
 
@@ -231,8 +248,14 @@ class TaskQuerySet(TaskRows):
     def finish_step(
         self, task: Task, name: str, output: Any = None, *, progress: Any = None
     ) -> TaskStep:
-        """Store the ``output`` of the finished step called ``name``, and ``progress`` with it. If
-        the step was stored before, that one stays and is returned.
+        """Store the ``output`` of a finished step. If the step was stored before, that one stays
+        and is returned.
+
+        Args:
+            task: The task, as its holder has it.
+            name: The name of the step, unique within the task.
+            output: Any JSON.
+            progress: Stored with it, as ``progress`` does; None keeps what is stored.
 
         Raises LeaseLost, NotSerializable, InvalidResource (the name).
         """

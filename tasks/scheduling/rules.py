@@ -157,8 +157,16 @@ def rule_of(cron: str, every: timedelta | None, timezone: str = "UTC") -> Rule:
 def due_slots(
     rule: Rule, due_at: datetime, now: datetime, missed: str, limit: int
 ) -> tuple[list[datetime], datetime]:
-    """Return the moments to serve at ``now`` when ``due_at`` is the first that was not, and the
-    moment to go on with. That one may have come too, when there were more than ``limit``."""
+    """Return the moments to serve now, and the moment to go on with. That one may have come too, if
+    there were more than ``limit``.
+
+    Args:
+        rule: The rule of the schedule.
+        due_at: The first moment that was not served.
+        now: The database's clock.
+        missed: One of MissedSlots.
+        limit: The number of moments, at most.
+    """
     if missed == MissedSlots.ALL:
         slots, at = [due_at], rule.after(due_at, due_at)
         while at <= now and len(slots) < limit:

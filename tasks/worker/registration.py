@@ -159,10 +159,17 @@ def _log_wait(other: Worker) -> None:
 def presented(
     name: str, ended: threading.Event, role: str, **what: Any
 ) -> Iterator[ServiceThreads]:
-    """A block in which the process called ``name`` is shown, which runs no tasks. Its thread has a
-    lasting connection, and receivers are called apart; leaving the block sets ``ended``. Waits
-    until the name is free, or ``ended`` is set. Sets ``ended`` when another process takes the name.
-    Raises NameTaken, before the block or after it."""
+    """A block in which this process is shown among the workers, although it runs no tasks. Its
+    thread has a lasting connection, and receivers are called apart. Waits until the name is free.
+    Raises NameTaken, before the block or after it.
+
+    Args:
+        name: The name of the process.
+        ended: Ends the wait for the name. Set when another process takes the name, and when the
+            block is left.
+        role: One of WorkerRole.
+        what: Further columns of its row.
+    """
     none: dict[str, Any] = {"queues": [], "handlers": {}, "slots": {}, "sweeps": False}
     threads = ServiceThreads(ended)
     losses: list[NameTaken] = []
