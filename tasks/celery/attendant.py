@@ -1,10 +1,10 @@
 """Run the services of a Celery worker in its main process: recovery, schedules, samples, and the
 row that shows it. In a worker that forks, none runs in the processes that run tasks.
 
-The worker takes its name before it has a pool or consumes anything, as ``run_worker`` does: it ends
-with a sentence and code 2 if a running process of this host has it, and waits for one of another
-host. If another process takes the name later, it finishes its tasks and ends with code 2. Without
-the tables it ends with a sentence and code 1.
+Before the worker has a pool or consumes anything it looks for its name, as ``run_worker`` does: it
+ends with a sentence and code 2 if a running process of this host has it, and waits for one of
+another host. If another process takes the name later, it finishes its tasks and ends with code 2.
+Without the tables it ends with a sentence and code 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def attend(*, is_served: bool) -> None:
     to start without our tables."""
     signals.worker_init.connect(_refuse_unmigrated, dispatch_uid="tasks.attendant.migrations")
     if is_served:
-        signals.worker_init.connect(_take_name, dispatch_uid="tasks.attendant")
+        signals.worker_init.connect(_look_for_name, dispatch_uid="tasks.attendant")
         signals.worker_ready.connect(_begin, dispatch_uid="tasks.attendant")
         signals.worker_shutting_down.connect(_stop, dispatch_uid="tasks.attendant")
         signals.worker_shutdown.connect(_end, dispatch_uid="tasks.attendant")
@@ -40,20 +40,21 @@ def _refuse_unmigrated(**kwargs: Any) -> None:
         raise SystemExit(reason)
 
 
-def _take_name(sender: Any, **kwargs: Any) -> None:
+def _look_for_name(sender: Any, **kwargs: Any) -> None:
     from django.db import connections
 
     from leasing.conf import leasing_settings
     from tasks.exceptions import NameTaken
     from tasks.models import WorkerRole
-    from tasks.worker.registration import Presence
+    from tasks.worker.registration import Presence, sign_off
 
-    # What it serves is not known yet.
+    # What it serves is not known yet, nor when: it signs off until its broker is there.
     registration = Presence(
         sender.hostname, role=WorkerRole.CELERY, queues=[], handlers={}, slots={}
     )
     try:
         registration.begin(threading.Event())
+        sign_off(sender.hostname)
     except NameTaken as taken:
         sys.stderr.write(f"{taken}\n")
         raise SystemExit(taken.EXIT_CODE) from taken

@@ -14,7 +14,6 @@ from celery.worker import state
 from django.db import connection
 from django.db.migrations.recorder import MigrationRecorder
 
-from leasing.functions import after
 from tasks.celery import attendant
 from tasks.celery import connect as connect_app
 from tasks.models import Worker
@@ -78,19 +77,17 @@ def test_without_the_tables_it_ends_with_the_sentence(attend: bool) -> None:
             MigrationRecorder(connection).record_applied("leasing_tasks", name)
 
 
-def test_it_has_its_name_before_it_has_its_pool() -> None:
+def test_it_is_shown_once_it_has_its_broker() -> None:
     connect()
     start()
-    row = Worker.objects.get()
-    assert (row.name, row.role, row.queues, row.slots) == (NODE, "celery", [], {})
-    Worker.objects.update(started_at=after(timedelta(hours=-1)))
-    started_at = Worker.objects.get().started_at
+    assert not Worker.objects.present().exists()
 
     ready()
 
-    wait_for(Worker.objects.exclude(slots={}).exists)
+    wait_for(Worker.objects.present().exists)
     row = Worker.objects.get()
-    assert (row.queues, row.slots, row.started_at) == (["default"], {"pool": 3}, started_at)
+    assert (row.name, row.role) == (NODE, "celery")
+    assert (row.queues, row.slots) == (["default"], {"pool": 3})
     assert (row.process, state.should_stop) == (own_identity(), None)
 
 
@@ -113,7 +110,8 @@ def test_when_its_name_is_taken_meanwhile_it_stops_as_after_a_signal(
     monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
     connect()
     start()
-    Worker.objects.update(process="another-boot:1|1|1", hostname="node-2", pid=8)
+    elsewhere = {"process": "another-boot:1|1|1", "hostname": "node-2", "pid": 8}
+    Worker.objects.update(**elsewhere, stopped_at=None)
 
     ready()
 

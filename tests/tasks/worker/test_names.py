@@ -273,7 +273,7 @@ def test_a_process_whose_row_was_deleted_keeps_its_start(monkeypatch: pytest.Mon
 
 @pytest.mark.once
 def test_a_process_that_registers_again_keeps_its_start() -> None:
-    """A Celery worker registers before its pool is there, and when it is."""
+    """Workers of one process share their row."""
     for _ in range(2):
         assert Presence("ann").begin(Stopping())
         Worker.objects.update(started_at=after(timedelta(hours=-1)))
