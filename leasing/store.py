@@ -78,7 +78,13 @@ class Store(Hashable, Protocol):
         """Record and signal that the holder of ``grant`` has learned of its loss."""
 
     def refused(self, row: Any, verb: str, reason: str) -> None:
-        """Record and signal that a target refused a late write under the grant of ``row``."""
+        """Record and signal that a target refused a late write.
+
+        Args:
+            row: The row with the grant under which it was written.
+            verb: The name of the write.
+            reason: Why it was refused.
+        """
 
     def proving(self, row: Any) -> AbstractContextManager[None]:
         """A transaction of the store that commits only if the grant of ``row`` is still held."""

@@ -47,11 +47,17 @@ def delete_batch(
     *,
     skip_locked: bool = True,
 ) -> tuple[int, list[Any]]:
-    """Lock the first ``limit`` of ``rows``, and ``delete`` them by their keys, in a transaction.
-    Returns how many that were, and the rows.
+    """Lock the first of ``rows``, and delete them by their keys, in a transaction. Returns how many
+    that were, and the rows.
 
     When the database refuses, for what ``unprotected`` does not see (a row that refers to one that
     would go too, a constraint of somebody's own), all are deleted but those it refuses.
+
+    Args:
+        rows: The rows, in the order in which they are deleted.
+        limit: The number of rows, at most.
+        delete: Deletes the rows with these keys, and returns how many.
+        skip_locked: True to leave out rows that others have locked, rather than wait for them.
     """
     found: list[Any] = []
     try:
@@ -71,8 +77,8 @@ def delete_batch(
 
 
 def delete_up_to(rows: models.QuerySet[Any], limit: int, delete: Callable[[list[Any]], int]) -> int:
-    """``delete_batch``, over again past what cannot be deleted. Returns how many were: ``limit``,
-    or as many as can be."""
+    """``delete_batch``, over again past what cannot be deleted. Arguments are those of
+    ``delete_batch``. Returns how many were: ``limit``, or as many as can be."""
     deleted, seen = 0, set[Any]()
     while True:
         asked = limit - deleted

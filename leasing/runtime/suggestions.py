@@ -10,8 +10,14 @@ LISTED = 10
 
 
 def suggestion(name: object, known: Iterable[str], listed_at_most: int = LISTED) -> str:
-    """Return a sentence about the one of ``known`` that ``name`` was probably meant to be. If none
-    is close, it lists them."""
+    """Return a sentence about the name that was probably meant. If none is close, it lists those
+    that are known.
+
+    Args:
+        name: The name that is not known.
+        known: The names that are.
+        listed_at_most: The number of names that are listed, at most.
+    """
     names = list(known)
     if close := closest(name, names):
         return f"Did you mean {close!r}?"

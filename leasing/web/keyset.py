@@ -25,8 +25,14 @@ Record = TypeVar("Record", bound=models.Model)
 def rows_from(
     rows: models.QuerySet[Record], cursor: Cursor | None, order: Order, search: Q | None
 ) -> tuple[models.QuerySet[Record], Cursor | None]:
-    """Return the rows on the cursor's side, the nearest first, that meet ``search``, and where the
+    """Return the rows on the cursor's side, the nearest first, that meet a search, and where the
     search ends its look at the next REACH rows; None: it looks at all.
+
+    Args:
+        rows: All rows of the list.
+        cursor: The place in the list; None: its beginning.
+        order: The order of the list.
+        search: A condition that no index serves; None: there is none.
 
     Raises InvalidCursor when the cursor fits no row.
     """

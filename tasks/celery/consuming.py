@@ -36,8 +36,14 @@ stopping = threading.Event()
 
 
 def consume(key: int, queue: str, holder: str | None = None, *, chaos: bool = False) -> bool:
-    """Run the task with this ``key`` if it can be claimed for ``holder`` now. Whether it was.
-    Raises nothing of the task's."""
+    """Run a task, if it can be claimed now. Returns True if it was. Raises nothing of the task's.
+
+    Args:
+        key: The key of the task.
+        queue: The queue that the message named: the task must be in it.
+        holder: The name of the worker.
+        chaos: True for faults, for demonstrations.
+    """
     with handlers_limited():
         return _consume(key, queue, holder or default_holder(), chaos)
 

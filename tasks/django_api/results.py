@@ -85,7 +85,13 @@ def history(row: Row) -> list[PastAttempt]:
 
 
 def result_of(declared: AnyTask, row: Row, attempts: Sequence[PastAttempt]) -> DatabaseTaskResult:
-    """The result of ``row``, whose handler runs ``declared``."""
+    """Return the result of a task.
+
+    Args:
+        declared: The task of Django's API that its handler runs.
+        row: The row of the task.
+        attempts: Its attempts that did not succeed, the oldest first.
+    """
     data = row.task_data
     alias = data.get("backend", declared.backend)
     run_after = data.get("run_after")

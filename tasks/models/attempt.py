@@ -86,7 +86,15 @@ class TaskAttempt(Ledger):
         traceback: str = "",
         exception: str = "",
     ) -> TaskAttempt:
-        """An unsaved record of the attempt whose grant ``task`` carries."""
+        """Return an unsaved record of an attempt.
+
+        Args:
+            task: The task, with the grant of the attempt.
+            outcome: One of AttemptOutcome.
+            error: The error, or the reason, in a line.
+            traceback: The traceback of the error.
+            exception: The type of the error, by its dotted path.
+        """
         assert task.grant_id is not None and task.acquired_at is not None
         return cls(
             task_id=task.pk,
