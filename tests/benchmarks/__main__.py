@@ -21,7 +21,7 @@ from pathlib import Path
 import django
 
 from tests import suite
-from tests.benchmarks import peers
+from tests.benchmarks import bars, peers
 from tests.benchmarks.bench import LOG, Figures, measured
 from tests.benchmarks.databases import ROOT, Databases, running
 from tests.benchmarks.report import Report
@@ -188,7 +188,8 @@ def main(args: list[str]) -> int:
         with running() as databases:
             workloads = options.only or list(WORKLOADS)
             run = Run(databases, options.size, workloads, peers_of(options, workloads))
-            report = Report(run.turns(options.turns or size.turns), size.slack)
+            lower = 0.0 if sys.version_info >= bars.NEWEST else bars.OLDER
+            report = Report(run.turns(options.turns or size.turns), size.slack, lower)
             version = databases.version()
     except NoServer as error:
         print(f"bench: no PostgreSQL: {error}")

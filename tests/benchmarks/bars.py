@@ -1,8 +1,12 @@
-"""Bars that figures must reach."""
+"""Bars that figures must reach, with the newest Python that is measured."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+#: The newest Python that is measured, and by how much a ratio may be lower with an older one.
+NEWEST = (3, 13)
+OLDER = 0.1
 
 
 @dataclass(frozen=True)
@@ -15,19 +19,23 @@ class Bar:
     other: str = ""
     at_most: bool = False
 
-    def loosened(self, slack: float) -> float:
-        """The bound, for a machine that is trusted less by a factor of ``slack``."""
-        return self.bound * slack if self.at_most else self.bound / slack
+    def loosened(self, slack: float, lower: float = 0.0) -> float:
+        """The bound, for a machine that is trusted less by a factor of ``slack``; that of a ratio
+        is ``lower`` by so much."""
+        if self.at_most:
+            return self.bound * slack
+        return (self.bound - lower) / slack
 
-    def is_met(self, figure: float, slack: float = 1.0) -> bool:
+    def is_met(self, figure: float, slack: float = 1.0, lower: float = 0.0) -> bool:
         """Return True if ``figure``, or the ratio to the other, reaches the bar."""
-        bound = self.loosened(slack)
+        bound = self.loosened(slack, lower)
         return figure <= bound if self.at_most else figure >= bound
 
-    def text(self, slack: float = 1.0) -> str:
+    def text(self, slack: float = 1.0, lower: float = 0.0) -> str:
         """In words."""
         of = f" of {self.other}" if self.other else ""
-        return f"{'at most' if self.at_most else 'at least'} {self.loosened(slack):.3g}{of}"
+        bound = self.loosened(slack, lower)
+        return f"{'at most' if self.at_most else 'at least'} {bound:.3g}{of}"
 
 
 BARS = [

@@ -25,9 +25,10 @@ class Verdict:
 class Report:
     """The measurements of several turns."""
 
-    def __init__(self, turns: Sequence[Figures], slack: float = 1.0) -> None:
+    def __init__(self, turns: Sequence[Figures], slack: float = 1.0, lower: float = 0.0) -> None:
         self.turns = turns
-        self.slack = slack
+        #: How far bars are loosened: ``Bar.loosened``.
+        self.loosened = slack, lower
         self.names = list(dict.fromkeys(name for turn in turns for name in turn))
         found = {who for turn in turns for by_whom in turn.values() for who in by_whom}
         #: Who took part: the limit, ours, then others.
@@ -54,7 +55,7 @@ class Report:
             else:
                 figure = self.median(bar.name, "ours")
             if figure is not None:
-                found.append(Verdict(bar, figure, bar.is_met(figure, self.slack)))
+                found.append(Verdict(bar, figure, bar.is_met(figure, *self.loosened)))
         return found
 
     def tables(self) -> str:
@@ -68,7 +69,7 @@ class Report:
             [
                 each.bar.name,
                 _number(each.figure),
-                each.bar.text(self.slack),
+                each.bar.text(*self.loosened),
                 "ok" if each.ok else "SHORT",
             ]
             for each in self.verdicts()
@@ -96,7 +97,7 @@ class Report:
                 for name in self.names
             },
             "bars": [asdict(each) for each in self.verdicts()],
-            "slack": self.slack,
+            "slack": self.loosened[0],
             "turns": list(self.turns),
         }
 

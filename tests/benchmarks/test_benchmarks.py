@@ -121,6 +121,13 @@ def test_a_bar_can_be_a_ceiling() -> None:
     assert bar.is_met(1.9, slack=2.0)
 
 
+def test_with_an_older_python_a_ratio_may_be_a_little_lower_and_nothing_else() -> None:
+    ratio, ceiling = Bar(DRAIN, 0.7, "limit"), Bar("idle worker (queries/s)", 1, at_most=True)
+
+    assert ratio.is_met(0.6, lower=0.1) and not ratio.is_met(0.59, lower=0.1)
+    assert not ceiling.is_met(1.01, lower=0.1)
+
+
 def test_what_was_not_measured_is_not_judged() -> None:
     assert Report([{}]).verdicts() == []
 
