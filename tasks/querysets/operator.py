@@ -40,9 +40,7 @@ BULK_BATCH = 500
 def cancel(rows: TaskRows, by: str, reason: str) -> int:
     """End those that wait, ask those that run. Returns how many."""
     rows, count = rows._of_one_table(), 0
-    concerned = rows.filter(
-        Q(status=TaskStatus.READY) | Q(status=TaskStatus.RUNNING) & ~CANCEL_REQUESTED
-    )
+    concerned = rows.filter(status__in=[TaskStatus.READY, TaskStatus.RUNNING])
 
     def write(keys: list[int]) -> tuple[list[Task], list[int]]:
         return _cancel(rows, keys, by, cancellation(by, reason))

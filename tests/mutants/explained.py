@@ -13,6 +13,30 @@ EXPLAINED: dict[str, str] = {
     "leasing.db.postgres.holding._writing: without .holding()": (
         "What is chosen is locked, and was held when it was; the update says it again."
     ),
+    "tasks.querysets.base.TaskRows.prunable:"
+    " unique_until__lt=DbNow() for unique_until__lte=DbNow()": (
+        "A task is pruned a microsecond later."
+    ),
+    "tasks.querysets.duplicates._with_a_key_of: without _connector=Q.OR in .Q": (
+        "A look that saves an insert in vain, which the constraints of the keys refuse."
+    ),
+    "tasks.querysets.ends._of_grants: without pk__in=[t.pk for t in tasks] in .Q": (
+        "A grant is of one row: the keys are for the index."
+    ),
+    "tasks.querysets.ends._written: without pk__in=list(locked) in .filter": (
+        "Of all that is read, what was locked is looked up."
+    ),
+    "tasks.querysets.outbox.OutboxQuerySet.discard:"
+    " without the lock of unprotected(rows).order_by('pk')": (
+        "Where no other table refers to messages, Django deletes by the condition itself."
+    ),
+    "tasks.querysets.relay.window: full for full and found.is_full": (
+        "Another look in vain, behind the last task of the queue."
+    ),
+    "tasks.querysets.schedule.SlotQuerySet.prune:"
+    " at__lte=DbNow() - SLOTS_KEPT_FOR for at__lt=DbNow() - SLOTS_KEPT_FOR": (
+        "A slot is pruned a microsecond sooner."
+    ),
     "tasks.querysets.ends._written: _ended_by(row, task) and is_so(row, result)"
     " for everyone or (_ended_by(row, task) and is_so(row, result))": (
         "Where as many were updated as were locked, each is as it was written: it saves a look."
@@ -23,9 +47,6 @@ EXPLAINED: dict[str, str] = {
     ),
     "tasks.querysets.operator.discard: pk__gte=last for pk__gt=last": (
         "The last task of a batch is deleted: it is not found again."
-    ),
-    "tasks.querysets.worker.take: more for more and len(claimed) < limit": (
-        "Where as many were claimed as may be, it looks for none more: a query without an answer."
     ),
     "tasks.querysets.schedule.ScheduleQuerySet._free_moment:"
     " without schedule=schedule in .filter": (
