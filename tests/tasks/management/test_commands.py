@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import signal
@@ -326,3 +327,21 @@ def test_a_signal_can_stop_what_waits_for_the_lock_that_it_interrupted() -> None
             os.kill(os.getpid(), signal.SIGTERM)
 
         assert stopping.wait(20)
+
+
+@pytest.mark.parametrize(("before", "inside"), [(700, 10_000), (50_000, 50_000), (0, 0)])
+def test_a_worker_looks_for_garbage_seldom_and_never_where_that_is_off(
+    monkeypatch: pytest.MonkeyPatch, before: int, inside: int
+) -> None:
+    for costly in ("collect", "freeze", "unfreeze"):
+        monkeypatch.setattr(gc, costly, lambda: None)
+    usual = gc.get_threshold()
+    try:
+        gc.set_threshold(before, *usual[1:])
+        with run_worker.collected_seldom():
+            during = gc.get_threshold()
+        after = gc.get_threshold()
+    finally:
+        gc.set_threshold(*usual)
+
+    assert (during, after) == ((inside, *usual[1:]), (before, *usual[1:]))
