@@ -19,6 +19,9 @@ MAX_DEPTH = 200
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 
 
+_SCALARS = frozenset((str, int, float, bool, type(None)))
+
+
 class Encoder(DjangoJSONEncoder):
     """Encodes different values differently; Django's encoder cuts times to milliseconds."""
 
@@ -134,13 +137,17 @@ def _is_deeper(value: Any, depth: int) -> bool:
     for _ in range(depth):
         if not level:
             return False
-        level = [
-            inner
-            for outer in level
-            for inner in _containers(outer.values() if isinstance(outer, dict) else outer)
-        ]
+        inner: list[Any] = []
+        for outer in level:
+            inner += outer.values() if isinstance(outer, dict) else outer
+        level = _containers(inner)
     return bool(level)
 
 
 def _containers(values: Iterable[Any]) -> list[Any]:
-    return [value for value in values if isinstance(value, dict | list | tuple)]
+    # Most values are scalars of the plainest types, which need not be judged one by one.
+    return [
+        value
+        for value in values
+        if type(value) not in _SCALARS and isinstance(value, dict | list | tuple)
+    ]

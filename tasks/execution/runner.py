@@ -80,7 +80,7 @@ def work(execution: Execution, call: Call | None = None, chaos: Chaos | None = N
     if outcome is None:
         execution.follow()
         stalled = chaos is not None and chaos.strike(execution.hold)
-        outcome = _attempt(execution, call or _call_here)
+        outcome = _attempt(execution, call)
         if chaos is not None and stalled and outcome.verb:
             chaos.run_late(execution.hold)
     outcome.close("handler")
@@ -123,8 +123,8 @@ def _hindrance(execution: Execution) -> Outcome | None:
         return Outcome(execution)
     if by:
         return _cancelled(execution, by)
-    if execution.kind is not Kind.PROCESS:  # which may have to start first
-        execution.start_timeout()
+    if execution.interruption.timeout is not None and execution.kind is not Kind.PROCESS:
+        execution.start_timeout()  # a process may have to start first
     return None
 
 
@@ -146,12 +146,16 @@ def time_out(execution: Execution) -> None:
     connections.close_all()
 
 
-def _attempt(execution: Execution, call: Call) -> Outcome:
+def _attempt(execution: Execution, call: Call | None) -> Outcome:
     context = execution.context()
     try:
         if execution.owes_a_word:
             context.progress()
-        output = call(execution, context)
+        if call is None:
+            assert execution.handler is not None
+            output = call_handler(execution.handler, context, execution.claimed.task_data)
+        else:
+            output = call(execution, context)
     except BaseException as error:
         context.flush()
         return judge(execution, context, error=error)
@@ -229,11 +233,6 @@ def _not_here(execution: Execution, reason: str) -> Outcome:
 
 
 # Calling
-
-
-def _call_here(execution: Execution, context: Context) -> Any:
-    assert execution.handler is not None
-    return call_handler(execution.handler, context, execution.claimed.task_data)
 
 
 def call_handler(handler: Handler, context: Context, data: dict[str, Any]) -> Any:
