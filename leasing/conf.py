@@ -44,20 +44,38 @@ class UnknownSetting(AttributeError):
     """There is no setting of that name."""
 
 
+class _Setting:
+    """The attribute of one setting: what the project has set now, or the default."""
+
+    __slots__ = ("default", "key")
+
+    def __init__(self, key: str, default: Any) -> None:
+        self.key = key
+        self.default = default
+
+    def __get__(self, read: AppSettings | None, kind: type[AppSettings]) -> Any:
+        if read is None:
+            return self.default
+        # Spelled out, for every verb reads several.
+        given = getattr(settings, read.name, None)
+        return given[self.key] if given and self.key in given else self.default
+
+
 class AppSettings:
     """The upper-case attributes of a subclass are the defaults of one settings dictionary."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __getattribute__(self, key: str) -> Any:
-        read = super().__getattribute__
-        if key.isupper():
-            # Spelled out, for every verb reads several: other attributes come through here too.
-            given = getattr(settings, read("name"), None)
-            if given and key in given and hasattr(type(self), key):
-                return given[key]
-        return read(key)
+    def __init_subclass__(cls) -> None:
+        for key, default in list(vars(cls).items()):
+            if key.isupper():
+                setattr(cls, key, _Setting(key, default))
+
+    def values(self, *keys: str) -> tuple[Any, ...]:
+        """Return several settings at once, in the time that one takes."""
+        given, defaults = self.given(), type(self)
+        return tuple([given[key] if key in given else getattr(defaults, key) for key in keys])
 
     def given(self) -> Mapping[str, Any]:
         """Return the settings that the project has set."""

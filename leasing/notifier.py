@@ -58,6 +58,9 @@ _notifiers_lock = threading.Lock()
 
 def notifier(using: str) -> Notifier:
     """The notifier of the database ``using``."""
+    known = _notifiers.get(using)
+    if known is not None:
+        return known
     with _notifiers_lock:
         return _notifiers.setdefault(using, Notifier(using))
 

@@ -19,6 +19,8 @@ from leasing.exceptions import LeaseInTransaction
 KEEPALIVES = 3
 
 Rows = TypeVar("Rows", bound="models.QuerySet[Any, Any]")
+#: The alias of a database, or this thread's connection to it, which takes a while to look up.
+Database = str | BaseDatabaseWrapper
 
 
 def lock(rows: Rows, *, skip_locked: bool = False, of: tuple[str, ...] = ()) -> Rows:
@@ -116,27 +118,24 @@ def limit_silence(using: str, seconds: float) -> None:
         )
 
 
-def refuse_transaction(using: str) -> None:
+def refuse_transaction(using: Database) -> None:
     """Raise LeaseInTransaction inside an atomic block, or with autocommit off.
 
     The blocks that Django's own TestCase wraps around a test do not count.
     """
-    connection = connections[using]
-    blocks = connection.atomic_blocks
-    inside = connection.in_atomic_block and not (
-        blocks and getattr(blocks[-1], "_from_testcase", False)
-    )
-    if inside or not (connection.in_atomic_block or connection.get_autocommit()):
+    if in_transaction(using):
         raise LeaseInTransaction
 
 
-def in_transaction(using: str) -> bool:
+def in_transaction(using: Database) -> bool:
     """Return True if the caller could still roll back what is written now."""
-    try:
-        refuse_transaction(using)
-    except LeaseInTransaction:
-        return True
-    return False
+    connection: Any = connections[using] if isinstance(using, str) else using
+    if connection.in_atomic_block:
+        blocks = connection.atomic_blocks
+        return not (blocks and getattr(blocks[-1], "_from_testcase", False))
+    # Where there is a connection, asking it takes as long as the rest.
+    autocommit = connection.autocommit if connection.connection else connection.get_autocommit()
+    return not autocommit
 
 
 def is_rolled_back_by_test(using: str) -> bool:
@@ -158,10 +157,11 @@ def as_if_of_test(using: str) -> Iterator[None]:
         block._from_testcase = before
 
 
-def after_commit(using: str, call: Callable[[], object]) -> None:
+def after_commit(using: Database, call: Callable[[], object]) -> None:
     """``call`` once what was written is there to stay; at once outside of transactions."""
     if in_transaction(using):
-        transaction.on_commit(call, using=using, robust=True)
+        alias = using if isinstance(using, str) else using.alias
+        transaction.on_commit(call, using=alias, robust=True)
     else:
         call()
 

@@ -12,6 +12,7 @@ from typing import Any
 from django.db import connections, models
 from django.db.models import sql
 
+from leasing.db.cached_cursors import fetch_all
 from leasing.db.row_reader import instance_of
 from leasing.db.statements import Statement, cached_statement
 
@@ -76,7 +77,8 @@ def query_instance(
     def compiled() -> tuple[type[models.Model], str, Statement, list[Any], list[str]]:
         rows = make()
         compiler = rows.query.get_compiler(rows.db)
-        statement = Statement(*compiler.as_sql())
+        text, params = compiler.as_sql()
+        statement = Statement(text, params, compiler.connection)
         columns = [column for column, *_ in compiler.select]
         names = [alias or column.target.attname for column, _, alias in compiler.select]
         return rows.model, rows.db, statement, columns, names
@@ -84,9 +86,13 @@ def query_instance(
     key = (query_instance, about)
     model, using, statement, columns, names = cached_statement(key, compiled)
     connection = connections[using]
-    with connection.cursor() as cursor:
-        cursor.execute(statement.sql, statement.filled(values, connection))
-        answers = cursor.fetchall()
+    params = statement.filled(values, connection)
+    if connection.vendor == "postgresql":
+        answers = fetch_all(connection, statement.sql, params)
+    else:
+        with connection.cursor() as cursor:
+            cursor.execute(statement.sql, params)
+            answers = cursor.fetchall()
     if not answers:
         return None
     (answer,) = _converted(answers[:1], sql.Query(None).get_compiler(using), columns)

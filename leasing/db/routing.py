@@ -42,6 +42,11 @@ class RoutedQuerySet(models.QuerySet[Row]):
         using = self._db or _written_to(self.model, row, self._hints)  # type: ignore[attr-defined]
         if row is not None:
             self.refuse_elsewhere(row, using)
+        if self._db == using:  # type: ignore[attr-defined]
+            return self
+        if _is_fresh(self):
+            # Whatever narrows rows narrows a copy of their query, so two may share it.
+            return type(self)(self.model, self.query, using, self._hints)  # type: ignore[attr-defined]
         return self.using(using)
 
     def refuse_elsewhere(self, row: models.Model, using: str) -> None:
@@ -62,6 +67,31 @@ class RoutedQuerySet(models.QuerySet[Row]):
                 "router's db_for_write for this row. If it is a replica, a router's "
                 "allow_relation must link it to its primary."
             )
+
+
+def is_plain(query: Any) -> bool:
+    """Return True if ``query`` is of all rows of a model, in no order of its own."""
+    return not (
+        query.where
+        or query.order_by
+        or query.extra_order_by
+        or query.annotations
+        or query.extra
+        or query.distinct
+        or query.combinator
+        or query.is_sliced
+    )
+
+
+def _is_fresh(rows: Any) -> bool:
+    """Return True if ``rows`` are as a manager makes them."""
+    query = rows.query
+    return is_plain(query) and not (
+        query.select_related
+        or query.deferred_loading[0]
+        or rows._fields is not None
+        or rows._prefetch_related_lookups
+    )
 
 
 class RoutedManager(models.Manager[Row]):

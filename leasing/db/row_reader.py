@@ -1,11 +1,10 @@
-"""Rows out of answers to statements that Django did not send."""
+"""Rows out of answers to statements that Django did not compile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cache
 from inspect import getattr_static
 from typing import Any
 
@@ -15,8 +14,6 @@ from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import post_init, pre_init
 
 from leasing.db.statements import PLAIN, Marker
-
-_AWARE = "timestamp with time zone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +28,12 @@ class Reader:
     columns: tuple[str, ...]
     #: The place of the key.
     key: int
-    #: The places of moments.
-    moments: tuple[int, ...]
-    #: Converters of the fields: position, functions, and the column they need.
-    converters: tuple[tuple[int, list[Callable[..., Any]], Any], ...]
-    #: Attributes that are not asked for: what was written there, or a marker of it.
-    known: tuple[tuple[str, Any], ...]
+    #: The places of values that fields convert, and how.
+    converters: tuple[tuple[int, Callable[[Any], Any]], ...]
+    #: Attributes that are not asked for, and what was written there: a value, or the name of one
+    #: that a call brings.
+    known: tuple[str, ...]
+    written: tuple[tuple[str | None, Any], ...]
 
     def sql(self, table: str) -> str:
         """The columns, of ``table``."""
@@ -47,60 +44,43 @@ class Reader:
     ) -> list[Any]:
         """New instances. ``values`` are what the markers stand for; columns behind those that
         were asked for are left alone."""
-        known = {
-            name: (values or {})[value.name] if isinstance(value, Marker) else value
-            for name, value in self.known
-        }
-        make = partial(
-            _of_attributes if _is_plain(self.model) else _of_columns, self.model, self.using
-        )
+        given = values or {}
+        written = [given[name] if name else value for name, value in self.written]
+        names = (*self.known, *self.names)
+        make = _of_attributes if _is_plain(self.model) else _of_columns
         return [
-            make({**known, **dict(zip(self.names, answer, strict=False))})
+            make(self.model, self.using, dict(zip(names, (*written, *answer), strict=False)))
             for answer in self._converted(answers)
         ]
 
     def read(self, rows: Sequence[Any], answers: Sequence[Sequence[Any]]) -> list[Any]:
         """Write the columns onto those of ``rows`` that were answered, and return these."""
-        name = self.names[self.key]
-        by_key = {getattr(row, name): row for row in rows}
-        converted = list(self._converted(answers))
-        found = [by_key[answer[self.key]] for answer in converted]
-        read = zip(found, converted, strict=True)
-        if _has_plain_attributes(self.model):
-            for row, answer in read:
-                row.__dict__.update(zip(self.names, answer, strict=False))
+        converted = self._converted(answers)
+        if len(rows) == len(answers) == 1:
+            found = list(rows)
         else:
-            for row, answer in read:
-                for name, value in zip(self.names, answer, strict=False):
+            name = self.names[self.key]
+            by_key = {getattr(row, name): row for row in rows}
+            found = [by_key[answer[self.key]] for answer in converted]
+        plain = _has_plain_attributes(self.model)
+        for row, answer in zip(found, converted, strict=True):
+            read = zip(self.names, answer, strict=False)
+            if plain:
+                row.__dict__.update(read)
+            else:
+                for name, value in read:
                     setattr(row, name, value)
         return found
 
-    def _converted(self, answers: Sequence[Sequence[Any]]) -> Iterable[Sequence[Any]]:
-        """The answers as the fields would have them: column by column, for in one of them much
-        is alike."""
-        columns: list[Sequence[Any]] = list(zip(*answers, strict=True))
-        if not columns:
-            return []
-        for place in self.moments:
-            columns[place] = _aware(columns[place])
-        connection = connections[self.using] if self.converters else None
-        for place, converters, column in self.converters:
-            for convert in converters:
-                columns[place] = [convert(value, column, connection) for value in columns[place]]
-        return zip(*columns, strict=True)
-
-
-def _aware(moments: Sequence[datetime | None]) -> list[datetime | None]:
-    """The same, in UTC. Those that one statement wrote are one moment."""
-    aware: list[datetime | None] = []
-    last: datetime | None = None
-    last_aware: datetime | None = None
-    for moment in moments:
-        if moment != last:
-            last = moment
-            last_aware = None if moment is None else moment.replace(tzinfo=UTC)
-        aware.append(last_aware)
-    return aware
+    def _converted(self, answers: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
+        """The answers as the fields would have them."""
+        if not self.converters:
+            return answers
+        converted = [list(answer) for answer in answers]
+        for place, convert in self.converters:
+            for answer in converted:
+                answer[place] = convert(answer[place])
+        return converted
 
 
 def instance_of(model: type[models.Model], using: str, attributes: dict[str, Any]) -> Any:
@@ -156,44 +136,46 @@ def _reader(
     fields = [f for f in model._meta.concrete_fields if f in asked or f.primary_key]
     connection = connections[using]
     quote = connection.ops.quote_name
-    # The driver's own loader of moments, which Django replaces by a slower one, knows those
-    # without a zone.
-    moments = [place for place, f in enumerate(fields) if f.db_type(connection) == _AWARE]
     columns = [quote(str(field.column)) for field in fields]
-    for place in moments:
-        columns[place] += " AT TIME ZONE 'UTC'"
-    # Converters of the database's own belong to one thread's connection; PostgreSQL has none.
-    converters: list[Any] = [(_converters(field, connection), field) for field in fields]
+    converters = [(place, _converter(field, using)) for place, field in enumerate(fields)]
     return Reader(
         model,
         using,
         tuple(field.attname for field in fields),
         tuple(columns),
         [field.primary_key for field in fields].index(True),
-        tuple(moments),
+        tuple((place, convert) for place, convert in converters if convert),
+        tuple(known),
         tuple(
-            (place, found, _column(field))
-            for place, (found, field) in enumerate(converters)
-            if found
+            (value.name, None) if isinstance(value, Marker) else (None, value)
+            for value in known.values()
         ),
-        tuple(known.items()),
     )
 
 
-def _converters(field: Any, connection: Any) -> list[Callable[..., Any]]:
-    found: list[Callable[..., Any]] = _column(field).get_db_converters(connection)
-    is_plain = type(field) is models.JSONField and field.decoder is None
-    return [_json] if is_plain and len(found) == 1 else found
+def _converter(field: Any, using: str) -> Callable[[Any], Any] | None:
+    """Return the function that makes a value of ``field`` of what the driver brings; None where
+    that is the value."""
+    column = _column(field)
+    # Converters of the database's own belong to one thread's connection; PostgreSQL has none.
+    found: list[Callable[..., Any]] = column.get_db_converters(connections[using])
+    if not found:
+        return None
+
+    def convert(value: Any) -> Any:
+        connection = connections[using]
+        for each in found:
+            value = each(value, column, connection)
+        return value
+
+    if type(field) is models.JSONField and field.decoder is None and len(found) == 1:
+        return lambda value: {} if value == "{}" else convert(value)  # most are empty
+    return convert
 
 
 def _column(field: Any) -> Any:
     """The column as a query has it: one that refers to another row has that one's converters."""
     return field.get_col(field.model._meta.db_table)
-
-
-def _json(value: str | None, column: Any, connection: Any) -> Any:
-    """Return the value that a field for JSON makes of ``value``. Most are empty."""
-    return {} if value == "{}" else column.target.from_db_value(value, column, connection)
 
 
 def _comes_back_as_it_is(field: Any, value: Any) -> bool:

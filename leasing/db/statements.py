@@ -7,10 +7,14 @@ model, database and shape, and kept for as long as the process lives.
 
 from __future__ import annotations
 
+import json
+import re
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from datetime import timedelta
+from functools import cache, lru_cache, partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from django.db import models
@@ -21,7 +25,11 @@ from leasing.validation.terms import Terms
 
 AnyTerms = TypeVar("AnyTerms", bound=Terms)
 
-#: Fields whose values drivers take unchanged; values of others are prepared at each call.
+#: Makes a parameter of a value, for a connection.
+Preparation = Callable[[Any, Any], Any]
+
+#: Fields whose values PostgreSQL's drivers take unchanged; values of others are prepared at each
+#: call.
 PLAIN = frozenset(
     {
         models.AutoField,
@@ -37,6 +45,31 @@ PLAIN = frozenset(
 )
 
 
+def _interval(value: Any, connection: Any) -> Any:
+    return _text_of(value) if type(value) is timedelta else value
+
+
+@lru_cache(maxsize=64)
+def _text_of(value: timedelta) -> str:
+    return f"{value.days} days {value.seconds} seconds {value.microseconds} microseconds"
+
+
+def _hexadecimal(value: Any, connection: Any) -> Any:
+    return f"{value.int:032x}" if type(value) is uuid.UUID else value
+
+
+def _json(value: Any, connection: Any) -> str:
+    return "{}" if value == {} else json.dumps(value)  # most are empty
+
+
+#: Kinds of values that are sent as text: their type in SQL, and what makes the text. The drivers
+#: look up each time how to, and are slow in Python.
+_AS_TEXT: Mapping[type, tuple[str, Preparation]] = {
+    models.DurationField: ("interval", _interval),
+    models.UUIDField: ("uuid", _hexadecimal),
+}
+
+
 class Marker(Expression):
     """Stands in a statement for the value called ``name``, which each call brings."""
 
@@ -47,6 +80,20 @@ class Marker(Expression):
     def as_sql(self, compiler: Any, connection: Any) -> Any:
         return "%s", [self]
 
+    def as_postgresql(self, compiler: Any, connection: Any) -> Any:
+        text = _as_text(self.output_field)
+        return ("%s" if text is None else f"%s::{text[0]}"), [self]
+
+    def preparation(self, connection: Any) -> Preparation | None:
+        """Return the function that makes a parameter of a value; None: it is the value."""
+        field: Any = self.output_field
+        if connection.vendor == "postgresql":
+            if text := _as_text(field):
+                return text[1]
+            if type(field) in PLAIN:
+                return None
+        return partial(_prepared, field)
+
 
 class Several(Marker):
     """Stands for a list of values of one field, which travels as an array."""
@@ -54,10 +101,17 @@ class Several(Marker):
     def as_sql(self, compiler: Any, connection: Any) -> Any:
         return self.sql(connection), [self]
 
+    as_postgresql = as_sql
+
     def sql(self, connection: Any) -> str:
         field: Any = self.output_field
         # Of an array PostgreSQL must be told what it is of: the driver may not know.
         return f"%s::{field.rel_db_type(connection)}[]"
+
+    def preparation(self, connection: Any) -> Preparation | None:
+        if type(self.output_field) in PLAIN:
+            return lambda values, connection: array_of(values)
+        return partial(_prepared_array, self.output_field)
 
 
 class Unknown(Marker):
@@ -82,30 +136,72 @@ class Unknown(Marker):
             raise TypeError(f"{self.name} is known to the database alone")
 
 
-@dataclass(frozen=True, slots=True)
 class Statement:
-    """SQL, and its parameters with markers among them."""
+    """SQL, and how its parameters are made of the values of a call."""
 
-    sql: str
-    params: tuple[Any, ...]
+    __slots__ = ("_params", "is_kept", "sql")
+
+    def __init__(
+        self, sql: str, params: Iterable[Any], connection: Any, *, is_kept: bool = True
+    ) -> None:
+        """Args:
+        sql: The text, with "%s" in place of parameters.
+        params: Constants, and markers of what each call brings.
+        connection: The kind of database that it is for.
+        is_kept: True if it is sent time and again. PostgreSQL's text has the constants in it then:
+            whoever plans it knows them, and nobody prepares them.
+        """
+        if is_kept and connection.vendor == "postgresql":
+            sql, params = _with_constants(sql, params, connection)
+        self.sql = sql
+        self.is_kept = is_kept
+        #: The name and the preparation of a value; or None, and a constant.
+        self._params = [
+            (param.name, param.preparation(connection))
+            if isinstance(param, Marker)
+            else (None, param)
+            for param in params
+        ]
 
     def filled(self, values: Mapping[str, Any], connection: Any) -> list[Any]:
         """The parameters, with ``values`` in place of the markers."""
         return [
-            _value(param, values[param.name], connection) if isinstance(param, Marker) else param
-            for param in self.params
+            (values[name] if given is None else given(values[name], connection))
+            if name is not None
+            else given
+            for name, given in self._params
         ]
 
 
-def _value(marker: Marker, value: Any, connection: Any) -> Any:
-    field: Any = marker.output_field
-    if isinstance(marker, Several):
-        if type(field) not in PLAIN:
-            value = [field.get_db_prep_value(each, connection=connection) for each in value]
-        return array_of(value)
-    if type(field) in PLAIN:
-        return value
+def _with_constants(sql: str, params: Iterable[Any], connection: Any) -> tuple[str, list[Marker]]:
+    """The same with constants in the text, and markers alone as parameters."""
+    left = iter(params)
+    markers: list[Marker] = []
+
+    def literal(place: re.Match[str]) -> str:
+        if place[0] == "%%":
+            return "%%"
+        param = next(left)
+        if isinstance(param, Marker):
+            markers.append(param)
+            return "%s"
+        return str(connection.ops.compose_sql("%s", [param])).replace("%", "%%")
+
+    return re.sub("%[s%]", literal, sql), markers
+
+
+def _as_text(field: Any) -> tuple[str, Preparation] | None:
+    if type(field) is models.JSONField and field.encoder is None:
+        return "jsonb", _json
+    return _AS_TEXT.get(type(field))
+
+
+def _prepared(field: Any, value: Any, connection: Any) -> Any:
     return field.get_db_prep_value(value, connection=connection)
+
+
+def _prepared_array(field: Any, values: Iterable[Any], connection: Any) -> Any:
+    return array_of([_prepared(field, value, connection) for value in values])
 
 
 def array_of(values: list[Any]) -> Any:
@@ -174,7 +270,15 @@ def columns_of(
 
 def values_of(terms: Terms) -> dict[str, Any]:
     """Return the values for the markers of ``columns_of``."""
-    return {name: getattr(terms, name) for name in type(terms).__dataclass_fields__}
+    kind: Any = type(terms)
+    names, read = _attributes_of(kind)
+    return dict(zip(names, read(terms), strict=True))
+
+
+@cache
+def _attributes_of(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    names = tuple(kind.__dataclass_fields__)
+    return names, attrgetter(*names)
 
 
 def shape_of(values: Mapping[str, Any]) -> tuple[bool, ...]:

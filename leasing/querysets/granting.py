@@ -17,7 +17,7 @@ from django.db.models import Case, Value, When
 from leasing import signals
 from leasing.conf import Wait, leasing_settings
 from leasing.db import joins, postgres
-from leasing.db.dialects import durable, lock, refuse_transaction
+from leasing.db.dialects import durable, lock
 from leasing.db.questions import query_instance
 from leasing.db.statements import Marker
 from leasing.exceptions import LeaseHeld, LeaseLost
@@ -173,16 +173,14 @@ class GrantingRows(HolderRows[Row]):
         """``_grant_locked`` in one statement; None where there is none."""
         if not self._is_granted_in_one:
             return None
-        refuse_transaction(self.db)
         ((column, value),) = key.items()
-        return sent_at(clock(), postgres.grant(self, terms, column, value))
+        return postgres.grant(self, terms, column, value)
 
     def _claim_in_one(self, terms: Terms, limit: int) -> list[tuple[Row, str]] | None:
         """``_grant_locked`` for a claim, in one statement; None where there is none."""
         if limit > MOST_IN_ONE or not self._is_granted_in_one:
             return None
-        refuse_transaction(self.db)
-        return sent_at(clock(), postgres.claim(self, terms, limit))
+        return postgres.claim(self, terms, limit)
 
     def _grant_locked(self, terms: Terms, limit: int | None, **key: Any) -> list[tuple[Row, str]]:
         """Grant up to ``limit`` available rows with ``key``, in the order of the queryset.
@@ -226,9 +224,11 @@ class GrantingRows(HolderRows[Row]):
         )
 
     def _tell_granted(self, granted: list[tuple[Row, str]]) -> list[Row]:
-        for kind in ("acquired", "taken_over"):
-            alike = [row for row, what in granted if what == kind]
-            signals.send_each(getattr(signals, kind), alike)
+        alike: dict[str, list[Row]] = {}
+        for row, kind in granted:
+            alike.setdefault(kind, []).append(row)
+        for kind, rows in alike.items():
+            signals.send_each(getattr(signals, kind), rows)
         return [row for row, _ in granted]
 
 
@@ -259,14 +259,6 @@ class Acquisition:
         if self.separate:
             steps = taking_separately(rows.db, steps)
         return grant_of((yield from steps))
-
-
-def sent_at(moment: float, granted: list[tuple[Row, str]] | None) -> list[tuple[Row, str]] | None:
-    """Set the time of sending, ``moment``, which is read before the call, on the rows that were
-    ``granted``."""
-    for row, _ in granted or ():
-        row.sent_at = moment
-    return granted
 
 
 def pause_shortly() -> None:

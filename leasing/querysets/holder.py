@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import Q
 
 from leasing import signals
@@ -96,7 +96,6 @@ class HolderRows(LeaseRows[Row]):
         return await in_thread(self.release, row)
 
     def _renew(self, row: Row) -> bool:
-        refuse_transaction(self.db)
         # A locked row, or one whose term has ended, is left to the form that waits for the lock.
         if self._is_in_one and postgres.renew_one(self, row):
             return True
@@ -114,9 +113,10 @@ class HolderRows(LeaseRows[Row]):
         the others have ended, or they are locked: the form that waits for the lock finds out."""
         if not (held and self._is_in_one and postgres.notes(self)):
             return []
-        freed = postgres.release(self, held, releasing(), tell=self.tells_waiters)
+        connection = connections[self.db]
+        freed = postgres.release(connection, self, held, releasing, tell=self.tells_waiters)
         if freed:
-            after_commit(self.db, lambda: self._tell_freed(freed))
+            after_commit(connection, lambda: self._tell_freed(freed))
         return freed
 
     def _tell_freed(self, freed: list[Row]) -> None:

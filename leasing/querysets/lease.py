@@ -19,17 +19,16 @@ from django.db.models.functions import Coalesce, Greatest, Least
 from leasing import signals
 from leasing.conf import DEFAULT, Wait
 from leasing.db import postgres
-from leasing.db.dialects import after_commit, durable, lock, refuse_transaction
+from leasing.db.dialects import after_commit, durable, lock
 from leasing.db.notifications import announce
 from leasing.exceptions import InvalidResource, LeaseHeld
 from leasing.functions import DbNow, after
 from leasing.hold import Hold
 from leasing.notifier import notifier
 from leasing.querysets.claim import Claim
-from leasing.querysets.granting import TRIES, pause_shortly, sent_at
+from leasing.querysets.granting import TRIES, pause_shortly
 from leasing.querysets.leasable import LeasableQuerySet, LeaseState
 from leasing.runtime.aio import Steps, Undoable, adrive, drive, in_thread
-from leasing.runtime.clock import clock
 from leasing.validation.names import check_name
 from leasing.validation.options import refuse_unknown
 from leasing.validation.terms import Terms
@@ -336,8 +335,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         """Grant all of ``names`` or none, in one statement; None if the database has none."""
         if not self._is_granted_in_one:
             return None
-        refuse_transaction(self.db)
-        return sent_at(clock(), postgres.grant_all(self._everything(), terms, "resource", names))
+        return postgres.grant_all(self._everything(), terms, "resource", names)
 
     def _grant_all_locked(self, names: list[str], terms: Terms) -> list[tuple[Lease, str]]:
         """Grant all of ``names`` or none, in several statements."""

@@ -105,20 +105,22 @@ def _undo(step: Undoable, done: Future[Any]) -> None:
 
 def drive(steps: Steps[Result]) -> Result:
     """Do what ``steps`` ask for, on this thread."""
-    with closing(steps):
-        send: Callable[[], Any] = partial(next, steps)
+    answer, error = None, None
+    try:
         while True:
             try:
-                step = send()
+                step = steps.send(answer) if error is None else steps.throw(error)
             except StopIteration as end:
                 result: Result = end.value
                 return result
+            answer, error = None, None
             try:
                 answer = step() if callable(step) else step.wait()
-            except Exception as error:
-                send = partial(steps.throw, error)
-            else:
-                send = partial(steps.send, answer)
+            except Exception as raised:
+                error = raised
+    finally:
+        error = None  # or it would have itself in its traceback
+        steps.close()
 
 
 async def adrive(steps: Steps[Result]) -> Result:

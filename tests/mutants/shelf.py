@@ -101,7 +101,7 @@ PATHS = (*NEAREST, *NEAREST_BY_HAND)
 #: Functions that choose between two forms of one verb, or whether a compiled text is kept: what is
 #: bent there makes the verb slower, and no row what it must not be.
 CHOOSING = frozenset(
-    {"_is_granted_in_one", "_is_in_one", "_is_plain", "key_of", "plan", "plan_took", "serves"}
+    {"_is_granted_in_one", "_is_in_one", "is_plain", "key_of", "plan", "plan_took", "serves"}
 )
 #: Those that only PostgreSQL runs.
 ON_POSTGRESQL = ("leasing/db/postgres/", "tasks/querysets/sql/")

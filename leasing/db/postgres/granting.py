@@ -6,12 +6,15 @@ import os
 import uuid
 from typing import Any
 
+from django.db import connections
 from django.db.models import F
 from django.db.models.expressions import RawSQL
 from django.db.models.lookups import Exact
 
+from leasing.db.dialects import refuse_transaction
 from leasing.db.postgres.rows import (
     NUMBER,
+    TEXT,
     UUID,
     LeasableRows,
     Spelled,
@@ -24,6 +27,7 @@ from leasing.db.postgres.rows import (
     pk_of,
     table_of,
 )
+from leasing.db.routing import is_plain
 from leasing.db.row_reader import Reader, reader_after
 from leasing.db.statements import (
     Marker,
@@ -35,6 +39,7 @@ from leasing.db.statements import (
     shape_of,
     values_of,
 )
+from leasing.runtime.clock import clock
 from leasing.validation.terms import Terms
 
 #: A granted row, and what happened to it.
@@ -58,11 +63,13 @@ _VARIANT = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
 
 def grant(rows: LeasableRows, terms: Terms, column: str, value: Any) -> list[Granted] | None:
     """Grant the row of ``rows`` whose ``column`` is ``value``. Here and below: a list of what was
-    granted; None when ``terms`` decide about columns in Python, which no compiled text can."""
-    field: Any = rows.model._meta.pk if column == "pk" else rows.model._meta.get_field(column)
+    granted; None when ``terms`` decide about columns in Python, which no compiled text can. Raises
+    LeaseInTransaction."""
     values = {**values_of(terms), "key": value, "grant": uuid.uuid4()}
 
     def compile() -> Granting | None:
+        meta: Any = rows.model._meta
+        field = meta.pk if column == "pk" else meta.get_field(column)
         free = rows.available().filter(**{column: Marker("key", field)})
         return _granting(rows, free, terms, Marker("grant", UUID), alone=True)
 
@@ -100,7 +107,9 @@ def grant_all(
 def _granted(
     rows: LeasableRows, form: tuple[str, ...], compile: Any, values: dict[str, Any]
 ) -> list[Granted] | None:
-    if _is_plain(rows.query):
+    connection = connections[rows.db]
+    refuse_transaction(connection)
+    if is_plain(rows.query):
         key = (type(rows), rows.model, rows.db, form, shape_of(values))
         granting: Granting | None = cached_statement(key, compile)
     else:
@@ -108,9 +117,11 @@ def _granted(
     if granting is None:
         return None
     statement, every = granting
-    answers = execute(rows.db, statement, values)
+    sent_at = clock()
+    answers = execute(connection, statement, values)
     granted = []
     for row, answer in zip(every.rows(answers, values), answers, strict=True):
+        row.sent_at = sent_at
         row.now = row.acquired_at
         row.previous_expired_at = answer[-1]
         granted.append((row, "acquired" if answer[-1] is None else "taken_over"))
@@ -163,13 +174,15 @@ def _granting(
         had_expired=expired,
         pk=pk,
     )
-    return Statement(text, (*chosen_params, *update_params)), every
+    params = (*chosen_params, *update_params)
+    is_kept = is_plain(rows.query)
+    return Statement(text, params, connections[rows.db], is_kept=is_kept), every
 
 
 def _grant_by_position(rows: LeasableRows) -> Spelled:
     """Each chosen row's own of ``grants``."""
     text = f"({{}}::uuid[])[array_position(ARRAY(SELECT {pk_of(rows)} FROM chosen), {{}})]"
-    return Spelled(text, Marker("grants", UUID), F("pk"), output_field=UUID)
+    return Spelled(text, Marker("grants", TEXT), F("pk"), output_field=UUID)
 
 
 def _new_grants(count: int) -> list[str]:
@@ -183,17 +196,3 @@ def _new_grants(count: int) -> list[str]:
 def _sorted(granted: list[Granted], grants: list[str]) -> list[Granted]:
     places = {grant: place for place, grant in enumerate(grants)}
     return sorted(granted, key=lambda each: places[each[0].grant_id.hex])
-
-
-def _is_plain(query: Any) -> bool:
-    """Return True if ``query`` is of all rows of a model, in no order of its own."""
-    return not (
-        query.where
-        or query.order_by
-        or query.extra_order_by
-        or query.annotations
-        or query.extra
-        or query.distinct
-        or query.combinator
-        or query.is_sliced
-    )

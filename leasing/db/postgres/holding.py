@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from datetime import UTC
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, QuerySet
 
-from leasing.db.dialects import durable, limit_waiting, waiting_limit
+from leasing.db.cached_cursors import new_cursor
+from leasing.db.dialects import durable, limit_waiting, refuse_transaction, waiting_limit
 from leasing.db.notifications import CHANNEL
 from leasing.db.postgres.rows import (
     UUID,
@@ -44,11 +45,10 @@ SELECT {columns} FROM freed w
 
 _RELEASE_AND_TELL = """
 WITH chosen AS MATERIALIZED ({chosen} FOR NO KEY UPDATE SKIP LOCKED),
-freed AS ({update} RETURNING {table}.*){noted},
-told AS (
-    SELECT pg_notify('{channel}', {resource}) FROM freed w WHERE w.wanted_until > {now}
-)
-SELECT {columns}, (SELECT count(*) FROM told) FROM freed w
+freed AS ({update} RETURNING {table}.*){noted}
+SELECT {columns},
+    CASE WHEN w.wanted_until > {now} THEN pg_notify('{channel}', {resource})::text END
+FROM freed w
 """
 
 _RENEW = """
@@ -56,42 +56,56 @@ WITH chosen AS MATERIALIZED (
     SELECT {pk} FROM {table} WHERE {pk} = ANY({keys}) AND grant_id = ANY({grants})
     ORDER BY {pk} FOR NO KEY UPDATE SKIP LOCKED
 )
-{update} RETURNING {columns}, {now} AT TIME ZONE 'UTC'
+{update} RETURNING {columns}, {now}
 """
 
 
 def renew_one(rows: LeasableRows, row: Any) -> bool:
-    """Renew the grant of ``row``. Whether that was done; ``row`` stands as it was written then."""
-    return bool(_written(rows, [row], "renew", rows.renewal, _RENEW_ONE))
+    """Renew the grant of ``row``. Whether that was done; ``row`` stands as it was written then.
+    Raises LeaseInTransaction."""
+    connection = connections[rows.db]
+    refuse_transaction(connection)
+    return bool(_written(connection, rows, [row], "renew", rows.renewal, _RENEW_ONE))
 
 
 def release(
-    rows: LeasableRows, held: list[Any], columns: dict[str, Any], *, tell: bool
+    connection: BaseDatabaseWrapper,
+    rows: LeasableRows,
+    held: list[Any],
+    columns: Callable[[], dict[str, Any]],
+    *,
+    tell: bool,
 ) -> list[Any]:
     """Write the ``columns`` of a release to those rows of ``held`` whose grant still lives, and
     with ``tell`` notify those who wait for them. Returns these, as they were written."""
     template = _RELEASE_AND_TELL if tell else _RELEASE
-    return _written(rows, held, "release", lambda: columns, template)
+    return _written(connection, rows, held, "release", columns, template)
 
 
 def _written(
-    rows: LeasableRows, held: list[Any], verb: str, columns: Any, template: str
+    connection: BaseDatabaseWrapper,
+    rows: LeasableRows,
+    held: list[Any],
+    verb: str,
+    columns: Callable[[], dict[str, Any]],
+    template: str,
 ) -> list[Any]:
-    if len(held) == 1:
-        (row,) = held
-        values = {"key": row.pk, "grant": row.grant_id}
-    else:
-        values = {"keys": [row.pk for row in held], "grants": [row.grant_id for row in held]}
     several = len(held) != 1
+    if several:
+        values = {"keys": [row.pk for row in held], "grants": [row.grant_id for row in held]}
+    else:
+        values = {"key": held[0].pk, "grant": held[0].grant_id}
     key = (type(rows), rows.model, rows.db, verb, several)
-    statement = cached_statement(key, lambda: _writing(rows, columns(), template, several=several))
-    own = _reader(rows)
-    return own.read(held, execute(rows.db, statement, values))
+    statement, written = cached_statement(
+        key, lambda: _writing(rows, columns(), template, several=several)
+    )
+    return written.read(held, execute(connection, statement, values))
 
 
 def _writing(
     rows: LeasableRows, columns: dict[str, Any], template: str, *, several: bool
-) -> Statement:
+) -> tuple[Statement, Reader]:
+    """The statement, and what reads its answer."""
     pk: Any = rows.model._meta.pk
     if several:
         keys = Several("keys", key_field(rows.model))
@@ -108,17 +122,18 @@ def _writing(
     noted = noted_sql(
         rows, kind="'released'", previous_holder="''", previous_expired_at="NULL", written="freed w"
     )
+    written = reader(rows.model, rows.db, rows.model.verb_columns - rows.model.granted_columns)
     text = template.format(
         chosen=chosen_sql,
         update=update_sql,
         table=table_of(rows),
         noted=noted,
-        columns=_reader(rows).sql(table_of(rows) if template is _RENEW_ONE else "w"),
+        columns=written.sql(table_of(rows) if template is _RENEW_ONE else "w"),
         now=now_of(rows),
         channel=CHANNEL,
         resource=resource_of(rows.model),
     )
-    return Statement(text, (*chosen_params, *update_params))
+    return Statement(text, (*chosen_params, *update_params), connections[rows.db]), written
 
 
 def renew(
@@ -140,19 +155,19 @@ def renew(
     values = {"keys": list(grants), "grants": list(grants.values())}
     params = statement.filled(values, connection)
     if connection.in_atomic_block or not _takes_several_statements(connection):
-        with durable(using), connection.cursor() as cursor:
+        with durable(using), new_cursor(connection) as cursor:
             limit_waiting(using, timeout)
             cursor.execute(statement.sql, params)
             answers = cursor.fetchall()
     else:
-        with connection.cursor() as cursor:
+        with new_cursor(connection) as cursor:
             limit, limit_params = waiting_limit(timeout)
             cursor.execute(f"{limit};{statement.sql}", [*limit_params, *params])
             cursor.nextset()
             answers = cursor.fetchall()
     rows = answered.rows(answers)
     for row, answer in zip(rows, answers, strict=True):
-        row.now = answer[-1].replace(tzinfo=UTC)
+        row.now = answer[-1]
     return rows
 
 
@@ -169,7 +184,7 @@ def _renewing(target: Any, columns: dict[str, Any], answered: Reader) -> Stateme
         columns=answered.sql(table_of(target)),
         now=now_of(target),
     )
-    return Statement(text, (keys, grants, *update_params))
+    return Statement(text, (keys, grants, *update_params), connection)
 
 
 def _takes_several_statements(connection: Any) -> bool:
@@ -177,8 +192,3 @@ def _takes_several_statements(connection: Any) -> bool:
 
     bound_by_server = connection.settings_dict["OPTIONS"].get("server_side_binding")
     return bool(is_psycopg3) and not bound_by_server
-
-
-def _reader(rows: Any) -> Reader:
-    """Reads what the verbs on a living grant write."""
-    return reader(rows.model, rows.db, rows.model.verb_columns - rows.model.granted_columns)

@@ -8,10 +8,12 @@ from typing import Any, Protocol
 
 from django.apps import apps
 from django.db import connections, models
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Func, QuerySet, UUIDField, sql
 from django.db.models.expressions import RawSQL
 from django.db.models.lookups import Exact
 
+from leasing.db.cached_cursors import fetch_all, new_cursor
 from leasing.db.statements import Statement
 from leasing.functions import DbNow
 from leasing.validation.terms import Terms
@@ -72,7 +74,10 @@ UUID: models.Field[Any, Any] = UUIDField()
 
 NUMBER: models.Field[Any, Any] = models.BigIntegerField()
 
+TEXT: models.Field[Any, Any] = models.CharField()
 
+
+@cache
 def serves(using: str) -> bool:
     """Return True if these statements can be sent to the database ``using``."""
     return connections[using].vendor == "postgresql"
@@ -194,10 +199,14 @@ def compiled_update(
     return compiled
 
 
-def execute(using: str, statement: Statement, values: Mapping[str, Any]) -> list[Any]:
-    connection = connections[using]
+def execute(
+    connection: BaseDatabaseWrapper, statement: Statement, values: Mapping[str, Any]
+) -> list[Any]:
+    """Return the rows of the answer to ``statement`` with ``values``."""
     params = statement.filled(values, connection)
-    with connection.cursor() as cursor:
+    if statement.is_kept:
+        return fetch_all(connection, statement.sql, params)
+    with new_cursor(connection) as cursor:
         cursor.execute(statement.sql, params)
         answers: list[Any] = cursor.fetchall()
     return answers

@@ -1,0 +1,61 @@
+"""Cursors for statements that are sent often: each stays with its connection.
+
+A cursor finds out with its first statement how the driver sends the parameters and reads the
+columns, and Django makes each with its wrappers: together that takes longer than to send the
+statement. One that sends the same again knows. They are Django's cursors, so whatever wraps their
+statements does; but they read moments by the driver's own loader, which Django replaces by a slower
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+#: The attribute of a connection that has them: the open connection of the driver's, and its
+#: cursors by statement.
+ATTRIBUTE = "_leasing_cursors"
+#: Cursors that a connection may have, and the rows of the latest answer of each.
+MAX_CURSORS, MAX_ROWS = 50, 1
+
+
+def fetch_all(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
+    """Send ``sql``, a text that is kept, to PostgreSQL, and return the rows of its answer."""
+    if connection.queries_logged or "cursor" in connection.__dict__:
+        # Somebody looks at each cursor: Django itself, or a tool that has replaced what makes them.
+        with new_cursor(connection) as cursor:
+            cursor.execute(sql, params)
+            rows: list[Any] = cursor.fetchall()
+        return rows
+    # As Django does before it makes one.
+    connection.close_if_health_check_failed()
+    connection.ensure_connection()
+    connection.validate_thread_sharing()
+    cursors = _cursors(connection)
+    # Nobody else has it meanwhile: what wraps the statement may send another like it.
+    cursor = cursors.pop(sql, None) or new_cursor(connection)
+    cursor.execute(sql, params)
+    rows = cursor.fetchall()
+    if len(rows) <= MAX_ROWS and len(cursors) < MAX_CURSORS:
+        cursors[sql] = cursor
+    return rows
+
+
+def new_cursor(connection: Any) -> Any:
+    """Return a cursor of Django's that reads moments fast."""
+    from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
+    cursor = connection.cursor()
+    if is_psycopg3 and connection.timezone_name == "UTC":
+        from psycopg.types.datetime import TimestamptzLoader
+
+        cursor.adapters.register_loader("timestamptz", TimestamptzLoader)
+    return cursor
+
+
+def _cursors(connection: Any) -> dict[str, Any]:
+    of, cursors = connection.__dict__.get(ATTRIBUTE) or (None, {})
+    if of is not connection.connection:
+        cursors = {}
+        connection.__dict__[ATTRIBUTE] = connection.connection, cursors
+    return cursors

@@ -1,0 +1,116 @@
+"""Cursors that stay with their connection."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import Any
+
+import pytest
+from django.db import DataError, connections, transaction
+from django.test.utils import CaptureQueriesContext
+
+from leasing.db import cached_cursors
+from leasing.db.cached_cursors import MAX_CURSORS, fetch_all
+from leasing.models import Lease
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("on_postgresql")]
+
+
+@pytest.fixture
+def connection() -> Any:
+    """The connection of the test, without cursors."""
+    connection = connections["default"]
+    connection.__dict__.pop(cached_cursors.ATTRIBUTE, None)
+    return connection
+
+
+def kept(connection: Any) -> dict[str, Any]:
+    _, cursors = connection.__dict__[cached_cursors.ATTRIBUTE]
+    return dict(cursors)
+
+
+def test_a_statement_has_the_cursor_that_it_had_before(connection: Any) -> None:
+    assert fetch_all(connection, "SELECT %s::int", [1]) == [(1,)]
+    (first,) = kept(connection).values()
+
+    assert fetch_all(connection, "SELECT %s::int", [2]) == [(2,)]
+    assert kept(connection) == {"SELECT %s::int": first}
+
+
+def test_what_wraps_a_statement_may_send_the_same(connection: Any) -> None:
+    inner: list[Any] = []
+
+    def wrapper(execute: Any, *args: Any) -> Any:
+        result = execute(*args)
+        if not inner:
+            inner.append("begun")
+            inner.append(fetch_all(connection, "SELECT %s::int", [1]))
+        return result
+
+    with connection.execute_wrapper(wrapper):
+        assert fetch_all(connection, "SELECT %s::int", [7]) == [(7,)]
+    assert inner == ["begun", [(1,)]]
+
+
+def test_a_statement_that_failed_leaves_no_cursor(connection: Any) -> None:
+    fetch_all(connection, "SELECT 1 / %s::int", [1])
+    with pytest.raises(DataError), transaction.atomic():
+        fetch_all(connection, "SELECT 1 / %s::int", [0])
+
+    assert kept(connection) == {}
+
+
+def test_cursors_are_few_and_have_small_answers(connection: Any) -> None:
+    fetch_all(connection, "SELECT generate_series(1, 2)", [])
+    assert kept(connection) == {}
+    for number in range(MAX_CURSORS + 1):
+        fetch_all(connection, f"SELECT {number}", [])
+    assert len(kept(connection)) == MAX_CURSORS
+
+
+def test_queries_are_logged_for_those_who_ask(connection: Any) -> None:
+    Lease.objects.release(Lease.objects.acquire("crane"))
+    with CaptureQueriesContext(connection) as queries:
+        Lease.objects.release(Lease.objects.acquire("crane"))
+
+    assert len(queries) == 2
+
+
+def test_a_tool_that_replaces_the_cursors_of_a_connection_sees_each(
+    connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    plain = connection.cursor
+
+    def cursor() -> Any:
+        made.append(plain())
+        return made[-1]
+
+    Lease.objects.release(Lease.objects.acquire("crane"))
+    monkeypatch.setattr(connection, "cursor", cursor)
+    Lease.objects.release(Lease.objects.acquire("crane"))
+
+    assert len(made) == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_another_connection_has_cursors_of_its_own(connection: Any) -> None:
+    lease = Lease.objects.acquire("crane")
+    before = kept(connection)
+    connection.close()
+
+    Lease.objects.release(lease)
+    again = Lease.objects.acquire("crane")
+
+    assert again.grants == 2
+    assert not set(before.values()) & set(kept(connection).values())
+
+
+def test_moments_are_those_of_django(connection: Any) -> None:
+    sql = "SELECT '2030-01-02 03:04:05.678901+02'::timestamptz, NULL::timestamptz"
+    ((moment, nothing),) = fetch_all(connection, sql, [])
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+        assert cursor.fetchall() == [(moment, nothing)]
+
+    assert (moment.tzinfo, nothing) == (UTC, None)
