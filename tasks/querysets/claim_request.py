@@ -10,12 +10,17 @@ from tasks.registry import KINDS
 
 @dataclass(slots=True)
 class ClaimRequest:
-    """Up to ``room`` tasks of these ``kinds``, which are numbers of ``tasks.registry.Kind``. Those
-    beyond the first ``free`` wait for a slot; None: none of them does."""
+    """Up to ``room`` tasks of these ``kinds``, which are numbers of ``tasks.registry.Kind``.
+
+    The first ``free`` of them begin at once, and the first ``soon`` so soon that it makes no
+    difference, unless one of them has run before: it may have killed its worker. None: all of them
+    do. The others wait for a slot.
+    """
 
     room: int
     kinds: Sequence[int] = KINDS
     free: int | None = None
+    soon: int | None = None
     #: The number of tasks that were claimed.
     found: int = 0
     #: True if it came past tasks that are claimed for a free slot alone.
@@ -28,8 +33,13 @@ class ClaimRequest:
 
     @property
     def free_left(self) -> int:
-        """Return the number of them that do not wait for a slot."""
+        """Return the number of them that begin at once."""
         return self.left if self.free is None else max(0, self.free - self.found)
+
+    @property
+    def soon_left(self) -> int:
+        """Return the number of them that begin soon."""
+        return self.free_left if self.soon is None else max(0, self.soon - self.found)
 
     @property
     def has_more(self) -> bool:

@@ -14,6 +14,7 @@ that task.
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -97,9 +98,11 @@ def choose(rows: TaskRows, free: TaskRows, limit: int | None) -> dict[int, Task]
     while chosen:
         if keys := {task.concurrency_key for task in chosen.values()} - {""}:
             seats.look(keys)
-        full = False
+        full, begin = False, _beginning(rows, chosen.values())
         for pk, task in chosen.items():
-            if not _may_begin(rows, task, len(seated)):
+            if len(seated) >= begin and not may_wait(task.attempts, task.max_attempts):
+                assert rows.request is not None
+                rows.request.passed_over = True
                 continue
             if seats.seat(task):
                 seated[pk] = task
@@ -112,13 +115,13 @@ def choose(rows: TaskRows, free: TaskRows, limit: int | None) -> dict[int, Task]
     return seated
 
 
-def _may_begin(rows: TaskRows, task: Task, before: int) -> bool:
-    """Return True if ``task`` may be claimed after so many ``before`` it."""
+def _beginning(rows: TaskRows, chosen: Iterable[Task]) -> float:
+    """Return the number of the ``chosen`` tasks that need not wait for a slot."""
     request = rows.request
-    if request is None or before < request.free_left or may_wait(task.attempts, task.max_attempts):
-        return True
-    request.passed_over = True
-    return False
+    if request is None:
+        return math.inf
+    has_run = any(task.attempts for task in chosen)
+    return request.free_left if has_run else request.soon_left
 
 
 def _locked(free: TaskRows, limit: int | None) -> dict[int, Task]:

@@ -116,7 +116,8 @@ class ExecutorPool:
             room = executor.room if limit is None else min(executor.room, limit)
             if room > 0:
                 numbers = [*(unused if kind is Kind.THREAD else ()), kind.number]
-                requests.append(ClaimRequest(room, numbers, executor.vacant))
+                soon = executor.vacant if executor.may_prefetch else room
+                requests.append(ClaimRequest(room, numbers, executor.vacant, soon))
                 self._asked |= dict.fromkeys(numbers, executor)
                 if limit is not None:
                     limit -= room

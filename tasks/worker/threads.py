@@ -33,6 +33,11 @@ from tasks.runtime import connection, probes
 
 #: Seconds of work that wait in an executor, and the greatest number of tasks.
 PREFETCH_SECONDS, MAX_PREFETCH = 0.03, 250
+#: The same of tasks that must not wait, for their attempt counts from the claim and may be the only
+#: one: those that take microseconds begin about as soon as others that have a slot. Each claim
+#: would be for a few of them, and take longer than they do. And the number of tasks that have to
+#: end before that: one may have killed the worker before this one.
+MOMENT, MAX_IN_A_MOMENT, CAREFUL = 0.004, 128, 250
 #: A task is long once it has run for so many seconds, and for so many times what others take.
 LONG_AFTER, LONG_FACTOR = 0.005, 3.0
 #: Seconds until what waits behind long tasks is judged again, and given back: where the whole
@@ -118,13 +123,16 @@ class Executor:
     def prefetch(self) -> int:
         """Return the number of tasks that may wait: as many as the slots end in PREFETCH_SECONDS,
         by the latest tasks. Few at first, and none where that is unknown."""
-        if not (self._paced and self.may_prefetch):
+        if not self._paced or not self.may_prefetch and self._paced < CAREFUL:
             return 0
-        return int(min(MAX_PREFETCH, self._fit(self._flowing(clock())), 2 * self._paced))
+        flowing = self._flowing(clock())
+        if not self.may_prefetch:
+            return int(max(0, min(MAX_IN_A_MOMENT, self._fit(flowing, MOMENT) - self.slots)))
+        return int(min(MAX_PREFETCH, self._fit(flowing), 2 * self._paced))
 
-    def _fit(self, slots: int) -> float:
-        """Return the number of tasks that so many ``slots`` end in PREFETCH_SECONDS."""
-        return PREFETCH_SECONDS * slots / max(self._pace, 1e-6)
+    def _fit(self, slots: int, seconds: float = PREFETCH_SECONDS) -> float:
+        """Return the number of tasks that so many ``slots`` end in so many ``seconds``."""
+        return seconds * slots / max(self._pace, 1e-6)
 
     @property
     def _pace(self) -> float:
@@ -147,7 +155,9 @@ class Executor:
     @property
     def low(self) -> int:
         """With so many tasks left in it, or fewer, it is time to claim more."""
-        return self.slots - 1 + self.prefetch // 2
+        # Each slot alone would be claimed for where all of them end before that claim.
+        are_quick = self._paced and not self.may_prefetch and self._pace < MOMENT / self.slots
+        return (0 if are_quick else self.slots - 1) + self.prefetch // 2
 
     @property
     def room(self) -> int:

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 #: Several queues and kinds are one look: one after the other in the order they are given, each by
 #: the index, until there are enough for the request that they belong to. Tasks with a concurrency
 #: key are locked in their turn, but need a seat; and of what may not wait for a slot only the first
-#: are granted, as many as slots are free. Whether there were such the first column says, also where
-#: nothing was granted: 1 for keys, and a bit for each request that came past others.
+#: are granted, as many as begin at once or soon. Whether there were such the first column says,
+#: also where nothing was granted: 1 for keys, and a bit for each request that came past others.
 #:
 #: The ``most`` that a claim like this asks for stands there as a constant, around and inside of
 #: the limits, which are parameters, and so does the most requests that there are: by these
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 #: be found than the limit; no more is locked, for a row is as it is asked for.
 _CHOSEN = """
 WITH chosen AS MATERIALIZED (
-    SELECT id, request, concurrency_key <> '' AS is_keyed,
+    SELECT id, request, concurrency_key <> '' AS is_keyed, attempts > 0 AS has_run,
         attempts = 0 AND max_attempts > 1 AS may_wait
     FROM (
         SELECT within.*, request.number AS request
@@ -80,10 +80,13 @@ WITH chosen AS MATERIALIZED (
     ) AS limited
 ), at_once AS MATERIALIZED (
     SELECT first.id FROM (
-        SELECT * FROM unnest(%(free)s::int[]) WITH ORDINALITY AS r (free, number) LIMIT {kinds}
+        SELECT * FROM unnest(%(free)s::int[], %(soon)s::int[])
+            WITH ORDINALITY AS r (free, soon, number) LIMIT {kinds}
     ) AS request, LATERAL (
+        SELECT bool_or(has_run) AS has_run FROM chosen WHERE chosen.request = request.number
+    ) AS known, LATERAL (
         SELECT id FROM chosen WHERE chosen.request = request.number AND NOT is_keyed
-        LIMIT request.free
+        LIMIT CASE WHEN known.has_run THEN request.free ELSE request.soon END
     ) AS first
 )"""
 _SAID = """(SELECT coalesce(bit_or(CASE
@@ -225,6 +228,7 @@ def _take(
         "kinds": kinds,
         "rooms": rooms,
         "free": [request.free_left for request in requests],
+        "soon": [request.soon_left for request in requests],
         "reported": registry.observed(),
     }
     most = sum(rooms)

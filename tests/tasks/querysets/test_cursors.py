@@ -281,6 +281,7 @@ def test_a_claim_that_was_prepared_is_planned_once(monkeypatch: pytest.MonkeyPat
         "kinds": [0, 1, 2],
         "rooms": [100],
         "free": [4],
+        "soon": [4],
         "after": [None] * 3,
         "reported": [],
         "holder": "ann",

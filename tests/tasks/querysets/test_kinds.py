@@ -231,6 +231,23 @@ def test_only_a_first_attempt_that_is_not_the_last_is_taken_to_wait_for_a_slot()
 
 
 @pytest.mark.usefixtures("form", "unheard")
+def test_what_begins_soon_is_taken_too_unless_a_task_that_has_run_is_among_it() -> None:
+    """It may have killed the worker that had it, and would cost the others their only attempt."""
+    TaskFactory.create_batch(2, max_attempts=1)
+    tried = TaskFactory(state="running")
+    Task.objects.give_back(tried, "again")
+    Task.objects.filter(pk=tried.pk).update(attempts=1)
+    TaskFactory.create_batch(4, max_attempts=1)
+
+    taken = [
+        len(take(ClaimRequest(room, [THREAD], free=1, soon=soon)))
+        for room, soon in ((2, 2), (9, 9), (2, 0), (9, 3))
+    ]
+
+    assert taken == [2, 1, 0, 3]
+
+
+@pytest.mark.usefixtures("form", "unheard")
 def test_a_task_without_a_seat_takes_no_free_slot_from_others() -> None:
     for _ in range(3):
         Task.objects.enqueue("jobs.echo", concurrency_key="a", priority=9)

@@ -223,6 +223,28 @@ def test_few_are_claimed_ahead_at_first() -> None:
     assert executor_of(4, 0.0).prefetch == 2
 
 
+@pytest.mark.parametrize(
+    ("count", "seconds", "ahead"),
+    [
+        (threads.CAREFUL - 1, 0.0, 0),
+        (threads.CAREFUL, 0.0, threads.MAX_IN_A_MOMENT),
+        (threads.CAREFUL, threads.MOMENT / 3.2, 8),
+        (threads.CAREFUL, threads.MOMENT, 0),
+        (threads.CAREFUL, 1.0, 0),
+    ],
+)
+def test_what_must_not_wait_is_claimed_ahead_only_where_slots_end_it_in_a_moment(
+    count: int, seconds: float, ahead: int
+) -> None:
+    """And once enough have ended: not by a worker that has just been started."""
+    executor = executor_of(4, *[seconds] * count)
+    executor.may_prefetch = False
+
+    assert executor.prefetch == ahead
+    # Where all slots end before a claim would, it waits for all of them.
+    assert executor.low == ahead // 2 + (0 if seconds < threads.MOMENT / 4 else 3)
+
+
 def test_a_executor_whose_tasks_become_long_has_fewer_waiting() -> None:
     assert executor_of(4, *[0.0] * 50, *[2.0] * 5).prefetch == 0
 
