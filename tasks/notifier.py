@@ -263,6 +263,7 @@ class Listener:
     def _prove(self, notes: Notifications) -> bool:
         """Return True if a notification from another connection arrives here."""
         trial = notify_trial(self.using, CHANNEL)
+        connections[self.using].close()  # or it would idle until the next proof
         heard = self._take(notes, clock() + ARRIVAL, until=trial)
         if self.hears != heard:
             self.hears = heard

@@ -86,23 +86,31 @@ def run_services(
     services: Sequence[Service],
     ended: threading.Event,
     after_each: Callable[[], object] = lambda: None,
+    moves: Callable[[Service, float], bool] = lambda service, pause: False,
 ) -> None:
-    """Tick each of ``services`` when it is due; then close them.
+    """Tick each of ``services`` when it is due, until ``ended``; then close them.
 
     Args:
         services: The services that share this thread.
         ended: Set when they are to end.
         after_each: Called after every tick.
+        moves: Called with a service whose tick took longer than LONGEST_TICK, and the seconds until
+            it is due. If it returns True, another thread goes on with the service.
     """
     now = system_clock()
     due_at = {service: now + service.starts_in for service in services}
-    while not ended.is_set():
-        service = min(services, key=due_at.__getitem__)
+    while due_at and not ended.is_set():
+        service = min(due_at, key=due_at.__getitem__)
         if ended.wait(max(0.0, due_at[service] - system_clock())):
             break
-        due_at[service] = service.step() + system_clock()
+        began_at = system_clock()
+        pause = service.step()
+        now = system_clock()
+        due_at[service] = pause + now
+        if now - began_at > LONGEST_TICK and moves(service, pause):
+            del due_at[service]
         after_each()
-    for service in services:
+    for service in due_at:
         if service.close is not None:
             service.close()
     connections.close_all()

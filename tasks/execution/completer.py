@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
 
+from django.db import connections
+
 from leasing.keeper import keeper
 from leasing.runtime.callbacks import CallbackThreads, apart
 from leasing.runtime.clock import clock
@@ -24,6 +26,8 @@ MAX_BATCH, FULL_BATCH = 1000, 500
 #: Seconds that an outcome waits for others while more tasks run. If so many come meanwhile, it
 #: waits as long again, and the greatest time in all.
 BATCH_DELAY, MANY_COME, LONGEST_DELAY = 0.005, 25, 0.02
+#: Seconds for which the thread keeps its connection while no outcome comes.
+KEPT_IDLE = 30.0
 #: With this many waiting outcomes, a worker claims nothing until some are stored.
 MAX_WAITING = 2000
 #: Seconds after which another thread stores what comes after a slow statement (it may wait for a
@@ -170,7 +174,10 @@ class Completer:
 
     def _work(self) -> None:
         with lasting_connection(), apart(self._callbacks):
-            while batch := self._next():
+            while (batch := self._next()) != []:
+                if batch is None:
+                    connections.close_all()
+                    continue
                 store_outcomes(batch, self._note_database)
                 with self._wakes:
                     del self._under_way[threading.current_thread()]
@@ -179,8 +186,9 @@ class Completer:
     def _note_database(self, database_down: bool) -> None:
         self._database_down = database_down
 
-    def _next(self) -> list[Outcome]:
-        """Return the outcomes to store now; none when this thread is to end."""
+    def _next(self) -> list[Outcome] | None:
+        """Return the outcomes to store now; an empty list when this thread is to end, None when
+        none came for KEPT_IDLE seconds."""
         me = threading.current_thread()
         with self._wakes:
             if self._writer is not me:
@@ -192,8 +200,8 @@ class Completer:
                     return []
                 self._state = WriterState.IDLE
                 # Whoever puts something from here on sees that, and wakes; before, it is seen.
-                if not self._waiting:
-                    self._wakes.wait()
+                if not self._waiting and not self._wakes.wait(KEPT_IDLE):
+                    return None
             self._wait_for_batch()
             self._state = WriterState.STORING
             self._began_at = clock()

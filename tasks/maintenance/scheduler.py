@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 
-from django.db import InterfaceError, OperationalError
+from django.db import InterfaceError, OperationalError, connections
 from django.db.models import F
 
 from leasing.functions import DbNow
@@ -83,7 +83,10 @@ def housekeeping() -> Service:
         return KEEP_HOUSE_EVERY * random.uniform(0.8, 1.0)
 
     def tick() -> float:
-        keep_house()
+        try:
+            keep_house()
+        finally:
+            connections.close_all()  # or it would idle until the next time
         return pause()
 
     failed = partial(log.housekeeping_failed, duty="Housekeeping of schedules")

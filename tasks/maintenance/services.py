@@ -1,10 +1,9 @@
 """The services of every process that recovers, and how they share threads.
 
-    recovery       sweeps, and other services that must never wait
-    scheduler      schedules and samples: both are quick
-    housekeeping   examining and pruning, whose statements may read whole tables
-
-Recovery and services that are passed as urgent never wait behind the others.
+services       recovery and other services that must never wait long; schedules and samples,
+               each until it turns out to be slow: then it has a thread of its own
+housekeeping   examining and pruning, whose statements may read whole tables; it has a
+               connection only while it is at work
 """
 
 from __future__ import annotations
@@ -29,13 +28,14 @@ def start(
     """Start them on ``threads``.
 
     Args:
-        urgent: services that tick on the thread of recovery.
+        urgent: services that never wait long, as recovery.
         found: called when a task became ready.
         look_ahead: see ``recovery.service``.
         samples: whether to take part in sampling.
     """
-    sampling = [Sampler().service()] if samples else []
+    quick = {"scheduler": scheduler.service(found)}
+    if samples:
+        quick["sampling"] = Sampler().service()
     keeping = [scheduler.housekeeping(), *housekeeping.services(threads.ended)]
-    threads.start("recovery", *urgent, recovery.service(found, look_ahead))
-    threads.start("scheduler", scheduler.service(found), *sampling)
+    threads.start("services", *urgent, recovery.service(found, look_ahead), quick=quick)
     threads.start("housekeeping", *keeping, limited_by=HANDLERS_LIMIT)

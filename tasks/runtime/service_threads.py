@@ -1,6 +1,7 @@
 """The threads of a process that its services share, and one that watches over all of them.
 
-    services   tick on threads of their own, with a lasting connection each
+    services   tick on threads with a lasting connection each. Several may share one; a service
+               that turns out to take long gets its own, so that no other waits for it again
     watcher    looks once a second, and starts again whichever of these has ended, and whatever
                else of the process it was given to watch
     any        looks after the watcher after each tick, so that none is unwatched
@@ -11,7 +12,7 @@ Receivers of users are called by ``callbacks``, so one that hangs holds up no se
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from leasing.db.answers import answers
@@ -26,6 +27,7 @@ from tasks.runtime.connection import LIMIT, lasting_connection
 TEND_EVERY = 1.0
 #: Seconds that ``stop`` waits for what services have to do at their end.
 PATIENCE = 5.0
+_NONE: Mapping[str, Service] = {}
 
 
 class Watched(Protocol):
@@ -47,12 +49,36 @@ class ServiceThreads:
         watching = [self._watching(each) for each in all_watched]
         self._watcher = self._thread("watcher", watching, limited_by=LIMIT)
 
-    def start(self, name: str, *services: Service, limited_by: str = LIMIT) -> None:
-        """Run ``services`` on a thread called ``name``, whose connection is cut off as the
-        setting ``limited_by`` says."""
-        thread = self._thread(name, services, self._watcher.tend, limited_by)
+    def start(
+        self,
+        name: str,
+        *services: Service,
+        quick: Mapping[str, Service] = _NONE,
+        limited_by: str = LIMIT,
+    ) -> None:
+        """Run services on one thread.
+
+        Args:
+            name: The name of the thread.
+            services: Those that stay there.
+            quick: Those that move to a thread of their own, of this name, after a tick that took
+                too long.
+            limited_by: The setting that says when the connection is cut off.
+        """
+        all_of_it = [*services, *quick.values()]
+        own = {service: name for name, service in quick.items()}
+
+        def moves(service: Service, pause: float) -> bool:
+            if service not in own:
+                return False
+            all_of_it.remove(service)  # also where the thread is started again
+            service.starts_in = pause
+            self.start(own[service], service, limited_by=limited_by)
+            return True
+
+        thread = self._thread(name, all_of_it, self._watcher.tend, limited_by, moves)
         self._threads.append(thread)
-        if any(service.close for service in services):
+        if any(service.close for service in all_of_it):
             self._closing.append(thread)
         thread.tend()
         self._watcher.tend()
@@ -87,9 +113,10 @@ class ServiceThreads:
         services: Sequence[Service],
         after_each: Callable[[], object] = lambda: None,
         limited_by: str = LIMIT,
+        moves: Callable[[Service, float], bool] = lambda service, pause: False,
     ) -> LastingThread:
         def work() -> None:
             with lasting_connection(self.ended, limited_by=limited_by), apart(self.callbacks):
-                run_services(services, self.ended, after_each)
+                run_services(services, self.ended, after_each, moves)
 
         return LastingThread(name, work)

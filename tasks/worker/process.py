@@ -8,8 +8,8 @@
     keeper         renews all of them in one statement (``leasing.keeper``)
     timeouts       fails attempts that run too long (``timeouts``)
     notifier       wakes the main thread when something was enqueued (``tasks.notifier``)
-    recovery       recovers tasks whose holder is gone, and keeps this worker's row up to date
-    scheduler      enqueues the tasks of due schedules, and records samples for the charts
+    services       recovers tasks whose holder is gone, keeps this worker's row up to date, enqueues
+                   the tasks of due schedules, and records samples for the charts
     housekeeping   examines and prunes, in one of all workers (``tasks.maintenance.services``)
     watcher        replaces any of these threads that has ended, and gives back its tasks; the
                    others replace the watcher (``tasks.runtime.service_threads``)

@@ -148,6 +148,32 @@ def test_one_that_has_much_to_do_holds_up_no_other_for_longer_than_a_tick(time: 
     assert ticks == [*busy, "urgent", *busy * 4, "urgent", *busy * 3]
 
 
+def test_one_whose_tick_takes_long_is_left_to_another_thread_that_takes_it(
+    time: FakeClock,
+) -> None:
+    ticks: list[str] = []
+    moved: list[tuple[Service, float]] = []
+
+    def work(name: str, seconds: float) -> Service:
+        def tick() -> float:
+            time.advance(seconds)
+            ticks.append(name)
+            return 2.0
+
+        return service(tick, close=lambda: ticks.append(f"{name} closed"))
+
+    quick, slow, stays = work("quick", 1.0), work("slow", 1.5), work("stays", 1.5)
+
+    def moves(service: Service, pause: float) -> bool:
+        moved.append((service, pause))
+        return service is slow
+
+    run_services([quick, slow, stays], Ended(time, 7.5), moves=moves)
+
+    assert ticks == ["quick", "slow", "stays", "quick", "stays", "quick closed", "stays closed"]
+    assert moved == [(slow, 2.0), (stays, 2.0), (stays, 2.0)]
+
+
 def test_one_that_fails_holds_up_no_other(time: FakeClock) -> None:
     ticks: list[str] = []
 

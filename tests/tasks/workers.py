@@ -18,7 +18,7 @@ from tests.processes import wait_for
 #: Long enough for a loaded machine; nothing waits that long when all is well.
 PATIENCE = 20.0
 #: What a worker does apart from its tasks. It does not wait for the end of all of that.
-DUTIES = {"recovery", "scheduler", "housekeeping"}
+DUTIES = {"services", "scheduler", "sampling", "housekeeping"}
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_generator, "Generator", Noted)
     for module in (run_worker, run_generator, run_recovery):
         monkeypatch.setattr(module, "on_stop_signal", lambda stop: nullcontext())
-    monkeypatch.setattr(ServiceThreads, "start", lambda threads, name, *services: None)
+    monkeypatch.setattr(ServiceThreads, "start", lambda threads, *services, **options: None)
 
 
 @pytest.mark.parametrize(

@@ -464,7 +464,7 @@ def test_a_sign_of_life_under_way_does_not_undo_the_signing_off(
 
 
 def registration_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "recovery"]
+    return [thread for thread in threading.enumerate() if thread.name == "services"]
 
 
 def test_workers_that_have_been_gone_for_a_day_are_forgotten() -> None:

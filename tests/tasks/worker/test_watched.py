@@ -37,6 +37,7 @@ from tasks.worker.hand_back import abandoned
 from tasks.worker.process import WorkerProcess
 from tasks.worker.timeouts import Timekeeper
 from tests.factories import TaskFactory
+from tests.leasing.support import expire
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempts, row_of
@@ -132,10 +133,10 @@ def test_a_loop_that_ends_goes_on_with_what_it_had(how: str, handlers: Handlers)
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        ("recovery", (recovery, "_sweep")),
+        ("services", (recovery, "_sweep")),
         ("housekeeping", (housekeeping, "_once")),
-        ("recovery", (WorkerQuerySet, "seen")),
-        ("scheduler", (scheduler, "_look")),
+        ("services", (WorkerQuerySet, "seen")),
+        ("services", (scheduler, "_look")),
         ("watcher", (process.WorkerProcess, "tend")),
         ("task-results", (process.WorkerProcess, "_stored")),
     ],
@@ -154,6 +155,52 @@ def test_a_thread_of_a_worker_that_ends_is_started_again(
             wait_for(lambda: states() == ["succeeded"] * (number + 1))  # noqa: B023
         wait_for(lambda: replaced[name] == count + 1)
         wait_for(lambda: Worker.objects.filter(name=worker.name).exists())
+
+
+@pytest.mark.once
+def test_schedules_that_take_long_to_look_at_get_a_thread_and_recovery_waits_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("leasing.runtime.services.LONGEST_TICK", 0.0)
+    looked_on: set[str] = set()
+
+    def look() -> tuple[int, float]:
+        looked_on.add(threading.current_thread().name)
+        return 0, 0.01
+
+    monkeypatch.setattr(scheduler, "_look", look)
+    task = TaskFactory(name="jobs.echo", data={}, state="running", holder="gone")
+    with working() as worker:
+        wait_for(lambda: "scheduler" in looked_on)
+        looked_on.clear()
+        wait_for(lambda: looked_on)
+        expire(task)
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
+        wait_for(Worker.objects.filter(name=worker.name).exists)
+
+    assert looked_on == {"scheduler"}
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has connections for nothing")
+def test_an_idle_worker_has_three_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To claim, for services, and to listen."""
+    monkeypatch.setattr("tasks.execution.completer.KEPT_IDLE", 0.1)
+    monkeypatch.setattr("tasks.runtime.connection.KEPT_IDLE", 0.1)
+
+    def opened() -> int:
+        others = "datname = current_database() AND pid <> pg_backend_pid()"
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {others}")
+            count: int = cursor.fetchone()[0]
+        return count
+
+    before = opened()
+    task = TaskFactory(name="jobs.echo", data={})
+    with working() as worker:
+        wait_for(lambda: worker.poller.hears)
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
+        wait_for(Worker.objects.filter(name=worker.name).exists)
+        wait_for(lambda: opened() - before == 3)
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no notifications")
