@@ -14,7 +14,8 @@ from django.db import connections
 from django.db.models import BooleanField, QuerySet, sql
 from django.db.models.expressions import RawSQL
 
-from leasing.functions import DbMicroseconds, DbNow
+from leasing.functions import DbNow
+from leasing.runtime import clock as holder_clock
 from leasing.runtime.clock import clock
 from tasks.runtime.tracepoints import points
 
@@ -77,10 +78,9 @@ def cached_statement(what: Any, rows: Any, make: Callable[[Any], str]) -> str:
     like = key_of(rows)
     if like is None:
         return make(rows)
-    compile_ = rows.query.get_compiler(rows.db).compile
     # Tests set the clock. What is traced is read with a column more.
-    clock_ = compile_(DbNow())[0], compile_(DbMicroseconds())[0]
-    key = (what, like, clock_, points.tracer is None)
+    moment = None if holder_clock.stand_in is None else compiled(rows, DbNow())
+    key = (what, like, moment, points.tracer is None)
     statement = statements.get(key)
     if statement is None:
         if len(statements) >= _KEPT:
