@@ -86,12 +86,14 @@ class EndReport:
     Args:
         tell: Called with each task that has ended.
         is_heard: Returns False while nobody listens to ``tell`` but a log.
+        is_logged: Returns False while that log would write nothing.
         log: Called at once with the tasks, as they were claimed, that have succeeded while nobody
             else listens. It ends at once, and raises nothing.
     """
 
     tell: OnEnd
     is_heard: Callable[[], bool]
+    is_logged: Callable[[], bool]
     log: Callable[[Sequence[Ended]], object]
 
     def __call__(self, task: Any) -> object:
@@ -138,6 +140,11 @@ class Handler:
         """Return True if ``on_end`` is to be called with its tasks that succeed."""
         on_end = self.on_end
         return on_end is not None and (not isinstance(on_end, EndReport) or on_end.is_heard())
+
+    @property
+    def logs_success(self) -> bool:
+        """Return True if ``on_end`` is to log its tasks that succeed, where it is told of none."""
+        return isinstance(self.on_end, EndReport) and self.on_end.is_logged()
 
     def __post_init__(self) -> None:
         # Determined once: the inspection takes longer than a call of a short handler.
@@ -349,7 +356,8 @@ def report_end(task: Ended) -> None:
     if known is None or known.on_end is None:
         return
     if task.status == "succeeded" and not known.reports_success:
-        log_successes([task])
+        if known.logs_success:
+            log_successes([task])
     else:
         callbacks.call(partial(_report_end, known.on_end, task))
 

@@ -247,8 +247,6 @@ def _log_started(task: AnyTask, ctx: Context) -> None:
 
 
 def _log_finished(rows: Sequence[registry.Ended]) -> None:
-    if not is_logged(task_finished):
-        return
     for row in rows:
         if (task := find(row.name)) is not None:
             _log(log_task_finished, _Line(task, row, TaskResultStatus.SUCCESSFUL))
@@ -274,4 +272,9 @@ def _tell_finished(row: models.Task | Completed) -> None:
 
 #: Told of every end, but of a success only while somebody listens: Django's log alone needs no
 #: result to be made for its line.
-_ENDS = registry.EndReport(_tell_finished, partial(has_receivers, task_finished), _log_finished)
+_ENDS = registry.EndReport(
+    tell=_tell_finished,
+    is_heard=partial(has_receivers, task_finished),
+    is_logged=partial(is_logged, task_finished),
+    log=_log_finished,
+)

@@ -94,22 +94,22 @@ def _asked_together(
     asked: dict[int, tuple[ClaimedTask, Any]] = {}
     reported: list[int] = []
     logged: list[int] = []
-    reports: dict[str, bool] = {}
+    asks: dict[str, tuple[bool, bool]] = {}
     for result in sorted(results, key=_key):
         each = result[0]
         if each.id in asked:
             continue
         handler = registry.get(each.name)
         if handler is not None and handler.on_end is not None:
-            name = each.name
-            if name not in reports:
-                reports[name] = handler.reports_success
-            if not reports[name]:
-                logged.append(each.id)
-            elif each.can_be_reported:
-                reported.append(each.id)
-            else:
+            if each.name not in asks:
+                asks[each.name] = handler.reports_success, handler.logs_success
+            is_reported, is_logged = asks[each.name]
+            if is_reported and not each.can_be_reported:
                 continue
+            if is_reported:
+                reported.append(each.id)
+            elif is_logged:
+                logged.append(each.id)
         asked[each.id] = result
     # Together they take half as long as one by one, and are seldom refused.
     text = _as_json([output for _, output in asked.values()])
